@@ -1,4 +1,4 @@
-"""MiniGrid's bot as an expert that advises an action in every step of many games."""
+"""MiniGrid's bot as an expert that advises an action in every step of each game (copy of an environment)."""
 
 # mypy: disallow-untyped-calls=False
 # MiniGrid has no types for most of the functions called here.
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 NO_ADVICE = -1
 _MAX_PATH_SEARCHES = 500
-"""Maximum number of path searches of a bot for one action; a bot that makes more is in an endless loop."""
+"""Maximum number of path searches of a bot for one action; more mean that the bot is in an endless loop."""
 
 
 class BotExperts:
-    """One bot for each of several games of BabyAI, asked once in every step.
+    """One bot for each of several BabyAI environments, queried once in every step.
 
-    In a situation that a bot cannot handle, it gives no more advice in the episode. This happens with opened boxes and
-    in a few levels. The bot then raises errors of many types: failed assertions, indices of objects that no longer
-    exist, None in place of a cell.
+    After a situation that a bot cannot handle, there is no more advice in the episode. This happens with opened boxes
+    and in a few levels. MiniGrid's bot then raises exceptions of many types: failed assertions, indices of removed
+    objects, None instead of a cell.
 
     Args:
-        envs: the games.
-        n_actions: number of actions of an agent; there is no advice if the bot would take another one.
+        envs: the environments; `game` in the methods is an index into them.
+        n_actions: number of actions of an agent, which are the first ones of MiniGrid. Other actions are not advised.
     """
 
     def __init__(self, envs: list[MiniGridEnv], n_actions: int) -> None:
@@ -42,9 +42,9 @@ class BotExperts:
         return self.advise(game, None)
 
     def advise(self, game: int, previous_action: int | None) -> int:
-        """Return the advised action after `previous_action` (None: the first one); -1: no advice.
+        """Return the advised action after `previous_action` (None: in the first step), both by MiniGrid's numbers.
 
-        Both are MiniGrid's numbers of actions.
+        -1: there is no advice.
         """
         bot = self._bots[game]
         if bot is None:

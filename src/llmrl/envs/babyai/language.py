@@ -1,8 +1,8 @@
-"""Languages of descriptions, prompts and actions, as plain data; views as sentences; missions in French.
+"""English and French words for prompts, actions and views, descriptions of views, and translations of missions.
 
-Views become sentences by the rules of BabyAI-Text (Carta et al. 2023, arXiv 2302.02662). The English texts equal its
-own word for word, so that models trained there read the same texts here. The French texts equal its French ones, except
-for corrected mistakes.
+Views become sentences by the rules of BabyAI-Text (Carta et al. 2023, arXiv 2302.02662). English texts equal those of
+BabyAI-Text word for word, so that models trained there read the same texts here. French texts equal its French ones,
+except for corrected mistakes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from llmrl.core.errors import ConfigError
 LanguageName = Literal["en", "fr"]
 
 CELL_TYPES = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
-"""Names of the contents of a cell, by MiniGrid's codes."""
+"""Name of each content of a cell; the index is MiniGrid's code."""
 DOOR = CELL_TYPES.index("door")
 PORTABLE = ("key", "ball", "box")
 _EMPTY, _WALL = CELL_TYPES.index("empty"), CELL_TYPES.index("wall")
 _IS_PORTABLE = np.isin(np.arange(len(CELL_TYPES)), [CELL_TYPES.index(kind) for kind in PORTABLE])
 N_COLORS, N_STATES = 6, 3
-"""Numbers of colors (red, green, blue, purple, yellow, grey) and of door states (open, closed, locked)."""
+"""Number of colors (red, green, blue, purple, yellow, grey) and of door states (open, closed, locked)."""
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,20 @@ class Language:
     """The words of one language.
 
     Attributes:
-        nouns: contents of a cell -> (noun, gender), for all contents that can be described.
-        colors, states, articles: gender -> words for the six colors, the three states of a door, and "a".
-        object_template, door_template: order of noun, color and (for a door) state.
+        nouns: name in `CELL_TYPES` -> (noun, gender), for all contents of cells that texts mention.
+        colors, states, articles: gender -> words for the six colors, for the three door states, and for "a".
+        object_template, door_template: noun phrases with placeholders for noun, color and (for a door) state.
         object_sentence, wall_sentence, carried_sentence: templates of sentences about an object, a wall and the carried
             object.
         directions: words for forward, left and right.
-        step_nouns: words for one step and several steps.
-        conjunction: text between the steps to a side and those ahead.
-        actions: names of each set of actions.
-        possible_actions_prefix, goal_prefix, observation_label, action_label: beginnings of the lines of a prompt.
+        step_nouns: nouns for one step and for several steps.
+        conjunction: text between the number of steps to a side and the number of steps forward.
+        actions: name of an action set -> names of its actions, in MiniGrid's order.
+        possible_actions_prefix, goal_prefix, observation_label, action_label: first words of the lines of a prompt.
         game_description, view_description, mission_description: texts for language-model players.
-        action_descriptions: descriptions of the actions, in their order; the last one is for all beyond the sixth.
-        extra_mission_words: words of missions that occur nowhere else.
-        test_words: replacement words in tests of generalization, which are part of the vocabulary, too.
+        action_descriptions: descriptions of the first six actions, then one for all further actions.
+        extra_mission_words: words of missions that no other attribute contains.
+        test_words: replacement words in tests of generalization, which are also part of the vocabulary.
     """
 
     nouns: Mapping[str, tuple[str, str]]
@@ -75,7 +75,7 @@ class Language:
     test_words: str = ""
 
     def describe_cell(self, kind: int, color: int, state: int) -> str:
-        """Return the words for MiniGrid's codes of a cell: `a red key`, `a open green door`."""
+        """Return the noun phrase for MiniGrid's codes of a cell: `a red key`, `a open green door`."""
         noun, gender = self.nouns[CELL_TYPES[kind]]
         template = self.door_template if kind == DOOR else self.object_template
         description = template.format(noun=noun, color=self.colors[gender][color], state=self.states[gender][state])
@@ -85,7 +85,7 @@ class Language:
         return f"{n} {self.step_nouns[n > 1]}"
 
     def describe_offset(self, right: int, forward: int) -> str:
-        """Return the words for an offset in cells: `2 steps left and 1 step forward`; `right` < 0 means left."""
+        """Return the phrase for an offset in cells: `2 steps left and 1 step forward`; `right` < 0: to the left."""
         side_steps = [f"{self.format_steps(abs(right))} {self.directions[2 if right > 0 else 1]}"] if right else []
         forward_steps = [f"{self.format_steps(forward)} {self.directions[0]}"] if forward or not right else []
         return self.conjunction.join(side_steps + forward_steps)
@@ -98,8 +98,7 @@ ENGLISH = Language(
     nouns={kind: (kind, "") for kind in ("floor", "door", "key", "ball", "box", "goal", "lava", "agent")},
     colors={"": ("red", "green", "blue", "purple", "yellow", "grey")},
     states={"": ("open", "closed", "locked")},
-    # Before "open", too, as in the published texts.
-    articles={"": "a"},
+    articles={"": "a"},  # also before "open", as in BabyAI-Text
     object_template="{color} {noun}",
     door_template="{state} {color} {noun}",
     object_sentence="You see {object} {offset}",
@@ -218,14 +217,14 @@ FRENCH = Language(
 LANGUAGES: Mapping[str, Language] = {"en": ENGLISH, "fr": FRENCH}
 _WORD_PATTERN = re.compile(r"[a-zà-ÿ]+|[0-9]+")
 _N_NUMBERS = 32
-"""Count of numbers in the vocabulary, from 0: numbers of steps, and of a prompt's observations."""
+"""The vocabulary contains the numbers 0 to 31, which count steps and index the observations of a prompt."""
 
 
 def action_names(language: str, actions: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of a set of actions, or the given names.
+    """Return the names of the actions in a set of this name, or `actions` itself if it is a sequence of names.
 
     Raises:
-        ConfigError: unknown set, no names, an empty name, or a repeated one.
+        ConfigError: the set does not exist, or the names are empty or repeated.
     """
     sets = LANGUAGES[language].actions
     if isinstance(actions, str):
@@ -250,7 +249,7 @@ def tokens(text: str) -> list[str]:
 
 @functools.cache
 def vocabulary(language: str) -> tuple[str, ...]:
-    """Return all words and numbers of prompts of BabyAI's levels and of tests of generalization, in a fixed order."""
+    """Return all words and numbers in prompts of BabyAI levels and in tests of generalization, in a fixed order."""
     words = LANGUAGES[language]
     texts = [
         *(noun for noun, _ in words.nouns.values()),
@@ -278,7 +277,7 @@ _FRENCH_POSITIONS = {
     "on your left": "à ta gauche",
     "on your right": "à ta droite",
 }
-# Verb -> infinitive, and perfect infinitive.
+# English verb -> French infinitive and perfect infinitive.
 _FRENCH_VERBS = {
     "go to": ("aller", "être allé"),
     "pick up": ("attraper", "avoir attrapé"),
@@ -347,14 +346,14 @@ def _build_translation_error(text: str) -> ConfigError:
 
 
 class ViewDescriber:
-    """A converter of views of `width` x `height` cells into sentences, many views at once.
+    """Converter of views of `width` x `height` cells into sentences, in batches of views.
 
-    The sentences are about, in this order: the carried object; the nearest walls ahead, left and right, unless an
-    object is in front of them; every object in view, from left to right and from far to near.
+    Sentences describe, in this order: the carried object; the nearest walls ahead, left and right, unless an object is
+    in front of them; all objects in the view, by columns from left to right and from far to near.
 
     Args:
         language: `en` or `fr`.
-        width, height: size of a view, cells. The agent is in the middle of the nearest row and looks ahead.
+        width, height: size of a view, in cells. The agent is in the middle of the nearest row and looks ahead.
     """
 
     def __init__(self, language: str, width: int, height: int) -> None:
@@ -392,7 +391,7 @@ class ViewDescriber:
             for game in np.flatnonzero(line_cells[np.arange(len(line_cells)), distances] == _WALL).tolist():
                 texts[game].append(sentences[distances[game] + 1])
         visible = (kinds > _WALL) & self._is_not_agent_cell
-        # One number for each object (its three codes) and its position.
+        # One integer encodes the three codes of an object and its position.
         positions = np.broadcast_to(self._position_codes, kinds.shape)[visible]
         object_codes = (views[visible].astype(np.int64) @ self._code_weights) + positions
         cache = self._sentence_cache
@@ -414,7 +413,7 @@ class ViewDescriber:
 
 @functools.cache
 def get_view_describer(language: str, width: int, height: int) -> ViewDescriber:
-    """Return the cached converter for views of this size, which caches sentences."""
+    """Return the describer of views of this size from a cache."""
     return ViewDescriber(language, width, height)
 
 

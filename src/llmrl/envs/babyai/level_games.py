@@ -1,4 +1,4 @@
-"""Many games of one level in lock step, with MiniGrid's own rules and batched views."""
+"""n parallel copies (games) of one level: MiniGrid environments with views that are computed in a batch."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from llmrl.envs.rooms.grid_world import DROP, GRAY, NOTHING, PICKUP, TOGGLE, WAL
 from llmrl.envs.rooms.views import Viewer
 
 _MAX_VIEW_SIZE = 31
+"""Maximum view size that `Viewer` supports, in cells."""
 _N_SAMPLED_MISSIONS = 16
-"""Number of missions that are drawn to estimate the maximum length of a MiniGrid level's missions."""
+"""Number of episodes that are sampled to estimate the maximum step limit of a MiniGrid level."""
 
 
 class LevelGames:
     """Games of one level, each of which is a MiniGrid environment with its rules, random numbers and verifier.
 
-    MiniGrid's own observations take longer to compute than everything else. Here a `GridWorld` copies the state of the
-    games, and the views of all games are computed at once. This requires that a step changes only the cell in front of
-    the agent, its position and the carried object. In other levels (those that are not BabyAI's), MiniGrid's own
-    observations are used.
+    In MiniGrid, observations take most of the time. Here the state of each game is copied to a `GridWorld`, which
+    computes the views of all games at once. This requires that a step changes only the agent's position and heading,
+    the carried object and the cell in front of the agent. BabyAI's levels fulfill this; other levels use the
+    observations of MiniGrid.
 
     Args:
         env_factories: factory of each game.
         render: whether `render` must work.
 
     Attributes:
-        envs: the games.
-        view_size: width and height of a view, cells.
-        kinds: kinds of missions of a level of BabyAI-Text; empty for other levels.
-        is_babyai: whether the missions are BabyAI's, so that MiniGrid's bot can solve them.
+        envs: MiniGrid environment of each game.
+        view_size: width and height of a view, in cells.
+        kinds: kinds of missions in a level of BabyAI-Text; empty for other levels.
+        is_babyai: whether the level is one of BabyAI's, which MiniGrid's bot can solve.
         views: current view of each game, [n, view_size, view_size, 3] uint8; undefined before its first start.
         steps: number of steps of each episode, [n].
 
     Raises:
-        ConfigError: the level is unknown, or not a level of MiniGrid.
+        ConfigError: the level is unknown or no MiniGrid environment.
     """
 
     def __init__(self, env_factories: Sequence[EnvFactory], render: bool = False) -> None:
@@ -57,23 +58,23 @@ class LevelGames:
                     f"env.level={env_factory.id} is not a level of MiniGrid or BabyAI; use env=gymnasium for it"
                 )
             self.envs.append(env)
-        sample = self.envs[0]
-        self.is_babyai = isinstance(sample, RoomGridLevel)
-        self.view_size = int(sample.agent_view_size)
+        first_env = self.envs[0]
+        self.is_babyai = isinstance(first_env, RoomGridLevel)
+        self.view_size = int(first_env.agent_view_size)
         self._has_batched_views = (
             self.is_babyai
-            and type(sample).gen_obs is MiniGridEnv.gen_obs
-            and not sample.see_through_walls
+            and type(first_env).gen_obs is MiniGridEnv.gen_obs
+            and not first_env.see_through_walls
             and self.view_size <= _MAX_VIEW_SIZE
         )
-        self.kinds: tuple[str, ...] = sample.kinds if isinstance(sample, TextLevel) else ()
+        self.kinds: tuple[str, ...] = first_env.kinds if isinstance(first_env, TextLevel) else ()
         self.views = np.zeros((self.n, self.view_size, self.view_size, 3), dtype=np.uint8)
         self.steps = np.zeros(self.n, dtype=np.int64)
         self._max_steps = env_factories[0].horizon
         if self._has_batched_views:
             self._margin = self.view_size - 1
-            grids = [getattr(env, "max_size", (env.width, env.height)) for env in self.envs]
-            width, height = (max(sides) for sides in zip(*grids, strict=True))
+            grid_sizes = [getattr(env, "max_size", (env.width, env.height)) for env in self.envs]
+            width, height = (max(sides) for sides in zip(*grid_sizes, strict=True))
             for env in self.envs:
                 env.gen_obs = dict  # its result is not used
             self._world = GridWorld(self.n, width, height, self._margin)
@@ -81,20 +82,20 @@ class LevelGames:
 
     def find_max_steps(self) -> int:
         """Return the maximum number of steps of an episode."""
-        sample = self.envs[0]
+        first_env = self.envs[0]
         if self.kinds:
             max_steps = max(int(env.max_episode_steps) for env in self.envs)
-        elif self.is_babyai and not sample.fixed_max_steps:
-            max_steps = _max_mission_steps(sample)
+        elif self.is_babyai and not first_env.fixed_max_steps:
+            max_steps = _find_max_mission_steps(first_env)
         else:
-            max_steps = int(sample.max_steps)
+            max_steps = int(first_env.max_steps)
         return max_steps if self._max_steps is None else min(max_steps, self._max_steps)
 
     def has_only_goto_missions(self) -> bool:
-        """Return whether missions are fulfilled by turning and walking alone.
+        """Return whether all missions can be fulfilled by turning and walking.
 
-        This checks all possible missions, if the level declares them, else the current ones; and that no closed door
-        may block the way.
+        It considers all kinds of missions that the level declares, the current missions, and whether there is a closed
+        door, which may block the way.
         """
         from minigrid.envs.babyai.core.verifier import GoToInstr
 
@@ -106,9 +107,9 @@ class LevelGames:
         )
 
     def reset(self, seeds: np.ndarray, mask: np.ndarray) -> None:
-        """Start the games where `mask` [n] is true, game i from `seeds[i]`."""
+        """Start an episode in the games where `mask` [n] is true, in game i with the seed `seeds[i]`."""
         for i in np.flatnonzero(mask).tolist():
-            with contextlib.redirect_stdout(None):  # MiniGrid prints each mission that it drew and rejected
+            with contextlib.redirect_stdout(None):  # MiniGrid prints each mission that it samples and rejects
                 observation, _ = self.envs[i].reset(seed=int(seeds[i]))
             self.steps[i] = 0
             if self._has_batched_views:
@@ -119,9 +120,9 @@ class LevelGames:
             self._compute_views()
 
     def step(self, actions: Sequence[int], active: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Execute `actions` (MiniGrid's) in the games that are `active` [n]; the others do not change.
+        """Execute MiniGrid actions in the games where `active` [n] is true; the others do not change.
 
-        Returns rewards [n] float64, terminated [n] bool and truncated [n] bool.
+        Return rewards [n] float64, terminated [n] bool and truncated [n] bool.
         """
         reward = np.zeros(self.n)
         terminated, truncated = np.zeros(self.n, dtype=bool), np.zeros(self.n, dtype=bool)
@@ -150,7 +151,7 @@ class LevelGames:
         return reward, terminated, truncated
 
     def _copy_game_state(self, i: int) -> None:
-        """Copy the state of MiniGrid's game i into the batched world."""
+        """Copy the state of game i into the `GridWorld`."""
         env, m = self.envs[i], self._margin
         cells = self._world.cells[i]
         cells[:] = encode_cell(WALL, GRAY)
@@ -172,21 +173,22 @@ class LevelGames:
 
 
 def _encode_object(obj: Any) -> np.uint32:
-    """Return the cell of an object of MiniGrid; None: nothing."""
+    """Return the code of a cell (see `encode_cell`) with a MiniGrid object, or an empty cell for None."""
     return NOTHING if obj is None else encode_cell(*obj.encode())
 
 
-def _max_mission_steps(env: Any) -> int:
-    """Return the number of steps of the longest mission of a level of MiniGrid's BabyAI."""
+def _find_max_mission_steps(env: Any) -> int:
+    """Return the step limit of the longest mission in a BabyAI level of MiniGrid; it is estimated in some levels."""
     from minigrid.envs.babyai.core.levelgen import LevelGen
 
-    room = int(env.room_size) ** 2 * int(env.num_rows) * int(env.num_cols)
     if isinstance(env, LevelGen):
-        clauses = max({"action": 1, "and": 2, "seq": 4}[kind] for kind in env.instr_kinds)
-        return room * clauses * (2 if "putnext" in env.action_kinds else 1)
-    lengths = []
+        # MiniGrid's limit for each navigation, times the maximum number of navigations in a mission.
+        navigation_steps = int(env.room_size) ** 2 * int(env.num_rows) * int(env.num_cols)
+        n_clauses = max({"action": 1, "and": 2, "seq": 4}[kind] for kind in env.instr_kinds)
+        return navigation_steps * n_clauses * (2 if "putnext" in env.action_kinds else 1)
+    step_limits = []
     for seed in range(_N_SAMPLED_MISSIONS):
         with contextlib.redirect_stdout(None):
             env.reset(seed=seed)
-        lengths.append(int(env.max_steps))
-    return max(lengths)
+        step_limits.append(int(env.max_steps))
+    return max(step_limits)

@@ -1,9 +1,8 @@
-"""The levels of BabyAI-Text on MiniGrid's engine (Carta et al. 2023, arXiv 2302.02662).
+"""The levels of BabyAI-Text (Carta et al. 2023, arXiv 2302.02662) as MiniGrid environments.
 
-A room of 8 x 8 cells, walls included, holds objects drawn with repetition; the agent can reach each of them without
-moving another one. Missions of training contain none of the pairs of color and noun in `HELD_OUT_OBJECTS`; missions of
-the test contain only these. Importing this module registers the ids under which Gymnasium makes the levels, and
-MiniGrid's own.
+A room of 8 x 8 cells, including walls, contains objects sampled with replacement; the agent can reach each of them
+without moving another one. Training missions mention no object in `HELD_OUT_OBJECTS`; test missions mention only these.
+Importing this module registers these levels and those of MiniGrid with Gymnasium.
 """
 
 # mypy: disallow-untyped-calls=False
@@ -34,12 +33,13 @@ from minigrid.envs.babyai.core.verifier import (
 ObjectName = tuple[str, str]
 """Color and noun of an object."""
 Cell = tuple[int, int]
+"""Column and row of a cell."""
 Sampling = Literal["direct", "rejection"]
 
 KINDS = ("goto", "pickup", "open", "putnext", "seq")
 HELD_OUT_OBJECTS = frozenset({("yellow", "box"), ("red", "key"), ("red", "door"), ("green", "ball"), ("grey", "door")})
 _MAX_OCCUPANCY = 0.6
-"""Maximum share of a room's cells that objects may occupy. Above it, all objects are rarely reachable."""
+"""Maximum fraction of a room's cells with objects. Above it, sampled objects are rarely all reachable."""
 _OBJECT_CLASSES = {"key": Key, "ball": Ball, "box": Box}
 _DOOR_COLORS = {"train": ("yellow", "green", "blue", "purple"), "test": ("red", "grey"), None: tuple(COLOR_NAMES)}
 
@@ -48,12 +48,12 @@ class TextLevel(RoomGridLevel):
     """Base class of the levels of BabyAI-Text.
 
     Args:
-        kind: kind of mission, one of the class's `kinds`; `per_episode` draws it for each episode.
-        sampling: `rejection` draws levels until the mission is allowed, in the order of random numbers of the published
-            environment: the same seed gives the same episode as there. `direct` draws names of objects and a mission
-            until the mission is allowed, and then places the objects. The distribution of levels is the same, but
-            drawing is many times faster if few missions are allowed.
-        room_size: cells of a room along either axis, walls included.
+        kind: kind of mission, one of the class's `kinds`; `per_episode` samples it for each episode.
+        sampling: `rejection` samples levels until the mission is allowed, with random numbers in the order of the
+            published environment: the same seed gives the same episode. `direct` samples names of objects and a mission
+            until the mission is allowed, and then the positions of the objects. The distribution of levels is the same,
+            but it is many times faster if few missions are allowed.
+        room_size: width and height of a room, in cells with the walls.
         num_dists: number of objects in addition to those that the mission needs.
         kwargs: further arguments of `RoomGridLevel`: `max_steps`, `render_mode`.
 
@@ -61,7 +61,7 @@ class TextLevel(RoomGridLevel):
         kind: kind of the current mission.
 
     Raises:
-        ValueError: unknown kind or sampling, or too many objects.
+        ValueError: the kind or sampling does not exist, or there are too many objects.
     """
 
     kinds: ClassVar[tuple[str, ...]] = KINDS
@@ -128,20 +128,20 @@ class TextLevel(RoomGridLevel):
         self.surface = self.mission = self.instrs.surface(self)
 
     def gen_mission(self) -> None:
-        """Draw levels until one is allowed."""
+        """Sample levels until one is allowed."""
         while True:
             if self._direct and self.kind != "open":
-                is_valid = self._place_objects(*self._draw_names())
+                is_valid = self._place_objects(*self._sample_names())
             else:
                 RoomGrid._gen_grid(self, self.width, self.height)
-                is_valid = self._draw_locked_room() if self.kind == "open" else self._draw_like_published()
+                is_valid = self._sample_locked_room() if self.kind == "open" else self._sample_published_level()
             if is_valid:
                 return
 
-    def _draw_locked_room(self) -> bool:
-        """Draw a level with a locked room; return whether it is valid.
+    def _sample_locked_room(self) -> bool:
+        """Sample a level with a locked room, whose key is outside; return whether all objects are reachable.
 
-        The key is outside the room, and the mission names the door's color or not.
+        In training, the mission mentions the door's color with probability 1/2; in tests, always.
         """
         color = self._rand_elem(_DOOR_COLORS[self.split])
         while True:
@@ -165,8 +165,8 @@ class TextLevel(RoomGridLevel):
         self.instrs = OpenInstr(ObjDesc("door", color if mentions_color else None))
         return bool(all_reachable)
 
-    def _draw_like_published(self) -> bool:
-        """Draw one level in the order of the published environment; return whether it is allowed."""
+    def _sample_published_level(self) -> bool:
+        """Sample a level with the random numbers of the published environment; return whether it is allowed."""
         self.place_agent()
         objects = self.add_distractors(num_distractors=self._n_objects, all_unique=False)
         all_reachable = self.check_objs_reachable(raise_exc=False)
@@ -174,8 +174,8 @@ class TextLevel(RoomGridLevel):
         self.instrs = self._make_instruction(targets)
         return bool(all_reachable) and self._is_allowed(targets)
 
-    def _draw_names(self) -> tuple[list[ObjectName], list[ObjectName]]:
-        """Draw the objects, and those of them that an allowed mission is about."""
+    def _sample_names(self) -> tuple[list[ObjectName], list[ObjectName]]:
+        """Return the names of random objects, and of those objects that an allowed mission mentions."""
         while True:
             indices = self.np_random.integers(len(_OBJECT_NAMES), size=self._n_objects).tolist()
             names = [_OBJECT_NAMES[k] for k in indices]
@@ -185,13 +185,13 @@ class TextLevel(RoomGridLevel):
                 return names, targets
 
     def _place_objects(self, names: Sequence[ObjectName], targets: Sequence[ObjectName]) -> bool:
-        """Place the objects so that all can be reached; return whether validation allows their positions.
+        """Place the objects so that all are reachable; return whether the mission is not already fulfilled.
 
         As in MiniGrid, the agent is on any cell, and each object on any free cell that is not next to the agent.
         """
-        # Positions do not depend on names, so positions are drawn again until all objects are reachable.
+        # Reachability depends only on positions, so names are kept while positions are sampled again.
         while True:
-            agent, cells = self._draw_cells(len(names))
+            agent, cells = self._sample_cells(len(names))
             if _can_reach_all(agent, cells, self.room_size - 2):
                 break
         if self.kind == "putnext":
@@ -210,8 +210,8 @@ class TextLevel(RoomGridLevel):
         self.instrs = self._make_instruction(targets)
         return True
 
-    def _draw_cells(self, n: int) -> tuple[Cell, list[Cell]]:
-        """Draw a cell for the agent and cells for `n` objects, none of them next to the agent."""
+    def _sample_cells(self, n: int) -> tuple[Cell, list[Cell]]:
+        """Return a random cell for the agent and random cells for `n` objects, none of them next to the agent."""
         size = self.room_size - 2
         agent = _list_cells(size)[self._rand_int(0, size**2)]
         free = _list_cells_apart_from(size, agent)
@@ -224,7 +224,7 @@ class TextLevel(RoomGridLevel):
         return self.num_dists + (1 if self.kind in ("goto", "pickup") else 2)
 
     def _choose_targets(self, names: Sequence[ObjectName]) -> list[ObjectName]:
-        """Draw the objects that the mission is about: one, or two that are distinct or of which there are several."""
+        """Return the names of one or two random objects for the mission, equal only if `names` contains both."""
         target = names[self._rand_int(0, len(names))]
         if self.kind in ("goto", "pickup"):
             return [target]
@@ -246,7 +246,7 @@ class TextLevel(RoomGridLevel):
         return BeforeInstr(first, second) if order == "before" else AfterInstr(second, first)
 
     def _is_allowed(self, targets: Sequence[ObjectName]) -> bool:
-        """Return whether a mission may be about these objects."""
+        """Return whether a mission may mention these objects."""
         if self.split is None:
             return True
         return HELD_OUT_OBJECTS.isdisjoint(targets) if self.split == "train" else HELD_OUT_OBJECTS.issuperset(targets)
@@ -326,8 +326,8 @@ class PickUpSeqPickUpLocal(PickUpSeqGoToLocal):
 class GoToLocal(TextLevel):
     """BabyAI's GoToLocal: go to one of `num_dists` objects.
 
-    `BabyAI-GoToLocalS8N16-v0` has 16 objects. Drawing its levels is slow, because all objects are rarely reachable.
-    With other numbers of objects, use MiniGrid's own level.
+    `BabyAI-GoToLocalS8N16-v0` has 16 objects. Its resets are slow, because sampled objects are rarely all reachable.
+    For other numbers of objects, use MiniGrid's level.
     """
 
     kinds = ("goto",)
@@ -337,7 +337,7 @@ class GoToLocal(TextLevel):
     def _n_objects(self) -> int:
         return self.num_dists
 
-    def _draw_like_published(self) -> bool:
+    def _sample_published_level(self) -> bool:
         self.place_agent()
         objects = self.add_distractors(num_distractors=self._n_objects, all_unique=False)
         if not self.check_objs_reachable(raise_exc=False):
@@ -352,7 +352,7 @@ def _count_rooms(kind: str) -> int:
 
 @functools.cache
 def _list_cells(size: int) -> tuple[Cell, ...]:
-    """Return the cells of a room inside its walls."""
+    """Return the `size` x `size` cells inside the walls of a room."""
     return tuple((i, j) for i in range(1, size + 1) for j in range(1, size + 1))
 
 
@@ -363,7 +363,10 @@ def _list_cells_apart_from(size: int, agent: Cell) -> tuple[Cell, ...]:
 
 
 def _can_reach_all(agent: Cell, objects: Sequence[Cell], size: int) -> bool:
-    """Return whether the agent can walk up to each object in a room, if it cannot walk through objects."""
+    """Return whether the agent can walk to a cell next to each object, without passing through objects.
+
+    Sets of cells are integers with one bit per cell (`_map_cells_to_bits`).
+    """
     width, bit_by_cell = size + 2, _map_cells_to_bits(size)
     object_cells = sum([bit_by_cell[cell] for cell in objects])
     empty_cells, reached = bit_by_cell[0, 0] & ~object_cells, bit_by_cell[agent]
@@ -379,7 +382,7 @@ def _can_reach_all(agent: Cell, objects: Sequence[Cell], size: int) -> bool:
 
 @functools.cache
 def _map_cells_to_bits(size: int) -> dict[Cell, int]:
-    """Return each cell of a room as a bit; the key (0, 0) has the bits of all cells."""
+    """Return the bit of each cell of a room; the key (0, 0), a corner of the wall, has the bits of all cells."""
     bit_by_cell = {(i, j): 1 << (j * (size + 2) + i) for i, j in _list_cells(size)}
     return {**bit_by_cell, (0, 0): sum(bit_by_cell.values())}
 
@@ -395,17 +398,17 @@ _REGISTRATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "BabyAI-GoToLocalS8N16-v0": (f"{__name__}:GoToLocal", {"num_dists": 16}),
     "BabyAI-GoToFrench-v0": ("minigrid.envs.babyai:GoToLocal", {"num_dists": 8}),
 }
-"""Id -> entry point and arguments."""
+"""Gymnasium id -> entry point and arguments."""
 IDS = tuple(_REGISTRATIONS)
 
 
 def register() -> None:
-    """Register the levels with Gymnasium; calling it again does nothing.
+    """Register the levels with Gymnasium; later calls do nothing.
 
-    `gymnasium.make("llmrl.envs.babyai.levels:BabyAI-MixedTrainLocal-v0")` does it by itself.
+    `gymnasium.make("llmrl.envs.babyai.levels:BabyAI-MixedTrainLocal-v0")` imports this module, which calls this.
     """
     import gymnasium
-    import minigrid  # noqa: F401 (registers its own)
+    import minigrid  # noqa: F401 (registers MiniGrid's levels)
 
     for name, (entry_point, kwargs) in _REGISTRATIONS.items():
         spec = gymnasium.registry.get(name)

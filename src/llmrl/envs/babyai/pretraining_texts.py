@@ -1,7 +1,7 @@
 """Short stories about somebody who looks for an object, as pretraining texts for small models.
 
-No story has the form of a prompt or counts cells. The stories share only the language with the game: nouns, colors,
-directions and actions. Their sentences differ from those of BabyAI-Text.
+The stories share only nouns, colors, directions and actions with BabyAI-Text. They have other sentences, no form of a
+prompt, and no numbers of cells.
 """
 
 from __future__ import annotations
@@ -50,40 +50,40 @@ def stories(n: int, seed: int, informative: bool = True) -> list[str]:
 
     Args:
         n: number of stories, >= 0.
-        seed: seed of the draws.
+        seed: seed of the random generator.
         informative: whether the action follows from the position of the object. If False, the action is random, so that
-            a model reads the same words but cannot learn what they mean.
+            a model reads the same words but cannot learn their meaning.
     """
     rng = np.random.default_rng(seed)
     return [_write_story(rng, informative) for _ in range(n)]
 
 
 def _write_story(rng: np.random.Generator, informative: bool) -> str:
-    goal, *distractors = _draw_objects(rng, 1 + int(rng.integers(0, 3)))
+    goal, *distractors = _sample_objects(rng, 1 + int(rng.integers(0, 3)))
     direction = str(rng.choice(list(_DIRECTIONS)))
-    goal_text = _draw_text(rng, _GOAL_TEXTS).format(goal=goal)
+    goal_text = _sample_text(rng, _GOAL_TEXTS).format(goal=goal)
     is_unseen = rng.random() < 0.15
     if is_unseen:
-        view_texts = [_draw_text(rng, _UNSEEN_TEXTS).format(goal=goal)]
+        view_texts = [_sample_text(rng, _UNSEEN_TEXTS).format(goal=goal)]
         direction = str(rng.choice(["left", "right"]))
     else:
-        view_texts = [_draw_text(rng, _VIEW_TEXTS).format(goal=goal, place=_draw_text(rng, _DIRECTIONS[direction]))]
+        view_texts = [_sample_text(rng, _VIEW_TEXTS).format(goal=goal, place=_sample_text(rng, _DIRECTIONS[direction]))]
     for distractor in distractors:
-        text = _draw_text(rng, _DISTRACTOR_TEXTS)
-        place = _draw_text(rng, _DIRECTIONS[str(rng.choice(list(_DIRECTIONS)))])
+        text = _sample_text(rng, _DISTRACTOR_TEXTS)
+        place = _sample_text(rng, _DIRECTIONS[str(rng.choice(list(_DIRECTIONS)))])
         view_texts.append(text.format(other=distractor, place=place))
     view_texts = [view_texts[i] for i in rng.permutation(len(view_texts))]
     move = _ACTION_PHRASES[direction if informative else str(rng.choice(list(_ACTION_PHRASES)))]
-    action_text = _draw_text(rng, _SEARCH_TEXTS if is_unseen else _ACTION_TEXTS).format(move=move)
+    action_text = _sample_text(rng, _SEARCH_TEXTS if is_unseen else _ACTION_TEXTS).format(move=move)
     return " ".join([goal_text, *(text[:1].upper() + text[1:] for text in view_texts), action_text])
 
 
-def _draw_objects(rng: np.random.Generator, n: int) -> list[str]:
+def _sample_objects(rng: np.random.Generator, n: int) -> list[str]:
     """Return `n` different objects, each a color and a noun."""
     colors = ENGLISH.colors[""]
     indices = rng.choice(len(colors) * len(PORTABLE), size=n, replace=False)
     return [f"{colors[i // len(PORTABLE)]} {PORTABLE[i % len(PORTABLE)]}" for i in indices]
 
 
-def _draw_text(rng: np.random.Generator, texts: tuple[str, ...]) -> str:
+def _sample_text(rng: np.random.Generator, texts: tuple[str, ...]) -> str:
     return texts[int(rng.integers(len(texts)))]

@@ -1,4 +1,4 @@
-"""BabyAI-Text as a `VecEnv`: many games of one level, observed as prompts, as codes, or with the bot's advice."""
+"""BabyAI-Text as a `VecEnv`: n parallel copies (games) of one level, with prompts, codes and advice as channels."""
 
 from __future__ import annotations
 
@@ -39,18 +39,16 @@ Template = Literal["glam", "plain"]
 
 
 class PromptBuilder:
-    """The prompts of `n` games.
-
-    `glam` is the published one (Carta et al. 2023), its spaces and commas included. `plain` names neither the actions
-    nor the places of observations.
+    """Builder of the prompts in `n` games.
 
     Args:
-        n: games.
+        n: number of games.
         language: `en` or `fr`.
-        template: layout of a prompt.
+        template: `glam`: layout of the published prompts (Carta et al. 2023), with their spaces and commas; `plain`:
+            without the list of actions and without indices of observations.
         actions: names of the actions.
         history: number of observations in a prompt, with the actions between them, >= 1.
-        replace: text -> its replacement, applied one after another to the whole prompt.
+        replace: text -> its replacement; they are applied to the prompt one after another.
     """
 
     def __init__(
@@ -63,8 +61,7 @@ class PromptBuilder:
         replace: Mapping[str, str],
     ) -> None:
         self._language, self._is_glam, self._actions = LANGUAGES[language], template == "glam", tuple(actions)
-        # The space between a prompt and the next action belongs to the prompt in the published template, else to the
-        # action.
+        # The space between a prompt and the next action is part of the prompt with `glam`, else of the action.
         self._action_texts = [name if self._is_glam else f" {name}" for name in actions]
         self._replacements = tuple(replace.items())
         self._prompt_headers = [""] * n
@@ -79,11 +76,11 @@ class PromptBuilder:
 
     @property
     def continuations(self) -> tuple[str, ...]:
-        """Text that follows a prompt after each action, as in the next prompts."""
+        """Text of each action as it continues a prompt."""
         return tuple(self.replace_words(text) for text in self._action_texts)
 
     def start(self, game: int, mission: str, sentences: Sequence[str]) -> None:
-        """Start an episode with its first observation; clear the history of the previous one."""
+        """Clear the history of a game and append the first observation of an episode."""
         prefix = self._language.possible_actions_prefix
         actions_line = f"{prefix}{', '.join(self._actions)} \n " if self._is_glam else ""
         self._prompt_headers[game] = f"{actions_line}{self._language.goal_prefix}{mission}"
@@ -154,34 +151,35 @@ class BabyAISettings:
 class BabyAIEnv(ReplayableEnv):
     """A vectorized environment of `n_envs` games with one agent each.
 
-    **Observation.** After the first call of `provide`, only the requested channels; before it, all of them.
+    **Observation.** All channels at first; after a call of `provide`, only requested channels.
 
     - `prompt` [n_envs, 1] of str: the actions, the mission, and the last observations with the actions between them.
-    - `text` [n_envs, 1] of str: the mission and the current view in words, as JSON.
+    - `text` [n_envs, 1] of str: JSON with the mission and sentences about the current view.
     - `view` [n_envs, 1, v, v, 3] uint8: MiniGrid's view, codes of type, color and state; v is 7 in most levels.
-    - `mission` [n_envs, 1, 24] int64 (72 in levels with long missions): indices of its words in `vocabulary` plus 2; 0
-      is padding, 1 a word outside the vocabulary.
-    - `expert` [n_envs, 1] int64: the action of MiniGrid's bot; -1 if the bot gave up, or if the agent does not have
-      that action. Only in BabyAI's levels.
+    - `mission` [n_envs, 1, 24] int64 (72 in levels with long missions): for each word, 2 + its index in `vocabulary`,
+      or 1 if it is not there; then zeros.
+    - `expert` [n_envs, 1] int64: the action of MiniGrid's bot; -1 if the bot has failed or the agent lacks this
+      action. Only in BabyAI's levels.
 
-    **Action.** Indices of names that stand for MiniGrid's actions in this order: left, right, forward, pick up, drop,
-    toggle; names from the seventh on do nothing.
+    **Action.** Indices of names for MiniGrid's actions in this order: left, right, forward, pick up, drop, toggle.
+    Actions from the seventh on have no effect.
 
-    **Reward.** In the step that fulfills the mission, `reward_scale` times the level's reward, which is 1 - 0.9 t / T
-    in step t of at most T; `base_reward` is the level's reward. T depends on the mission.
+    **Reward.** `reward_scale` times the level's reward, which is 1 - 0.9 t / T in the step t that fulfills the mission,
+    else 0. The step limit T depends on the mission. `base_reward` is the level's reward.
 
     Args:
         settings: options of the environment.
-        seeds: the environment's node of the seed tree.
+        seeds: seed tree of the environment.
         trust: modules that `level` may name.
 
     Attributes:
-        missions: mission of each game, in words.
-        kinds: kind of mission of each game's episode; empty texts in levels of one kind.
-        separable: whether an episode does not depend on the game in which it is played.
+        missions: text of each game's mission.
+        kinds: kind of each game's mission; empty texts for levels that are not of BabyAI-Text.
+        separable: whether an episode is a function of its seed, independent of the index of its game.
 
     Raises:
-        ConfigError: unknown level, invalid argument, missions without a French translation, or repeated action names.
+        ConfigError: the level is unknown, an argument is invalid, missions have no French translation, or action names
+            are repeated.
     """
 
     settings: BabyAISettings
@@ -191,7 +189,7 @@ class BabyAIEnv(ReplayableEnv):
 
         n_envs, kind, language = settings.n_envs, settings.kind, settings.language
         super().__init__(settings, seeds, trust)
-        # With one kind for each game, an episode depends on the game in which it is played.
+        # With `legacy`, each game has its own kind of missions.
         self.separable = kind != "legacy"
         self._action_names = action_names(language, settings.actions)
         self._games = LevelGames(_build_env_factories(settings, seeds, trust), settings.render)
@@ -259,10 +257,10 @@ class BabyAIEnv(ReplayableEnv):
         return name_env_in_errors(BabyAIEnv(replace(self.settings, n_envs=1), self._seed_tree, self._trust))
 
     def provide(self, channels: Sequence[str]) -> None:
-        """Add these channels to the observations from now on. The first call removes all other channels.
+        """Add channels to the observations from now on. The first call also removes all other channels.
 
         Raises:
-            ConfigError: `expert` is requested in a level without the bot, or with too few actions for its missions.
+            ConfigError: `expert` is requested, but the bot does not support the level or needs missing actions.
         """
         if "expert" in channels:
             self._check_expert()
@@ -276,7 +274,7 @@ class BabyAIEnv(ReplayableEnv):
         elif self._bots is None:
             self._create_bots()
         if new_channels & {"prompt", "text", "expert"} and self._episode_counts.any():
-            # These depend on earlier observations of the episode, so episodes are replayed.
+            # The new channels depend on earlier observations of the episodes, so these are replayed.
             self.load_state_dict(self.state_dict())
 
     def _check_expert(self) -> None:
@@ -307,13 +305,13 @@ class BabyAIEnv(ReplayableEnv):
             self.missions[i] = self._prompt_builder.replace_words(mission)
             self._mission_codes[i] = self._encode_mission(self.missions[i])
             if self._needs_text:
-                # The prompt builder applies the replacements itself, and they must be applied only once.
+                # The prompt builder gets the mission without replacements, because it applies them to the whole prompt.
                 self._prompt_builder.start(i, mission, self._view_sentences[i])
             if self._bots is not None:
                 self._advised_actions[i] = self._bots.start(i)
 
     def _encode_mission(self, mission: str) -> np.ndarray:
-        """Return the words of a mission as codes, padded."""
+        """Return the codes of the words of a mission, padded with zeros."""
         codes = np.zeros(self._mission_codes.shape[1], dtype=np.int64)
         words = tokens(mission)
         if len(words) > len(codes):
@@ -377,12 +375,12 @@ class BabyAIEnv(ReplayableEnv):
         return json.dumps({"mission": self.missions[game], "view": view}, ensure_ascii=False)
 
     def prompt(self, goal: str, observations: Sequence[Sequence[str]], actions: Sequence[str]) -> str:
-        """Return the prompt for a mission `goal` after `observations` (lists of sentences), oldest first.
+        """Return the prompt for the mission `goal` after n `observations` (lists of sentences), the oldest first.
 
-        `actions` are the names of the actions between them, one fewer.
+        `actions` contains the names of the n - 1 actions between them.
 
         Raises:
-            ConfigError: unknown action.
+            ConfigError: an action does not exist.
         """
         if unknown_actions := [name for name in actions if name not in self._action_names]:
             names = ", ".join(self._action_names)

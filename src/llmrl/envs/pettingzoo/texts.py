@@ -40,7 +40,7 @@ class DraftDescriber:
     If infos have the entry `text`, an observation consists of this entry instead of the numbers.
 
     Args:
-        agent_env: result of `_build_agent_env`; it is only read.
+        agent_env: one agent as an object with the attributes of a Gymnasium environment; it is only read.
         game: a game of the world; it is only read.
         has_text: whether infos have the entry `text`.
 

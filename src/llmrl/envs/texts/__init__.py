@@ -1,3 +1,3 @@
-"""Text interfaces of Gymnasium's environments, for language-model players."""
+"""Text interfaces of Gymnasium environments, for language-model players."""
 
 from llmrl.envs.texts.describers import build_describer as build_describer

@@ -1,4 +1,7 @@
-"""Decoders of observations that their space does not explain: maps, and views of a grid."""
+"""Decoders of observations whose meaning the observation space does not define: states of maps, views, boards.
+
+Text file: a YAML file that describes an environment for language-model players (`schema.DescriptionFile`).
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from llmrl.envs.babyai.language import describe_view, find_carried_object
 
 
 class Decoder(ABC):
-    """Converts the observations of one environment into named values.
+    """Base class of decoders, which convert the observations of one environment into named values.
 
     Attributes:
-        names: names of the values; the text's observation must describe each.
-        facts: facts that the text's goal may name as `{name}`.
+        names: names of the values; a text file with this decoder must describe all of them.
+        facts: name -> fact about the environment, which replaces `{name}` in the goal of the text file.
         arguments: names of the environment's arguments that the facts or the values describe.
         states: see `EnvDescription.states`.
     """
@@ -27,11 +30,11 @@ class Decoder(ABC):
 
     @abstractmethod
     def decode(self, observation: Any) -> dict[str, Any]:
-        """Return named values that JSON can represent."""
+        """Return name -> value, with values that JSON can represent."""
 
 
 class CliffWalking(Decoder):
-    """Row and column, and whether the ground is slippery."""
+    """Decoder of CliffWalking: row and column; the fact `slips` describes whether the ground is slippery."""
 
     names = ("row", "column")
     arguments = ("is_slippery",)
@@ -50,7 +53,7 @@ class CliffWalking(Decoder):
 
 
 class FrozenLake(Decoder):
-    """Row, column and neighboring tiles on the map that is actually played, whatever its size."""
+    """Decoder of FrozenLake with any map: row, column and neighboring tiles; the facts are `map` and `slips`."""
 
     names = ("row", "column", "neighbors")
     arguments = ("desc", "map_name", "is_slippery", "success_rate")
@@ -77,14 +80,14 @@ class FrozenLake(Decoder):
 
 
 def _describe_slipping(game: Any, name: str) -> str:
-    """Return a sentence about slipping, derived from the table of transitions of a Gymnasium environment.
+    """Return a sentence about slipping, derived from the transition table `P` of a Gymnasium environment.
 
-    The middle one of several outcomes is the chosen direction.
+    In a list of several outcomes, the middle one is a move in the chosen direction.
     """
     outcomes_by_action = {(state, action): game.P[state][action] for state in game.P for action in game.P[state]}
     if all(len(next_states) == 1 for next_states in outcomes_by_action.values()):
         return f"{name} is not slippery: you always move where you want."
-    # Only in a state with distinct neighbors, the outcome of moving straight has its own probability.
+    # In some states several outcomes have the same next state and share a probability; the minimum excludes these.
     straight_probability = min(next_states[len(next_states) // 2][0] for next_states in outcomes_by_action.values())
     return (
         f"{name} is slippery: you move where you want with probability {straight_probability:.2g}, and otherwise to "
@@ -97,7 +100,7 @@ def _describe_cell_rule(n_columns: int) -> str:
 
 
 class GridView(Decoder):
-    """MiniGrid's and BabyAI's partial view as sentences, in the words of BabyAI-Text (arXiv 2302.02662)."""
+    """Decoder of MiniGrid's and BabyAI's partial view: sentences as in BabyAI-Text (arXiv 2302.02662)."""
 
     names = ("mission", "facing", "carrying", "view")
     _HEADINGS = ("east", "south", "west", "north")
@@ -123,12 +126,12 @@ class GridView(Decoder):
 
 
 class Board(Decoder):
-    """The two planes of a board, of the player and the opponent, as rows of letters, the top one first.
+    """Decoder of boards: rows of letters from top to bottom, `x` for the player and `o` for the opponent.
 
     Args:
-        env: the game; its observation is [rows, columns, 2].
-        source: the text's name for messages.
-        by_columns: whether the first axis counts columns, as in images of PettingZoo's tic-tac-toe.
+        env: environment with observations [rows, columns, 2]; the last axis is (player, opponent).
+        source: name of the text file, for messages.
+        by_columns: whether the first axis is that of columns, as in PettingZoo's tic-tac-toe.
     """
 
     names = ("board",)
@@ -156,4 +159,4 @@ DECODERS: dict[str, Callable[[Any, str], Decoder]] = {
     "board": Board,
     "board_by_columns": lambda env, source: Board(env, source, by_columns=True),
 }
-"""Decoders by the name that a text gives as `decoder`; called with an environment and the text's name for messages."""
+"""Value of `decoder` in a text file -> function that returns the decoder, given the environment and the file's name."""

@@ -1,4 +1,4 @@
-"""Describers of environments: from text files, from an environment's own texts, and drafts without a text."""
+"""Describers of environments, from three sources: a text file, methods of the environment, or its spaces (draft)."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 TEXTS_DIR = Path(__file__).with_name("files")
 DESCRIPTION_METHODS = ("get_goal_description", "get_observation_schema", "get_action_schema")
-"""Methods of an environment, or of a wrapper around it, that describe it. They return the goal; a mapping from names of
-an observation to texts or to mappings with a `description`; and a mapping from actions to texts. The key of an action
-is the answer of a player."""
+"""Methods of an environment, or of a wrapper around it, that describe it. The first returns the goal. The second
+returns name of an observed value -> text, or mapping with a `description`. The third returns action -> text about its
+effect; players answer with the key of an action."""
 
 
 class Describer(Protocol):
-    """A text interface of one environment. `game` is the description that players get before an episode."""
+    """Text interface of one environment. `game` is the description that players read before an episode."""
 
     game: EnvDescription
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
-        """Return an observation (with its `info`) as text."""
+        """Return the text for an observation and its `info`."""
         ...
 
 
 def list_shipped_texts() -> list[str]:
-    """Return the names of the texts in this package."""
+    """Return the names of the text files in this package."""
     return sorted(path.stem for path in TEXTS_DIR.glob("*.yaml"))
 
 
@@ -55,16 +55,16 @@ def build_describer(
     """Return the text interface of an environment.
 
     Args:
-        text: a shipped text (`taxi`), a file (`my/game.yaml`), a class (`package.module.Class`, called with the
-            environment), `own` (the environment's own texts, see `describers.EnvDescriber`) or `auto` (names and ranges
-            of its spaces).
-        env: environment to describe, which is only inspected; or its factory, of which Gymnasium's own engine is used.
-        criterion: criterion of a successful episode, which the text states (a class must state it itself); None: none.
-        trust: modules in which a class may be defined; a factory has its own.
+        text: name of a text file in this package (`taxi`), path of a text file (`my/game.yaml`), class
+            (`package.module.Class`, called with the environment), `own` (see `EnvDescriber`) or `auto` (see
+            `AutoDescriber`).
+        env: environment to describe, which is only read; or its factory, whose stock engine is used.
+        criterion: success criterion, which becomes part of the goal, except with a class; None: there is none.
+        trust: modules in which a class may be defined; for a factory, its attribute `trust` is used instead.
 
     Raises:
-        ConfigError: there is no such text, its class is not trusted, it is incomplete, or it describes another
-            environment; see also `EnvFactory.make`.
+        ConfigError: the text does not exist, is incomplete or describes another environment, or its class is not
+            trusted; see also `EnvFactory.make`.
     """
     if isinstance(env, EnvFactory):
         with contextlib.closing(make_gymnasium_env(env, render=False)) as instance:
@@ -90,16 +90,16 @@ def build_describer(
         isinstance(getattr(describer, "game", None), EnvDescription) and callable(getattr(describer, "describe", None))
     ):
         raise ConfigError(
-            f"env.text={text} must make an object with an attribute game (an EnvDescription) and a method describe"
+            f"env.text={text} must create an object with an attribute game (an EnvDescription) and a method describe"
         )
     return cast("Describer", describer)
 
 
 class JsonDescriber:
-    """A describer that returns the named values of an observation as a JSON object.
+    """Base class of describers that return the named values of an observation as a JSON object.
 
     Attributes:
-        game: description of the game.
+        game: description of the environment.
     """
 
     game: EnvDescription
@@ -110,9 +110,9 @@ class JsonDescriber:
 
 
 class EnvDescriber(JsonDescriber):
-    """`env.text=own`: a describer for an environment, or a wrapper around it, with the methods `DESCRIPTION_METHODS`.
+    """Describer for `env.text=own`, with texts from the `DESCRIPTION_METHODS` of an environment or its wrappers.
 
-    Its texts are used unchanged; they must explain the arguments of the environment themselves.
+    The texts are used unchanged. They must explain the arguments of the environment, because no sentences are added.
 
     Raises:
         ConfigError: a method is missing, or its result does not match the spaces.
@@ -121,7 +121,7 @@ class EnvDescriber(JsonDescriber):
     def __init__(self, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None = None) -> None:
         name = _find_env_name(env)
         goal, observation, actions = (_call_method(env, method, name) for method in DESCRIPTION_METHODS)
-        # `type` is a common key; here, the other keys describe the values.
+        # Such mappings often have the key `type`, which fields do not have.
         fields = {
             str(name): {k: x for k, x in entry.items() if k != "type"} if isinstance(entry, Mapping) else entry
             for name, entry in dict(observation).items()
@@ -139,9 +139,9 @@ class EnvDescriber(JsonDescriber):
 
 
 class AutoDescriber(JsonDescriber):
-    """`env.text=auto`: a describer that derives names and ranges from the spaces.
+    """Describer for `env.text=auto`, with names and ranges from the spaces.
 
-    It is sufficient for first experiments; a text written for the environment is better.
+    It is sufficient for first experiments; a text file for the environment is better.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None = None) -> None:
@@ -157,7 +157,7 @@ class AutoDescriber(JsonDescriber):
 
 
 def draft_fields(space: Any) -> tuple[Field, ...]:
-    """Return a field for each member of an observation, with what the space specifies."""
+    """Return a field for each member of an observation space, with its range as description."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -171,7 +171,7 @@ def draft_fields(space: Any) -> tuple[Field, ...]:
 
 
 def draft_actions(space: Any) -> tuple[tuple[str, str], ...]:
-    """Return (answer, effect) of each action, as far as the space specifies them."""
+    """Return (answer, effect) of each action; an effect is a number or a range of the action space."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
@@ -234,21 +234,18 @@ def describe_step_limit(env: gymnasium.Env[Any, Any]) -> str:
 
 
 def describe_changed_settings(arguments: EnvKwargs, excluded: Collection[str] = ()) -> str:
-    """Return a sentence about arguments that differ from their defaults; "" if there are none.
-
-    Arguments in `excluded` are left out.
-    """
+    """Return a sentence about arguments that differ from their defaults, without those in `excluded`; "" if none do."""
     changed = arguments.changed_arguments()
     settings = [f"{name} = {format_value(x)}" for name, x in changed.items() if name not in excluded]
     return f"Changed settings of the game: {', '.join(settings)}." if settings else ""
 
 
 def describe_success(criterion: SuccessCriterion | None, meanings: Mapping[str, str] | None = None) -> str:
-    """Return a sentence about the criterion of a successful episode; "" if there is none.
+    """Return a sentence about the success criterion; "" if there is none.
 
     Args:
-        criterion: criterion of success; None: there is none.
-        meanings: meaning of each criterion in this game, as the end of a sentence, by its text (`str`).
+        criterion: success criterion; None: there is none.
+        meanings: `str(criterion)` -> its meaning in this environment, as the end of a sentence.
     """
     if criterion is None:
         return ""
@@ -267,15 +264,15 @@ def join_paragraphs(*sentences: str) -> str:
 
 
 class FileDescriber(JsonDescriber):
-    """A describer with the texts of a `DescriptionFile`.
+    """Describer with the texts of a `DescriptionFile`.
 
     Args:
         text: content of the text file.
-        env: environment to describe; it is only inspected.
-        criterion: criterion of success; None: there is none.
+        env: environment to describe; it is only read.
+        criterion: success criterion; None: there is none.
 
     Raises:
-        ConfigError: the text is about another observation, other actions, or other arguments.
+        ConfigError: the text file describes another observation, other actions, or other arguments.
     """
 
     def __init__(
@@ -303,7 +300,7 @@ class FileDescriber(JsonDescriber):
 
 
 def _build_decoder(text: DescriptionFile, env: gymnasium.Env[Any, Any]) -> Decoder:
-    """Return the decoder that a text names, after checking that the text describes its values."""
+    """Return the decoder that a text file names, if the file describes the decoder's values."""
     if text.decoder not in DECODERS:
         raise ConfigError(f"{text.source}: decoder={text.decoder} does not exist; use one of {', '.join(DECODERS)}")
     decoder = DECODERS[text.decoder](env, text.source)

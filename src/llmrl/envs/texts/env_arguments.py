@@ -1,4 +1,4 @@
-"""Arguments of an environment, inferred from its object, and placeholders for them in texts."""
+"""Arguments of an environment, inferred from the environment object, and placeholders for them in texts."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _RENDERING_ARGUMENTS = (
 )
 """Arguments for rendering, which are irrelevant to language-model players; MuJoCo also has `width` and `height`."""
 _MAX_VALUE_LENGTH = 100
-"""Maximum length of a value as text, characters."""
+"""Maximum length of the text for a value, in characters."""
 _PLACEHOLDER_PATTERN = re.compile(r"( ?)\{([A-Za-z_]\w*)(?:\[(\d+)\])?\}")
 OTHER_VALUES = "other"
-"""Key of the sentence for all values that have no sentence of their own."""
+"""Key of the sentence for all values that have no other sentence."""
 
 ArgumentSentences = Mapping[str, Mapping[str, str]]
-"""Argument -> value (as `format_value` writes it) -> its meaning in a sentence, which may be empty."""
+"""Argument -> value (formatted by `format_value`) -> sentence about its meaning, which may be empty."""
 
 
 class EnvKwargs:
     """The arguments of one environment.
 
-    The value of an argument is that given to `gymnasium.make`, else the environment's attribute of that name (with an
-    underscore or without), else the default of its class.
+    The value of an argument is the one passed to `gymnasium.make`, else the environment's attribute with the same name
+    (with or without a leading underscore), else the default in the constructor of its class.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -45,21 +45,21 @@ class EnvKwargs:
         self._kwargs: Mapping[str, Any] | None = None if env.spec is None else env.spec.kwargs
         registered_spec = None if env.spec is None else gymnasium.registry.get(env.spec.id)
         self._registered_kwargs: Mapping[str, Any] = {} if registered_spec is None else registered_spec.kwargs
-        # Properties are left out, because some depend on the current state.
+        # `vars` excludes properties, because some depend on the current state.
         self._attributes = vars(game)
         self._ignored_names = {*_RENDERING_ARGUMENTS, *(("max_steps",) if find_step_limit(env) is not None else ())}
         if any(base.__name__ == "MujocoEnv" for base in type(game).__mro__):
             self._ignored_names |= {"width", "height"}
 
     def has_value(self, name: str) -> bool:
-        """Return whether there is such an argument and its value is known."""
+        """Return whether the argument exists and its value is known."""
         return name in (self._kwargs or {}) or name in self._defaults
 
     def get_value(self, name: str) -> Any:
         """Return the value of an argument.
 
         Raises:
-            KeyError: the value is not known.
+            KeyError: the value is unknown.
         """
         if self._kwargs is not None and name in self._kwargs:
             value = self._kwargs[name]
@@ -70,15 +70,15 @@ class EnvKwargs:
         return bool(value) if isinstance(self._defaults.get(name), bool) and isinstance(value, int) else value
 
     def changed_arguments(self) -> dict[str, Any]:
-        """Return the arguments that differ from the defaults of the environment's id and class, by name.
+        """Return name -> value of the arguments that differ from the defaults of the environment's id and class.
 
-        Arguments that only concern rendering or the limit of steps are left out.
+        Arguments for rendering and the step limit are omitted.
         """
         defaults = {**self._defaults, **self._registered_kwargs}
         if self._kwargs is not None:
             names = list(self._kwargs)
         else:
-            # Only plain numbers are certain to be stored as given.
+            # Attributes may differ from arguments of other types, e.g. after a conversion.
             names = [name for name, x in defaults.items() if isinstance(x, bool | int | float)]
         values = {name: self.get_value(name) for name in names if name not in self._ignored_names}
         return {
@@ -106,16 +106,17 @@ def format_value(value: Any) -> str:
 
 
 class Placeholders:
-    """Fills the facts and arguments of one environment into a text.
+    """Replacement of placeholders in a text by the facts and arguments of one environment.
 
-    `{name}` is a fact, or else the sentence about the argument's value, or else the value itself. `{name[0]}` is a part
-    of the value. In the sentence about an argument, its own name stands for the value.
+    `{name}` is replaced by the fact `name`, or else by the sentence about the value of the argument `name`, or else by
+    the value. `{name[0]}` is replaced by an element of the value. In a sentence about an argument, the name of this
+    argument is replaced by the value.
 
     Args:
-        facts: facts by name.
+        facts: name -> fact.
         arguments: arguments of the environment.
-        cases: sentences about values of arguments.
-        source: name of the text in messages.
+        sentences: sentences about values of arguments.
+        source: name of the text file, for messages.
 
     Raises:
         ConfigError: there are sentences about an argument that the environment does not have.
@@ -129,15 +130,15 @@ class Placeholders:
             raise ConfigError(f"{source}: arguments.{unknown[0]}: the environment has no such argument")
 
     def fill(self, text: str, argument: str = "") -> str:
-        """Return `text` with all placeholders filled in; `argument` is the argument that the text is a sentence about.
+        """Return `text` with all placeholders replaced; if it is a sentence about an argument, `argument` is the name.
 
         Raises:
-            ConfigError: a placeholder with an unknown name.
+            ConfigError: the name of a placeholder is unknown.
         """
         return _PLACEHOLDER_PATTERN.sub(lambda match: self._replace_placeholder(match, argument), text)
 
     def remaining_sentences(self, text: str) -> str:
-        """Return the sentences about arguments that have no placeholder in `text` or in another sentence."""
+        """Return the joined sentences about arguments without a placeholder in `text` or in another sentence."""
         names = self._placeholder_names(text)
         sentences = (self._fill_sentence(name) for name in self._sentences if name not in names)
         return " ".join(sentence for sentence in sentences if sentence)

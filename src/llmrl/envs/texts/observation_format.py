@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from gymnasium import Space
 
 Formatter = Callable[[Any], dict[str, Any]]
-"""Function from one game's observation to its named values."""
+"""Function from an observation to name -> value."""
 
 
 def build_formatter(space: Space[Any], fields: Sequence[Field], decimals: int, source: str) -> Formatter:
     """Return a function that converts observations of `space` into values named by `fields`.
 
-    Numbers are in the order of a flat Box, members in that of a Tuple, entries of a Dict by their keys. A Discrete
-    observation is one number that combines those of all fields; the last field varies fastest (row and column of a
-    map).
+    Fields are assigned to the numbers of a Box in flat order, to the members of a Tuple in order, and to the entries of
+    a Dict by key. A Discrete observation is an index into the combinations of the fields' values, of which the last
+    field varies fastest (e.g. row and column of a map).
 
     Args:
         space: observation space.
-        fields: named parts of an observation.
-        decimals: digits after the point of real numbers.
+        fields: fields of an observation.
+        decimals: number of digits after the decimal point of real numbers.
         source: origin of the fields, for messages.
 
     Raises:
@@ -57,9 +57,9 @@ def build_formatter(space: Space[Any], fields: Sequence[Field], decimals: int, s
 
 
 def to_json_value(value: Any, decimals: int) -> Any:
-    """Return `value` as a JSON type: arrays become lists, floats are rounded, infinity and NaN become strings."""
+    """Return `value` as a JSON type: lists for arrays, rounded floats, and strings for infinity and NaN."""
     if isinstance(value, float):
-        # JSON has neither infinity nor NaN; -0.0 would look like a mistake.
+        # JSON has neither infinity nor NaN; adding 0.0 converts -0.0 to 0.0.
         return round(value, decimals) + 0.0 if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
         return {str(key): to_json_value(x, decimals) for key, x in value.items()}
@@ -87,10 +87,7 @@ def _build_dict_formatter(
 
 
 def _build_member_formatter(space: Space[Any], field: Field, decimals: int, source: str) -> Callable[[Any], Any]:
-    """Return a formatter of one member of an observation.
-
-    The member is a value, or a mapping if its field has fields.
-    """
+    """Return a function that converts one member of an observation into a value, or a mapping if `field` has fields."""
     from gymnasium import spaces
 
     if field.fields:
@@ -123,10 +120,10 @@ def _build_discrete_formatter(space: Any, fields: Sequence[Field], source: str) 
 
 
 def describe_state_rule(space: Space[Any], fields: Sequence[Field]) -> str:
-    """Return the rule that gives the fields of a state number s (see `EnvDescription.states`); "" if there is none.
+    """Return the rule to compute the fields from a state index s (see `EnvDescription.states`); "" if there is none.
 
     >>> from gymnasium.spaces import Discrete
-    >>> states_rule(Discrete(48), [Field("row", "", size=4), Field("column", "", size=12)])
+    >>> describe_state_rule(Discrete(48), [Field("row", "", size=4), Field("column", "", size=12)])
     'row = s // 12, column = s % 12'
     """
     from gymnasium import spaces
@@ -167,7 +164,7 @@ def _build_array_formatter(space: Any, fields: Sequence[Field], decimals: int, s
 
 
 def _check_values(space: Any, fields: Sequence[Field], source: str) -> None:
-    """Raise ConfigError if a field with `values` may be another number than 0, 1, ..., which has no name."""
+    """Raise ConfigError if the range of a field with `values` (names of 0, 1, ...) includes other numbers."""
     bounds, position = list(zip(np.ravel(space.low).tolist(), np.ravel(space.high).tolist(), strict=True)), 0
     for field in _iterate_leaf_fields(fields):
         low, high = bounds[position]
@@ -180,7 +177,7 @@ def _check_values(space: Any, fields: Sequence[Field], source: str) -> None:
 
 
 def _iterate_leaf_fields(fields: Sequence[Field]) -> Iterator[Field]:
-    """Yield the fields that have no parts, in the order of their numbers."""
+    """Yield the fields without subfields, in the order of their numbers."""
     for field in fields:
         yield from _iterate_leaf_fields(field.fields) if field.fields else (field,)
 
@@ -214,7 +211,7 @@ def _find_value_name(field: Field, number: float) -> str:
 
 
 def check_action_count(actions: tuple[tuple[str, str], ...], space: Any, source: str) -> None:
-    """Raise ConfigError unless there is a text for each choice, or for each number of an action."""
+    """Raise ConfigError unless the number of `actions` equals the number of choices, or of numbers in an action."""
     from gymnasium import spaces
 
     is_discrete = isinstance(space, spaces.Discrete)

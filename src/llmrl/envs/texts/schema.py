@@ -1,4 +1,4 @@
-"""Text files of environments: YAML files with goal, observation and actions, and their validation."""
+"""Text files of environments (YAML files with goal, observation and actions) and their validation."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Field:
 
     Attributes:
         name, description, unit: words for the field; the unit may be empty.
-        range: lowest and highest value, in its unit; None if it is not stated.
-        values: names of the integers 0, 1, ..., used in place of the number; empty if the field is a plain number.
-        size: number of numbers of which it consists; for a part of a Discrete observation, the number of states that it
-            distinguishes. None: 1, the total of its parts, or the number of its values.
-        fields: its parts, if it is a Dict or Tuple, or several numbers with different names.
+        range: lowest and highest value, in `unit`; None: unspecified.
+        values: names of the integers 0, 1, ..., which replace the number; empty: the number is not replaced.
+        size: number of numbers in the field or, in a Discrete observation, number of its possible values. None: the
+            sum over `fields` or the number of `values`, else 1.
+        fields: subfields of a Dict, of a Tuple, or of several numbers with different names.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Field:
 
     @property
     def n_states(self) -> int:
-        """Number of states that the field distinguishes, as a part of a Discrete observation."""
+        """Number of possible values of the field, as a part of a Discrete observation."""
         return self.size or len(self.values) or 1
 
     @property
     def n_numbers(self) -> int:
-        """Number of numbers of which the field consists, as a part of a Box."""
+        """Number of numbers in the field, as a part of a Box."""
         return self.size or sum(part.n_numbers for part in self.fields) or 1
 
     @property
@@ -73,15 +73,15 @@ class DescriptionFile:
     """The content of a text file of an environment.
 
     Attributes:
-        source: the file, for messages.
-        goal: the game, its rewards and its end in words; `{name}` stands for a fact of the decoder, or
-            for an argument of the environment (`env_arguments.Placeholders`).
-        arguments: meaning of the values of arguments.
-        success: meaning of criteria of success in this game (`describers.describe_success`).
+        source: name of the file, for messages.
+        goal: text about the environment, rewards and the end of an episode; `{name}` is a placeholder for a fact of
+            the decoder or an argument of the environment (`env_arguments.Placeholders`).
+        arguments: sentences about values of arguments.
+        success: meanings of success criteria (`describers.describe_success`).
         observation: the fields of an observation, in the order of its numbers, members or keys.
         actions: (answer, effect) of each action, in order.
-        decoder: name of the decoder of observations, see `decoders.DECODERS`; "" for the structure of the space.
-        decimals: digits after the point of real numbers.
+        decoder: key of `decoders.DECODERS`; "": fields are assigned by the structure of the observation space.
+        decimals: number of digits after the decimal point of real numbers.
     """
 
     source: str
@@ -98,7 +98,7 @@ def read_description(path: Path) -> DescriptionFile:
     """Return the content of a YAML text file.
 
     Raises:
-        ConfigError: it cannot be read, or lacks something, which is named.
+        ConfigError: the file cannot be read or is invalid.
     """
     import yaml
 
@@ -112,10 +112,10 @@ def read_description(path: Path) -> DescriptionFile:
 
 
 def parse_description(content: Any, source: str) -> DescriptionFile:
-    """Return the text described by a mapping; `source` is its name in messages.
+    """Return the description in the mapping `content`; `source` is the name of its file, for messages.
 
     Raises:
-        ConfigError: something is missing, empty, or of the wrong kind.
+        ConfigError: an entry is missing, empty, or of the wrong type.
     """
     content = _check_mapping(content, source, "a text", _FILE_KEYS)
     if missing := [key for key in ("observation", "actions") if content.get(key) is None]:
@@ -186,7 +186,7 @@ def _parse_argument_sentences(content: Any, source: str) -> ArgumentSentences:
 
 
 def _parse_success_meanings(content: Any, source: str) -> dict[str, str]:
-    """Return the meaning of each criterion of success by its name, such as `return >= 475`."""
+    """Return success criterion, such as `return >= 475` -> its meaning."""
     meanings = {}
     for name in _check_mapping(content, source):
         criterion = _CRITERION_PATTERN.fullmatch(str(name))
@@ -204,12 +204,12 @@ def _parse_text(content: Mapping[str, Any], key: str, source: str) -> str:
     text = content.get(key)
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{source} has no {key!r}, or one that is empty or not a text")
-    # Paragraphs are kept and line breaks inside them removed; lines that begin with blanks or a bar are a drawing.
+    # Line breaks that remain after YAML's folding are kept; they separate paragraphs and the lines of drawings.
     return text.strip("\n").rstrip() if "\n" in text else " ".join(text.split())
 
 
 def _check_mapping(content: Any, source: str, owner: str = "", allowed_keys: Sequence[str] = ()) -> Mapping[str, Any]:
-    """Return `content` if it is a mapping and contains only `allowed_keys` (none given: any keys), those of `owner`."""
+    """Return `content` if it is a mapping with only `allowed_keys` (empty: any keys); `owner` is for messages."""
     if not isinstance(content, Mapping):
         raise ConfigError(f"{source} must be a mapping, got {type(content).__name__}")
     if allowed_keys and (unknown := [key for key in content if key not in allowed_keys]):
@@ -218,12 +218,12 @@ def _check_mapping(content: Any, source: str, owner: str = "", allowed_keys: Seq
 
 
 def _format_answer(value: object) -> str:
-    """Return a word; YAML reads `yes` and `no` as booleans."""
+    """Return a YAML value as text; YAML parses `yes` and `no` as booleans, which are converted back."""
     return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
 
 def list_fields(fields: Sequence[Field], prefix: str = "") -> tuple[tuple[str, str], ...]:
-    """Return (name, description) of fields and of their parts; a part is named `field.part`."""
+    """Return (name, description) of fields and their subfields; the name of a subfield is `field.subfield`."""
     descriptions: list[tuple[str, str]] = []
     for field in fields:
         descriptions.append((prefix + field.name, field.full_description))
