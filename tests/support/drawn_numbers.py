@@ -14,4 +14,4 @@ def drawn(keys, numbers):
     if b < numbers.shape[0]:
         words = plain.hash_step(keys, b, 40 + b)
         for k in range(numbers.shape[1]):
-            numbers[b, k] = plain.draw_integer(words, k % 8, k)
+            numbers[b, k] = plain.sample_integer(words, k % 8, k)

@@ -190,7 +190,7 @@ def _replay_hash_step(source: Any, b: int, t: int) -> Any:
 
 
 def _replay_draw(row: Any, purpose: int, index: int) -> Any:
-    """Return a number from a row of the table of replayed random numbers; replaces `hashed_random.draw_integer`."""
+    """Return a number from a row of the table of replayed random numbers; replaces `hashed_random.sample_integer`."""
     return row[row[purpose] + index]
 
 
@@ -209,6 +209,6 @@ def _replaying_functions() -> SimpleNamespace:
     options = {**compilation.JIT_OPTIONS, "_nrt": True}
     with numba_cache(compilation.game_cache_folder()) as cache:
         inner, entry = numba.njit(**compilation.INNER_JIT_OPTIONS, **options), numba.njit(cache=cache, **options)
-        replay = {"hash_step": _replay_hash_step, "draw_integer": _replay_draw}
+        replay = {"hash_step": _replay_hash_step, "sample_integer": _replay_draw}
         with mock.patch.multiple(rules, **replay), mock.patch.multiple(hashed_random, **replay):
             return compilation.build_functions(inner, entry)

@@ -37,7 +37,7 @@ def draw_numbers(functions: Any, source: np.ndarray) -> np.ndarray:
     """Draw 10,000 numbers of 20 games, for each purpose."""
     return np.array(
         [
-            [functions.draw_integer(functions.hash_step(source, b, 40 + b), k % 8, k) for k in range(500)]
+            [functions.sample_integer(functions.hash_step(source, b, 40 + b), k % 8, k) for k in range(500)]
             for b in range(len(source))
         ]
     )

@@ -1,1 +1,1 @@
-"""Clean Up and Harvest on the Melting Pot engine: one game per worker process."""
+"""Clean Up and Harvest on the Melting Pot engine, with a worker process for each game (parallel copy)."""

@@ -1,4 +1,4 @@
-"""`MeltingPotEnv`: Melting Pot games in worker processes, as one `VecEnv`."""
+"""`MeltingPotEnv`: parallel copies (games) of a Melting Pot substrate in worker processes, as one `VecEnv`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from llmrl.envs.substrate.maps import load_map
 from llmrl.envs.substrate.society_env import SocietyEnv, SubstrateSettings, build_spec
 from llmrl.envs.substrate.substrate_rules import MAX_AGENTS, SUBSTRATES
 
-_POLL_INTERVAL_SECONDS = 1
-_EXIT_TIMEOUT_SECONDS = 5
+_POLL_INTERVAL_SECONDS = 1  # time after which a pool that waits for an answer checks whether the worker runs
+_EXIT_TIMEOUT_SECONDS = 5  # time for workers to end, after which they are killed
 
 
 @dataclass
@@ -43,10 +43,10 @@ class GameWorker:
 
 
 class GamePool:
-    """One worker process per game.
+    """Pool of worker processes, one per game.
 
-    Workers end when the pool is closed or its process has ended for any reason. The shared memory has no name, so it is
-    freed then, too.
+    Workers end when the pool is closed or the parent process has ended for any reason. The shared memory has no name,
+    so it is then freed, too.
 
     Args:
         layout: settings of the batch and of the shared memory.
@@ -68,10 +68,10 @@ class GamePool:
             os.close(descriptor)
 
     def exchange(self, commands: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Send one command to each of the given games, and return their answers: game -> byte.
+        """Send `commands` (game -> byte) to the games, and return their answers (game -> byte).
 
         Raises:
-            EngineError: a game died. All games are ended then: the batch cannot go on without it.
+            EngineError: a game died. All other games are then ended, too.
         """
         for game, command in commands.items():
             try:
@@ -81,7 +81,7 @@ class GamePool:
         return {game: self._receive(game) for game in commands}
 
     def close(self) -> None:
-        """End the games. It may be called twice, and after a game has died."""
+        """End the games; later calls do nothing. It may be called after a game has died."""
         for worker in self.workers:
             worker.connection.close()
         deadline = time.monotonic() + _EXIT_TIMEOUT_SECONDS
@@ -95,12 +95,12 @@ class GamePool:
 
     def _spawn(self, game: int, memory: int) -> GameWorker:
         parent_socket, child_socket = socket.socketpair()
-        # A time-out of the kernel: a Python time-out would cost one more system call for each step of each game.
+        # A timeout of the kernel: a Python timeout would need one more system call for each step of each game.
         parent_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _POLL_INTERVAL_SECONDS, 0))
         with child_socket:
             command = [sys.executable, "-m", "llmrl.envs.melting_pot.worker"]
             command += [json.dumps(asdict(self._layout)), str(game), str(child_socket.fileno()), str(memory)]
-            # A game uses one core: threads of NumPy's linear algebra would also interfere with fork.
+            # One core per game: threads of NumPy's linear algebra would also interfere with fork.
             variables = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
             descriptors = (child_socket.fileno(), memory)
             process = subprocess.Popen(command, pass_fds=descriptors, env=variables, stdin=subprocess.DEVNULL)
@@ -126,7 +126,7 @@ class GamePool:
         """End all games after one has died, and return the error that gives the cause."""
         try:
             code = self.workers[game].process.wait(_EXIT_TIMEOUT_SECONDS)
-            # As in a shell, the worker passes on a signal that killed its child as 128 + signal.
+            # As in a shell, the exit code of a worker whose child was killed is 128 + signal.
             number = -code if code < 0 else code - 128
             name = f": {signal.Signals(number).name}" if number in set(signal.Signals) else ""
             cause = f"exit code {code}{name}"
@@ -143,37 +143,37 @@ class GamePool:
 class MeltingPotEnv(SocietyEnv):
     """Clean Up or Harvest on the Melting Pot engine.
 
-    **Observation.** `pixels` [n_envs, n_agents, 88, 88, 3] uint8; `grid` [n_envs, n_agents, 11, 11, 4] uint8, contents
-    of the cells in view (`grid_text.count_grid_codes`); `vector` [n_envs, n_agents, 1 or 2] float32
-    (`Substrate.vector_observations`); `text` [n_envs, n_agents], the grid in words (`grid_text.describe_observation`);
-    `mechanism` [n_envs, n_agents, d] float32, the values of a mechanism that is shown, unscaled. Players who have been
-    zapped get black pixels and an empty text until they are back.
+    **Observation.** `pixels` [n_envs, n_agents, 88, 88, 3] uint8; `grid` [n_envs, n_agents, 11, 11, 4] uint8, codes of
+    the cells in view (`grid_text.count_grid_codes`); `vector` [n_envs, n_agents, 1 or 2] float32
+    (`Substrate.vector_observations`); `text` [n_envs, n_agents], JSON (`grid_text.describe_observation`); `mechanism`
+    [n_envs, n_agents, d] float32, the unscaled values of a mechanism, with `show_mechanism`. Removed (zapped) players
+    get black pixels and an empty text until they return.
 
-    **End.** An episode is truncated at the horizon. The engine's random end is a time limit, too, and reported as
-    truncation; no game terminates. The same seed repeats an episode within a run, but not in another run, because the
-    engine's order of events differs between processes.
+    **End.** An episode is truncated at the horizon or, under upstream rules, at a random step; no episode terminates.
+    The same seed repeats an episode within a run, but not in another run, because the engine's order of events differs
+    between processes.
 
     Args:
-        game: settings of the games; each game has a worker process.
-        seeds: stream from which episodes draw their seeds.
-        render: whether `render` works; this costs a frame of the world at each step.
+        settings: settings of the environment.
+        seeds: seed tree from which seeds of episodes are derived.
+        render: whether `render` works; a frame of the whole map is then computed in each step.
 
     Raises:
         EngineError: the engine is not installed or cannot run on this machine; in later calls: a game died.
-        ConfigError: settings that the substrate does not support.
+        ConfigError: the substrate does not support the settings.
     """
 
-    def __init__(self, game: SubstrateSettings, seeds: Seeds, render: bool = False) -> None:
+    def __init__(self, settings: SubstrateSettings, seeds: Seeds, render: bool = False) -> None:
         install.check_installed()
-        self._init_arguments = (game, seeds, render)
-        n_envs, n_agents, rules = game.n_envs, game.n_agents, game.rules
-        self._definition = SUBSTRATES[game.substrate]
+        self._init_arguments = (settings, seeds, render)
+        n_envs, n_agents, rules = settings.n_envs, settings.n_agents, settings.rules
+        self._definition = SUBSTRATES[settings.substrate]
         max_agents = len(self._definition.spawn_cells) if rules == "legislative" else MAX_AGENTS
         if not 1 <= n_agents <= max_agents:
             raise ConfigError(
-                f"env.n_agents={n_agents} must be 1 to {max_agents} in {game.substrate} with env.rules={rules}"
+                f"env.n_agents={n_agents} must be 1 to {max_agents} in {settings.substrate} with env.rules={rules}"
             )
-        game_map = None if game.map in ("auto", "melting_pot") else load_map(game.substrate, game.map)
+        game_map = None if settings.map in ("auto", "melting_pot") else load_map(settings.substrate, settings.map)
         if game_map is not None:
             game_map.start_cells(n_agents)
             if rules == "legislative":
@@ -181,11 +181,11 @@ class MeltingPotEnv(SocietyEnv):
                     "env.rules=legislative defines the players' own cells only on Melting Pot's map; use env.map=auto"
                 )
         text = None if game_map is None else game_map.text
-        self._layout = MemoryLayout(game.substrate, rules, n_envs, n_agents, game.channels, render, text)
+        self._layout = MemoryLayout(settings.substrate, rules, n_envs, n_agents, settings.channels, render, text)
         sites = None if game_map is None else game_map.sites
-        super().__init__(game, build_spec(game, "meltingpot", sites=sites))
+        super().__init__(settings, build_spec(settings, "meltingpot", sites=sites))
         self._seeds = seeds
-        self._reset_seeds: list[int] = []  # seed of each equal group of games; empty: `seeds` is used
+        self._reset_seeds: list[int] = []  # seed of each of several equal groups of games; empty: `seeds` is used
         self._episode_counts = np.zeros(n_envs, dtype=np.int64)
         self._pool: GamePool | None = None
         self._arrays: dict[str, NDArray[Any]] = {}
@@ -195,11 +195,11 @@ class MeltingPotEnv(SocietyEnv):
         self._n_apples = np.zeros(n_envs, dtype=np.float32)
 
     def one_game(self) -> MeltingPotEnv:
-        """Return the same environment with a single independent game in a worker process of its own."""
-        game, seeds, render = self._init_arguments
-        # A mechanism stores the state of its games.
-        single_game = replace(game, n_envs=1, mechanism=copy.deepcopy(game.mechanism))
-        return name_env_in_errors(MeltingPotEnv(single_game, seeds, render))
+        """Return the same environment with a single independent game in another worker process."""
+        settings, seeds, render = self._init_arguments
+        # The mechanism is copied, because it may contain state for each game.
+        single_game_settings = replace(settings, n_envs=1, mechanism=copy.deepcopy(settings.mechanism))
+        return name_env_in_errors(MeltingPotEnv(single_game_settings, seeds, render))
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         games = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
@@ -207,12 +207,12 @@ class MeltingPotEnv(SocietyEnv):
             seeds = list(seed) if isinstance(seed, Sequence) else [seed]
             self.spec.games_per_group(len(seeds))
             self._reset_seeds, self._episode_counts[:] = seeds, 0
-        if self._pool is None:  # started at the first reset, so that an unused environment costs nothing
+        if self._pool is None:  # workers start at the first reset, so that an unused environment has none
             self._pool = GamePool(self._layout, self._next_seeds())
             self._arrays = self._pool.arrays
         self._arrays["seed"][:] = self._next_seeds()
         self._exchange(self._pool, {int(game): b"R" for game in np.flatnonzero(games)})
-        # Set before this episode ends, so that the workers can prepare the next one.
+        # Seeds of the next episodes, which workers prepare as soon as these end.
         self._episode_counts[games] += 1
         self._arrays["seed"][:] = self._next_seeds()
         players, counts = self._read_census()
@@ -236,7 +236,7 @@ class MeltingPotEnv(SocietyEnv):
         return self._build_step(active)
 
     def _build_step(self, active: NDArray[np.bool_]) -> Step:
-        """Return the `Step`. Games that wait for a reset (not `active`) show their last state, with rewards of 0."""
+        """Return the `Step`. Games that wait for a reset (not `active`) have their last observation, and rewards 0."""
         players, counts = self._read_census()
         values = self._values
         if not active.all():
@@ -273,9 +273,9 @@ class MeltingPotEnv(SocietyEnv):
         )
 
     def _read_census(self) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
-        """Return `worker.CENSUS_FIELDS` of all players, and the counts of `Substrate.groups` by name.
+        """Return `worker.CENSUS_FIELDS`, [4, n_envs, n_agents], and the counts of `Substrate.groups`.
 
-        Shapes are [4, n_envs, n_agents] and [n_envs] each.
+        The counts are a dictionary: metric name -> [n_envs].
         """
         census = self._arrays["census"].astype(np.float32)
         split = len(CENSUS_FIELDS) * self.spec.n_agents
@@ -284,7 +284,7 @@ class MeltingPotEnv(SocietyEnv):
         return np.ascontiguousarray(players.transpose(2, 0, 1)), counts
 
     def _build_observation(self) -> Observation:
-        """Return copies of all channels, because the games overwrite the shared memory with the next observation."""
+        """Return copies of all channels, because the workers overwrite the shared memory in the next step."""
         observation = {name: self._arrays[name].copy() for name in self._layout.channels if name != "text"}
         if "text" in self._layout.channels:
             arrays = self._arrays["grid"], self._arrays["vector"]
@@ -294,12 +294,12 @@ class MeltingPotEnv(SocietyEnv):
         return observation
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
-        """Return a frame of the whole world of game `index`, uint8, 8 pixels per cell.
+        """Return a frame of the whole map in game `index`, uint8, 8 pixels per cell.
 
         On Melting Pot's maps its shape is [168, 240, 3] for cleanup and [144, 192, 3] for harvest.
 
         Raises:
-            ConfigError: the environment was built with render=false, or was never reset.
+            ConfigError: the environment was created with render=False, or was never reset.
         """
         if "world" not in self._arrays:
             remedy = "call reset() first" if self._layout.render else "set env.render=true"
@@ -309,7 +309,7 @@ class MeltingPotEnv(SocietyEnv):
     def state_dict(self) -> State:
         """Return the number of episodes that each game has begun, so that a resumed run continues with new seeds.
 
-        The games themselves cannot be saved.
+        The state of episodes in progress cannot be saved.
         """
         return {"episodes": self._episode_counts.tolist(), "reseeded": self._reset_seeds}
 
@@ -318,7 +318,7 @@ class MeltingPotEnv(SocietyEnv):
         self._ended[:] = True
 
     def close(self) -> None:
-        """End the games. It may be called twice, and after a game has died. A later `reset` starts new games."""
+        """End the games; later calls do nothing. It may be called after a game has died. `reset` starts new games."""
         if self._pool is not None:
             self._pool.close()
         self._pool, self._arrays = None, {}

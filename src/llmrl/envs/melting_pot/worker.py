@@ -1,14 +1,13 @@
-"""The process that plays one game of a batch: `python -m llmrl.envs.melting_pot.worker`, started by `MeltingPotEnv`.
+"""The process of one game (parallel copy): `python -m llmrl.envs.melting_pot.worker`, started by `MeltingPotEnv`.
 
-Building a game costs 0.1 to 0.4 s and starting it 0.2 s, as much as hundreds of steps, and the engine can start a
-game only once. So the worker builds one game and never starts it; for each episode it forks a child, which starts
-its copy and plays it. The next child is forked as soon as an episode is over, and starts its game while the learner
-is busy with the update.
+The creation of a game takes 0.1 to 0.4 s and its start 0.2 s, as long as hundreds of steps, and the engine can start a
+game only once. So the worker creates one game and never starts it; for each episode it forks a child process, which
+starts its copy of the game. The next child is forked as soon as an episode has ended, and starts its game while the
+learner (the process with the `MeltingPotEnv`) computes an update.
 
-The learner sends one-byte commands over a socket; actions and observations are in shared memory.
-The commands are `R` begin an episode, `S` step, `L` the last step of this episode. The answer is
-`C` (the episode goes on) or `E` (the engine ended it). A closed socket means that the learner has exited: the worker
-exits, too.
+The learner sends one-byte commands over a socket; actions and observations are in shared memory. The commands are `R`
+(start an episode), `S` (step) and `L` (last step of this episode). The answer is `C` (the episode continues) or `E`
+(the engine has ended it). When the learner has exited, the socket is closed and the worker exits, too.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ from llmrl.envs.substrate.substrate_rules import (
 
 LUA_DIR = Path(__file__).with_name("lua")
 CENSUS_FIELDS = ("reward", "cleaned", "zapped", "present")
-"""Entries of the census for each player; the counts of `Substrate.groups` follow."""
+"""Numbers for each player in the array `census`, which are followed by the counts of `Substrate.groups`."""
 
-_ALIGNMENT = 64
+_ALIGNMENT = 64  # of arrays in the shared memory, in bytes
 
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """Settings of a batch of games that determine the shared memory and suffice to build each game."""
+    """Settings that determine the shared memory of all games, and from which a worker creates its game."""
 
     substrate: SubstrateName
     rules: Rules
@@ -61,11 +60,11 @@ class MemoryLayout:
     channels: Sequence[str]
     render: bool
     map: str | None = None
-    """Text of the map to play on; None: the substrate's own map."""
+    """Text of the map; None: the map of the substrate in Melting Pot."""
 
     @property
     def world_shape(self) -> tuple[int, int, int]:
-        """Shape of a frame of the whole world, [height, width, 3]."""
+        """Shape of a frame of the whole map, [height, width, 3]."""
         if self.map is None:
             return SUBSTRATES[self.substrate].world_shape
         rows = self.map.splitlines()
@@ -83,9 +82,9 @@ class MemoryLayout:
 
     @property
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape and dtype of each array by name.
+        """Name -> shape and dtype of each array.
 
-        The games read `seed` (of the next episode) and `action`, and write all other arrays.
+        Workers read `seed` (of the next episode) and `action`, and write all other arrays.
         """
         games, agents = self.n_envs, self.n_agents
         census = len(CENSUS_FIELDS) * agents + len(SUBSTRATES[self.substrate].groups)
@@ -106,11 +105,11 @@ class MemoryLayout:
 
     @property
     def nbytes(self) -> int:
-        """Size of the shared memory, bytes."""
+        """Size of the shared memory, in bytes."""
         return sum(_padded_size(shape, dtype) for shape, dtype in self.arrays.values())
 
     def views(self, memory: Any) -> dict[str, NDArray[Any]]:
-        """Return the arrays by name as views of `memory`, a writable buffer of `nbytes` bytes."""
+        """Return name -> array, as views of `memory`, a writable buffer of `nbytes` bytes."""
         views, offset = {}, 0
         for name, (shape, dtype) in self.arrays.items():
             views[name] = np.ndarray(shape, dtype, memory, offset)
@@ -124,16 +123,16 @@ def _padded_size(shape: tuple[int, ...], dtype: str) -> int:
 
 
 class Game:
-    """One game, built but not started. `start` may be called once, because the engine cannot begin a second episode.
+    """One game that is not yet started. `start` may be called once, because the engine cannot start a second episode.
 
-    Melting Pot's own environment computes every observation of every player at each step. This class requests only
-    those that are used.
+    The environment class of Melting Pot computes every observation of every player in each step. This class computes
+    only the requested channels.
 
     Args:
-        layout: substrate, rules, players and channels.
+        layout: settings of the game.
 
     Raises:
-        EngineError: the engine is missing or refuses the substrate.
+        EngineError: the engine is missing or cannot create the game.
     """
 
     def __init__(self, layout: MemoryLayout) -> None:
@@ -144,7 +143,7 @@ class Game:
         except (ValueError, RuntimeError) as error:
             raise EngineError(f"the engine failed to build {layout.substrate}: {error}") from error
 
-        # An action is a row of `_controls_by_action`: one number for each of the player's controls.
+        # The engine has several controls per player. An action sets them to a row of `_controls_by_action`.
         names = list(self._lab.action_discrete_names())
         indices = [
             SUBSTRATES[layout.substrate].actions.index(action)
@@ -172,9 +171,9 @@ class Game:
             self._sprite_codes = SpriteCodes(self._lab.observation("WORLD.SPRITES").decode().split(","))
 
     def step(self, action: NDArray[np.int32]) -> bool:
-        """Advance by one step with `action` [n_agents]; return whether the episode goes on.
+        """Advance by one step with `action` [n_agents]; return whether the episode continues.
 
-        After it has returned False it must not be called again, because the engine would abort the process.
+        After a result of False, another call would make the engine abort the process.
         """
         self._control_values[self._action_columns] = self._controls_by_action[action]
         self._lab.act_discrete(self._control_values)
@@ -202,13 +201,13 @@ class Game:
 
 
 def _build_engine_settings(layout: MemoryLayout, module: Any) -> dict[str, str]:
-    """Return the substrate as the flat table of strings that the engine reads."""
+    """Return the settings of the engine for a game: flat keys -> strings."""
     definition = build_definition(module, layout.substrate, layout.n_agents, layout.rules, layout.map)
     groups = list(SUBSTRATES[layout.substrate].groups.values())
     definition["simulation"]["scene"]["components"].append({"component": "Census", "kwargs": {"groups": groups}})
     if layout.has_cells:
         definition["simulation"]["scene"]["components"].append({"component": "Seen", "kwargs": {}})
-    # The engine joins the two paths and finds our level, which finds the modules of Melting Pot under its root.
+    # The engine joins these two paths to the path of a Lua level of this package, which imports modules of Melting Pot.
     definition["levelDirectory"] = str(install.find_package_root())
     definition["levelName"] = os.path.relpath(LUA_DIR / definition["levelName"], install.find_package_root())
     flat = importlib.import_module("dmlab2d.settings_helper").flatten_args(definition)
@@ -216,22 +215,21 @@ def _build_engine_settings(layout: MemoryLayout, module: Any) -> dict[str, str]:
 
 
 EXIT_EPISODE_ENDED = 0
-"""Exit code of a child whose episode has ended: the next child prepares the next episode."""
+"""Exit code of a child whose episode has ended; the next child prepares the next episode."""
 EXIT_RESTARTED = 11
-"""Exit code of a child that was requested to start a different episode from the one it had prepared; the next child
-starts it."""
+"""Exit code of a child that got the command to start another episode than it had prepared; the next child starts it."""
 EXIT_LEARNER_GONE = 12
-"""Exit code of a child whose learner has exited."""
+"""Exit code of a child if the learner has exited."""
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # of Linux: signal to a process when its parent process dies
 
 
 def play(
     game: Game, layout: MemoryLayout, game_index: int, connection: socket.socket, memory: mmap.mmap, reset_pending: bool
 ) -> int:
-    """Start the game, play one episode, and return the exit code.
+    """Start the game, execute the commands of one episode, and return the exit code.
 
-    `reset_pending`: whether the learner is already waiting for the first answer.
+    `reset_pending`: whether the command `R` was already received, so that the learner waits for the answer.
     """
     arrays = layout.views(memory)
     seed = int(arrays["seed"][game_index])
@@ -259,13 +257,13 @@ def play(
 
 
 def serve(layout: MemoryLayout, game_index: int, connection: socket.socket, memory: mmap.mmap) -> int:
-    """Keep an unstarted game and fork a child process for every episode; return the worker's exit code."""
+    """Create the game and fork a child process for every episode; return the exit code of the worker."""
     game = Game(layout)
     reset_pending = False
     while True:
         child = os.fork()
         if child == 0:
-            # If the worker dies, nobody can fork the next episode, so the child dies with it.
+            # If the worker dies, the child is killed, because no process could fork the next episode.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             try:
                 code = play(game, layout, game_index, connection, memory, reset_pending)
@@ -274,7 +272,7 @@ def serve(layout: MemoryLayout, game_index: int, connection: socket.socket, memo
             except Exception:
                 logging.exception("game %d of %d (%s) failed", game_index, layout.n_envs, layout.substrate)
                 code = 1
-            # Not sys.exit, because the child must not run the clean-up of its parent process.
+            # Not `sys.exit`, because the child must not run exit handlers of its parent process.
             os._exit(code)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code == EXIT_LEARNER_GONE:
@@ -285,7 +283,7 @@ def serve(layout: MemoryLayout, game_index: int, connection: socket.socket, memo
 
 
 def main() -> int:
-    """Play one game of a batch.
+    """Run the worker of one game.
 
     Arguments are the memory layout as JSON, the index of the game, and the file descriptors of the socket to the
     learner and of the shared memory.

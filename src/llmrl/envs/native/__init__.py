@@ -1,1 +1,1 @@
-"""Clean Up and Harvest as compiled loops: the rules of Melting Pot, one to thousands of games in lock step."""
+"""Clean Up and Harvest with the rules of Melting Pot as compiled loops, for one to thousands of games in lock step."""

@@ -1,7 +1,7 @@
-"""The loop over the games of a batch: start an episode, take a step, write observations and metrics.
+"""The loop over a batch of games (parallel copies): start episodes, take steps, write observations and metrics.
 
-In the loops that take most of the time, indices are unsigned, because Numba then omits the check for negative indices.
-This halves the time.
+In the loops that take most of the time, indices are unsigned. Numba then omits the check for negative indices, which
+halves the time. Functions change and read only game `b` and the scratch memory of row `lane`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llmrl.envs.native.game_arrays import Games, Int32, LoopInputs, LoopOutputs,
 from llmrl.envs.native.rules import N_CLEANED, REWARD, start_game, step_game
 
 WAIT, STEP, START, OBSERVE = range(4)
-"""Commands for a game: do nothing, as it has ended; take a step; start an episode; write observations only."""
+"""Commands for a game: WAIT: only write zeros, as it has ended; take a step; start an episode; only observe."""
 (
     APPLES_EATEN,
     PLAYERS_ZAPPED,
@@ -54,7 +54,7 @@ def play(
 ) -> None:
     """Execute the commands of games `first` to `last` - 1, and write their observations and metrics.
 
-    `lane` is the index of the thread, or on a GPU of the game, and selects its scratch memory.
+    `lane`: index of the thread (on a GPU of the game), which selects its scratch memory.
     """
     scratch_row: Any = np.uint32(lane)
     for game in range(first, last):
@@ -77,7 +77,7 @@ def play(
 
 
 def write_idle_outputs(b: int, outputs: LoopOutputs, games: Games) -> None:
-    """Write zeros as rewards and events of a game that takes no step."""
+    """Write zeros as rewards and events of a game that takes no step in this call."""
     for i in range(games.player_events.shape[1]):
         for k in range(outputs.player_stats.shape[0]):
             outputs.player_stats[k, b, i] = 0
@@ -91,9 +91,9 @@ def write_idle_outputs(b: int, outputs: LoopOutputs, games: Games) -> None:
 
 
 def write_metrics(b: int, previous_apples: int, has_stepped: bool, outputs: LoopOutputs, games: Games) -> None:
-    """Write the metrics of a step, before which there were `previous_apples` apples.
+    """Write the metrics of a step; `previous_apples`: number of apples before the step.
 
-    Without a step (`has_stepped` is false), the number of players present is 0.
+    If the game took no step (`has_stepped` is false), the number of players present is 0.
     """
     player_stats, metrics = outputs.player_stats, outputs.metrics
     for k in range(metrics.shape[0]):
@@ -121,7 +121,7 @@ def has_invalid_action(action: Any, n_actions: int) -> bool:
 
 
 def write_codes(b: int, lane: int, games: Games, settings: RuleConstants, beams: Int32, views: ViewTables) -> None:
-    """Write the codes of all cells into row `lane` of `games.codes`; `beams` is `RuleTables.beam_cells`."""
+    """Write the codes of all cells to row `lane` of `games.codes`; `beams`: `RuleTables.beam_cells`."""
     codes = games.codes
     for cell in range(views.base_codes.shape[0]):
         codes[lane, cell] = views.base_codes[cell]
@@ -141,16 +141,16 @@ def write_codes(b: int, lane: int, games: Games, settings: RuleConstants, beams:
     # Zaps are written last, so a zap hides a cleaning beam on the same cell.
     n_codes_per_beam = settings.n_ground_codes * settings.n_avatar_codes
     for i in range(games.players.shape[1]):
-        draw_beam(b, lane, i, games.player_events[b, i].cleaning_beam_mask, 1, n_codes_per_beam, games, beams)
+        write_beam(b, lane, i, games.player_events[b, i].cleaning_beam_mask, 1, n_codes_per_beam, games, beams)
     for i in range(games.players.shape[1]):
-        draw_beam(b, lane, i, games.player_events[b, i].zap_beam_mask, 2, n_codes_per_beam, games, beams)
+        write_beam(b, lane, i, games.player_events[b, i].zap_beam_mask, 2, n_codes_per_beam, games, beams)
     codes[lane, 0] = 0
 
 
-def draw_beam(
+def write_beam(
     b: int, lane: int, i: int, beam_mask: int, beam: int, n_codes_per_beam: int, games: Games, beams: Int32
 ) -> None:
-    """Write a beam of player `i`, 1 for cleaning or 2 for a zap, into the codes of the cells in `beam_mask`."""
+    """Add a beam of player `i` (1: cleaning, 2: zap) to the codes of the cells in `beam_mask`."""
     if beam_mask != 0:
         for k in range(9):
             if beam_mask >> k & 1 == 1:
@@ -163,8 +163,8 @@ def write_views(
 ) -> None:
     """Write the 121 cells that each player sees, rotated so that the player faces up; zeros for removed players.
 
-    Elements of the channel `grid`, four bytes as one int32, are written to `outputs.grid`, and tile indices to
-    `outputs.tile_ids`. Either may be empty, and then is not written.
+    `outputs.grid` gets the channel `grid`, with the four bytes of a cell as one int32, and `outputs.tile_ids` the tile
+    indices. An empty output is not written.
     """
     codes, offsets = games.codes, views.offsets
     grid, tile_ids = outputs.grid, outputs.tile_ids
@@ -173,7 +173,7 @@ def write_views(
         if player.alive == 1:
             cell, heading = player.cell, player.heading
             direction = np.uint32(heading)
-            # The viewing player has the last avatar code.
+            # For its own view, the player has the last avatar code.
             code_without_viewer = codes[lane, cell]
             codes[lane, cell] = code_without_viewer + settings.n_ground_codes * (
                 settings.n_avatar_codes - 2 - 4 * i - heading
@@ -199,10 +199,10 @@ def write_views(
 def copy_tiles(
     first: int, last: int, lane: int, tile_ids: Int32, tile_rows: NDArray[np.int64], image_rows: NDArray[np.int64]
 ) -> None:
-    """Copy the tiles of rows `first` to `last` - 1 of `tile_ids` into an image.
+    """Copy the tiles of rows `first` to `last` - 1 of `tile_ids` to an image.
 
     Args:
-        first, last: rows of `tile_ids`, from `first` to `last` - 1.
+        first, last: range of rows.
         lane: not used.
         tile_ids: tile index of each cell, [rows, columns].
         tile_rows: pixel rows of the tiles, three 64-bit integers each, [n_tiles, 8, 3].
@@ -217,10 +217,10 @@ def copy_tiles(
 
 
 def write_vectors(b: int, outputs: LoopOutputs, games: Games, settings: RuleConstants) -> None:
-    """Write the channel `vector` into `outputs.vector`.
+    """Write the channel `vector` to `outputs.vector`.
 
-    Its elements are the readiness to zap in [0, 1] and, in Clean Up, the number of others who cleaned in the step
-    before.
+    Its elements are the readiness to zap in [0, 1] (1: ready) and, in Clean Up, the number of other players who cleaned
+    in the previous step.
     """
     vector = outputs.vector
     for i in range(games.players.shape[1]):

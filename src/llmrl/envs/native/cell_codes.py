@@ -21,7 +21,7 @@ from llmrl.envs.substrate.sprites import TILE_SIZE, SpriteSet
 from llmrl.envs.substrate.substrate_rules import SubstrateName
 
 WATER_FRAMES = 4
-"""Number of frames of the water's animation."""
+"""Number of frames in the animation of the water."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class CellCodes:
 
     Attributes:
         n_agents: number of players.
-        grounds: sprites of each ground, bottom to top; ground 0 has none.
-        base_codes: default ground of each cell, [n_cells]: clean river in frame 0, no apple, grass not withered. The
-            ground of a cell in a game is `base_codes` + frame of the water + `WATER_FRAMES` if dirty + 1 with an apple
-            + 2 if the grass has withered.
+        grounds: names of the sprites of each ground, bottom to top; ground 0 has none.
+        base_codes: default ground of each cell, [n_cells]: clean river in frame 0, no apple, grass not withered. To
+            get the current ground, add to it the frame of the water, `WATER_FRAMES` if dirty, 1 with an apple and 2 if
+            the grass has withered.
     """
 
     n_agents: int
@@ -46,7 +46,7 @@ class CellCodes:
 
     @property
     def n_avatars(self) -> int:
-        """Number of avatar codes. 0: nobody; 1 + 4 * slot + heading: a player; the last: the viewing player."""
+        """Number of avatar codes. 0: no player; 1 + 4 * player index + heading; the last one: the viewing player."""
         return 2 + 4 * self.n_agents
 
     @property
@@ -65,7 +65,7 @@ class CellCodes:
         """
         ground, avatar, beam = self.split_codes()
         table = np.zeros((4, self.n_codes, 4), np.uint8)
-        # Of several sprites on a cell, the one with the highest index into `grid_text.CONTENTS` counts.
+        # The content of a cell is that of its sprite with the highest index into `grid_text.CONTENTS`.
         contents = np.array([max(map(find_content, stack), default=0) for stack in self.grounds], np.uint8)
         is_viewer = avatar == self.n_avatars - 1
         is_opponent = (avatar > 0) & ~is_viewer
@@ -117,10 +117,10 @@ class Tiles:
     """Images of all codes.
 
     Attributes:
-        ids_by_heading: tile of each code as a player with each heading sees it, [4, n_codes] indices into `bank`.
-        world_ids: tile of each code in a frame of the whole world, north up, [n_codes] indices into `bank`.
-        bank: distinct tiles, [n_tiles, 8, 8, 3] RGB; the first is black, for cells outside the map and
-            for removed players.
+        ids_by_heading: index into `bank` of each code in the view of a player with each heading, [4, n_codes].
+        world_ids: index into `bank` of each code in a frame of the whole map, north up, [n_codes].
+        bank: distinct tiles, [n_tiles, 8, 8, 3] uint8 RGB; the first one is black, for cells outside the map and for
+            removed players.
     """
 
     ids_by_heading: NDArray[np.int32]
@@ -132,8 +132,7 @@ def load_tiles(substrate: SubstrateName, text: str, n_agents: int, source: sprit
     """Return the tiles of a map with `n_agents` players. They are cached per process and must not be changed.
 
     Raises:
-        ConfigError, EngineError: the map or the sprites are not available; see `maps.parse_map` and
-            `sprites.load_sprites`.
+        ConfigError, EngineError: see `maps.parse_map` and `sprites.load_sprites`.
     """
     return _load_tiles(substrate, text, n_agents, sprites.resolve_source(source))
 
@@ -147,21 +146,21 @@ def _load_tiles(substrate: SubstrateName, text: str, n_agents: int, source: spri
     tiles[:, codes.split_codes()[0] == 0] = 0
     bank, indices = _find_distinct(tiles.reshape(4 * codes.n_codes, -1))
     ids_by_heading = indices.reshape(4, codes.n_codes)
-    # The arrays are cached and shared. The world is drawn as a player who faces north sees it, without that player.
+    # The arrays are cached and shared. A frame of the map has the tiles that a player who faces north would see.
     ids_by_heading.setflags(write=False)
     bank.setflags(write=False)
     return Tiles(ids_by_heading, ids_by_heading[0], bank.reshape(-1, TILE_SIZE, TILE_SIZE, 3))
 
 
 def render_tiles(bank: NDArray[np.uint8], tile_ids: NDArray[np.integer]) -> NDArray[np.uint8]:
-    """Return the image of cells whose tile indices [..., R, C] are given, [..., 8 * R, 8 * C, 3]."""
+    """Return the image [..., 8 * R, 8 * C, 3] of cells, given their tile indices [..., R, C]."""
     *batch_shape, rows, columns = tile_ids.shape
     tile_rows: NDArray[np.uint8] = bank[tile_ids].swapaxes(-4, -3)
     return tile_rows.reshape(*batch_shape, TILE_SIZE * rows, TILE_SIZE * columns, 3)
 
 
 def blend(bottom: NDArray[np.uint8], top: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the RGB colors of RGBA `top` [..., 4] over RGB `bottom` [..., 3], rounded as in Melting Pot's engine."""
+    """Return the RGB colors [..., 3] of RGBA `top` [..., 4] over RGB `bottom` [..., 3], rounded as in Melting Pot."""
     alpha = top[..., 3:].astype(np.uint16)
     # At most 255 * 255 + 127, which fits into 16 bits.
     mixture = (255 - alpha) * bottom + alpha * top[..., :3] + np.uint16(127)
@@ -169,7 +168,7 @@ def blend(bottom: NDArray[np.uint8], top: NDArray[np.uint8]) -> NDArray[np.uint8
 
 
 def _paint_codes(codes: CellCodes, sprite_set: SpriteSet, heading: int) -> NDArray[np.uint8]:
-    """Return every code as a viewer with a given heading sees it, [n_codes, 8, 8, 3]."""
+    """Return the image of every code in the view of a player with a given heading, [n_codes, 8, 8, 3]."""
 
     def paint_stack(stack: Sequence[str]) -> NDArray[np.uint8]:
         images = [sprite_set.sprites[name][heading] for name in stack]

@@ -1,6 +1,6 @@
-"""The games' functions: plain Python, compiled for a CPU, or a CUDA kernel with one thread per game.
+"""The functions of the rules in three forms: plain Python, compiled for CPUs, and a CUDA kernel with a thread per game.
 
-On an H200, and in Numba's simulator of a GPU (`NUMBA_ENABLE_CUDASIM=1`), results equal those on CPUs bit for bit.
+On an H200 and in Numba's GPU simulator (`NUMBA_ENABLE_CUDASIM=1`), results equal those on CPUs bit for bit.
 
 Functions compiled for a CPU are cached on disk (`llmrl.core.numba_cache`).
 """
@@ -29,28 +29,28 @@ from llmrl.envs.native.game_arrays import Games, LoopInputs, LoopOutputs, RuleTa
 log = logging.getLogger(__name__)
 
 MODULES = (hashed_random, rules, batch_loop)
-"""Modules whose functions are built, if loops call them."""
+"""Modules whose public functions are compiled, except `_TABLE_FUNCTIONS`."""
 _TABLE_FUNCTIONS = {"probability_threshold", "derive_game_keys"}
-"""Functions that are used only to create tables, and are not compiled."""
+"""Functions that create tables and keys outside the loops."""
 _ENTRY_FUNCTIONS = {"play", "has_invalid_action", "copy_tiles"}
 """Functions that Python code calls."""
 JitCompiler = Callable[[Any], Any]
 WORK_PER_THREAD = 3072
-"""Minimum work of a thread: number of players who take a step, where a player whose view is written counts as three.
-This work takes about 0.4 ms; a sleeping thread takes up to 0.1 ms to wake."""
+"""Minimum number of players whom a thread advances by a step; players with views count three times. This takes about
+0.4 ms, whereas a sleeping thread takes up to 0.1 ms to wake."""
 JIT_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
-"""Options of all functions. None of them allocates memory, so no references to arrays are counted."""
+"""Options of all functions. They allocate no memory, so Numba's reference counting (`_nrt`) is turned off."""
 INNER_JIT_OPTIONS = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Options of inner functions, which are inlined, because a call would copy dozens of array arguments."""
 THREADS_PER_BLOCK = 16
-"""Threads per block. Games take different branches, so small blocks wait less. With 4,096 games, an H200 plays 1.4
-times as many steps as with 64 threads per block; with 65,536 games, 1.05 to 1.13 times as many."""
+"""Threads per block. A block ends with its slowest game, so small blocks wait less. Steps per second on an H200 are 1.4
+times those with 64 threads per block for 4,096 games, and 1.05 to 1.13 times for 65,536 games."""
 cuda: Any = None  # replaced by Numba's module in the kernel
 play: Any = batch_loop.play  # replaced by the device function in the kernel
 
 
 def build_functions(jit: JitCompiler, entry_jit: JitCompiler | None = None) -> SimpleNamespace:
-    """Return the functions of the games, compiled by `jit`, as attributes; they call each other's compiled versions.
+    """Return a namespace of the functions of the rules, compiled by `jit`; they call each other's compiled versions.
 
     Args:
         jit: compiler of a function: `numba.njit(...)`, `cuda.jit(device=True)`, or the identity.
@@ -69,7 +69,7 @@ def build_functions(jit: JitCompiler, entry_jit: JitCompiler | None = None) -> S
 
 
 def plain_functions() -> SimpleNamespace:
-    """Return the functions uncompiled, for tests and for inspection of a single game."""
+    """Return the uncompiled functions, for tests and for the inspection of single games."""
     return build_functions(lambda function: function)
 
 
@@ -83,16 +83,16 @@ def compiled_functions() -> SimpleNamespace:
 
 
 def count_threads(n_games: int, n_players: int, writes_observations: bool) -> int:
-    """Return the number of threads for a batch: one per `WORK_PER_THREAD`, at most the number of cores, at least one.
+    """Return the number of threads for a batch: the work / `WORK_PER_THREAD`, from 1 to the number of cores.
 
-    `writes_observations` is whether the loops write views of players.
+    `writes_observations`: whether the loops write views of players.
     """
     work = n_games * n_players * (3 if writes_observations else 1)
     return max(1, min(os.cpu_count() or 1, work // WORK_PER_THREAD))
 
 
 class CpuLoop:
-    """Callable that plays all games of a batch on CPU cores. It compiles the loops if they are not in the cache."""
+    """Callable that executes the commands of all games on CPU cores, and first compiles the loops if not cached."""
 
     def __init__(self) -> None:
         self._functions = compiled_functions()
@@ -107,9 +107,9 @@ class CpuLoop:
             run_in_threads(play, threads, n, arrays)
 
     def _compile(self, arrays: tuple[Any, ...]) -> Any:
-        """Return `batch_loop.play` compiled for these types.
+        """Return `batch_loop.play` compiled for the types of `arrays`.
 
-        Calling it directly avoids Numba's dispatch, which takes as long as one game.
+        Direct calls avoid Numba's dispatch, which takes as long as a step of one game.
         """
         from numba import int64
 
@@ -138,10 +138,7 @@ def run_in_threads(function: Callable[..., None], threads: int, n: int, arrays: 
 
 @functools.cache
 def thread_pool() -> ThreadPoolExecutor:
-    """Return the pool of threads that play games in addition to the calling thread.
-
-    A forked process creates its own pool.
-    """
+    """Return the pool of threads that work in addition to the calling thread; a forked process creates a new pool."""
     return ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 1), "games")
 
 
@@ -149,17 +146,14 @@ os.register_at_fork(after_in_child=thread_pool.cache_clear)
 
 
 def is_simulated() -> bool:
-    """Return whether Numba simulates a GPU in this process.
-
-    If so, the kernel runs in Python, on arrays in host memory.
-    """
+    """Return whether Numba simulates a GPU in this process: the kernel runs in Python, on arrays in host memory."""
     import numba
 
     return bool(numba.config.ENABLE_CUDASIM)
 
 
 def game_cache_folder() -> Path:
-    """Return the folder of cached functions of the games."""
+    """Return the folder with the compiled functions of this package."""
     return cache_folder("games", tuple(Path(__file__).parent.glob("*.py")))
 
 
@@ -194,7 +188,7 @@ def build_kernel() -> Any:
 
 
 class GpuLoop:
-    """Callable that plays all games of a batch by one kernel launch on torch's current stream. It does not wait."""
+    """Callable that launches the kernel for all games on torch's current stream, without waiting for the result."""
 
     def __init__(self) -> None:
         self._kernel = build_kernel()

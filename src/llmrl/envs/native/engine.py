@@ -1,4 +1,4 @@
-"""Engine of Clean Up and Harvest: the constants that the compiled rules read, for one map and number of players."""
+"""Engine of Clean Up and Harvest for one map and number of players, with the constants that the compiled rules read."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ from llmrl.envs.substrate.maps import GameMap
 from llmrl.envs.substrate.substrate_rules import SUBSTRATES, Rules, action_names, find_changes
 
 VIEW_SHAPE = (11, 11)
-"""Rows and columns of the cells that a player sees: 9 ahead, 1 behind, 5 to either side."""
+"""Number of rows and columns that a player sees: 9 cells ahead, 1 behind, 5 to either side."""
 STAY = 4
-"""Direction of a player who does not move."""
+"""Direction of an action without a move."""
 MOVE_DIRECTIONS: Mapping[str, int] = {"forward": 0, "step_right": 1, "backward": 2, "step_left": 3}
-"""Direction of each action relative to the heading."""
+"""Action -> direction of the move relative to the heading, in quarter turns to the right."""
 QUARTER_TURNS: Mapping[str, int] = {"turn_left": 3, "turn_right": 1}
-"""Number of quarter turns to the right of each action."""
+"""Action -> number of quarter turns to the right."""
+# The following numbers are those of Melting Pot.
 REGROWTH_PROBABILITIES = (0.0, 0.0025, 0.005, 0.025)
-"""Harvest: probability per step that an empty site regrows, by the number of live apples (0, 1, 2, 3 or more) within a
-distance of 2."""
+"""Harvest: probability per step that an apple regrows, by the number of apples (0, 1, 2, 3 or more) within a distance
+of 2."""
 SPILL_PROBABILITY, FIRST_SPILL_STEP = 0.5, 51
 """Clean Up: probability per step that one more cell gets dirty, and the first step in which this can happen."""
 MAX_GROWTH_PROBABILITY, MAX_DIRTY_FRACTION = 0.05, 0.4
-"""Clean Up: probability per step that an apple grows if the river is clean, and fraction of dirty cells from which on
-no apples grow."""
+"""Clean Up: probability per step and site that an apple grows beside a clean river, and fraction of dirty cells at and
+above which no apples grow."""
 
 
 def growth_probabilities(n_cells: int) -> NDArray[np.float64]:
-    """Return the probability per step that an apple grows in Clean Up, by number of dirty cells, [n_cells + 1].
+    """Return the probability per step and site that an apple grows, by number of dirty cells, [n_cells + 1].
 
-    It falls linearly from `MAX_GROWTH_PROBABILITY` in a clean river to 0 at the fraction `MAX_DIRTY_FRACTION` of dirty
-    cells, and is negative above this fraction.
+    It falls linearly from `MAX_GROWTH_PROBABILITY` without dirt to 0 at the fraction `MAX_DIRTY_FRACTION` of dirty
+    cells. Above this fraction, values are negative and mean 0.
 
     Args:
         n_cells: number of cells of the river that can be dirty, >= 0.
@@ -57,27 +58,27 @@ MAX_PLAYERS = 253
 
 @dataclass(frozen=True)
 class GameSetup:
-    """A map, a number of players, and the rules (see `substrate_rules.RULE_CHANGES`)."""
+    """Map, number of players, and rules (see `substrate_rules.RULE_CHANGES`) of a batch of games."""
 
     game_map: GameMap
     n_agents: int
     rules: Rules = "upstream"
 
     def has_rule(self, change: str) -> bool:
-        """Return whether the rules include the change of that name."""
+        """Return whether the rules include the rule change with the name `change`."""
         return any(rule_change.name == change for rule_change in find_changes(self.game_map.substrate, self.rules))
 
 
 class Engine:
-    """Engine that plays batches of games. It stores only constants; the state of games is in a `GameBatch`.
+    """Engine that advances batches of games. It stores only constants; the state of games is in a `GameBatch`.
 
     Args:
         setup: map, number of players and rules.
         device: torch device of all games.
 
     Raises:
-        ConfigError: more than 253 players, fewer spawn cells than players, rules with spawn cells that are not free on
-            the map, or a GPU without the packages to play on it.
+        ConfigError: there are more than 253 players or fewer spawn cells than players, spawn cells of the rules are not
+            free on the map, or packages for the GPU are missing.
     """
 
     def __init__(self, setup: GameSetup, device: str = "cpu") -> None:
@@ -142,26 +143,23 @@ class Engine:
             settings=settings,
         )
         self.empty_views = ViewTables(*(table(np.zeros(shape)) for shape in ((0,), (0,), (0, 0), (0, 0), (0, 0))))
-        """Empty tables of views, and below empty outputs, for steps without observations."""
+        """Empty view tables for steps without observations; the next two attributes are empty outputs."""
         self.empty_grids = table(np.zeros((0, 0, 0)))
         self.empty_vectors = to_loop_array(torch.zeros((0, 0, 0), dtype=torch.float32, device=device))
 
     def allocate_batch(self, n_games: int, max_threads: int) -> GameBatch:
-        """Return the memory for `n_games` games, which at most `max_threads` threads play on a CPU."""
+        """Return the state of `n_games` games, which at most `max_threads` threads advance on a CPU."""
         n_lanes = n_games if self.uses_gpu else max_threads
         return GameBatch(self.setup.game_map, self.n_agents, n_games, n_lanes, self.device)
 
 
 def int32_table(values: NDArray[Any], device: str) -> Any:
-    """Return a copy of an array for compiled functions, int32 on a torch device."""
+    """Return a copy of an array as int32 on a torch device, for compiled functions."""
     return to_loop_array(torch.from_numpy(np.array(values, dtype=np.int32, order="C")).to(device))
 
 
 def step_targets(game_map: GameMap) -> NDArray[np.int64]:
-    """Return the cells reached by a step north, east, south or west, and without a step, [n_cells, 5].
-
-    A step into a wall leads to the cell itself.
-    """
+    """Return the cells after a step north, east, south or west, and without a step, [n_cells, 5]; walls stop a step."""
     cells = np.arange(game_map.n_cells)
     table = np.tile(cells[:, None], (1, 5))
     floor_cells = np.flatnonzero(~game_map.wall)
@@ -172,7 +170,7 @@ def step_targets(game_map: GameMap) -> NDArray[np.int64]:
 
 
 def direction_offsets(game_map: GameMap) -> tuple[int, int, int, int]:
-    """Return the differences of the cell index by a step north, east, south and west."""
+    """Return the changes of the cell index by a step north, east, south and west."""
     return -game_map.stride, 1, game_map.stride, -1
 
 
@@ -213,7 +211,7 @@ def cell_indices(game_map: GameMap, cells: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def adjacency_matrix(game_map: GameMap, cells: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return a matrix that is 1 where two different cells are at most 2 apart (Euclidean distance), [n, n]."""
+    """Return a matrix [n, n] that is 1 for different cells with a Euclidean distance of at most 2, else 0."""
     positions = np.array([game_map.position_of(int(cell)) for cell in cells])
     squared_distance = np.square(positions[:, None] - positions[None]).sum(-1)
     return np.asarray((squared_distance <= 4) & (squared_distance > 0), dtype=np.float32)
@@ -244,7 +242,7 @@ def _neighbor_table(adjacency: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def _assigned_cells(setup: GameSetup) -> NDArray[np.int64]:
-    """Return the assigned spawn cells, under rules that assign one to each player.
+    """Return the spawn cell of each player, under rules that assign one.
 
     Raises:
         ConfigError: not all of the players' cells are free on the map.

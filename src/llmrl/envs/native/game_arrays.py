@@ -1,8 +1,8 @@
 """The arrays that the compiled functions read and write, grouped in named tuples, and the records of their elements.
 
-Sizes: B games, N players, A apple sites, W river cells, L lanes (concurrent threads; on a GPU one for each game).
-Arrays are C-contiguous: NumPy's on a processor, Numba's on a GPU. Elements of a record array have the fields of its
-dtype as attributes, e.g. `games.players[b, i].heading`.
+Sizes: B games, N players, A apple sites (cells where apples grow), W river cells, L lanes (concurrent threads; on a GPU
+one for each game). Arrays are C-contiguous: NumPy arrays on a CPU, Numba arrays on a GPU. Elements of a record array
+have the fields of its dtype as attributes, e.g. `games.players[b, i].heading`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Int32: TypeAlias = NDArray[np.int32]
 Float32: TypeAlias = NDArray[np.float32]
 Records: TypeAlias = "np.recarray[Any, np.dtype[np.record]]"
 StepHash: TypeAlias = tuple[int, int]
-"""Return value of `hashed_random.hash_step`, from which the random numbers of a game's step are drawn."""
+"""Return value of `hashed_random.hash_step`, from which all random numbers of a game in a step are computed."""
 
 
 def _record_dtype(field_type: type[np.generic], *names: str) -> np.dtype[np.void]:
@@ -28,25 +28,25 @@ def _record_dtype(field_type: type[np.generic], *names: str) -> np.dtype[np.void
 
 
 WORLD_DTYPE = _record_dtype(np.int32, "n_steps", "n_apples", "n_dirty")
-"""A game: numbers of steps taken, of apples, and of dirty cells."""
+"""A game: number of steps in the episode so far, of apples, and of dirty cells."""
 PLAYER_DTYPE = _record_dtype(
     np.int32, "cell", "heading", "alive", "steps_until_return", "steps_until_zap", "steps_until_clean", "has_cleaned"
 )
-"""A player: its cell, 0 (no cell of the map) while it is removed; 0 north, 1 east, 2 south, 3 west; 1 while it is in
-the game, 0 while it is removed; number of steps until it returns, and until it can fire each beam again; 1 if it
-cleaned dirt in the last step."""
+"""A player. `cell`: index, 0 (outside the map) while it is removed; `heading`: 0 north, 1 east, 2 south, 3 west;
+`alive`: 0 while it is removed, else 1; `steps_until_...`: number of steps until it returns or can fire the beam again;
+`has_cleaned`: 1 if it cleaned dirt in the last step."""
 SITE_DTYPE = _record_dtype(np.int8, "apple_state", "regrowth_class", "is_withered", "n_apples_nearby")
-"""A site of apples: 0 without an apple, 1 with one, `rules.FRESH_APPLE` if it grew in this step; number of apples near
-an empty site two steps before, at most 3, or -1 if none can grow yet; 1 if the grass has withered; number of apples
-within a distance of 2."""
+"""An apple site. `apple_state`: 0 without an apple, 1 with one, `rules.FRESH_APPLE` if it grew in this step;
+`regrowth_class`: number of apples nearby two steps before, at most 3, or -1 if none can grow yet; `is_withered`: 1 if
+the grass has withered; `n_apples_nearby`: number of apples within a distance of 2."""
 RIVER_DTYPE = _record_dtype(np.int8, "is_dirty", "phase")
-"""A cell of the river: 1 if dirty; frame of its water animation at the start."""
+"""A river cell. `phase`: frame of its water animation at the start."""
 PLAYER_EVENTS_DTYPE = _record_dtype(
     np.int32, "n_cleaned", "n_zapped", "n_other_cleaners", "pose_index", "zap_beam_mask", "cleaning_beam_mask"
 )
-"""Events of a player in a step: number of dirty cells that it cleaned, of players that it zapped, and of other players
-who cleaned in the step before; its cell * 4 + heading when beams were fired; cells that its zap and its cleaning beam
-passed, where bit k is cell k of `RuleTables.beam_cells`."""
+"""Events of a player in a step. `n_cleaned`, `n_zapped`: number of cells that it cleaned and of players that it zapped;
+`n_other_cleaners`: number of other players who cleaned in the previous step; `pose_index`: cell * 4 + heading when
+beams were fired; `..._beam_mask`: cells that the beam passed, where bit k is cell k of `RuleTables.beam_cells`."""
 SCRATCH_DTYPE = _record_dtype(
     np.int32,
     "mover_index",
@@ -59,11 +59,11 @@ SCRATCH_DTYPE = _record_dtype(
     "cleaned_cell_index",
     "grown_site",
 )
-"""Element k or i of a lane's temporary lists: the k-th player to move, and the key by which movers are sorted; cell of
-player i before the move; 1 if player i was hit by a zap; the k-th player that returns; site where player i eats, and
-site of a fresh apple on its previous cell (A: none); the k-th river cell that was cleaned; the k-th site that grew."""
+"""Elements of a lane's temporary lists. Element k: the k-th player to move, and its key in the order of moves; the k-th
+player that returns; the k-th river cell that was cleaned; the k-th site that grew. Element i: cell of player i before
+its move; 1 if a zap hit it; site where it eats, and site of a fresh apple on its previous cell (A: none)."""
 ACTION_DTYPE = _record_dtype(np.int32, "move_direction", "quarter_turns")
-"""An action: direction relative to the heading (`rules.NO_MOVE` for none), and number of quarter turns to the right."""
+"""An action: direction of the move relative to the heading (`rules.NO_MOVE`: none), and quarter turns to the right."""
 
 
 class Games(NamedTuple):
@@ -74,7 +74,7 @@ class Games(NamedTuple):
         players: `PLAYER_DTYPE` records [B, N].
         apple_sites: `SITE_DTYPE` records [B, A].
         river_cells: `RIVER_DTYPE` records [B, W]; cells that can be dirty come first.
-        occupants: player on each cell, player index + 1, or 0 for an empty cell, [B, n_cells] uint8.
+        occupants: index of the player on each cell + 1, or 0 for a cell without a player, [B, n_cells] uint8.
         player_events: `PLAYER_EVENTS_DTYPE` records [B, N].
         scratch: `SCRATCH_DTYPE` records [L, max(A, 3 N)].
         codes: codes of all cells (`cell_codes`), [L, n_cells] int32.
@@ -91,19 +91,19 @@ class Games(NamedTuple):
 
 
 class RuleConstants(NamedTuple):
-    """Numbers and switches of a substrate and its rules.
+    """Numbers and booleans of a substrate and its rules.
 
     Attributes:
         is_harvest: whether the substrate is Harvest, else Clean Up.
         zap_action, clean_action: index of the action that fires the beam; -1 without one.
-        zap_cooldown, clean_cooldown: number of steps between two beams of a player.
+        zap_cooldown, clean_cooldown: number of steps after a beam in which the player cannot fire another one.
         removal_steps: number of steps for which a zapped player is removed.
-        has_fixed_move_order: whether players move in the order of their indices, else in a random order.
+        has_fixed_move_order: whether players move in descending order of their indices, else in a random order.
         has_assigned_cells: whether each player returns to its assigned cell, else to a random spawn cell.
         starts_facing_north: whether players face north at the start, else in random directions.
         starts_with_apples: whether each site has an apple at the start, else none.
         n_dirt_cells: number of river cells that can be dirty.
-        spill_threshold: one more cell gets dirty in a step if a random integer is below this number.
+        spill_threshold: bound of a random integer below which one more cell gets dirty in a step.
         first_spill_step: first step in which a cell can get dirty.
         n_ground_codes, n_avatar_codes: number of codes of each kind (`cell_codes.CellCodes`).
     """
@@ -129,20 +129,20 @@ class RuleTables(NamedTuple):
     """Constants of a map and its rules, as int32 arrays.
 
     Attributes:
-        step_targets: cell that a step north, east, south or west leads to, and the cell itself, [n_cells, 5].
+        step_targets: cell after a step north, east, south or west, and without a step, [n_cells, 5].
         site_indices: index of each cell among the apple sites, A for other cells, [n_cells].
-        dirt_indices: index of each cell among the cells that can be dirty, their number for other cells, [n_cells].
+        dirt_indices: index of each cell among the cells that can be dirty, n_dirt_cells for other cells, [n_cells].
         beam_cells: cells that a beam passes (`engine.beam_cells`), by cell * 4 + heading, [4 n_cells, 9].
         site_neighbors: number of neighbors of each apple site, then their indices, [A, 1 + maximum number].
         spawn_cells: cells on which players return, [n_spawn].
-        start_groups: for each group of players who share start cells: index of the first of these in `start_cells`,
+        start_groups: for each group of players with common start cells: index of the first one in `start_cells`,
             number of the cells, number of the players, [n_groups, 3].
         start_cells: start cells of all groups, [n_start].
         initial_dirt: 1 where the river is dirty at the start, [n_dirt_cells].
-        growth_thresholds: an apple grows in a step if a random integer is below this number; by number of dirty cells
+        growth_thresholds: bound of a random integer below which an apple grows in a step, by number of dirty cells
             (Clean Up) or of apples nearby (Harvest), [n].
         actions: `ACTION_DTYPE` records [n_actions].
-        settings: numbers and switches of the rules.
+        settings: numbers and booleans of the rules.
     """
 
     step_targets: Int32
@@ -160,14 +160,14 @@ class RuleTables(NamedTuple):
 
 
 class ViewTables(NamedTuple):
-    """Constants of players' views, as int32 arrays; all are empty without observations.
+    """Constants for the views of players, as int32 arrays; all are empty if no views are observed.
 
     Attributes:
         base_codes: code of each cell in its default state, [n_cells].
         variable_cells: cells whose code can change: the apple sites, then the river, [A + W].
         offsets: difference between the cells in view and the player's cell, by heading, [4, 121].
         grid_words: the four bytes of the channel `grid` as one integer, by heading and code, [4, n_codes].
-        tile_ids: index of the tile, by heading and code, [4, n_codes]; [4, 0] without pictures.
+        tile_ids: index of the tile, by heading and code, [4, n_codes]; [4, 0] without the channel `pixels`.
     """
 
     base_codes: Any
@@ -192,10 +192,10 @@ class LoopInputs(NamedTuple):
 
 
 class LoopOutputs(NamedTuple):
-    """Outputs of a call of `batch_loop.play`. All but `player_stats` may be empty, and then are not written.
+    """Outputs of a call of `batch_loop.play`. Arrays except `player_stats` may be empty and are then not written.
 
     Attributes:
-        player_stats: rewards, number of cells cleaned, and 1 if the player could act, [3, B, N] float32.
+        player_stats: reward, number of cleaned cells, and 1 if the player could act, [3, B, N] float32.
         metrics: the metrics of `batch_loop.METRICS`, [8, B] float32.
         grid: channel `grid`, the four bytes of a cell as one int32, [B, N, 121].
         tile_ids: index of the tile of each cell in view, [B, N, 121] int32.
@@ -210,10 +210,10 @@ class LoopOutputs(NamedTuple):
 
 
 def to_loop_array(tensor: torch.Tensor, dtype: np.dtype[np.void] | None = None) -> Any:
-    """Return a tensor as an array for compiled functions, with shared memory: NumPy's, or on a GPU Numba's.
+    """Return a NumPy array (Numba array on a GPU) for compiled functions that shares the memory of a tensor.
 
     Args:
-        tensor: contiguous.
+        tensor: a contiguous tensor.
         dtype: record type of the elements, whose fields are the last axis of `tensor`; None: the elements are numbers.
     """
     if tensor.device.type == "cpu":
@@ -231,7 +231,7 @@ def count_fields(dtype: np.dtype[np.void]) -> int:
 
 
 def split_fields(tensor: torch.Tensor, dtype: np.dtype[np.void]) -> dict[str, torch.Tensor]:
-    """Return views of the last axis of `tensor` by the names of the fields of `dtype`."""
+    """Return field name -> view of `tensor`, whose last axis is that of the fields of `dtype`."""
     return dict(zip(dtype.names or (), tensor.unbind(-1), strict=True))
 
 
@@ -269,7 +269,7 @@ class GameBatch:
         self.codes = allocate(n_lanes, n_cells)
 
     def arrays(self) -> Games:
-        """Return the arrays for compiled functions, with shared memory."""
+        """Return arrays for compiled functions that share the memory of the tensors."""
         return Games(
             world=to_loop_array(self.world, WORLD_DTYPE),
             players=to_loop_array(self.players, PLAYER_DTYPE),
@@ -343,7 +343,7 @@ class GameBatch:
         }
 
     def _split_records(self) -> tuple[dict[str, torch.Tensor], ...]:
-        """Return views of the fields of all games, players, sites of apples and cells of the river."""
+        """Return field name -> view for the records of games, players, apple sites and river cells."""
         tensors = (
             (self.world, WORLD_DTYPE),
             (self.players, PLAYER_DTYPE),

@@ -1,9 +1,8 @@
-"""Counter-based random numbers: hashes of (game, step, purpose, index), so that a game draws the same in any batch.
+"""Counter-based random numbers: hashes of (game, step, purpose, index), which do not depend on other games of a batch.
 
-With a sequential generator, a game's numbers would depend on the number of games and on other draws. Here there is no
-generator state. A random number is a 24-bit integer; an event of probability p happens if the number is below
-`probability_threshold(p)`. All arithmetic is on 64-bit integers truncated to 32 bits, with equal results in Python and
-Numba.
+There is no generator state, which other games and other random numbers would change. A random number is a 24-bit
+integer; an event of probability p happens if the number is below `probability_threshold(p)`. All arithmetic is on
+64-bit integers truncated to 32 bits, with equal results in Python and Numba.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SCALE = np.float32(2.0**-24)
 """Factor that converts a random number into [0, 1)."""
 MASK_32 = 0xFFFFFFFF
 GOLDEN = 0x9E3779B9
-"""2**32 divided by the golden ratio, odd."""
+"""2**32 divided by the golden ratio, rounded to an odd integer."""
 MIX_1, MIX_2 = 0x7FEB352D, 0x846CA68B
 """Multipliers of a 32-bit finalizer with very low bias (Wellons 2018, "lowbias32")."""
 
@@ -39,14 +38,14 @@ def mix_bits(x: int) -> int:
 def hash_step(keys: NDArray[Any], b: int, t: int) -> tuple[int, int]:
     """Return two 32-bit hashes from which all random numbers of game `b` at step `t` are computed.
 
-    A single one would repeat among millions of games and steps. `keys` [n_games, 2] int32 are the games' keys.
+    A single hash would have collisions among millions of games and steps. `keys` of the games: [n_games, 2] int32.
     """
     hash_0 = mix_bits((int(keys[b, 0]) + int(t) * GOLDEN) & MASK_32)
     hash_1 = mix_bits((int(keys[b, 1]) ^ (int(t) * MIX_1)) & MASK_32)
     return hash_0, hash_1
 
 
-def draw_integer(step_hash: tuple[int, int], purpose: int, index: int) -> int:
+def sample_integer(step_hash: tuple[int, int], purpose: int, index: int) -> int:
     """Return the random integer of a purpose and an index, 0 to 2**24 - 1, in the step of `step_hash` (`hash_step`)."""
     x = ((int(index) * 8 + purpose) * GOLDEN + step_hash[0]) & MASK_32
     x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
@@ -57,9 +56,9 @@ def draw_integer(step_hash: tuple[int, int], purpose: int, index: int) -> int:
 
 
 def probability_threshold(probability: float) -> int:
-    """Return the bound below which a number falls with a `probability`, an integer up to 2**24.
+    """Return the integer, at most 2**24, below which a random number lies with a probability.
 
-    The probability is rounded to float32, as in the published recordings of these games.
+    The probability is rounded to float32, so that results equal published recordings of episodes.
     """
     return math.ceil(float(np.float32(probability)) * 2.0**BITS)
 
@@ -67,7 +66,7 @@ def probability_threshold(probability: float) -> int:
 def derive_game_keys(
     roots: NDArray[np.int64], games: NDArray[np.int64], episodes: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Return keys, [n_games, 2] int32, for seeds `roots`, indices of games and indices of episodes, each [n_games]."""
+    """Return the keys of games, [n_games, 2] int32, given their seeds, indices and episode indices, each [n_games]."""
     words = []
     for salt in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03):
         x = _split_mix_64(roots.astype(np.uint64) + np.uint64(salt))

@@ -1,4 +1,4 @@
-"""Observations of the players of a batch of games, in every channel, and frames of single games for videos."""
+"""Observations of players in a batch of games (parallel copies of an environment), and frames of single games."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from llmrl.envs.substrate.sprites import TILE_SIZE, TileSource
 from llmrl.envs.substrate.substrate_rules import GRID_SHAPE, PIXELS_SHAPE, SUBSTRATES
 
 _N_BUFFERS = 3
-"""Number of observation buffers that are used in turn. Observations stay valid for the next two steps or resets."""
+"""Number of observation buffers, which are used in turn: an observation stays valid for two more steps or resets."""
 
 
 class ObservationBuilder:
-    """Builder of the observations of an engine's games, with the memory that `batch_loop.play` writes into.
+    """Builder of the observations in a batch of games, with the buffers that `batch_loop.play` writes to.
 
     Args:
         engine: engine of the games.
@@ -44,7 +44,7 @@ class ObservationBuilder:
 
     @property
     def bytes_per_game(self) -> int:
-        """Approximate memory of one game, bytes: its state, derived arrays, and the observations of its players."""
+        """Approximate memory of one game, in bytes: its state, derived arrays, and the observations of its players."""
         engine, n = self._engine, self._engine.n_agents
         state = 4 * (16 + 13 * n) + 4 * engine.n_apple_sites + 2 * engine.n_river_cells + engine.n_cells
         if engine.uses_gpu:
@@ -61,9 +61,9 @@ class ObservationBuilder:
         return self._build_view_tables(self._engine.device, self.has_pixels)
 
     def next_buffers(self) -> dict[str, tuple[Any, Any]]:
-        """Return buffers for the channels of a step or reset, other ones than at the two previous calls.
+        """Return buffers for the channels of a step or reset, different from those of the two previous calls.
 
-        The buffers are reused, because page faults in newly allocated megabytes take longer than writing to them.
+        Buffers are reused, because page faults in newly allocated memory take longer than writing to it.
         """
         if not self._buffers:
             with torch.inference_mode(False):  # written to again later, inside or outside inference mode
@@ -72,7 +72,7 @@ class ObservationBuilder:
         return self._buffers[-1]
 
     def build_observation(self, buffers: dict[str, tuple[Any, Any]], vector: torch.Tensor | None) -> Observation:
-        """Return the channels except `text`, from the outputs of the loops."""
+        """Return all channels except `text`, given the buffers that the loops have filled."""
         channels: dict[str, Any] = {}
         if self.has_pixels:
             channels["pixels"] = self.renderer.render(buffers["tile_ids"][0], out=buffers["pixels"][0])
@@ -83,13 +83,13 @@ class ObservationBuilder:
         return channels
 
     def render_world(self, batch: GameBatch, index: int) -> NDArray[np.uint8]:
-        """Return a frame of the whole world of game `index`, [8 * height, 8 * width, 3] uint8."""
+        """Return a frame of the whole map in game `index`, [8 * height, 8 * width, 3] uint8."""
         codes = self._copy_game_with_codes(batch, index).codes[0].reshape(-1, self._engine.setup.game_map.stride)
         tiles = self._load_tiles()
         return render_tiles(tiles.bank, tiles.world_ids[codes[MARGIN:-MARGIN, MARGIN:-MARGIN]])
 
     def render_players(self, batch: GameBatch, index: int) -> NDArray[np.uint8]:
-        """Return the views of the players of game `index`, [N, 88, 88, 3] uint8, whatever channels they observe."""
+        """Return the views of all players in game `index`, [N, 88, 88, 3] uint8, with or without channel `pixels`."""
         games, tile_ids = self._copy_game_with_codes(batch, index), np.zeros((1, self._engine.n_agents, 121), np.int32)
         empty = np.zeros((0, 0, 0), np.float32)
         outputs = LoopOutputs(empty, empty, tile_ids[:0], tile_ids, empty)
@@ -118,7 +118,7 @@ class ObservationBuilder:
         return ViewTables(*(int32_table(table, device) for table in tables))
 
     def _allocate_buffers(self) -> dict[str, tuple[Any, Any]]:
-        """Return new buffers: for each channel, a tensor for players, and its memory as an array for the loops."""
+        """Return new buffers: channel -> (tensor, array for the loops with the same memory)."""
         engine, shape = self._engine, (self._n_games, self._engine.n_agents)
         buffers: dict[str, tuple[Any, Any]] = dict.fromkeys(("grid", "tile_ids"), (None, engine.empty_grids))
         if self.has_grids:
@@ -132,9 +132,9 @@ class ObservationBuilder:
         return buffers
 
     def allocate_vector(self) -> tuple[torch.Tensor, Any]:
-        """Return new memory for the channel `vector`, [B, N, 1 or 2] float32: a tensor, and as an array for the loops.
+        """Return the channel `vector`, [B, N, 1 or 2] float32, as a new tensor and as an array for the loops.
 
-        Its elements are those of `Substrate.vector_observations`.
+        The last axis is that of `Substrate.vector_observations`.
         """
         engine = self._engine
         shape = (self._n_games, engine.n_agents, len(SUBSTRATES[engine.setup.game_map.substrate].vector_observations))
@@ -147,13 +147,13 @@ class ObservationBuilder:
 
 
 _TILE_ROW_BYTES = TILE_SIZE * 3
-"""Bytes of a pixel row of a tile: three 64-bit integers, which are copied at once."""
+"""Bytes of a pixel row of a tile, which is copied as three 64-bit integers."""
 _MIN_BYTES_PER_THREAD = 1 << 20
-"""Minimum output of a thread, bytes."""
+"""Minimum number of bytes that a thread writes."""
 
 
 class ViewRenderer:
-    """Renderer that replaces tile indices of cells by images.
+    """Renderer that replaces the tile index of each cell by the image of the tile.
 
     Args:
         bank: the tiles, [n_tiles, 8, 8, 3] uint8.

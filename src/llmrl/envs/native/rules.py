@@ -1,12 +1,12 @@
-"""The rules of Clean Up and Harvest, for one game, as loops, in the order of the events of a step.
+"""The rules of Clean Up and Harvest for one game, as loops, in the order of the events of a step.
 
 These are plain functions; `compilation.build_functions` compiles them. They change the arrays of `game_arrays.Games`
 in place, only for game `b`. Temporary lists of a step are stored in row `lane` of `Games.scratch`, which no other
 thread uses. A random event happens if a random integer is below a threshold (`hashed_random.probability_threshold`).
 
-The order is that of the engine (docs/native_engine.md). Growth and spills depend on the state before the step. Then all
-players turn, and they move one after another; all beams are fired at the same world; players return. Only then objects
-that were hit or eaten are removed.
+The order is that of Melting Pot (docs/native_engine.md): apples and dirt of Clean Up appear; all players turn; they
+move one after another; they eat; all beams are fired in the same state; players return; apples of Harvest regrow. Only
+then objects that were hit or eaten are removed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from llmrl.envs.native.hashed_random import (
     START_CELL,
     START_HEADING,
     WATER_PHASE,
-    draw_integer,
     hash_step,
+    sample_integer,
 )
 
 NO_MOVE = 4
@@ -51,7 +51,7 @@ def start_game(b: int, inputs: LoopInputs, games: Games, tables: RuleTables) -> 
                 tables.start_groups[group, 0], tables.start_groups[group, 0] + tables.start_groups[group, 1]
             ):
                 if games.occupants[b, tables.start_cells[k]] == 0:
-                    number = draw_integer(step_hash, START_CELL, k)
+                    number = sample_integer(step_hash, START_CELL, k)
                     if number < lowest:
                         chosen_cell, lowest = tables.start_cells[k], number
             games.occupants[b, chosen_cell] = i + 1
@@ -59,7 +59,7 @@ def start_game(b: int, inputs: LoopInputs, games: Games, tables: RuleTables) -> 
             i += 1
     for i in range(games.players.shape[1]):
         player = games.players[b, i]
-        player.heading = 0 if settings.starts_facing_north else draw_integer(step_hash, START_HEADING, i) >> 22
+        player.heading = 0 if settings.starts_facing_north else sample_integer(step_hash, START_HEADING, i) >> 22
         player.alive = 1
         player.steps_until_return = 0
         player.steps_until_zap = 0
@@ -77,7 +77,7 @@ def start_game(b: int, inputs: LoopInputs, games: Games, tables: RuleTables) -> 
         river_cell = games.river_cells[b, k]
         river_cell.is_dirty = tables.initial_dirt[k] if k < settings.n_dirt_cells else 0
         n_dirty += river_cell.is_dirty
-        river_cell.phase = draw_integer(step_hash, WATER_PHASE, k) >> 22
+        river_cell.phase = sample_integer(step_hash, WATER_PHASE, k) >> 22
     world = games.world[b]
     world.n_steps = 0
     world.n_apples = games.apple_sites.shape[1] * apple_state
@@ -85,7 +85,7 @@ def start_game(b: int, inputs: LoopInputs, games: Games, tables: RuleTables) -> 
 
 
 def step_game(b: int, lane: int, inputs: LoopInputs, player_stats: Float32, games: Games, tables: RuleTables) -> None:
-    """Advance a game by one step; write `REWARD`, `N_CLEANED` and `IS_ACTIVE` of each player."""
+    """Advance a game by one step; write `REWARD`, `N_CLEANED` and `IS_ACTIVE` of each player to `player_stats`."""
     settings = tables.settings
     n = games.players.shape[1]
     step_hash = hash_step(inputs.keys, b, games.world[b].n_steps + 1)
@@ -118,13 +118,13 @@ def step_game(b: int, lane: int, inputs: LoopInputs, player_stats: Float32, game
 
 
 def grow_apples(b: int, lane: int, step_hash: StepHash, games: Games, tables: RuleTables) -> int:
-    """Grow apples on empty sites of Clean Up, with a probability that falls with the dirt; return their number."""
+    """Let apples of Clean Up grow on empty sites, less often with more dirt; return the number that grew."""
     threshold = tables.growth_thresholds[games.world[b].n_dirty]
     n_regrown = 0
     if threshold > 0:
         for k in range(games.apple_sites.shape[1]):
             site = games.apple_sites[b, k]
-            if site.apple_state == 0 and draw_integer(step_hash, APPLE_GROWTH, k) < threshold:
+            if site.apple_state == 0 and sample_integer(step_hash, APPLE_GROWTH, k) < threshold:
                 site.apple_state = FRESH_APPLE
                 games.scratch[lane, n_regrown].grown_site = k
                 n_regrown += 1
@@ -132,13 +132,13 @@ def grow_apples(b: int, lane: int, step_hash: StepHash, games: Games, tables: Ru
 
 
 def spill_dirt(b: int, step_hash: StepHash, games: Games, tables: RuleTables) -> None:
-    """Make one random clean cell of the river dirty, with the probability of `RuleConstants.spill_threshold`."""
+    """Make one random clean river cell dirty with the probability of `RuleConstants.spill_threshold`."""
     settings, world = tables.settings, games.world[b]
-    if world.n_steps + 1 < settings.first_spill_step or draw_integer(step_hash, SPILL, 0) >= settings.spill_threshold:
+    if world.n_steps + 1 < settings.first_spill_step or sample_integer(step_hash, SPILL, 0) >= settings.spill_threshold:
         return
     n_clean = settings.n_dirt_cells - world.n_dirty
-    # Rounded like the product of 32-bit floats in the published recordings.
-    clean_index = int(np.float32(draw_integer(step_hash, SPILL, 1)) * SCALE * np.float32(n_clean))
+    # A product of 32-bit floats, so that rounding is that of published recordings of episodes.
+    clean_index = int(np.float32(sample_integer(step_hash, SPILL, 1)) * SCALE * np.float32(n_clean))
     for k in range(settings.n_dirt_cells):
         if games.river_cells[b, k].is_dirty == 0:
             if clean_index == 0:
@@ -149,9 +149,9 @@ def spill_dirt(b: int, step_hash: StepHash, games: Games, tables: RuleTables) ->
 
 
 def move_players(b: int, lane: int, step_hash: StepHash, inputs: LoopInputs, games: Games, tables: RuleTables) -> None:
-    """Turn the players; then let them move one after another, each if its target cell is free at that time.
+    """Turn the players; then move them one after another, each if its target cell is free at that time.
 
-    The order is random, or that of falling indices with `has_fixed_move_order`.
+    The order is random or, with `has_fixed_move_order`, that of descending indices.
     """
     n_movers = 0
     for i in range(games.players.shape[1]):
@@ -161,7 +161,9 @@ def move_players(b: int, lane: int, step_hash: StepHash, inputs: LoopInputs, gam
             action = tables.actions[inputs.actions[b, i]]
             player.heading = (player.heading + action.quarter_turns) & 3
             if action.move_direction != NO_MOVE:
-                move_order_key = -i if tables.settings.has_fixed_move_order else draw_integer(step_hash, MOVE_ORDER, i)
+                move_order_key = (
+                    -i if tables.settings.has_fixed_move_order else sample_integer(step_hash, MOVE_ORDER, i)
+                )
                 k = n_movers
                 while k > 0 and games.scratch[lane, k - 1].move_order_key > move_order_key:
                     games.scratch[lane, k].move_order_key = games.scratch[lane, k - 1].move_order_key
@@ -184,8 +186,8 @@ def move_players(b: int, lane: int, step_hash: StepHash, inputs: LoopInputs, gam
 def eat_apples(b: int, lane: int, inputs: LoopInputs, player_stats: Float32, games: Games, tables: RuleTables) -> None:
     """Let players eat apples; the apples are removed at the end of the step (`remove_objects`).
 
-    A player that issued a move eats the apple on the cell where it ends up. An apple that has just grown under a player
-    is eaten at once.
+    A player whose action is a move eats the apple on its cell after the move. A player also eats an apple that grew in
+    this step on its cell before the move.
     """
     n_sites = games.apple_sites.shape[1]
     for i in range(games.players.shape[1]):
@@ -205,10 +207,7 @@ def eat_apples(b: int, lane: int, inputs: LoopInputs, player_stats: Float32, gam
 
 
 def fire_zaps(b: int, lane: int, inputs: LoopInputs, games: Games, tables: RuleTables) -> None:
-    """Fire the zap beams.
-
-    A beam consists of three lines of three cells; each ends at the first wall, or at the first player, who is hit.
-    """
+    """Fire the zap beams: three lines of three cells; each ends at the first wall or the first player, who is hit."""
     n, settings = games.players.shape[1], tables.settings
     for i in range(n):
         games.scratch[lane, i].is_hit = 0
@@ -232,10 +231,10 @@ def fire_zaps(b: int, lane: int, inputs: LoopInputs, games: Games, tables: RuleT
 
 
 def fire_cleaning_beams(b: int, lane: int, inputs: LoopInputs, games: Games, tables: RuleTables) -> int:
-    """Fire the cleaning beams; return the number of cells that are cleaned.
+    """Fire the cleaning beams; return the number of hits of dirty cells.
 
-    Each of the three lines of three cells ends at the first wall or dirty cell. The dirt is removed at the end of the
-    step (`remove_objects`).
+    Each of the three lines of three cells ends at the first wall or dirty cell, which is hit. The dirt is removed at
+    the end of the step (`remove_objects`).
     """
     n, settings = games.players.shape[1], tables.settings
     n_cleaners = 0
@@ -267,7 +266,7 @@ def fire_cleaning_beams(b: int, lane: int, inputs: LoopInputs, games: Games, tab
 
 
 def return_players(b: int, lane: int, step_hash: StepHash, games: Games, tables: RuleTables) -> None:
-    """Put players whose removal time is over on free cells. Players hit in this step still occupy theirs."""
+    """Put players whose removal time is over on free cells; cells of players hit in this step are not yet free."""
     spawn = tables.spawn_cells
     n_due = 0
     for i in range(games.players.shape[1]):
@@ -296,29 +295,29 @@ def return_players(b: int, lane: int, step_hash: StepHash, games: Games, tables:
 
 
 def choose_free_cell(b: int, step_hash: StepHash, games: Games, tables: RuleTables) -> int:
-    """Return the free spawn cell with the smallest random number, i.e. one drawn uniformly."""
+    """Return the free spawn cell with the smallest random number, i.e. a uniformly random one."""
     chosen_cell, lowest = 0, 1 << 30
     for k in range(tables.spawn_cells.shape[0]):
         cell = tables.spawn_cells[k]
         if games.occupants[b, cell] == 0:
-            number = draw_integer(step_hash, RETURN_CELL, k)
+            number = sample_integer(step_hash, RETURN_CELL, k)
             if number < lowest:
                 chosen_cell, lowest = cell, number
     return chosen_cell
 
 
 def sort_returning_players(lane: int, n_due: int, step_hash: StepHash, games: Games) -> None:
-    """Sort the first `n_due` returning players by random numbers, as there are fewer free cells than players.
+    """Sort the first `n_due` returning players by random numbers, if there are fewer free cells than players.
 
-    The random numbers are the lower 22 bits of those whose upper 2 bits give the headings.
+    Each number consists of the lower 22 bits of the random integer whose upper 2 bits are the player's heading.
     """
     for k in range(1, n_due):
         i = games.scratch[lane, k].returning_index
-        order_key = draw_integer(step_hash, RETURN_HEADING, i) & 0x3FFFFF
+        order_key = sample_integer(step_hash, RETURN_HEADING, i) & 0x3FFFFF
         index = k
         while (
             index > 0
-            and draw_integer(step_hash, RETURN_HEADING, games.scratch[lane, index - 1].returning_index) & 0x3FFFFF
+            and sample_integer(step_hash, RETURN_HEADING, games.scratch[lane, index - 1].returning_index) & 0x3FFFFF
             > order_key
         ):
             games.scratch[lane, index].returning_index = games.scratch[lane, index - 1].returning_index
@@ -330,7 +329,7 @@ def place_player(b: int, i: int, cell: int, step_hash: StepHash, games: Games) -
     """Put a player on a cell, with a random heading."""
     player = games.players[b, i]
     player.cell = cell
-    player.heading = draw_integer(step_hash, RETURN_HEADING, i) >> 22
+    player.heading = sample_integer(step_hash, RETURN_HEADING, i) >> 22
     player.alive = 1
     games.occupants[b, cell] = i + 1
 
@@ -340,8 +339,8 @@ def regrow_apples(
 ) -> int:
     """Let apples of Harvest regrow; return the number that grew.
 
-    A bare site regrows with a probability that depends on the number of apples nearby two steps before. A player on
-    such a site eats the apple at once.
+    The probability for an empty site depends on the number of apples nearby two steps before. A player on the site eats
+    the apple in the same step.
     """
     n_sites = games.apple_sites.shape[1]
     n_regrown = 0
@@ -356,14 +355,14 @@ def regrow_apples(
             site.is_withered = 1 if next_class == 0 else 0
             if (
                 regrowth_class > 0
-                and draw_integer(step_hash, APPLE_GROWTH, k) < tables.growth_thresholds[regrowth_class]
+                and sample_integer(step_hash, APPLE_GROWTH, k) < tables.growth_thresholds[regrowth_class]
             ):
                 site.regrowth_class = -1
                 site.apple_state = FRESH_APPLE
                 games.scratch[lane, n_regrown].grown_site = k
                 n_regrown += 1
     if n_regrown > 0:
-        # No two players share a cell, so each of these apples is eaten by one player only.
+        # At most one player is on a cell, so each of these apples gives at most one reward.
         for i in range(games.players.shape[1]):
             player = games.players[b, i]
             k = tables.site_indices[player.cell]
@@ -374,7 +373,7 @@ def regrow_apples(
 
 
 def remove_objects(b: int, lane: int, n_grown: int, n_cleaned: int, games: Games, tables: RuleTables) -> None:
-    """Remove eaten apples, cleaned dirt and zapped players; turn apples that grew in this step into ordinary ones."""
+    """Remove eaten apples, cleaned dirt and zapped players; set the state of apples that grew in this step to 1."""
     settings, n_sites = tables.settings, games.apple_sites.shape[1]
     for k in range(n_grown):
         site_index = games.scratch[lane, k].grown_site
@@ -400,7 +399,7 @@ def remove_objects(b: int, lane: int, n_grown: int, n_cleaned: int, games: Games
 
 
 def update_counts(b: int, site_index: int, change: int, games: Games, tables: RuleTables) -> None:
-    """Add `change` to the number of apples in the world and near each neighboring site."""
+    """Add `change` to the number of apples in the game and to `n_apples_nearby` of neighboring sites."""
     games.world[b].n_apples += change
     for k in range(1, 1 + tables.site_neighbors[site_index, 0]):
         games.apple_sites[b, tables.site_neighbors[site_index, k]].n_apples_nearby += change

@@ -21,10 +21,10 @@ def substrate_env(
     render: bool,
     tiles: Literal["auto", "melting_pot", "plain"],
 ) -> VecEnv:
-    """Return a batch of games on an engine: `melting_pot.vec_env.MeltingPotEnv` or `native.vec_env.NativeEnv`.
+    """Return a `melting_pot.vec_env.MeltingPotEnv` or a `native.vec_env.NativeEnv`.
 
     Raises:
-        ConfigError: values that the game or the engine cannot play.
+        ConfigError: the substrate or the engine does not support the settings.
         EngineError: Melting Pot is requested and not available.
     """
     if engine == "native":
@@ -52,7 +52,8 @@ def _observation_bytes(options: Mapping[str, Any]) -> int | None:
     return sum(channels.get(name, 0) for name in options.get("observe") or ["pixels"])
 
 
-# A launcher calls these before anything is built. They return the number of processes that the games use in addition to
-# that of the run, and the bytes that a player observes in a step (None: runs cannot share a batch of games).
+# A launcher calls these functions with the options of the environment before it creates one. They return the number of
+# processes in addition to that of the run, and the bytes of a player's observation in a step (None: runs cannot share
+# a batch of games).
 substrate_env.game_processes = _game_processes  # type: ignore[attr-defined]
 substrate_env.observation_bytes = _observation_bytes  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The view of a player of Clean Up or Harvest as text: the 11 x 11 cells of its frame."""
+"""Text observations of Clean Up and Harvest: the 11 x 11 cells in a player's view."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from llmrl.envs.mechanisms import Mechanism
 from llmrl.envs.substrate.substrate_rules import SUBSTRATES, Rules, SubstrateName, action_names
 
 _VIEWER_POSITION = (9, 5)
-"""Row and column of the player's own cell in `substrate_rules.GRID_SHAPE`."""
+"""Row and column of the viewing player in the channel `grid`."""
 CONTENTS = ("outside", "floor", "grass", "river", "dirt", "wall", "apple")
-"""Contents of a cell. If several lie on each other, the last one in this order counts."""
+"""Contents of a cell. If a cell has several, the last one in this order is observed."""
 FACINGS = ("nobody", "the way you face", "to your right", "towards you", "to your left")
-"""Directions in which a player faces, relative to the viewing player."""
+"""Direction in which a player on a cell faces, relative to the viewing player."""
 BEAMS = ("no beam", "clean", "zap")
-"""Beams over a cell; if both are there, the last one is shown."""
+"""Beam over a cell. If a cell has both, the last one in this order is observed."""
 _CONTENT_SYMBOLS = " .,~x#a"
 _DIRT, _APPLE = CONTENTS.index("dirt"), CONTENTS.index("apple")
 _HEADING_LETTERS = "NESW"
@@ -36,18 +36,18 @@ def find_content(sprite: str) -> int:
 
 
 def count_grid_codes(n_agents: int) -> tuple[int, ...]:
-    """Return the number of values of each of the four numbers of a cell in the channel `grid`.
+    """Return how many values each of the four codes of a cell in the channel `grid` can have.
 
-    The numbers are the content (`CONTENTS`), the player on it (0 nobody, 1 the viewing player, 2 + slot another), its
-    direction (`FACINGS`) and the beam (`BEAMS`).
+    The codes are the content (index into `CONTENTS`), the player (0 none, 1 the viewing player, else 2 + player index),
+    its direction (index into `FACINGS`) and the beam (index into `BEAMS`).
     """
     return len(CONTENTS), 2 + n_agents, len(FACINGS), len(BEAMS)
 
 
 def build_grid_planes(substrate: SubstrateName, n_agents: int) -> dict[str, tuple[int, int, int]]:
-    """Return binary features of a cell of the channel `grid` (`Channel.planes`).
+    """Return the binary features of a cell in the channel `grid` (`Channel.planes`).
 
-    They are the content, whether another player stands there, and the beams.
+    They are the contents, whether another player is on the cell, and the beams.
     """
     dirt = SUBSTRATES[substrate].has_dirt
     names = [name for name in CONTENTS[1:] if dirt or name not in ("river", "dirt")]
@@ -56,10 +56,10 @@ def build_grid_planes(substrate: SubstrateName, n_agents: int) -> dict[str, tupl
 
 
 class SpriteCodes:
-    """Converts the engine's sprites into the four numbers of each cell.
+    """Converter of sprite numbers of Melting Pot to the four codes of each cell in the channel `grid`.
 
     Args:
-        sprites: names of the sprites the engine's numbers refer to, `Apple.N` and the like; the first is none.
+        sprites: names of the sprites, such as `Apple.N`; sprite number i is the i-th name, and number 0 means none.
     """
 
     def __init__(self, sprites: Sequence[str]) -> None:
@@ -72,7 +72,7 @@ class SpriteCodes:
         self._codes = np.array(code_rows, dtype=np.uint8).T
 
     def __call__(self, layers: NDArray[np.int32], player: int) -> NDArray[np.uint8]:
-        """Return the codes [11, 11, 4] of sprite numbers [11, 11, layers] in the view of `player` (from 0)."""
+        """Return the codes [11, 11, 4], given the sprite numbers [11, 11, layers] in the view of `player` (from 0)."""
         view: NDArray[np.uint8] = self._codes[:, layers].max(axis=-1)
         view[1] = np.where(view[1] == player + 1, 1, np.where(view[1] > 0, view[1] + 1, 0))
         return np.moveaxis(view, 0, -1)
@@ -149,7 +149,7 @@ def describe_game(
         arguments = mechanism.spec, mechanism.player_facts, shows_values
         observation_fields += mechanism_text.describe_report_fields(*arguments)
         mechanism_report = mechanism_text.build_example_report(*arguments)
-    # The example is an observation among apples, with all other players in view and every payment made.
+    # An example with a long text: many apples, all other players in view, and all payments.
     view = np.zeros((11, 11, 4), dtype=np.uint8)
     view[..., 0] = np.resize([1, _APPLE, 2, _DIRT], (11, 11))
     cells = np.arange(0, 2 * (n_agents - 1), 2)
@@ -178,12 +178,12 @@ def describe_observation(
         view: the player's `grid`, [11, 11, 4].
         substrate: name of the substrate.
         rules: rules of the game.
-        scalars: the numbers of `Substrate.vector_observations`.
-        mechanism_report: report on the mechanism (`MechanismReport.observation_entries`); None: there is no mechanism.
+        scalars: the player's channel `vector` (`Substrate.vector_observations`).
+        mechanism_report: entries of `MechanismReport.observation_entries`; None: there is no mechanism.
     """
     players = view[..., 1]
     contents = np.where(players > 0, 0, view[..., 0])
-    # Players are numbered from 1, without the viewing player, whose sign is set below.
+    # Other players have the symbols 1 to F by index; the symbol @ of the viewing player is set below.
     symbols = np.array([*_CONTENT_SYMBOLS, *"123456789ABCDEF"])
     rows = ["".join(row) for row in symbols[np.where(players > 1, players + len(_CONTENT_SYMBOLS) - 2, contents)]]
     y, x = _VIEWER_POSITION

@@ -1,11 +1,11 @@
 """Installation and import of the Melting Pot engine, without 2.5 GB of files that substrates do not use.
 
-Every workaround for dm-meltingpot and dmlab2d is in this file (docs/melting_pot.md gives the reasons):
+All workarounds for dm-meltingpot and dmlab2d are in this file (docs/melting_pot.md gives the reasons):
 
-* While it is built, the source distribution of dm-meltingpot downloads recorded bots, unless the temporary folder
-  contains their archive. Here it contains an empty one.
-* Its declared requirements include TensorFlow and JAX, which substrates do not need. It is installed without them.
-* Its `__init__` imports TensorFlow. The package is entered through an empty module with the same path.
+* The build of dm-meltingpot downloads trained bots, unless the temporary folder contains their archive. Here it
+  contains an empty archive.
+* Declared requirements of dm-meltingpot include TensorFlow and JAX, which substrates do not need and which are omitted.
+* `meltingpot/__init__.py` imports TensorFlow. An empty module with the same path replaces it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def find_incompatibility() -> str | None:
 
 
 def list_missing_packages() -> list[str]:
-    """Return the missing packages of the engine and its requirements, as pip requirements."""
+    """Return the pip requirements of missing packages: the engine and its requirements."""
     absent = [requirement for module, requirement in REQUIREMENTS.items() if importlib.util.find_spec(module) is None]
     return absent if importlib.util.find_spec("meltingpot") is not None else [*absent, MELTINGPOT]
 
@@ -139,8 +139,7 @@ def install(constraint: Path | None = None) -> bool:
                 entry = tarfile.TarInfo("assets")
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o755
                 archive.addfile(entry)
-            # This build lacks the bots, so it must not enter pip's cache, from which other environments would install
-            # it.
+            # This build lacks the bots, so it must not be stored in pip's cache, which other environments use.
             _pip(["--no-deps", "--no-cache-dir", MELTINGPOT], constraint, TMPDIR=folder)
     importlib.invalidate_caches()
     _verify_import()
@@ -176,18 +175,18 @@ def _verify_import() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Install the Melting Pot engine; does nothing, without network access, if it is already installed."""
+    """Install the Melting Pot engine; do nothing, without network access, if it is already installed."""
     parser = argparse.ArgumentParser(prog="llmrl-install-meltingpot", description=main.__doc__)
     parser.add_argument(
         "--constraint", type=Path, metavar="FILE", help="pip constraints file, e.g. the project's lock file"
     )
     parser.add_argument(
-        "--optional", action="store_true", help="on a machine that the engine does not support, say so and succeed"
+        "--optional", action="store_true", help="on a machine that the engine does not support, only warn and exit 0"
     )
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     if arguments.optional and (reason := find_incompatibility()):
-        log.warning("Melting Pot is left out: %s. %s", reason, _UNAFFECTED)
+        log.warning("Melting Pot is not installed: %s. %s", reason, _UNAFFECTED)
         return 0
     try:
         was_incomplete = install(arguments.constraint)

@@ -1,4 +1,4 @@
-"""Maps of Clean Up and Harvest, parsed from text, with errors that name the row, the column and the mistake."""
+"""Maps of Clean Up and Harvest, and their parser, whose errors contain row, column and cause."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmrl.envs.substrate.substrate_rules import SUBSTRATES, Sites, SubstrateNam
 logger = logging.getLogger(__name__)
 
 MARGIN = 9
-"""Width of the empty margin around a map, cells. Players see 9 cells ahead, so every view lies within it."""
+"""Width of the empty margin around a map, in cells. Players see 9 cells ahead, so no view exceeds the margin."""
 
 SYMBOLS: Mapping[SubstrateName, Mapping[str, tuple[str, ...]]] = {
     "cleanup": {
@@ -43,25 +43,25 @@ SYMBOLS: Mapping[SubstrateName, Mapping[str, tuple[str, ...]]] = {
     },
     "harvest": {"W": ("wall",), " ": ("floor",), "P": ("floor",), "Q": ("floor",), "A": ("grass",)},
 }
-"""Sprites of each symbol of a map, bottom to top, as names in `sprites.py`."""
+"""Symbol in a map -> names of its sprites (`SpriteSet.sprites`), bottom to top."""
 
 APPLES: Mapping[SubstrateName, str] = {"cleanup": "BT", "harvest": "A"}
 """Symbols of cells where apples grow."""
 DIRT = "HF"
-"""Symbols of river cells that can be dirty. Cells with the second symbol are dirty at the start."""
+"""Symbols of river cells that can be dirty: clean (H) and dirty (F) at the start."""
 
 
 @dataclass(frozen=True)
 class GameMap:
-    """A map. Cells, margin included, are numbered row by row; arrays of cells hold these numbers.
+    """A map. The cells, including those of the margin, are numbered row by row; arrays of cells contain these indices.
 
     Attributes:
         substrate: substrate that defines the symbols.
         text: the map, one row per line.
-        width, height: size without the margin, cells.
-        wall: whether a cell is impassable, [n_cells] bool; true of the margin.
-        spawn: cells marked `P`.
-        inner_spawn: cells marked `Q`, where the first two players begin.
+        width, height: size without the margin, in cells.
+        wall: whether a cell is impassable, [n_cells] bool; true in the margin.
+        spawn: cells with the symbol `P`.
+        inner_spawn: cells with the symbol `Q`, where the first two players start.
         apples: cells where apples grow.
         dirt: river cells that can be dirty.
         dirty: whether each cell of `dirt` is dirty at the start, [n_dirt] bool.
@@ -86,7 +86,7 @@ class GameMap:
 
     @property
     def stride(self) -> int:
-        """Number of cells in a row, margin included; the difference of cell numbers for one step south."""
+        """Number of cells in a row with the margin, by which the cell index changes in a step south."""
         return self.width + 2 * MARGIN
 
     @property
@@ -98,15 +98,15 @@ class GameMap:
         return Sites(len(self.apples), len(self.dirt), int(self.dirty.sum()))
 
     def index_of(self, x: int, y: int) -> int:
-        """Return the number of the cell in column `x` and row `y` of the map, both from 0."""
+        """Return the index of the cell in column `x` and row `y` of the map, both from 0."""
         return (y + MARGIN) * self.stride + x + MARGIN
 
     def position_of(self, index: int) -> tuple[int, int]:
-        """Return column and row of the cell with a number."""
+        """Return column and row of the cell `index`."""
         return index % self.stride - MARGIN, index // self.stride - MARGIN
 
     def start_cells(self, n_agents: int) -> list[NDArray[np.int64]]:
-        """Return the possible start cells of each player. Players with the same array get distinct cells of it.
+        """Return the possible start cells of each player; players with the same array object start on different cells.
 
         Raises:
             ConfigError: there are fewer spawn cells than players.
@@ -123,11 +123,11 @@ class GameMap:
 
 
 def parse_map(substrate: SubstrateName, text: str) -> GameMap:
-    """Return the map that `text` draws, one symbol per cell. Empty lines before and after it are ignored.
+    """Return the map in `text`, which has one symbol per cell. Empty lines before and after it are ignored.
 
     Raises:
-        ConfigError: no rows, rows of different lengths, an unknown symbol, no spawn cell, no cell where apples grow, or
-            (Clean Up) no river cell that can be dirty.
+        ConfigError: there are no rows, rows have different lengths, a symbol is unknown, or there is no spawn cell, no
+            apple site or (Clean Up) no river cell that can be dirty.
     """
     rows = text.strip("\n").splitlines()
     symbols = SYMBOLS[substrate]
@@ -160,7 +160,7 @@ def parse_map(substrate: SubstrateName, text: str) -> GameMap:
     spawn, apples, dirt = cells_of("P"), cells_of(APPLES[substrate]), cells_of(DIRT)
     if not len(spawn):
         raise ConfigError(
-            "env.map has no spawn cell; mark with P at least one cell in which players begin and return after a zap"
+            "env.map has no spawn cell; mark with P at least one cell in which players start and return after a zap"
         )
     if not len(apples):
         symbols_text = " or ".join(APPLES[substrate])
@@ -194,7 +194,7 @@ def load_map(substrate: SubstrateName, choice: str) -> GameMap:
 
     Raises:
         ConfigError: the file cannot be read, or does not contain a map (see `parse_map`).
-        EngineError: `melting_pot`, and Melting Pot is not installed.
+        EngineError: the choice is `melting_pot`, which is not installed.
     """
     if choice == "melting_pot" or (choice == "auto" and install.is_available()):
         return parse_map(substrate, _load_melting_pot_map(substrate))
@@ -270,5 +270,5 @@ WPPPPPPPPPPPPPPPPPPPPPPW
 WWWWWWWWWWWWWWWWWWWWWWWW
 """,
 }
-"""Maps for machines without Melting Pot. They have the size and the kinds of cells of its maps, in a different layout.
-The cells in `Substrate.spawn_cells` (for legislative rules) are floor."""
+"""Maps for machines without Melting Pot, with the size and symbols of its maps, in another layout. The cells in
+`Substrate.spawn_cells` (for legislative rules) have no wall."""

@@ -1,4 +1,4 @@
-"""Clean Up and Harvest on either engine: settings, environment spec, and the base class with the mechanism."""
+"""Settings, spec and base class of Clean Up and Harvest for both engines (Melting Pot and native loops)."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ from llmrl.envs.substrate.substrate_rules import (
 
 ChannelName = Literal["pixels", "grid", "vector", "text"]
 MAX_HORIZON = 5000
-"""Number of steps after which the engine ends every episode."""
+"""Number of steps after which both engines end every episode."""
 _RATIO_NUMERATORS = {"apples_per_shot": "apples_eaten", "cells_per_shot": "cells_cleaned"}
 
 
 @dataclass(frozen=True)
 class SubstrateSettings:
-    """Settings of games of Clean Up or Harvest, for either engine.
+    """Settings of Clean Up or Harvest, for either engine.
 
     Attributes:
         substrate: `cleanup` or `harvest`.
-        n_envs: number of games; on Melting Pot's engine also of worker processes.
-        n_agents: players per game.
-        horizon: steps per episode, at most 5000; None: 5000. Upstream rules may end an episode at random from step 1099
-            on.
+        n_envs: number of parallel copies (games); with Melting Pot also the number of worker processes.
+        n_agents: number of players per game.
+        horizon: steps after which an episode is truncated, at most 5000; None: 5000. Under upstream rules an episode
+            may end at random from step 1099 on.
         rules: `upstream`, or `legislative` (see `substrate_rules.RULE_CHANGES`).
-        observe: channels that every player observes; None: pixels.
-        mechanism: mechanism whose values a principal sets; None for plain rewards.
+        observe: channels that every player observes; None: `pixels`.
+        mechanism: mechanism whose values a principal sets; None: rewards are not changed.
         show_mechanism: whether players observe the mechanism's values.
-        map: `auto` or `melting_pot`: the substrate's map; for other values see `llmrl.envs.substrate.maps.find`.
+        map: `auto` or `melting_pot`: the substrate's map; for other values see `llmrl.envs.substrate.maps.load_map`.
 
     Raises:
-        ConfigError: no channel, too many players for texts, too long a horizon, or a mechanism that
-            does not fit the substrate.
+        ConfigError: there are no channels or too many players for texts, the horizon is too long, or the substrate does
+            not support the mechanism.
     """
 
     substrate: SubstrateName
@@ -106,9 +106,9 @@ def build_spec(
     device: str | None = None,
     sites: Sites | None = None,
 ) -> EnvSpec:
-    """Return the spec of a batch of games.
+    """Return the spec of the environment.
 
-    `device`: as in `EnvSpec`. `sites`: counts of the map's cells; None: those of Melting Pot's map.
+    `device`: see `EnvSpec`. `sites`: number of cells of different types in the map; None: those of Melting Pot's map.
     """
     substrate, rules, mechanism, horizon = settings.substrate, settings.rules, settings.mechanism, settings.horizon
     code_counts, planes = count_grid_codes(settings.n_agents), build_grid_planes(substrate, settings.n_agents)
@@ -152,7 +152,7 @@ def build_spec(
 def _collect_metrics(
     substrate: SubstrateName, mechanism: Mechanism | None, horizon: int | None
 ) -> dict[str, Aggregate | DerivedMetric]:
-    """Return the metrics of an episode; those of its quarters only if there is a horizon."""
+    """Return the metrics of an episode. Metrics of quarters of an episode require a horizon."""
     metrics: dict[str, Aggregate | DerivedMetric] = {"apples_live": "last"}
     metrics |= {} if horizon is None else derive_quarter_means("apples_live", horizon)
     metrics |= {"apples_eaten": "sum", "mean_eating_step": WeightedMeanStep("apples_eaten")}
@@ -167,7 +167,7 @@ def _collect_metrics(
 def _collect_facts(
     substrate: SubstrateName, rules: Rules, mechanism: Mechanism | None, horizon: int | None, sites: Sites
 ) -> dict[str, float | bool]:
-    """Return the facts that prompts state about the game under these rules, on this map, with this mechanism."""
+    """Return facts for prompts about the environment with these rules, cells of the map and mechanism."""
     change_names = {change.name for change in find_changes(substrate, rules)}
     facts: dict[str, float | bool] = {"apple_sites": sites.apples, "away": SUBSTRATES[substrate].removal_steps}
     if sites.dirt:
@@ -189,8 +189,8 @@ class SocietyEnv(GroupedGames):
     """Base class of Clean Up and Harvest on either engine.
 
     Args:
-        game: settings of the games.
-        spec: description of the environment.
+        settings: settings of the environment.
+        spec: spec of the environment.
         tiles: source of the sprites in frames.
 
     Attributes:
@@ -202,7 +202,7 @@ class SocietyEnv(GroupedGames):
     def __init__(self, settings: SubstrateSettings, spec: EnvSpec, tiles: TileSource = "melting_pot") -> None:
         self.spec, self._settings, self._tiles = spec, settings, tiles
         self._mechanism = mechanism = settings.mechanism
-        # Number of games with different random numbers; the following groups draw the same numbers.
+        # Number of games with different random numbers; later groups of games use the same numbers.
         self._group_size = spec.n_envs
         self._report: MechanismReport | None = None
         if mechanism is not None and "text" in settings.channels:
@@ -219,15 +219,15 @@ class SocietyEnv(GroupedGames):
         self._set_values(self._broadcast_values(values).astype(np.float32))
 
     def agent_colors(self) -> NDArray[np.uint8]:
-        """Return the color of each player in frames of the world, [n_agents, 3] uint8."""
+        """Return the color of each player in frames, [n_agents, 3] uint8."""
         return find_agent_colors(self._settings.substrate, self._settings.n_agents, self._tiles)
 
     def pair_games(self, groups: int) -> None:
-        """Give game i of each of `groups` equal groups the same random numbers from the next reset on."""
+        """Use the same random numbers in game i of each of `groups` equal groups, from the next reset on."""
         self._group_size = self.spec.games_per_group(groups)
 
     def _reset_mechanism(self, games: NDArray[np.bool_]) -> None:
-        """Begin new episodes of the mechanism in the games where `games` [n_envs] is true."""
+        """Reset the state of the mechanism in the games where `games` [n_envs] is true."""
         if self._mechanism is not None:
             self._mechanism.reset(games)
         if self._report is not None:
@@ -240,8 +240,8 @@ class SocietyEnv(GroupedGames):
 
         Args:
             events: events of the step.
-            values: the mechanism's values [n_envs, d], 0 in games that are over.
-            live: games that were played in the step, [n_envs].
+            values: the mechanism's values [n_envs, d], 0 in games that have ended.
+            live: whether each game was advanced in the step, [n_envs] bool.
             metrics: metrics of the step.
         """
         assert self._mechanism is not None
@@ -260,7 +260,7 @@ class SocietyEnv(GroupedGames):
         Args:
             grids: the channel `grid`.
             vectors: the channel `vector`.
-            present: players in the game, [n_envs, n_agents].
+            present: whether each player is not removed, [n_envs, n_agents] bool.
             values: the mechanism's values, [n_envs, d].
         """
         texts = np.full(present.shape, "", dtype=object)

@@ -1,4 +1,4 @@
-"""Sprites of 8 x 8 pixels by name: Melting Pot's, read from the installed package, or plain ones."""
+"""Sprites of 8 x 8 pixels, from the installed Melting Pot package or of plain colors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmrl.envs.substrate.substrate_rules import SUBSTRATES, SubstrateName, find
 
 TileSource = Literal["auto", "melting_pot", "plain"]
 TILE_SIZE = 8
-"""Width and height of a sprite and of a cell, pixels."""
+"""Width and height of a sprite and of a cell, in pixels."""
 Sprite = NDArray[np.uint8]
 
 
@@ -27,12 +27,12 @@ class SpriteSet:
     """The sprites of a substrate, uint8 RGBA.
 
     Attributes:
-        sprites: sprites by name, for a viewer with each heading (N, E, S, W), [4, 8, 8, 4]. The viewer looks up, so
-            sprites on the ground rotate with it; sprites without a direction are the same in all four.
-        avatars: each slot as others see it, [n_agents, 4, 8, 8, 4]: from behind, facing to the viewer's right, from
-            the front, facing to the viewer's left.
-        viewer: the viewing player, from behind, [8, 8, 4].
-        beams: the color of each of `grid_text.BEAMS` but the first, all over the cell, [2, 4].
+        sprites: name -> sprite in the view of a player with each heading (N, E, S, W), [4, 8, 8, 4]. Views show the
+            player facing up, so sprites on the ground are rotated, except those without a direction.
+        avatars: sprite of each player in the view of others, [n_agents, 4, 8, 8, 4]: from behind, facing to the right,
+            from the front, facing to the left.
+        viewer: sprite of the viewing player, from behind, [8, 8, 4].
+        beams: color of each of `grid_text.BEAMS` except the first, which covers the cell, [2, 4].
     """
 
     sprites: Mapping[str, Sprite]
@@ -44,11 +44,11 @@ class SpriteSet:
 def load_sprites(substrate: SubstrateName, n_agents: int, source: TileSource) -> SpriteSet:
     """Return the sprites of a substrate for `n_agents` players.
 
-    `auto` takes Melting Pot's if it is installed, else `plain`.
+    `auto`: those of Melting Pot if it is installed, else `plain`.
 
     Raises:
-        ConfigError: Melting Pot has no more colors for so many players.
-        EngineError: `melting_pot` is not installed, or is a version that cannot be read.
+        ConfigError: Melting Pot has fewer colors than players.
+        EngineError: the source is `melting_pot`, which is not installed or has an unsupported version.
     """
     if resolve_source(source) == "plain":
         return _build_plain_sprites(n_agents)
@@ -56,7 +56,7 @@ def load_sprites(substrate: SubstrateName, n_agents: int, source: TileSource) ->
 
 
 def find_agent_colors(substrate: SubstrateName, n_agents: int, source: TileSource) -> Sprite:
-    """Return the color of each player in frames of the world, [n_agents, 3]: the most frequent color of its sprite.
+    """Return the color of each player in frames, [n_agents, 3]: the most frequent color of its sprite.
 
     Raises:
         ConfigError, EngineError: see `load_sprites`.
@@ -69,7 +69,7 @@ def find_agent_colors(substrate: SubstrateName, n_agents: int, source: TileSourc
 
 
 def resolve_source(source: TileSource) -> TileSource:
-    """Return the source that `auto` stands for on this machine; any other source unchanged."""
+    """Return `melting_pot` or `plain` for the source `auto`, whichever is available; any other source unchanged."""
     if source != "auto":
         return source
     return "melting_pot" if install.is_available() else "plain"
@@ -101,7 +101,7 @@ def _load_melting_pot_sprites(substrate: SubstrateName, n_agents: int) -> Sprite
 
 
 def _load_appearance(kwargs: Mapping[str, Any]) -> dict[str, Sprite]:
-    """Return the sprites of one Appearance component for each heading of a viewer; `GrassEdge` becomes `grass_edge`."""
+    """Return name -> sprites of an Appearance component in the four views; `GrassEdge` becomes `grass_edge`."""
     names: Sequence[str] = kwargs["spriteNames"]
     views_by_name = {}
     for index, name in enumerate(names):
@@ -116,7 +116,7 @@ def _load_appearance(kwargs: Mapping[str, Any]) -> dict[str, Sprite]:
 
 
 def _parse_sprite(text: str, palette: Mapping[str, Sequence[int]]) -> Sprite:
-    """Return a sprite drawn with letters as an image, [8, 8, 4]. Larger ones are reduced as the engine does."""
+    """Return the image [8, 8, 4] of a text with one letter per pixel; larger ones are reduced as in Melting Pot."""
     image = np.array([[palette[letter] for letter in row] for row in text.strip("\n").splitlines()], np.int32)
     factor = image.shape[0] // TILE_SIZE
     blocks = image.reshape(TILE_SIZE, factor, TILE_SIZE, factor, 4)
@@ -125,12 +125,12 @@ def _parse_sprite(text: str, palette: Mapping[str, Sequence[int]]) -> Sprite:
 
 
 def _rotated_views(image: Sprite, turns: bool) -> Sprite:
-    """Return an image as viewers with each heading see it, [4, 8, 8, 4]."""
+    """Return an image in the views of players with each heading, [4, 8, 8, 4]; `turns`: whether it is rotated."""
     return np.stack([np.rot90(image, heading if turns else 0) for heading in range(4)])
 
 
 def _read_beam_colors(substrate: SubstrateName) -> Sprite:
-    """Return the colors of the beams, which are defined in the engine's Lua modules."""
+    """Return the colors of the beams, which Lua modules of Melting Pot define, [2, 4]."""
     lua = install.find_package_root() / "meltingpot" / "lua"
     zap = _read_lua_color(lua / "modules" / "avatar_library.lua", r"'beamColor',\s*args\.default\(\{([\d,\s]+)\}")
     if not SUBSTRATES[substrate].has_dirt:
@@ -163,7 +163,7 @@ _SHADOW_COLOR = (0, 0, 0, 45)
 
 
 def _build_plain_sprites(n_agents: int) -> SpriteSet:
-    """Return sprites of flat colors, for machines without Melting Pot. Players have a white mark in front."""
+    """Return sprites with plain colors, for machines without Melting Pot; players have a white mark in front."""
     undirected = {name: _build_color_sprite(color) for name, color in _GROUND_COLORS.items()}
     undirected["dirt"] = _build_color_sprite((105, 75, 25, 150))
     undirected["apple"] = _build_color_sprite((205, 45, 45), rows=slice(2, 6), columns=slice(2, 6))
@@ -175,7 +175,7 @@ def _build_plain_sprites(n_agents: int) -> SpriteSet:
     }
     sprites = {name: _rotated_views(image, turns=False) for name, image in undirected.items()}
     sprites |= {name: _rotated_views(image, turns=True) for name, image in directed.items()}
-    # To a viewer who turns right, others seem to turn left: facing right is the image rotated clockwise.
+    # Index k: a player who faces k quarter turns to the right of the viewer; `rot90` rotates counterclockwise.
     players = [_build_player_sprite(_find_player_color(slot)) for slot in range(n_agents)]
     avatars = np.stack([np.stack([np.rot90(player, -k) for k in range(4)]) for player in players])
     beams = np.array([(120, 225, 245, 170), (255, 245, 90, 255)], np.uint8)
@@ -199,7 +199,8 @@ def _build_player_sprite(color: Sequence[int]) -> Sprite:
 def _find_player_color(slot: int) -> tuple[int, ...]:
     """Return the color of a player.
 
-    Hues a golden section apart differ for any number of players; every nine slots get darker.
+    Hues differ by the golden section, so that they are distinct for any number of players. After every nine players,
+    colors get darker.
     """
     shade = colorsys.hsv_to_rgb((0.83 + slot * 0.618034) % 1, 0.85, 0.95 * 0.85 ** (slot // 9))
     return tuple(round(255 * part) for part in shade)

@@ -1,7 +1,7 @@
-"""The two substrates, and the named changes of rules for the published tax and incentive experiments.
+"""The two substrates (environments of Melting Pot), Clean Up and Harvest, and changes of their rules.
 
-`upstream` are the unchanged rules of dm-meltingpot 2.4.1. `legislative` applies every change in `RULE_CHANGES` for the
-substrate, which gives the rules in the code of "Large Legislative Models" (arXiv 2410.08345), a fork of Melting Pot.
+The rules `upstream` are those of dm-meltingpot 2.4.1. The rules `legislative` include all changes in `RULE_CHANGES`;
+they are those of "Large Legislative Models" (arXiv 2410.08345), whose code is a fork of Melting Pot.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 Rules = Literal["upstream", "legislative"]
 SubstrateName = Literal["cleanup", "harvest"]
 Definition = dict[str, Any]
-"""The dict that a substrate's `build` returns: level name, number of players, map, prefabs, game objects."""
+"""Result of `build` in a substrate's module: level name, number of players, map, prefabs, game objects."""
 
 FIRST_END = 1099
 """First step in which an episode may end at random, unless the rules have `no_random_end`."""
@@ -32,12 +32,12 @@ _MOVES = ("noop", "forward", "backward", "step_left", "step_right", "turn_left",
 
 @dataclass(frozen=True)
 class Sites:
-    """Numbers of cells of a map.
+    """Number of cells of different types in a map.
 
     Attributes:
-        apples: cells where apples grow.
-        dirt: cells that can be dirty.
-        dirty: cells that are dirty at the start.
+        apples: number of cells where apples grow.
+        dirt: number of cells that can be dirty.
+        dirty: number of cells that are dirty at the start.
     """
 
     apples: int
@@ -47,20 +47,20 @@ class Sites:
 
 @dataclass(frozen=True)
 class Substrate:
-    """Static facts about one substrate.
+    """Constants of one substrate.
 
     Attributes:
-        module: its Python configuration, a module of `meltingpot.configs.substrates`.
+        module: name of its module in `meltingpot.configs.substrates`.
         actions: names of the upstream actions, in the order of their indices.
-        world_shape: shape of a frame of the whole world, [height, width, 3].
-        vector_observations: the engine's names of the entries of the channel `vector`.
-        groups: counts of the world at each step: metric name -> group of piece states.
-        sites: numbers of cells of Melting Pot's map.
-        zap_cooldown, clean_cooldown: number of steps after a shot in which no shot is possible.
-        removal_steps: number of steps for which a zapped player is out of the game.
+        world_shape: shape of a frame of the whole map, [height, width, 3].
+        vector_observations: Melting Pot's names of the entries of the channel `vector`.
+        groups: metric name -> group of states of pieces (in Melting Pot's terms) that the metric counts in each step.
+        sites: number of cells of different types in Melting Pot's map.
+        zap_cooldown, clean_cooldown: number of steps after a beam in which the player cannot fire another one.
+        removal_steps: number of steps for which a zapped player is removed.
         end_probability: probability that an episode ends, at step `FIRST_END` and at every 100th step after it.
         floor: name of the prefab under a spawn cell.
-        spawn_cells: (x, y) of each player's own cell under `legislative` rules.
+        spawn_cells: (x, y) of each player's spawn cell under `legislative` rules.
     """
 
     module: str
@@ -78,7 +78,7 @@ class Substrate:
 
     @property
     def has_dirt(self) -> bool:
-        """True if there is a river that gets dirty."""
+        """True if the map has a river that gets dirty."""
         return self.sites.dirt > 0
 
 
@@ -116,7 +116,7 @@ SUBSTRATES: Mapping[SubstrateName, Substrate] = {
 
 @dataclass(frozen=True)
 class RuleChange:
-    """One named difference from the upstream rules."""
+    """A difference from the upstream rules; `apply` changes the definition of a substrate in place."""
 
     name: str
     substrates: tuple[SubstrateName, ...]
@@ -124,7 +124,7 @@ class RuleChange:
 
 
 def find_component(game_object: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the keyword arguments of a component of a game object; changes of them apply to the object.
+    """Return the keyword arguments of a component of a game object; they can be changed in place.
 
     Raises:
         KeyError: the object has no such component.
@@ -144,7 +144,7 @@ def find_avatars(definition: Definition) -> list[dict[str, Any]]:
 
 
 def _own_spawn_cells(definition: Definition, substrate: Substrate) -> None:
-    """Assign to each player a cell on which it starts and returns."""
+    """Assign to each player a cell on which it starts and returns after a removal."""
     simulation = definition["simulation"]
     rows = [list(row) for row in simulation["map"].strip("\n").split("\n")]
     for row in rows:
@@ -169,13 +169,13 @@ def _start_heading_north(definition: Definition, substrate: Substrate) -> None:
 
 
 def _fixed_move_order(definition: Definition, substrate: Substrate) -> None:
-    """Carry out moves in the order of the players, highest index first, instead of a random order."""
+    """Execute moves in descending order of player indices, instead of a random order."""
     for avatar in find_avatars(definition):
         avatar["components"].append({"component": "MoveOrder", "kwargs": {}})
 
 
 def _no_zap(definition: Definition, substrate: Substrate) -> None:
-    """Do nothing: `action_names` leaves out the zap, so nobody can be removed."""
+    """Do nothing: `action_names` omits the zap, so no player can be removed."""
 
 
 def _apples_at_start(definition: Definition, substrate: Substrate) -> None:
@@ -200,7 +200,7 @@ RULE_CHANGES: tuple[RuleChange, ...] = (
 
 
 def find_changes(name: SubstrateName, rules: Rules) -> tuple[RuleChange, ...]:
-    """Return the changes that `rules` make to a substrate; none for `upstream`."""
+    """Return the changes of a substrate under `rules`; none for `upstream`."""
     return tuple(c for c in RULE_CHANGES if name in c.substrates) if rules == "legislative" else ()
 
 
@@ -215,7 +215,7 @@ def build_definition(
 ) -> Definition:
     """Return the definition of a substrate under `rules`, with the piece groups that `Substrate.groups` counts.
 
-    `module` is the substrate's configuration module, which is not changed. `map_text` replaces its map.
+    `module`: the substrate's configuration module, which is not changed. `map_text`: map to use instead of its map.
     """
     substrate = SUBSTRATES[name]
     definition: Definition = copy.deepcopy(dict(module.build(("default",) * n_agents, None)))
