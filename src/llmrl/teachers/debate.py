@@ -1,4 +1,4 @@
-"""Debate, in which the agents of a game hear the plans of the others and may revise their own."""
+"""Debate: the agents of a game (copy of an environment) hear each other's plans and may revise their plans."""
 
 from __future__ import annotations
 
@@ -17,29 +17,28 @@ AgentSentences = tuple[str, ...]
 """Sentence of each agent of a game, in order."""
 
 NO_PLAN_TEXT = "has no plan yet"
-"""Announcement for an agent without a valid plan, instead of its fallback, which it did not choose."""
+"""Announcement for an agent without a valid plan; its fallback is not announced, because it did not choose it."""
 
 
 class Debate(StateFields):
-    """Planner whose agents agree in rounds, as in multi-agent debate (Du et al., 2023, arXiv 2305.14325).
+    """Planner with rounds of announcements, as in multi-agent debate (Du et al., 2023, arXiv 2305.14325).
 
-    Before the first round every agent's plans depend on its own sentence only. In each round all agents are asked
-    again, simultaneously, with their sentence followed by the most probable plan of each other agent in the previous
-    round. The plans of the last round are used: with p_i their distribution, the advice for agent i is pi_T^i = sum_k
-    p_i(k) pi_{k,i}, which sums to 1 for each agent.
+    Before the first round, the plans of an agent depend only on its sentence. In each round, new plans of all agents
+    are requested simultaneously; the sentence of an agent is then followed by the most probable plan of each other
+    agent in the previous round. The plans of the last round are used.
 
-    Plans may only use objects of the agent's own sentence, not announced ones. Announcements may reveal information
-    that an agent cannot observe, e.g. its goal. A student without access to the debate then learns only the average
-    behavior given its observation.
+    Plans may contain only objects of the agent's sentence, not objects of announcements. Announcements may reveal
+    information that an agent cannot observe, e.g. its goal. A student without access to the debate then learns only
+    the average behavior given its observation.
 
     Args:
-        planner: planner that answers; its cache avoids repeated questions about equal announcements.
+        planner: planner of single agents; it stores plans, so equal announcements cause no new requests.
         agent_names: names of the agents of a game.
         rounds: number of rounds.
 
     Attributes:
-        looked_up: number of agents looked up so far, counted in every game.
-        changed: number of those whose most probable plan differs from their initial one.
+        looked_up: number of look-ups so far, one for each agent of each game.
+        changed: number of look-ups in which the debate changed the most probable plan.
 
     Raises:
         ConfigError: a game has a single agent.
@@ -62,10 +61,10 @@ class Debate(StateFields):
         return self.planner.plans(sentences)
 
     def deliberate(self, games: Sequence[AgentSentences]) -> list[tuple[PlanDistribution, ...]]:
-        """Return the plans of each agent of each game, with one batch of questions per round for all games.
+        """Return the plans of each agent in each game, with one batch of requests per round for all games.
 
         Raises:
-            LLMError, ConfigError: see `Planner.plans`; nothing is counted then.
+            LLMError, ConfigError: see `Planner.plans`; the counters then do not change.
         """
         counts = Counter(games)
         distinct = list(counts)
@@ -87,10 +86,7 @@ class Debate(StateFields):
         return {**self.planner.describe(), "debate rounds": str(self.rounds)}
 
     def metrics(self) -> dict[str, float]:
-        """Return the planner's metrics and teacher/debate_changes.
-
-        The latter is the share of agents, since the start of the run, whose most probable plan changed in the debate.
-        """
+        """Return the planner's metrics and teacher/debate_changes, the fraction `changed` / `looked_up`."""
         share = self.changed / self.looked_up if self.looked_up else 0.0
         return {"teacher/debate_changes": share, **self.planner.metrics()}
 
@@ -100,7 +96,7 @@ class Debate(StateFields):
         return [tuple(plans_by_sentence[sentence] for sentence in game) for game in games]
 
     def _append_announcements(self, game: AgentSentences, plans: tuple[PlanDistribution, ...]) -> AgentSentences:
-        """Return the sentences of a game, each followed by the announcements of the others."""
+        """Return the sentences of a game, each followed by the announcements of the other agents."""
         announcements = []
         for name, distribution in zip(self.agent_names, plans, strict=True):
             has_plan = distribution is not self.planner.fallback_plans

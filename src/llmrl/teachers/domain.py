@@ -1,4 +1,4 @@
-"""Domains: descriptions of an environment's states, skills, and a prompt for teachers."""
+"""Domains, which describe the states of an environment in sentences and define skills and a prompt for teachers."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from llmrl.teachers.plans import Plan, PlanStep, Skill, parse_plan
 _NAME_PATTERN = re.compile(r"<([^<>]+)>")
 
 NO_OBJECT_NAME = "nothing"
-"""Name that represents no object in a sentence, as `<nothing>`."""
+"""Name in a sentence, as `<nothing>`, if there is no object."""
 ANNOUNCEMENT_PREFIX = "The others mean to do this: "
-"""Text of a debate between an agent's own sentence and the plans of the others."""
+"""Text between an agent's sentence and the announced plans of other agents in a debate."""
 
 
 class Scene(Protocol):
-    """State as seen by one agent."""
+    """State of an episode as one agent observes it."""
 
     @property
     def sentence(self) -> str:
-        """Description of the abstract state and the only input of a planner; equal sentences get the same plans."""
+        """Description of the state and the only input of a planner; states with equal sentences get equal plans."""
         ...
 
     def act(self, step: PlanStep) -> int | None:
-        """Return the skill's next action in this state; None if the skill is finished or not applicable."""
+        """Return the next action of a step's skill in this state; None if the skill is finished or not applicable."""
         ...
 
 
 class Domain(ABC):
-    """Environment as seen by teachers: `scene` describes states and executes skills, `prompt` explains it to an LLM.
+    """Base class of the descriptions of environments for teachers.
 
     Attributes:
-        name: name of the domain, usually the environment's.
+        name: name of the domain, usually that of the environment.
         channels: observation channels that `scene` reads.
-        prompt: file in `teachers/prompts/`, or in `<prompts>/teacher/` of a user's own folder, without `.j2`.
-        skills: skills of the plan grammar.
-        n_actions: number of the environment's actions.
-        idle: action taken if no skill of a plan is applicable.
-        fallback: plan used if the planner returned no valid one.
-        memory_size: count of numbers remembered for each agent during an episode; 0: none.
-        parity: whether the domain behaves as published, errors included.
+        prompt: name of a file in `teachers/prompts/`, or in `<prompts>/teacher/` of the user's folder, without `.j2`.
+        skills: skills that plans may contain.
+        n_actions: number of actions of the environment.
+        idle: action if no step of a plan is applicable.
+        fallback: plan if the planner returned no valid one.
+        memory_size: number of values that are stored for each agent during an episode; 0: none.
+        parity: whether the domain equals the published code, including its errors.
     """
 
     name: str
@@ -58,16 +58,19 @@ class Domain(ABC):
     memory_size: int = 0
     parity: bool = False
     vocabulary: tuple[str, ...] = ()
-    """Names of the objects of all states, for one schema of replies in all states; empty: unknown."""
+    """Names of the objects in all states, for a reply schema that all states share; empty: unknown."""
     tables: ClassVar[str | None] = None
-    """Path of the JSON file with frozen plan tables (`llmrl.teachers.offline_planner`); None: there are none."""
+    """Path of the JSON file with the domain's plan tables (`llmrl.teachers.offline_planner`); None: there is none."""
 
     @abstractmethod
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
-        """Return the scene of agent number `agent` for its own observation, channel -> [*channel.shape].
+        """Return the scene of one agent.
 
-        `memory` [self.memory_size] float64 holds the numbers remembered in this episode, zeros at its start. The method
-        may write to it; it is None if `self.memory_size` is 0.
+        Args:
+            observation: channel -> the agent's observation, [*channel.shape].
+            agent: index of the agent.
+            memory: stored values, [self.memory_size] float64, zeros at the start of an episode; the method may change
+                them. None if `self.memory_size` is 0.
         """
 
     def action(self, scene: Scene, plan: Plan) -> int:
@@ -79,14 +82,11 @@ class Domain(ABC):
         return self.idle
 
     def objects(self, sentence: str) -> tuple[str, ...]:
-        """Return the objects that a plan for this state may name.
-
-        By default these are the names in angle brackets, without duplicates.
-        """
+        """Return the objects that a plan for this state may name; by default the distinct names in angle brackets."""
         return tuple(dict.fromkeys(name for name in _NAME_PATTERN.findall(sentence) if name != NO_OBJECT_NAME))
 
     def read_plan(self, text: str, sentence: str) -> Plan:
-        """Parse a plan of a plan table for the state `sentence`.
+        """Return the plan in a text from a plan table, for the state `sentence`.
 
         Raises:
             InvalidReply: the text is not a valid plan.
@@ -94,7 +94,7 @@ class Domain(ABC):
         return parse_plan(text, self.skills, self.objects(sentence))
 
     def read_published(self, reply: str, sentence: str) -> Plan:
-        """Return the plan in a model's reply for the state `sentence`, parsed like the published teacher does.
+        """Return the plan in a model's reply for the state `sentence`, with the published parser.
 
         Raises:
             ConfigError: this domain has no published parser, the default.

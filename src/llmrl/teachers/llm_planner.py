@@ -1,4 +1,4 @@
-"""Planner that requests several replies of a language model for each abstract state, once per state."""
+"""Planner that requests several replies of a language model for each abstract state (sentence), once per state."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 PROMPT_FAMILY = "teacher"
 PROMPT_FOLDER = Path(__file__).with_name("prompts")
 PLANS_FILE_NAME = "plans.json"
-"""File in the run folder with the plans of all states that have a valid one; `teacher=offline teacher.table=<file>`
-replays it."""
+"""File in the run folder with the plans of all states that have a valid one, for `teacher=offline
+teacher.table=<file>`."""
 
 ReplyParser = Literal["shared", "published"]
-"""Parser of replies: the shared one (`llmrl.llms.reading`), or that of the published teacher."""
+"""Parser of replies: `shared`: `llmrl.llms.reading`; `published`: the parser of LLM4Teach as released."""
 
 MAX_SKIPS = 64
-"""Maximum number of look-ups between two questions about a state without a valid plan."""
+"""Maximum number of look-ups between two requests for a state without a valid plan."""
 
 
 @dataclass(frozen=True)
@@ -45,25 +45,26 @@ class LLMPlannerSettings:
 
 
 class LLMPlanner:
-    """Planner that asks a chat model `samples` times for each state; shares of plans are their probabilities.
+    """Planner with `samples` replies of a chat model for each state; probabilities of plans are their frequencies.
 
-    It follows LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373), with our own prompts and a strict grammar: a reply
-    must name existing skills and objects, or the model receives its error. Invalid samples are omitted and counted. A
-    state without a valid sample gets the domain's `fallback`.
+    It follows LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373), with other prompts and a strict grammar: a reply
+    must name existing skills and objects, else the model receives an error message. Invalid samples are omitted and
+    counted. A state without a valid sample gets the domain's `fallback`.
 
-    The plans of a state are stored permanently, except a fallback. Such a state is asked again at its next look-up,
-    then less and less often: at every second look-up, every fourth, and so on up to `MAX_SKIPS`.
+    Plans are stored permanently, except a fallback. A state with a fallback is requested again at its next look-up,
+    then less often: after 1, 3, 7, ... look-ups without a request, at most `MAX_SKIPS` - 1.
 
     Args:
         settings: options; with the parser `published` no reply is invalid, and no schema is requested.
         domain: domain of the states.
-        llm: chat model that answers repeated questions independently, as `ChatClient` does.
-        prompt_folder: folder of a user's own prompts; None: there is none.
-        folder: folder of the readable file of the plan table; None: no file is written.
-        horizon: steps of an episode, as stated in the prompt; None: not stated.
+        llm: chat model that answers repeated requests independently, as `ChatClient` does.
+        prompt_folder: folder with prompts of the user; None: there is none.
+        folder: folder of the file `PLANS_FILE_NAME`; None: no file is written.
+        horizon: number of steps of an episode, which the prompt contains; None: the prompt does not contain it.
 
     Raises:
-        ConfigError: no chat model, no such prompt or one that cannot be rendered, or no published parser.
+        ConfigError: there is no chat model or no such prompt, the prompt cannot be rendered, or the domain has no
+            published parser.
     """
 
     def __init__(
@@ -100,16 +101,16 @@ class LLMPlanner:
         )
         self.plans_by_sentence: dict[str, PlanDistribution] = {}
         self.fallback_plans: PlanDistribution = ((domain.fallback, 1.0),)
-        """Answer for states without a valid plan, recognized by the identity of this object."""
+        """Result for states without a valid plan; other code compares with `is`."""
         self.retries_by_sentence: dict[str, tuple[int, int]] = {}
-        """States without a valid plan so far: number of failed questions, and of look-ups until the next one."""
+        """Sentence without a valid plan -> number of failed requests, and number of look-ups until the next one."""
         self.counters = {"requested_states": 0, "fallbacks": 0}
 
     def plans(self, sentences: Sequence[str]) -> list[PlanDistribution]:
-        """Return the plans of each sentence, after one batch of questions about all new sentences.
+        """Return the plans of each sentence, after one batch of requests for all new sentences.
 
         Raises:
-            LLMError: the model failed permanently, or the budget is exhausted; no new plan is stored then.
+            LLMError: the model failed permanently, or the budget is exhausted; no new plan is then stored.
         """
         new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self.plans_by_sentence]
         due = [sentence for sentence in new if self.retries_by_sentence.get(sentence, (0, 0))[1] == 0]
@@ -131,9 +132,9 @@ class LLMPlanner:
     def metrics(self) -> dict[str, float]:
         """Return counts since the start of the run.
 
-        They are teacher/requested_states (states asked for, counting repetitions), teacher/fallbacks (samples without a
-        valid reply), those of `StructuredQuery`, and teacher/unknown, the number of states whose present plan is the
-        fallback.
+        They are teacher/requested_states (number of requested states, including repetitions), teacher/fallbacks (number
+        of samples without a valid plan), teacher/unknown (number of states whose current plan is the fallback), and
+        those of `StructuredQuery`.
         """
         counts = {f"teacher/{name}": float(count) for name, count in self.counters.items()}
         return counts | {"teacher/unknown": float(len(self.retries_by_sentence))} | self.structured_query.metrics()
@@ -162,7 +163,7 @@ class LLMPlanner:
         self.structured_query.load_state_dict(state["structured_query"])
 
     def _request_plans(self, sentences: Sequence[str]) -> None:
-        """Ask about all sentences and store the valid plans."""
+        """Request plans for all sentences and store the valid ones."""
         questions = [self.render_question(sentence) for sentence in sentences for _ in range(self.settings.samples)]
         parsers = [self._make_parser(sentence) for sentence in sentences for _ in range(self.settings.samples)]
         replies = self.structured_query.ask(questions, parsers)
@@ -176,7 +177,7 @@ class LLMPlanner:
                 self.retries_by_sentence.pop(sentence, None)
                 continue
             n_failures = self.retries_by_sentence.get(sentence, (0, 0))[0]
-            # A failed call is not evidence about the state and costs nothing, so it causes no pause.
+            # A call that failed for other reasons than the state does not delay the next request.
             is_reachable = self.structured_query.failed_indices.isdisjoint(indices)
             self.retries_by_sentence[sentence] = (
                 (n_failures + 1, min(2**n_failures, MAX_SKIPS) - 1) if is_reachable else (n_failures, 0)

@@ -1,6 +1,6 @@
-"""Plan tables with their human-readable JSON files, and the planner that reads plans from a table.
+"""Plan tables, which are stored in JSON files, and a planner with plans from a table.
 
-Shipped tables and those written by runs have the same format.
+Tables of this package and tables written by runs have the same format.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WeightedPlanTexts = tuple[tuple[str, float], ...]
 
 
 class _PlanTableSchema(BaseModel):
-    """Content of a file. Its probabilities are by sentence pattern and text of the plan."""
+    """Content of a file. `plans` and `corrected`: sentence pattern -> text of a plan -> probability."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -41,21 +41,21 @@ class _PlanTableSchema(BaseModel):
 
 @dataclass(frozen=True)
 class PlanTable:
-    """Plans with their probabilities for the sentences, i.e. states in words, of one domain.
+    """Distributions over plans for the sentences of one domain.
 
-    Interchangeable words, such as colors, are written as placeholders `[1]`, `[2]`, ... in the order of their first
-    appearance in a sentence, so that one row serves all sentences that differ only in these words.
+    A sentence pattern is a sentence in which interchangeable words, such as colors, are replaced by `[1]`, `[2]`, ...
+    in the order of their first appearance. All sentences that differ only in these words therefore share a row.
 
     Attributes:
-        rows: rows by sentence pattern, which is a sentence with placeholders.
-        interchangeable_words: words that are replaced by placeholders.
+        rows: sentence pattern -> texts of plans with their probabilities.
+        interchangeable_words: words that are replaced in sentence patterns.
     """
 
     rows: Mapping[str, WeightedPlanTexts]
     interchangeable_words: tuple[str, ...] = ()
 
     def find_plans(self, sentence: str) -> WeightedPlanTexts | None:
-        """Return the row for `sentence`, with words in place of placeholders; None if there is none."""
+        """Return the row for `sentence`, in which words replace placeholders; None if there is none."""
         if not self.interchangeable_words:
             return self.rows.get(sentence)
         alternatives = "|".join(map(re.escape, self.interchangeable_words))
@@ -88,8 +88,7 @@ def load_plan_table(path: Path, domain: str, corrected: bool = False) -> PlanTab
         corrected: whether rows under `corrected` in the file replace rows under `plans`.
 
     Raises:
-        ConfigError: the file cannot be read, is not a plan table or is for another domain, or probabilities are
-            invalid.
+        ConfigError: the file cannot be read, is no plan table or is for another domain, or probabilities are invalid.
     """
     try:
         content = _PlanTableSchema.model_validate_json(path.read_text(encoding="utf-8"))
@@ -102,7 +101,7 @@ def load_plan_table(path: Path, domain: str, corrected: bool = False) -> PlanTab
         ) from error
     if content.domain != domain:
         raise ConfigError(
-            f"teacher.table={path} holds plans for {content.domain}, but the domain is {domain}; use one for it"
+            f"teacher.table={path} contains plans for {content.domain}, but the domain is {domain}; use one for it"
         )
     rows = content.plans | (content.corrected if corrected else {})
     for sentence, row in rows.items():
@@ -118,8 +117,8 @@ def save_plan_table(path: Path, domain: str, about: str, plans: Mapping[str, Pla
     Args:
         path: file.
         domain: name of the domain.
-        about: description of the table, for readers of the file.
-        plans: distribution of plans by sentence.
+        about: description of the table, for human readers of the file.
+        plans: sentence -> distribution over plans.
 
     Raises:
         RunFolderError: the file cannot be written.
@@ -140,16 +139,16 @@ CORRECTED = "corrected"
 
 
 class OfflinePlanner(StateFields):
-    """Planner that reads plans from a table.
+    """Planner with plans from a table.
 
-    Invalid plans of a row are omitted, as with a language model's replies, and the others share the probability. With
-    `parity` no plan is invalid.
+    Invalid plans of a row are omitted, as in replies of a language model, and the probabilities of the others are
+    normalized. If the domain has `parity`, no plan is invalid.
 
     Args:
         domain: domain of the plans.
-        table: `published` or `corrected`, the tables shipped with the domain, or the path of a JSON file in the format
-            that a run with `teacher=llm` writes (`plans.json`).
-        missing_state: reaction to a sentence without a row: the domain's `fallback`, which is counted, or an `error`.
+        table: `published` or `corrected`, which are tables of the domain, or the path of a JSON file in the format that
+            a run with `teacher=llm` writes (`plans.json`).
+        missing_state: for a sentence without a row: `fallback`: use the domain's fallback; `error`: raise an error.
 
     Raises:
         ConfigError: the table does not exist, a row has no valid plan, or a plan in a user's file has an unknown skill.
@@ -167,12 +166,12 @@ class OfflinePlanner(StateFields):
         self._fallback_plans: PlanDistribution = ((domain.fallback, 1.0),)
         self.fallbacks = 0
         example_sentences = self._table.list_examples()
-        for sentence in example_sentences:  # invalid rows end the run before its first look-up
+        for sentence in example_sentences:  # detect invalid rows before the first look-up
             self._plans_by_sentence[sentence] = self._read_plans(sentence)
         if n_debates := sum(ANNOUNCEMENT_PREFIX in sentence for sentence in example_sentences):
             logger.warning(
-                "%d of %d rows of the plan table %s are from a debate, but teacher=offline has none: these rows are "
-                "unused, and plans are those before the debate",
+                "%d of %d rows of the plan table %s are from a debate, but teacher=offline has no debate: these rows "
+                "are not used, and plans are those before the debate",
                 n_debates,
                 len(example_sentences),
                 table,
@@ -209,7 +208,7 @@ class OfflinePlanner(StateFields):
             try:
                 plans.append((self.domain.read_plan(text, sentence), probability))
             except UnknownSkill as error:
-                if self._is_user_table:  # the shipped tables are as published
+                if self._is_user_table:  # published tables contain such plans
                     raise ConfigError(
                         f"the plan table {self._table_name} has no valid plan for {sentence!r} in {text!r}: {error}"
                     ) from error

@@ -1,4 +1,7 @@
-"""Planners, which map the sentence of an abstract state to plans and their probabilities."""
+"""Planners, which map the sentence of a state to a distribution over plans.
+
+Sentence: description of a state by a domain; states with equal sentences are one abstract state.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class Planner(Protocol):
 
         Raises:
             LLMError: a language model failed permanently, or the budget is exhausted.
-            ConfigError: a table has no plan for a sentence and `missing_state` is `error`.
+            ConfigError: a plan table has no row for a sentence and `missing_state` is `error`.
         """
         ...
 
@@ -44,7 +47,7 @@ class Planner(Protocol):
 
 
 class OraclePlanner(StateFields):
-    """Planner that follows the domain's hand-written rule: an upper bound, and a teacher without costs."""
+    """Planner with the domain's hand-written rule, an upper bound for other planners without the cost of a model."""
 
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
@@ -60,10 +63,10 @@ class OraclePlanner(StateFields):
 
 
 class ErroneousPlanner(StateFields):
-    """Planner that replaces the plans of random states by one random step.
+    """Planner that replaces the plans of random sentences by one random step.
 
-    Whether the plans of a sentence are wrong, and the step that replaces them, depend on the sentence and the seed
-    only. The step is drawn uniformly from the skills with each object of the sentence, so it may be right by chance.
+    Whether the plans of a sentence are replaced, and by which step, depends only on the sentence and the seed. The step
+    is sampled uniformly from all pairs of a skill and an object of the sentence, so it may be right by chance.
 
     Args:
         planner: planner whose plans are replaced.
@@ -79,7 +82,7 @@ class ErroneousPlanner(StateFields):
 
     def plans(self, sentences: Sequence[str]) -> list[PlanDistribution]:
         return [
-            self._draw_random_plan(sentence) or plans
+            self._sample_wrong_plan(sentence) or plans
             for sentence, plans in zip(sentences, self.planner.plans(sentences), strict=True)
         ]
 
@@ -89,8 +92,8 @@ class ErroneousPlanner(StateFields):
     def metrics(self) -> dict[str, float]:
         return self.planner.metrics()
 
-    def _draw_random_plan(self, sentence: str) -> PlanDistribution | None:
-        """Return the random plan of a sentence; None if its plans are right."""
+    def _sample_wrong_plan(self, sentence: str) -> PlanDistribution | None:
+        """Return the random plan that replaces the plans of a sentence; None if they are not replaced."""
         rng = self._seeds.numpy(sentence)
         if rng.random() >= self.error_rate:
             return None
@@ -104,7 +107,7 @@ class ErroneousPlanner(StateFields):
 
 
 def normalize_weights(weights: Sequence[tuple[Plan, float]]) -> PlanDistribution:
-    """Normalize weights (counts) of plans to probabilities, most probable first; equal plans are merged."""
+    """Return the distribution over distinct plans that is proportional to the sums of their weights (e.g. counts)."""
     sums: dict[Plan, float] = {}
     for plan, weight in weights:
         sums[plan] = sums.get(plan, 0.0) + weight

@@ -1,4 +1,4 @@
-"""Plans: sequences of skills with their objects, and their strict grammar."""
+"""Plans, which are sequences of skills with objects, and their parsers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from llmrl.llms.reading.plan_parser import PlanParser
 from llmrl.llms.structured import json_schema
 
 MAX_PLAN_STEPS = 20
-"""Maximum number of steps of a plan; longer plans are invalid or cut."""
+"""Maximum number of steps of a plan. Longer plans are invalid in plan tables, and are cut in replies."""
 
 _STEP = re.compile(r"(?P<skill>[^<>]+?)(?: <(?P<object>[^<>]+)>)?")
 
 
 @dataclass(frozen=True)
 class Skill:
-    """Word of the plan grammar: its name, whether it takes an object, and its meaning, as stated to the planner."""
+    """A skill that plans may contain: name, whether it takes an object, and meaning, which prompts state."""
 
     name: str
     takes_object: bool
@@ -45,11 +45,11 @@ class PlanStep:
 
 
 Plan = tuple[PlanStep, ...]
-"""Steps in the order in which they are tried: the first applicable step in a state acts."""
+"""Steps in order of priority: in each state, the first applicable step determines the action."""
 
 
 class UnknownSkill(InvalidReply):
-    """Error of a plan with a skill that the domain does not have in any state."""
+    """Error for a plan with a skill that the domain does not define."""
 
 
 class _Step(BaseModel):
@@ -67,16 +67,16 @@ class _Reply(BaseModel):
 
 
 def format_plan(plan: Plan) -> str:
-    """Return a plan as text, in the only notation of plans; `parse_plan` reads it back.
+    """Return a plan as text; inverse of `parse_plan`.
 
-    >>> plan_text((PlanStep("go to", "key"), PlanStep("pick up", "key")))
+    >>> format_plan((PlanStep("go to", "key"), PlanStep("pick up", "key")))
     'go to <key>, pick up <key>'
     """
     return ", ".join(map(str, plan))
 
 
 def build_reply_schema(skills: Sequence[Skill], vocabulary: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the JSON schema of a reply: reasoning first, so that a model thinks before it decides, then the plan.
+    """Return the JSON schema of a reply, in which the reasoning precedes the plan.
 
     Objects are those of `vocabulary` or ""; any text if `vocabulary` is empty.
     """
@@ -90,23 +90,23 @@ def build_reply_schema(skills: Sequence[Skill], vocabulary: Sequence[str] = ()) 
 def parse_reply(
     text: str, skills: Sequence[Skill], objects: Sequence[str], state: str = "", is_truncated: bool = False
 ) -> Plan:
-    """Return the plan in a model's reply: its steps before the first invalid one, without those for absent objects.
+    """Return the plan in a model's reply: the steps before the first invalid one, without steps for absent objects.
 
     Args:
         text: the reply.
-        skills, objects: skills and objects that a plan may name.
-        state: sentence of the state that the question was about.
-        is_truncated: whether the reply was cut off because it grew too long.
+        skills, objects: skills and objects that a plan may contain.
+        state: sentence of the state in the request.
+        is_truncated: whether the reply was cut off at the token limit.
 
     Raises:
-        InvalidReply: the reply holds no plan, or no usable step before the first invalid one.
+        InvalidReply: the reply contains no plan, or no usable step before the first invalid one.
     """
     parser = PlanParser([(s.name, s.takes_object) for s in skills], objects, MAX_PLAN_STEPS, state)
     return tuple(PlanStep(*step) for step in parse_answer(text, parser, is_truncated).answer)
 
 
 def parse_plan(text: str, skills: Sequence[Skill], objects: Sequence[str]) -> Plan:
-    """Parse a plan in the notation of `format_plan`.
+    """Return the plan in a text with the format of `format_plan`.
 
     Raises:
         InvalidReply: the plan is empty or too long, or a skill or an object is unknown, missing or superfluous.

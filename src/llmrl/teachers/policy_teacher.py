@@ -1,4 +1,4 @@
-"""Policy of a teacher's plans, and the loss that moves a student's policy towards it in the visited states."""
+"""Policy that follows a planner's plans, and a loss that moves a student's policy towards it in visited states."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from llmrl.core.rollouts import Rollout
 
 ADVICE = "advice"
-"""Name of the teacher's action probabilities in minibatches."""
+"""Key of the teacher's action probabilities in minibatches."""
 
 Mode = Literal["soft", "hard"]
 Sharing = Literal["own", "mixture"]
 
 
 class PlanPolicy:
-    """Distribution over actions from a planner's plans: pi_T(a | s) = sum_k Pr(plan k | sentence of s) [k does a in s].
+    """Policy pi_T of plans: pi_T(a | s) is the sum of the probabilities of the plans whose action in state s is a.
 
     It follows LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373).
 
     Args:
         planner: planner that maps sentences to plans; its domain describes states and executes skills.
-        mode: `soft` gives pi_T itself; `hard` puts all probability on the action of one plan, drawn for every state.
-        sharing: `own` advises each agent by its own plans; `mixture` advises all agents of a game by the mean over
-            them.
+        mode: `soft`: pi_T; `hard`: probability 1 for the action of one plan, which is sampled for every state.
+        sharing: `own`: each agent gets the probabilities of its plans; `mixture`: all agents of a game (copy of the
+            environment) get the mean over the agents.
         n_agents: number of agents in a game.
 
     Attributes:
-        sentences: all sentences looked up so far.
+        sentences: all sentences that were looked up so far.
     """
 
     def __init__(self, planner: Planner, mode: Mode = "soft", sharing: Sharing = "own", n_agents: int = 1) -> None:
@@ -53,7 +53,10 @@ class PlanPolicy:
         self.sentences: set[str] = set()
 
     def scenes(self, observation: Mapping[str, np.ndarray], memory: np.ndarray | None = None) -> list[Scene]:
-        """Return the scenes of observations [n, n_agents, ...], game by game; write to `memory` [n, n_agents, k]."""
+        """Return n * n_agents scenes, ordered by game, given observations [n, n_agents, ...].
+
+        `memory` [n, n_agents, memory_size] is updated.
+        """
         channels = {name: observation[name] for name in self.domain.channels}
         n, n_agents = next(iter(channels.values())).shape[:2]
         scene = self.domain.scene
@@ -68,7 +71,7 @@ class PlanPolicy:
     def plans(self, scenes: Sequence[Scene]) -> list[PlanDistribution]:
         """Return the plans of each scene, after one call of the planner with all distinct sentences.
 
-        With a `Debate` the scenes must be those of whole games, game by game.
+        With a `Debate`, the scenes must be those of all agents of one or more games, ordered by game.
 
         Raises:
             LLMError, ConfigError: see `Planner.plans`.
@@ -88,19 +91,19 @@ class PlanPolicy:
     def advise(self, scenes: Sequence[Scene], uniform: np.ndarray | None = None) -> np.ndarray:
         """Return action probabilities for each scene, [n, n_actions] float32.
 
-        `uniform` [n], random numbers in [0, 1), selects the plans of `hard` mode.
+        `uniform`: random numbers [n] in [0, 1), which select the plans in `hard` mode.
 
         Raises:
             LLMError: see `Planner.plans`.
-            ConfigError: see `Planner.plans`; or the domain returns an invalid action.
-            ValueError: `hard` mode without `uniform`.
+            ConfigError: see `Planner.plans`; or the domain returned an invalid action.
+            ValueError: the mode is `hard`, and `uniform` is missing.
         """
         if self.mode == "hard" and uniform is None:
-            raise ValueError("mode=hard draws plans and needs a random number for each scene; pass `uniform`")
+            raise ValueError("mode=hard samples plans and needs a random number for each scene; pass `uniform`")
         distributions = self.plans(scenes)
         if self.mode == "hard" and uniform is not None:
-            draws = zip(distributions, uniform.tolist(), strict=True)
-            distributions = [((_select_plan(plans, u), 1.0),) for plans, u in draws]
+            pairs = zip(distributions, uniform.tolist(), strict=True)
+            distributions = [((_select_plan(plans, u), 1.0),) for plans, u in pairs]
         probabilities = np.zeros((len(scenes), self.domain.n_actions))
         for row, scene, plans in zip(probabilities, scenes, distributions, strict=True):
             for plan, probability in plans:
@@ -114,7 +117,7 @@ class PlanPolicy:
         """Return the action of a plan in a scene.
 
         Raises:
-            ConfigError: the domain returns an invalid action.
+            ConfigError: the domain returned an invalid action.
         """
         action = self.domain.action(scene, plan)
         if not isinstance(action, int | np.integer) or not 0 <= action < self.domain.n_actions:
@@ -139,10 +142,11 @@ def _select_plan(plans: PlanDistribution, u: float) -> Plan:
 
 
 class PolicyTeacher(StateFields):
-    """Teacher that adds weight * H(pi_T, pi_theta) to the student's loss.
+    """Teacher that adds weight * cross-entropy to the loss of a student with the policy pi_theta.
 
-    It follows LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373): the student acts, and the teacher advises on each
-    visited state. The cross-entropy is -sum_a pi_T(a|s) log pi_theta(a|s), up to a constant KL(pi_T || pi_theta).
+    It follows LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373): the student acts, and the teacher computes advice
+    pi_T for each visited state. The cross-entropy -sum_a pi_T(a|s) log pi_theta(a|s) differs from KL(pi_T || pi_theta)
+    by a constant.
 
     While the schedule's weight is 0, no state is described and the planner is not called.
 
@@ -155,8 +159,8 @@ class PolicyTeacher(StateFields):
         channels: channels that the domain reads.
         policy: the teacher as a policy.
         shares_plan_samples: whether plans are sampled once per sentence, so that all episodes share them.
-        updates: number of rollouts advised on so far.
-        weight: weight of the loss in the present update.
+        updates: number of rollouts since the start or the last `reset`.
+        weight: weight of the loss in the current update.
     """
 
     _state_fields = ("updates", "queries", "weight", "_memory", "plan_policy")
@@ -171,14 +175,14 @@ class PolicyTeacher(StateFields):
         self._memory: np.ndarray | None = None
 
     def advise(self, rollout: Rollout) -> dict[str, torch.Tensor]:
-        """Return the advice pi_T in every state, [T, n_envs, n_agents, n_actions] float32; nothing at weight 0.
+        """Return `ADVICE` -> pi_T in every state, [T, n_envs, n_agents, n_actions] float32; empty at weight 0.
 
         Raises:
             LLMError: the planner's language model failed permanently.
         """
         weight = self.schedule(self.updates)
         if weight == 0.0:
-            self._memory = None  # it would be outdated at the next advice
+            self._memory = None  # it would miss the states of this rollout
         advice = {ADVICE: self._compute_advice(rollout)} if weight != 0.0 else {}
         self.weight = weight
         self.updates += 1
@@ -187,11 +191,11 @@ class PolicyTeacher(StateFields):
     def loss(
         self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the weighted cross-entropy, mean over the minibatch, and metrics; 0 without advice.
+        """Return the weighted mean cross-entropy over the minibatch (0 without advice) and metrics.
 
-        Metrics: teacher/cross_entropy in nats; teacher/agreement, the share of states in which the student's most
-        probable action is (one of) the teacher's. Actions that an `action_mask` forbids are removed from the advice,
-        and states without remaining advice do not count.
+        Metrics: teacher/cross_entropy in nats; teacher/agreement, the fraction of states in which the student's most
+        probable action is a most probable action of the teacher. Actions that `action_mask` excludes are removed from
+        the advice; states without remaining advice are excluded from the means.
         """
         if ADVICE not in minibatch:
             return logits.new_zeros(()), {}
@@ -215,8 +219,8 @@ class PolicyTeacher(StateFields):
     def metrics(self) -> dict[str, float]:
         """Return metrics of the teacher and of the planner.
 
-        They are teacher/weight of the present update; teacher/queries, the number of states looked up since the start
-        of the run, and teacher/states, the number of distinct sentences among them.
+        They are teacher/weight in the current update; teacher/queries, the number of states looked up since the start
+        of the run; and teacher/states, the number of distinct sentences among them.
         """
         return {
             "teacher/weight": self.weight,
@@ -240,7 +244,7 @@ class PolicyTeacher(StateFields):
         }
 
     def count_taught_updates(self, updates: int) -> int:
-        """Return the number of a student's first `updates` updates with a positive weight."""
+        """Return the number of updates with a positive weight among the first `updates` updates."""
         return sum(self.schedule(update) > 0 for update in range(updates))
 
     def reset(self) -> None:
@@ -272,10 +276,10 @@ class PolicyTeacher(StateFields):
 
 
 class TeacherPolicy(PolicyWithoutValues):
-    """Policy that acts as the teacher advises.
+    """A teacher's `PlanPolicy` with the interface of agents' policies.
 
     Args:
-        plan_policy: policy with the probabilities of actions.
+        plan_policy: policy that defines the action probabilities.
 
     Attributes:
         channels: channels that the teacher's domain reads.
@@ -294,9 +298,9 @@ class TeacherPolicy(PolicyWithoutValues):
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> PolicyOutput:
-        """Draw actions from the advice, or with `greedy` take the most probable (in `hard` mode that of its plan).
+        """Sample actions from the advice; with `greedy`, return the most probable ones (`hard`: of the likeliest plan).
 
-        `state` [n_envs, n_agents, k] float64 is the domain's memory, None if it has none.
+        `state` [n_envs, n_agents, memory_size] float64 is the domain's memory; None if it has none.
         """
         arrays = {name: observation[name].cpu().numpy() for name in self.channels}
         device = observation[self.channels[0]].device
@@ -323,7 +327,7 @@ class TeacherPolicy(PolicyWithoutValues):
         )
 
     def thoughts(self, game: int, agent: int) -> list[str]:
-        """Return the sentence of the last state and the plans in it, as lines for people."""
+        """Return the sentence of the last state and its plans with their probabilities, as lines for human readers."""
         scenes = self._scenes[game * self._n_agents : (game + 1) * self._n_agents]
         plans = self.plan_policy.plans(scenes)[agent]
         return [scenes[agent].sentence, *(f"{probability:.2f} {format_plan(plan)}" for plan, probability in plans)]

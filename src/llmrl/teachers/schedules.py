@@ -1,4 +1,4 @@
-"""Schedules of the weight of the teacher's loss over updates."""
+"""Schedules of the weight of a teacher's loss, as functions of the update."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Uni
 @runtime_checkable
 class Schedule(Protocol):
     def __call__(self, update: int) -> float:
-        """Return the weight >= 0 of the teacher's loss in update `update`, from 0; at 0 the teacher is not called."""
+        """Return the weight, >= 0, in an update, counted from 0; at weight 0 the teacher is not called."""
         ...
 
 
@@ -28,10 +28,10 @@ class Constant:
 
 @dataclass(frozen=True)
 class LinearFloorCutoff:
-    """Schedule with a linear decrease from `start` to `floor` in `anneal` updates, and 0 from `cutoff` on.
+    """Schedule with a linear decrease from `start` to `floor` in `anneal` updates, and 0 from update `cutoff` on.
 
-    The defaults are the schedule of LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373) as released: 10 - 0.005 i
-    down to 0.1, and no teacher from update 3000 on.
+    Defaults are those of the released LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373): 10 - 0.005 i in update i,
+    at least 0.1, and no teacher from update 3000 on.
     """
 
     start: NonNegativeFloat = 10.0
@@ -51,7 +51,7 @@ class LinearFloorCutoff:
 
 @dataclass(frozen=True)
 class Exponential:
-    """Schedule with the weight `start` * `decay` ** update, at least `floor`, and 0 from `cutoff` on."""
+    """Schedule with the weight `start` * `decay` ** update, at least `floor`, and 0 from update `cutoff` on."""
 
     start: NonNegativeFloat = 1.0
     decay: UnitInterval = 0.99

@@ -1,6 +1,6 @@
-"""Scripted planner, with rules that use only the state and the skills in the prompt, like a language model.
+"""Scripted planner: replies by rules, which read only the state and the skills in the prompt, like a language model.
 
-Rooms and particle worlds have separate rules, which are selected by the form of the state.
+Rooms and particle environments have separate rules, which are selected by the form of the state.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _SKILL_PATTERN = re.compile(r"^- ([a-z ]+?)( <object>)?: ", re.MULTILINE)
 _NAME_PATTERN = re.compile(r"<([^<>]+)>")
 _HOLDS_TEXT = ", holds "
 _PARTICLE_PATTERN = re.compile(r"The agent is (\w+)[.,](.+)$")
-"""Beginning of the state of an agent of a particle world: its name, and its facts."""
+"""Pattern of the state of an agent in a particle environment; groups: its name, and the facts that it knows."""
 _NEAREST_TO_LANDMARK_PATTERN = re.compile(r"nearest to <landmark (\d+)> is (\w+)", re.IGNORECASE)
 _ANNOUNCED_GOAL_PATTERN = re.compile(r"(\w+): go to landmark (\d+)")
 _NEAREST_TO_PREY_PATTERN = re.compile(r"hunter nearest to <(\w+)> is (\w+)")
 _ASSIGNMENT_PATTERN = re.compile(r"(\w+) must go to <(\w+)>")
 _SAYS_PATTERN = re.compile(r"says <(\w+)>")
 _COMMUNICATION_PHRASES = ("cannot move", " must go to <", ", says ")
-"""Phrases, one of which is in each state of agents that communicate goals."""
+"""Phrases, of which each state of agents that communicate goals contains at least one."""
 
 
 def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[str], None] = lambda text: None) -> str:
-    """Return a planner's reply, in JSON if the prompt asks for it.
+    """Return the reply of a planner, in JSON unless the prompt requests the published format (`Action: {...}`).
 
     Args:
-        messages: the conversation; only its first question is used.
-        seed: unused.
-        note: called with a remark if no rule applies.
+        messages: the conversation; only the first request is used.
+        seed: not used.
+        note: function that is called with a remark if no rule applies.
 
     Raises:
         UnreadPromptError: the prompt has no state or no skills in the form of `teachers/prompts`.
@@ -59,7 +59,7 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
 def _plan_in_room(state: str, skills: Mapping[str, bool], note: Callable[[str], None]) -> tuple[str, Steps]:
     """Return reason and plan for a room.
 
-    If no rule applies, this is the first skill without object, or else the first skill with the first object.
+    If no rule applies, the plan is the first skill without object, or else the first skill with the first object.
     """
     visible_text, holds, carried_text = state.partition(_HOLDS_TEXT)
     visible = [name for name in _NAME_PATTERN.findall(visible_text) if name != "nothing"]
@@ -81,10 +81,10 @@ def _use_first_skill(skills: Mapping[str, bool], visible: list[str]) -> Steps:
 
 
 def _plan_in_particle_world(name: str, facts: str, announcements: str) -> tuple[str, Steps]:
-    """Return reason and plan of an agent of a particle world that knows `facts` and hears `announcements`.
+    """Return reason and plan of an agent in a particle environment that knows `facts` and hears `announcements`.
 
-    The rules show the purpose of a debate. An agent that is nearest to no landmark does not know which one is free
-    before it hears the others' goals, and hunters all chase the same prey before they hear each other.
+    The rules are such that a debate helps. Without announcements, an agent that is nearest to no landmark does not know
+    which one is free, and several hunters chase the same prey.
     """
     nearest: dict[str, str] = dict(_NEAREST_TO_LANDMARK_PATTERN.findall(facts))
     if nearest:

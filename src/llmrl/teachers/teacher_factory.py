@@ -1,4 +1,4 @@
-"""Factories of the options `teacher=`: one class of teachers, with one of three planners."""
+"""Factories of the options `teacher=`, which return a `PolicyTeacher` with one of three planners."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def llm_teacher(
     prompt_folder: Path | None = None,
     folder: Path | None = None,
 ) -> PolicyTeacher:
-    """Return a teacher whose plans are made by a language model; arguments as in `LLMPlanner`."""
+    """Return a teacher with plans of a language model; for the arguments see `LLMPlanner`."""
     domain = _select_domain(spec, settings.domain, settings.parity)
     llm_planner = LLMPlanner(settings, domain, llm, prompt_folder, folder, spec.horizon)
     planner: Planner = llm_planner
@@ -73,7 +73,7 @@ def offline_teacher(
     parity: bool = False,
     error_rate: UnitInterval = 0.0,
 ) -> PolicyTeacher:
-    """Return a teacher with plans from a table; by default the published one with `parity`, else the corrected one."""
+    """Return a teacher with plans from a table (None: `published` with `parity`, else `corrected`)."""
     selected_domain = _select_domain(spec, domain, parity)
     table_name = table or (PUBLISHED if selected_domain.parity else CORRECTED)
     planner = OfflinePlanner(selected_domain, table_name, missing_state)
@@ -88,7 +88,7 @@ def oracle_teacher(
     parity: bool = False,
     error_rate: UnitInterval = 0.0,
 ) -> PolicyTeacher:
-    """Return a teacher with plans by the domain's own rule."""
+    """Return a teacher with plans by the domain's hand-written rule."""
     selected_domain = _select_domain(spec, domain, parity)
     if type(selected_domain).best_plan is Domain.best_plan:
         raise ConfigError(f"the domain {selected_domain.name} has no rule for teacher=oracle; use teacher=llm")
@@ -110,7 +110,11 @@ def _build_teacher(plan_policy: PlanPolicy, seeds: Seeds, schedule: Schedule | N
 
 
 def _select_domain(spec: EnvSpec, domain: Domain | None, parity: bool) -> Domain:
-    """Return the given domain, or the environment's own, after checking that it fits the environment."""
+    """Return the given domain, or the one for the environment if it is None, and check that it fits.
+
+    Raises:
+        ConfigError: see `find_domain` and `check_domain`; or `parity` contradicts the given domain.
+    """
     if domain is not None and domain.parity != parity:
         raise ConfigError(
             f"teacher.parity={str(parity).lower()} contradicts the parity={str(domain.parity).lower()} of "
@@ -136,12 +140,13 @@ DOMAIN_PATHS = {
 
 
 def find_domain(env: str, parity: bool = False, spec: EnvSpec | None = None) -> Domain:
-    """Return the domain shipped for an environment, with `parity` as published.
+    """Return the domain of this package for the environment `env`; with `parity` the one that equals published code.
 
-    Domains whose constructor has a parameter `spec` receive it.
+    `spec` is passed to constructors with this parameter.
 
     Raises:
-        ConfigError: no domain is shipped, or with `parity` there is no published one.
+        Incompatible: there is no domain for the environment.
+        ConfigError: with `parity`, there is no published teacher of the environment.
     """
     if env not in DOMAIN_PATHS:
         raise Incompatible(
@@ -160,7 +165,7 @@ def find_domain(env: str, parity: bool = False, spec: EnvSpec | None = None) -> 
 
 
 def check_domain(domain: Domain, spec: EnvSpec) -> None:
-    """Raise ConfigError unless a domain has all attributes and fits an environment's channels and number of actions."""
+    """Raise ConfigError if a domain lacks attributes or does not fit the channels or number of actions in `spec`."""
     if missing := [name for name in _REQUIRED_ATTRIBUTES if not hasattr(domain, name)]:
         raise ConfigError(
             f"the teacher's domain {type(domain).__name__} has no {', '.join(missing)}; set "

@@ -1,1 +1,1 @@
-"""Particle worlds as domains: descriptions of each agent's observation, and skills that move a disc."""
+"""Domains of particle environments: sentences about each agent's observation, and skills that move a disc."""

@@ -1,6 +1,6 @@
-"""Domains of `simple_reference` and `simple_speaker_listener`, where agents tell each other their goals.
+"""Domains of `simple_reference` and `simple_speaker_listener`, in which agents tell each other their goals.
 
-Words have a fixed meaning here: the first word is red, the second green, the third blue.
+Here words have a fixed meaning: word 0 is red, word 1 green, word 2 blue.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from llmrl.teachers.particles.particle_domain import Body, ParticleDomain, brake
 from llmrl.teachers.plans import Plan, PlanStep, Skill
 
 COLORS = ("red", "green", "blue")
-"""Colors of the landmarks, in order, and meanings of the first three words."""
-N_MOVES = 5
+"""Colors of the landmarks, and meanings of the first three words."""
+N_MOVES = 5  # number of moves of a disc
 BODY = Body()
 
 _GO = Skill("go to", True, "goes to the landmark of a color and stays there")
@@ -28,10 +28,10 @@ _SAYS_PATTERN = re.compile(r"says <(\w+)>")
 
 
 class SimpleReferenceDomain(ParticleDomain):
-    """Domain of agents that know the goal of the next agent, and hear the previous agent, which knows theirs.
+    """Domain of agents that know the goal of the next agent, and hear the previous agent, which knows their goal.
 
-    There are 15 descriptions for each agent. A word accompanies every move: the first `say` of a plan and its first
-    applicable move form one action. Without a `say` the last word is said, which has no meaning.
+    Each agent has 15 possible sentences. An action consists of a word and a move, which are the first `say` of a plan
+    and its first applicable move. Without a `say`, the word is the last one, which has no meaning.
     """
 
     name = prompt = "simple_reference"
@@ -49,7 +49,7 @@ class SimpleReferenceDomain(ParticleDomain):
         self.idle = N_MOVES * (self._n_words - 1)
 
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
-        """Return the scene in channel `vector` [width]."""
+        """Return the scene for the channel `vector` [width]."""
         vector, layout, n = observation["vector"].tolist(), self.layouts[agent], len(self.agents)
         previous, following = (agent - 1) % n, (agent + 1) % n
         start = layout["heard"].start + self._n_words * (previous - (previous > agent))
@@ -61,22 +61,22 @@ class SimpleReferenceDomain(ParticleDomain):
         return _MoverScene(sentence, vector, layout)
 
     def action(self, scene: Scene, plan: Plan) -> int:
-        """Return word and move as one action, 5 * word + move."""
+        """Return the action of word and move, 5 * word + move."""
         assert isinstance(scene, _MoverScene)
         word = next((COLORS.index(step.object) for step in plan if step.skill == "say"), self._n_words - 1)
         return N_MOVES * word + scene.move(plan)
 
     def best_plan(self, sentence: str) -> Plan:
-        """Return the plan to say the next agent's goal and to go to the own goal that was heard."""
+        """Return the plan to say the next agent's goal and to go to the goal that the previous agent said."""
         [(_, goal)] = _ASSIGNMENT_PATTERN.findall(sentence)
         return PlanStep("say", goal), *_plan_from_words(sentence)
 
 
 class SimpleSpeakerListenerDomain(ParticleDomain):
-    """Domain of a speaker that knows each listener's goal, and of listeners that hear the speaker.
+    """Domain of a speaker that knows each listener's goal, and of k listeners that hear the speaker.
 
-    There are 3 descriptions for each listener's goal, and 4 for each listener. The speaker has a skill for each
-    listener, and its plan forms one action. Listeners without a message hear red, since the speaker cannot be silent.
+    The speaker has 3^k possible sentences, each listener 4. The speaker has a skill for each listener, and all steps of
+    its plan form one action. A listener without a step in the plan hears red, because the speaker cannot be silent.
     """
 
     name = prompt = "simple_speaker_listener"
@@ -92,7 +92,7 @@ class SimpleSpeakerListenerDomain(ParticleDomain):
         self.skills = (*tell_skills, _GO, _STAY)
 
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
-        """Return the scene in channel `vector` [width]."""
+        """Return the scene for the channel `vector` [width]."""
         vector, layout, name = observation["vector"].tolist(), self.layouts[agent], self.agents[agent]
         if agent > 0:
             spoken = _read_word(vector[layout["heard"]])
@@ -109,17 +109,17 @@ class SimpleSpeakerListenerDomain(ParticleDomain):
         )
 
     def action(self, scene: Scene, plan: Plan) -> int:
-        """Return the speaker's words as one action, or a listener's move."""
+        """Return the action with the speaker's words, or the move of a listener."""
         return scene.encode_words(plan) if isinstance(scene, _SpeakerScene) else super().action(scene, plan)
 
     def best_plan(self, sentence: str) -> Plan:
-        """Return the plan to tell every listener its goal, or to go to the goal that was heard."""
+        """Return the speaker's plan to tell all listeners their goals, or a listener's plan to go to the heard goal."""
         goals = _ASSIGNMENT_PATTERN.findall(sentence)
         return tuple(PlanStep(f"tell {name}", color) for name, color in goals) if goals else _plan_from_words(sentence)
 
 
 class _MoverScene:
-    """Scene of a moving agent: its sentence, and the positions of the landmarks."""
+    """Scene of an agent that can move, with the offsets to the landmarks."""
 
     def __init__(self, sentence: str, vector: Sequence[float], layout: Mapping[str, slice]) -> None:
         self.sentence = sentence
@@ -145,11 +145,11 @@ class _SpeakerScene:
         self._listener_index = {f"tell {name}": k for k, name in enumerate(listeners)}
 
     def act(self, step: PlanStep) -> int | None:
-        """Return the action that tells one listener a word; None for moves."""
+        """Return the action that tells one listener a color; None for moves."""
         return self.encode_words((step,)) if step.skill in self._listener_index else None
 
     def encode_words(self, plan: Plan) -> int:
-        """Return the action that says all words of a plan."""
+        """Return the action with the words for all listeners in a plan; the first word for others."""
         words = [0] * len(self._listener_index)
         for step in reversed(plan):
             if step.skill in self._listener_index:
@@ -167,7 +167,7 @@ def _read_color(levels: Sequence[float]) -> str:
 
 
 def _read_word(signal: Sequence[float]) -> str:
-    """Return the spoken word as the reader of the sentence understands it."""
+    """Return the phrase for a one-hot word in a sentence."""
     if not any(signal):
         return "nothing"
     word = max(range(len(signal)), key=lambda i: signal[i])

@@ -1,4 +1,4 @@
-"""Base of particle domains: names of the agents, parts of their vectors, and moves of a disc with a velocity."""
+"""Base class of the domains of particle environments, and functions that choose moves of a disc with a velocity."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from llmrl.teachers.domain import Domain
 
 
 class ParticleDomain(Domain):
-    """Domain of a particle world.
+    """Base class of the domains of particle environments.
 
     Args:
         spec: spec of the environment, with the parts of each agent's vector.
 
     Attributes:
         agents: names of the agents.
-        layouts: for each agent, the slice of each part in its vector.
+        layouts: for each agent: name of a part -> its slice of the vector.
     """
 
     channels = ("vector",)
@@ -48,13 +48,13 @@ Pair = tuple[float, float]
 """Position, offset or velocity: x to the right, y up."""
 
 STAY, LEFT, RIGHT, DOWN, UP = range(5)
-"""The moves of particle worlds."""
-TIME_STEP = 0.1  # seconds
-DAMPING = 0.75  # factor of the velocity after a step
-HORIZON_STEPS = 7  # number of steps considered
+"""The moves of particle environments."""
+TIME_STEP = 0.1  # duration of a step in seconds
+DAMPING = 0.75  # factor of the velocity in each step
+HORIZON_STEPS = 7  # number of steps that `move_towards` considers
 _DIRECTIONS: tuple[Pair, ...] = ((0.0, 0.0), (-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0))
 _COAST_FACTORS = tuple(TIME_STEP * (1 - DAMPING**k) / (1 - DAMPING) for k in range(1, HORIZON_STEPS))
-"""Distance that a disc moves in k steps without a push, per unit of its velocity."""
+"""Distance that a disc moves in k steps without acceleration, per unit of its velocity, for k = 1, 2, ..."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Body:
     """Motion of an agent.
 
     Attributes:
-        acceleration: units per second squared.
-        max_speed: units per second.
-        size: radius, units.
+        acceleration: acceleration by a move, in length units per second squared.
+        max_speed: maximum speed, in length units per second.
+        size: radius, in length units.
     """
 
     acceleration: float = 5.0
@@ -85,9 +85,9 @@ class Body:
 
 
 def move_towards(target: Pair, velocity: Pair, body: Body) -> int:
-    """Return the move after which the coasting disc is nearest to `target` (an offset) on average over the next steps.
+    """Return the move after which the disc, without further moves, has the minimum mean distance to `target`.
 
-    It therefore brakes in time, and hovers at the target.
+    The mean is over the next steps; `target` is an offset. The disc therefore brakes in time and stays at the target.
     """
     x, y = TIME_STEP * velocity[0] - target[0], TIME_STEP * velocity[1] - target[1]
     best_move, min_cost = STAY, inf
@@ -101,7 +101,7 @@ def move_towards(target: Pair, velocity: Pair, body: Body) -> int:
 
 
 def brake(velocity: Pair, body: Body) -> int:
-    """Return the move after which the disc is slowest."""
+    """Return the move after which the speed of the disc is minimal."""
     speeds = [hypot(*after) for after in body.list_next_velocities(velocity)]
     return speeds.index(min(speeds))
 
@@ -112,7 +112,7 @@ def find_waypoint(target: Pair, obstacles: Sequence[Pair], clearance: float) -> 
     Args:
         target: destination.
         obstacles: centers of obstacles.
-        clearance: minimum distance from the path to the center of an obstacle, units.
+        clearance: minimum distance from the path to the center of an obstacle, in length units.
     """
     distance = hypot(*target)
     min_distance, waypoint = distance, target

@@ -1,4 +1,4 @@
-"""Domain of `simple_spread`: agents choose landmarks, described by which agent is nearest to which landmark."""
+"""Domain of `simple_spread`: agents choose landmarks; sentences name the agent nearest to each landmark."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from llmrl.teachers.particles.particle_domain import (
 from llmrl.teachers.plans import Plan, PlanStep, Skill
 
 BODY = Body(size=0.15)
-APART_DISTANCE = 0.4  # distance above which `keep apart` does nothing, units
+APART_DISTANCE = 0.4  # distance from which on `keep apart` is not applicable, in length units
 
 _NAME_PATTERN = re.compile(r"^The agent is (\w+)\.")
 _NEAREST_PATTERN = re.compile(r"nearest to <landmark (\d+)> is (\w+)", re.IGNORECASE)
 
 
 class SimpleSpreadDomain(ParticleDomain):
-    """Domain in which each agent knows its name, and for each landmark the name of the nearest agent.
+    """Domain in which each agent knows its name and, for each landmark, the name of the nearest agent.
 
-    Since all agents see each other, their descriptions differ only in their own names, and agents that follow the same
-    rule arrive at the same assignment. With n agents there are n^n such descriptions, each for n agents.
+    All agents see each other, so their sentences differ only in the name of the agent, and the same rule leads all of
+    them to the same assignment. With n agents, each agent has n^n possible sentences.
     """
 
     name = prompt = "simple_spread"
@@ -57,7 +57,7 @@ class SimpleSpreadDomain(ParticleDomain):
         )
 
     def best_plan(self, sentence: str) -> Plan:
-        """Return the plan to go to the landmark that `assign_landmarks` gives the agent."""
+        """Return the plan to go to the landmark that `assign_landmarks` assigns to the agent."""
         name_match = _NAME_PATTERN.match(sentence)
         nearest = {int(landmark): self._agent_index[name] for landmark, name in _NEAREST_PATTERN.findall(sentence)}
         if name_match is None or not nearest:
@@ -97,12 +97,12 @@ class SpreadScene:
 
 
 def assign_landmarks(nearest: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the landmark of each agent, given the nearest agent of each landmark; as many landmarks as agents.
+    """Return the landmark of each agent, given the agent nearest to each landmark; there are as many as agents.
 
-    An agent nearest to several landmarks takes the first of them; agents nearest to none take the remaining ones in
-    order. No other assignment sends more agents to a landmark to which they are nearest.
+    An agent that is nearest to several landmarks gets the first of them; agents that are nearest to none get the
+    remaining ones in order. No assignment gives more agents a landmark to which they are nearest.
 
-    >>> assign((2, 2, 1))
+    >>> assign_landmarks((2, 2, 1))
     (1, 2, 0)
     """
     agents = range(len(nearest))

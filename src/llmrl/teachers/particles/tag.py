@@ -1,4 +1,4 @@
-"""Domain of `simple_tag`: hunters that approach from two sides, and prey that flees to free space."""
+"""Domain of `simple_tag`: hunters (adversaries) approach prey (good agents) from two sides; prey flees."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from llmrl.teachers.plans import Plan, PlanStep, Skill
 
 HUNTER = Body(3.0, 1.0, 0.075)
 PREY = Body(4.0, 1.3, 0.05)
-OBSTACLE_RADIUS = 0.2  # radius, units
-CLOSE_DISTANCE = 0.6  # distance above which a hunter is described as far, units
-NEAR_EDGE = 0.75  # |x| or |y| above which prey is described as near the edge, units
-ARENA_LIMIT = 0.9  # |x| or |y| above which prey is penalized, units
-MAX_LEAD_SECONDS = 0.5  # maximum time for which the velocity of a chased agent is extrapolated, seconds
-OVERSHOOT_FRACTION = 0.3  # distance beyond its prey that a hunter aims at to cut it off, as a share of its distance
-FLEE_STEPS = 4  # number of steps considered when fleeing
-THREAT_DISTANCE = 0.35  # distance below which a hunter counts as a threat, units
+# Distances are in length units of the environment.
+OBSTACLE_RADIUS = 0.2
+CLOSE_DISTANCE = 0.6  # distance from which on sentences call a hunter far
+NEAR_EDGE = 0.75  # |x| or |y| above which sentences call prey near the edge
+ARENA_LIMIT = 0.9  # |x| or |y| above which the environment penalizes prey
+MAX_LEAD_SECONDS = 0.5  # maximum time for which the motion of a chased agent is extrapolated
+OVERSHOOT_FRACTION = 0.3  # `cut off`: distance between prey and aim, as a fraction of the distance to the prey
+FLEE_STEPS = 4  # number of steps that fleeing prey considers
+THREAT_DISTANCE = 0.35  # gap below which the score of a position falls fast (`_score_position`)
 
 _NAME_PATTERN = re.compile(r"^The agent is (\w+)\.")
 _NEAREST_HUNTER_PATTERN = re.compile(r"hunter nearest to <(\w+)> is (\w+)")
@@ -42,9 +43,9 @@ _NEAREST_PATTERN = re.compile(r"is nearest to <(\w+)>")
 class SimpleTagDomain(ParticleDomain):
     """Domain of hunters and prey.
 
-    Hunters know which prey is nearest to them, and which hunter is nearest to each prey. Prey know the nearest hunter,
-    whether it is close, and whether the edge of the arena is near. With 3 hunters and 1 prey these are 9 and 12
-    descriptions.
+    Sentences for hunters name the prey nearest to them, and the hunter nearest to each prey. Sentences for prey name
+    the nearest hunter, and say whether it is close and whether the edge of the arena is near. With 3 hunters and 1
+    prey, there are 9 sentences for hunters and 12 for prey.
     """
 
     name = prompt = "simple_tag"
@@ -72,7 +73,7 @@ class SimpleTagDomain(ParticleDomain):
             for names, part in ((self._hunters, "adversaries"), (self._prey, "good"))
             for name, offset in zip((n for n in names if n != me), to_pairs(vector, layout, part), strict=True)
         }
-        # The part `good_velocities` of good agents does not contain their own velocity.
+        # For a good agent, the part `good_velocities` excludes its velocity.
         visible_prey = [name for name in self._prey if name != me]
         velocities = dict(zip(visible_prey, to_pairs(vector, layout, "good_velocities"), strict=True))
         [velocity], [position] = to_pairs(vector, layout, "velocity"), to_pairs(vector, layout, "position")
@@ -80,7 +81,7 @@ class SimpleTagDomain(ParticleDomain):
         return TagScene(me, self._hunters, position, velocity, offsets, velocities, obstacles)
 
     def best_plan(self, sentence: str) -> Plan:
-        """Return a good plan: the hunter nearest to a prey chases it, other hunters cut off their nearest prey.
+        """Return a good plan: hunters nearest to a prey chase it, other hunters cut off their nearest prey.
 
         Prey keeps away.
         """
@@ -162,7 +163,7 @@ class TagScene:
         )
 
     def _find_interception_point(self, name: str, intercept: bool) -> Pair:
-        """Return the point to go to in order to catch another agent."""
+        """Return the offset of the point to go to in order to catch an agent, or to cut it off (`intercept`)."""
         x, y = self.others[name]
         vx, vy = self.velocities.get(name, (0.0, 0.0))
         lead = min(hypot(x, y), MAX_LEAD_SECONDS)
@@ -176,7 +177,7 @@ class TagScene:
         return x + overshoot * (x - hx) / gap, y + overshoot * (y - hy) / gap
 
     def _flee(self, threats: Sequence[Pair]) -> int:
-        """Return the move that, if repeated, leaves most room to hunters who approach the agent's path."""
+        """Return the move that, if repeated, has the highest sum of scores of the next positions."""
         best_move, max_score = 0, -inf
         for move, start_velocity in enumerate(self.body.list_next_velocities(self.velocity)):
             x, y = TIME_STEP * self.velocity[0], TIME_STEP * self.velocity[1]
@@ -191,7 +192,10 @@ class TagScene:
         return best_move
 
     def _score_position(self, offset: Pair, threats: Sequence[Pair], reach: float) -> float:
-        """Return a score, at most 0, of a position (an offset) that hunters approach by `reach`."""
+        """Return the score, at most 0, of a position (an offset), given the distance `reach` that hunters can move.
+
+        The weights are hand-tuned: hunters must not come near, obstacles and the edge of the arena are penalized.
+        """
         score = 0.0
         for threat in threats:
             gap = _distance(offset, threat) - 0.5 * reach

@@ -1,8 +1,8 @@
-"""Parsed observation of a room, and shortest paths in it.
+"""Room as observed by an agent, and shortest paths in it.
 
-Paths lead over poses (cell and direction), with one action for every turn and every step forward. Ties between equally
-short paths are broken by the first action in which they differ: forward, then left, then right. The choice therefore
-depends on the map only.
+Paths are sequences of poses (cell and direction), with one action for each turn and each step forward. Of paths with
+equal length, the one whose first different action comes first in forward, left, right is chosen. The choice therefore
+depends only on the map.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ COLORS = ("red", "green", "blue", "purple", "yellow", "grey")
 OPEN, CLOSED, LOCKED = range(3)
 """States of a door."""
 LEFT, RIGHT, FORWARD, PICK_UP, DROP, TOGGLE, DONE = range(7)
-"""Actions."""
+"""Actions of MiniGrid."""
 EAST, SOUTH, WEST, NORTH = range(4)
-"""Directions; x grows eastwards, y southwards."""
+"""Directions; x increases to the east, y to the south."""
 
 _NO_AGENT = 4
 _WALKABLE = bytes(i in (EMPTY, FLOOR, GOAL) for i in range(256))
@@ -32,12 +32,12 @@ _WALKABLE_AND_LAVA = bytes(i in (EMPTY, FLOOR, GOAL, LAVA) for i in range(256))
 class Geometry:
     """Tables of neighbors in a grid of `width` x `height` cells.
 
-    A cell is x * height + y; a pose is 4 * cell + direction. A neighbor outside the grid is -1.
+    The index of a cell is x * height + y, that of a pose 4 * cell + direction; -1: outside the grid.
 
     Attributes:
-        neighbors: four neighbors of each cell in the order of directions.
+        neighbors: the four neighbors of each cell, in the order of directions.
         ahead, behind: cell in front of and behind each pose.
-        left, right: pose after a left or right turn, for each pose.
+        left, right: pose after a turn to the left or right, for each pose.
     """
 
     def __init__(self, width: int, height: int) -> None:
@@ -62,17 +62,17 @@ class ObservedRoom:
     """Room as one agent has observed it.
 
     Args:
-        grid: channel `grid` [width, height, 4] uint8 indexed (x, y): object, color, state, agent map. The agent's own
-            cell shows the object that it carries.
+        grid: channel `grid` [width, height, 4] uint8, indexed (x, y): object id, color, state, agent's direction (4: no
+            agent). The agent's cell contains the object that it carries.
 
     Attributes:
         object_ids, colors, states: object ids, colors and states of all cells, as bytes.
         cell, pose: cell and pose of the agent.
         carried: id and color of the carried object; None: nothing is carried.
-        walkable: 1 for cells that the agent may enter without harm and for its own cell, as bytes.
+        walkable: 1 for cells that the agent may enter without harm and for the agent's cell, else 0, as bytes.
 
     Raises:
-        ValueError: the grid shows no agent.
+        ValueError: the grid contains no agent.
     """
 
     def __init__(self, grid: np.ndarray) -> None:
@@ -85,7 +85,7 @@ class ObservedRoom:
         agent_map: bytes = planes[3].tobytes()
         direction = min(agent_map)
         if direction == _NO_AGENT:
-            raise ValueError("the grid shows no agent: its fourth plane must hold a direction (0 to 3)")
+            raise ValueError("the grid contains no agent: its fourth plane must contain a direction (0 to 3)")
         self.cell = agent_map.index(direction)
         self.pose = 4 * self.cell + direction
         kind = self.object_ids[self.cell]
@@ -98,7 +98,7 @@ class ObservedRoom:
         return self.geometry.ahead[self.pose]
 
     def find_cells(self, kind: int) -> Iterator[int]:
-        """Yield the cells with an object of `kind`, by x, then y, without the carried object."""
+        """Yield the cells with an object of `kind`, except the carried object, sorted by x, then y."""
         cell = self.object_ids.find(kind)
         while cell >= 0:
             if cell != self.cell:
@@ -106,7 +106,7 @@ class ObservedRoom:
             cell = self.object_ids.find(kind, cell + 1)
 
     def compute_walkable(self, include_lava: bool) -> bytes:
-        """Return `walkable`, with `include_lava` with lava treated as floor."""
+        """Return 1 for cells that the agent may enter and its cell, else 0; `include_lava`: whether lava is 1."""
         walkable = bytearray(self.object_ids.translate(_WALKABLE_AND_LAVA if include_lava else _WALKABLE))
         walkable[self.cell] = 1
         for door in self.find_cells(DOOR):
@@ -117,7 +117,7 @@ class ObservedRoom:
 class PathsTo:
     """Shortest paths from every pose to the poses that face the cell `target` from a neighboring cell.
 
-    A breadth-first search runs backwards from the target, only as far as requested, and its results are stored.
+    A breadth-first search runs backwards from the target, only as far as needed, and stores its results.
 
     Args:
         geometry: geometry of the grid.
@@ -149,9 +149,9 @@ class PathsTo:
         return distances.get(pose)
 
     def action(self, pose: int) -> int | None:
-        """Return the first action of a shortest path; ties prefer forward, then left, then right.
+        """Return the first action of a shortest path; of several, the first in the order forward, left, right.
 
-        It is None if there is no path, or if it has no steps.
+        None: there is no path, or it has no actions.
         """
         distance = self.distance(pose)
         if not distance:
@@ -164,11 +164,11 @@ class PathsTo:
 
 
 def walk_until(world: ObservedRoom, utility: Callable[[int], int], detour: int = 0) -> int | None:
-    """Return the first action of a walk, of at least one step, to a pose with `utility` above 0; None if there is none.
+    """Return the first action of a walk, of at least one action, to a pose with `utility` above 0; None: there is none.
 
-    Among the walks at most `detour` steps longer than the shortest, it is the one with the highest utility² per step,
-    then the shortest, then one that starts forward. While the map stays the same, a walk is completed, since its
-    utility per step grows with every step.
+    Among the walks with at most `detour` more actions than the shortest, it is the one with the highest utility² per
+    action, then the shortest, then one that starts forward. If the map does not change, later calls continue the same
+    walk, because its utility per remaining action increases with every action.
     """
     geometry, walkable = world.geometry, world.walkable
     first_actions = {world.pose: -1}
@@ -195,4 +195,4 @@ def walk_until(world: ObservedRoom, utility: Callable[[int], int], detour: int =
 
 
 paths_to = functools.lru_cache(maxsize=4096)(PathsTo)
-"""Search for given arguments, from a cache of recent ones."""
+"""Function that returns `PathsTo` for given arguments, from a cache of recent ones."""

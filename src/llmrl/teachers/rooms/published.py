@@ -1,11 +1,10 @@
-"""Skills and plan parser of LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373) as released, errors included.
+"""Skills and plan parser of LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373) as released, including its errors.
 
-The skills walk into lava, go to the last known position of an object, act without effect, explore along walls, and
-treat unreadable steps as waiting. They are used only for comparisons with published numbers.
+The skills walk into lava, go to the last known position of an object, take actions without effect, explore along walls,
+and wait in unknown steps. They are used only for comparisons with published numbers.
 
-The only difference from the release is the choice among shortest paths of equal length. In the release it depends on
-the order of a Python hash table of poses; here steps forward come before turns
-(`llmrl.teachers.rooms.observed_room`).
+The only difference from the released code is the choice among shortest paths of equal length. There it depends on the
+order of a Python hash table of poses; here steps forward precede turns (`llmrl.teachers.rooms.observed_room`).
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from llmrl.teachers.rooms.observed_room import (
 WAIT = "wait"
 _INTERACTIONS = {"pick up": PICK_UP, "drop": DROP, "open": TOGGLE, WAIT: DONE}
 _SKILL_NAMES = ("explore", "go to", "pick up", "drop", "open")
-"""Skills in the order of the search; the first that a text contains is used."""
+"""Skills in order of priority: the skill of a text is the first one that it contains."""
 
 
 class PublishedScene:
     """State of a room and the last known positions of its objects.
 
     Args:
-        world: the observation.
+        world: the room as observed.
         sentence: description of the state.
-        last_seen_cells: cell in which each object was last seen in this episode.
-        view_size: side of the agent's view, odd.
+        last_seen_cells: name of an object -> cell in which it was last seen in this episode.
+        view_size: width and height of the agent's view, in cells, odd.
     """
 
     def __init__(self, world: ObservedRoom, sentence: str, last_seen_cells: Mapping[str, int], view_size: int) -> None:
@@ -66,7 +65,7 @@ class PublishedScene:
             search = paths_to(
                 self.world.geometry, self.world.compute_walkable(include_lava=True), self.last_seen_cells[step.object]
             )
-            # Without a path the skill neither acts nor ends, so no later step is tried.
+            # Without a path the skill returns an action without effect, so that later steps are not used.
             return DONE if search.distance(self.world.pose) is None else search.action(self.world.pose)
         return _INTERACTIONS[step.skill]
 
@@ -75,10 +74,10 @@ _ACTION = re.compile(r"actions?:\s*\{([\w\s<>,]*)\}", re.IGNORECASE)
 
 
 def extract_plan_text(reply: str) -> str:
-    """Return the part of a model's reply that the released code takes for the plan.
+    """Return the part of a model's reply that the released code parses as the plan.
 
-    This is the text in the first braces after `Action:` or `Actions:`, if it has only words, brackets and commas; else
-    the whole reply, so that no reply is invalid.
+    It is the text in the first braces after `Action:` or `Actions:`, if that contains only words, angle brackets and
+    commas; else the whole reply, so that no reply is invalid.
 
     >>> extract_plan_text("3. Act. Action: {go to <key>, pick up <key>}")
     'go to <key>, pick up <key>'
@@ -88,12 +87,12 @@ def extract_plan_text(reply: str) -> str:
 
 
 def parse_leniently(text: str, names: Sequence[str], match_last_two_words: bool = False) -> Plan:
-    """Return a plan by key words: nothing is invalid, and unknown steps mean waiting.
+    """Return a plan by a search for key words: no text is invalid, and unknown steps become waiting.
 
     Args:
         text: steps separated by commas.
-        names: objects; the first that a step contains is used.
-        match_last_two_words: look for the object in the last two words of a step only.
+        names: names of objects in order of priority: the object of a step is the first one that it contains.
+        match_last_two_words: whether the object is searched only in the last two words of a step.
     """
     plan = []
     for step_text in text.lower().replace("<", " ").replace(">", " ").split(","):
@@ -109,9 +108,9 @@ def parse_leniently(text: str, names: Sequence[str], match_last_two_words: bool 
 
 
 def explore(world: ObservedRoom, view_size: int) -> int | None:
-    """Return forward while any cell beyond the view ahead is unseen, else a turn to a side with unseen cells.
+    """Return forward while there are unseen cells ahead, else a turn to a side with unseen cells; None: there are none.
 
-    The whole half of the room ahead, left, right and behind is checked, from `view_size // 2 + 1` cells away.
+    Ahead, left, right and behind are the parts of the room at least `view_size // 2 + 1` cells away in a direction.
     """
     geometry = world.geometry
     front, left = world.front_cell, geometry.ahead[geometry.left[world.pose]]
@@ -120,7 +119,7 @@ def explore(world: ObservedRoom, view_size: int) -> int | None:
     bounds, direction, distance = _find_bounds(world), world.pose & 3, view_size // 2 + 1
     x, y = divmod(world.cell, geometry.height)
     dx, dy = ((1, 0), (0, 1), (-1, 0), (0, -1))[direction]
-    # Position, direction relative to the agent's, and action; as published, the check behind starts one step ahead.
+    # Position, direction relative to the heading, and action; as in released code, the last check starts a cell ahead.
     checks = ((x, y, 0, FORWARD), (x, y, -1, LEFT), (x, y, 1, RIGHT), (x + dx, y + dy, 2, LEFT))
     for i, j, turn, action in checks:
         if _has_unseen(world, bounds, i, j, (direction + turn) & 3, distance):
@@ -148,12 +147,11 @@ def _has_unseen(
 
 
 def _find_bounds(world: ObservedRoom) -> tuple[int, int, int, int]:
-    """Return (x, y) of two corners of the room: those of the grid, except for walls that were seen.
+    """Return (x, y) of two opposite corners of the room, which are corners of the grid unless walls were seen.
 
-    A wall needs two adjacent cells of wall or door. The released code ignores the outermost columns and rows for the
-    first cell of such a pair, so an eastern wall of which only the cells in rows 0 and 1 were seen counts as unseen,
-    and so does a southern wall seen in columns 0 and 1 only. For the west and the north it uses the grid's own bounds,
-    since rooms stand in its corner.
+    The eastern and southern walls are recognized by two adjacent cells with a wall or door. As in the released code,
+    the first cell of such a pair must not be in row 0 (eastern wall) or column 0 (southern wall). In the west and north
+    the room ends at the edge of the grid.
     """
     width, height = world.geometry.width, world.geometry.height
     is_solid = bytes(kind in (WALL, DOOR) for kind in world.object_ids)

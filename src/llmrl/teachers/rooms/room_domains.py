@@ -1,4 +1,4 @@
-"""Domains of rooms: their descriptions, the names of their objects, and rules for plans in them."""
+"""Domains of rooms: sentences, names of objects, and rules for plans."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Steps = list[tuple[str, str]]
 """Pairs of a skill and its object."""
 
 _NON_ITEM_NOUNS = ("key", "door", "lava")
-"""Objects whose name ends in one of these words are not fetched as targets."""
+"""Last words of the names of objects that rules do not fetch as a goal."""
 
 
 def rule_based_plan(visible: Sequence[str], carried: str | None) -> tuple[str, Steps]:
-    """Return a short explanation (shown in the scripted reply) and the plan steps.
+    """Return a short explanation (for scripted replies) and the steps of a plan.
 
-    Rules, in order: if another object is visible and no closed door is, drop what is held and fetch the object. If a
-    closed door is visible, open it with a fitting key, drop a key that fits none, or fetch one that fits. Otherwise
-    explore. The rules do not decide which of two doors is needed and know nothing about search or lava.
+    Rules in order of priority: if another object is visible and no closed door is, drop the carried object and fetch
+    the other one. If a closed door is visible, open it with a fitting key, drop a key that fits no door, or fetch a
+    fitting key. Otherwise explore. The rules do not consider which of two doors is needed, and ignore lava.
     """
     keys = [name for name in visible if name.endswith("key")]
     doors = [name for name in visible if name.rstrip("0123456789").endswith("door")]
@@ -48,30 +48,30 @@ def rule_based_plan(visible: Sequence[str], carried: str | None) -> tuple[str, S
 
 
 def _fits_door(key: str, door: str) -> bool:
-    """Return whether key and door have the same color prefix; two names without a color match."""
+    """Return whether the names of key and door have the same color or no color."""
     return key.rpartition(" ")[0] == door.rpartition(" ")[0]
 
 
 MAX_CACHED_SCENES = 20_000
-"""Maximum number of cached scenes; the oldest are removed first. About 60 MB for the largest room."""
+"""Maximum number of cached scenes, of which the oldest is removed first. They need about 60 MB for the largest room."""
 
 EXPLORE = PlanStep("explore")
 _NAME_BY_KIND = {KEY: "key", DOOR: "door", BOX: "box"}
 
 
 class RoomDomain(Domain):
-    """Room described as `Agent sees <o1>, <o2>, holds <x>.`, keys first, then doors.
+    """Base class of domains with sentences of the form `Agent sees <o1>, <o2>, holds <x>.`, keys first, then doors.
 
     Args:
-        parity: behave as published (see `llmrl.teachers.rooms.published`): positions are remembered during an episode,
-            paths cross lava, and exploration follows walls. Otherwise the skills use the present observation and avoid
-            lava.
-        view_size: side of the agent's view, odd; for the published exploration.
+        parity: whether skills are those of the released code (see `llmrl.teachers.rooms.published`): positions are
+            stored during an episode, paths cross lava, and exploration follows walls. Otherwise skills use only the
+            current observation and avoid lava.
+        view_size: width and height of the agent's view, in cells, odd; for the exploration of the released code.
 
     Attributes:
-        described_kinds: kinds of objects that are described, in this order.
-        object_names: names of all possible objects, in the order of the published memory.
-        match_last_two_words: whether the object of a step is only looked for in the step's last two words.
+        described_kinds: kinds of objects in sentences, in this order.
+        object_names: names of all possible objects, in the order of the domain's memory.
+        match_last_two_words: see `parse_leniently`.
     """
 
     channels = ("grid",)
@@ -90,10 +90,7 @@ class RoomDomain(Domain):
         self._scenes: dict[bytes, tuple[Scene, np.ndarray | None]] = {}
 
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
-        """Return the scene that channel `grid` [W, H, 4] uint8 shows.
-
-        Scenes are cached by grid and, with `parity`, by memory.
-        """
+        """Return the scene for the channel `grid` [W, H, 4] uint8; scenes are cached by grid and memory."""
         grid = observation["grid"]
         episode_memory = memory if self.parity else None
         key = grid.tobytes() if episode_memory is None else grid.tobytes() + episode_memory.tobytes()
@@ -119,7 +116,7 @@ class RoomDomain(Domain):
         height = room.geometry.height
         for name, cells in cells_by_name.items():
             start = 2 * self.object_names.index(name)
-            # Coordinates are stored from 1; 0 means not seen yet.
+            # Coordinates are stored plus 1; 0: the object was not seen yet.
             memory[start : start + 2] = np.add(divmod(cells[-1], height), 1)
         last_seen_cells = {
             name: int(memory[2 * i] - 1) * height + int(memory[2 * i + 1] - 1)
@@ -131,7 +128,7 @@ class RoomDomain(Domain):
     def named_cells(self, room: ObservedRoom) -> list[tuple[str, int]]:
         """Return names and cells of the visible objects, in the order of the sentence: by kind, then by name.
 
-        With `parity=True`, objects are ordered by kind and position, so equal states may get different sentences.
+        With `parity`, the order is by kind, then by position, so that similar states may have different sentences.
         """
         objects: list[tuple[str, int]] = []
         for kind in self.described_kinds:
@@ -145,13 +142,13 @@ class RoomDomain(Domain):
 
     def read_plan(self, text: str, sentence: str) -> Plan:
         if self.parity:
-            # In "open door with key" the object is the door.
+            # Doors have priority: in "open door with key" the object is the door.
             names = sorted(self.object_names, key=lambda name: "door" not in name)
             return parse_leniently(text, names, self.match_last_two_words)
         return super().read_plan(text, sentence)
 
     def read_published(self, reply: str, sentence: str) -> Plan:
-        # Only the published skills include waiting, which is the meaning of unknown steps.
+        # The parser converts unknown steps to waiting, which only the skills of the released code include.
         return (
             self.read_plan(extract_plan_text(reply), sentence)
             if self.parity
@@ -171,21 +168,21 @@ class RoomDomain(Domain):
 
 
 class SimpleDoorKeyDomain(RoomDomain):
-    """Domain with a door and its key: six abstract states."""
+    """Domain with a door and its key; it has six abstract states."""
 
     name = prompt = "simple_doorkey"
     tables = str(Path(__file__).with_name("tables") / "simple_doorkey.json")
 
 
 class LavaDoorKeyDomain(RoomDomain):
-    """Domain of `SimpleDoorKeyDomain` with lava, which is not described, as published."""
+    """Domain with a door, its key and lava, which sentences do not mention, as in the released code."""
 
     name = prompt = "lava_doorkey"
     tables = str(Path(__file__).with_name("tables") / "lava_doorkey.json")
 
 
 class ColoredDoorKeyDomain(RoomDomain):
-    """Domain with colored doors and keys, which must match: 14 abstract states up to colors."""
+    """Domain with colored doors and keys, whose colors must match; it has 14 abstract states up to colors."""
 
     name = prompt = "colored_doorkey"
     tables = str(Path(__file__).with_name("tables") / "colored_doorkey.json")
@@ -197,10 +194,10 @@ class ColoredDoorKeyDomain(RoomDomain):
 
 
 class TwoDoorDomain(RoomDomain):
-    """Domain with two doors, either of which leads to the goal.
+    """Domain with two doors, of which either one must be opened.
 
-    The door in the western or northern wall is `door1` and the other `door2`. As published, the doors seen so far are
-    numbered by position, so that a door's number may change when the other is found.
+    The door in the western or northern wall is `door1`, the other one `door2`. With `parity`, doors that were seen are
+    numbered by position, so that a door's number may change when the other one is seen.
     """
 
     name = prompt = "two_door"

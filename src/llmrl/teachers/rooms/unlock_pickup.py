@@ -1,4 +1,4 @@
-"""Domain of MiniGrid's UnlockPickup, with the existing skills of rooms."""
+"""Domain of MiniGrid's UnlockPickup, with the skills of other rooms."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from llmrl.teachers.rooms.room_domains import EXPLORE, RoomDomain
 
 
 class UnlockPickupDomain(RoomDomain):
-    """Domain with two rooms and a locked door between them, its key in one and a box to pick up in the other.
+    """Domain with two rooms, a locked door between them, a key in one room, and a box to pick up in the other.
 
-    An `open door` is distinguished from a `door`, since this shows whether the key is still needed.
+    Sentences distinguish an `open door` from a `door`, because only a closed door needs the key.
     """
 
     name = prompt = "unlock_pickup"
