@@ -167,7 +167,11 @@ def _play_suite(
             report("Requests to the language model, at most", describe_llm_calls(llm_callers, parts, n_episodes, 1, 0))
         for i, test in enumerate(suite.tests):
             results["tests"].append(summarize_test(_play_test(test, suite, parts, config, settings, names, out)))
-            report(_format_progress(i + 1, len(suite.tests), results["tests"][-1]))
+            scores = [
+                f"{name} {results['tests'][-1]['refused'][name]}" if x is None else f"{name} {x['success']:.2f}"
+                for name, x in results["tests"][-1]["players"].items()
+            ]
+            report(printable(f"{i + 1} of {len(suite.tests)}, {test.title}: {', '.join(scores)}", lines=False))
             write_suite(results, out)
     except BudgetExhausted as error:
         raise explain_exhausted_budget(error) from error
@@ -291,12 +295,3 @@ def _summarize_episodes(episodes: Sequence[Episode], metric: str) -> dict[str, A
         "return": float(np.mean([episode.base_returns.mean() for episode in episodes])),
         "length": float(np.mean([episode.length for episode in episodes])),
     }
-
-
-def _format_progress(done: int, total: int, test: Mapping[str, Any]) -> str:
-    """Return a line with the progress of a suite and the scores of its last test."""
-    scores = [
-        f"{name} {test['refused'][name]}" if statistics is None else f"{name} {statistics['success']:.2f}"
-        for name, statistics in test["players"].items()
-    ]
-    return printable(f"{done} of {total}, {test['title']}: {', '.join(scores)}", lines=False)

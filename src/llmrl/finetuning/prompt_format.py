@@ -105,7 +105,9 @@ class PromptFormat:
 
     def format_reply(self, vector: np.ndarray, reasoning: str) -> str:
         """Return a reply with `vector` [d] and `reasoning` in the form that the prompt requests."""
-        numbers = [_format_number(value) for value in vector.tolist()]
+        # As in the prompt's rows, or exactly if that would round a number.
+        texts = [(format_number(value), value) for value in vector.tolist()]
+        numbers = [text if float(text) == value else repr(value) for text, value in texts]
         if self.proposer.settings.reply == "lines":
             return "; ".join(f"params[{i}]: {x}" for i, x in enumerate(numbers)) + f"\n{reasoning}"
         return f'{{"reasoning": {json.dumps(reasoning)}, "params": [{", ".join(numbers)}]}}'
@@ -140,9 +142,3 @@ def _merge_trials(repeats: Sequence[ParameterTrial]) -> ParameterTrial:
     if len(repeats) == 1:
         return repeats[0]
     return ParameterTrial(repeats[0].vector, np.concatenate([trial.returns for trial in repeats]))
-
-
-def _format_number(value: float) -> str:
-    """Format a number as in the prompt's rows, or exactly if that would round it."""
-    text = format_number(value)
-    return text if float(text) == value else repr(value)

@@ -80,8 +80,13 @@ def _choose_action(
     """Return a reason and an answer for a choice between actions."""
     legal_actions = user_turn.get("legal_actions", names)
     legal = _expand_range(legal_actions) if isinstance(legal_actions, str) else [str(name) for name in legal_actions]
-    observation = user_turn.get("observation")  # None if players are only shown frames
-    rule_actions = _apply_rules(observation) if isinstance(observation, Mapping) else []
+    # Missing if players are only shown frames.
+    observation: Mapping[str, Any] = x if isinstance(x := user_turn.get("observation"), Mapping) else {}
+    rule_actions = [
+        rule(observation)
+        for rule, fields, requires_exact_fields in _RULES
+        if (observation.keys() == fields if requires_exact_fields else observation.keys() >= fields)
+    ]
     for rule_action in rule_actions:
         # With numbered answers, the names of actions are in the descriptions.
         numbered = re.search(rf"^- (\d+): {re.escape(rule_action)}: ", system, re.MULTILINE)
@@ -94,15 +99,6 @@ def _choose_action(
         note(_NO_RULE_NOTE)
     hash_value = int.from_bytes(hashlib.sha256(_format_with_rounded_numbers(user_turn).encode()).digest()[:8], "big")
     return "any action that is legal", _to_json_value(legal[hash_value % len(legal)])
-
-
-def _apply_rules(observation: Mapping[str, Any]) -> list[str]:
-    """Return the actions of the rules for the game of an observation."""
-    return [
-        rule(observation)
-        for rule, fields, requires_exact_fields in _RULES
-        if (observation.keys() == fields if requires_exact_fields else observation.keys() >= fields)
-    ]
 
 
 def _write_message(names: Sequence[str], system: str, user_turn: Mapping[str, Any]) -> dict[str, str]:
