@@ -296,7 +296,7 @@ def test_validation_set_has_complete_episodes(data):
     agent = cloner(folder, held_out=0.25)
     losses = agent.imitate(1)
     trajectories = agent._select_steps(record(steps=40))
-    validation_mask = agent._draw_validation_mask(trajectories)
+    validation_mask = agent._sample_validation_mask(trajectories)
     episodes = [set(trajectories.episode[mask]) for mask in (validation_mask, ~validation_mask)]
     assert not episodes[0] & episodes[1]
     assert len(episodes[0]) == round(0.25 * len(set(trajectories.episode)))

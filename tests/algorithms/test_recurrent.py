@@ -101,7 +101,9 @@ def test_training_states_equal_rollout_states(share):
         indices = sample_indices(rollout.reward.shape, 1, len(groups))
         for (network, agents), samples in zip(groups, indices, strict=True):
             minibatches = ppo.make_minibatches(rollout, data, samples, agents)
-            for batch in minibatches.batches(next(ppo.draw_permutations(minibatches.n_units, Seeds(9).torch("order")))):
+            for batch in minibatches.batches(
+                next(ppo.sample_permutations(minibatches.n_units, Seeds(9).torch("order")))
+            ):
                 logits, value = network(batch)
                 log_prob = logits.log_softmax(-1).gather(1, batch["action"][:, None])[:, 0]
                 torch.testing.assert_close(log_prob, batch["log_prob"])

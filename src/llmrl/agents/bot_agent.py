@@ -1,4 +1,4 @@
-"""Agent `agent=bot`, which plays the actions of the environment's expert."""
+"""Agent `agent=bot`, which takes the actions of the environment's expert (channel `expert`)."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.core.state_fields import StateFields
 
 EXPERT_CHANNEL = "expert"
-"""Channel with the index of the expert's action; -1 where the expert has given up."""
+"""Channel with the index of the expert's action; -1: the expert has failed."""
 NO_OP_ACTION_NAMES = ("done", "turn left")
-"""Names of actions that change at most a player's orientation, in order of preference."""
+"""Names of actions without an effect except on a player's heading, in order of priority."""
 
 
 class BotPolicy(PolicyWithoutValues, StateFields):
     """Policy that takes the action in the channel `expert`.
 
-    If the expert has given up, it takes the action `done`, else `turn left`, else the first action. It is a
-    `StepObserver`, so that it counts only decisions in games that are played.
+    If the expert has failed, it takes the first existing action of `NO_OP_ACTION_NAMES`, else action 0. It is a
+    `StepObserver`, so that it counts only decisions in games whose episodes have not ended.
 
     Attributes:
-        given_up: number of actions taken without an expert.
-        decisions: number of all actions.
+        given_up: number of decisions without an expert.
+        decisions: number of all decisions.
 
     Raises:
-        ConfigError: the environment has no channel `expert`.
+        ConfigError: actions are not discrete.
+        Incompatible: the environment has no channel `expert`.
     """
 
     _state_fields = ("playing", "given_up", "decisions")
@@ -57,11 +58,11 @@ class BotPolicy(PolicyWithoutValues, StateFields):
         self.playing = np.zeros(spec.n_envs, dtype=bool)
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
-        """Mark games in which an episode begins as played."""
+        """Start to count decisions in games in which an episode begins."""
         self.playing |= games
 
     def on_step(self, transition: Transition) -> None:
-        """Mark games whose episode has ended as waiting."""
+        """Stop to count decisions in games whose episode has ended."""
         self.playing &= ~transition.ended
 
     def act(
@@ -81,11 +82,7 @@ class BotPolicy(PolicyWithoutValues, StateFields):
 
 
 class BotAgent(NonLearningAgent):
-    """Agent `agent=bot` with a `BotPolicy`.
-
-    Raises:
-        ConfigError: the environment has no expert.
-    """
+    """Agent with a `BotPolicy`, which raises the errors of that class."""
 
     def __init__(self, spec: EnvSpec) -> None:
         self.policy = BotPolicy(spec)
@@ -98,7 +95,7 @@ class BotAgent(NonLearningAgent):
         return {"policy": "the environment's own expert", "parameters": 0}
 
     def metrics(self) -> dict[str, float]:
-        """Return the number of actions (`bot/decisions`), and of those without an expert (`bot/failures`)."""
+        """Return the number of decisions (`bot/decisions`), and of decisions without an expert (`bot/failures`)."""
         return {"bot/decisions": float(self.policy.decisions), "bot/failures": float(self.policy.given_up)}
 
     def state_dict(self) -> State:

@@ -1,4 +1,4 @@
-"""Agent `agent=bc`, which learns to imitate recorded trajectories and then plays."""
+"""Agent `agent=bc`, which learns by behavioral cloning of recorded trajectories."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class CloningAgentSettings:
     """Options of `CloningAgent`; ranges are in `conf/agent/bc.yaml`.
 
     Attributes:
-        data: run folder, or one of its files, with trajectories to imitate.
-        episodes: imitate all episodes, or those with a success above 0.
-        limit: maximum number of steps, from the first on; None: all.
-        held_out: share of the episodes that is used for validation only.
+        data: run folder, or a file in it, with trajectories to imitate.
+        episodes: whether all episodes are used, or only those with a success above 0.
+        limit: maximum number of steps to use, from the first on; None: all.
+        held_out: fraction of the episodes that is used only for validation.
         cloning: hyperparameters.
     """
 
@@ -47,18 +47,18 @@ class CloningAgentSettings:
 
 
 class CloningAgent:
-    """Agent that learns only from recorded examples, with the network of the agent `student`.
+    """Agent that learns only from recorded trajectories, with the network of the agent `student`.
 
-    Its weights are saved in the student's format, so that `agent.init_from` of such an agent can load them.
+    Its weights are saved in the student's format, so that `agent.init_from` of that agent can load them.
 
     Args:
         spec: spec of the environment.
         settings: options.
         seeds: seed tree; stream `held_out` selects validation episodes, `order` the order of samples.
         device: torch device.
-        student: agent whose policy is trained: one network that reads a channel of texts.
+        student: agent whose policy is trained: one network that reads a text channel.
         teacher: must be None.
-        env_options: options of the environment that it plays, as in the config; None: unknown.
+        env_options: options of the environment, as in the config; None: unknown.
 
     Raises:
         ConfigError: the student is not such an agent, or there is a teacher.
@@ -93,7 +93,7 @@ class CloningAgent:
 
         Raises:
             ConfigError: there are no trajectories to learn from, or they do not fit this agent.
-            RunFolderError: the folder holds no trajectories, or its config cannot be read.
+            RunFolderError: the folder contains no trajectories, or its config cannot be read.
         """
         if self._data is None:
             raise ConfigError(
@@ -104,7 +104,7 @@ class CloningAgent:
         trajectories = self._select_steps(read_trajectories(path))
         self._check_wording(_read_recorded_env_options(path))
         actions = self._map_actions(trajectories)
-        validation_mask = self._draw_validation_mask(trajectories)
+        validation_mask = self._sample_validation_mask(trajectories)
         table = TextTable(trajectories.prompts)
         batches: list[Batch] = []
         for indices in (np.flatnonzero(~validation_mask), np.flatnonzero(validation_mask)):
@@ -120,7 +120,7 @@ class CloningAgent:
         return self._cloning
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        """Return no metrics: the agent does not learn from its own games."""
+        """Return no metrics: the agent does not learn from rollouts."""
         return {}
 
     def adapt(self, spec: EnvSpec) -> None:
@@ -175,10 +175,10 @@ class CloningAgent:
         return steps
 
     def _check_wording(self, recorded_options: Mapping[str, Any]) -> None:
-        """Raise an error if the data's prompts were built with other options than those of the played games.
+        """Raise an error if the prompts of the trajectories have other wording options than those of the environment.
 
-        `recorded_options` are the options of the data's environment; options that only one of the environments has are
-        not compared.
+        `recorded_options`: options of the environment of the trajectories. Options that only one of the environments
+        has are not compared.
         """
         env_options = self._env_options
         for name in PROMPT_WORDING_OPTIONS:
@@ -204,8 +204,8 @@ class CloningAgent:
             )
         return np.array([index_by_name.get(name, -1) for name in trajectories.action_names], dtype=np.int64)[recorded]
 
-    def _draw_validation_mask(self, trajectories: Trajectories) -> np.ndarray:
-        """Return the mask [n] bool of steps used for validation, which contains all or no steps of an episode."""
+    def _sample_validation_mask(self, trajectories: Trajectories) -> np.ndarray:
+        """Return whether each step is used for validation, [n] bool, for random whole episodes."""
         episode_ids = np.unique(trajectories.episode)
         fraction = self._settings.held_out
         n_validation = round(fraction * len(episode_ids))
@@ -226,7 +226,7 @@ def _read_recorded_env_options(path: Path) -> Mapping[str, Any]:
 
 
 def _format_as_yaml(value: Any) -> str:
-    """Format a value as it is typed on the command line."""
+    """Return a value as it is typed on the command line."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key}: {_format_as_yaml(x)}' for key, x in value.items())}}}"
     if isinstance(value, list):
@@ -238,7 +238,7 @@ def _find_text_channel(student: Agent, spec: EnvSpec) -> str:
     """Return the single channel that the student reads.
 
     Raises:
-        ConfigError: the student does not learn, has several networks, or reads other inputs than trajectories hold.
+        ConfigError: the student does not learn, has several networks, or reads inputs that trajectories do not contain.
     """
     policy: Any = student.policy
     groups = policy.list_networks() if hasattr(policy, "list_networks") and student.learns else []

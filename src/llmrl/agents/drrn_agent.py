@@ -1,4 +1,4 @@
-"""Agent `agent=drrn`, which reads prompts and actions and learns action values by Q-learning (He et al. 2016)."""
+"""Agent `agent=drrn`, which learns values of action texts after prompts by Q-learning (DRRN, He et al. 2016)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ ACTION_MASK = "action_mask"
 
 
 class DRRNPolicy:
-    """Policy that draws actions from softmax(Q / temperature).
+    """Policy that samples actions from softmax(Q / temperature).
 
     Attributes:
-        network: network that computes Q of actions in states.
+        network: network that computes the values Q of actions after prompts.
         vocabulary: vocabulary of the texts.
         action_texts: encoded texts of the actions.
-        final_states: states of the newest rollout (`unchanged`) in which no action is taken, in the order in which
-            `Collector` requests their `values`. Each has the encoded texts [n_envs * n_agents], the legal actions, and
+        final_states: states of the newest rollout in which no action is taken, in the order in which `Collector`
+            requests their `values`. Each consists of the encoded texts [n_envs * n_agents], the legal actions, and
             whether each text is empty.
     """
 
@@ -49,7 +49,7 @@ class DRRNPolicy:
 
     @contextmanager
     def fixed_weights(self) -> Iterator[None]:
-        """Encode each text once within the `with` block, which is a rollout (`Memoizing`)."""
+        """Return the context of a rollout, in which each text is encoded once (`Memoizing`)."""
         self.final_states = []
         with self._memo.fixed_weights():
             yield
@@ -69,7 +69,7 @@ class DRRNPolicy:
         return PolicyOutput(action=action, log_prob=log_prob, value=q.amax(-1), logits=logits)
 
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the highest Q, [n_envs, n_agents]."""
+        """Return the highest Q of each agent, [n_envs, n_agents]."""
         q, texts = self._evaluate(observation)
         mask = observation.get(ACTION_MASK)
         if self._memo.is_active:
@@ -81,7 +81,7 @@ class DRRNPolicy:
     def probabilities(self, prompts: Sequence[str]) -> torch.Tensor:
         """Return the probabilities of actions after each prompt, [n, n_actions].
 
-        The vocabulary does not change: new words remain unknown.
+        New words are not added to the vocabulary.
         """
         texts = [self.vocabulary.encode(prompt, add_words=False) for prompt in prompts]
         q: torch.Tensor = self.network(pad_texts(texts), pad_texts(self.action_texts))
@@ -105,11 +105,11 @@ class DRRNSettings:
     """Options of `DRRNAgent`; ranges are in `conf/agent/drrn.yaml`.
 
     Attributes:
-        text_channel: text channel that is read.
+        text_channel: text channel that the network reads.
         units: width of the embedding, the recurrent networks and the hidden layer.
-        vocabulary: size of the table of words, two entries of which are padding and unknown words.
-        temperature: temperature of the softmax from which actions are drawn, in units of reward.
-        q: hyperparameters of learning.
+        vocabulary: size of the vocabulary, including two entries for padding and unknown words.
+        temperature: temperature of the softmax from which actions are sampled, in units of reward.
+        q: hyperparameters of Q-learning.
     """
 
     text_channel: str
@@ -129,7 +129,8 @@ class DRRNAgent:
         device: torch device.
 
     Raises:
-        ConfigError: actions are not discrete, or there is no such channel of texts.
+        ConfigError: actions are not discrete, or the channel contains no text.
+        Incompatible: the environment has no text channel.
     """
 
     loop: ClassVar[AgentLoop] = "learn"
@@ -169,7 +170,7 @@ class DRRNAgent:
         return {**metrics, "loss/entropy": -float(rollout.log_prob.mean())}
 
     def adapt(self, spec: EnvSpec) -> None:
-        """Use the actions of `spec` from now on. Words that occurred since the last update are forgotten."""
+        """Use the actions of `spec` from now on. Words since the last update are removed from the vocabulary."""
         spec.require_discrete_actions("agent=drrn")
         self.policy.vocabulary.roll_back()
         self.policy.action_texts = [
@@ -198,15 +199,15 @@ class DRRNAgent:
         self._learner.load_state_dict(state["learner"])
 
     def _build_transitions(self, rollout: Rollout) -> Transitions:
-        """Return the transitions of a rollout, at most T * n_envs * n_agents, oldest first.
+        """Return the transitions of a rollout, at most T * n_envs * n_agents, the oldest first.
 
-        A step with an empty text is another agent's turn and no transition of its own: its reward is added to the
-        agent's last decision, whose next state is that of the agent's next decision. Decisions whose next decision is
-        not in the rollout are omitted.
+        In a step with an empty text, the agent had no decision, as in another agent's turn. The reward of this step is
+        added to the agent's previous decision, whose next state is that of its next decision. A decision whose next
+        decision is not in the rollout is omitted.
         """
         policy, n_steps = self.policy, len(rollout.action)
         shape = rollout.action.shape
-        # Steps whose next state is not acted in within the rollout; see `Collector`.
+        # Steps after whose next state the rollout has no action; see `Collector`.
         has_final = rollout.truncated.any(1)
         has_final[-1] = True
         final_states = dict(

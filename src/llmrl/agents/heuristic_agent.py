@@ -1,6 +1,6 @@
-"""Agent `agent=heuristic`, which plays a simple rule for environments that have one.
+"""Agent `agent=heuristic`, which follows a hand-written rule for some environments.
 
-The rules for societies are those of foragers, cleaners and turn-takers, and of the crew of an escape room.
+Game: one parallel copy of an environment. Player: an agent in it. Seat: the index of a player in its game.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Role = Literal["forager", "cleaner", "turn_taker"]
 PlayerRule = Callable[[np.ndarray], np.ndarray]
 """Function from observations [n, k] or states [n] of n players to actions [n]."""
 RuleFactory = Callable[[EnvSpec, EnvFactory | None], PlayerRule]
-"""Function from the spec of an environment and the factory of its games to a rule."""
+"""Function that returns a rule, given the spec of an environment and the factory of its games."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Rule:
     Attributes:
         channels: observation channels that the rule reads; the arrays of several channels are concatenated.
         description: short description of the rule.
-        choose_actions: function that returns actions [n_envs, k] of k players, from their observations [n_envs, k,
-            ...], the steps of each episode so far [n_envs], and the players' indices in the game.
-        counts_steps: whether the steps of episodes are counted, as the memory of the policy; otherwise they are 0.
+        choose_actions: function that returns actions [n_envs, k] of k players, given their observations [n_envs, k,
+            ...], the number of steps of each episode so far [n_envs], and the players' seats.
+        counts_steps: whether steps are counted in the memory state of the policy; otherwise they are always 0.
     """
 
     channels: tuple[str, ...]
@@ -51,12 +51,12 @@ class Rule:
 
 @dataclass(frozen=True)
 class Heuristic:
-    """Rule for an environment in which each player acts by its own present observation.
+    """Rule by which each player acts only on its current observation.
 
     Attributes:
         channels: channels that the rule reads; the arrays of several channels are concatenated.
         description: short description of the rule.
-        make_rule: function that builds the rule for an environment.
+        make_rule: function that returns the rule for an environment.
     """
 
     channels: tuple[str, ...]
@@ -65,10 +65,10 @@ class Heuristic:
 
 
 class HeuristicPolicy(PolicyWithoutValues):
-    """Policy that follows a rule; its memory is the step of the episode, if the rule reads it.
+    """Policy that follows a rule; its memory state is the step of the episode, if the rule reads it.
 
     Args:
-        spec: spec of the environment, or of a part of its players.
+        spec: spec of the environment, restricted to the players with this policy.
         rule: rule to follow.
 
     Raises:
@@ -101,18 +101,19 @@ class HeuristicPolicy(PolicyWithoutValues):
 
 
 class HeuristicAgent(NonLearningAgent):
-    """Agent that plays by a rule and never learns.
+    """Agent that follows a rule and never learns.
 
     Args:
         spec: spec of the environment.
-        env_factory: factory of its games, for rules computed from the game's transition table; None: not a Gymnasium
-            environment.
+        env_factory: factory of its games, for rules computed from a transition table; None: the environment is not a
+            Gymnasium environment.
         role: in Clean Up and Harvest, `forager`, `cleaner` or `turn_taker`; None: `forager`.
         turn: number of steps for which turn-takers clean.
         max_cleaners: number of turn-takers who clean at the same time.
 
     Raises:
-        ConfigError: there is no rule for the environment; the message names those that have one.
+        ConfigError: the environment has no such role, or lacks a channel or transition table that the rule needs.
+        Incompatible: there is no rule for the environment.
     """
 
     def __init__(
@@ -131,10 +132,10 @@ class HeuristicAgent(NonLearningAgent):
 
 
 def _make_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
-    """Return the rule of `HEURISTICS` for an environment; `env_factory` makes its games if they are Gymnasium's.
+    """Return the rule of `HEURISTICS` for an environment; `env_factory`: see `HeuristicAgent`.
 
     Raises:
-        ConfigError: there is no rule.
+        Incompatible: there is no rule.
     """
     heuristic = HEURISTICS.get(_to_snake_case(spec.name))
     if heuristic is None:
@@ -155,18 +156,18 @@ def _make_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
 
 
 _OWN_CELL = (9, 5)
-"""Row and column of the player's own cell in a view [11, 11]; row 0 is farthest ahead."""
+"""Row and column of the player in a view [11, 11]; row 0 is farthest ahead."""
 _MAX_PATH_STEPS = 30
-"""Maximum length of a path to a target."""
+"""Maximum number of steps of a path to a target."""
 _MOVES = (("forward", -1, 0), ("step_left", 0, -1), ("step_right", 0, 1), ("backward", 1, 0))
-"""Moves without a turn, with their changes of row and column; of equally good moves, the first is taken."""
+"""Moves without a turn, with their changes of row and column, in order of priority among equally good moves."""
 
 _BEAM_LINES = (((-1, 0), (-2, 0), (-3, 0)), ((0, -1), (-1, -1), (-2, -1)), ((0, 1), (-1, 1), (-2, 1)))
-"""The three lines of the cleaning beam, as rows and columns relative to the player; a wall ends a line."""
+"""Cells (row, column) of the three lines of the cleaning beam, relative to the player; a wall ends a line."""
 
 
 def _make_society_rule(spec: EnvSpec, role: Role | None, steps_per_turn: int, max_cleaners: int) -> Rule | None:
-    """Return the rule for a society; None for other environments.
+    """Return the rule for Clean Up, Harvest or the escape room; None for other environments.
 
     Args:
         spec: spec of the environment.
@@ -213,7 +214,7 @@ def _make_escape_room_rule(spec: EnvSpec) -> Rule:
 
 
 class _GridPlayers:
-    """Players of Clean Up and Harvest, who walk to cells that they see on their map (`grid_text.count_grid_codes`)."""
+    """Rules for players of Clean Up and Harvest, who walk to cells in their view (`grid_text.count_grid_codes`)."""
 
     def __init__(self, spec: EnvSpec) -> None:
         planes = spec.observation["grid"].planes if "grid" in spec.observation else {}
@@ -223,13 +224,13 @@ class _GridPlayers:
         self._action_index = {name: i for i, name in enumerate(spec.action_names)}
 
     def forage(self, views: np.ndarray) -> np.ndarray:
-        """Return the actions of foragers, [n_envs, k], from views [n_envs, k, 11, 11, 4]."""
+        """Return the actions of foragers, [n_envs, k], given views [n_envs, k, 11, 11, 4]."""
         return self._move_to(views, views[..., 0] == self._apple_code)
 
     def clean(self, views: np.ndarray) -> np.ndarray:
-        """Return the actions of cleaners, [n_envs, k], from views [n_envs, k, 11, 11, 4]."""
+        """Return the actions of cleaners, [n_envs, k], given views [n_envs, k, 11, 11, 4]."""
         dirt, wall = views[..., 0] == self._dirt_code, views[..., 0] == self._wall_code
-        beam_cells = np.zeros_like(dirt)  # cells from which the beam reaches dirt, with the present orientation
+        beam_cells = np.zeros_like(dirt)  # cells from which the beam reaches dirt, with the current heading
         for line in _BEAM_LINES:
             is_reached = np.ones_like(dirt)
             for d_row, d_column in line:
@@ -239,9 +240,9 @@ class _GridPlayers:
         return np.where(beam_cells[..., y, x], self._action_index["clean"], self._move_to(views, beam_cells))
 
     def _move_to(self, views: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Return the first moves of shortest paths to `targets` [..., 11, 11].
+        """Return the first moves of shortest paths to the cells where `targets` [..., 11, 11] is true.
 
-        If no target can be reached, the player searches: it walks ahead until it is blocked, with occasional turns.
+        If no target is reachable, the player explores: it walks ahead until it is blocked, with occasional turns.
         """
         is_free = (views[..., 0] != self._wall_code) & (views[..., 0] != 0) & (views[..., 1] <= 1)
         reachable = targets & is_free
@@ -261,7 +262,7 @@ class _GridPlayers:
             next_reachable[..., :, :-1] |= reachable[..., :, 1:]
             reachable = next_reachable & is_free
         is_blocked = ~is_free[..., y - 1, x]
-        # The checksum of the view varies the steps of turns; otherwise players could walk in circles forever.
+        # Turns depend on a checksum of the view, as a substitute for random numbers, so that players leave cycles.
         checksum = (views.reshape(*first_moves.shape, -1).astype(np.int64) * np.arange(1, views[0, 0].size + 1)).sum(-1)
         is_turning = is_blocked | (checksum % 12 == 0)
         turn_action = np.where(checksum % 2 == 0, self._action_index["turn_left"], self._action_index["turn_right"])
@@ -269,9 +270,9 @@ class _GridPlayers:
 
 
 def _shift_cells(cells: np.ndarray, d_row: int, d_column: int) -> np.ndarray:
-    """Return the cells [..., 11, 11] shifted, so that each holds the cell `d_row` below and `d_column` to its right.
+    """Return cells [..., 11, 11] whose element (i, j) is element (i + `d_row`, j + `d_column`) of `cells`.
 
-    Cells outside are False.
+    Elements outside are False.
     """
     height, width = cells.shape[-2:]
     n = max(abs(d_row), abs(d_column))
@@ -286,7 +287,7 @@ def _to_snake_case(name: str) -> str:
 
 
 def _play_blackjack(observation: np.ndarray) -> np.ndarray:
-    """Play basic strategy without doubling and splitting. Dealer sums of 2 to 6 are weak, an ace is strong."""
+    """Return the actions of basic strategy without doubling and splitting; dealer cards from 2 to 6 are weak."""
     player_sum, dealer_sum = observation[:, :32].argmax(1), observation[:, 32:43].argmax(1)
     is_soft = observation[:, 43:45].argmax(1) == 1
     is_weak = (dealer_sum >= 2) & (dealer_sum <= 6)
@@ -300,19 +301,19 @@ def _play_blackjack(observation: np.ndarray) -> np.ndarray:
 
 
 def _play_cartpole(observation: np.ndarray) -> np.ndarray:
-    """Push towards the side to which the pole falls, earlier when the cart is far from the center or fast."""
+    """Return pushes to the side to which the pole falls; weights (hand-tuned): position, velocity, angle, its rate."""
     return np.asarray(observation @ np.array([0.05, 0.15, 1.0, 0.35]) > 0, dtype=np.int64)
 
 
 def _make_energy_pumping_rule(speed_index: int) -> PlayerRule:
-    """Return a rule that pushes in the direction of the speed at an index of the observation, which adds energy."""
+    """Return a rule that pushes in the direction of the velocity `observation[:, speed_index]`, which adds energy."""
     return lambda observation: np.where(observation[:, speed_index] >= 0, 2, 0)
 
 
 def _play_lunar_lander(observation: np.ndarray) -> np.ndarray:
-    """Combine two proportional-derivative controllers.
+    """Return the actions of two proportional-derivative controllers: tilt against drift, and descent by height.
 
-    One leans against position and drift; the other slows the descent with decreasing height.
+    Numbers are those of the heuristic in Gymnasium's LunarLander, modified.
     """
     x, y, vx, vy, angle, spin = observation[:, :6].T
     has_landed = observation[:, 6:8].sum(1) > 0
@@ -325,12 +326,12 @@ def _play_lunar_lander(observation: np.ndarray) -> np.ndarray:
 
 
 def _play_cliff_walking(states: np.ndarray) -> np.ndarray:
-    """Walk up, along the edge of the cliff, and down."""
+    """Return the actions of the path up, right along the edge of the cliff, and down."""
     row, column = np.divmod(states, 12)
     return np.where(column == 11, 2, np.where(row == 3, 0, 1))
 
 
-_TAXI_STOP_CELLS = ((0, 0), (0, 4), (4, 0), (4, 3))
+_TAXI_STOP_CELLS = ((0, 0), (0, 4), (4, 0), (4, 3))  # (row, column) of the four locations
 _TAXI_WALLS = (":|::", ":|::", "::::", "|:|:", "|:|:")
 """Borders between the cells of each row: `|` is a wall."""
 
@@ -357,7 +358,7 @@ def _find_first_moves(target: tuple[int, int]) -> np.ndarray:
     visited, queue = {target}, deque([target])
     while queue:
         row, column = queue.popleft()
-        # The move leads from the neighboring cell to this one.
+        # `move` leads from the neighboring cell to this cell.
         for d_row, d_column, move in ((-1, 0, 0), (1, 0, 1), (0, -1, 2), (0, 1, 3)):
             cell = row + d_row, column + d_column
             is_inside = 0 <= cell[0] < 5 and 0 <= cell[1] < 5
@@ -370,7 +371,7 @@ def _find_first_moves(target: tuple[int, int]) -> np.ndarray:
 
 
 def _make_frozen_lake_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> PlayerRule:
-    """Return the optimal policy by value iteration on the game's transition table."""
+    """Return the optimal policy, computed by value iteration on the transition table of the environment."""
     if env_factory is None:
         raise ConfigError(
             f"agent=heuristic needs Gymnasium's transition table of frozen_lake, but env={spec.name} has none; use "
@@ -383,7 +384,7 @@ def _make_frozen_lake_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> Pla
 
 
 def _make_commons_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> PlayerRule:
-    """Return a rule that takes the largest amount that keeps the stock constant if all players take it."""
+    """Return a rule that takes the maximum amount with which the stock does not decrease if all players take it."""
     amounts = np.array([int(name.removeprefix("take_")) for name in spec.action_names])
     capacity, growth = int(spec.facts["capacity"]), int(spec.facts["growth"])
 
@@ -437,4 +438,4 @@ HEURISTICS: dict[str, Heuristic] = {
     ),
     "taxi": Heuristic(("state",), "the shortest way", _make_taxi_rule),
 }
-"""Rules by the value of `env`; Gymnasium's ids are accepted, too (`_to_snake_case`)."""
+"""Name of the environment, or Gymnasium id in snake case (`_to_snake_case`) -> rule."""

@@ -1,4 +1,4 @@
-"""Agents `agent=ppo` and `agent=pg`: actor-critics trained by PPO or plain policy gradient, shared or one per agent."""
+"""Agents `agent=ppo` and `agent=pg`: actor-critics trained by PPO or a plain policy gradient."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ class PPOAgentSettings(NetworkSettings):
     """Options of `PPOAgent`; those of the networks are inherited. Units and ranges are in `conf/agent/ppo.yaml`.
 
     Attributes:
-        share_parameters: one network for all agents, with the agent's index as input, or one network each.
+        share_parameters: whether all agents share one network, with the agent's index as input; else each has one.
         freeze: weights that never change: `none`, the `core` (its features are then computed once per rollout), or
-            `all`; `auto`: the core if a principal governs agents that see pixels (as published), else none.
-        init_from: run folder whose newest checkpoint gives the initial weights; None: random weights.
-        init_from_seed: seed of that run; unused here, since `init_from` names the run already.
-        init_parts: load `all` weights, or only those of the `core`.
+            `all`; `auto`: `core` if a principal governs agents that observe pixels (as in published studies), else
+            `none`.
+        init_from: run folder whose newest checkpoint contains the initial weights; None: random weights.
+        init_from_seed: seed of that run; not used here, because `init_from` already names the run.
+        init_parts: whether `all` weights are loaded, or only those of the `core`.
         keep_optimizer: whether Adam's moments are kept when weights are reset, as in one published study.
         ppo: hyperparameters of PPO.
     """
@@ -55,7 +56,7 @@ class PPOAgentSettings(NetworkSettings):
 
 
 class PPOAgent:
-    """Society of actor-critics with its learner.
+    """Actor-critics of all agents with their learner.
 
     Args:
         spec: spec of the environment.
@@ -66,9 +67,9 @@ class PPOAgent:
         teacher: teacher that adds a loss; None: no teacher.
 
     Raises:
-        ConfigError: the loaded weights do not fit this agent, a teacher is given to an agent that does not learn, or
+        ConfigError: the loaded weights do not fit this agent, there is a teacher but the agent does not learn, or
             network settings exclude each other.
-        CheckpointError: `init_from` holds no checkpoint.
+        CheckpointError: `init_from` contains no checkpoint.
     """
 
     loop: ClassVar[AgentLoop] = "learn"
@@ -181,7 +182,7 @@ class PPOAgent:
 
 
 def _check_settings(settings: PPOAgentSettings, freeze: Freeze, teacher: Teacher | None) -> None:
-    """Raise ConfigError for options that exclude each other; `freeze` is not `auto`."""
+    """Raise ConfigError if options exclude each other; `freeze` must not be `auto`."""
     if settings.critic != "own" and freeze == "core":
         raise ConfigError(
             f"agent.freeze=core needs a shared core, but agent.critic={settings.critic} has its own; use "
@@ -228,7 +229,7 @@ def read_pretraining(run: Path) -> Pretraining | None:
 
 
 def _iterate_boxes(mechanism: Any) -> Iterator[tuple[list[float], list[float]]]:
-    """Yield the lowest and highest values of each box of `learn.mechanism`."""
+    """Yield the lowest and highest values of each box of `learn.mechanism`; a list of values is one box."""
     for entry in mechanism or ():
         if not isinstance(entry, Mapping):  # one list of values
             yield list(mechanism), list(mechanism)

@@ -1,4 +1,4 @@
-"""Random agent, uniform over the legal actions; the baseline for all other agents."""
+"""Agent `agent=random`, whose actions are uniformly random among the legal ones; a baseline for other agents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmrl.networks.action_distributions import mask_logits, sample_categorical
 
 
 class RandomPolicy:
-    """Uniform policy over actions, over those that `action_mask` allows, or within the bounds of numeric actions."""
+    """Policy that is uniform over actions (with `action_mask`, over legal ones) or within the bounds of numbers."""
 
     def __init__(self, spec: EnvSpec) -> None:
         self.adapt(spec)
@@ -31,7 +31,7 @@ class RandomPolicy:
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> PolicyOutput:
-        """Draw actions [n_envs, n_agents] int64, or [n_envs, n_agents, a] if numeric; `greedy` is ignored."""
+        """Sample actions [n_envs, n_agents] int64, or [n_envs, n_agents, a] if numeric; `greedy` is ignored."""
         if self.continuous_actions is not None:
             low, high = torch.tensor(self.continuous_actions.low), torch.tensor(self.continuous_actions.high)
             fraction = torch.rand(self.n_envs, self.n_agents, self.continuous_actions.dim, generator=generator)

@@ -1,4 +1,4 @@
-"""Agent that trains an algorithm of Stable-Baselines3, as a baseline for policy search."""
+"""Agent `agent=sb3`, which learns by an algorithm of Stable-Baselines3, as a baseline for policy search."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ CONTRIB_ALGORITHMS = ("trpo", "ars")
 """Algorithms of sb3-contrib."""
 
 MAX_TRAINING_STEPS = 2**62
-"""Number of steps passed to `learn`; training ends earlier, by the number of episodes."""
+"""Number of steps for `learn` of Stable-Baselines3; training ends before, after a number of episodes."""
 
 
 class SB3Agent:
-    """Agent `agent=sb3`: an algorithm of Stable-Baselines3 with its own networks and training loop.
+    """Agent with an algorithm, networks and training loop of Stable-Baselines3.
 
     It uses the algorithm's default hyperparameters unless `arguments` replace them. Training ends after a number of
     episodes.
 
     Args:
         spec: spec of the environment; one agent, with the channel `vector` or `state`.
-        seeds: seed tree of weights, exploration and games.
+        seeds: seed tree for weights, exploration and environments.
         device: device of the networks.
         algorithm: `ppo`, `a2c`, `trpo` (any actions), `ars` (discrete actions or real numbers), `dqn` (discrete
             actions), `sac`, `td3`, `ddpg` (real numbers).
@@ -52,7 +52,7 @@ class SB3Agent:
         arguments: arguments of the algorithm's class that replace its defaults.
 
     Raises:
-        ConfigError: the package is missing, the algorithm does not support the actions, or there is no channel to read.
+        ConfigError: the package is missing, the algorithm does not support the actions, or no channel is readable.
     """
 
     loop: ClassVar[AgentLoop] = "baseline"
@@ -101,9 +101,9 @@ class SB3Agent:
     ) -> None:
         """Train until `on_episode`, called with the return and length of each episode, returns False.
 
-        `make_env` creates one more environment. `episodes` is the planned number of episodes: schedules, such as that
-        of the exploration of `dqn`, follow the finished share of it. During training, Torch, NumPy and Python draw from
-        their global streams, which are restored afterwards.
+        `make_env` creates an environment. `episodes` is the planned number of episodes; schedules, such as that of the
+        exploration of `dqn`, depend on the finished fraction of it. Training uses the global random generators of
+        torch, NumPy and Python, whose states are restored afterwards.
         """
         from gymnasium import spaces
         from gymnasium.wrappers import FlattenObservation, TransformObservation
@@ -114,7 +114,7 @@ class SB3Agent:
         n_episodes = 0
 
         class EpisodeCounter(Monitor):
-            """Monitor that reports each episode. A callback would miss those of `ars`."""
+            """Monitor that reports each episode; a callback of Stable-Baselines3 would miss the episodes of `ars`."""
 
             def step(self, action: Any) -> Any:
                 nonlocal n_episodes
@@ -141,7 +141,7 @@ class SB3Agent:
 
         with _preserve_global_rng():
             model: Any = self._build_model([make_training_env() for _ in range(self.games)])
-            # The model's own progress counts steps, whose total is unknown.
+            # Stable-Baselines3 computes progress from steps, whose total number is unknown.
             model._update_current_progress_remaining = update_progress
             self.network = model.policy
             try:
@@ -153,15 +153,15 @@ class SB3Agent:
 
     @property
     def controller(self) -> SB3Controller:
-        """Deterministic policy of the present network."""
+        """Deterministic policy of the current network."""
         return SB3Controller(self.network, self.channel)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        """Raise ConfigError: the agent learns in its own loop."""
+        """Raise ConfigError: the agent learns only in `fit`."""
         raise ConfigError("agent=sb3 learns in a loop of its own; use principal=none")
 
     def reset(self) -> None:
-        """Raise ConfigError, as `update`."""
+        """Raise ConfigError: see `update`."""
         raise ConfigError("agent=sb3 learns in a loop of its own; use principal=none")
 
     def describe(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class SB3Agent:
         vec_env = DummyVecEnv([lambda: next(env_iterator) for _ in envs])
         arguments = {"seed": self.seed, "device": self.device, **self.arguments}
         try:
-            # The published network types.
+            # The types of networks in ProPS.
             policy_name = "LinearPolicy" if self.algorithm == "ars" else "MlpPolicy"
             model: BaseAlgorithm = algorithm_class(policy_name, vec_env, **arguments)
         except (TypeError, ValueError, AssertionError) as error:
@@ -196,7 +196,7 @@ class SB3Agent:
 
 
 class SB3Policy(PolicyWithoutValues):
-    """Policy of the present network of an `SB3Agent`."""
+    """Policy of the current network of an `SB3Agent`."""
 
     def __init__(self, agent: SB3Agent) -> None:
         self.agent, self.channels = agent, (agent.channel,)
@@ -220,11 +220,11 @@ class SB3Policy(PolicyWithoutValues):
 class SB3Controller:
     """Deterministic policy of an `SB3Agent` as a controller without parameters.
 
-    A copy in another process acts on the CPU.
+    A copy in another process computes on the CPU.
 
     Args:
         network: network of the agent.
-        channel: channel that it reads.
+        channel: channel that the network reads.
     """
 
     space = ParameterSpace("nothing", ())
@@ -240,7 +240,7 @@ class SB3Controller:
 
 
 def _predict(network: BasePolicy, observation: np.ndarray, deterministic: bool) -> np.ndarray:
-    """Return actions [n] or [n, a] for observations [n, ...]; stochastic ones are drawn from torch's global stream."""
+    """Return actions [n] or [n, a] for observations [n, ...]; torch's global generator samples stochastic ones."""
     actions, _ = network.predict(observation, deterministic=deterministic)
     return np.asarray(actions)
 
@@ -254,7 +254,7 @@ def _import_library(algorithm: str) -> ModuleType:
 
 
 def _make_placeholder_env(spec: EnvSpec, channel: str) -> gymnasium.Env[Any, Any]:
-    """Return an environment with the right spaces, for which networks are built. It is never played."""
+    """Return an environment with the spaces of `spec`, from which networks are created; it is never stepped."""
     import gymnasium
     from gymnasium import spaces
 
@@ -279,7 +279,7 @@ def _make_placeholder_env(spec: EnvSpec, channel: str) -> gymnasium.Env[Any, Any
 
 @contextmanager
 def _preserve_global_rng() -> Iterator[None]:
-    """Restore the global random streams of torch, NumPy and Python at the end of the `with` block."""
+    """Restore the states of the global random generators of torch, NumPy and Python at the end of the `with` block."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:

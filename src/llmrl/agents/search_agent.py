@@ -1,4 +1,4 @@
-"""Agents whose policy has a few parameters, which a proposer searches (`loop=search`); tables are such policies."""
+"""Agents whose policy has few parameters, which a proposer searches (`loop=search`): layers, projections and tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_STATES = 100_000
 
 
 class ControllerPolicy(PolicyWithoutValues):
-    """Policy of all agents of a game: a `Controller` with one vector of parameters [d]."""
+    """Policy of all agents in a game (copy of the environment): a `Controller` with one parameter vector [d]."""
 
     def __init__(self, controller: Controller, spec: EnvSpec) -> None:
         self.controller, self.n_agents = controller, spec.n_agents
@@ -61,7 +61,7 @@ class ControllerPolicy(PolicyWithoutValues):
 
 
 class SearchAgent(NonLearningAgent):
-    """Agent that plays a `Controller` with the parameters last set; a principal improves them.
+    """Agent with a `Controller`, whose parameters a principal sets.
 
     The initial parameters are 0, or as close to 0 as the bounds allow.
 
@@ -77,7 +77,7 @@ class SearchAgent(NonLearningAgent):
         self.has_parameters = False
 
     def set_parameters(self, parameters: np.ndarray) -> None:
-        """Play with `parameters` [d] from now on."""
+        """Use `parameters` [d] from now on."""
         self.policy.parameters = np.array(parameters, dtype=np.float64)
         self.has_parameters = True
 
@@ -109,7 +109,7 @@ class LayeredAgent(SearchAgent):
 
 
 class Bins:
-    """Discretization of an observation into bins of equal width; a state is one bin for each number.
+    """Discretization of an observation: each number is in one of several bins of equal width; states are combinations.
 
     Numbers below a range are in its first bin, and those above it in its last.
 
@@ -121,7 +121,8 @@ class Bins:
         n_states: number of states, the product of the numbers of bins.
 
     Raises:
-        ConfigError: there is no such channel, it has another length, a range is empty, or there are too many states.
+        ConfigError: the channel has another length, a range is empty, or there are too many states.
+        Incompatible: there is no channel `vector`.
     """
 
     def __init__(self, spec: EnvSpec, ranges: Sequence[Sequence[float]]) -> None:
@@ -150,14 +151,14 @@ class Bins:
             raise ConfigError(
                 f"agent.bins results in {self.n_states:,} states; use fewer bins, at most {MAX_STATES:,} states"
             )
-        # The bin of the last number changes fastest, as in a C-ordered array.
+        # State index: the bin of the last number varies fastest, as in a C-ordered array.
         self._strides = np.append(np.cumprod(self._counts[:0:-1])[::-1], 1)
         self._names = names
 
     def compute_states(self, observation: np.ndarray) -> np.ndarray:
         """Return the states, [n] int64, of observations [n, k]."""
         fraction = (observation - self._low) / (self._high - self._low)
-        # Clip first, since infinity cannot be converted to an integer.
+        # Clip before the conversion, because infinity cannot be converted to an integer.
         bins = np.floor(np.clip(fraction, 0.0, 1.0) * self._counts).astype(np.int64)
         states: np.ndarray = np.minimum(bins, self._counts - 1) @ self._strides
         return states
@@ -178,14 +179,15 @@ class Bins:
 
 
 class TabularController:
-    """Table with one integer per state, the action taken in it; the state is observed, or computed from numbers.
+    """Controller with a table of the action in each state; the state is observed, or computed by `bins`.
 
     Args:
         spec: spec of the environment.
-        bins: discretization of a numeric observation; None: the observation is the index of a state.
+        bins: discretization of the channel `vector`; None: the channel `state` is used.
 
     Raises:
-        ConfigError: there are no `bins` and the observation is not the index of a state, or actions are not discrete.
+        ConfigError: actions are not discrete.
+        Incompatible: there are no `bins` and no channel `state`.
     """
 
     def __init__(self, spec: EnvSpec, bins: Bins | None) -> None:
@@ -204,24 +206,21 @@ class TabularController:
         self.space = ParameterSpace("table of actions", tuple(parameters))
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
-        """Return actions [n] for states [n], or observations [n, k], under tables [n, states]."""
+        """Return actions [n] for states [n], or observations [n, k], under tables [n, n_states]."""
         states = observation if self._bins is None else self._bins.compute_states(observation)
         actions: np.ndarray = parameters[np.arange(len(states)), states].astype(np.int64)
         return actions
 
 
 class TabularAgent(SearchAgent):
-    """Agent `agent=tabular`, a table with the action for every state.
-
-    The state is the observed number, or is computed with `bins`.
+    """Agent `agent=tabular`, a table with the action in each state.
 
     Args:
         spec: spec of the environment.
-        bins: [low, high, number of bins of equal width] for each number of a numeric observation; None: the observation
-            is the index of the state.
+        bins: [low, high, number of bins] for each number of the channel `vector`; None: the channel `state` is used.
 
     Raises:
-        ConfigError: the observation is not a state index and there are no bins, or the bins do not fit it.
+        ConfigError, Incompatible: see `Bins` and `TabularController`.
     """
 
     def __init__(self, spec: EnvSpec, bins: list[list[float]] | None = None) -> None:
@@ -230,7 +229,7 @@ class TabularAgent(SearchAgent):
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectionSettings(LayerSettings):
-    """Options of `ProjectionAgent`: those of the policy, of which bound and decimals apply to the coefficients.
+    """Options of `ProjectionAgent`; `bound` and `decimals` are those of z (`ProjectedController`).
 
     Attributes:
         rank: number of directions, at most the number of the policy's parameters.
@@ -240,12 +239,12 @@ class ProjectionSettings(LayerSettings):
 
 
 class ProjectionAgent(SearchAgent):
-    """Policy with many parameters that is searched along a few random directions, `agent=projection`.
+    """Agent `agent=projection`, whose policy has many parameters but is searched along a few random directions.
 
     Args:
         spec: spec of the environment.
         settings: options.
-        seeds: seed tree of the directions.
+        seeds: seed tree for the directions.
     """
 
     def __init__(self, spec: EnvSpec, settings: ProjectionSettings, seeds: Seeds) -> None:

@@ -1,4 +1,4 @@
-"""Agent `agent=teacher`, which plays the teacher's policy to measure it."""
+"""Agent `agent=teacher`, which follows a teacher's policy, so that this can be evaluated."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from llmrl.core.protocols import Teacher
 
 
 class TeacherAgent(NonLearningAgent):
-    """Agent that plays the policy of `teacher` and never learns.
+    """Agent that follows the policy of `teacher` and never learns.
 
     Raises:
-        ConfigError: there is no teacher, or it cannot play.
+        Incompatible: there is no teacher, or it has no policy.
     """
 
     _state_fields = ("teacher",)

@@ -54,8 +54,8 @@ def discounted_returns(reward: torch.Tensor, done: torch.Tensor, gamma: float) -
     """Return the discounted sum of the rewards so far, R_t = r_t + gamma R_(t-1), [T, n_envs, n_agents].
 
     It is 0 before an episode or the rollout begins. Learners divide rewards by its running standard deviation, so that
-    hyperparameters do not depend on the units of a game's rewards. As in Engstrom et al. (2020, arXiv 2005.12729,
-    section 3), rewards are not centered.
+    hyperparameters do not depend on the units of rewards. As in Engstrom et al. (2020, arXiv 2005.12729, section 3),
+    rewards are not centered.
 
     Args:
         reward: r_t, [T, n_envs, n_agents].
@@ -97,9 +97,9 @@ def combine_joint_actions(
     The ratio of a joint action is the product of its agents', its advantage the mean of theirs.
 
     Args:
-        log_ratio, advantage: of each agent's action, [n].
-        joint_indices: index of the joint action that each is part of, 0 .. m - 1, [n] int64; all have equally many
-            agents.
+        log_ratio, advantage: logarithm of the probability ratio, and advantage, of each agent's action, [n].
+        joint_indices: index of the joint action to which each action belongs, 0 .. m - 1, [n] int64; all joint actions
+            have the same number of agents.
     """
     zeros = log_ratio.new_zeros(int(joint_indices.max()) + 1)
     n_agents = len(joint_indices) / len(zeros)
@@ -109,10 +109,10 @@ def combine_joint_actions(
 def value_error(
     value: torch.Tensor, old_value: torch.Tensor, target: torch.Tensor, clip: float | None, huber: float | None = None
 ) -> torch.Tensor:
-    """Return the squared error [...] of `value`.
+    """Return the squared error e^2 [...] of `value`, with e = `value` - `target`.
 
-    With `clip`, it is at least that of `value` clipped to `old_value` +- `clip`. With `huber` d > 0, it is
-    2 d |e| - d^2 for errors |e| > d: twice the Huber loss, in which value losses are halved.
+    With `clip`, it is the maximum of this error and that of `value` clipped to `old_value` +- `clip`. With `huber`
+    d > 0, it is 2 d |e| - d^2 for |e| > d: twice the Huber loss, whose quadratic part is e^2 / 2.
     """
     error = _compute_error(value - target, huber)
     if clip is None:
@@ -128,6 +128,6 @@ def _compute_error(error: torch.Tensor, huber: float | None) -> torch.Tensor:
 
 
 def unexplained_variance(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return the variance of `target` - `value` over the variance of `target`, both [..., n], as [...]."""
+    """Return the variance of `target` - `value` divided by that of `target`, [...], over the last axis of [..., n]."""
     variance = target.var(-1, correction=0).clamp_min(1e-8)
     return (target - value).var(-1, correction=0) / variance

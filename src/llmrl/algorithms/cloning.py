@@ -34,14 +34,12 @@ class CloningSettings:
 class BehavioralCloning:
     """Learner that minimizes the cross-entropy between a network's policy and recorded actions.
 
-    The loss is over actions, not over generated tokens, so there is no padding to mask.
-
     Args:
         network: network from a batch to logits [batch, n_actions] and values [batch]; the value head is not trained.
         settings: hyperparameters.
         train_samples: training samples: `action` [n] and the network's inputs, each [n, ...].
         validation_samples: samples for `validate`; may be empty.
-        seeds: seed tree; epoch i is shuffled by stream `i` of its child `order`.
+        seeds: seed tree; stream `i` of its child `order` shuffles the samples in epoch i.
         epochs: number of passes over the training samples.
 
     Attributes:
@@ -76,7 +74,7 @@ class BehavioralCloning:
         self._epoch_permutation: tuple[int, torch.Tensor] | None = None
 
     def update(self, update_index: int) -> dict[str, float]:
-        """Make update number `update_index` from 0; return its loss, accuracy, gradient norm and learning rate.
+        """Compute update `update_index`, from 0; return its loss, accuracy, gradient norm and learning rate.
 
         Raises:
             Diverged: the loss or the gradient is not finite.
@@ -84,7 +82,7 @@ class BehavioralCloning:
         for group in self._updater.optimizer.param_groups:
             group["lr"] = self.learning_rate(update_index)
         record = self._updater.step(
-            select_samples(self._samples, self._draw_minibatch(update_index)), self._compute_loss
+            select_samples(self._samples, self._sample_minibatch(update_index)), self._compute_loss
         )
         metrics = {name: float(x) for name, x in record.items()}
         if not all(math.isfinite(x) for x in metrics.values()):
@@ -96,7 +94,7 @@ class BehavioralCloning:
         return {**metrics, "learning_rate": self.learning_rate(update_index)}
 
     def learning_rate(self, update_index: int) -> float:
-        """Return the learning rate of an update: linear warm-up, then constant or a half cosine to 0 (`schedule`)."""
+        """Return the learning rate of an update: a linear warm-up, then constant or a half cosine to 0 (`schedule`)."""
         s = self.settings
         n_warmup = math.ceil(s.warmup * self.n_updates)
         if update_index < n_warmup:
@@ -123,7 +121,7 @@ class BehavioralCloning:
     def load_state_dict(self, state: State) -> None:
         self._updater.load_state_dict(state["optimizer"])
 
-    def _draw_minibatch(self, update_index: int) -> torch.Tensor:
+    def _sample_minibatch(self, update_index: int) -> torch.Tensor:
         """Return the indices of the samples of an update; every sample occurs once per epoch."""
         epoch, batch_index = divmod(update_index, self.n_updates_per_epoch)
         if self._epoch_permutation is None or self._epoch_permutation[0] != epoch:

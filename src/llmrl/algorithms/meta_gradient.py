@@ -32,8 +32,8 @@ MAX_SAMPLES_PER_GRAPH = 8192
 class MetaGradient:
     """Update of PPO agents as a differentiable function of the mechanism's values tau.
 
-    Yang et al. 2021 (Adaptive Incentive Design with Multi-Agent Meta-Gradient Reinforcement Learning, arXiv
-    2112.10859), with the agents' own update rule inside.
+    The method is that of Yang et al. 2021 (Adaptive Incentive Design with Multi-Agent Meta-Gradient Reinforcement
+    Learning, arXiv 2112.10859), but with PPO as the update rule of the agents.
 
     **Inner updates** are those of `PPO`, with the same code, minibatches and numbers, but with `DifferentiableStep` as
     updater. Rewards depend on tau through `Rollout.reward_jacobian`, advantages depend on rewards, and the weights
@@ -236,7 +236,7 @@ def _read_moments(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> 
 
 @dataclass(frozen=True)
 class Moments:
-    """State of Adam for a parameter: steps made, mean and uncentered variance of its gradients (not bias-corrected)."""
+    """State of Adam for a parameter: number of steps, first and second moment of gradients (not bias-corrected)."""
 
     steps: int
     first: torch.Tensor
@@ -259,10 +259,9 @@ def adam_step(
 ) -> tuple[torch.Tensor, Moments]:
     """Return the parameter and the moments after one step of Adam.
 
-    The step is Kingma & Ba 2015, algorithm 1, with eps added to the bias-corrected root. The numbers are those of
-    `torch.optim.Adam` to rounding. Where all gradients so far are zero, the step is first moment / eps, so that its
-    derivative is finite. We do not use torchopt: version 0.7.3 does not load with torch 2.13 (undefined symbol in its
-    compiled extension).
+    The step is algorithm 1 of Kingma & Ba 2015, with eps added to the bias-corrected root. Results equal those of
+    `torch.optim.Adam` up to rounding. If all gradients so far are zero, the step is first moment / eps, so that its
+    derivative is finite.
     """
     steps = moments.steps + 1
     first_moment = betas[0] * moments.first + (1 - betas[0]) * gradient
@@ -277,7 +276,7 @@ def clip_by_norm(
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Return gradients whose joint norm is clipped to `max_norm`, and the norm before.
 
-    The numbers are those of `torch.nn.utils.clip_grad_norm_` to rounding, with finite derivatives at zero.
+    Results equal those of `torch.nn.utils.clip_grad_norm_` up to rounding, with finite derivatives at zero.
     """
     norm = safe_sqrt(torch.stack([g.square().sum() for g in gradients.values()]).sum())
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -327,9 +326,9 @@ def compute_step_credits(
 
 
 def compute_direct_derivative(rollouts: Sequence[Rollout], spending_cost: float) -> torch.Tensor:
-    """Return the derivative of the objective by the mechanism's values for fixed behavior, [d] float64.
+    """Return the derivative of the objective with respect to the mechanism's values for fixed behavior, [d] float64.
 
-    It is the cost of the payments.
+    It is the derivative of the cost of the payments.
     """
     total, episodes = torch.zeros((), dtype=torch.float64), 0
     for rollout in rollouts:

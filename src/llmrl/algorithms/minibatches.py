@@ -1,4 +1,4 @@
-"""Minibatches of a rollout's samples: independent samples, and stretches of episodes for recurrent networks."""
+"""Minibatches of a rollout's samples: independent samples, or parts of episodes (stretches) for recurrent networks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def split_minibatches(order: torch.Tensor, size: int | None, drop_last: bool) ->
 
     Args:
         order: permutations of the samples.
-        size: samples of a minibatch; None: all.
-        drop_last: drop the last minibatch if it is smaller, as torch's `BatchSampler` does.
+        size: number of samples of a minibatch; None: all.
+        drop_last: whether the last minibatch is omitted if it is smaller, as in torch's `BatchSampler`.
 
     Raises:
         ConfigError: no minibatch would be left.
@@ -34,8 +34,8 @@ def split_minibatches(order: torch.Tensor, size: int | None, drop_last: bool) ->
 def sample_indices(shape: Sequence[int], learners: int, groups: int) -> torch.Tensor:
     """Return the indices of each network's samples in a flattened rollout, [learners * groups, n] int64.
 
-    Learners play equal groups of games, in order; each of a learner's networks plays n_agents / groups agents. The
-    samples of a network are in the order of its own rollout.
+    Learner i has the i-th of equal groups of games; each of its networks has n_agents / groups agents. The samples of a
+    network have the same order as in a rollout of only its games and agents.
 
     Args:
         shape: shape of the rollout, [T, n_envs, n_agents].
@@ -51,14 +51,14 @@ class Minibatches:
     """Minibatches of independent samples of one network, or of k networks with equally many samples.
 
     Args:
-        samples: samples of all networks by name, each [n_all, ...].
-        indices: samples of the network, [n] int64, or of each network, [k, n].
-        size: samples of a minibatch and network; None: all.
-        drop_last: drop the last minibatch of an epoch if it is smaller.
-        team_size: consecutive samples that stay together, those of a team in one step; 1: none do.
+        samples: name -> samples of all networks, each [n_all, ...].
+        indices: indices of the samples of the network, [n] int64, or of each network, [k, n].
+        size: number of samples of a minibatch and network; None: all.
+        drop_last: whether the last minibatch of an epoch is omitted if it is smaller.
+        team_size: number of consecutive samples (those of a team of agents in one step) that are in the same minibatch.
 
     Attributes:
-        n_units: samples of a network, or those of teams, that are permuted.
+        n_units: number of units that are permuted: samples of a network, or teams of samples.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class Minibatches:
     def batches(self, order: torch.Tensor) -> Iterator[Batch]:
         """Yield the minibatches of an epoch, each [size, ...] or [k, size, ...].
 
-        For teams they have `joint_action_index` [n], the number within the minibatch of a sample's joint action.
+        With teams, they contain `joint_action_index` [n], the index within the minibatch of a sample's joint action.
 
         Args:
-            order: permutation of the samples of each network, [n] or [k, n] int64.
+            order: permutation of the units of each network, [n_units] or [k, n_units] int64.
 
         Raises:
-            ConfigError: as `split_minibatches`.
+            ConfigError: see `split_minibatches`.
         """
         order = order.to(self.indices.device)
         size = None if self.size is None else max(1, self.size // self.team_size)
@@ -94,30 +94,30 @@ class Minibatches:
 
 def select_samples(samples: Batch, indices: torch.Tensor) -> Batch:
     """Return the samples `indices` [...] of data by name, each [..., *shape of a sample]."""
-    flat = indices.flatten()  # indexing with a flat tensor takes half the time of a table
+    flat = indices.flatten()  # indexing with a flat tensor takes half the time
     return {
         name: x.index_select(0, flat.to(x.device)).reshape(*indices.shape, *x.shape[1:]) for name, x in samples.items()
     }
 
 
 class SequenceMinibatches:
-    """Minibatches of stretches of episodes, for recurrent networks.
+    """Minibatches of stretches, for recurrent networks.
 
-    A stretch begins with an episode, or with the rollout and then with the memory at its start. A minibatch is the
-    concatenation of whole stretches without padding, and holds at least `size` samples; the last one, which may be
-    smaller, is never dropped.
+    A stretch is the part of an episode within the rollout, for one agent of one game. At the start of the rollout, its
+    initial memory state is that of the rollout. A minibatch is the concatenation of whole stretches without padding,
+    with at least `size` samples. The last one, which may be smaller, is never omitted.
 
     Args:
-        samples: samples of all networks by name, each [n_all, ...].
-        indices: samples of the network, [n] int64, with n = T * n_rows and time slowest.
-        size: samples of a minibatch; None: all.
-        episode_starts: starts of episodes, [T, n_rows] bool; a row is one agent of one game.
-        state: memory before the first step, [n_rows, state_size].
-        team_size: consecutive rows that stay together, those of a team in one game, whose episodes begin together; 1:
-            none.
+        samples: name -> samples of all networks, each [n_all, ...].
+        indices: indices of the samples of the network, [n] int64, with n = T * n_rows and time slowest.
+        size: minimum number of samples of a minibatch; None: all.
+        episode_starts: whether an episode starts, [T, n_rows] bool; a row is one agent of one game.
+        state: memory state before the first step, [n_rows, state_size].
+        team_size: number of consecutive rows (those of a team of agents in one game) whose stretches are in the same
+            minibatch.
 
     Attributes:
-        n_units: stretches, or those of teams, that are permuted.
+        n_units: number of units that are permuted: stretches, or teams of stretches.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class SequenceMinibatches:
         is_start = episode_starts[0].to(state.device)[:, None]
         initial_state = torch.where(is_start, 0, state)[rows.to(state.device)]
         self.state = torch.where((begins == 0).to(state.device)[:, None], initial_state, 0)
-        # A team's unit: stretches with the same number within their rows.
+        # Unit of a team: the stretches with the same index within their rows.
         stretch_indices = torch.cat([torch.arange(int(n_units)) for n_units in torch.bincount(rows, minlength=n_rows)])
         order = sorted(
             range(len(rows)),
@@ -157,10 +157,10 @@ class SequenceMinibatches:
     def batches(self, order: torch.Tensor) -> Iterator[Batch]:
         """Yield minibatches of all samples, with `lengths` and `state` of each stretch.
 
-        For teams they have `joint_action_index`, as `Minibatches`.
+        With teams, they contain `joint_action_index` (see `Minibatches`).
 
         Args:
-            order: permutation of the stretches (of teams), [n] int64.
+            order: permutation of the units, [n_units] int64.
         """
         order = order.cpu()
         ends = (self.lengths[self.units[order, 0]] * self.team_size).cumsum(0)
@@ -179,7 +179,7 @@ class SequenceMinibatches:
             yield batch
 
     def _index_joint_actions(self, lengths: torch.Tensor) -> torch.Tensor:
-        """Return the numbers of joint actions of stretches of `lengths` [n_units], each repeated for the team."""
+        """Return the index of each sample's joint action, for teams of stretches with `lengths` [n_units]."""
         starts = lengths.cumsum(0) - lengths
         pairs = zip(starts.tolist(), lengths.tolist(), strict=True)
         return torch.cat([torch.arange(offset, offset + n).repeat(self.team_size) for offset, n in pairs])

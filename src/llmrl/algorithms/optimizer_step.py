@@ -14,9 +14,9 @@ from llmrl.core.records import State
 from llmrl.networks.action_distributions import ActionDistribution
 
 Batch = dict[str, Any]
-"""Samples by name, each a tensor [n, ...] or a `TextArray` of n texts."""
+"""Name -> samples, each a tensor [n, ...] or a `TextArray` of n texts."""
 Record = dict[str, torch.Tensor]
-"""Scalar diagnostics of a loss, detached from the graph."""
+"""Name -> scalar diagnostics of a loss, detached from the graph."""
 Loss = Callable[[Batch], tuple[torch.Tensor, Record]]
 """Function from samples to their mean loss and its record."""
 
@@ -38,14 +38,14 @@ class Updater(Protocol):
 
 @runtime_checkable
 class GradientAccumulation(Protocol):
-    """Network too large to process a whole minibatch at once; gradients are summed over pieces."""
+    """Network that processes a minibatch in several pieces, over which gradients are summed."""
 
     processes: ProcessGroup
 
     def pieces(self, batch: Batch) -> Iterable[tuple[Batch, float]]:
-        """Yield this process's pieces of a minibatch, at least one, each with its share of the minibatch's samples.
+        """Yield this process's pieces of a minibatch, at least one, each with its fraction of the samples.
 
-        The shares of all processes sum to 1. Samples of one joint action (`joint_action_index`) are in one piece,
+        The fractions of all processes sum to 1. Samples of one joint action (`joint_action_index`) are in one piece,
         because the loss of a joint action needs the probabilities of all its agents.
         """
         ...
@@ -54,7 +54,7 @@ class GradientAccumulation(Protocol):
 class TrainedPolicy(Protocol):
     """Policy that PPO can train: `SocietyPolicy`, or a language model as the policy.
 
-    `channels` names the observation channels read; `recurrent` says whether the networks have a memory.
+    `channels`: names of the observation channels that it reads; `recurrent`: whether the networks have a memory.
     """
 
     channels: tuple[str, ...]
@@ -62,7 +62,7 @@ class TrainedPolicy(Protocol):
 
     @property
     def distribution(self) -> ActionDistribution:
-        """Distribution of actions that the networks' outputs describe."""
+        """Distribution of actions that the networks' outputs parameterize."""
         ...
 
     def list_networks(self) -> Sequence[tuple[nn.Module, slice]]:
@@ -85,10 +85,10 @@ class OptimizerStep:
     (`GradientAccumulation`).
 
     Args:
-        network: network to train; parameters that require no gradient stay unchanged.
+        network: network to train; parameters that require no gradient are not changed.
         learning_rate, eps: hyperparameters of Adam.
-        max_grad_norm: clipping norm of the gradient of all parameters together.
-        separate_clipping: clip the gradients of the module `critic` and of all other parameters separately.
+        max_grad_norm: maximum norm of the gradient of all parameters together, which is clipped.
+        separate_clipping: whether the gradients of the module `critic` and of other parameters are clipped separately.
 
     Attributes:
         clipping_groups: names of the parameters in each group whose gradients are clipped together.

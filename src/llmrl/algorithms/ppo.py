@@ -1,11 +1,11 @@
-"""Proximal policy optimization for every policy with features and heads.
+"""Proximal policy optimization (PPO) for policies with features and heads.
 
 The module contains the settings, the learner `PPO` with its optimizers and scales, and `fit`, which runs the epochs of
-an update of one or several learners. Every update runs `PPO.begin_update`, `PPO.estimate_advantages` and `fit`: that of
-a single learner (`PPO.update`), of many learners whose networks are stacked (`societies/batched_trainer.py`), and a
-differentiable one (`meta_gradient.py`). The estimators and losses are in `advantages_and_losses.py`, the division of
-samples in `minibatches.py`, the steps of Adam in `optimizer_step.py`. Plain policy gradient is PPO with one epoch, one
-batch and no clipping (`agent=pg`).
+an update of one or several learners. There are three kinds of updates: of one learner (`PPO.update`), of learners with
+stacked networks (`societies/batched_trainer.py`), and differentiable ones (`meta_gradient.py`). Each of them calls
+`PPO.begin_update`, `PPO.estimate_advantages` and `fit`. Estimators and losses are in `advantages_and_losses.py`,
+minibatches in `minibatches.py`, and the steps of Adam in `optimizer_step.py`. A plain policy gradient is PPO with one
+epoch, one batch and no clipping (`agent=pg`).
 """
 
 from __future__ import annotations
@@ -78,17 +78,17 @@ class PPOSettings:
 
 
 class PPO:
-    """Learner with clipped-surrogate updates of a policy from rollouts.
+    """Learner that updates a policy from rollouts by the clipped surrogate objective.
 
-    Minibatches mix time, games and agents; for recurrent policies they consist of whole stretches of episodes. With
-    separate networks, each is updated from its own agent's samples, with its own optimizer, advantage normalization and
-    gradient clipping (independent learners).
+    A minibatch contains random steps, games and agents; for recurrent policies, it consists of whole stretches
+    (`SequenceMinibatches`). Separate networks are updated independently, each from the samples of its agent, with a
+    separate optimizer, advantage normalization and gradient clipping.
 
     Attributes:
-        updaters: optimizer steps, one for each of the policy's groups.
+        updaters: one updater for each network of the policy.
 
     Raises:
-        ConfigError: `joint_ratio` with a separate network for each agent.
+        ConfigError: `joint_ratio` is set, and each agent has a separate network.
     """
 
     def __init__(self, policy: TrainedPolicy, settings: PPOSettings, teacher: Teacher | None = None) -> None:
@@ -107,7 +107,7 @@ class PPO:
         """Train for `epochs` on one rollout; return means of losses and diagnostics over minibatches and networks.
 
         Raises:
-            ConfigError: `drop_last` with fewer samples than a minibatch holds.
+            ConfigError: `drop_last` is set, and there are fewer samples than a minibatch needs.
             Diverged: a loss or a gradient is not finite.
         """
         advice = self.begin_update(rollout)
@@ -123,11 +123,11 @@ class PPO:
         updaters: Sequence[Updater],
         advice: Mapping[str, torch.Tensor] | None = None,
     ) -> dict[str, float]:
-        """Run the epochs of an update with one updater for each network (`fit`), and return metrics as `update` does.
+        """Run the epochs of an update with one updater for each network (see the function `fit`); return its metrics.
 
         Raises:
             ValueError: the number of updaters differs from that of networks.
-            Diverged: as `update`.
+            Diverged: see `update`.
         """
         pairs = zip(self.policy.list_networks(), updaters, strict=True)
         indexed_updaters = [(i, updater) for i, (_, updater) in enumerate(pairs)]
@@ -140,8 +140,7 @@ class PPO:
     def is_stackable(self) -> bool:
         """True if `fit` can train several learners with these settings at once.
 
-        It can if it takes the same number of steps for each, from independent samples, and if only their networks
-        differ.
+        This requires independent samples, equal numbers of steps, no running scales, no teacher and plain updaters.
         """
         s = self.settings
         return (
@@ -152,7 +151,7 @@ class PPO:
         )
 
     def min_rollout_steps(self, games: int) -> int:
-        """Return the smallest number of steps of each of `games` games with which `drop_last` leaves a minibatch."""
+        """Return the minimum number of steps of a rollout of `games` games in which `drop_last` leaves a minibatch."""
         size = self.settings.minibatch_size
         if not self.settings.drop_last or self.policy.recurrent or size is None:
             return 1
@@ -211,7 +210,7 @@ class PPO:
             flat = self.policy.extend_observation(flat)
         return {name: x[:, agents].flatten(0, 1) for name, x in flat.items()}
 
-    def draw_permutations(self, n: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
+    def sample_permutations(self, n: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
         """Yield a random permutation of n samples for each epoch, [n] int64."""
         for _ in range(self.settings.epochs):
             yield torch.randperm(n, generator=generator, device=generator.device)
@@ -219,7 +218,7 @@ class PPO:
     def make_minibatches(
         self, rollout: Rollout, samples: Batch, indices: torch.Tensor, agents: slice
     ) -> Minibatches | SequenceMinibatches:
-        """Return the minibatches of samples `indices` [n], those of `agents`, or of several networks, [k, n]."""
+        """Return minibatches of the samples `indices`, [n] for the network of `agents`, or [k, n] for k networks."""
         minibatch_size = self.settings.minibatch_size
         team_size = rollout.reward[0, 0, agents].numel() if self.settings.joint_ratio else 1
         if not self.policy.recurrent:
@@ -250,7 +249,7 @@ class PPO:
         """Return the mean loss of samples [..., n] over the last axis, and its parts.
 
         The parts are policy, value, entropy, KL, clipped fraction and those of the teacher. `batch["weight"]` is the
-        advantage, normalized if the settings say so.
+        advantage, normalized with `normalize_advantage`.
         """
         s = self.settings
         outputs, value = updater.forward(batch)
@@ -311,7 +310,7 @@ class PPO:
                 group["lr"] = s.learning_rate + progress * (s.final_learning_rate - s.learning_rate)
 
     def set_initial_scales(self, scales: State) -> None:
-        """Use the scales of rewards and values from loaded weights (from `state_dict`); `reset` restores them."""
+        """Use scales of rewards and values that were loaded with weights (`state_dict`); `reset` restores these."""
         self._initial_scales = scales
         self._load_scales(scales)
 
@@ -367,25 +366,24 @@ def fit(
 
     Args:
         learners: the learners; several must be stackable (`PPO.is_stackable`).
-        rollout: games of all learners, and possibly of others.
+        rollout: rollout of the games of all learners, and possibly of other games.
         advantage, target: estimates [T, n_envs, n_agents] (`PPO.estimate_advantages`).
         generators: generator of each learner's minibatches.
-        updaters: updaters of the networks, learner after learner.
-        indices: samples of each network in the order of its own rollout, [K * G, n] int64; None: all samples, of equal
-            groups of games, one for each learner (`sample_indices`).
+        updaters: factory of the updaters of all networks, ordered by learner.
+        indices: indices of the samples of each network, [K * G, n] int64; None: see `sample_indices`.
         advice: additional samples of a single learner's teacher, each [T, n_envs, n_agents, ...].
 
     Returns:
         Metrics of each learner, or the exception that ends its training.
 
     Raises:
-        ConfigError: as `PPO.update`.
+        ConfigError: see `PPO.update`.
     """
     ppo, n_learners = learners[0], len(learners)
     settings, groups = ppo.settings, ppo.policy.list_networks()
     if indices is None:
         indices = sample_indices(rollout.reward.shape, n_learners, len(groups))
-    # Gathered tensors have the layout of their index; a contiguous one makes them independent of other learners.
+    # The layout of a gathered tensor is that of its index. With a contiguous one, it is independent of other learners.
     indices = indices.contiguous().to(advantage.device)
     targets_and_values = (target, ppo.denormalize_values(rollout.value))
     flat = (x.detach().flatten()[indices].view(n_learners, -1) for x in targets_and_values)
@@ -405,15 +403,19 @@ def fit(
         if isinstance(index, slice):
             minibatches = ppo.make_minibatches(rollout, samples, indices[index], slice(None))
             stack_generators = [generators[i // len(groups)] for i in range(len(indices))[index]]
-            # The order of draws is that of networks trained one after the other.
+            # Random numbers are generated in the order of networks that are trained one after the other.
             n_units = minibatches.n_units
-            permutations = torch.stack([torch.stack(list(ppo.draw_permutations(n_units, g))) for g in stack_generators])
+            permutations = torch.stack(
+                [torch.stack(list(ppo.sample_permutations(n_units, g))) for g in stack_generators]
+            )
             records.append(ppo.run_epochs(updater, map(minibatches.batches, permutations.unbind(1))))
             continue
         network, agents = groups[index]
         minibatches = ppo.make_minibatches(rollout, samples, indices[index], agents)
         records.append(
-            ppo.run_epochs(updater, map(minibatches.batches, ppo.draw_permutations(minibatches.n_units, generators[0])))
+            ppo.run_epochs(
+                updater, map(minibatches.batches, ppo.sample_permutations(minibatches.n_units, generators[0]))
+            )
         )
         if isinstance(network, ActorCritic) and network.has_normalizers:
             network.update_normalizers({name: x[indices[index]] for name, x in samples.items()})

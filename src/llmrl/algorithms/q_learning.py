@@ -1,4 +1,4 @@
-"""Q-learning from replayed transitions, for networks that read the text of an action."""
+"""Q-learning from a replay buffer, for networks that read the texts of actions."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class QSettings:
 
 
 class QLearning:
-    """Learner with one-step temporal differences (Watkins 1989) and Huber loss on replayed transitions.
+    """Learner with one-step temporal differences (Watkins 1989) and Huber loss on transitions of a replay buffer.
 
     Args:
-        network: trained network. Called with texts of states and of actions, each as returned by `pad_texts`, it
-            returns Q of every action in every state, [n, n_actions] (`DRRN`).
+        network: network to train. Given texts of states and of actions (results of `pad_texts`), it returns Q of every
+            action in every state, [n, n_actions] (`DRRN`).
         settings: hyperparameters.
     """
 
@@ -57,9 +57,9 @@ class QLearning:
     def learn(
         self, transitions: Transitions, n_env_steps: int, actions: Sequence[bytes], generator: torch.Generator
     ) -> dict[str, float]:
-        """Store the transitions of `n_env_steps` steps of all games, and take the gradient steps that are due.
+        """Store the transitions of `n_env_steps` steps of all games, and take the corresponding gradient steps.
 
-        `actions` are the texts of the actions. The metrics are means over the gradient steps.
+        `actions`: encoded texts of the actions. Metrics are means over the gradient steps.
 
         Raises:
             Diverged: a loss, a Q or a gradient is not finite.
@@ -142,11 +142,11 @@ class Transitions:
     """Batch of n transitions.
 
     Attributes:
-        prompt, next_prompt: texts, as returned by `Vocabulary.encode`.
-        action: [n] int64.
-        reward: [n] float32.
+        prompt, next_prompt: texts of states, encoded by `Vocabulary.encode`.
+        action: actions taken, [n] int64.
+        reward: rewards, [n] float32.
         terminal: whether the episode ended with the step, [n] bool.
-        next_action_mask: legal actions in the next state, [n, n_actions] bool; None where all actions are always legal.
+        next_action_mask: legal actions in the next state, [n, n_actions] bool; None: all actions are always legal.
     """
 
     prompt: Sequence[bytes]

@@ -1,4 +1,4 @@
-"""Distributions of actions as functions of a network's outputs: one discrete choice, or several numbers.
+"""Action distributions, parameterized by the outputs of a network: one discrete choice, or several numbers.
 
 An action of several numbers is a product of independent distributions: a Gaussian for each real number, and a
 categorical distribution for each integer. Mixed actions therefore need no separate class.
@@ -16,9 +16,9 @@ import torch
 from llmrl.core.spaces import ContinuousActions
 
 MAX_CATEGORIES = 256
-"""Integers with more values are drawn as real numbers, which the environment rounds."""
+"""Maximum number of values of a categorical integer. Others are sampled as real numbers, which environments round."""
 LOG_STD_BOUNDS = (-5.0, 2.0)
-"""Bounds of the logarithm of a Gaussian's standard deviation, in units of half the range of a number."""
+"""Bounds of the logarithm of a Gaussian's standard deviation, whose unit is half the range of a number."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class CategoricalActions:
 
     @staticmethod
     def sample_from_uniform(outputs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-        """Return the actions [...] that correspond to numbers `uniform` [..., n_uniforms], drawn from [0, 1).
+        """Return sampled actions [...] as functions of uniform random numbers in [0, 1), [..., n_uniforms].
 
-        The action is a sample of the distribution (Gumbel-max trick).
+        The sample is computed by the Gumbel-max trick.
         """
         limits = torch.finfo(outputs.dtype)
         exponential = uniform.clamp(limits.tiny, 1 - limits.eps).log_().neg_()
@@ -66,18 +66,18 @@ class CategoricalActions:
 class NumericActions:
     """Distribution of an action of several independent numbers, [..., a] float32.
 
-    Real numbers are Gaussian in units in which their bounds are -1 and 1 (in their own units, if they have no bounds).
-    The environment clips numbers outside the bounds. Densities and entropies are in the same units. Integers with up to
-    `MAX_CATEGORIES` values are categorical.
+    Real numbers are Gaussian after a linear map of their bounds to -1 and 1 (without bounds, there is no map), as are
+    densities and entropies. The environment clips numbers outside the bounds. Integers with up to `MAX_CATEGORIES`
+    values are categorical.
 
-    The outputs are the means of the real numbers, the logits of the integers, one after the other, and the logarithms
-    of the Gaussians' standard deviations.
+    The outputs are the means of the real numbers, the logits of each integer, and the logarithms of the Gaussians'
+    standard deviations.
 
     Args:
-        continuous_actions: the action's numbers and their bounds.
+        continuous_actions: the numbers in an action and their bounds.
 
     Attributes:
-        n_real: number of the numbers that are drawn as real numbers, n_real <= a.
+        n_real: how many of the a numbers are sampled as real numbers.
         categorical_integers: index and number of values of each integer that is categorical.
         center, half_range: middle and half the width of the bounds of the real numbers, [n_real].
     """
@@ -140,7 +140,7 @@ class NumericActions:
         return mean, log_std.clamp(*LOG_STD_BOUNDS), logits
 
     def _build_action(self, x: torch.Tensor, integers: list[torch.Tensor]) -> torch.Tensor:
-        """Return actions [..., a] float32 for normalized numbers `x` [..., n_real] and choices [...] each."""
+        """Return actions [..., a] float32, given normalized real numbers `x` [..., n_real] and integers, each [...]."""
         action = x.new_empty((*x.shape[:-1], self.continuous_actions.dim), dtype=torch.float32)
         center, half_range = self._center_and_half_range(x)
         action[..., self._real_selector] = (center + half_range * x).float()
@@ -149,7 +149,7 @@ class NumericActions:
         return action
 
     def _center_and_half_range(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `center` and `half_range` as tensors like `x`, copied once, since each copy would block a GPU."""
+        """Return `center` and `half_range` with device and dtype of `x`, from a cache, because a copy blocks a GPU."""
         key = x.dtype, x.device
         if key not in self._bound_tensors:
             with torch.inference_mode(False):  # the tensors are also used with gradients
@@ -167,9 +167,9 @@ ActionDistribution = CategoricalActions | NumericActions
 def sample_actions(
     actions: ActionDistribution, outputs: torch.Tensor, generator: torch.Generator | None
 ) -> torch.Tensor:
-    """Draw actions for outputs [..., n_outputs].
+    """Return sampled actions for outputs [..., n_outputs].
 
-    Numbers are drawn on the generator's device (the CPU) and copied, so that results on a GPU equal those on a CPU.
+    Random numbers are generated on the generator's device (the CPU) and copied, so that a GPU gets the same numbers.
     """
     device = outputs.device if generator is None else generator.device
     shape = (*outputs.shape[:-1], actions.n_uniforms)
@@ -179,7 +179,7 @@ def sample_actions(
 
 
 def sample_categorical(logits: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    """Draw actions [...] from softmax(logits [..., n_actions])."""
+    """Return actions [...] sampled from softmax(logits [..., n_actions])."""
     return sample_actions(CategoricalActions(logits.shape[-1]), logits, generator)
 
 

@@ -1,9 +1,9 @@
-"""Actor-critics: a core that maps channels to features, and linear or deeper heads.
+"""Actor-critics: a core that maps observation channels to features, and linear or deeper heads.
 
 The actor's outputs parameterize a distribution of actions (`action_distributions`): logits, or Gaussians.
 
-The published society studies freeze the core. All inputs of the heads are therefore in `features`, and a rollout of a
-frozen core stores features instead of observations.
+Some studies freeze the core. All inputs of the heads are therefore in `features`, and a rollout with a frozen core
+stores features instead of observations.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from llmrl.networks.layers import (
 from llmrl.networks.spatial_cores import MAP_CONV_CHANNELS, FilmCore, FilmSettings, GridCore, PixelCore, PlanesCore
 
 MECHANISM_CHANNEL = "mechanism"
-"""Channel with the mechanism's values, in environments that show them."""
+"""Channel with the mechanism's values, if agents observe them."""
 PLAYER_CHANNEL = "player"
-"""Channel with the agent's index as one-hot, added by the policy and not by environments."""
+"""Channel with the agent's index as one-hot, which the policy adds to an observation."""
 JOINT_CHANNEL = "joint"
-"""Channel with the numbers that all agents of a game observe, added by the policy for a central critic."""
+"""Channel with the numbers that all agents of a game observe, which the policy adds for a central critic."""
 MISSION_CHANNEL = "mission"
 """Channel with the words of an instruction as indices into a vocabulary, read by `film` cores only."""
 NON_NUMERIC_CHANNELS = ("text", "prompt", "state", "action_mask", MISSION_CHANNEL, "expert")
@@ -55,24 +55,25 @@ class NetworkSettings:
     """Architecture of an `ActorCritic`.
 
     Attributes:
-        features: width of the core's output; None: the convolutions' output unchanged with a map, 512 with pixels, 32
-            with a `film` core, else 64.
+        features: width of the core's output; None: with a map, there is no layer after the convolutions; 512 with
+            pixels, 32 with a `film` core, else 64.
         core_hidden: hidden widths of an MLP core, and of a central critic.
         head_hidden: hidden widths of the heads.
-        observation_channels: names of the channels read; None: all numeric ones.
-        memory: units of each LSTM layer; None: no memory.
+        observation_channels: names of the channels that the network reads; None: all numeric ones.
+        memory: number of units in each LSTM layer; None: no memory.
         memory_layers: number of LSTM layers.
         critic: `own`: a head on the actor's features; `separate`: a separate network with the hidden widths of the core
             and the actor's inputs; `central`: a separate network that reads the observations of all agents of a game
             (Yu et al. 2022, arXiv 2103.01955).
-        core: `auto`; `mlp`: a map or image is flattened like any other channel; `planes`: one linear layer on binary
-            facts about a map's cells; `film`: convolutions over a map, modulated by the words of `mission`.
+        core: `auto`: convolutions over a map or image, else an MLP; `mlp`: an MLP, for which a map or image is
+            flattened; `planes`: one linear layer on binary features of a map's cells; `film`: convolutions over a map,
+            modulated by the words of `mission`.
         encoding: input of the convolutions over a map: `onehot` codes, or the `codes` as numbers.
         film: architecture of a `film` core; None: its defaults.
         map_channels: output channels of the convolutions over a map.
-        planes: names of the planes (binary facts) that a `planes` core reads; None: all planes of the map.
+        planes: names of the planes (binary features) that a `planes` core reads; None: all planes of the map.
         activation: nonlinearity of MLP layers, in core and heads; convolutions have ReLUs.
-        initial_std: initial standard deviation of real-valued actions, in units of half their range, > 0.
+        initial_std: initial standard deviation of real-valued actions, whose unit is half their range, > 0.
         normalize_observations: whether numbers are normalized by their running moments (`RunningNormalizer`).
     """
 
@@ -98,13 +99,13 @@ class ActorCritic(nn.Module):
 
     The outputs are the parameters of `distribution`: logits of actions, or means and standard deviations of numbers.
 
-    A core reads an image or map (a channel of three axes) if there is one. All other channels are then concatenated to
-    the inputs of the heads, as in the published society agents. Otherwise an MLP core reads all channels, flattened. An
-    optional memory is between core and heads.
+    A core reads an image or map (a channel with three axes) if there is one. All other channels are then concatenated
+    to the inputs of the heads, as in published agents for Clean Up and Harvest. Otherwise an MLP core reads all
+    channels, flattened. An optional memory is between core and heads.
 
     Args:
         spec: spec of the environment.
-        generator: random numbers of the initial weights.
+        generator: random generator for the initial weights.
         settings: architecture of the network.
 
     Attributes:
@@ -114,8 +115,8 @@ class ActorCritic(nn.Module):
         spatial_channel, instruction_channel: names of the map or image and of the instruction that the core reads;
             None: it reads none.
         vector_channels: names of all other channels that are read, without `player`.
-        mechanism_columns: columns of the features that hold the mechanism's values unchanged; None: there are none.
-        joint_columns: columns of a central critic's channel `joint` that hold them, agent by agent.
+        mechanism_columns: columns of the features that contain the unchanged values of the mechanism; None: none do.
+        joint_columns: columns of a central critic's channel `joint` that contain these values, ordered by agent.
 
     Raises:
         ConfigError: the settings do not fit the environment or each other, e.g. two channels with three axes, a
@@ -198,7 +199,7 @@ class ActorCritic(nn.Module):
         return self.outputs(features, samples.get("action_mask")), self.value(features, samples)
 
     def encode(self, channels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return the inputs [batch, F] of memory and heads: core output, then joined channels, from [batch, ...]."""
+        """Return the inputs [batch, F] of memory and heads: the core's output, then concatenated channels."""
         if self.spatial_channel is None:
             weight = next(self.core.parameters(), None)
             width = 0 if weight is None else weight.shape[-1]  # stacked layers are padded to whole cache lines
@@ -286,10 +287,10 @@ class ActorCritic(nn.Module):
 
 
 class LogStd(nn.Module):
-    """Logarithms of standard deviations as parameters; outputs [..., n] become [..., n + n_std].
+    """Layer that appends parameters, logarithms of standard deviations, to outputs: [..., n] -> [..., n + n_std].
 
     Args:
-        n_std: number of deviations.
+        n_std: number of standard deviations.
         initial: initial value of each logarithm.
     """
 
@@ -302,7 +303,7 @@ class LogStd(nn.Module):
 
 
 def list_readable_channels(spec: EnvSpec, observation_channels: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the channels that a network reads as numbers: `observation_channels`, or (None) every numeric one.
+    """Return the channels that a network reads as numbers: `observation_channels`, or all numeric ones if None.
 
     Raises:
         ConfigError: one of `observation_channels` is not a numeric channel, or no channel is left.

@@ -1,6 +1,6 @@
 """Deep reinforcement relevance network (He et al. 2016, arXiv 1511.04636).
 
-It estimates the action value of an action described by a text, in a state described by a text.
+It estimates the value of an action in a state; both are described by texts.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _WORD = re.compile(r"[^\W\d_]+|\d+")
 
 
 class Vocabulary:
-    """Table of at most `size` words with their numbers.
+    """Vocabulary of at most `size` words with their indices.
 
-    Number 0 is padding, 1 an unknown word; the others are words in the order of their first occurrence. A word is a
-    sequence of letters or of digits, in lower case.
+    Index 0 is padding, 1 an unknown word; others are words in the order of their first occurrence. A word is a sequence
+    of letters or of digits, in lower case.
 
     Attributes:
         n_committed_words: number of words that `roll_back` retains.
@@ -42,10 +42,10 @@ class Vocabulary:
         return len(self._id_by_word)
 
     def encode(self, text: str, add_words: bool = True) -> bytes:
-        """Return the numbers of a text's words as the bytes of an int16 array, which are hashable.
+        """Return the indices of a text's words as the bytes of an int16 array, which are hashable.
 
-        A text without words is one unknown word. New words are added if `add_words` and the table has room; otherwise
-        they are unknown.
+        A text without words is one unknown word. With `add_words`, new words are added until the vocabulary is full;
+        otherwise they are unknown.
         """
         id_by_word = self._id_by_word
         word_ids = []
@@ -56,7 +56,7 @@ class Vocabulary:
         return np.array(word_ids or [UNKNOWN], dtype=np.int16).tobytes()
 
     def commit(self) -> None:
-        """Mark all present words, so that `roll_back` retains them."""
+        """Mark all current words, so that `roll_back` retains them."""
         self.n_committed_words = len(self._id_by_word)
 
     def roll_back(self) -> None:
@@ -64,7 +64,7 @@ class Vocabulary:
         self._id_by_word = dict(list(self._id_by_word.items())[: self.n_committed_words])
 
     def state_dict(self) -> list[str]:
-        """Return the words in the order of their numbers."""
+        """Return the words in the order of their indices."""
         return list(self._id_by_word)
 
     def load_state_dict(self, words: Sequence[str]) -> None:
@@ -73,9 +73,9 @@ class Vocabulary:
 
 
 def pad_texts(encoded_texts: Sequence[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decode n results of `Vocabulary.encode` to padded words and lengths.
+    """Return word indices and lengths, given n results of `Vocabulary.encode`.
 
-    Words are [n, longest] int64 with `PADDING` at the end; lengths are [n] int64.
+    The indices are [n, longest] int64 with `PADDING` at the end, the lengths [n] int64.
     """
     arrays = [np.frombuffer(encoded_text, dtype=np.int16) for encoded_text in encoded_texts]
     lengths = np.array([len(array) for array in arrays])
@@ -88,8 +88,8 @@ def pad_texts(encoded_texts: Sequence[bytes]) -> tuple[torch.Tensor, torch.Tenso
 class DRRN(nn.Module):
     """Network for Q(prompt, action).
 
-    It has one word embedding, a recurrent network for prompts, another for actions, and a hidden layer on the last
-    states of both. Since it has no output per action, it can evaluate unseen actions and any number of them.
+    It has one word embedding, a recurrent network for prompts, another one for actions, and a hidden layer on the last
+    states of both. It can evaluate any number of actions, also new ones, because no output belongs to one action.
 
     Args:
         n_words: size of the vocabulary.

@@ -1,7 +1,7 @@
-"""Description of a network's actor as a list of layers, each a function of PyTorch, for other programs.
+"""Export of a network's actor as a list of layers, each a function of PyTorch, for other programs.
 
-A layer transforms the output of the previous layer. The first layer transforms the map or image that the network reads
-or, without one, an empty vector. `docs/with_other_tools.md` has a program that computes such layers.
+The input of a layer is the output of the previous layer. The input of the first layer is the map or image that the
+network reads or, without one, an empty vector. `docs/with_other_tools.md` has a program that computes such layers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ActorLayers:
     Attributes:
         layers: a dictionary for each layer: `function`; `weights`, names of tensors that are its arguments after the
             input; `options`, its keyword arguments.
-        tensors: tensors by name.
+        tensors: name -> tensor.
 
     Raises:
         Incompatible: the core reads an instruction, or an action includes integers.

@@ -1,4 +1,4 @@
-"""Layers that networks are built from, and networks of principals.
+"""Layers of networks, and networks of principals.
 
 Linear and convolutional layers have the usual initialization of PPO (orthogonal weights, zero biases). `RecurrentLayer`
 is the memory of agents, and `RunningNormalizer` normalizes observations by their running mean and standard deviation.
@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 HIDDEN_GAIN = math.sqrt(2.0)
-"""Orthogonal gain before a ReLU or a tanh."""
+"""Gain of orthogonal weights before a ReLU or a tanh."""
 POLICY_GAIN = 0.01
-"""Orthogonal gain of the policy's last layer, small so that the initial policy is close to uniform."""
+"""Gain of orthogonal weights in the policy's last layer, small so that the initial policy is close to uniform."""
 VALUE_GAIN = 1.0
 
 Activation = Literal["relu", "tanh"]
@@ -27,7 +27,7 @@ ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
 def initialize(layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Generator) -> nn.Module:
-    """Initialize `layer` with orthogonal weights of `gain`, drawn from `generator`, and zero bias; return it."""
+    """Initialize `layer` with random orthogonal weights times `gain` and a bias of zero; return it."""
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -35,7 +35,7 @@ def initialize(layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Gener
 
 
 def initialize_uniform(module: nn.Module, bound: float, generator: torch.Generator) -> None:
-    """Draw all parameters from U(-bound, bound); 1 / sqrt(width) is torch's default for recurrent and linear layers."""
+    """Set all parameters to samples of U(-bound, bound); for recurrent layers, torch's default is 1 / sqrt(units)."""
     for parameter in module.parameters():
         nn.init.uniform_(parameter, -bound, bound, generator=generator)
 
@@ -100,7 +100,7 @@ class RecurrentLayer(nn.Module):
         n_in: width of the input.
         units: units of each layer, which is the width of the output.
         layers: number of stacked layers.
-        generator: random numbers of the initial weights, uniform within 1 / sqrt(units), torch's default.
+        generator: random generator for the initial weights, uniform within 1 / sqrt(units), torch's default.
     """
 
     def __init__(self, n_in: int, units: int, layers: int, generator: torch.Generator) -> None:
@@ -111,7 +111,7 @@ class RecurrentLayer(nn.Module):
 
     @property
     def state_size(self) -> int:
-        """Length of the state vector: hidden and cell values of all layers."""
+        """Length of the state vector: hidden and cell states of all layers."""
         return 2 * self.layers * self.units
 
     def step(self, features: torch.Tensor, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,9 +142,9 @@ class RecurrentLayer(nn.Module):
 
 
 MIN_STANDARD_DEVIATION = 1e-8
-"""Standard deviations up to this are treated as zero."""
+"""Standard deviation up to which an element counts as constant."""
 MAX_NORMALIZED_VALUE = 10.0
-"""Number of standard deviations to which normalized numbers are clipped."""
+"""Maximum absolute value of normalized numbers, which are clipped, in standard deviations."""
 
 
 class RunningMoments(nn.Module):
@@ -168,7 +168,7 @@ class RunningMoments(nn.Module):
 
     @property
     def deviation(self) -> torch.Tensor:
-        """Standard deviation of each element; 1 as long as it is (almost) zero."""
+        """Standard deviation of each element; 1 if it is at most `MIN_STANDARD_DEVIATION`."""
         deviation = (self.squares / self.count.clamp_min(1)).sqrt()
         return torch.where(deviation > MIN_STANDARD_DEVIATION, deviation, 1.0)
 

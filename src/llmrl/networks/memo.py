@@ -1,4 +1,4 @@
-"""Cache of a network's outputs by its inputs, valid while the network stays unchanged."""
+"""Cache of a network's outputs by its inputs, which is used while the weights are constant."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Outputs = tuple[torch.Tensor, ...]
 
 
 class Memo(Generic[Key]):
-    """Cache that computes each distinct key once within `unchanged`, and at every call outside of it.
+    """Cache that computes each distinct key once within `fixed_weights`, and at every call outside of it.
 
-    Nothing is cached from one `unchanged` block to the next: a run that resumes from a checkpoint then batches its
-    inputs like an uninterrupted run. The caller guarantees that weights stay unchanged; torch's version counters miss
+    The cache is emptied after each `fixed_weights` block: a run that resumes from a checkpoint then batches its inputs
+    like an uninterrupted run. The caller guarantees that weights are constant; torch's version counters do not detect
     writes by fused optimizers and through `parameter.data`.
 
     Args:
@@ -29,12 +29,12 @@ class Memo(Generic[Key]):
 
     @property
     def is_active(self) -> bool:
-        """True while an `unchanged` block is active."""
+        """True within a `fixed_weights` block."""
         return self._outputs_by_key is not None
 
     @contextmanager
     def fixed_weights(self) -> Iterator[None]:
-        """Cache outputs within the `with` block; a nested block is part of the outer one."""
+        """Return the context in which outputs are cached; a nested context is part of the outer one."""
         if self.is_active:
             yield
             return

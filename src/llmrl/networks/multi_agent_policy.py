@@ -1,4 +1,4 @@
-"""Policy of all agents of a game."""
+"""Policy of all agents in a game (copy of an environment)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SocietyPolicy(nn.Module):
 
     Attributes:
         members: the networks, one or `n_agents`.
-        channels: names of the observation channels read.
+        channels: names of the observation channels that the networks read.
         core_frozen: whether cores get no gradient and `act` returns their features for reuse.
         recurrent: whether the networks have a memory.
         distribution: distribution of actions that the networks' outputs parameterize.
@@ -45,7 +45,7 @@ class SocietyPolicy(nn.Module):
 
     @property
     def frozen_feature_width(self) -> int | None:
-        """Width of the features that rollouts hold instead of observations; None if the cores are trained."""
+        """Width of the features that rollouts contain instead of observations; None if the cores are trained."""
         return self.members[0].n_features if self.core_frozen else None  # type: ignore[return-value]
 
     def list_networks(self) -> list[tuple[ActorCritic, slice]]:
@@ -66,7 +66,7 @@ class SocietyPolicy(nn.Module):
 
     @torch.inference_mode()
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
-        """Return state values [n_envs, n_agents], without drawing actions."""
+        """Return state values [n_envs, n_agents], without sampling actions."""
         channels = self.extend_observation(observation)
         values = _concatenate([self._compute_outputs(*pair, channels, state)[1] for pair in self.list_networks()])
         assert values is not None
@@ -82,8 +82,8 @@ class SocietyPolicy(nn.Module):
     ) -> PolicyOutput:
         """Sample actions [n_envs, n_agents], or take the most probable ones if `greedy`.
 
-        The output contains log-probabilities, values, logits (of discrete actions), memory and, of a frozen
-        core, features. These are inference tensors; clone them before use in autograd.
+        The output contains log-probabilities, values, logits (for discrete actions), memory state and features (for a
+        frozen core). These are inference tensors; clone them before use in autograd.
         """
         channels = self.extend_observation(observation)
         outputs_by_network = [self._compute_outputs(*pair, channels, state) for pair in self.list_networks()]
@@ -106,7 +106,7 @@ class SocietyPolicy(nn.Module):
         """Return the outputs of a network for its k agents.
 
         The tensors are outputs [n_envs, k, n_outputs], values [n_envs, k], features [n_envs, k, F] and the next memory
-        [n_envs, k, state_size] (None without a memory).
+        state [n_envs, k, state_size] (None without a memory).
         """
         member_channels = channels if len(self.members) == 1 else {name: x[:, agents] for name, x in channels.items()}
         shape = member_channels[PLAYER_CHANNEL].shape[:2]

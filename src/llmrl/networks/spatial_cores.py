@@ -1,7 +1,6 @@
-"""Cores for images, and for small maps whose cells hold a few integer codes, possibly with an instruction.
+"""Cores for images, and for maps whose cells consist of a few integer codes, optionally with an instruction.
 
-A cell has one of `prod(codes)` kinds, few enough to enumerate. One-hots are therefore looked up in a table, once for
-each cell.
+A cell has one of `prod(codes)` kinds. If these are few, the one-hots of a cell are looked up in a table of all kinds.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.networks.layers import HIDDEN_GAIN, initialize, initialize_uniform
 
 MAP_CONV_CHANNELS = (16, 32, 64)
-"""Output channels of the 3x3 convolutions that keep a map's size, as published for students."""
+"""Output channels of the 3x3 convolutions, as for students in LLM4Teach (arXiv 2311.13373)."""
 KERNEL = 3
 """Kernel size of convolutions over a map, in cells."""
 MAX_TABLE_SIZE = 2**20
-"""Maximum size of a table of cell kinds; beyond it, one-hots are computed cell by cell."""
+"""Maximum size of a table of cell kinds; with a larger one, one-hots are computed cell by cell."""
 
 
 class OneHots(nn.Module):
@@ -33,7 +32,7 @@ class OneHots(nn.Module):
         codes: number of codes of each of the k numbers; empty: codes are returned unchanged.
 
     Attributes:
-        n_columns: width of the output; 0 if codes stay unchanged.
+        n_columns: width of the output; 0 if codes are not changed.
         n_kinds: number of distinct outputs; 0 if there are too many for a table.
         table: [n_kinds, n_entries], the encoding of each kind.
     """
@@ -127,14 +126,14 @@ class GridCore(nn.Module):
 
 
 class PlanesCore(nn.Module):
-    """Core of binary facts about each cell of a map, and one linear layer with ReLU.
+    """Core with binary features of each cell of a map, and one linear layer with ReLU.
 
-    It maps [batch, width, height, n_codes] uint8 to [batch, features] and is the fastest core for a map, without
-    convolutions and without one-hots of irrelevant codes.
+    It maps [batch, width, height, n_codes] uint8 to [batch, features] and is the fastest core for a map, because it has
+    neither convolutions nor one-hots of irrelevant codes.
 
     Args:
         shape: shape of the map, (width, height, n_codes).
-        planes: facts (k, low, high): number k of a cell is between two codes, inclusive (`Channel.planes`).
+        planes: features (k, low, high): whether number k of a cell is between two codes, inclusive (`Channel.planes`).
         features: width of the output.
         generator: random numbers of the initial weights.
     """
@@ -170,7 +169,7 @@ class PlanesCore(nn.Module):
 
 
 PIXEL_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""Output channels, kernel and stride of each layer: the network of Mnih et al. (2015), used for 88x88 views as well."""
+"""Output channels, kernel size and stride of each layer, as in Mnih et al. (2015)."""
 
 
 class PixelCore(nn.Module):
@@ -179,7 +178,7 @@ class PixelCore(nn.Module):
     Three convolutions (32 8x8/4, 64 4x4/2, 64 3x3/1) and a linear layer, all ReLU (Mnih et al. 2015).
 
     Raises:
-        ConfigError: the image is smaller than the 36x36 that three such convolutions need.
+        ConfigError: the image is smaller than 36x36 pixels, which the convolutions need.
     """
 
     def __init__(self, shape: tuple[int, ...], features: int, generator: torch.Generator) -> None:
@@ -209,7 +208,7 @@ Normalization = Literal["none", "group", "batch"]
 FilmOutput = Literal["map", "maximum"]
 
 N_NORMALIZATION_GROUPS = 4
-"""Number of groups of channels that are normalized together, if it divides the number of channels; else one."""
+"""Number of groups in group normalization, if it divides the number of channels; else there is one group."""
 
 
 @dataclass(frozen=True)

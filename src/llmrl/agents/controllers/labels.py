@@ -1,4 +1,4 @@
-"""Names of the elements of an observation and of the outputs of a policy, from the texts of the environment."""
+"""Names of observation elements and of policy outputs, from the text interface of the environment, for prompts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from llmrl.core.errors import IncompatibilityReason, Incompatible
 from llmrl.core.spaces import EnvSpec
 
 MAX_LISTED_NAMES = 12
-"""Maximum number of names in a list that is not abbreviated."""
+"""Maximum number of names in a list; of longer lists, the middle is omitted."""
 
 
 def count_inputs(spec: EnvSpec, consumer: str) -> int:
     """Return the length of the channel `vector`.
 
     Raises:
-        ConfigError: there is no such channel.
+        Incompatible: there is no such channel; the message names the `consumer` that needs it.
     """
     if "vector" not in spec.observation:
         raise Incompatible(
@@ -30,7 +30,7 @@ def count_states(spec: EnvSpec, consumer: str) -> int:
     """Return the number of states in the channel `state`.
 
     Raises:
-        ConfigError: there is no such channel.
+        Incompatible: there is no such channel; the message names the `consumer` that needs it.
     """
     if "state" not in spec.observation:
         raise Incompatible(
@@ -43,19 +43,19 @@ def count_states(spec: EnvSpec, consumer: str) -> int:
 
 
 def describe_states(spec: EnvSpec) -> str:
-    """Return a line that explains the indices of states, if the environment has such a text; else ""."""
+    """Return a line that explains state indices, from `EnvDescription.states`; "" if the environment has none."""
     states_text = "" if spec.text is None else spec.text.states
     operator_note = " (// divides without a remainder, % is the remainder)" if "%" in states_text else ""
     return f"In state s: {states_text}{operator_note}.\n" if states_text else ""
 
 
 def list_input_names(spec: EnvSpec) -> tuple[str, ...]:
-    """Return a name for each element of the channel `vector`: the environment's, or a general one if some have none."""
+    """Return a name for each element of the channel `vector`; `observation[i]` for elements without a name."""
     n_elements = int(spec.observation["vector"].shape[0])
     if "state" in spec.observation:
         return tuple(f"in state {i}" for i in range(n_elements))
     field_names = [] if spec.text is None else [name for name, _ in spec.text.observation]
-    # An object is listed before its parts; only the parts are elements of the vector.
+    # Fields with subfields (`field.subfield`) are omitted: only subfields are elements of the vector.
     leaf_names = [name for name in field_names if not any(other.startswith(f"{name}.") for other in field_names)]
     if len(leaf_names) == n_elements:
         return tuple(leaf_names)
@@ -69,14 +69,14 @@ def list_input_names(spec: EnvSpec) -> tuple[str, ...]:
 
 
 def list_output_names(spec: EnvSpec) -> tuple[str, ...]:
-    """Return a name for each output: that of a discrete action, or of a number of a continuous action."""
+    """Return a name for each output: that of a discrete action, or that of a number in a continuous action."""
     if spec.continuous_actions is not None:
         return spec.continuous_actions.names
     return tuple(format_action_label(spec, i) for i in range(spec.n_actions))
 
 
 def format_action_label(spec: EnvSpec, action: int) -> str:
-    """Return the index of an action, with its name if it has one."""
+    """Return the index of an action, with its name if that is not the index."""
     name = spec.action_names[action]
     return str(action) if name == str(action) else f"{action} ({name})"
 

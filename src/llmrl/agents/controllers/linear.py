@@ -1,4 +1,7 @@
-"""Linear policies and small multilayer perceptrons, and policies that are searched along a few random directions."""
+"""Controllers: linear policies, small multilayer perceptrons, and projections of these to a few random directions.
+
+n: number of games (parallel copies of the environment), d: number of parameters of a policy.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,9 @@ Activation = Literal["tanh", "leaky_relu"]
 OutputTransform = Literal["raw", "tanh", "leaky_relu"]
 
 LEAKY_SLOPE = 0.2
-"""Slope of the leaky ReLU below zero (the published one)."""
+"""Slope of the leaky ReLU below zero, as in ProPS (arXiv 2511.21928)."""
 MAX_LISTED_INPUTS = 40
-"""Maximum number of inputs of a layer that are described one by one; larger layers get only a general rule."""
+"""Maximum number of inputs that a prompt describes one by one; for more inputs, it contains only a general rule."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class LayerSettings:
     Attributes:
         bias: whether layers have biases.
         bound: each parameter is between -bound and bound.
-        decimals: digits after the decimal point of each parameter; None: all.
+        decimals: number of digits after the decimal point of each parameter; None: no rounding.
         output, clip_actions: map from the last layer's outputs to actions, see `ActionDecoder`.
         hidden: number of units in each hidden layer; empty for a linear policy.
         activation: activation of hidden layers.
@@ -53,13 +56,13 @@ class LayerSettings:
 
 
 class LayeredController:
-    """Linear policy or multilayer perceptron: x -> act(x W + b) -> ... -> x W + b -> action.
+    """Linear policy or multilayer perceptron: x -> activation(x W + b) -> ... -> x W + b -> action.
 
-    The flat order of the parameters is layer by layer. A layer of k inputs and m outputs has first the rows of W, so
-    that parameter i is the weight of input i div m on output i mod m, and then m biases. For a linear policy this is
-    the published order (ProPS, arXiv 2511.21928).
+    Parameters are ordered by layer. Those of a layer with k inputs and m outputs are the rows of W [k, m], so that
+    parameter i is the weight of input i // m on output i % m, and then m biases. For a linear policy this is the order
+    of ProPS (arXiv 2511.21928).
 
-    Each game has its own weights. Sums are computed input by input, so that a game's actions are bit for bit
+    Each game has different parameters. Sums are computed input by input, so that a game's actions are bit for bit
     independent of the other games.
 
     Args:
@@ -67,8 +70,8 @@ class LayeredController:
         settings: shape and bounds.
 
     Raises:
-        ConfigError: the environment has no channel `vector`, the bound has more digits than the parameters, or
-            `output=tanh` is used with discrete actions.
+        ConfigError: the bound has more digits than the parameters, or `output` is `tanh` and actions are discrete.
+        Incompatible: the environment has no channel `vector`.
     """
 
     channel = "vector"
@@ -98,12 +101,12 @@ class LayeredController:
         return self.bind_parameters(parameters)(observation)
 
     def bind_parameters(self, parameters: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        """Return `act` with fixed parameters [n, d] for many steps; their layout is computed once."""
-        # Games are the last axis, so that NumPy's inner loop runs over the longest axis.
+        """Return a function from observations [n, k] to actions with fixed parameters [n, d], faster than `act`."""
+        # Games are the last axis, because NumPy is fastest if the last axis is the longest.
         n, columns, offset = len(parameters), np.ascontiguousarray(parameters.T, dtype=np.float64), 0
         layers = []
         for k, m in self.layer_sizes:
-            # Biases, then the products of each input; they are summed in this order.
+            # Biases, then the products of each input with its weights; they are summed in this order.
             terms = np.zeros((1 + k, m, n))
             if self.bias:
                 terms[0] = columns[offset + k * m : offset + (k + 1) * m]
@@ -124,7 +127,7 @@ class LayeredController:
 
     @property
     def layout(self) -> str:
-        """Description of the parameters by index, for prompts."""
+        """Description of the parameters by index, for prompts of proposers."""
         lines, offset = [], 0
         for layer_index, (k, m) in enumerate(self.layer_sizes):
             lines += self._describe_layer(layer_index, offset, k, m)
@@ -133,7 +136,7 @@ class LayeredController:
 
     @property
     def invariances(self) -> str:
-        """Description of the changes to the parameters that affect no action, for prompts; "" if there are none."""
+        """Description of changes of parameters that change no action, for prompts; "" if there are none."""
         if self.action_decoder.continuous_actions is not None:
             return ""
         k, m = self.layer_sizes[-1]
@@ -191,12 +194,12 @@ class ActionDecoder:
     """Map from a policy's outputs to actions.
 
     A discrete action is the one with the largest output (the first of equal ones); a numeric action consists of the
-    outputs themselves.
+    transformed outputs.
 
     Args:
         spec: spec of the environment.
-        clip_actions: clip numbers of an action to their bounds; integers are always clipped.
-        transform: function applied to the outputs first. `raw`: none; `leaky_relu`: slope 0.2; `tanh`: scaled to the
+        clip_actions: whether real numbers in an action are clipped to their bounds; integers are always clipped.
+        transform: function that is applied to outputs. `raw`: none; `leaky_relu`: slope 0.2; `tanh`: scaled to the
             bounds of each number.
     """
 
@@ -224,7 +227,7 @@ class ActionDecoder:
 
     @property
     def description(self) -> str:
-        """Description of the map, for prompts, with outputs called output[0], output[1], ..."""
+        """Description of the map, for prompts, in which outputs are called output[0], output[1], ..."""
         transform_text = {
             "raw": "",
             "tanh": "tanh of ",
@@ -256,18 +259,18 @@ def leaky_relu(x: np.ndarray) -> np.ndarray:
 
 
 class ProjectedController:
-    """Controller whose parameters z determine those of `inner`, theta = z Q^T.
+    """Controller whose parameters z determine the parameters theta of the controller `inner`: theta = z Q^T.
 
-    Q [d, rank] is drawn once, as the orthogonal factor of a matrix of standard normal numbers. The code of ProPS (arXiv
-    2511.21928) uses the first `rank` columns of the factor of a square matrix, which equal the factor of its first
-    `rank` columns; its initial theta from N(0, s^2) with z = theta Q corresponds to z from N(0, s^2).
+    Q [d, rank] is the random orthogonal factor (QR) of a matrix of standard normal numbers. ProPS (arXiv 2511.21928)
+    uses the first `rank` columns of the factor of a square matrix, which have the same distribution. Its initial
+    z = theta Q with theta from N(0, s^2) has the distribution N(0, s^2).
 
     Args:
         inner: the policy.
-        seeds: seed tree from which Q is drawn.
-        rank: number of directions, at most the number of the policy's parameters.
+        seeds: seed tree for Q.
+        rank: number of directions, at most d.
         bound: each element of z is between -bound and bound; theta may exceed the bounds of `inner`.
-        decimals: digits after the decimal point of the elements of z; None: all.
+        decimals: number of digits after the decimal point of the elements of z; None: no rounding.
 
     Raises:
         ConfigError: `rank` exceeds the number of parameters.
@@ -290,17 +293,17 @@ class ProjectedController:
         self.space = ParameterSpace(name, tuple(parameters))
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
-        """Return the actions of n games for their observations under z [n, rank]."""
+        """Return actions [n] or [n, a] for observations [n, k] under parameters z [n, rank]."""
         return self.bind_parameters(parameters)(observation)
 
     def bind_parameters(self, parameters: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        """Return `act` with fixed parameters for many steps."""
+        """Return a function from observations [n, k] to actions with fixed parameters z [n, rank]."""
         return self.inner.bind_parameters(self.compute_weights(parameters))
 
     def compute_weights(self, parameters: np.ndarray) -> np.ndarray:
         """Return theta [n, d], the parameters of `inner`, for z [n, rank].
 
-        Sums run direction by direction, so that results of a game do not depend on the others.
+        Sums are computed direction by direction, so that the results of a game do not depend on other games.
         """
         theta = np.zeros((len(parameters), len(self.basis)))
         for i in range(self.basis.shape[1]):
@@ -309,7 +312,7 @@ class ProjectedController:
 
     @property
     def invariances(self) -> str:
-        """Description of the changes to the parameters that affect no action, for prompts; "" if there are none."""
+        """Description of changes of parameters that change no action, for prompts; "" if there are none."""
         if not self.inner.invariances or len(self.inner.layer_sizes) > 1:
             return ""
         return (

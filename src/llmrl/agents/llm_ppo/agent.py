@@ -34,14 +34,14 @@ class LanguagePPOSettings(LanguageNetworkSettings):
     """Options of `LanguagePPOAgent`; those of the network are inherited. Ranges are in `conf/agent/llm_ppo.yaml`.
 
     Attributes:
-        tune: trained weights: all weights, an adapter (`lora`), only the heads, or nothing; then the agent only plays.
+        tune: trained weights: all weights, an adapter (`lora`), only the heads, or nothing (the agent does not learn).
         lora: settings of the adapter.
-        recompute: compute activations again instead of storing them for the gradient.
-        kl_coefficient: weight of the divergence from the policy before training, which for an adapter is the model
-            without it; 0: none.
-        init_from: run folder whose newest checkpoint contains the initial trained weights, read at every start; None:
-            those of the model.
-        init_from_seed: seed of that run; unused here, since `init_from` names the run already.
+        recompute: whether activations are computed again for the gradient instead of being stored.
+        kl_coefficient: weight of the divergence from the policy before training (for an adapter, the model without it);
+            0: no divergence is computed.
+        init_from: run folder whose newest checkpoint contains the initial values of the trained weights, read at every
+            start; None: those of the model.
+        init_from_seed: seed of that run; not used here, because `init_from` already names the run.
         ppo: hyperparameters.
     """
 
@@ -55,10 +55,10 @@ class LanguagePPOSettings(LanguageNetworkSettings):
 
 
 class LanguagePPOAgent:
-    """One language model that plays all agents, and its learner.
+    """One language model that acts for all agents, with its learner.
 
-    Dropout is never active, so probabilities in update and rollout agree for equal weights (in bfloat16 up to rounding,
-    because the two compute different texts together).
+    Dropout is never active, so for equal weights, probabilities in update and rollout are equal (in bfloat16 up to
+    rounding, because batches contain different texts).
 
     Args:
         spec: spec of the environment.
@@ -66,10 +66,10 @@ class LanguagePPOAgent:
         seeds: seed tree, whose stream `weights` initializes heads and adapters.
         device: torch device.
         scorer: the language model.
-        processes: processes that share its work.
-        has_principal: whether a principal governs the agent; then its weights can be reset.
+        processes: processes that share the computation.
+        has_principal: whether a principal governs the agent; if so, its weights can be reset.
         society_index: index of the agent's society.
-        member: index of the agent among the members of `agent=mixed`; None outside of it.
+        member: index of the agent among the members of `agent=mixed`; None: it is not a member.
 
     Raises:
         ConfigError: options are incompatible, or the initial weights do not fit this agent.
@@ -162,7 +162,7 @@ class LanguagePPOAgent:
         return metrics
 
     def adapt(self, spec: EnvSpec) -> None:
-        """Play an environment whose actions have other names.
+        """Use the actions of `spec`, which may have other names, from now on.
 
         Raises:
             ConfigError: the number of actions does not fit the head.
@@ -178,7 +178,7 @@ class LanguagePPOAgent:
             self._ppo.reset()
 
     def write_adapter(self, folder: Path) -> None:
-        """Write the trained adapter into `folder` in peft's format; do nothing if none is trained."""
+        """Write the trained adapter to `folder` in the format of peft; do nothing if no adapter is trained."""
         network = self.policy.network
         if self.tune == "lora" and network.processes.is_main:
             assert self._adapter_set is not None

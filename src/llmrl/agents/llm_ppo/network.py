@@ -1,4 +1,4 @@
-"""Language model that scores the texts of actions, with a head for the value; its policy, and a penalty in training."""
+"""Language model that scores the texts of actions, with a value head; its policy; and a KL penalty for training."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class LanguageNetworkSettings:
 
     Attributes:
         text_channel: text channel that the model reads.
-        actions: source of the policy: `scores` of the actions' names, or a `head`.
+        actions: source of action probabilities: `scores` of the actions' names by the model, or a `head`.
         temperature: temperature of the scores, > 0.
         head_hidden: hidden widths of the heads.
         head_activation: activation between the heads' layers.
-        precision: precision of the model's computation; `bfloat16` is autocast with unchanged weights.
-        piece_tokens: maximum number of prompt tokens in one piece of a minibatch, padding included; longer prompts, and
-            joint actions with more, run alone.
+        precision: precision of the model's computation; `bfloat16`: autocast, with the weights unchanged.
+        piece_tokens: maximum number of prompt tokens, with padding, in one piece of a minibatch. A longer prompt, or a
+            joint action with more tokens, is in a separate piece.
     """
 
     text_channel: str
@@ -64,16 +64,16 @@ class LanguageNetworkSettings:
 class LanguageActorCritic(nn.Module):
     """Network from texts [batch] to logits [batch, n_actions] and values [batch] (Carta et al. 2023, arXiv 2302.02662).
 
-    The policy is softmax(log p(name of the action | prompt) / temperature) over the actions. With `actions: head` it is
-    a head on the model's hidden state after the prompt, as in the ablations of that study. Values always come from such
-    a head. Heads compute in float32.
+    Action probabilities are softmax(log p(name of the action | prompt) / temperature). With `actions: head` they come
+    from a head on the model's hidden state after the prompt, as in the ablations of that study. Values always come from
+    such a head. Heads compute in float32.
 
     Args:
         spec: spec of the environment, with the texts of actions (`EnvSpec.continuations`).
         scorer: the language model.
-        generator: random numbers of the heads' initial weights.
+        generator: random generator for the heads' initial weights.
         settings: settings of the network.
-        processes: processes that share the work.
+        processes: processes that share the computation.
 
     Raises:
         ConfigError: the environment has no such text channel, or names of actions are equal or empty.
@@ -162,8 +162,8 @@ class LanguageActorCritic(nn.Module):
     def pieces(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
         """Yield this process's pieces of a minibatch, each with its share of the samples.
 
-        A piece has complete joint actions (`joint_action_index`; without it every sample is one) with prompts of
-        similar length and at most `piece_tokens` tokens; a joint action with more is in a separate piece.
+        A piece contains whole joint actions (`joint_action_index`; without it, each sample is one) with prompts of
+        similar length and at most `piece_tokens` tokens; a joint action with more tokens is a separate piece.
         """
         n_samples, world_size = len(batch["action"]), self.processes.world_size
         prompts, prompt_indices = batch[self.channel].unique()
@@ -177,7 +177,7 @@ class LanguageActorCritic(nn.Module):
         for joint_index, indices in enumerate(prompt_indices_by_joint):
             joints_by_prompts[tuple(sorted(indices, key=lambda i: (-lengths[i], i)))].append(joint_index)
         groups: list[tuple[set[int], list[int]]] = []
-        # All processes form the same groups, and each computes its share; the limit is such that each gets some.
+        # All processes form the same groups, and each computes some of them. The limit is such that each gets some.
         max_tokens = min(self.piece_tokens, -(-sum(lengths) // world_size)) if world_size > 1 else self.piece_tokens
         max_length = 0
         for joint_prompt_indices in sorted(joints_by_prompts, key=lambda key: [(-lengths[i], i) for i in key]):
@@ -217,7 +217,7 @@ def _build_head(
 
 
 class LanguagePolicy(nn.Module):
-    """Policy that reads a text channel and acts by the scores of the actions' texts; one network for all agents.
+    """Policy with one `LanguageActorCritic` for all agents.
 
     Each distinct text is computed once per rollout (`Memoizing`).
 
@@ -296,7 +296,7 @@ def read_distributed(
     if processes.world_size == 1:
         return read(prompts)
     local_prompts = prompts[processes.local_slice(len(prompts))]
-    # A process without prompts of its own computes one, since it needs the shape of the outputs.
+    # A process without prompts computes one, because it needs the shape of the outputs.
     logits, value = (processes.gather(x[: len(local_prompts)].contiguous()) for x in read(local_prompts or prompts[:1]))
     return logits, value
 
@@ -304,8 +304,8 @@ def read_distributed(
 class ReferenceKL(StateFields):
     """Additional PPO loss beta KL(pi || pi_0) over the actions (a `Teacher`).
 
-    pi_0 is the model without its adapters or, if all weights are trained, a copy of the initial model. It follows from
-    the model's initial weights, so there is no state to save.
+    pi_0 is the model without its adapters or, if all weights are trained, a copy of the initial model. It is determined
+    by the model's initial weights, so there is no state to save.
 
     Args:
         network: network whose actions are scores.
@@ -350,7 +350,7 @@ class ReferenceKL(StateFields):
 
 
 def _copy_frozen(network: LanguageActorCritic) -> LanguageActorCritic:
-    """Return a copy of the network whose language model is frozen and not shared."""
+    """Return a copy of the network with a copied language model, whose weights are frozen."""
     network_copy = copy.copy(network)
     scorer_copy = copy.copy(network.scorer)
     scorer_copy.replace_module(copy.deepcopy(network.language).requires_grad_(False))

@@ -1,4 +1,7 @@
-"""Agent `agent=mixed`, a society whose members are several agents, each with its own players."""
+"""Agent `agent=mixed`, in which several agents (members) control different players of the same games.
+
+Game: one parallel copy of the environment. Player: an agent of the environment; seat: its index in the game.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +35,14 @@ from llmrl.core.spaces import EnvSpec
 
 @dataclass(frozen=True)
 class Member:
-    """Players of one kind.
+    """Players that one agent controls.
 
     Attributes:
-        name: name of the kind in metrics and tables.
-        agent: factory of their agent.
+        name: name of the member in metrics and tables.
+        agent: factory of the agent.
         count: number of players; None: `slots` lists them.
-        slots: indices of the players, from 0; None: the first unassigned players.
-        begins: whether `MixedAgent.init_from` provides their initial weights.
+        slots: seats of the players; None: the first unassigned seats.
+        begins: whether initial weights come from `MixedAgent.init_from`.
     """
 
     name: str
@@ -50,28 +53,28 @@ class Member:
 
 
 class MixedAgent:
-    """Society whose players are of several kinds, each played by a separate agent.
+    """Agent whose players belong to several members, each with a separate agent.
 
-    Learners learn only from their own players' steps. Weights of a network shared by a whole game can be loaded, since
-    a player keeps its index in the game.
+    An agent learns only from the steps of its players. Inputs of a network contain the seat of a player, so that the
+    weights of a network that was trained for all players can be loaded.
 
     Args:
         spec: spec of the environment.
-        seeds: seed tree; kind i is built from `members/i`.
-        members: the kinds, each a `Member`; those with only `count` get unassigned players in order. Together they must
-            cover all players. In a config they are typed like `{count: 5, agent: ppo}`, which is replaced when a run is
-            composed (`experiment.config_completion`).
-        init_from: run folder whose newest checkpoint gives the weights of the members with `begins`; None: they have
-            their own weights.
-        init_from_seed: seed of that run; unused here, since `init_from` names the run already.
+        seeds: seed tree; the agent of member i gets the child `members/i`.
+        members: the members; those with only `count` get unassigned seats in order. Together they must cover all seats.
+            In a config they are written like `{count: 5, agent: ppo}`, which is replaced when a run is composed
+            (`experiment.config_completion`).
+        init_from: run folder whose newest checkpoint contains the weights of the members with `begins`; None: these
+            have the initial weights of their agents.
+        init_from_seed: seed of that run; not used here, because `init_from` already names the run.
         teacher: must be None.
 
     Attributes:
-        kinds: indices of the players of each kind, by name.
+        kinds: name of a member -> seats of its players.
 
     Raises:
-        ConfigError: the members do not cover all players exactly once; a kind cannot play in a mixed society; a teacher
-            is given; or an error of a member's agent.
+        ConfigError: the members do not cover all seats exactly once, a member's agent does not support this or raises
+            an error, or there is a teacher.
     """
 
     loop: ClassVar[AgentLoop] = "learn"
@@ -131,7 +134,7 @@ class MixedAgent:
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """Names of the information that any kind passes from one episode to the next of the same game."""
+        """Names of the information that any member's agent passes from one episode to the next of the same game."""
         return tuple(dict.fromkeys(name for agent in self.agents for name in getattr(agent, "carried", ())))
 
     def min_rollout_steps(self, games: int) -> int:
@@ -139,11 +142,11 @@ class MixedAgent:
         return max((agent.min_rollout_steps(games) for agent in learners), default=1)
 
     def pause_recording(self) -> AbstractContextManager[None]:
-        """Return the context of episodes that no kind learns from, such as evaluations."""
+        """Return the context of episodes from which no agent learns, such as evaluations."""
         return pause_recording(self.agents)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        """Update every kind that learns, one after the other; return their metrics as `<kind>/<metric>`."""
+        """Update every agent that learns, one after the other; return their metrics as `<member>/<metric>`."""
         metrics: dict[str, float] = {}
         for i, (name, agent, seats) in enumerate(zip(self._names, self.agents, self._seats, strict=True)):
             if agent.learns:
@@ -152,7 +155,7 @@ class MixedAgent:
         return metrics
 
     def metrics(self) -> dict[str, float]:
-        """Return the agents' metrics other than those of learning, as `<kind>/<metric>`."""
+        """Return the agents' metrics other than those of learning, as `<member>/<metric>`."""
         sources = (
             (name, getattr(agent, "metrics", None)) for name, agent in zip(self._names, self.agents, strict=True)
         )
@@ -161,7 +164,7 @@ class MixedAgent:
         }
 
     def estimate(self, steps: int, n: int, n_earlier_outcomes: int = 0) -> CallEstimate:
-        """Return the estimate of all kinds that ask a language model, for `n` episodes of `steps` steps."""
+        """Return the sum of the estimates of agents with a language model, for `n` episodes of `steps` steps."""
         return CallEstimate.add_up(
             [agent.estimate(steps, n, n_earlier_outcomes) for agent in self.agents if isinstance(agent, EstimatesCalls)]
         )
@@ -186,10 +189,10 @@ class MixedAgent:
 
 
 def assign_seats(members: Sequence[Member], spec: EnvSpec) -> list[tuple[int, ...]]:
-    """Return the players of each member, as indices in increasing order.
+    """Return the seats of each member in ascending order.
 
     Raises:
-        ConfigError: the members do not cover all players exactly once.
+        ConfigError: the members do not cover all seats exactly once.
     """
     players_text = f"env={spec.name} has {spec.n_agents}: {', '.join(spec.player_names)}"
     for i, member in enumerate(members):
@@ -218,11 +221,11 @@ def assign_seats(members: Sequence[Member], spec: EnvSpec) -> list[tuple[int, ..
 
 @dataclass(frozen=True)
 class SeatedPolicy:
-    """Policy of a member of a society, and the seats of its players in every game.
+    """Policy of a member, and the seats of its players in every game.
 
     Attributes:
-        policy: policy of `len(seats)` agents.
-        seats: indices of these agents in the game, in increasing order.
+        policy: policy of `len(seats)` players.
+        seats: seats of these players, in ascending order.
     """
 
     policy: Policy
@@ -230,18 +233,18 @@ class SeatedPolicy:
 
 
 class MixedPolicy:
-    """Policy of a society that consists of the policies of its members, each for the players in its own seats.
+    """Policy that consists of the policies of members, each for the players in its seats.
 
-    Every member observes the channels that it reads, of its own players. Members draw from one random stream, one after
-    the other. Outputs that a member does not have (such as log-probabilities of a chat model) are zeros.
+    Each member gets the channels that it reads, for its players. Members use one random generator, one after the other.
+    Outputs that a member does not have (such as log-probabilities of a chat model) are zeros.
 
     Args:
-        members: the members; together they fill every seat once.
+        members: the members; together they cover every seat once.
         n_agents: number of players of a game.
 
     Attributes:
-        widths: width of the memory of each member that has one, by its index; known after the first `act`, and saved
-            with the memory.
+        widths: index of a member -> width of its memory state, for members with a memory; known after the first `act`,
+            and saved with the memory.
     """
 
     def __init__(self, members: Sequence[SeatedPolicy], n_agents: int) -> None:
@@ -280,7 +283,7 @@ class MixedPolicy:
 
     @contextmanager
     def fixed_weights(self) -> Iterator[None]:
-        """Promise that all members stay unchanged within the `with` block, as in `Memoizing`."""
+        """Return the context in which the weights of all members are constant (`Memoizing`)."""
         with ExitStack() as stack:
             for member in self.members:
                 stack.enter_context(fixed_weights(member.policy))
@@ -317,7 +320,7 @@ class MixedPolicy:
     def _finish_conversations(
         self, outputs: dict[int, PolicyOutput], conversations: dict[int, ConversationGenerator[PolicyOutput]]
     ) -> ConversationGenerator[PolicyOutput]:
-        """Run the conversations of the members that ask a chat model; return the outputs of all members as one."""
+        """Run the conversations of members that query a chat model; return the merged outputs of all members."""
         conversation_outputs = yield from merge_conversations(list(conversations.values()))
         output_by_index = outputs | dict(zip(conversations, conversation_outputs, strict=True))
         ordered = [output_by_index[i] for i in range(len(self.members))]
@@ -390,13 +393,13 @@ class MixedPolicy:
 
 
 def slice_rollout(rollout: Rollout, seats: Sequence[int], channels: Sequence[str], width: int | None) -> Rollout:
-    """Return the part of a rollout that the players in some seats learn from.
+    """Return the part of a rollout from which the players in `seats` learn.
 
     Args:
         rollout: rollout of all players.
-        seats: indices of these players.
+        seats: seats of these players.
         channels: channels that their policy reads.
-        width: width of their policy's memory; None: it has none.
+        width: width of the memory state of their policy; None: it has none.
     """
     seat_indices = list(seats)
     observation = {name: x[:, :, seat_indices] for name, x in rollout.observation.items() if name in channels}
@@ -427,5 +430,5 @@ def slice_rollout(rollout: Rollout, seats: Sequence[int], channels: Sequence[str
 
 
 def _make_seat_camera(camera: Camera, seats: Sequence[int]) -> Camera:
-    """Return the camera of the players in some seats, which are in increasing order."""
+    """Return the camera of the players in `seats`, which are in ascending order."""
     return lambda game: [frame for seat, frame in enumerate(camera(game)) if seat in seats]

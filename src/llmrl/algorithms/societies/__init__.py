@@ -1,1 +1,1 @@
-"""Batched computation of several societies of equal networks."""
+"""Batched computation of several societies (groups of agents) with networks of the same shape."""

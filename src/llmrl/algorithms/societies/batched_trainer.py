@@ -1,4 +1,4 @@
-"""Updates of several societies, in one batched computation where their networks can be stacked."""
+"""Updates of several societies (groups of agents), in one batched computation if their networks can be stacked."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from llmrl.networks.actor_critic import ActorCritic
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Names of Adam's moments in its state of a parameter."""
+"""Keys of the moments in Adam's state of a parameter."""
 MAX_CACHED_STACKS = 32
 """Maximum number of stacks that are cached."""
 
 
 @runtime_checkable
 class HasPPOLearner(Protocol):
-    """Agent whose learning may be computed together with that of similar agents."""
+    """Agent whose updates may be computed together with those of similar agents."""
 
     @property
     def learner(self) -> PPO | None:
@@ -44,11 +44,11 @@ class HasPPOLearner(Protocol):
 
 
 class BatchedTrainer:
-    """Trainer of agents that each learn from an equal group of games, in order.
+    """Trainer of agents, of which agent i learns from the i-th of equal groups of games.
 
     Each agent gets the update that it would compute alone. Agents are batched if they learn by PPO with networks of one
-    shape, without memory, teacher or stop by KL (whose epochs would differ), with equal hyperparameters and with
-    optimizers at the same step. The results are bit for bit independent of the other agents. All other agents are
+    shape, without memory, teacher or stop by KL (whose numbers of epochs would differ), with equal hyperparameters and
+    with optimizers at the same step. Results are bit for bit independent of the other agents. All other agents are
     updated one after the other.
 
     Args:
@@ -62,7 +62,7 @@ class BatchedTrainer:
 
     @classmethod
     def of(cls, agents: Sequence[Agent], previous: BatchedTrainer | None) -> BatchedTrainer:
-        """Return a trainer of these agents: `previous`, if it trains the same agents."""
+        """Return a trainer of these agents, which is `previous` if that trains the same agents."""
         return previous if previous is not None and list(previous.agents) == list(agents) else cls(agents)
 
     def update(self, rollout: Rollout, generators: Sequence[torch.Generator]) -> list[dict[str, float] | Diverged]:
@@ -73,7 +73,7 @@ class BatchedTrainer:
             generators: generator of each agent's minibatches: distinct objects, which may have equal states.
 
         Raises:
-            ConfigError: as `PPO.update`.
+            ConfigError: see `PPO.update`.
         """
         if self._learners is None:
             parts = zip(self.agents, split_rollout(rollout, len(self.agents)), generators, strict=True)
@@ -116,7 +116,7 @@ class BatchedTrainer:
         return dict(zip(group, results, strict=True))
 
     def _get_stack(self, group: tuple[int, ...], part: slice, networks: Sequence[ActorCritic]) -> StackedOptimizerStep:
-        """Return the cached stack of a part of the group's networks."""
+        """Return the cached stack of the networks in the slice `part` of the group's networks."""
         key = (part.start, part.stop, *group)
         if key not in self._stacks:
             if len(self._stacks) >= MAX_CACHED_STACKS:
@@ -126,7 +126,7 @@ class BatchedTrainer:
 
 
 def _update_alone(agent: Agent, rollout: Rollout, generator: torch.Generator) -> dict[str, float] | Diverged:
-    """Return the metrics of an agent's own update, or the exception that ended it."""
+    """Return the metrics of the update of a single agent, or the exception that ended it."""
     try:
         return agent.update(rollout, generator)
     except Diverged as error:

@@ -1,4 +1,4 @@
-"""Policies of several societies in one batch; each plays and learns from its own, equally large group of games."""
+"""Policies of several societies (groups of agents) in one batch; each one acts in one of equal groups of games."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from llmrl.networks.actor_critic import ActorCritic
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 
 SAMPLE_MULTIPLE = 8
-"""Number of samples is padded to a multiple of this: on a CPU, products of 7 rows take 20% longer than of 8."""
+"""Number of which sample counts are padded to a multiple: on a CPU, products of 7 rows take 20% longer than of 8."""
 
 
 class PartitionedPolicy:
-    """Policy composed of policies that each play one group of games, in order; all groups are equally large.
+    """Policy composed of several policies, of which policy i acts in the i-th of equal groups of games.
 
-    Groups that share a generator draw the same random numbers for their actions. Started from the same games
+    Groups that share a generator use the same random numbers for their actions. Started from the same games
     (`VecEnv.reset`), they compare their policies under common random numbers.
 
     Networks of one shape, even a single one, are computed in one batch (`stacked_networks`). The output of a policy is
-    therefore bit for bit independent of the other policies. Weights are stacked once within `unchanged` (`Memoizing`),
-    and at every call outside of it.
+    therefore bit for bit independent of the other policies. Weights are stacked once within `fixed_weights`
+    (`Memoizing`), and at every call outside of it.
 
     Args:
         policies: policies, one for each group.
@@ -51,12 +51,12 @@ class PartitionedPolicy:
         models = [policy.llm if isinstance(policy, ConversingPolicy) else None for policy in policies]
         self._llm = None if None in models else models[0]
         self._stacked: StackedPolicies | None = None
-        self._is_unchanged = False  # within an `unchanged` block
-        self._has_current_weights = False  # the weights were stacked within the present `unchanged` block
+        self._is_unchanged = False  # within a `fixed_weights` block
+        self._has_current_weights = False  # the weights were stacked within the current `fixed_weights` block
 
     @contextmanager
     def fixed_weights(self) -> Iterator[None]:
-        """Promise that all policies stay unchanged within the `with` block, as in `Memoizing`."""
+        """Return the context in which the weights of all policies are constant (`Memoizing`)."""
         with ExitStack() as spans:
             for policy in self.policies:
                 spans.enter_context(fixed_weights(policy))
@@ -164,7 +164,7 @@ def _offset_camera(camera: Camera, offset: int) -> Camera:
 
 
 class StackedPolicies:
-    """Batched computation of `SocietyPolicy`s that each play their own, equally large group of games, in order.
+    """Batched computation of `SocietyPolicy`s, of which policy i acts in the i-th of equal groups of games.
 
     Args:
         policies: K `are_policies_stackable`, each with G networks of k agents.
@@ -197,7 +197,7 @@ class StackedPolicies:
     def act(
         self, observation: dict[str, torch.Tensor], generators: Sequence[torch.Generator], greedy: bool = False
     ) -> PolicyOutput:
-        """Return the actions of all games; groups that share a generator object draw the same numbers."""
+        """Return the actions in all games; groups that share a generator object use the same random numbers."""
         distribution = self.policies[0].distribution
         if self._compiled is not None:
             one_hots = self.policies[0].player_one_hots
@@ -256,7 +256,10 @@ class StackedPolicies:
         return split.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
     def _uniform(self, like: torch.Tensor, n: int, generators: Sequence[torch.Generator]) -> torch.Tensor:
-        """Draw `n` numbers per action as each policy would alone (`sample`), [n_envs, n_agents, n], like `like`."""
+        """Return `n` uniform random numbers per action, [n_envs, n_agents, n], which each policy would also use alone.
+
+        Device and dtype are those of `like`.
+        """
         shape = (self.games, self.policies[0].n_agents, n)
         draws: dict[int, torch.Tensor] = {}
         for generator in generators:
@@ -266,7 +269,7 @@ class StackedPolicies:
 
 
 def are_policies_stackable(policies: Sequence[object]) -> bool:
-    """Return whether the policies are societies of networks of one shape without memory."""
+    """Return whether all policies are `SocietyPolicy`s with networks of one shape and without memory."""
     societies = [policy for policy in policies if type(policy) is SocietyPolicy and not policy.recurrent]
     if len(societies) < len(policies):
         return False
@@ -277,7 +280,7 @@ def are_policies_stackable(policies: Sequence[object]) -> bool:
 
 
 def split_rollout(rollout: Rollout, groups: int) -> list[Rollout]:
-    """Split a rollout into one rollout per group of games, `groups` equally large ones; tensors are views."""
+    """Return one rollout for each of `groups` equal groups of games; tensors are views."""
     if groups == 1:
         return [rollout]
     games = rollout.reward.shape[1] // groups

@@ -98,14 +98,14 @@ class StackedLogStd(nn.Module):
 class StackedNetwork:
     """Stack of k networks of one shape, computed at once.
 
-    The stack has its own copy of the weights. `read` copies them from the networks, `write` copies them back.
+    The stack contains a copy of the weights. `read` copies weights from the networks, `write` copies them back.
 
     Args:
         members: the networks, which must be `are_stackable`.
 
     Attributes:
         network: stacked network, from samples [k, n, ...] to outputs [k, n, n_outputs] and values [k, n].
-        parameters: each stacked parameter [k, ...] with the list of the members' own parameters.
+        parameters: each stacked parameter [k, ...] with the list of the corresponding parameters of the networks.
     """
 
     def __init__(self, members: Sequence[ActorCritic]) -> None:
@@ -159,12 +159,12 @@ def are_stackable(networks: Sequence[nn.Module]) -> bool:
 
 
 def slices_to_stack(networks: Sequence[ActorCritic], samples: int, cells: int) -> list[slice]:
-    """Return slices of networks to stack together, such that on a CPU intermediate results stay in its cache.
+    """Return slices of networks to stack together, so that on a CPU intermediate results fit into its cache.
 
     Args:
         networks: the networks, which must be `are_stackable`.
-        samples: samples per network in one batch.
-        cells: cells of a sample's map or image (`count_cells`); 0: there is none.
+        samples: number of samples per network in one batch.
+        cells: number of cells of a sample's map or image (`count_cells`); 0: there is none.
     """
     max_networks = n = len(networks)
     if next(networks[0].parameters()).device.type == "cpu":
