@@ -37,17 +37,17 @@ class MetaGradient:
 
     **Inner updates** are those of `PPO`, with the same code, minibatches and numbers, but with `DifferentiableStep` as
     updater. Rewards depend on tau through `Rollout.reward_jacobian`, advantages depend on rewards, and the weights
-    after a step on its advantages and on the weights before it; several updates form a chain. Recorded actions, states,
-    their running moments (`agent.normalize_observations`), log-probabilities and values are constants. Through the
-    ratio to recorded log-probabilities, a later update accounts for the effect of other weights on its actions, though
-    not on its states. A clipped ratio has no derivative. Minibatches and a stop by KL do not depend on tau.
+    after a step depend on its advantages and on the weights before it, also over several updates. Recorded actions,
+    states, their running moments (`agent.normalize_observations`), log-probabilities and values are constants. The
+    ratio to recorded log-probabilities includes the effect of earlier weights on the actions of a later update, but not
+    their effect on its states. A clipped ratio has derivative 0. Minibatches and a stop by KL do not depend on tau.
 
     **The objective** depends on the final weights and on tau. Its derivative with respect to the policy's
     log-probabilities is the score-function estimate (`compute_step_credits`); the rest is the cost of payments
     (`compute_direct_derivative`).
 
     Args:
-        ppo: the agents' learner. After each update its policy and optimizers hold tensors without a graph.
+        ppo: the agents' learner. After each update its policy and optimizers contain tensors without a graph.
         values: tau, [d].
         settings: settings of the principal's gradient.
 
@@ -61,7 +61,7 @@ class MetaGradient:
         self.ppo, self.settings = ppo, settings
         weight = next(policy.parameters())
         self.tau = torch.as_tensor(values, dtype=weight.dtype, device=weight.device).clone().requires_grad_()
-        # Zero, with derivative one: adding it keeps recorded numbers and makes them depend on tau.
+        # Zeros with derivative 1 with respect to tau. Adding them does not change numbers, which then depend on tau.
         self._shift = self.tau - self.tau.detach()
         self._observed_shift = (
             self._shift if settings.observation_gradient and MECHANISM_CHANNEL in policy.channels else None
@@ -148,8 +148,8 @@ class DifferentiableStep:
         optimizer_step: updater whose steps are reproduced.
         shift: zeros [d] whose derivative with respect to the mechanism's values is one; added to the values in the
             network's observations. None: observations are constants.
-        mechanism_columns: columns of the features that hold the mechanism's values (`ActorCritic.mechanism_columns`).
-        joint_columns: columns of a central critic's channel that hold them (`ActorCritic.joint_columns`).
+        mechanism_columns, joint_columns: columns with the mechanism's values in the features, and in a central critic's
+            channel (see `ActorCritic`).
     """
 
     def __init__(

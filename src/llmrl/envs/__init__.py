@@ -1,1 +1,1 @@
-"""Environments: adapters to game engines, games of our own, and the mechanisms that govern them."""
+"""Environments: adapters of other packages, environments of this package, and mechanisms that change rewards."""

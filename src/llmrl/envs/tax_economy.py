@@ -88,27 +88,28 @@ class TaxEconomySettings:
 
 
 class TaxEconomy(ArrayGames):
-    """A vectorized environment of `n_envs` economies with `n_agents` workers each.
+    """A vectorized environment of `n_envs` parallel copies (games) of an economy with `n_agents` workers.
 
-    **World.** A worker has a wage, drawn for each episode (`skills=drawn`), or that of its quantile
-    (`skills=quantiles`). An episode has `years` years of `steps_per_year` steps, in each of which workers choose
-    hours.
+    **Wages.** The wage of a worker is sampled for each episode (`skills=drawn`), or is a quantile of the distribution
+    of wages (`skills=quantiles`).
 
-    **Actions.** Weekly hours, `n_hours` choices evenly spaced from 0 to 100.
+    **Actions.** In each step, workers choose weekly hours: `n_hours` choices, evenly spaced from 0 to 100. An episode
+    has `years` years of `steps_per_year` steps.
 
-    **Money.** Income of a year = wage x hours x 52 weeks. At its end the tax of each worker is computed from the
-    marginal rates of the brackets; all taxes are paid back as equal transfers. Net income = income - tax + transfer.
+    **Money.** Income of a year = wage x weekly hours x 52. At the end of a year, the tax of each worker is computed
+    from the marginal rates of K brackets; the sum of all taxes is divided equally among workers as a transfer.
+    Net income = income - tax + transfer.
 
-    **Reward.** In each step minus the disutility of its work; at the end of a year the utility of net income is added
-    (`llmrl.envs.tax_citizens.Citizens`). Before the mechanism: the same with income in place of net income.
+    **Reward.** Minus the disutility of work in each step, plus the utility of net income at the end of a year
+    (`llmrl.envs.tax_citizens.Citizens`). The reward before the mechanism contains income instead of net income.
 
     **Mechanism.** A marginal rate in [0, `max_rate`] for each bracket. With `eta` = 0 rewards are linear in rates.
 
-    **Objective.** `welfare` after taxes and transfers. Measures of `llmrl.core.welfare_measures` are of rewards before
+    **Objective.** `welfare` after taxes and transfers. Measures in `llmrl.core.welfare_measures` use rewards before
     taxes.
 
     **Observation.** `vector` [n_envs, n_agents, 9] float32 (`VECTOR_FIELDS`), `text` (JSON), `mechanism`
-    [n_envs, n_agents, K] float32 if the rates are shown.
+    [n_envs, n_agents, K] float32: the rates, with `show_mechanism`.
 
     **End.** Truncated after `years` x `steps_per_year` steps; no other end.
 

@@ -1,1 +1,1 @@
-"""Network modules from which actor-critics are composed."""
+"""Network modules: actor-critics and their components."""

@@ -1,1 +1,1 @@
-"""Teachers: advice for a student's actions, and the loss by which the student learns it."""
+"""Teachers: advice for the actions of a student, and the loss by which the student learns from it."""

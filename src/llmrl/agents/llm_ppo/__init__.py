@@ -1,1 +1,1 @@
-"""Language model as a policy, which scores the texts of actions and is trained from reward."""
+"""Language model as a policy, which scores the texts of actions and is trained by PPO."""

@@ -1,1 +1,1 @@
-"""Societies with several kinds of agents."""
+"""Agent that consists of several agents, which control different players of a game."""

@@ -157,7 +157,7 @@ class StackedOptimizerStep:
     last axis, over each network's own numbers.
 
     A loss is a vector [k] with one element per network. Adam works elementwise, so one optimizer over the stacked
-    parameters equals one for each network; a gradient is clipped by the norm of its own network only.
+    parameters equals one for each network; the gradient of a network is clipped by its norm.
 
     Between `read` and `write_back`, the ordinary updaters and their networks stay unchanged.
 

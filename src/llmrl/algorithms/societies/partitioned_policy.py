@@ -261,11 +261,13 @@ class StackedPolicies:
         Device and dtype are those of `like`.
         """
         shape = (self.games, self.policies[0].n_agents, n)
-        draws: dict[int, torch.Tensor] = {}
+        samples: dict[int, torch.Tensor] = {}
         for generator in generators:
-            if id(generator) not in draws:
-                draws[id(generator)] = torch.rand(shape, generator=generator, device=generator.device, dtype=like.dtype)
-        return torch.cat([draws[id(generator)] for generator in generators]).to(like.device, non_blocking=like.is_cuda)
+            if (key := id(generator)) not in samples:
+                samples[key] = torch.rand(shape, generator=generator, device=generator.device, dtype=like.dtype)
+        return torch.cat([samples[id(generator)] for generator in generators]).to(
+            like.device, non_blocking=like.is_cuda
+        )
 
 
 def are_policies_stackable(policies: Sequence[object]) -> bool:

@@ -1,1 +1,1 @@
-"""Environments of Gymnasium, many games in lock step."""
+"""Gymnasium environments: n parallel copies (games) in lock step."""

@@ -173,7 +173,7 @@ def write_views(
         if player.alive == 1:
             cell, heading = player.cell, player.heading
             direction = np.uint32(heading)
-            # For its own view, the player has the last avatar code.
+            # In the view of the player, its avatar code is the last one.
             code_without_viewer = codes[lane, cell]
             codes[lane, cell] = code_without_viewer + settings.n_ground_codes * (
                 settings.n_avatar_codes - 2 - 4 * i - heading

@@ -242,7 +242,7 @@ class GameBatch:
         game_map: map of all games.
         n_players: number of players of a game.
         n_games: number of games.
-        n_lanes: number of concurrent threads, each with its own scratch memory.
+        n_lanes: number of concurrent threads, each with separate scratch memory.
         device: torch device.
 
     Attributes:

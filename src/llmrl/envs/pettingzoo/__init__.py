@@ -1,1 +1,1 @@
-"""Worlds of PettingZoo, whose agents act together or take turns, and games of OpenSpiel and TextArena."""
+"""PettingZoo environments (worlds), with simultaneous moves or turns; games of OpenSpiel, TextArena and OpenEnv."""

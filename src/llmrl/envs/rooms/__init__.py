@@ -1,1 +1,1 @@
-"""Rooms with doors, keys and lava: MiniGrid's rules for many games at once, and the same tasks on MiniGrid itself."""
+"""Rooms with doors, keys and lava: MiniGrid's rules for n parallel copies (games), tasks and observations."""

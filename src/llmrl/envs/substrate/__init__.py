@@ -1,1 +1,1 @@
-"""Clean Up and Harvest, as both engines play them: rules, texts, maps, sprites and specification."""
+"""Parts of Clean Up and Harvest that both engines share: rules, texts, maps, sprites and specification."""

@@ -1,1 +1,1 @@
-"""Domains of rooms of the MiniGrid family: their descriptions, and the skills of an agent."""
+"""Domains of MiniGrid rooms: sentences about states, and skills of an agent."""
