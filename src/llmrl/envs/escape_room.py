@@ -310,8 +310,7 @@ class EscapeRoom(ArrayGames):
     def render(self, index: int = 0) -> np.ndarray:
         """Return a frame of game `index`, [2 * 56, max(n_levers, 2) * 56, 3] uint8.
 
-        Upper row: levers, of which the working one is golden. Lower row: start, and door (green if open). Agents are
-        dots.
+        Upper row: levers (golden: the working one). Lower row: start, and door (green if open). Agents are dots.
         """
         n_columns = max(self.settings.n_levers, 2)
         image = np.full((2 * _TILE_SIZE, n_columns * _TILE_SIZE, 3), _WALL_COLOR, dtype=np.uint8)

@@ -256,10 +256,7 @@ class StackedPolicies:
         return split.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
     def _uniform(self, like: torch.Tensor, n: int, generators: Sequence[torch.Generator]) -> torch.Tensor:
-        """Return `n` uniform random numbers per action, [n_envs, n_agents, n], which each policy would also use alone.
-
-        Device and dtype are those of `like`.
-        """
+        """Return `n` uniform random numbers per action, [n_envs, n_agents, n], with device and dtype of `like`."""
         shape = (self.games, self.policies[0].n_agents, n)
         samples: dict[int, torch.Tensor] = {}
         for generator in generators:

@@ -44,10 +44,7 @@ def _build_channel_space(channel: Channel) -> spaces.Space[Any]:
 
 
 def action_space(spec: EnvSpec) -> spaces.Space[Any]:
-    """Return the action space of one agent: Discrete, MultiDiscrete, or Box.
-
-    A Box may contain numbers for integers, which the environment rounds.
-    """
+    """Return the action space of one agent: Discrete, MultiDiscrete, or a Box, in which integers are rounded."""
     box = spec.continuous_actions
     if box is None:
         return spaces.Discrete(spec.n_actions)

@@ -90,8 +90,7 @@ class ParticlesEnv(ArrayGames):
         """Advance all games by `action` [n_envs, n_agents]. Games that have ended do not change.
 
         Raises:
-            ValueError: the shape is wrong, an action does not exist or is illegal for the agent, or a game was never
-                reset.
+            ValueError: the shape is wrong, an action does not exist or is illegal, or a game was never reset.
         """
         actions = self._check_actions(action)
         active = ~self._ended

@@ -192,10 +192,7 @@ class TagScene:
         return best_move
 
     def _score_position(self, offset: Pair, threats: Sequence[Pair], reach: float) -> float:
-        """Return the score, at most 0, of a position (an offset), given the distance `reach` that hunters can move.
-
-        The weights are hand-tuned: hunters must not come near, obstacles and the edge of the arena are penalized.
-        """
+        """Return a hand-tuned score, <= 0, of a position (an offset), given the distance `reach` that hunters move."""
         score = 0.0
         for threat in threats:
             gap = _distance(offset, threat) - 0.5 * reach
