@@ -308,11 +308,13 @@ def test_legislative_moves_favor_highest_player(make):
 
 
 def test_legislative_harvest_has_no_zap():
-    assert substrate_rules.action_names("harvest", "upstream") == (
-        *substrate_rules.action_names("harvest", "legislative"),
+    assert substrate_rules.list_action_names("harvest", "upstream") == (
+        *substrate_rules.list_action_names("harvest", "legislative"),
         "zap",
     )
-    assert substrate_rules.action_names("cleanup", "upstream") == substrate_rules.action_names("cleanup", "legislative")
+    assert substrate_rules.list_action_names("cleanup", "upstream") == substrate_rules.list_action_names(
+        "cleanup", "legislative"
+    )
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from llmrl.core.option_files import read_file, root
 from llmrl.core.protocols import VecEnv
 from llmrl.core.welfare_measures import SocietyEpisodes
 from llmrl.envs.mechanisms import validate_edges
-from llmrl.envs.tax_citizens import Citizens, Wages, split_by_bracket, top_bracket_mask, yearly_income
+from llmrl.envs.tax_citizens import Citizens, Wages, compute_yearly_income, find_top_brackets, split_by_bracket
 from llmrl.envs.tax_economy import VECTOR_FIELDS, TaxEconomy
 
 EDGES = (0.0, 50.0, 100.0)
@@ -67,12 +67,12 @@ class TestTax:
         assert (parts @ [0.1, 0.2, 0.4]).tolist() == [0, 2, 5, 23]
 
     def test_income_ends_in_single_bracket(self) -> None:
-        assert top_bracket_mask(np.array([0.0, 50.0, 50.1, 1e6]), EDGES).argmax(-1).tolist() == [0, 0, 1, 2]
+        assert find_top_brackets(np.array([0.0, 50.0, 50.1, 1e6]), EDGES).argmax(-1).tolist() == [0, 0, 1, 2]
 
     @given(INCOMES)
     def test_parts_add_up(self, incomes: list[float]) -> None:
         assert np.allclose(split_by_bracket(np.array(incomes), EDGES).sum(-1), incomes)
-        assert (top_bracket_mask(np.array(incomes), EDGES).sum(-1) == 1).all()
+        assert (find_top_brackets(np.array(incomes), EDGES).sum(-1) == 1).all()
 
     def test_treatment_matches_federal_schedule(self) -> None:
         """Incomes on an edge pay the federal tax of 2024 for single filers (IRS, Rev. Proc. 2023-34).
@@ -172,14 +172,16 @@ class TestBestResponse:
     def test_optimum_matches_closed_form(self, rate: float) -> None:
         """Check a flat tax: hours = 40 ((1 - rate) 40 wage 52 / 1000 / (psi delta))^(1 / (delta - 1))."""
         workers, wage = citizens(n_hours=2001), np.array([8.0, 25.0, 60.0])
-        best = workers.hours[workers.best_actions(wage, np.full((3, 3), rate), np.zeros(3))]
-        closed = 40 * ((1 - rate) * yearly_income(wage, np.array(40.0)) / (workers.psi * workers.delta)) ** (1 / 2.5)
+        best = workers.hours[workers.find_best_actions(wage, np.full((3, 3), rate), np.zeros(3))]
+        closed = 40 * ((1 - rate) * compute_yearly_income(wage, np.array(40.0)) / (workers.psi * workers.delta)) ** (
+            1 / 2.5
+        )
         assert best == pytest.approx(closed, abs=0.05)
 
     def test_logarithmic_utility_with_no_taxes(self) -> None:
         """Check that income and substitution effects cancel: all work 40 hours."""
         workers = citizens(eta=1.0, n_hours=2001)
-        best = workers.best_actions(np.array([8.0, 25.0, 60.0]), np.zeros((3, 3)), np.zeros(3))
+        best = workers.find_best_actions(np.array([8.0, 25.0, 60.0]), np.zeros((3, 3)), np.zeros(3))
         assert workers.hours[best] == pytest.approx(40, abs=0.05)
 
     @settings(max_examples=60)
@@ -188,7 +190,7 @@ class TestBestResponse:
         higher = list(rates)
         higher[bracket] = 0.95
         workers = citizens()
-        small, large = workers.best_actions(np.full(2, wage), np.array([higher, rates]), np.full(2, transfer))
+        small, large = workers.find_best_actions(np.full(2, wage), np.array([higher, rates]), np.full(2, transfer))
         assert small <= large
 
     @pytest.mark.parametrize("eta", [0.0, 1.0])
@@ -217,17 +219,17 @@ class TestBestResponse:
         rng = np.random.default_rng(0)
         for t in range(12):
             rates, steps_left = np.broadcast_to([0.1, 0.3, 0.5], (8, 5, 3)), np.full((8, 5), 3 - t % 3)
-            best = env.citizens.best_actions(env._wage, rates, env._last[2], env._earned, steps_left)
+            best = env.citizens.find_best_actions(env._wage, rates, env._last[2], env._earned, steps_left)
             assert (act(observation) == best).all()
             observation = env.step(rng.integers(11, size=(8, 5))).observation
         # Who has worked too little early in the year works more later, and taxes are of the whole year.
         workers = env.citizens
-        late = workers.best_actions(
+        late = workers.find_best_actions(
             np.full(2, 40.0), np.zeros((2, 3)), np.zeros(2), np.array([0.0, 90.0]), np.full(2, 1.0)
         )
         assert late[0] == late[1]
         steep = np.tile([0.0, 0.0, 0.9], (2, 1))
-        late = workers.best_actions(np.full(2, 40.0), steep, np.zeros(2), np.array([0.0, 99.0]), np.full(2, 1.0))
+        late = workers.find_best_actions(np.full(2, 40.0), steep, np.zeros(2), np.array([0.0, 99.0]), np.full(2, 1.0))
         assert late[0] > late[1]
 
     def test_rule_requires_visible_rates(self) -> None:

@@ -18,7 +18,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import load_options
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.envs.babyai.language import LANGUAGES, action_names
+from llmrl.envs.babyai.language import LANGUAGES, list_action_names
 from llmrl.evaluation.suite import parse_suite
 from llmrl.evaluation.suite_results import group_by_experiment
 from llmrl.run.trajectories import read_trajectories
@@ -298,7 +298,7 @@ def test_package_suite_composes_and_builds():
     suite = package_suite("babyai_text")
     assert [test.name for test in suite.tests][:3] == ["as_trained", "train_tasks", "test_tasks"]
     env_options = {"n_envs": 2}
-    names = action_names("en", "canonical")
+    names = list_action_names("en", "canonical")
     for test in suite.tests:
         for kind, node in test.environments(names):
             env = Builder({"seeds": Seeds(0)}).build({**node, **env_options}, "env")
@@ -340,11 +340,11 @@ def test_new_names_keep_action_count():
     tests = {test.name: test for test in package_suite("babyai_text").tests}
     for name, words in (("synonym_actions", "synonyms"), ("shift_actions", "synonyms_shift")):
         for action_set in ("restricted", "canonical"):
-            names = action_names("en", action_set)
+            names = list_action_names("en", action_set)
             suite_results = tests[name].environment(names)["actions"]
             # The words are those of the environment's own sets.
             assert suite_results == list(LANGUAGES["en"].actions[words][: len(names)])
-        assert tests[name].environment(action_names("en", "augmented"))["actions"][6:] == [
+        assert tests[name].environment(list_action_names("en", "augmented"))["actions"][6:] == [
             "sleep",
             "do nothing",
             "think",

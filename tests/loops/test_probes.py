@@ -111,7 +111,7 @@ def test_unsupported_agents_raise(tmp_path, signal_game):
 def test_builtin_probes_are_environment_prompts():
     """Each probe is what a player reads there: the sentences are those that the environment could write."""
     from llmrl.config.builder import Builder
-    from llmrl.envs.babyai.language import tokens, vocabulary
+    from llmrl.envs.babyai.language import list_vocabulary, split_words
 
     assert builtin_probe_list_names() == ["babyai_text"]
     env = Builder({"seeds": Seeds(0)}).build({**compose("env=babyai_text", "agent=random")["env"], "n_envs": 1}, "env")
@@ -123,7 +123,7 @@ def test_builtin_probes_are_environment_prompts():
         rf"You carry a {color} {noun}|You see a wall \d steps? (forward|left|right)"
         rf"|You see a {color} {noun} {place}|You see a (open|closed|locked) {color} door {place}"
     )
-    words = set(vocabulary("en"))
+    words = set(list_vocabulary("en"))
     for probe in probes:
         lines = probe.prompt.split("\n")
         observations = [line for line in lines if "Observation" in line]
@@ -132,4 +132,4 @@ def test_builtin_probes_are_environment_prompts():
             sentences = line.partition(": ")[2].strip().removesuffix(",").split(", ")
             assert all(sentence.fullmatch(sentence_) for sentence_ in sentences), line
         assert not re.search(r"\b1 steps|\b([02-9]|\d\d) step\b", probe.prompt)
-        assert set(tokens(probe.prompt)) <= words
+        assert set(split_words(probe.prompt)) <= words

@@ -59,7 +59,7 @@ def answers(env, rates):
     transfer = np.zeros(shape)
     for _ in range(1 if citizens.eta == 0 else 20):
         env.reset()
-        step = env.step(citizens.best_actions(env._wage, np.broadcast_to(rates, (*shape, len(rates))), transfer))
+        step = env.step(citizens.find_best_actions(env._wage, np.broadcast_to(rates, (*shape, len(rates))), transfer))
         transfer = (transfer + env._last[2]) / 2
     metrics = {name: float(x[0]) for name, x in step.info.items()}
     value = metrics["social_welfare"]

@@ -27,10 +27,10 @@ from llmrl.envs.melting_pot import worker
 from llmrl.envs.substrate import install
 from llmrl.envs.substrate.substrate_rules import (
     SUBSTRATES,
-    action_names,
     build_definition,
     find_avatars,
     find_component,
+    list_action_names,
 )
 
 LUA = Path(__file__).parents[1] / "envs" / "native" / "lua"
@@ -82,7 +82,7 @@ class Rig:
 
     @property
     def actions(self) -> tuple[str, ...]:
-        return action_names(self.substrate, self.rules)
+        return list_action_names(self.substrate, self.rules)
 
 
 @dataclass

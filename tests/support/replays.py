@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from engine_games import Readings, Recording
-from llmrl.envs.native.engine import MOVE_DIRECTIONS, GameSetup, direction_offsets
+from llmrl.envs.native.engine import MOVE_DIRECTIONS, GameSetup, list_direction_offsets
 from llmrl.envs.substrate.maps import GameMap, parse_map
 from stepped_engine import HashedRandom, State, SteppedEngine
 
@@ -214,7 +214,7 @@ class EngineReference:
     def _contests(self, blocked: np.ndarray) -> int:
         """Blocked moves into a cell that was left, or that was free before, in the same step."""
         game_map, count = self.map, 0
-        offsets = direction_offsets(game_map)
+        offsets = list_direction_offsets(game_map)
         for game, t, player in np.argwhere(blocked):
             move = MOVE_DIRECTIONS[self.engine.actions[self.action[game, t, player]]]
             target = self._pos[game, t, player] + offsets[(self.seen.heading[game, t, player] + move) % 4]

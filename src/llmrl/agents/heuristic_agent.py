@@ -409,7 +409,7 @@ def _make_tax_economy_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> Pla
         steps_left = citizens.steps_per_year - np.round(
             observation[:, column["share_of_year"]] * citizens.steps_per_year
         )
-        return citizens.best_actions(wage, observation[:, len(VECTOR_FIELDS) :], transfer, earned, steps_left)
+        return citizens.find_best_actions(wage, observation[:, len(VECTOR_FIELDS) :], transfer, earned, steps_left)
 
     return rule
 

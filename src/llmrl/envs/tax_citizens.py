@@ -18,7 +18,7 @@ MAX_HOURS = 100.0  # maximum weekly hours
 WEEKS_PER_YEAR = 52.0
 
 
-def yearly_income(wage: np.ndarray, hours: np.ndarray) -> np.ndarray:
+def compute_yearly_income(wage: np.ndarray, hours: np.ndarray) -> np.ndarray:
     """Return the income of a year in thousand dollars, for `wage` in dollars per hour and weekly `hours`."""
     return np.asarray(wage * hours * (WEEKS_PER_YEAR / 1000.0))
 
@@ -69,7 +69,7 @@ class Citizens:
         """Return the disutility of weekly `hours` for a year, [...] >= 0."""
         return np.asarray(self.psi * (np.asarray(hours) / FULL_TIME_HOURS) ** self.delta)
 
-    def best_actions(
+    def find_best_actions(
         self,
         wage: np.ndarray,
         rates: np.ndarray,
@@ -91,7 +91,7 @@ class Citizens:
         """
         n_steps = self.steps_per_year if n_remaining is None else np.asarray(n_remaining, dtype=np.float64)[..., None]
         year_part = n_steps / self.steps_per_year
-        income = np.asarray(earned)[..., None] + year_part * yearly_income(wage[..., None], self.hours)
+        income = np.asarray(earned)[..., None] + year_part * compute_yearly_income(wage[..., None], self.hours)
         tax = (split_by_bracket(income, self.edges) * rates[..., None, :]).sum(-1)
         utility = self.income_utility(income - tax + transfer[..., None]) - year_part * self.work_disutility(self.hours)
         return np.asarray(utility.argmax(-1))
@@ -196,7 +196,7 @@ _FORMULAS: dict[WelfareName, tuple[str, str, str]] = {
 }
 
 
-def welfare_objective(welfare: WelfareName) -> Objective:
+def build_welfare_objective(welfare: WelfareName) -> Objective:
     """Return the objective of a planner, which reads the metric `social_welfare` of an episode."""
     formula, source, payoff = _FORMULAS[welfare]
     return Objective(name=f"{welfare}_welfare", of=_read_welfare, formula=formula, source=source, payoff=payoff)
@@ -206,7 +206,7 @@ def _read_welfare(episodes: SocietyEpisodes) -> np.ndarray | None:
     return episodes.metrics.get(SOCIAL_WELFARE)
 
 
-def social_welfare(
+def compute_social_welfare(
     welfare_name: WelfareName,
     citizens: Citizens,
     wage: np.ndarray,
@@ -231,7 +231,7 @@ def social_welfare(
     weight = np.ones_like(utility)
     if welfare_name in ("inverse_income", "equality_productivity"):
         # A worker without income gets the weight of one with the fewest hours above 0.
-        weight = 1.0 / np.maximum(income, yearly_income(wage, citizens.hours[1]))
+        weight = 1.0 / np.maximum(income, compute_yearly_income(wage, citizens.hours[1]))
     elif welfare_name == "inverse_wage":
         weight = 1.0 / wage
     elif welfare_name == "lowest":
@@ -255,7 +255,7 @@ def split_by_bracket(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
     return bracket_income
 
 
-def top_bracket_mask(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
+def find_top_brackets(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
     """Return whether each of K brackets is the highest one that an income reaches, [..., K] bool.
 
     An income equal to an edge does not reach the bracket above it.

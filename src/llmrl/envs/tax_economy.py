@@ -30,11 +30,11 @@ from llmrl.envs.tax_citizens import (
     Citizens,
     Wages,
     WelfareName,
-    social_welfare,
+    build_welfare_objective,
+    compute_social_welfare,
+    compute_yearly_income,
+    find_top_brackets,
     split_by_bracket,
-    top_bracket_mask,
-    welfare_objective,
-    yearly_income,
 )
 
 IntFromTwo = Annotated[int, Ge(2)]
@@ -135,7 +135,7 @@ class TaxEconomy(ArrayGames):
         self.settings, self._seeds = settings, seeds
         edges = validate_edges(settings.brackets)
         n_envs, n_agents, n_brackets = settings.n_envs, settings.n_agents, len(edges)
-        self._full_time_income = float(yearly_income(np.array(settings.mean_wage), np.array(FULL_TIME_HOURS)))
+        self._full_time_income = float(compute_yearly_income(np.array(settings.mean_wage), np.array(FULL_TIME_HOURS)))
         psi = settings.psi
         if psi is None:
             psi = self._full_time_income ** (1.0 - settings.eta) / settings.delta
@@ -160,7 +160,7 @@ class TaxEconomy(ArrayGames):
             action_names=tuple(f"{hours:g}_hours" for hours in self.citizens.hours),
             horizon=self._horizon,
             mechanism=_build_tax_space(edges, settings.max_rate),
-            objective=welfare_objective(settings.welfare),
+            objective=build_welfare_objective(settings.welfare),
             metrics=metrics,
             # A meta-gradient includes only the effect of rates through behavior. It is complete only if rates have no
             # direct effect on the objective: the mean of linear utilities does not depend on who gets the money.
@@ -215,7 +215,7 @@ class TaxEconomy(ArrayGames):
         steps_per_year = self.citizens.steps_per_year
         effort = self.citizens.work_disutility(hours) * active_column / steps_per_year
         self._hours = np.where(active_column, hours, self._hours)
-        self._earned += yearly_income(self._wage, hours) * active_column / steps_per_year
+        self._earned += compute_yearly_income(self._wage, hours) * active_column / steps_per_year
         self._effort += effort
         self._time += active
         self._ended |= self._time >= self._horizon
@@ -244,7 +244,7 @@ class TaxEconomy(ArrayGames):
 
         Metrics of bracket k are means over all workers: `workers_k`: whether the highest part of the income is in the
         bracket; `earned_k`: the income of these workers; `taxed_k`: the part of each income in the bracket;
-        `weighted_k`: this part times the value of a dollar for the worker (`social_welfare`).
+        `weighted_k`: this part times the value of a dollar for the worker (`compute_social_welfare`).
 
         Args:
             bracket_income: the part of each income in each bracket, [n_envs, n_agents, K].
@@ -252,7 +252,7 @@ class TaxEconomy(ArrayGames):
         """
         income, tax, _, net_income, utility = amounts
         workers = self.citizens, self._wage
-        welfare, dollar_values = social_welfare(self.settings.welfare, *workers, income, net_income, utility)
+        welfare, dollar_values = compute_social_welfare(self.settings.welfare, *workers, income, net_income, utility)
         net_gini = gini(net_income)
         metrics = {
             SOCIAL_WELFARE: welfare,
@@ -263,7 +263,7 @@ class TaxEconomy(ArrayGames):
             "net_income_gini": net_gini,
             "income_equality_productivity": (1.0 - net_gini) * income.mean(-1),
         }
-        is_top_bracket = top_bracket_mask(income, self.citizens.edges)
+        is_top_bracket = find_top_brackets(income, self.citizens.edges)
         earned, weighted = is_top_bracket * income[..., None], bracket_income * dollar_values[..., None]
         bracket_amounts = (is_top_bracket, earned, bracket_income, weighted)
         for name, amount in zip(_BRACKET_METRICS, bracket_amounts, strict=True):

@@ -114,7 +114,7 @@ def create_model_for_env(folder: Path, config: Config, kind: ModelKind, model: S
         ConfigError: the channel contains no text, `kind` cannot be pretrained, or sizes of the model do not fit.
         Incompatible: the environment has no text channel at all.
     """
-    from llmrl.envs.babyai.pretraining_texts import stories
+    from llmrl.envs.babyai.pretraining_texts import sample_stories
     from llmrl.experiment.build_env import build_env
     from llmrl.llms.local.small import make_small_model
 
@@ -133,9 +133,9 @@ def create_model_for_env(folder: Path, config: Config, kind: ModelKind, model: S
         env.close()
     reads_stories = model.reads != "nothing"
     n_stories = model.stories if reads_stories else 0
-    training_stories = stories(n_stories, model_seeds.integer("stories"), informative=model.reads == "stories")
+    training_stories = sample_stories(n_stories, model_seeds.integer("stories"), informative=model.reads == "stories")
     # The tokenizer is built from texts of the environment and from stories, so a word has the same tokens in both.
-    tokenizer_stories = stories(len(env_texts) if reads_stories else 0, tokenizer_seeds.integer("stories"))
+    tokenizer_stories = sample_stories(len(env_texts) if reads_stories else 0, tokenizer_seeds.integer("stories"))
     tokenizer_texts = [*env_texts, *tokenizer_stories]
     make_small_model(folder, tokenizer_texts, kind, model, model_seeds.integer("weights"))
     if training_stories:

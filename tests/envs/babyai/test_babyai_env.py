@@ -11,7 +11,7 @@ import pytest
 from environments import make_env
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.envs.babyai.language import vocabulary
+from llmrl.envs.babyai.language import list_vocabulary
 from llmrl.envs.babyai.levels import KINDS
 from llmrl.envs.babyai.vec_env import BabyAIEnv
 from some import some
@@ -45,7 +45,7 @@ def test_channels_match_spec() -> None:
         assert observation[name].dtype == np.dtype(channel.dtype)
         if channel.dtype != "object":
             assert channel.low <= observation[name].min() <= observation[name].max() <= channel.high
-    words = ("", "?", *vocabulary("en"))
+    words = ("", "?", *list_vocabulary("en"))
     mission = " ".join(words[i] for i in observation["mission"][0, 0])
     assert mission.split() == env.missions[0].replace(",", "").split()
     assert env.spec.observation["mission"].codes == (len(words),)

@@ -12,7 +12,7 @@ import pytest
 import llmrl.envs.babyai.levels  # noqa: F401
 from environments import make_env
 from llmrl.core.errors import ConfigError
-from llmrl.envs.babyai.language import LANGUAGES, action_names, tokens, translate_to_french, vocabulary
+from llmrl.envs.babyai.language import LANGUAGES, list_action_names, list_vocabulary, split_words, translate_to_french
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ LEVELS = [name for name in gymnasium.registry if name.startswith("BabyAI-")]
 
 
 def test_all_level_missions_have_french_words() -> None:
-    vocabulary_words = {language: set(vocabulary(language)) for language in LANGUAGES}
+    vocabulary_words = {language: set(list_vocabulary(language)) for language in LANGUAGES}
     for level in LEVELS:
         game = gymnasium.make(level, disable_env_checker=True).unwrapped
         game.gen_obs = dict
@@ -57,15 +57,15 @@ def test_all_level_missions_have_french_words() -> None:
                 game.reset(seed=seed)
             french = translate_to_french(game.mission)
             assert {
-                "en": set(tokens(game.mission)) - vocabulary_words["en"],
-                "fr": set(tokens(french)) - vocabulary_words["fr"],
+                "en": set(split_words(game.mission)) - vocabulary_words["en"],
+                "fr": set(split_words(french)) - vocabulary_words["fr"],
             } == {
                 "en": set(),
                 "fr": set(),
             }, level
             # As many things, and of the same colors, as it says in English.
             for noun, (word, _) in LANGUAGES["fr"].nouns.items():
-                assert tokens(french).count(word) == tokens(game.mission).count(noun)
+                assert split_words(french).count(word) == split_words(game.mission).count(noun)
 
 
 @pytest.mark.slow
@@ -74,13 +74,13 @@ def test_missions_use_closed_vocabulary(level: str) -> None:
     for language in LANGUAGES:
         env = make_env("babyai_text", level=level, language=language, actions="augmented", n_envs=3)
         env.provide(["prompt", "mission"])
-        vocabulary_words = set(vocabulary(language))
+        vocabulary_words = set(list_vocabulary(language))
         observation = env.reset(seed=4)
         for _ in range(3):
             assert not [
                 word
                 for prompt in observation["prompt"].ravel()
-                for word in tokens(prompt)
+                for word in split_words(prompt)
                 if word not in vocabulary_words
             ]
             assert not (observation["mission"] == 1).any()
@@ -95,18 +95,18 @@ def test_foreign_missions_have_no_french() -> None:
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_action_sets_have_unique_names(language: str) -> None:
     sizes = {"restricted": 3, "canonical": 6, "augmented": 9, "synonyms": 6, "synonyms_shift": 6}
-    assert {name: len(action_names(language, name)) for name in sizes} == sizes
-    canonical = action_names(language, "canonical")
-    assert action_names(language, "restricted") == canonical[:3] == action_names(language, "augmented")[:3]
-    assert all(len(set(action_names(language, name))) == n for name, n in sizes.items())
-    assert len(vocabulary(language)) == len(set(vocabulary(language)))
+    assert {name: len(list_action_names(language, name)) for name in sizes} == sizes
+    canonical = list_action_names(language, "canonical")
+    assert list_action_names(language, "restricted") == canonical[:3] == list_action_names(language, "augmented")[:3]
+    assert all(len(set(list_action_names(language, name))) == n for name, n in sizes.items())
+    assert len(list_vocabulary(language)) == len(set(list_vocabulary(language)))
 
 
 def test_glam_action_names() -> None:
-    assert action_names("en", "augmented")[3:] == ("pick up", "drop", "toggle", "sleep", "do nothing", "think")
-    assert action_names("en", "synonyms")[2] == "move ahead"
-    assert action_names("fr", "canonical")[2:] == ("aller tout droit", "attraper", "lâcher", "basculer")
-    assert action_names("en", ["hop", "skip"]) == ("hop", "skip")
+    assert list_action_names("en", "augmented")[3:] == ("pick up", "drop", "toggle", "sleep", "do nothing", "think")
+    assert list_action_names("en", "synonyms")[2] == "move ahead"
+    assert list_action_names("fr", "canonical")[2:] == ("aller tout droit", "attraper", "lâcher", "basculer")
+    assert list_action_names("en", ["hop", "skip"]) == ("hop", "skip")
 
 
 @pytest.mark.parametrize(
@@ -120,13 +120,13 @@ def test_glam_action_names() -> None:
 )
 def test_rejects_ambiguous_actions(actions: str | list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        action_names("en", actions)
+        list_action_names("en", actions)
 
 
 def test_words_are_extracted() -> None:
-    assert tokens("Possible action of the agent: turn left \n Action 2: ") == [
+    assert split_words("Possible action of the agent: turn left \n Action 2: ") == [
         *("possible", "action", "of", "the", "agent", "turn", "left", "action", "2"),
     ]
-    assert tokens("Tu vois une clef à 12 pas, l'objet FERMÉ") == [
+    assert split_words("Tu vois une clef à 12 pas, l'objet FERMÉ") == [
         *("tu", "vois", "une", "clef", "à", "12", "pas", "l", "objet", "fermé"),
     ]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.envs.babyai.language import ENGLISH
-from llmrl.envs.babyai.pretraining_texts import stories
+from llmrl.envs.babyai.pretraining_texts import sample_stories
 
 WAYS = {"turn left": "left", "turn right": "right", "go forward": r"ahead|in front of me|before my eyes"}
 
@@ -22,7 +22,7 @@ def place(story: str) -> str:
 
 @given(st.integers(0, 10_000))
 def test_actions_depend_on_target_position(seed):
-    [story] = stories(1, seed)
+    [story] = sample_stories(1, seed)
     location = place(story)
     [move] = [move for move in WAYS if move in story]
     if "nowhere" in location or "could not" in location:
@@ -32,24 +32,24 @@ def test_actions_depend_on_target_position(seed):
 
 
 def test_meaningless_texts_share_vocabulary():
-    meaningless = stories(600, 0, informative=False)
+    meaningless = sample_stories(600, 0, informative=False)
     agree = 0
     for story in meaningless:
         location = place(story)
         [move] = [move for move in WAYS if move in story]
         agree += bool(re.search(WAYS[move], location))
     assert agree / len(meaningless) < 0.45  # a third, and some where nothing is seen
-    words = [set(re.findall(r"[a-z]+", " ".join(text).lower())) for text in (meaningless, stories(600, 0))]
+    words = [set(re.findall(r"[a-z]+", " ".join(text).lower())) for text in (meaningless, sample_stories(600, 0))]
     assert words[0] == words[1]
 
 
 def test_stories_differ_from_prompts():
-    text = " ".join(stories(300, 1))
+    text = " ".join(sample_stories(300, 1))
     for phrase in ("You see", "Observation", "Goal of the agent", "Possible action", "step"):
         assert phrase not in text
     assert set(ENGLISH.colors[""]) <= set(text.replace(".", " ").replace(",", " ").split())
 
 
 def test_texts_follow_seed():
-    assert stories(5, 3) == stories(5, 3) != stories(5, 4)
-    assert stories(0, 0) == []
+    assert sample_stories(5, 3) == sample_stories(5, 3) != sample_stories(5, 4)
+    assert sample_stories(0, 0) == []

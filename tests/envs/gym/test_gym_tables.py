@@ -85,7 +85,7 @@ def test_chain_values_match_hand_calculation():
 
 
 def test_best_policy_is_optimal_in_small_game():
-    table = TransitionTable.from_rules(nim.rules(), np.eye(11)[10])
+    table = TransitionTable.from_rules(nim.build_rules(), np.eye(11)[10])
     best = table.expected_return(table.best_policy(), 10)
     rng = np.random.default_rng(0)
     assert all(table.expected_return(rng.integers(3, size=11), 10) <= best for _ in range(200))

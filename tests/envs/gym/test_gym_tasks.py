@@ -63,7 +63,7 @@ def best_action(name, inputs, rng):
     if name == "llmrl/Pong-v0":
         # The ball meets the paddle now here, now there, which sends it steeply up and down.
         return 1 if inputs[2] > inputs[0] + rng.integers(-38, 38) else 0
-    rules = maze.rules() if "Maze" in name else nim.rules()
+    rules = maze.build_rules() if "Maze" in name else nim.build_rules()
     return int(TransitionTable.from_rules(rules, np.eye(len(rules))[0]).best_policy()[inputs])
 
 
@@ -98,14 +98,14 @@ def test_maze_has_unique_four_step_path():
     assert inputs == (3, 6, 7, 8)
     assert sum(rewards) == pytest.approx(1 - 0.3 / 9, abs=1e-12)
     assert ends == (False, False, False, True)
-    table = TransitionTable.from_rules(maze.rules(), np.eye(9)[0])
+    table = TransitionTable.from_rules(maze.build_rules(), np.eye(9)[0])
     assert table.expected_return(table.best_policy(), 200) == pytest.approx(0.96667, abs=1e-5)
 
 
 def test_maze_walls_match_publication():
     """Open: 0-1, 1-2, 2-5, 5-4, 0-3, 3-6, 6-7, 7-8, and nothing else."""
     step = dict(enumerate((-3, 3, 1, -1)))
-    rules = maze.rules()
+    rules = maze.build_rules()
     passages = {
         (min(cell, next_cell), max(cell, next_cell))
         for cell in range(8)
@@ -140,7 +140,7 @@ def test_published_maze_removes_goal_at_step_200(parity, terminated, engine):
 
 def optimum(takes: tuple[int, ...]) -> float:
     """Return the maximum expected return over all tables of actions for 1 to 10 sticks, computed exactly."""
-    table = TransitionTable.from_rules(nim.rules(takes), np.eye(11)[10])
+    table = TransitionTable.from_rules(nim.build_rules(takes), np.eye(11)[10])
     chance = table.class_probabilities
     # Fewer sticks are left after every move, so the states 1 to 10 can be valued in this order for all tables at once.
     tables = np.array([*itertools.product(range(3), repeat=10)])
@@ -159,7 +159,7 @@ def test_nim_is_winnable_with_all_actions():
 
 
 def test_nim_winning_moves():
-    table = TransitionTable.from_rules(nim.rules(), np.eye(11)[10])
+    table = TransitionTable.from_rules(nim.build_rules(), np.eye(11)[10])
     sticks = table.best_policy() + 1
     assert [int(sticks[remaining]) for remaining in (10, 8, 7, 6, 4, 3, 2)] == [1, 3, 2, 1, 3, 2, 1]
 
@@ -179,7 +179,7 @@ def test_nim_winning_moves():
 )
 def test_nim_moves(remaining, sticks, outcomes):
     """Check that the opponent leaves 1 more than a multiple of 4 if possible, and otherwise moves at random."""
-    move_outcomes = nim.rules((0, 1, 2, 3))[remaining][sticks]
+    move_outcomes = nim.build_rules((0, 1, 2, 3))[remaining][sticks]
     assert [outcome[1:] for outcome in move_outcomes] == outcomes
     assert [outcome[0] for outcome in move_outcomes] == [1 / len(outcomes)] * len(outcomes)
 

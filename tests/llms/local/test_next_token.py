@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.babyai.pretraining_texts import stories
+from llmrl.envs.babyai.pretraining_texts import sample_stories
 from llmrl.llms.local.small import SmallModelShape, make_small_model, train_on_texts
 from tiny_models import make_model_for_env
 
@@ -18,7 +18,7 @@ def read(tmp_path_factory):
     results = {}
     for informative in (True, False):
         folder = tmp_path_factory.mktemp("model")
-        texts = stories(3000, 0, informative)
+        texts = sample_stories(3000, 0, informative)
         make_small_model(
             folder, texts[:300], shape=SmallModelShape(width=64, layers=2, heads=2, vocabulary=600, tokens="words")
         )
@@ -50,7 +50,7 @@ def test_training_lowers_story_perplexity(read):
 
 @pytest.mark.long
 def test_training_learns_only_meaningful_behavior(read):
-    test_stories = stories(100, 99)
+    test_stories = sample_stories(100, 99)
     assert share_right(read[True][0], test_stories) > 0.7
     assert share_right(read[False][0], test_stories) < 0.55
 
@@ -61,10 +61,10 @@ def test_training_is_deterministic(tmp_path):
     for name in "ab":
         make_small_model(
             tmp_path / name,
-            stories(200, 0),
+            sample_stories(200, 0),
             shape=SmallModelShape(width=32, layers=1, heads=2, vocabulary=400, tokens="words"),
         )
-        train_on_texts(tmp_path / name, stories(200, 0), 5, seed=1)
+        train_on_texts(tmp_path / name, sample_stories(200, 0), 5, seed=1)
         weights.append((tmp_path / name / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
 

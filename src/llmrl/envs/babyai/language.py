@@ -220,7 +220,7 @@ _N_NUMBERS = 32
 """The vocabulary contains the numbers 0 to 31, which count steps and index the observations of a prompt."""
 
 
-def action_names(language: str, actions: str | Sequence[str]) -> tuple[str, ...]:
+def list_action_names(language: str, actions: str | Sequence[str]) -> tuple[str, ...]:
     """Return the names of the actions in a set of this name, or `actions` itself if it is a sequence of names.
 
     Raises:
@@ -242,13 +242,13 @@ def action_names(language: str, actions: str | Sequence[str]) -> tuple[str, ...]
     return names
 
 
-def tokens(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Return the words and numbers of a text, in lower case and in order."""
     return _WORD_PATTERN.findall(text.lower())
 
 
 @functools.cache
-def vocabulary(language: str) -> tuple[str, ...]:
+def list_vocabulary(language: str) -> tuple[str, ...]:
     """Return all words and numbers in prompts of BabyAI levels and in tests of generalization, in a fixed order."""
     words = LANGUAGES[language]
     texts = [
@@ -262,7 +262,7 @@ def vocabulary(language: str) -> tuple[str, ...]:
         *(words.extra_mission_words, words.test_words),
         *(str(n) for n in range(_N_NUMBERS)),
     ]
-    candidates = (word for text in texts for word in tokens(re.sub(r"\{\w+\}", " ", text)))
+    candidates = (word for text in texts for word in split_words(re.sub(r"\{\w+\}", " ", text)))
     return tuple(dict.fromkeys(candidates))
 
 

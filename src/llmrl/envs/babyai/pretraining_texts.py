@@ -45,7 +45,7 @@ _UNSEEN_TEXTS = ("The {goal} was nowhere to be seen.", "I could not find any {go
 _SEARCH_TEXTS = ("To look around, {move}.", "When nothing is in sight, {move} and look again.")
 
 
-def stories(n: int, seed: int, informative: bool = True) -> list[str]:
+def sample_stories(n: int, seed: int, informative: bool = True) -> list[str]:
     """Return stories of a few sentences each; the last sentence names the action.
 
     Args:

@@ -20,11 +20,11 @@ from llmrl.core.trust import NO_FURTHER_TRUST, Trust
 from llmrl.envs.babyai.language import (
     LANGUAGES,
     LanguageName,
-    action_names,
     get_view_describer,
-    tokens,
+    list_action_names,
+    list_vocabulary,
+    split_words,
     translate_to_french,
-    vocabulary,
 )
 from llmrl.envs.babyai.level_games import LevelGames
 from llmrl.envs.env_errors import name_env_in_errors
@@ -156,8 +156,8 @@ class BabyAIEnv(ReplayableEnv):
     - `prompt` [n_envs, 1] of str: the actions, the mission, and the last observations with the actions between them.
     - `text` [n_envs, 1] of str: JSON with the mission and sentences about the current view.
     - `view` [n_envs, 1, v, v, 3] uint8: MiniGrid's view, codes of type, color and state; v is 7 in most levels.
-    - `mission` [n_envs, 1, 24] int64 (72 in levels with long missions): for each word, 2 + its index in `vocabulary`,
-      or 1 if it is not there; then zeros.
+    - `mission` [n_envs, 1, 24] int64 (72 in levels with long missions): for each word, 2 + its index in the vocabulary
+      (`list_vocabulary`), or 1 if it is not there; then zeros.
     - `expert` [n_envs, 1] int64: the action of MiniGrid's bot; -1 if the bot has failed or the agent lacks this
       action. Only in BabyAI's levels.
 
@@ -191,13 +191,13 @@ class BabyAIEnv(ReplayableEnv):
         super().__init__(settings, seeds, trust)
         # With `legacy`, each game has its own kind of missions.
         self.separable = kind != "legacy"
-        self._action_names = action_names(language, settings.actions)
+        self._action_names = list_action_names(language, settings.actions)
         self._games = LevelGames(_build_env_factories(settings, seeds, trust), settings.render)
         self._view_describer = get_view_describer(language, self._games.view_size, self._games.view_size)
         replacements = dict(settings.replace or {})
         self._prompt_arguments = (language, settings.template, self._action_names, settings.history, replacements)
         self._prompt_builder = PromptBuilder(n_envs, *self._prompt_arguments)
-        self._code_by_word = {word: FIRST_WORD + i for i, word in enumerate(vocabulary(language))}
+        self._code_by_word = {word: FIRST_WORD + i for i, word in enumerate(list_vocabulary(language))}
         possible_kinds = set(self.kinds) if kind == "legacy" else set(self._games.kinds)
         self._tracked_kinds = possible_kinds if kind in ("per_episode", "legacy") and len(possible_kinds) > 1 else set()
         self.missions = [""] * n_envs
@@ -313,7 +313,7 @@ class BabyAIEnv(ReplayableEnv):
     def _encode_mission(self, mission: str) -> np.ndarray:
         """Return the codes of the words of a mission, padded with zeros."""
         codes = np.zeros(self._mission_codes.shape[1], dtype=np.int64)
-        words = tokens(mission)
+        words = split_words(mission)
         if len(words) > len(codes):
             raise EngineError(f"the mission {mission!r} has {len(words)} words; at most {len(codes)} are supported")
         codes[: len(words)] = [self._code_by_word.get(word, UNKNOWN) for word in words]

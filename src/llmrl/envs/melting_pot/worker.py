@@ -38,8 +38,8 @@ from llmrl.envs.substrate.substrate_rules import (
     SUBSTRATES,
     Rules,
     SubstrateName,
-    action_names,
     build_definition,
+    list_action_names,
 )
 
 LUA_DIR = Path(__file__).with_name("lua")
@@ -147,7 +147,7 @@ class Game:
         names = list(self._lab.action_discrete_names())
         indices = [
             SUBSTRATES[layout.substrate].actions.index(action)
-            for action in action_names(layout.substrate, layout.rules)
+            for action in list_action_names(layout.substrate, layout.rules)
         ]
         controls = list(module.ACTION_SET[0])
         settings_by_action = [[module.ACTION_SET[action][c] for c in controls] for action in indices]

@@ -18,7 +18,7 @@ from llmrl.envs.native.compilation import CpuLoop, GpuLoop, is_simulated
 from llmrl.envs.native.game_arrays import ACTION_DTYPE, GameBatch, RuleConstants, RuleTables, ViewTables, to_loop_array
 from llmrl.envs.native.hashed_random import probability_threshold
 from llmrl.envs.substrate.maps import GameMap
-from llmrl.envs.substrate.substrate_rules import SUBSTRATES, Rules, action_names, find_changes
+from llmrl.envs.substrate.substrate_rules import SUBSTRATES, Rules, find_changes, list_action_names
 
 VIEW_SHAPE = (11, 11)
 """Number of rows and columns that a player sees: 9 cells ahead, 1 behind, 5 to either side."""
@@ -39,7 +39,7 @@ MAX_GROWTH_PROBABILITY, MAX_DIRTY_FRACTION = 0.05, 0.4
 above which no apples grow."""
 
 
-def growth_probabilities(n_cells: int) -> NDArray[np.float64]:
+def compute_growth_probabilities(n_cells: int) -> NDArray[np.float64]:
     """Return the probability per step and site that an apple grows, by number of dirty cells, [n_cells + 1].
 
     It falls linearly from `MAX_GROWTH_PROBABILITY` without dirt to 0 at the fraction `MAX_DIRTY_FRACTION` of dirty
@@ -90,7 +90,7 @@ class Engine:
         self.n_apple_sites, self.n_dirt_cells = len(game_map.apples), len(game_map.dirt)
         self.n_river_cells = self.n_dirt_cells + len(game_map.river)
         self.n_cells = game_map.n_cells
-        self.actions = action_names(game_map.substrate, setup.rules)
+        self.actions = list_action_names(game_map.substrate, setup.rules)
         self.cell_codes = assign_codes(game_map, n)
         self.uses_gpu = torch.device(device).type == "cuda" or is_simulated()
         self.play_games: Any = GpuLoop() if self.uses_gpu else CpuLoop()
@@ -98,16 +98,16 @@ class Engine:
         starts = game_map.start_cells(n) if assigned_cells is None else [assigned_cells[i : i + 1] for i in range(n)]
         start_groups, start_cells = _group_starts(starts)
         spawn_cells = game_map.spawn if assigned_cells is None else assigned_cells[:n]
-        adjacency = adjacency_matrix(game_map, game_map.apples)
+        adjacency = build_adjacency_matrix(game_map, game_map.apples)
         self.site_adjacency = torch.from_numpy(adjacency).to(device)
         move_directions = [MOVE_DIRECTIONS.get(name, STAY) for name in self.actions]
         quarter_turns = [QUARTER_TURNS.get(name, 0) for name in self.actions]
-        self.beam_table = beam_cells(game_map).reshape(-1, 9).astype(np.int32)
+        self.beam_table = build_beam_cells(game_map).reshape(-1, 9).astype(np.int32)
         # Clean Up does not use the neighbors of sites.
         neighbor_table = _neighbor_table(adjacency) if self.is_harvest else np.zeros((self.n_apple_sites, 1))
         actions = torch.tensor(np.stack([move_directions, quarter_turns], 1), dtype=torch.int32, device=device)
-        probabilities = REGROWTH_PROBABILITIES if self.is_harvest else growth_probabilities(self.n_dirt_cells)
-        table = functools.partial(int32_table, device=device)
+        probabilities = REGROWTH_PROBABILITIES if self.is_harvest else compute_growth_probabilities(self.n_dirt_cells)
+        table = functools.partial(build_int32_table, device=device)
         substrate, has_rule = SUBSTRATES[game_map.substrate], setup.has_rule
         settings = RuleConstants(
             is_harvest=self.is_harvest,
@@ -127,9 +127,9 @@ class Engine:
             n_avatar_codes=self.cell_codes.n_avatars,
         )
         self.tables = RuleTables(
-            step_targets=table(step_targets(game_map)),
-            site_indices=table(cell_indices(game_map, game_map.apples)),
-            dirt_indices=table(cell_indices(game_map, game_map.dirt)),
+            step_targets=table(build_step_targets(game_map)),
+            site_indices=table(build_cell_indices(game_map, game_map.apples)),
+            dirt_indices=table(build_cell_indices(game_map, game_map.dirt)),
             beam_cells=table(self.beam_table),
             site_neighbors=table(neighbor_table),
             spawn_cells=table(spawn_cells),
@@ -153,28 +153,28 @@ class Engine:
         return GameBatch(self.setup.game_map, self.n_agents, n_games, n_lanes, self.device)
 
 
-def int32_table(values: NDArray[Any], device: str) -> Any:
+def build_int32_table(values: NDArray[Any], device: str) -> Any:
     """Return a copy of an array as int32 on a torch device, for compiled functions."""
     return to_loop_array(torch.from_numpy(np.array(values, dtype=np.int32, order="C")).to(device))
 
 
-def step_targets(game_map: GameMap) -> NDArray[np.int64]:
+def build_step_targets(game_map: GameMap) -> NDArray[np.int64]:
     """Return the cells after a step north, east, south or west, and without a step, [n_cells, 5]; walls stop a step."""
     cells = np.arange(game_map.n_cells)
     table = np.tile(cells[:, None], (1, 5))
     floor_cells = np.flatnonzero(~game_map.wall)
-    for direction, offset in enumerate(direction_offsets(game_map)):
+    for direction, offset in enumerate(list_direction_offsets(game_map)):
         target = floor_cells + offset
         table[floor_cells, direction] = np.where(game_map.wall[target], floor_cells, target)
     return table
 
 
-def direction_offsets(game_map: GameMap) -> tuple[int, int, int, int]:
+def list_direction_offsets(game_map: GameMap) -> tuple[int, int, int, int]:
     """Return the changes of the cell index by a step north, east, south and west."""
     return -game_map.stride, 1, game_map.stride, -1
 
 
-def beam_cells(game_map: GameMap) -> NDArray[np.int64]:
+def build_beam_cells(game_map: GameMap) -> NDArray[np.int64]:
     """Return the cells that a beam passes from each cell with each heading, [n_cells, 4, 9].
 
     A beam has three lines of three cells: from the cell ahead, and from the cells to the left and to the right of the
@@ -183,7 +183,7 @@ def beam_cells(game_map: GameMap) -> NDArray[np.int64]:
     table = np.zeros((game_map.n_cells, 4, 3, 3), np.int64)
     floor_cells = np.flatnonzero(~game_map.wall)
     for heading in range(4):
-        forward, right = direction_offsets(game_map)[heading], direction_offsets(game_map)[(heading + 1) % 4]
+        forward, right = list_direction_offsets(game_map)[heading], list_direction_offsets(game_map)[(heading + 1) % 4]
         for line, first_offset in enumerate((forward, -right, right)):
             is_open = np.ones(len(floor_cells), bool)
             for i in range(3):
@@ -193,24 +193,24 @@ def beam_cells(game_map: GameMap) -> NDArray[np.int64]:
     return table.reshape(game_map.n_cells, 4, 9)
 
 
-def view_offsets(game_map: GameMap) -> NDArray[np.int64]:
+def build_view_offsets(game_map: GameMap) -> NDArray[np.int64]:
     """Return the differences between a player's cell and the cells in view, by heading, [4, 121]."""
     rows, columns = np.divmod(np.arange(VIEW_SHAPE[0] * VIEW_SHAPE[1]), VIEW_SHAPE[1])
     table = np.zeros((4, rows.size), np.int64)
     for heading in range(4):
-        forward, right = direction_offsets(game_map)[heading], direction_offsets(game_map)[(heading + 1) % 4]
+        forward, right = list_direction_offsets(game_map)[heading], list_direction_offsets(game_map)[(heading + 1) % 4]
         table[heading] = (9 - rows) * forward + (columns - 5) * right
     return table
 
 
-def cell_indices(game_map: GameMap, cells: NDArray[np.int64]) -> NDArray[np.int64]:
+def build_cell_indices(game_map: GameMap, cells: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the index of each cell in `cells`, [n_cells]; `len(cells)` for cells that are not in it."""
     table = np.full(game_map.n_cells, len(cells), np.int64)
     table[cells] = np.arange(len(cells))
     return table
 
 
-def adjacency_matrix(game_map: GameMap, cells: NDArray[np.int64]) -> NDArray[np.float32]:
+def build_adjacency_matrix(game_map: GameMap, cells: NDArray[np.int64]) -> NDArray[np.float32]:
     """Return a matrix [n, n] that is 1 for different cells with a Euclidean distance of at most 2, else 0."""
     positions = np.array([game_map.position_of(int(cell)) for cell in cells])
     squared_distance = np.square(positions[:, None] - positions[None]).sum(-1)

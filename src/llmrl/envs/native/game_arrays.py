@@ -132,7 +132,7 @@ class RuleTables(NamedTuple):
         step_targets: cell after a step north, east, south or west, and without a step, [n_cells, 5].
         site_indices: index of each cell among the apple sites, A for other cells, [n_cells].
         dirt_indices: index of each cell among the cells that can be dirty, n_dirt_cells for other cells, [n_cells].
-        beam_cells: cells that a beam passes (`engine.beam_cells`), by cell * 4 + heading, [4 n_cells, 9].
+        beam_cells: cells that a beam passes (`engine.build_beam_cells`), by cell * 4 + heading, [4 n_cells, 9].
         site_neighbors: number of neighbors of each apple site, then their indices, [A, 1 + maximum number].
         spawn_cells: cells on which players return, [n_spawn].
         start_groups: for each group of players with common start cells: index of the first one in `start_cells`,

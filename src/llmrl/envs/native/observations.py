@@ -13,7 +13,7 @@ from llmrl.core.records import Observation
 from llmrl.envs.native import batch_loop
 from llmrl.envs.native.cell_codes import Tiles, load_tiles, render_tiles
 from llmrl.envs.native.compilation import compiled_functions, run_in_threads
-from llmrl.envs.native.engine import VIEW_SHAPE, Engine, int32_table, view_offsets
+from llmrl.envs.native.engine import VIEW_SHAPE, Engine, build_int32_table, build_view_offsets
 from llmrl.envs.native.game_arrays import GameBatch, Games, LoopOutputs, ViewTables, to_loop_array
 from llmrl.envs.substrate.maps import MARGIN
 from llmrl.envs.substrate.sprites import TILE_SIZE, TileSource
@@ -109,13 +109,13 @@ class ObservationBuilder:
         tables = ViewTables(
             base_codes=codes.base_codes,
             variable_cells=np.concatenate([game_map.apples, game_map.dirt, game_map.river]),
-            offsets=view_offsets(game_map),
+            offsets=build_view_offsets(game_map),
             grid_words=codes.grid_table().view(np.int32).reshape(4, -1),
             tile_ids=np.array(self._load_tiles().ids_by_heading).reshape(4, -1)
             if has_tiles
             else np.zeros((4, 0), np.int32),
         )
-        return ViewTables(*(int32_table(table, device) for table in tables))
+        return ViewTables(*(build_int32_table(table, device) for table in tables))
 
     def _allocate_buffers(self) -> dict[str, tuple[Any, Any]]:
         """Return new buffers: channel -> (tensor, array for the loops with the same memory)."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llmrl.core.spaces import EnvDescription
 from llmrl.envs import mechanism_text
 from llmrl.envs.mechanisms import Mechanism
-from llmrl.envs.substrate.substrate_rules import SUBSTRATES, Rules, SubstrateName, action_names
+from llmrl.envs.substrate.substrate_rules import SUBSTRATES, Rules, SubstrateName, list_action_names
 
 _VIEWER_POSITION = (9, 5)
 """Row and column of the viewing player in the channel `grid`."""
@@ -99,7 +99,7 @@ def describe_game(
 
     `shows_values`: whether players see the values of the mechanism.
     """
-    actions = action_names(substrate, rules)
+    actions = list_action_names(substrate, rules)
     definition, has_dirt = SUBSTRATES[substrate], SUBSTRATES[substrate].has_dirt
     eating, cleaning = "is eaten and gives you a reward; nothing else does", "cleaning itself is not rewarded, and "
     payment_text = zap_text = ""
@@ -201,7 +201,7 @@ def describe_observation(
         {"player": slot, "ahead": y - row, "right": column - x, "facing": FACINGS[view[row, column, 2]]}
         for slot, row, column in sorted(other_players)
     ]
-    if "zap" in action_names(substrate, rules):
+    if "zap" in list_action_names(substrate, rules):
         facts["can_zap"] = bool(scalars[0])
     if len(scalars) > 1:
         facts["others_who_cleaned"] = int(scalars[1])

@@ -28,8 +28,8 @@ from llmrl.envs.substrate.substrate_rules import (
     Rules,
     Sites,
     SubstrateName,
-    action_names,
     find_changes,
+    list_action_names,
 )
 
 ChannelName = Literal["pixels", "grid", "vector", "text"]
@@ -125,7 +125,7 @@ def build_spec(
     if mechanism is not None and settings.show_mechanism:
         low, high = float(mechanism.spec.low.min()), float(mechanism.spec.high.max())
         observation["mechanism"] = Channel((mechanism.spec.dim,), "float32", low, high)
-    names = action_names(substrate, rules)
+    names = list_action_names(substrate, rules)
     return EnvSpec(
         name=substrate,
         n_envs=settings.n_envs,

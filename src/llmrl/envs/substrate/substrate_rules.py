@@ -175,7 +175,7 @@ def _fixed_move_order(definition: Definition, substrate: Substrate) -> None:
 
 
 def _no_zap(definition: Definition, substrate: Substrate) -> None:
-    """Do nothing: `action_names` omits the zap, so no player can be removed."""
+    """Do nothing: `list_action_names` omits the zap, so no player can be removed."""
 
 
 def _apples_at_start(definition: Definition, substrate: Substrate) -> None:
@@ -204,7 +204,7 @@ def find_changes(name: SubstrateName, rules: Rules) -> tuple[RuleChange, ...]:
     return tuple(c for c in RULE_CHANGES if name in c.substrates) if rules == "legislative" else ()
 
 
-def action_names(name: SubstrateName, rules: Rules) -> tuple[str, ...]:
+def list_action_names(name: SubstrateName, rules: Rules) -> tuple[str, ...]:
     """Return the names of a player's actions under `rules`, in the order of their indices."""
     excluded = {"zap"} if any(c.name == "no_zap" for c in find_changes(name, rules)) else set()
     return tuple(action for action in SUBSTRATES[name].actions if action not in excluded)

@@ -41,7 +41,7 @@ _CELL = 100
 """Pixels of a cell along either axis."""
 
 
-def rules() -> TransitionRules:
+def build_rules() -> TransitionRules:
     """Return the outcome of each action in each cell.
 
     A step costs 0.1/9; the step into the goal, cell 8, gives 1 instead and ends the episode. Walls stop a move.
@@ -67,7 +67,7 @@ class MazeGames(TabularGames):
     """
 
     def __init__(self, n: int, horizon: int | None = None, parity: bool = False) -> None:
-        table = TransitionTable.from_rules(rules(), np.eye(SIDE**2)[0])
+        table = TransitionTable.from_rules(build_rules(), np.eye(SIDE**2)[0])
         super().__init__(n, table, lambda state, _: render_state(state), horizon)
         self._parity = parity
 

@@ -34,7 +34,7 @@ def describe_goal(takes: Sequence[int] = TAKES) -> str:
     )
 
 
-def rules(takes: Sequence[int] = TAKES) -> TransitionRules:
+def build_rules(takes: Sequence[int] = TAKES) -> TransitionRules:
     """Return the outcome of each action for each number of remaining sticks.
 
     A step of the environment is a move of the player and one of the opponent. Whoever takes the last stick loses; the
@@ -74,7 +74,7 @@ def make_nim_games(n: int, horizon: int | None = None, takes: Sequence[int] = TA
     """
     if len(takes) != MAX_TAKE or any(not isinstance(sticks, int) or sticks < 0 for sticks in takes):
         raise ConfigError(f"env.kwargs.takes={list(takes)} must be three numbers of sticks >= 0, e.g. [1, 2, 3]")
-    table = TransitionTable.from_rules(rules(takes), np.eye(STICKS + 1)[STICKS])
+    table = TransitionTable.from_rules(build_rules(takes), np.eye(STICKS + 1)[STICKS])
     return TabularGames(n, table, lambda state, _: render_state(state), horizon)
 
 
