@@ -17,7 +17,6 @@ import imageio.v3
 import numpy as np
 from PIL import Image
 
-from llmrl.core.frames import SIDE_BY_SIDE_STEM
 from llmrl.evaluation.evaluate_run import evaluate_run
 from llmrl.evaluation.settings import EvaluationSettings
 
@@ -58,7 +57,7 @@ def main() -> None:
             out=Path(folder),
         )
         found = evaluate_run(asked.run, settings, lambda text, rows=(): None)
-        write_small_video(imageio.v3.imread(Path(folder) / "videos" / f"{SIDE_BY_SIDE_STEM}.mp4"), asked.out)
+        write_small_video(imageio.v3.imread(Path(folder) / "videos" / "side_by_side.mp4"), asked.out)
     sys.stdout.write("\n".join([*found["sentences"], f"{asked.out}: {asked.out.stat().st_size / 1e6:.2f} MB"]) + "\n")
 
 
