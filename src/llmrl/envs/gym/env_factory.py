@@ -97,7 +97,7 @@ class EnvFactory:
         kwargs: arguments of the environment.
         horizon: steps after which an episode is truncated, >= 1; None: the step limit that Gymnasium registers.
         engine: `stock`: one Gymnasium object per game; `batched`: one object with the state of all games in arrays.
-        trust: modules that `id`, or a file that describes the environment in words, may name.
+        trust: modules that `id`, or the option `env.text`, may name.
     """
 
     id: str
