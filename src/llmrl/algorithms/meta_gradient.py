@@ -261,7 +261,8 @@ def adam_step(
 
     The step is algorithm 1 of Kingma & Ba 2015, with eps added to the bias-corrected root. Results equal those of
     `torch.optim.Adam` up to rounding. If all gradients so far are zero, the step is first moment / eps, so that its
-    derivative is finite.
+    derivative is finite. torchopt 0.7.3 cannot be loaded with torch 2.13 (undefined symbol in its compiled
+    extension).
     """
     steps = moments.steps + 1
     first_moment = betas[0] * moments.first + (1 - betas[0]) * gradient
