@@ -56,8 +56,7 @@ class CategoricalActions:
     @staticmethod
     def log_prob_entropy(outputs: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log pi(action) and the entropy in nats, each [..., n], for outputs [..., n, n_actions]."""
-        # On a CPU, torch takes seven times as long for a softmax along a short last axis.
-        log_probs = outputs.transpose(-1, -2).log_softmax(-2).transpose(-1, -2)
+        log_probs = outputs.log_softmax(-1)
         log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         return log_prob, -(log_probs.exp() * log_probs).sum(-1)
 
