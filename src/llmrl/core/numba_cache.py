@@ -20,6 +20,9 @@ from llmrl.core.threads import hold_process_lock
 
 log = logging.getLogger(__name__)
 
+JIT_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+"""Options of all functions. They allocate no memory, so Numba's reference counting (`_nrt`) is turned off."""
+
 
 @functools.cache
 def cache_folder(name: str, files: tuple[Path, ...]) -> Path:

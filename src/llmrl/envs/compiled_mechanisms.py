@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.numba_cache import cache_folder, compile_for, numba_cache
+from llmrl.core.numba_cache import JIT_OPTIONS, cache_folder, compile_for, numba_cache
 
 
 def settle_tax(
@@ -123,10 +123,6 @@ def settle_incentives(
             reward[b, i] = base_reward[b, i] + payment
 
 
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
-"""Options of Numba. The functions allocate nothing."""
-
-
 @functools.cache
 def compile_tax() -> Callable[..., None]:
     """Return `settle_tax`, compiled."""
@@ -146,4 +142,4 @@ def _compile(function: Callable[..., None], arguments: tuple[Any, ...]) -> Calla
     import numba
 
     with numba_cache(cache_folder("mechanisms", (Path(__file__),))) as cache:
-        return compile_for(numba.njit(cache=cache, **_OPTIONS)(function), arguments)
+        return compile_for(numba.njit(cache=cache, **JIT_OPTIONS)(function), arguments)

@@ -55,7 +55,7 @@ class CategoricalActions:
 
     @staticmethod
     def log_prob_entropy(outputs: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log pi(action) and the entropy in nats, each [..., n], for outputs [..., n, n_actions]."""
+        """Return log pi(action) and the entropy in nats, each [...]."""
         log_probs = outputs.log_softmax(-1)
         log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         return log_prob, -(log_probs.exp() * log_probs).sum(-1)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from llmrl.core.numba_cache import cache_folder, compile_for, numba_cache
+from llmrl.core.numba_cache import JIT_OPTIONS, cache_folder, compile_for, numba_cache
 from llmrl.core.records import PolicyOutput
 from llmrl.networks.action_distributions import CategoricalActions
 from llmrl.networks.actor_critic import PLAYER_CHANNEL, ActorCritic
@@ -236,12 +236,13 @@ def compiled_act() -> Any:
     """Return `act` compiled for a CPU. Numba is imported here; it compiles the function when it is first called."""
     import numba
 
-    options = {"error_model": "numpy", "_nrt": False}
     with numba_cache(cache_folder("acting", (Path(__file__),))) as cache:
         names = dict(globals())
         for function in (list_facts, list_nonzero, activate, choose, apply_layer, apply_layers):
-            names[function.__name__] = numba.njit(FunctionType(function.__code__, names, function.__name__), **options)
-        return numba.njit(FunctionType(act.__code__, names, "act"), cache=cache, nogil=True, **options)
+            names[function.__name__] = numba.njit(
+                FunctionType(function.__code__, names, function.__name__), **JIT_OPTIONS
+            )
+        return numba.njit(FunctionType(act.__code__, names, "act"), cache=cache, **JIT_OPTIONS)
 
 
 class CompiledSocieties:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.numba_cache import cache_folder, numba_cache, numba_type
+from llmrl.core.numba_cache import JIT_OPTIONS, cache_folder, numba_cache, numba_type
 from llmrl.envs.native import batch_loop, hashed_random, rules
 from llmrl.envs.native.game_arrays import Games, LoopInputs, LoopOutputs, RuleTables, ViewTables
 
@@ -38,8 +38,6 @@ JitCompiler = Callable[[Any], Any]
 WORK_PER_THREAD = 3072
 """Minimum number of players whom a thread advances by a step; players with views count three times. This takes about
 0.4 ms, whereas a sleeping thread takes up to 0.1 ms to wake."""
-JIT_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
-"""Options of all functions. They allocate no memory, so Numba's reference counting (`_nrt`) is turned off."""
 INNER_JIT_OPTIONS = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Options of inner functions, which are inlined, because a call would copy dozens of array arguments."""
 THREADS_PER_BLOCK = 16
