@@ -88,6 +88,18 @@ class QueryStats:
         self.completion_tokens = _add_or_none(self.completion_tokens, reply.completion_tokens)
         self.cost = _add_or_none(self.cost, reply.cost)
 
+    @property
+    def counts(self) -> dict[str, float | None]:
+        """All numbers, by name."""
+        return {
+            "replies": self.replies,
+            "invalid": self.invalid,
+            "failed": self.failed,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "cost": self.cost,
+        }
+
 
 class StructuredQuery(StateFields, Generic[T]):
     """Sender of batches of questions to a chat model, whose replies must have a certain form.

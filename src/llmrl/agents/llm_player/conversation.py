@@ -89,6 +89,10 @@ class PlayerConversation:
         self.images = []
         self.steps_since_answer, self.n_answers, self.first_shown_answer, self.replacement_notice = 0, 0, 0, ""
 
+    def add_image(self, image: str, max_images: int) -> None:
+        """Add a frame of the present state; the newest `max_images` frames remain."""
+        self.images = [*self.images, image][-max_images:]
+
     def add_observation(self, text: str | None, legal_answers: Any, extras: Sequence[ObservationExtra]) -> None:
         """Add the present observation, with some additions.
 

@@ -198,7 +198,7 @@ class LLMPolicy:
                 shown_text = text if self.settings.show_text else None
                 conversation.add_observation(shown_text, legal_answers, self.settings.observation_extras)
                 if images:
-                    conversation.images = [*conversation.images, images[agent]][-self.settings.show_frames :]
+                    conversation.add_image(images[agent], self.settings.show_frames)
                 observing_players.append((game, agent))
                 if is_forced:
                     conversation.observations = conversation.observations[-MAX_FORCED_STEPS:]
@@ -351,7 +351,7 @@ class LLMPolicy:
             "valid": decision is not None,
             "reply": stats.text,
             **self._make_model_field(agent),
-            **_make_stats_fields(stats),
+            **stats.counts,
         }
 
     def _record_replies(self, game: int, agent: int, observation: str, stats: QueryStats) -> None:
@@ -370,7 +370,7 @@ class LLMPolicy:
         speakers = [
             (game, agent)
             for game, agent in observing_players
-            if self.conversations[game][agent].steps % talk.interval == 0
+            if talk.is_round_due(self.conversations[game][agent].steps)
         ]
         queries = []
         for game, agent in speakers:
@@ -388,7 +388,7 @@ class LLMPolicy:
             sent[game][agent] = message
             self.conversations[game][agent].is_talking = False
             self.counts.count(self.models[agent], stats, messages=bool(message.text))
-            notes[game][agent] |= {"said": message.text, "talk_took": _make_stats_fields(stats)}
+            notes[game][agent] |= {"said": message.text, "talk_took": stats.counts}
         received = yield from talk.exchange(sent)
         for game, messages in sent.items():
             for conversation, sent_message, received_messages in zip(
@@ -421,7 +421,7 @@ class LLMPolicy:
         )
         for (game, agent), (lesson, stats) in zip(lesson_players, lessons, strict=True):
             self.counts.count(self.models[agent], stats, lessons=lesson is not None)
-            notes[game][agent] |= {"lesson": lesson or "", "lesson_took": _make_stats_fields(stats)}
+            notes[game][agent] |= {"lesson": lesson or "", "lesson_took": stats.counts}
 
     def _parse_reply(self, reply: ChatReply, legal_mask: Sequence[bool] | None = None) -> PlayerReply:
         return parse_player_reply(reply.text, self.answers, legal_mask, self.requires_reflection, reply.is_truncated)
@@ -452,15 +452,3 @@ def _is_image(spec: EnvSpec, name: str) -> bool:
     """Return whether a channel contains images that can be shown."""
     channel = spec.observation.get(name)
     return channel is not None and channel.dtype == "uint8" and len(channel.shape) == 3 and channel.shape[-1] == 3
-
-
-def _make_stats_fields(stats: QueryStats) -> dict[str, Any]:
-    """Return the statistics of a question for a note."""
-    return {
-        "replies": stats.replies,
-        "invalid": stats.invalid,
-        "failed": stats.failed,
-        "prompt_tokens": stats.prompt_tokens,
-        "completion_tokens": stats.completion_tokens,
-        "cost": stats.cost,
-    }

@@ -67,6 +67,10 @@ class Talk:
         self._parser = TextParser("message", max_length)
         self._parser.recipient_keys = ("to",)
 
+    def is_round_due(self, step: int) -> bool:
+        """Return whether there is a round before the action of a step, counted from 0."""
+        return step % self.interval == 0
+
     def _check_n_players(self, n_players: int) -> None:
         if n_players < 2:
             raise ConfigError(
