@@ -74,7 +74,7 @@ def patch_table_merging() -> None:
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
     compose = ConfigLoaderImpl._compose_config_from_defaults_list
-    if hasattr(compose, "__wrapped__"):
+    if getattr(compose, "is_merging_tables", False):
         return
 
     @functools.wraps(compose)
@@ -83,6 +83,7 @@ def patch_table_merging() -> None:
     ) -> DictConfig:
         return compose(self, defaults, _TableRepository(repo, read_chosen_options(defaults)))  # type: ignore[arg-type]
 
+    compose_with_tables.is_merging_tables = True  # type: ignore[attr-defined]
     ConfigLoaderImpl._compose_config_from_defaults_list = compose_with_tables  # type: ignore[method-assign]
 
 

@@ -21,6 +21,8 @@ SINKS_GROUP = "llmrl.sinks"
 """Group of sinks, which receive metrics."""
 ENTRY_POINT_GROUPS = (PARTS_GROUP, BACKENDS_GROUP, SINKS_GROUP)
 
+_METADATA_SUFFIXES = (".dist-info", ".egg-info")
+
 
 @dataclass(frozen=True)
 class EntryPoint:
@@ -57,18 +59,33 @@ def entry_points() -> tuple[EntryPoint, ...]:
     packages: dict[str, list[EntryPoint]] = {}
     for path in dict.fromkeys(sys.path):
         if path and os.path.realpath(path) != working_folder:
-            for file in sorted(Path(path).glob("*.*-info/entry_points.txt")):
-                if b"[llmrl." in file.read_bytes():
-                    name = file.parent.name.partition("-")[0].lower()
-                    packages.setdefault(name, list(_iterate_entry_points(file.parent)))
+            for folder in _iterate_metadata_folders(path):
+                name = Path(folder).name.partition("-")[0].lower()
+                packages.setdefault(name, list(_iterate_entry_points(folder)))
     all_entries = (entry for entries in packages.values() for entry in entries)
     return tuple(sorted(all_entries, key=lambda entry: (entry.group, entry.name, entry.package)))
 
 
-def _iterate_entry_points(folder: Path) -> Iterator[EntryPoint]:
+def _iterate_metadata_folders(path: str) -> Iterator[str]:
+    """Yield the metadata folders in `path` that mention a group of llmrl in their entry points."""
+    try:
+        with os.scandir(path) as entries:
+            folders = sorted(entry.path for entry in entries if entry.name.endswith(_METADATA_SUFFIXES))
+    except OSError:
+        return  # a zip archive, or nothing at all
+    for folder in folders:
+        try:
+            with open(f"{folder}/entry_points.txt", "rb") as file:  # noqa: PTH123 (hundreds of files at every start)
+                if b"[llmrl." in file.read():
+                    yield folder
+        except OSError:
+            continue
+
+
+def _iterate_entry_points(folder: str) -> Iterator[EntryPoint]:
     from importlib.metadata import PathDistribution
 
-    distribution = PathDistribution(folder)
+    distribution = PathDistribution(Path(folder))
     package = f"{distribution.metadata['Name']} {distribution.metadata['Version']}"
     for entry in distribution.entry_points:
         if entry.group in ENTRY_POINT_GROUPS:
