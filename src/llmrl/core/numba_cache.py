@@ -67,8 +67,8 @@ def numba_cache(folder: Path) -> Iterator[bool]:
 def compile_for(function: Any, arguments: tuple[Any, ...]) -> Callable[..., Any]:
     """Return a function that Numba compiles, for arguments of the types of `arguments` only.
 
-    A call of it avoids Numba's dispatch, which takes about a microsecond and more for tuples of arrays. It raises
-    TypeError for arguments of other types.
+    A call of it avoids Numba's dispatch, which determines the types of all arguments. It raises TypeError for arguments
+    of other types.
     """
     compiled: Callable[..., Any] = function.compile(tuple(map(numba_type, arguments)))
     return compiled

@@ -1,7 +1,7 @@
 """Compiled settlements of `BracketedTax` and `Incentives`: one pass over the players of all games of a step.
 
-NumPy takes about thirty operations for a settlement, which with few games take longer than the step of the games.
-Sums run in the order of NumPy's and torch's, so all three give the same results for whole apples.
+With few games, the many small operations of NumPy for a settlement take longer than the step of the games. Sums run in
+the order of NumPy's and torch's, so all three give the same results for whole apples.
 """
 
 from __future__ import annotations

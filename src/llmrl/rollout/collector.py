@@ -65,11 +65,10 @@ class Collector:
         self.spec = env.spec
         if isinstance(policy, NeedsCamera):
             policy.camera = make_camera(env)
-        # Device of the environment's actions and observations; None: the host.
-        self._env_device = None if self.spec.device in (None, "cpu") else torch.device(self.spec.device)
         self._request((*policy.channels, *keep, *(name for observer in observers for name in observer.channels)))
         self._observers = list(observers)
         self._buffer = RolloutBuffer(self.spec, self.device, policy.channels, keep)
+        self._env_device = self._buffer.env_device
         self._observation: Observation | None = None
         self._state: torch.Tensor | None = None
         self._is_episode_start = np.ones(self.spec.n_envs, dtype=bool)

@@ -188,12 +188,13 @@ class RolloutBuffer:
 
     Attributes:
         played: number of steps of the rollout so far.
+        env_device: device on which rewards and metrics remain until the end of the rollout; None: the host, where they
+            are NumPy arrays.
     """
 
     def __init__(self, spec: EnvSpec, device: torch.device, channels: Sequence[str], keep: Sequence[str]) -> None:
         self.spec, self.device = spec, device
-        # Device on which rewards and metrics remain until the end of the rollout; None: they are NumPy arrays.
-        self._env_device = None if spec.device in (None, "cpu") else torch.device(spec.device)
+        self.env_device = None if spec.device in (None, "cpu") else torch.device(spec.device)
         self._keep = tuple(keep)
         self._unread_channels = tuple(name for name in keep if name not in channels)
         self._is_text = {name: channel.dtype == "object" for name, channel in spec.observation.items()}
@@ -281,7 +282,7 @@ class RolloutBuffer:
                 self._reward_jacobian = self._zeros((*self._shape, step.reward_jacobian.shape[-1]))
             self._reward_jacobian[t] = step.reward_jacobian
         self._truncated[t] = np.asarray(step.truncated) & ~np.asarray(step.terminated)
-        if self._env_device is None:
+        if self.env_device is None:
             for i, name in enumerate(self._per_step):
                 self._info[i, t] = step.info[name]
         else:
@@ -374,9 +375,9 @@ class RolloutBuffer:
 
     def _zeros(self, shape: tuple[int, ...]) -> Array:
         """Return a float32 array of zeros on the environment's device."""
-        if self._env_device is None:
+        if self.env_device is None:
             return np.zeros(shape, dtype=np.float32)
-        return torch.zeros(shape, dtype=torch.float32, device=self._env_device)
+        return torch.zeros(shape, dtype=torch.float32, device=self.env_device)
 
 
 def to_device(x: Any, device: torch.device) -> torch.Tensor:
