@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from llmrl.core.errors import LlmrlError
 from llmrl.core.printable import make_logs_printable
 from llmrl.core.processes import ProcessGroup, leave_group_at_exit
 from llmrl.core.threads import hold_process_lock
@@ -85,7 +86,7 @@ def report_errors(name: str) -> Iterator[None]:
     make_logs_printable()
     for library in _VERBOSE_LIBRARIES:
         logging.getLogger(library).setLevel(logging.WARNING)
-    with leave_group_at_exit(), exit_on_error(name, report):
+    with leave_group_at_exit(), _raise_to_foreign_launchers(), exit_on_error(name, report):
         try:
             yield
         except KeyboardInterrupt as interrupt:
@@ -94,3 +95,26 @@ def report_errors(name: str) -> Iterator[None]:
         except Stopped as stopped:
             report(name, stopped)
             raise SystemExit(stopped.exit_code) from stopped
+
+
+@contextmanager
+def _raise_to_foreign_launchers() -> Iterator[None]:
+    """Raise the cause of an exit, if it is an unexpected error, to launchers of `--multirun` other than llmrl's.
+
+    With such a launcher an exception ends one run, but an exit ends the whole sweep.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    try:
+        yield
+    except SystemExit as exit_error:
+        cause, hydra_config = exit_error.__cause__, HydraConfig.get() if HydraConfig.initialized() else None
+        is_foreign_sweep = (
+            hydra_config is not None
+            and hydra_config.mode == RunMode.MULTIRUN
+            and not str(hydra_config.launcher.get("_target_")).startswith("hydra_plugins.llmrl")
+        )
+        if is_foreign_sweep and isinstance(cause, Exception) and not isinstance(cause, LlmrlError):
+            raise cause from None
+        raise
