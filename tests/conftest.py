@@ -89,6 +89,22 @@ def signal_game():
     return make
 
 
+@pytest.fixture
+def slurm_cluster(request):
+    """Return the one-node cluster of this machine; tests are skipped where there can be none.
+
+    A test marked `exclusive_cluster` waits until no other test uses the cluster.
+    """
+    from cluster import NoClusterError, reserve_cluster
+
+    is_exclusive = request.node.get_closest_marker("exclusive_cluster") is not None
+    try:
+        with reserve_cluster(is_exclusive) as resources:
+            yield resources
+    except NoClusterError as reason:
+        pytest.skip(str(reason))
+
+
 @pytest.fixture(autouse=True)
 def _commands_leave_no_trace(monkeypatch):
     """Restore logging and the umask after each test.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import commands
-from cluster import NoClusterError, cluster, environment_outside_jobs
+from cluster import environment_outside_jobs
 from installed import skip_without
 from llmrl.results.run_records import read_run
 from tuned import COMMON, QUICK, assert_equal_runs, only_folder
@@ -61,18 +61,14 @@ def test_job_requests_training_resources(proposer, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.slurm
-def test_job_matches_command(proposer, sft, tmp_path):
+def test_job_matches_command(proposer, sft, slurm_cluster, tmp_path):
     """The same run as a job, bit for bit; without the GPU and the memory, which clusters for tests lack."""
-    try:
-        resources = cluster()
-    except NoClusterError as reason:
-        pytest.skip(str(reason))
     small = ("hardware.gpus=0", "hardware.device=cpu", "hardware.precision=highest", "hardware.memory_gb=1")
     record = submitted(tmp_path, proposer, *small, "hardware.cores=1", "method.optimizer.steps=12", "seed=0")
     assert "1 finished" in record
     folder = only_folder(tmp_path)
     assert read_run(folder).state == "finished"
     (job,) = {path.name.partition("_")[0] for path in (tmp_path / ".sweeps").rglob("*_log.out")}
-    fields = resources.show(job)
+    fields = slurm_cluster.show(job)
     assert (fields["JobState"], fields["Requeue"], fields["TimeLimit"]) == ("COMPLETED", "1", "4-00:00:00")
     assert_equal_runs(sft, folder)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,3 +120,19 @@ def cluster() -> Cluster:
         check=True,
     ).stdout
     return Cluster(int(fields["MaxArraySize"]), int(cpus))
+
+
+@contextmanager
+def reserve_cluster(is_exclusive: bool = False) -> Iterator[Cluster]:
+    """Return a context in which no other test ends the daemons of the cluster.
+
+    Args:
+        is_exclusive: whether no other test may use the cluster.
+
+    Raises:
+        NoClusterError: as `cluster`.
+    """
+    resources = cluster()
+    with (Path(tempfile.gettempdir()) / "llmrl_cluster_of_tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if is_exclusive else fcntl.LOCK_SH)
+        yield resources

@@ -35,6 +35,10 @@ class TestSlurm(BackendConformance):
             restore=restore,
         )
 
+    @pytest.mark.exclusive_cluster
+    def test_lost_node_affects_its_runs(self, place, slow_reference, tmp_path):
+        super().test_lost_node_affects_its_runs(place, slow_reference, tmp_path)
+
     def test_dependency_runs_single_time(self, place, tmp_path):
         """Also: all jobs are submitted at once, those that wait as one array."""
         super().test_dependency_runs_single_time(place, tmp_path)
