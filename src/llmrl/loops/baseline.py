@@ -1,4 +1,4 @@
-"""The loop of agents with a training loop of their own, which train under the budget of a policy search."""
+"""The loop of agents that an external library trains, with the episode budget of a policy search."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from llmrl.run.artifacts import RESULT_EPISODES
 from llmrl.run.run import Run
 
 EpisodeCallback = Callable[[float, int], bool]
-"""Function of the return and the length of a finished episode; it returns whether to continue."""
+"""Function of the return and the length (steps) of a finished episode; it returns whether to continue training."""
 
 
 @runtime_checkable
 class ExternallyTrained(Protocol):
-    """Protocol of agents that learn in a training loop of their own."""
+    """Protocol of agents that are trained by the loop of an external library."""
 
     def fit(self, make_env: Callable[[], Any], on_episode: EpisodeCallback, episodes: int) -> None:
         """Train in environments that `make_env` returns, until `on_episode` returns False after `episodes` episodes."""
@@ -39,7 +39,7 @@ class ExternallyTrained(Protocol):
 
     @property
     def controller(self) -> Controller:
-        """The learned policy so far, acting deterministically, as a controller without parameters."""
+        """Controller without parameters that takes the deterministic actions of the current policy."""
         ...
 
 
@@ -53,13 +53,13 @@ class HasGymnasiumEnv(Protocol):
 
 
 class BaselineLoop(StateFields, Loop):
-    """Train for as many episodes as a policy search would play; then evaluate as such a search is evaluated.
+    """Loop that trains with the number of episodes, and evaluates with the episodes, of a policy search.
 
-    Episodes are logged in blocks as large as an iteration of the search: the mean return of the exploring policy. The
-    evaluation is without exploration, on the same episodes as that of the best proposal of a search with the same seed.
+    Episodes are logged in blocks of the size of a search iteration, as mean returns of the exploring policy. The policy
+    is evaluated without exploration, on the seeds on which a search with the same seed evaluates its best proposal.
 
-    The training cannot be saved before it ends: a checkpoint during it holds the weights and measurements from before.
-    A run that is stopped starts again from the beginning, with the same numbers.
+    The state of the library's training cannot be saved. So checkpoints during training hold the state before training,
+    and a run that was stopped trains again from the beginning, with the same results.
 
     Args:
         parts: parts of the run, with one agent.
@@ -67,7 +67,7 @@ class BaselineLoop(StateFields, Loop):
             `race_rounds` have no effect, because there is only one policy.
 
     Raises:
-        ConfigError: the parts cannot work together, or a setting applies to searches only.
+        ConfigError: the environment is no Gymnasium environment, or a setting applies to searches only.
     """
 
     _state_fields = ("is_trained", "returns", "env_steps", "agents")
@@ -95,7 +95,7 @@ class BaselineLoop(StateFields, Loop):
         self.env, self.agent, self.seeds, self.cores = env, agent, parts.seeds, parts.cores
         self.agents, self.settings = list(parts.agents), settings
         self.n_blocks, self.block_size = settings.iterations, settings.candidates * settings.episodes
-        self.returns: list[float] = []  # mean of each block
+        self.returns: list[float] = []  # mean return of each block
         self.env_steps = 0
         self.is_trained = False
 
@@ -128,9 +128,8 @@ class BaselineLoop(StateFields, Loop):
         return metrics["search/incumbent_return"]
 
     def _train(self, run: Run, answer: Callable[[Request], Any]) -> None:
-        # A run that is stopped starts again from the beginning.
         initial_state = {**self.state_dict(), **run.resume_position()}
-        returns: list[float] = []
+        returns: list[float] = []  # returns and lengths of the episodes of the current block
         lengths: list[int] = []
 
         def record_episode(episode_return: float, length: int) -> bool:

@@ -23,24 +23,24 @@ from llmrl.rollout.multi_run_rollout import BatchedRun, EpisodeStart, RunBatch
 from llmrl.run.signals import WorkDiscarded
 
 State = Literal["running", "waiting", "detached", "finished"]
-"""State of a run: it computes something itself, waits for an answer, does something slow for which the others do not
-wait, or has ended."""
+"""State of a run. `running`: it computes in its own thread; `waiting`: for an answer; `detached`: it computes something
+slow, for which the executor does not wait; `finished`: it makes no more requests."""
 
 MIN_PATIENCE_SECONDS, PATIENCE_FRACTION = 0.1, 0.2
-"""Time for which a run that has just become detached is waited for: the longer of a number of seconds and a fraction of
-the duration of the last answer."""
+"""The executor waits for a newly detached run for the longer of these times: a number of seconds, and a fraction of the
+duration of the last answer."""
 MAX_SKIPS = 20
-"""Maximum number of answers to other runs before a waiting run is answered: about a principal step of theirs."""
+"""Maximum number of answers to other runs before a waiting run is answered: about one principal step of these runs."""
 MAX_CACHED_BATCHES = 2
-"""Maximum number of batches that are cached, with the memory of their rollouts."""
+"""Maximum number of batches that are cached together with the memory of their rollouts."""
 
 
 class BatchedExecutor:
     """Executor of the requests of several runs, which answers them in the thread that calls `run`.
 
-    The executor waits until no run computes any more, and then answers the largest group of requests that can be one
-    batch. So similar runs remain in one batch. It does not wait for a detached run: one that asks a language model,
-    fits a surrogate model or waits for another run. Such a run joins a later batch.
+    The executor waits until all runs wait for an answer, and then answers the largest group of requests that can be one
+    batch. This keeps similar runs in one batch. It does not wait for detached runs, which wait for a language model,
+    for the fit of a surrogate model or for another run; such a run joins a later batch.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class BatchedExecutor:
         """Answer requests until all runs have ended.
 
         Raises:
-            KeyboardInterrupt, WorkDiscarded: a signal was received.
+            KeyboardInterrupt, WorkDiscarded: the process received a signal to stop.
         """
         while (connections := self._next_group()) is not None:
             self._answer(connections)
@@ -88,7 +88,7 @@ class BatchedExecutor:
                 wait_seconds = self._remaining_patience_seconds()
                 if "waiting" in states and "running" not in states and wait_seconds <= 0:
                     break
-                # A finite time, so that signals are handled.
+                # Python handles signals only between waits, so no wait may be unlimited.
                 self._changed.wait(wait_seconds if wait_seconds > 0 else 1.0)
             groups: dict[object, list[RunConnection]] = {}
             for connection in self._connections:
@@ -102,21 +102,21 @@ class BatchedExecutor:
 
     @staticmethod
     def _priority(connections: Sequence[RunConnection]) -> tuple[bool, bool, bool, int]:
-        """Return the sort key of a group of connections; the group with the largest one is answered first.
+        """Return the sort key of a group of connections; the group with the largest key is answered first.
 
-        Runs that other runs need come first, so that those other runs start together. Updates come before games, which
-        would overwrite the rollouts of the updates. Of the other groups, one that has waited for `MAX_SKIPS` answers
-        comes first, then the largest.
+        Prerequisites of other runs come first, so that the dependent runs can start together. Then come updates,
+        because playing would overwrite the rollouts from which they learn; then groups with a request that was skipped
+        `MAX_SKIPS` times; then the largest group.
         """
         is_update = isinstance(connections[0].request, Update)
         is_overdue = max(connection.n_skips for connection in connections) >= MAX_SKIPS
         return any(connection.is_prerequisite for connection in connections), is_update, is_overdue, len(connections)
 
     def _remaining_patience_seconds(self) -> float:
-        """Return for how many more seconds to wait for detached runs; 0 or less: not at all."""
-        detached_at = [c.state_change_seconds for c in self._connections if c.state == "detached"]
+        """Return the seconds that remain of the wait for detached runs; 0 or negative: there is no wait."""
+        detach_times = [c.state_change_seconds for c in self._connections if c.state == "detached"]
         patience_seconds = max(MIN_PATIENCE_SECONDS, PATIENCE_FRACTION * self._answer_seconds)
-        return max(detached_at) + patience_seconds - time.monotonic() if detached_at else 0.0
+        return max(detach_times) + patience_seconds - time.monotonic() if detach_times else 0.0
 
     def _answer(self, connections: Sequence[RunConnection]) -> None:
         """Answer the requests of connections with equal batch keys."""
@@ -130,7 +130,7 @@ class BatchedExecutor:
                 answers = self._update(connections)
             else:
                 answers = self._play(connections)
-        except (KeyboardInterrupt, WorkDiscarded):  # these end the process
+        except (KeyboardInterrupt, WorkDiscarded):  # they end the process instead of one run
             raise
         except BaseException as error:  # noqa: BLE001 (raised again in the threads of the runs)
             answers = [error] * len(connections)
@@ -159,8 +159,8 @@ class BatchedExecutor:
         else:
             assert connections[0].batch is not None
             batch = connections[0].batch
-            absent = set(range(len(batch.runs))) - {connection.index for connection in connections}
-            outputs = batch.play(first.steps, None, absent, **options)
+            absent_runs = set(range(len(batch.runs))) - {connection.index for connection in connections}
+            outputs = batch.play(first.steps, None, absent_runs, **options)
         for connection, request in zip(connections, requests, strict=True):
             output = outputs[connection.index]
             connection.rollout = output.copy() if request.copy and isinstance(output, Rollout) else output
@@ -170,15 +170,15 @@ class BatchedExecutor:
         key = tuple(connections)
         batch = self._batches.pop(key, None)
         if batch is None:
-            while len(self._batches) >= MAX_CACHED_BATCHES:  # the oldest; its connections still refer to it
-                del self._batches[next(iter(self._batches))]
+            while len(self._batches) >= MAX_CACHED_BATCHES:
+                del self._batches[next(iter(self._batches))]  # least recently used
             batch = RunBatch([BatchedRun(c.request.collector, c.call_in_context) for c in connections])  # type: ignore[union-attr]
         self._batches[key] = batch
         return batch
 
     @staticmethod
     def _update(connections: Sequence[RunConnection]) -> Sequence[Any]:
-        """Update the societies of all runs; return the metrics of each run, or the error of a diverged one."""
+        """Update the societies of all runs; return for each run the metrics of its societies, or a `Diverged` error."""
         batch = connections[0].batch
         assert batch is not None
         requests: dict[int, Update] = {c.index: c.request for c in connections}  # type: ignore[misc]
@@ -196,12 +196,13 @@ class RunConnection:
 
     Attributes:
         unbatched_executor: executor of requests that are not computed in a batch.
-        state: what the run is doing.
-        state_change_seconds: monotonic time of the last change of `state` by the run, in seconds.
-        request: request that waits for an answer.
+        state: state of the run.
+        state_change_seconds: time of the last `_set_state`, in seconds of `time.monotonic`.
+        request: request that waits for an answer; None: no request is pending.
         n_skips: number of answers to other runs since the request was made.
-        is_prerequisite: whether the run is computed because other runs need its results.
-        batch, index, rollout: batch in which the run's games were played last, the run's index in it, and its rollout.
+        is_prerequisite: whether other runs need the results of this one.
+        answer_or_error: answer to the request and error, one of them None; None: no answer has arrived.
+        batch, index, rollout: batch in which the run's games were last played, the run's index in it, and its rollout.
     """
 
     def __init__(self, executor: BatchedExecutor, key: str | None) -> None:
@@ -229,11 +230,11 @@ class RunConnection:
         with executor._changed:
             if executor._error is not None:
                 raise executor._error
-            previous, self.state, self.request = self.state, "waiting", request
+            previous_state, self.state, self.request = self.state, "waiting", request
             executor._changed.notify_all()
             while self.answer_or_error is None:
                 executor._changed.wait()
-            (answer, error), self.answer_or_error, self.state = self.answer_or_error, None, previous
+            (answer, error), self.answer_or_error, self.state = self.answer_or_error, None, previous_state
         if error is not None:
             raise error
         return answer
@@ -245,22 +246,22 @@ class RunConnection:
     @contextmanager
     def detached(self) -> Iterator[None]:
         """Return a context in which the run may take long; the other runs do not wait for it."""
-        previous = self.state
+        previous_state = self.state
         self._set_state("detached")
         try:
             yield
         finally:
-            self._set_state(previous)
+            self._set_state(previous_state)
 
     @contextmanager
     def suspend_batching(self) -> Iterator[None]:
-        """Return a context in which the run computes another run, which cannot be batched with the others."""
+        """Return a context in which the thread computes a prerequisite run, whose requests are not batched."""
         key, self._key = self._key, None
-        previous, self.is_prerequisite = self.is_prerequisite, True
+        was_prerequisite, self.is_prerequisite = self.is_prerequisite, True
         try:
             yield
         finally:
-            self._key, self.is_prerequisite = key, previous
+            self._key, self.is_prerequisite = key, was_prerequisite
 
     def close(self) -> None:
         """Close the connection; the run makes no more requests."""
@@ -272,7 +273,7 @@ class RunConnection:
         return self._context.run(call, *args)
 
     def batch_key(self) -> object:
-        """Return a key that is equal for requests that can be one batch; the connection itself if none is possible."""
+        """Return a key that is equal for requests that can be one batch; `self` if the request cannot be batched."""
         request = self.request
         if self._key is not None:
             if isinstance(request, Update) and self.batch is not None and request.rollout is self.rollout:

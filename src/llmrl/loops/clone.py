@@ -1,4 +1,4 @@
-"""The loop of agents that imitate recorded episodes, and are evaluated in the games."""
+"""The loop of agents that learn by imitation of recorded episodes and are evaluated in the environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Imitator(Protocol):
     """An agent that learns from recorded trajectories."""
 
     def imitate(self, epochs: int) -> BehavioralCloning:
-        """Return the imitation of the agent's trajectories, with `epochs` passes over them."""
+        """Return the training of the agent on its recorded trajectories, with `epochs` passes over them."""
         ...
 
 
@@ -34,11 +34,11 @@ class CloneSettings:
     """Duration, logging and evaluation of imitation: the section `clone` of the config.
 
     Attributes:
-        epochs: passes over the samples.
-        log_interval: number of updates that a logged row of metrics averages over.
+        epochs: number of passes over the training samples.
+        log_interval: number of updates between logged rows, which hold means over these updates.
         validation_interval: updates between measurements on held-out samples; 0: only at the end.
-        evaluation_interval: updates between evaluations in the games; 0: only at the end.
-        evaluate_episodes: least number of episodes of an evaluation; all games play.
+        evaluation_interval: updates between evaluations in the environment; 0: only at the end.
+        evaluate_episodes: minimum number of episodes of an evaluation, rounded up to a multiple of the games.
     """
 
     epochs: PositiveInt
@@ -49,14 +49,14 @@ class CloneSettings:
 
 
 class CloneLoop(StateFields, Loop):
-    """The loop of `principal=none` with an agent that imitates: epochs over recorded steps, with evaluations.
+    """The loop of `principal=none` with an imitating agent: supervised epochs over recorded steps, and evaluations.
 
     Args:
         parts: parts of the run, with one agent. The evaluation after update i draws from `evaluation/i` of the seeds.
         settings: duration, logging and evaluation.
 
     Raises:
-        ConfigError: the agent does not imitate, or its trajectories cannot be used.
+        ConfigError: the agent is no `Imitator`, or its trajectories cannot be used.
     """
 
     _state_fields = ("agents", "recent")
@@ -72,7 +72,7 @@ class CloneLoop(StateFields, Loop):
         self.collector = Collector(self.env, agent.policy, parts.device, observers=parts.observers)
         self.cloning = agent.imitate(settings.epochs)
         self.updates = 0
-        self.recent: list[dict[str, float]] = []  # updates since the last row of metrics
+        self.recent: list[dict[str, float]] = []  # metrics of each update since the last logged row
 
     def plan(self) -> list[tuple[str, str]]:
         cloning, epochs = self.cloning, self.settings.epochs
@@ -108,7 +108,7 @@ class CloneLoop(StateFields, Loop):
         return Call(partial(evaluate_policy, self.collector, self.settings.evaluate_episodes, seeds))
 
     def _log(self) -> Requests[None]:
-        """Log metrics and measurements after an update, as often as the settings say."""
+        """Log the mean update metrics, validate and evaluate, each if its interval ends with this update."""
         if self.updates % self.settings.log_interval == 0 or self.updates == self.cloning.n_updates:
             n = len(self.recent)
             update_metrics = {f"clone/{name}": sum(m[name] for m in self.recent) / n for name in self.recent[0]}

@@ -1,11 +1,10 @@
 """Requests of loops. A loop is a generator of these requests, and an executor (`llmrl.loops.executor`) answers each.
 
-The list is closed. A request contains everything that its answer needs: the players and games, the seeds of random
-draws, and imposed values. So requests of several runs can be answered together, if their shapes are equal. The memory
-of a loop is its `state_dict`: a loop restored from the state of any `SafePoint` makes the same requests as the original
-one.
+There are no other types of requests. A request contains everything that determines its answer: the players and games,
+the seeds of random draws, mechanisms and contexts. So requests of several runs can be answered together, if their
+shapes are equal. A loop restored from the `state_dict` at any `SafePoint` makes the same requests as the original one.
 
-An exception in an answer is raised where the request was yielded, so `with` blocks there see it.
+An exception in an answer is raised at the `yield` of the request, so the loop can handle it.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ class Begin:
     """Begin new episodes, or restore games; answered by None.
 
     Attributes:
-        collector: games of the run, with their players and observers.
+        collector: collector of the run's games.
         seed: seed of the games, or one for each equal group of them (`VecEnv.reset`); None: no episode begins.
-        games: games that begin, [n_envs] bool, while the others wait; None: all.
-        state: state of the games (`Collector.state_dict`), restored after that; None: no state is restored.
-        fork_seed: seed of the further random numbers of the restored games (`Forkable.fork`); None: those of the state.
+        games: mask of the games that begin, [n_envs] bool; other games do not play. None: all games begin.
+        state: state of the games (`Collector.state_dict`), restored after the reset; None: no state is restored.
+        fork_seed: seed of the random numbers of the restored games (`Forkable.fork`); None: restored generators.
     """
 
     collector: Collector
@@ -50,15 +49,16 @@ class PlaySteps:
     """Continue all games; answered by the `Rollout`, whose memory the next rollout of these games overwrites.
 
     Attributes:
-        collector: games of the run, with their players and observers.
+        collector: collector of the run's games.
         steps: number of steps of every game.
         action_seeds: seeds of the generators that draw actions, one for each society, in the order of their games;
             societies with equal seeds draw the same numbers. None: the generators of the previous request continue.
-        learn: whether to keep what a learner needs.
-        reward_jacobian: whether to keep the reward's Jacobian in the mechanism (`EnvSpec.has_reward_jacobian`).
-        copy: whether the rollout is answered in memory of its own.
-        greedy: whether to take the most probable actions.
-        restart: whether ended games begin a new episode; else they wait.
+        learn: whether the rollout contains the observations and policy outputs that updates need.
+        reward_jacobian: whether the rollout contains the derivative of the rewards with respect to the mechanism
+            (`EnvSpec.has_reward_jacobian`).
+        copy: whether the rollout is copied, so that later rollouts do not overwrite it.
+        greedy: whether to take the most probable actions instead of sampling.
+        restart: whether ended games begin a new episode; if not, they wait for the next `Begin` or `PlayEpisode`.
     """
 
     collector: Collector
@@ -73,7 +73,7 @@ class PlaySteps:
 
 @dataclass(frozen=True, kw_only=True)
 class PlayEpisode(PlaySteps):
-    """Reset all games and play an episode, or its first steps, in each; answered as `PlaySteps`.
+    """Reset all games and play the first `steps` steps of an episode in each; answered by the `Rollout`.
 
     The answer does not depend on what the games did before.
 
@@ -90,7 +90,7 @@ class PlayEpisode(PlaySteps):
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """Update societies from one rollout, each from its own games; answered by a list with the metrics of each.
+    """Update every society from its games of a rollout; answered by the metrics of each society, a list.
 
     Teachers are called within the update (`Teacher.advise`), after rewards are scaled and before the first minibatch.
 
@@ -98,8 +98,8 @@ class Update:
         agents: one agent for each society, in the order of their games.
         rollout: rollout of all games.
         minibatch_seeds: seeds of the generators that draw minibatches, one for each society.
-        stacked: whether updates are computed as a batch, even of one society. The numbers of a society are then equal,
-            bit for bit, whatever others are in the batch. Updates without a batch agree to float tolerance.
+        stacked: whether to compute updates as a batch, even of one society. The result of a society is then bit-equal
+            for all batches that contain it. Results without a batch agree with it to float tolerance.
     """
 
     agents: Sequence[Agent]
@@ -110,11 +110,11 @@ class Update:
 
 @dataclass(frozen=True)
 class Call:
-    """Call a function that needs nothing of other runs; answered by what it returns.
+    """Call a function that is independent of other runs; answered by its return value.
 
     Attributes:
         function: function to call.
-        is_long: whether it may take long, because it waits for a language model or calls a library.
+        is_long: whether other runs should not wait for it, because it waits for a language model or calls a library.
     """
 
     function: Callable[[], Any]
@@ -123,14 +123,14 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateController:
-    """Play whole episodes of a controller in games other than the run's own; answered by an `EvaluationBatch`.
+    """Play complete episodes of a controller in separate games; answered by an `EvaluationBatch`.
 
     Attributes:
         env: environment to play (`SupportsEvaluator`).
         controller: controller that plays.
         vectors: parameter vectors of the controller, [q, d].
         seeds: seeds of the episodes, [k]; each vector plays one episode under each seed.
-        workers: number of processes; None: as many as there are cores.
+        workers: number of processes; None: the number of CPU cores.
     """
 
     env: VecEnv
@@ -142,10 +142,10 @@ class EvaluateController:
 
 @dataclass(frozen=True)
 class Delegate:
-    """Run code with a loop of its own, such as the training of a library; answered by what it returns.
+    """Call a function that contains the training loop of a library; answered by its return value.
 
     Attributes:
-        work: function to call; its argument is a function that answers requests, because it cannot yield them.
+        work: function to call. Its argument is a function that answers a request, because `work` is no generator.
     """
 
     work: Callable[[Callable[[Request], Any]], Any]
@@ -172,12 +172,12 @@ class Log:
 class SafePoint:
     """Mark a point from which the loop can be resumed; answered by None, after a save if one is due.
 
-    A run that is to stop raises `Stopped` here.
+    If the run was told to stop, `Stopped` is raised here.
 
     Attributes:
-        iteration: number of the point; it never decreases.
-        state: function that returns the state for an exact resume. It is called at once, or never.
-        always: whether to save in any case, and not to stop.
+        iteration: index of the point, not lower than that of earlier points.
+        state: function that returns the state for a bit-equal resume; it is called now if the state is saved.
+        always: whether to save in any case, and not to raise `Stopped`.
     """
 
     iteration: int
@@ -191,7 +191,7 @@ Request = Begin | PlaySteps | PlayEpisode | Update | Call | EvaluateController |
 
 T = TypeVar("T")
 Requests = Generator[Request, Any, T]
-"""A running loop, or a part of one, that returns a T."""
+"""Generator of the requests of a loop, or of a part of one, that returns a T."""
 
 
 @runtime_checkable
@@ -199,11 +199,11 @@ class Loop(Protocol):
     """An outer loop, such as mechanism design, policy search, learning or play."""
 
     def requests(self, run: Run) -> Requests[float]:
-        """Continue from the state of `run` to the end of the budget; return the scalar that a sweeper optimizes."""
+        """Run from the restored state of `run` to the end of the budget; return the scalar that a sweeper optimizes."""
         ...
 
     def state_dict(self) -> State:
-        """Return everything that a new loop needs for an exact resume."""
+        """Return the state for a bit-equal resume."""
         ...
 
     def plan(self) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Starts of games, groups of episodes with equal starts, and values of states from independent continuations."""
+"""Groups of episodes with equal starts, and Monte Carlo estimates of state values from repeated continuations."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from llmrl.rollout.collector import Collector
 def begin_games(
     collector: Collector, seeds: Sequence[int], seed: int, games: np.ndarray | None = None
 ) -> Requests[None]:
-    """Request new episodes in which each game starts from a seed of its own, if the environment takes one per game.
+    """Request new episodes, each with its own seed if the environment supports this.
 
     Args:
-        collector: games of the run.
+        collector: collector of the run's games.
         seeds: seed of each game, [n_envs].
-        seed: seed of the games where the environment takes only one for all.
-        games: games that begin, [n_envs] bool; None: all.
+        seed: seed of all games, for environments that take only one.
+        games: mask of the games that begin, [n_envs] bool; None: all.
     """
-    starts: int | Sequence[int] = seed
+    reset_seed: int | Sequence[int] = seed
     if isinstance(collector.env, PerGameSeeding):
         collector.env.seed_games(np.array(seeds, dtype=np.int64))
     elif has_separable_games(collector.env):
-        starts = list(seeds)
-    yield Begin(collector, starts, games)
+        reset_seed = list(seeds)
+    yield Begin(collector, reset_seed, games)
 
 
 class EpisodeGroups:
-    """Player of one episode in each game, in groups of games that start equally.
+    """Rollouts of one episode in each game, where groups of consecutive games start in the same state.
 
     Args:
-        collector: games of the run.
+        collector: collector of the run's games.
         agent: agent that learns from groups of episodes.
         max_steps: number of steps after which an episode is truncated.
 
     Raises:
-        ConfigError: the agent needs values of states, and the environment cannot be forked.
+        ConfigError: the agent needs state values from continuations, and the environment cannot be forked.
     """
 
     def __init__(self, collector: Collector, agent: Agent, max_steps: int) -> None:
@@ -74,8 +74,8 @@ class EpisodeGroups:
         start_seeds = [seeds.child("start").integer(i // self._group_size) for i in range(n_games)]
         yield from begin_games(self.collector, start_seeds, seeds.integer("start"))
         if self._can_fork:
-            # With equal seeds, the games of a group would also draw equal random numbers after the start, so that the
-            # episodes of a group would hardly differ.
+            # Equal seeds give the games of a group equal random numbers also after the start. New random numbers make
+            # the episodes of a group differ.
             yield Begin(self.collector, state=self.collector.state_dict(), fork_seed=seeds.integer("futures"))
         if not self._agent.n_continuations:
             rollout = yield self._steps_request(self.max_steps, seeds.integer("actions"))
@@ -98,11 +98,14 @@ class EpisodeGroups:
         return replace(rollouts[-1], episodes=episodes), n_steps
 
     def _continuation_values(self, states: Sequence[State], seeds: Seeds) -> Requests[tuple[np.ndarray, int]]:
-        """Return mean returns of continuations, [n_steps, n_envs, n_agents], and the number of their steps."""
+        """Return state values [n_steps, n_envs, n_agents], and the number of environment steps of the continuations.
+
+        The value of a state is the mean discounted return of the agent's continuations from it.
+        """
         values, n_steps = [], 0
         with self._agent.pause_recording(), self.collector.disable_observers():
             for t, state in enumerate(states):
-                returns = []
+                returns = []  # [n_envs, n_agents] of each continuation
                 for k in range(self._agent.n_continuations):
                     yield Begin(self.collector, state=state["games"], fork_seed=seeds.child(t).integer(k))
                     self._agent.policy.load_state_dict(state["agent"])  # type: ignore[attr-defined]
@@ -118,6 +121,6 @@ class EpisodeGroups:
 
 
 def _count_played_steps(rollout: Rollout, n_games: int, start: int = 0) -> int:
-    """Return the number of steps of `n_games` games in a rollout that began at step `start` of their episodes."""
+    """Return the steps of a rollout, summed over `n_games` games; it began at step `start` of their episodes."""
     n_unfinished = n_games - len(rollout.episodes)
     return sum(episode.length - start for episode in rollout.episodes) + n_unfinished * len(rollout.reward)

@@ -29,26 +29,26 @@ log = logging.getLogger(__name__)
 
 
 class DesignLoop:
-    """The published protocol (arXiv 2410.08345, algorithm 1) with several games in parallel, and two results.
+    """Mechanism design by the protocol of arXiv 2410.08345 (algorithm 1), extended by parallel games and a final test.
 
     One principal step: propose one or several vectors, reset the agents, adapt for some rounds (every game plays an
-    episode, then one update), validate for some episodes with frozen policies, tell the principal the outcomes.
+    episode, then one update), validate for some episodes without updates, pass the outcomes to `principal.tell`.
 
-    Several vectors of a step are measured in parallel: each governs equally many games and a society of its own. All
-    societies start from the same weights and draw the same random numbers; only repetitions of a vector within a step
-    draw their own. A vector may govern several societies, and its value is their mean (`Societies`).
+    Several vectors of a step are measured in parallel: each governs equally many games and a separate society. All
+    societies start from the same weights and draw the same random numbers, except repetitions of a vector within a
+    step, which draw different ones. If a vector governs several societies, its value is their mean (`Societies`).
 
     The last principal steps measure the leading candidates again (`Confirmation`); the principal then recommends one in
-    each context (`Recommender`; without such a rule, the vector with the highest mean of all measurements). The
-    recommendation is evaluated from the same initial weights on random numbers that are used for nothing else
-    (`RecommendationEvaluator`): this is the result of the run. The mean objective of the last fifth of the proposals
-    is its online performance. After the run the agents are those of the last proposal.
+    each context (`Recommender`; without this protocol, the vector with the highest mean of all measurements). The
+    result of the run is the evaluation of the recommendation, from the same initial weights on random numbers that are
+    used for nothing else (`RecommendationEvaluator`). The online performance is the mean objective of the last fifth
+    of the proposals. After the run, the agents have their weights after the last proposal.
 
-    A principal that learns from gradients gets one through the agents' updates of the step. The computation graph of
-    such a step cannot be saved, so a run that is killed within it starts the step again, with the same random numbers.
+    A `GradientProposer` receives a gradient through the agents' updates of the step. The computation graph of such a
+    step cannot be saved, so a run that is killed within it starts the step again, with the same random numbers.
 
-    A round draws random numbers only from the seed sub-tree of its trial and index, so a run that was killed continues
-    bit for bit from any checkpoint on a deterministic engine, on the same type of machine with the same library builds.
+    A round draws random numbers only from the seed sub-tree of its trial and index, so a resumed run is bit-equal to an
+    uninterrupted one on a deterministic engine, on the same type of machine with the same library builds.
 
     Args:
         parts: parts of the run; a principal, and an agent for each society (`Societies`). The environment needs a
@@ -67,7 +67,7 @@ class DesignLoop:
         self.settings, self.meter = settings, parts.meter
         self.societies = Societies(env, self.agents, settings.candidates, settings.replicates)
         games, replicates = self.societies.games, self.societies.replicates
-        # Agents that neither learn nor carry a state over play the same in the last round as in the first.
+        # Agents that neither learn nor keep a state between episodes do not change in adaptation rounds.
         has_adaptation = any(agent.learns or getattr(agent, "carried", ()) for agent in self.agents)
         rounds, n_contexts = settings.adapt_rounds if has_adaptation else 0, len(env.spec.contexts)
         confirm_steps = count_confirmation_steps(settings, n_contexts)
@@ -92,7 +92,7 @@ class DesignLoop:
         self.measurer = VectorMeasurer(env.spec, self.seeds, self.adaptation, self.progress)
 
     def _brief_principal(self) -> None:
-        """Give a principal that accepts a briefing the facts of the run and its reference lines."""
+        """Pass the sizes of the run and its reference lines to a principal that accepts a briefing."""
         if isinstance(self.principal, AcceptsBriefing):
             settings, schedule, references = self.settings, self.schedule, self.references
             briefing = PrincipalBriefing(
@@ -162,9 +162,9 @@ class DesignLoop:
         return CallEstimate.add_up(estimates) if estimates else None
 
     def requests(self, run: Run) -> Requests[float]:
-        """Run the loop; return the mean evaluated objective of the recommendations over contexts.
+        """Run the loop; return the evaluated objective of the recommendations, mean over contexts.
 
-        If nothing is evaluated, it is the online performance.
+        Without evaluations, return the online performance.
         """
         progress = self.progress
         if run.restored is not None:
@@ -195,7 +195,7 @@ class DesignLoop:
         return self._write_summary(run)
 
     def _run_principal_step(self, run: Run, display: ProgressBar) -> Requests[None]:
-        """Request vectors, measure them, and tell the principal their outcomes."""
+        """Get vectors from the principal, measure them, and pass their outcomes to the principal."""
         progress, context = self.progress, self._choose_context()
         if progress.trial is None:
             with run.save_on_llm_error(progress.iteration, progress.state_dict):
@@ -214,7 +214,7 @@ class DesignLoop:
         yield progress.safe_point_request()
 
     def _write_summary(self, run: Run) -> float:
-        """Set the summary of the run; return its result."""
+        """Set `run.summary`; return the result of the run."""
         n_last_proposals = max(1, self.schedule.proposal_steps // 5) * self.settings.candidates
         summary, result = self.results.summary(n_last_proposals)
         summary["principal_steps"] = self.progress.step
@@ -227,7 +227,7 @@ class DesignLoop:
         return result
 
     def _tell_principal(self, scores: Sequence[TrialScore], trial: Trial) -> Log:
-        """Tell the principal the outcomes; return the row to log."""
+        """Pass the outcomes to the principal and record them; return the row to log."""
         history, step = self.results.history, self.progress.step + 1
         metrics = self.principal.tell([score.outcome for score in scores])
         metrics |= {} if self.meter is None else self.meter.metrics()
@@ -252,7 +252,7 @@ class DesignLoop:
 
 
 def confirm_candidates(run: Run, measurer: VectorMeasurer) -> Requests[None]:
-    """Measure the leading candidates again; tell a principal that also learns from vectors of others the outcomes."""
+    """Measure the leading candidates again; pass the outcomes to a principal with `learns_from_others`."""
     progress, schedule = measurer.progress, measurer.schedule
     results, principal = progress.results, progress.principal
     if not schedule.confirm_steps or results.evaluator is not None:
@@ -287,7 +287,7 @@ def confirm_candidates(run: Run, measurer: VectorMeasurer) -> Requests[None]:
 
 
 def evaluate_recommendations(run: Run, measurer: VectorMeasurer, references: References | None) -> Requests[None]:
-    """Evaluate the recommendations; `references` are the results of reference runs, if there are any."""
+    """Evaluate and log the recommendations; `references` (None without reference runs) widen the objective's range."""
     progress, settings = measurer.progress, measurer.schedule.settings
     results = progress.results
     if not settings.evaluations:

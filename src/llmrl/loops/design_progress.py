@@ -35,11 +35,11 @@ class DesignSchedule:
     Attributes:
         settings: section `design` of the config.
         horizon: steps of an episode.
-        n_envs: games of all societies.
-        games: games of a society.
-        n_contexts: contexts of the environment; 0: none.
-        confirm_steps: principal steps at the end that confirm candidates.
-        adapt_rounds: adaptation rounds of a trial.
+        n_envs: number of games of all societies together.
+        games: number of games of one society.
+        n_contexts: number of contexts of the environment; 0: it has none.
+        confirm_steps: number of principal steps at the end that confirm candidates.
+        adapt_rounds: number of adaptation rounds of a trial.
     """
 
     settings: DesignSettings
@@ -52,7 +52,7 @@ class DesignSchedule:
 
     @property
     def proposal_steps(self) -> int:
-        """Principal steps in which the principal proposes."""
+        """Number of principal steps in which the principal proposes vectors."""
         return self.settings.steps - self.confirm_steps
 
     @property
@@ -67,7 +67,7 @@ class DesignSchedule:
 
     @property
     def early_validation_rounds(self) -> list[int]:
-        """Rounds before the last after which proposals are also validated, in ascending order."""
+        """Numbers of adaptation rounds, below `adapt_rounds`, after which proposals are also validated; ascending."""
         return sorted({n for n in self.settings.validation_rounds or () if n < self.adapt_rounds})
 
     @property
@@ -86,9 +86,9 @@ class DesignSchedule:
         return self.count_env_steps(self.settings.steps, self.max_evaluation_trials)
 
     def count_env_steps(self, steps: int, n_evaluation_trials: int, rounds: int = 0) -> int:
-        """Return the environment steps, summed over games, of principal steps and evaluation trials.
+        """Return the environment steps, summed over games, of `steps` complete principal steps and evaluation trials.
 
-        The steps of `rounds` adaptation rounds of a further trial are added.
+        The steps of `rounds` finished adaptation rounds of an incomplete trial are added.
         """
         rounds += (steps + n_evaluation_trials) * (self.adapt_rounds + self.n_validation_rounds)
         rounds += min(steps, self.proposal_steps) * len(self.early_validation_rounds) * self.n_validation_rounds
@@ -97,14 +97,14 @@ class DesignSchedule:
 
 @dataclass(frozen=True)
 class Trial:
-    """Trial of some vectors, to which societies adapt and under which they are validated.
+    """Measurement of several vectors in parallel: societies adapt to them and are then validated under them.
 
     Attributes:
         phase: purpose of the trial.
         context: context index of all games; None without contexts.
-        vectors: vector of each slot, [candidates, d].
+        vectors: vector of each slot (parallel measurement), [candidates, d].
         draws: index of the random numbers of each slot. Slots with equal indices draw common random numbers.
-        index: principal step of a proposal; 0 in other phases, whose draws are numbered over the whole phase.
+        index: principal step of a proposal; 0 in other phases, where `draws` count over all trials of the phase.
     """
 
     phase: TrialPhase
@@ -114,7 +114,7 @@ class Trial:
     index: int = 0
 
     def seed_nodes(self, seeds: Seeds, stage: str, index: int) -> list[Seeds]:
-        """Return the seed node of each slot for round or episode `index`; slots with equal draws get the same object.
+        """Return the seed node of each slot for round or episode `index`; slots with equal draws get the same node.
 
         Args:
             seeds: root of the loop's random numbers.
@@ -139,17 +139,18 @@ class AdaptationRecord:
     """Record of the adaptation rounds of one principal step.
 
     Args:
-        rounds: adaptation rounds of a step.
-        candidates: vectors of a step.
-        games: games of each vector, which are consecutive.
-        objective, spending_cost: measure of a society.
+        rounds: number of adaptation rounds of a step.
+        candidates: number of vectors of a step.
+        games: number of games of each vector; game i belongs to vector i // `games`.
+        objective, spending_cost: welfare measure of a society, and loss of welfare per unit of net payment.
 
     Attributes:
         returns: metrics `adapt/first_return` and `adapt/last_return`.
-        training: objective of each vector in the first and in the last round so far, [candidates][2]; empty where an
-            episode is longer than a round.
-        early_values: objective of each vector after earlier rounds, by number of rounds (`design.validation_rounds`).
-        early_kind_returns: mean return of each kind of players of a mixed society, of each vector after these rounds.
+        training: mean objective of each vector in the first and in the last recorded round, [candidates][2]; empty if
+            a vector has no finished episode in a round.
+        early_values: from a number of adaptation rounds to the objective of each vector after these rounds, for the
+            numbers of `design.validation_rounds` before the last round.
+        early_kind_returns: from the same numbers to the mean return of each kind of players, for each vector.
     """
 
     def __init__(self, rounds: int, candidates: int, games: int, objective: Objective, spending_cost: float) -> None:
@@ -181,7 +182,7 @@ class AdaptationRecord:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics of the step: returns, and the mean objective after earlier rounds."""
+        """Metrics of the step: first and last return, and the mean objective of each early validation."""
         return self.returns | {
             f"validation/objective_after_{n}": float(np.mean(values)) for n, values in self.early_values.items()
         }
@@ -192,8 +193,8 @@ class AdaptationRecord:
             objectives = [
                 float(compute_objective(group, self.objective, self.spending_cost).mean()) for group in groups
             ]
-            first = [pair[0] for pair in self.training] or objectives
-            self.training = [list(pair) for pair in zip(first, objectives, strict=True)]
+            first_objectives = [pair[0] for pair in self.training] or objectives
+            self.training = [list(pair) for pair in zip(first_objectives, objectives, strict=True)]
 
     def state_dict(self) -> State:
         return {
@@ -207,28 +208,29 @@ class AdaptationRecord:
         self.returns = dict(state["returns"])
         self.training = [list(pair) for pair in state["training"]]
         self.early_values = dict(state["validated"])
-        self.early_kind_returns = dict(state.get("kinds", ()))  # absent in earlier checkpoints
+        self.early_kind_returns = dict(state.get("kinds", ()))  # missing in checkpoints of older versions
 
 
 ResumePoint = tuple[int, Callable[[], State]]
-"""Index of the point from which an interrupted run continues, and a function that returns the state there."""
+"""Iteration from which an interrupted run continues, and a function that returns the state at this iteration."""
 
 
 class DesignProgress(StateFields):
-    """Progress of a design run, which a checkpoint contains completely.
+    """Progress of a design run; its `state_dict` is the checkpoint of the run.
 
     Args:
-        parts: parts of the run, of which the states of agents, principal and meter are saved.
+        parts: parts of the run; the states of its agents, principal and meter are saved.
         schedule: numbers of steps, rounds and trials.
         record: record of the adaptation rounds of a principal step.
         results: results so far.
 
     Attributes:
-        step: finished principal steps.
-        round: finished adaptation rounds of the trial.
+        step: number of finished principal steps.
+        round: number of finished adaptation rounds of the trial in progress.
         trial: trial in progress; None between trials.
-        final_agents: states of the agents after the last proposal; empty before the end of the proposals.
-        pinned_resume_point: earlier point from which an interrupted run continues; None: it continues from here.
+        final_agents: states of the agents after the last proposal; empty before all proposals are measured.
+        pinned_resume_point: earlier point from which an interrupted run continues; None: it continues from the current
+            point.
     """
 
     _state_fields = ("step", "round", "record", "final_agents", "agents", "principal", "meter")
@@ -247,7 +249,7 @@ class DesignProgress(StateFields):
 
     @property
     def env_steps(self) -> int:
-        """Environment steps so far."""
+        """Number of environment steps so far, summed over games."""
         return self.schedule.count_env_steps(self.step, self.results.n_evaluation_trials, self.round)
 
     @property
@@ -261,15 +263,15 @@ class DesignProgress(StateFields):
 
     @property
     def iteration(self) -> int:
-        """Index of the current point among those from which a run can be resumed."""
+        """Index of the current resume point; there is one after each adaptation round and each trial."""
         return (self.step + self.results.n_evaluation_trials) * (self.schedule.adapt_rounds + 1) + self.round
 
     def finish_trial(self) -> None:
-        """Finish the trial of the final evaluation."""
+        """Reset the trial in progress."""
         self.round, self.trial = 0, None
 
     def finish_step(self) -> None:
-        """Finish a principal step; with `anytime`, record the recommendation if it is to be evaluated."""
+        """Finish a principal step; with `design.anytime`, record a recommendation after `ANYTIME_MEASUREMENTS`."""
         self.finish_trial()
         self.step, self.pinned_resume_point = self.step + 1, None
         settings = self.schedule.settings
@@ -285,7 +287,7 @@ class DesignProgress(StateFields):
         return SafePoint(*self.resume_point(), always=always)
 
     def pin_resume_point(self, run: Run) -> None:
-        """Pin this point and its state: an interrupted run continues from here until the step ends."""
+        """Save the current point and state as the resume point until the step ends or the pin is removed."""
         state = copy.deepcopy({**self.state_dict(), **run.resume_position()})
         self.pinned_resume_point = self.iteration, lambda: state
 
@@ -295,7 +297,7 @@ class DesignProgress(StateFields):
             agent.load_state_dict(copy.deepcopy(state))
 
     def state_dict(self) -> State:
-        """Return everything that a resumed run needs to continue exactly (on engines that can be seeded)."""
+        """Return the state for a bit-equal resume (on engines that can be seeded)."""
         trial = None if self.trial is None else self.trial.state_dict()
         return super().state_dict() | self.results.state_dict() | {"trial": trial}
 

@@ -1,4 +1,4 @@
-"""Results of a design run: scores of vectors, the history of measurements, recommendations, and their summary."""
+"""Results of a mechanism design run: scores of vectors, history of measurements, recommendations, and summary."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class TrialScore:
     """The score of a vector in one trial.
 
     Attributes:
-        outcome: outcome for the proposer.
+        outcome: outcome that the proposer receives.
         episodes: validation episodes.
-        society_values: objective of each society.
-        value_by_rounds: objective by number of adaptation rounds, the last included; empty without
-            `design.validation_rounds`.
-        kind_returns_by_rounds: mean return of the players of each kind, by number of adaptation rounds as above; empty
-            unless the society is mixed.
+        society_values: mean objective of each society, [n_societies].
+        value_by_rounds: from the number of adaptation rounds before a validation to its objective, for every validation
+            of the trial; empty without `design.validation_rounds`.
+        kind_returns_by_rounds: from the same numbers to the mean return of each kind of players; empty unless the
+            society has several kinds (`EnvSpec.kinds`).
     """
 
     outcome: Outcome
@@ -41,7 +41,7 @@ class TrialScore:
     kind_returns_by_rounds: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def kind_returns(self, spec: EnvSpec) -> dict[str, float]:
-        """Return the mean return, mechanism included, of the players of each kind of a mixed society; else {}."""
+        """Return the mean return of each kind of players, payments of the mechanism included; {} without kinds."""
         return {
             name: float(np.mean([episode.summaries[f"return_{name}"] for episode in self.episodes]))
             for name in spec.kinds
@@ -58,21 +58,20 @@ def score_vector(
     n_societies: int = 1,
     draw: str | None = None,
 ) -> TrialScore:
-    """Return the score of `vector` from the episodes that ended in `rollouts`, all played under it.
+    """Return the score of `vector` from the episodes that ended in `rollouts`.
 
-    The rollouts are grouped by society, with equally many of each. With several societies, the value is the mean over
-    societies, each with equal weight, and its standard error is that of a mean over societies, because societies that
-    learn under one proposal differ more than the episodes of one of them.
+    With several societies, the value is the mean of the societies' means, and its standard error is computed over
+    societies instead of episodes, because episodes of one society are more similar than episodes of different ones.
 
     Args:
         vector: mechanism vector, [d].
-        rollouts: validation rollouts.
+        rollouts: rollouts under this vector: all of the first society, then equally many of the second, and so on.
         spec: specification of the environment.
         context: context index; None without contexts.
         objective: welfare measure of a society.
         spending_cost: loss of welfare for each unit of reward that the mechanism pays out beyond what it takes.
         n_societies: number of societies.
-        draw: name of the random numbers (`Outcome.draw`).
+        draw: identifier of the random numbers of the measurement (`Outcome.draw`).
     """
     rollouts_per_society = len(rollouts) // n_societies
     starts = range(0, len(rollouts), rollouts_per_society)
@@ -81,7 +80,7 @@ def score_vector(
     welfare = compute_welfare(episodes, objective)
     values = objective_from_welfare(welfare, objective, spending_cost)
     ends = np.cumsum([len(group) for group in groups])
-    means = np.array([part.mean() for part in np.split(values, ends[:-1])])
+    means = np.array([society_values.mean() for society_values in np.split(values, ends[:-1])])
     outcome = Outcome(
         vector=vector,
         value=float(means.mean()),
@@ -100,17 +99,18 @@ def score_vector(
 
 
 def proposal_metrics(scores: Sequence[TrialScore], mechanism: ParameterSpace) -> dict[str, float]:
-    """Return the metrics of the proposals of a step: means over proposals, and the vector of the best one.
+    """Return the metrics of the proposals of a step.
 
-    They are `principal/objective` (also of each society, if there are several) and `welfare/...`.
+    Objectives (`principal/objective...`) and `welfare/...` are means over proposals; `principal/<parameter>` is the
+    value of each mechanism parameter in the best proposal.
     """
     outcomes = [score.outcome for score in scores]
     best = max(outcomes, key=lambda outcome: outcome.value)
     metrics = {f"principal/{name}": float(x) for name, x in zip(mechanism.names, best.vector, strict=True)}
     metrics["principal/objective"] = float(np.mean([outcome.value for outcome in outcomes]))
-    by_society = np.mean([score.society_values for score in scores], axis=0)
-    if len(by_society) > 1:
-        metrics |= {f"principal/objective_society_{i}": float(x) for i, x in enumerate(by_society)}
+    society_means = np.mean([score.society_values for score in scores], axis=0)
+    if len(society_means) > 1:
+        metrics |= {f"principal/objective_society_{i}": float(x) for i, x in enumerate(society_means)}
     for name in best.welfare:
         metrics[f"welfare/{name}"] = float(np.mean([outcome.welfare[name] for outcome in outcomes]))
     if len(outcomes) > 1:
@@ -125,12 +125,12 @@ class DesignHistory:
 
     Args:
         spec: specification of an environment that has a mechanism.
-        n_episodes: validation episodes of a society in one measurement.
+        n_episodes: number of validation episodes of each society in one measurement.
 
     Attributes:
-        proposals: rows of a summary's `history`, one a proposal, in order.
-        confirmations: rows of a summary's `confirmations`, in order.
-        estimates: pooled estimates of all rows, by context index; they follow from the rows.
+        proposals: rows of `history` in `summary.json`, one for each proposal, in order of time.
+        confirmations: rows of `confirmations` in `summary.json`, one for each measurement, in order of time.
+        estimates: estimates pooled over the rows above, with context indices.
     """
 
     def __init__(self, spec: EnvSpec, n_episodes: int) -> None:
@@ -151,8 +151,8 @@ class DesignHistory:
         Args:
             step: number of the step, from 1.
             scores: score of each candidate.
-            repetitions: for each score, how many earlier candidates of the step have the same vector.
-            is_confirmation: whether the step confirms candidates.
+            repetitions: for each score, the number of earlier candidates of the step with the same vector.
+            is_confirmation: whether the step measures leading candidates again instead of new proposals.
         """
         for i, (score, repetition) in enumerate(zip(scores, repetitions, strict=True)):
             outcome = score.outcome
@@ -179,36 +179,36 @@ class DesignHistory:
             self.add_row(row, is_confirmation)
 
     def describe(self, vector: Sequence[float] | np.ndarray, context: int | None) -> dict[str, Any]:
-        """Return the fields `mechanism` and `context` of a vector's rows."""
+        """Return the keys `mechanism` and `context` that identify a vector in rows and summaries."""
         assert self.spec.mechanism is not None
         values = dict(zip(self.spec.mechanism.names, np.asarray(vector).tolist(), strict=True))
         return {"mechanism": values, "context": None if context is None else self.spec.contexts[context]}
 
     def objective_range(self, context: int | None) -> float:
-        """Return the range of the estimates of a context; 0 without estimates."""
+        """Return the difference between the highest and the lowest estimate of a context; 0 without estimates."""
         values = [estimate.value for estimate in self.estimates.ranked(context)]
         return max(values) - min(values) if values else 0.0
 
     def add_row(self, row: dict[str, Any], is_confirmation: bool) -> None:
-        """Add a row of `history`, or of `confirmations`."""
+        """Append a row of `history`, or of `confirmations`, and update the estimates."""
         (self.confirmations if is_confirmation else self.proposals).append(row)
-        units, vector = len(row.get("societies", [0])), list(row["mechanism"].values())
+        n_societies, vector = len(row.get("societies", [0])), list(row["mechanism"].values())
         context = None if row["context"] is None else self.spec.contexts.index(row["context"])
-        # Confirmations draw random numbers of their own.
+        # No two confirmations share random numbers, so each counts as an independent measurement.
         draw = None if is_confirmation else format_draw_name(row["step"], row.get("repetition", 0))
-        estimate = (row["objective"], row["standard_error"], units, units * self.n_episodes)
-        self.estimates.add(vector, *estimate, context, draw)
+        measurement = (row["objective"], row["standard_error"], n_societies, n_societies * self.n_episodes)
+        self.estimates.add(vector, *measurement, context, draw)
 
 
 def format_draw_name(step: int, repetition: int) -> str:
-    """Return the name of the random numbers of a proposal's measurement (`Outcome.draw`)."""
+    """Return the identifier of the random numbers with which a proposal is measured (`Outcome.draw`)."""
     return f"step {step}" + (f", repetition {repetition}" if repetition else "")
 
 
 def count_earlier_occurrences(vectors: np.ndarray) -> list[int]:
-    """Return, for each vector of [n, d], how many earlier vectors are equal to it.
+    """Return the number of equal vectors before each vector of [n, d].
 
-    >>> n_earlier_occurrences(np.array([[0.0], [1.0], [0.0], [0.0]]))
+    >>> count_earlier_occurrences(np.array([[0.0], [1.0], [0.0], [0.0]]))
     [0, 0, 1, 2]
     """
     keys = [make_vector_key(vector) for vector in vectors]
@@ -219,14 +219,14 @@ class DesignResults:
     """Results of a design run so far.
 
     Args:
-        spec: specification of the environment, which has a mechanism.
-        episodes: validation episodes of a society in one measurement.
-        n_societies: societies under each vector.
+        spec: specification of an environment that has a mechanism.
+        n_episodes: number of validation episodes of each society in one measurement.
+        n_societies: number of societies under each vector.
 
     Attributes:
         history: measurements of the principal's steps.
         confirmation: confirmation of leading candidates; None before it begins.
-        recommendations: recommended vector of each context, [d], by number of measurements so far and context.
+        recommendations: from the number of measurements at the time of a recommendation to the vector of each context.
         evaluator: evaluations of the recommendations; None before they begin.
     """
 
@@ -245,7 +245,7 @@ class DesignResults:
         return 0 if self.evaluator is None else self.evaluator.trials
 
     def rank_candidates(self, principal: Proposer, context: Context) -> np.ndarray:
-        """Return the candidates of a context by the principal's rule, best first, [m, d]."""
+        """Return the ranking of a context (function `rank_candidates`) from all measurements so far, [m, d]."""
         return rank_candidates(principal, self.mechanism, self.history.estimates, context)
 
     def recommend(self, principal: Proposer) -> None:
@@ -258,25 +258,25 @@ class DesignResults:
                 for context in self.contexts
             }
 
-    def summary(self, n_last: int) -> tuple[dict[str, Any], float]:
-        """Return the scores, recommendations and measurements of a finished run as plain data, and its result.
+    def summary(self, n_last_proposals: int) -> tuple[dict[str, Any], float]:
+        """Return the JSON-serializable summary of a finished run, and the result of the run.
 
-        The result is the mean evaluated objective of the recommendations over contexts, or the online performance if
-        they are not evaluated. The online performance is the mean objective of the last proposals.
+        The result is the mean over contexts of the evaluated objective of the recommendations. Without evaluations it
+        is the online performance, the mean objective of the last `n_last` proposals.
 
         Args:
-            n_last: number of proposals in the last fifth of the proposing steps.
+            n_last: number of proposals in the last fifth of the steps in which the principal proposes.
         """
         history, evaluations, scores = self.history, self._final_evaluations(), dict[str, Any]()
-        online_performance = float(np.mean([row["objective"] for row in history.proposals[-n_last:]]))
+        online_performance = float(np.mean([row["objective"] for row in history.proposals[-n_last_proposals:]]))
         if self.evaluator is not None:
             final = self.evaluator.summary(history.n_measurements)
             scores["recommendation"] = final["objective"]
             scores["recommendation_standard_error"] = final.get("standard_error")
-            episodes = [part for evaluation in evaluations.values() for part in evaluation.episodes]
+            episodes = [returns for evaluation in evaluations.values() for returns in evaluation.episodes]
         else:
             values_by_proposal = [
-                np.array_split(row["values"], self.n_societies) for row in history.proposals[-n_last:]
+                np.array_split(row["values"], self.n_societies) for row in history.proposals[-n_last_proposals:]
             ]
             episodes = [np.concatenate(society).tolist() for society in zip(*values_by_proposal, strict=True)]
         summary = {
@@ -293,9 +293,9 @@ class DesignResults:
         return summary, float(scores.get("recommendation", online_performance))
 
     def describe_recommendations(self) -> list[dict[str, Any]]:
-        """Return the `mechanism` and `context` of each vector that the run recommends so far, best first.
+        """Return the `mechanism` and `context` of the recommendation of each context, highest estimate first.
 
-        Before the principal has recommended vectors, these are the vectors with the highest mean of all measurements.
+        Before the first recommendation, it is the vector with the highest mean over all its measurements.
         """
         final = self.recommendations.get(self.history.n_measurements)
         if final is None:
@@ -333,14 +333,14 @@ class DesignResults:
         return [row for _, row in sorted(rows, key=lambda pair: pair[0], reverse=True)]
 
     def _sort_key(self, vector: np.ndarray, context: Context) -> tuple[bool, float]:
-        """Return the sort key of a recommendation, highest first.
+        """Return the key that sorts recommendations in descending order.
 
-        Vectors that were proposed come before those of contexts without a proposal, then the higher estimate.
+        Measured vectors precede vectors without a measurement; within both, the higher estimate comes first.
         """
         return self.history.estimates.count(vector, context) > 0, self._best_estimate(vector, context)
 
     def _best_estimate(self, vector: np.ndarray, context: Context) -> float:
-        """Return the best estimate of a vector: its evaluations, else its measurements, else minus infinity."""
+        """Return the mean of a vector's evaluations; without these, of its measurements; without both, -inf."""
         evaluation = self._final_evaluations().get(context)
         if evaluation is not None and evaluation.values:
             return evaluation.mean
@@ -348,7 +348,7 @@ class DesignResults:
         return estimates.get(vector, context).value if estimates.count(vector, context) else -np.inf
 
     def state_dict(self) -> State:
-        """Return the results; `llmrl-evaluate` also reads `history` and `recommended` from a checkpoint."""
+        """Return the results. Besides resumed runs, `llmrl-evaluate` reads the keys `history` and `recommended`."""
         return {
             "history": self.history.proposals,
             "confirmations": self.history.confirmations,
@@ -375,10 +375,10 @@ class DesignResults:
 def rank_candidates(
     principal: Proposer, mechanism: ParameterSpace, estimates: PooledEstimates, context: Context
 ) -> np.ndarray:
-    """Return the candidates of a context, best first and each once, [m, d] with m >= 1.
+    """Return the different candidates of a context, best first, [m, d] with m >= 1.
 
-    The candidates of the principal's own rule (`Recommender`) come first, then all measured vectors by the mean of
-    their measurements. If there are none, the only candidate is the neutral vector.
+    Vectors that the principal recommends (`Recommender.recommend`) come first, in its order. All other measured vectors
+    follow, by descending mean of their measurements. If there are none, the only candidate is the neutral vector.
     """
     vectors = [estimate.vector for estimate in estimates.ranked(context)]
     if isinstance(principal, Recommender):
@@ -393,9 +393,9 @@ def choose_recommendation(
 ) -> np.ndarray:
     """Return the recommendation of a context, [d].
 
-    Before confirmation it is the first of `candidates`, the ranking by the principal's rule. After confirmation it is
-    one of the survivors: the first by the rule if the principal learned from the confirmations, otherwise the one with
-    the highest mean of all measurements.
+    Before confirmation it is the first of `candidates`, the ranking of `rank_candidates`. After confirmation it is a
+    survivor: the first in this ranking if the principal has received the confirmations (`learns_from_others`),
+    otherwise the survivor with the highest mean over all its measurements.
     """
     survivors = None if confirmation is None else confirmation.surviving_vectors(context)
     if survivors is None:

@@ -19,24 +19,24 @@ class DesignSettings:
     Attributes:
         steps: number of principal steps.
         candidates: number of vectors proposed in each step.
-        adapt_rounds: episodes that each game plays before validation, with one update after each.
-        validate_episodes: episodes of a society that the objective of a vector is averaged over; rounded up to a
-            multiple of its games.
+        adapt_rounds: number of episodes that each game plays before validation; agents are updated after each.
+        validate_episodes: number of episodes of each society over which the objective of a vector is averaged; rounded
+            up to a multiple of the society's games.
         reset_agents: whether to restore the original weights before every principal step.
-        objective: measure of welfare that the principal maximizes; None: the environment's own.
+        objective: measure of welfare that the principal maximizes; None: the default of the environment.
         spending_cost: loss of welfare for each unit of reward that the mechanism pays out beyond what it takes.
         replicates: number of societies that each vector governs.
-        rollout_steps: steps of every game before each update, which divide an episode; None: a full episode.
-        confirm_steps: principal steps at the end that measure the leading candidates again; None: a fifth of `steps`,
-            rounded down, if that is enough to compare two candidates in each context.
-        evaluations: evaluations of the recommendation of each context, rounded up to a multiple of `candidates`; 0: it
-            is not evaluated, and the result of the run is the online performance.
-        anytime: whether to evaluate also the recommendations that follow from the first measurements alone
+        rollout_steps: steps of every game before each update, a divisor of the horizon; None: the horizon.
+        confirm_steps: number of principal steps at the end that measure the leading candidates again; None: a fifth of
+            `steps`, rounded down, or 0 if that is too few to compare two candidates in each context.
+        evaluations: number of evaluations of the recommendation of each context, rounded up to a multiple of
+            `candidates`; 0: it is not evaluated, and the result of the run is the online performance.
+        anytime: whether to evaluate also recommendations from the first 1, 2, 5, ... measurements
             (`recommendation.ANYTIME_MEASUREMENTS`).
-        validation_rounds: adaptation rounds after which proposals are validated as well, at most `adapt_rounds`.
+        validation_rounds: numbers of adaptation rounds, 0 to `adapt_rounds`, after which proposals are also validated.
         contexts: choice of the context of a step: at random (`drawn`), or one after the other (`in_turn`).
-        references: measurements of each vector of the coarse scan, by runs before this one; None: as many as cost no
-            more than this run, at most 2; 0: none.
+        references: number of measurements of each vector of the coarse scan, which reference runs make before this run;
+            None: at most 2, and at most as many as cost no more than this run; 0: no scan.
     """
 
     steps: PositiveInt
@@ -57,7 +57,7 @@ class DesignSettings:
 
 
 def check_settings(spec: EnvSpec, principal: Proposer, settings: DesignSettings) -> int:
-    """Check the parts and the settings of a run, and return the steps of an episode.
+    """Check the parts and the settings of a run, and return the horizon.
 
     Raises:
         ConfigError: the parts and the settings cannot work together.
@@ -101,29 +101,29 @@ def check_settings(spec: EnvSpec, principal: Proposer, settings: DesignSettings)
 def count_confirmation_steps(settings: DesignSettings, n_contexts: int) -> int:
     """Return the number of principal steps at the end that confirm candidates.
 
-    Each context needs a step and two measurements. By default, no step confirms candidates if there are too few for
-    that.
+    Each context needs at least one step and two measurements; if `confirm_steps` is None and a fifth of the steps is
+    too few for this, return 0.
 
     Raises:
         ConfigError: `confirm_steps` is too small for the contexts, or leaves no step for proposals.
     """
     contexts = max(1, n_contexts)
-    confirm = settings.confirm_steps
-    if confirm is None:
+    confirm_steps = settings.confirm_steps
+    if confirm_steps is None:
         steps = settings.steps // 5 if settings.reset_agents else 0
         return steps if steps // contexts * settings.candidates >= 2 else 0
-    if confirm >= settings.steps:
+    if confirm_steps >= settings.steps:
         raise ConfigError(
-            f"design.confirm_steps={confirm} leaves no step for proposals; it must be less than "
+            f"design.confirm_steps={confirm_steps} leaves no step for proposals; it must be less than "
             f"design.steps={settings.steps}"
         )
-    if confirm and confirm // contexts * settings.candidates < 2:
+    if confirm_steps and confirm_steps // contexts * settings.candidates < 2:
         min_steps = contexts * -(-2 // settings.candidates)
         raise ConfigError(
-            f"design.confirm_steps={confirm} is too small to measure two candidates"
+            f"design.confirm_steps={confirm_steps} is too small to measure two candidates"
             f"{f' in each of {contexts} contexts' if contexts > 1 else ''}; set it to {min_steps} or more, or to 0"
         )
-    return confirm
+    return confirm_steps
 
 
 def check_differentiable(spec: EnvSpec, agent: Agent, principal: GradientProposer, settings: DesignSettings) -> None:

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 class ExecutorConnection(Protocol):
-    """Connection of one run to an executor of several runs: a `RunConnection`, whose import would be a cycle."""
+    """Protocol of `RunConnection`, which connects a run to an executor of several runs; avoids a circular import."""
 
     def answer(self, request: Request) -> Any:
         """Return the answer to a request; called in the thread of the run, which waits for it."""
         ...
 
     def detached(self) -> AbstractContextManager[None]:
-        """Return a context in which the run may take long; the other runs do not wait for it."""
+        """Return a context in which the executor does not wait for this run before it answers others."""
         ...
 
 
@@ -56,7 +56,7 @@ def serve(requests: Requests[T], run: Run | None = None, connection: ExecutorCon
             here.
 
     Raises:
-        Exception: as raised by an answer, if the loop does not catch it.
+        Exception: raised by the answer of a request, if the loop does not catch it.
     """
     executor = Executor(run, connection)
     resume, answer = requests.send, None
@@ -66,7 +66,7 @@ def serve(requests: Requests[T], run: Run | None = None, connection: ExecutorCon
                 answer = executor.answer(resume(answer))
                 resume = requests.send
             except BaseException as error:
-                if inspect.getgeneratorstate(requests) == inspect.GEN_CLOSED:  # the loop itself has ended
+                if inspect.getgeneratorstate(requests) == inspect.GEN_CLOSED:  # raised by the loop, not by an answer
                     if isinstance(error, StopIteration):
                         return error.value  # type: ignore[no-any-return]
                     raise
@@ -87,7 +87,7 @@ class Executor:
 
     def __init__(self, run: Run | None, connection: ExecutorConnection | None = None) -> None:
         self._run, self._connection = run, connection
-        self._generators: list[torch.Generator] = []  # of the actions of the last play request
+        self._generators: list[torch.Generator] = []  # generators of actions of the last `PlaySteps`
         self._trainer: BatchedTrainer | None = None
         self._evaluators: dict[tuple[bool, int | None], Evaluator] = {}
 
@@ -122,17 +122,17 @@ class Executor:
         return None
 
     def _update(self, request: Update) -> Any:
-        draws = make_generators(request.minibatch_seeds)
+        generators = make_generators(request.minibatch_seeds)
         if request.stacked:
             self._trainer = BatchedTrainer.of(request.agents, self._trainer)
-            updates = self._trainer.update(request.rollout, draws)
-            if (error := next((update for update in updates if isinstance(update, Diverged)), None)) is not None:
+            metrics = self._trainer.update(request.rollout, generators)
+            if (error := next((x for x in metrics if isinstance(x, Diverged)), None)) is not None:
                 raise error
-            return updates
+            return metrics
         society_rollouts = split_rollout(request.rollout, len(request.agents))
         return [
             agent.update(rollout, generator)
-            for agent, rollout, generator in zip(request.agents, society_rollouts, draws, strict=True)
+            for agent, rollout, generator in zip(request.agents, society_rollouts, generators, strict=True)
         ]
 
     def _record(self, request: Log | SafePoint) -> None:
@@ -174,6 +174,6 @@ class Executor:
         if key not in self._evaluators:
             assert isinstance(request.env, SupportsEvaluator)
             self._evaluators[key] = request.env.evaluator(*key)
-        # An overflow in a game shows in the returned values, so NumPy's warnings add nothing.
+        # The search checks returns for infinite values, so NumPy's warnings about overflows are redundant.
         with np.errstate(all="ignore"):
             return self._evaluators[key].evaluate(request.controller, request.vectors, request.seeds)

@@ -1,4 +1,4 @@
-"""Games whose player asks a language model, each of which continues as soon as it has its own replies.
+"""Games played by a language model, each of which takes its next step as soon as its own replies have arrived.
 
 Only the thread that calls `advance` changes the state; other threads wait for replies. The result of an episode depends
 on its number and its replies, not on the times at which the replies arrive.
@@ -37,7 +37,7 @@ class Separable(Protocol):
 
 @runtime_checkable
 class PerGameSeeding(Protocol):
-    """Protocol of environments that accept a seed for each game, in addition to that of the reset."""
+    """Protocol of environments that accept a seed for each game by a method; `reset` takes one seed for all games."""
 
     def seed_games(self, seeds: np.ndarray) -> None:
         """Set the seeds of the games at the next reset, [n_envs] int64."""
@@ -47,15 +47,15 @@ class PerGameSeeding(Protocol):
 def has_separable_games(env: object) -> bool:
     """Return whether the games of an environment can be played separately.
 
-    Its own class must define `one_game`; an inherited method does not count. An environment whose episodes depend on
-    the game in which they are played sets `separable` to False.
+    The class itself must define `one_game`: an inherited method would return an instance of the base class. An
+    environment whose episodes depend on the index of their game sets `separable` to False.
     """
     return "one_game" in vars(type(env)) and isinstance(env, Separable) and getattr(env, "separable", True)
 
 
 @runtime_checkable
 class LanguageModelPolicy(Protocol):
-    """Protocol of policies that ask a language model for actions and let their caller send the requests."""
+    """Protocol of policies whose actions come from a language model, and whose caller sends the requests."""
 
     llm: Any
     channels: tuple[str, ...]
@@ -81,8 +81,8 @@ class LanguageModelPolicy(Protocol):
 
 
 ObserverFactory = Callable[[VecEnv, Sequence[State] | None], Sequence[Observer]]
-"""Function that makes the observers of a game from their states (None: new ones); the attribute `first_episode` of each
-is then set."""
+"""Function that makes the observers of a game (`VecEnv`) from their saved states; None: new observers. Each observer
+needs an attribute `first_episode`, which is set to the number of an episode before its start."""
 
 
 @dataclass
@@ -91,11 +91,12 @@ class _Game:
 
     Attributes:
         index: index of the game.
-        precomputed_policy: policy of the collector, which returns the outputs that `policy` has computed.
-        episode: number of the episode in play; None: no more episodes are played here.
-        decision: the pending decision; None: none is pending.
-        state_before: state of the player before the pending decision.
-        pending_replies: replies for the pending decision, which are counted when it is made.
+        policy: player of the game.
+        precomputed_policy: policy of the collector; it returns the output that `policy` has computed in advance.
+        episode: number of the episode in progress; None: the game has played all its episodes.
+        decision: generator of the requests for the pending decision; None: no decision is pending.
+        pre_decision_state: state of the player before the pending decision.
+        pending_replies: replies for the pending decision; the client counts them once the decision is complete.
         observers: observers of this game only.
         episode_start: state of the player before the episode, for games that cannot be restored.
     """
@@ -108,13 +109,13 @@ class _Game:
     observers: Sequence[Observer]
     episode: int | None = None
     decision: ConversationGenerator[PolicyOutput] | None = None
-    state_before: State = field(default_factory=dict)
+    pre_decision_state: State = field(default_factory=dict)
     pending_replies: list[FetchedReplies] = field(default_factory=list)
     episode_start: State = field(default_factory=dict)
 
 
 class _PrecomputedPolicy:
-    """A policy that returns an output computed in advance."""
+    """Policy whose `act` returns the output that was assigned to `output` before."""
 
     def __init__(self, policy: LanguageModelPolicy) -> None:
         self._policy, self.channels = policy, policy.channels
@@ -140,23 +141,23 @@ class _PrecomputedPolicy:
 class IndependentGames:
     """Player of episodes 0 to `n_episodes` - 1, in as many parallel games as the environment has.
 
-    When an episode of a game ends, the game starts the first episode that has not started. If the player carries state
-    from one episode to the next, the game starts the episode whose number is higher by the number of games instead.
-    The agents of a society decide simultaneously, so a game waits for the replies of all its agents, but not for those
-    of other games.
+    When an episode of a game ends, the game starts the episode with the lowest number that has not started. If the
+    player keeps a state between episodes, game i instead plays the episodes i, i + n_games, i + 2 n_games, ..., so that
+    the sequence of episodes does not depend on the speed of replies. The agents of a game decide simultaneously, so a
+    game waits for the replies of all its agents.
 
-    On resume an episode continues from the state of its game, or from its beginning in games that cannot be restored.
+    On resume an episode continues from the state of its game; in games that cannot be restored, it starts again.
 
     Args:
-        env: environment whose games are played, each as an environment of its own.
-        policy: policy that plays; `add` collects the counts of its copies.
+        env: environment whose games are played, each as a separate environment with one game.
+        policy: policy that is copied for each game.
         device: torch device of the policy.
         n_episodes: number of episodes.
         seed_fn: function from the number of an episode to its seed.
-        carries_state: whether the player carries state from one episode to the next.
+        carries_state: whether the player keeps a state between episodes.
         make_observers: function that makes the observers of each game.
-        shared_observers: observers of all games, which see one game at a time.
-        state: `state_dict()` to resume from; None: a new start.
+        shared_observers: observers that receive the transitions of all games, each transition with a single game.
+        state: `state_dict()` to resume from; None: start with episode 0.
     """
 
     def __init__(
@@ -213,7 +214,7 @@ class IndependentGames:
 
     @staticmethod
     def can_play(env: object, policy: object) -> bool:
-        """Return whether the games can be played separately, and the policy asks its model through a `ChatClient`."""
+        """Return whether the games can be played separately, and the policy's language model is a `ChatClient`."""
         return (
             has_separable_games(env) and isinstance(policy, LanguageModelPolicy) and isinstance(policy.llm, ChatClient)
         )
@@ -228,18 +229,18 @@ class IndependentGames:
         """Numbers of all episodes that have started."""
         if not self._carries_state:
             return set(range(min(self._next_episode, self._n_episodes)))
-        last = [self._n_episodes - 1 if game.episode is None else game.episode for game in self.games]
-        return {k for i, end in enumerate(last) for k in range(i, end + 1, self.n_games)}
+        last_episodes = [self._n_episodes - 1 if game.episode is None else game.episode for game in self.games]
+        return {k for i, last in enumerate(last_episodes) for k in range(i, last + 1, self.n_games)}
 
     def advance(self) -> dict[int, Any]:
-        """Advance each game that has its replies, or wait for a reply if none has.
+        """Start the decisions of games without one; if no game takes a step thereby, wait for replies and use them.
 
         Returns:
             The player's counts (`LanguageModelPolicy.take_counts`) by number of the episodes that ended.
 
         Raises:
-            LLMError: the model could not be reached, or the budget is used up. No request is pending then, and games
-                without replies are in their state before the pending decision.
+            LLMError: the model could not be reached, or the budget is used up. No request is pending then. The saved
+                state of games with incomplete decisions is that before the decision.
         """
         if self._error is not None:
             raise self._error
@@ -248,7 +249,7 @@ class IndependentGames:
         try:
             for game in self.games:
                 if game.episode is not None and game.decision is None:
-                    game.state_before = game.policy.state_dict()
+                    game.pre_decision_state = game.policy.state_dict()
                     game.decision = game.policy.act_as_conversation(game.collector.observation)
                     self._advance_decision(game, None, finished_counts)
             if self.steps == steps:
@@ -259,14 +260,13 @@ class IndependentGames:
             self._dispatcher.drain()
             if self.steps == steps:
                 raise
-            # The counts of games that advanced are returned first.
-            self._error = error
+            self._error = error  # raised by the next call, so that this one can return the counts
         return finished_counts
 
     def state_dict(self) -> State:
-        """Return the state of all games, before pending decisions.
+        """Return the state of all games before their pending decisions.
 
-        An episode of a game that cannot be restored counts as not started.
+        For games that cannot be restored, the player's state is that before the episode.
         """
         return {
             "lanes": [
@@ -292,7 +292,7 @@ class IndependentGames:
         """Return the state from which a game's player would resume."""
         if not self._can_restore:
             return game.episode_start
-        return game.policy.state_dict() if game.decision is None else game.state_before
+        return game.policy.state_dict() if game.decision is None else game.pre_decision_state
 
     def _begin_episode(self, game: _Game, episode: int) -> None:
         if episode >= self._n_episodes:
@@ -310,7 +310,7 @@ class IndependentGames:
         game.collector.reset(seed, reseed=True)
 
     def _advance_decision(self, game: _Game, replies: FetchedReplies | None, finished_counts: dict[int, Any]) -> None:
-        """Advance a decision until it sends requests or the game makes a step."""
+        """Advance a decision with `replies` (None: start it) until it sends requests or the game takes a step."""
         assert game.decision is not None
         try:
             requests = (
@@ -324,7 +324,7 @@ class IndependentGames:
     def _play_step(self, game: _Game, output: PolicyOutput, finished_counts: dict[int, Any]) -> None:
         for replies in game.pending_replies:
             self.client.record_replies(replies)
-        game.pending_replies, game.decision, game.state_before = [], None, {}
+        game.pending_replies, game.decision, game.pre_decision_state = [], None, {}
         game.precomputed_policy.output = output
         [generator] = make_generators([0])  # the player draws no random numbers
         rollout = game.collector.collect(1, generator, learn=False, restart=False)

@@ -36,12 +36,12 @@ from llmrl.run.run import Run
 
 @validated_dataclass(frozen=True)
 class Box:
-    """Vectors that are drawn uniformly between two bounds.
+    """Uniform distribution of mechanism vectors between two bounds.
 
     Args:
         low, high: bounds of each value, [d].
-        weight: relative frequency of this box in its mixture.
-        equal: whether all values are equal (a flat tax): one number, drawn between the first bounds.
+        weight: weight of this box in its mixture; probabilities are proportional to weights.
+        equal: whether all values of a vector are equal (a flat tax): one draw between `low[0]` and `high[0]`.
     """
 
     low: list[float]
@@ -52,10 +52,10 @@ class Box:
 
 @validated_dataclass(frozen=True)
 class Phase:
-    """A part of training with one distribution of vectors.
+    """A phase of training with one distribution of mechanism vectors.
 
     Args:
-        mixture: boxes, one of which is chosen for each vector.
+        mixture: boxes; each vector is drawn from one of them, selected at random by `weight`.
         episodes: length of the phase in episodes of each game; None: until the end (last phase only).
     """
 
@@ -64,15 +64,15 @@ class Phase:
 
 
 class MechanismSampler(StateFields):
-    """Sets the mechanism of each game at the start of each of its episodes.
+    """Sampler of the mechanism vector of each game at the start of each episode.
 
     The seed of a vector depends on the game and the episode only, so a vector does not depend on the other games.
 
     Args:
         env: environment with a mechanism.
-        mechanism: the same vector [d] for all episodes, or phases.
+        mechanism: constant vector, [d], or phases with distributions of vectors.
         seeds: seed node of the vectors.
-        group_size: number of successive games with equal vectors.
+        group_size: number of games with consecutive indices that get equal vectors.
 
     Attributes:
         episodes: number of episodes that have started in each game, [n_envs].
@@ -121,10 +121,10 @@ class MechanismSampler(StateFields):
         self.env.set_mechanism(self.values)
 
     def begin_evaluation(self, seeds: Seeds) -> State:
-        """Draw from the last phase with other seeds, as if no game had started; return the state of training."""
-        previous_state = self.state_dict()
+        """Reset the episode counts and draw from the last phase with `seeds`; return the state of training."""
+        training_state = self.state_dict()
         self._seeds, self._use_last_phase, self.episodes = seeds, True, np.zeros_like(self.episodes)
-        return previous_state
+        return training_state
 
     def end_evaluation(self, training_state: State) -> None:
         """Restore the state of training that `begin_evaluation` returned."""
@@ -154,12 +154,12 @@ class LearnSettings:
         env_steps: environment steps (summed over games) to train for; rounded up to complete rollouts.
         rollout_steps: steps of every game per update; None: the horizon, i.e. full episodes.
         evaluation_interval: updates between evaluations; 0: only at the end.
-        evaluate_episodes: least number of episodes of an evaluation; all games play.
-        probes: fixed prompts whose action probabilities are logged: name of a list of the package, or a file; None:
-            there are none.
+        evaluate_episodes: minimum number of episodes of an evaluation, rounded up to a multiple of the games.
+        probes: list of fixed prompts after which action probabilities are logged (`Probes.load`): name of a list in the
+            package, or path of a YAML file; None: no probes.
         probe_interval: updates between measurements of the probes.
-        mechanism: values imposed on the games (`MechanismSampler`): a vector for all, or phases; None: the
-            environment's own.
+        mechanism: mechanism of the games (`MechanismSampler`): a constant vector [d], or phases; None: the default
+            mechanism of the environment.
     """
 
     env_steps: PositiveInt
@@ -176,7 +176,7 @@ class LearnLoop(Loop):
 
     Args:
         parts: parts of the run, with one agent. Iteration i draws only from the sub-tree `iteration/i` of the seeds, so
-            a resumed run continues exactly.
+            a resumed run is bit-equal to an uninterrupted one.
         settings: budget, logging and evaluation.
     """
 
@@ -223,12 +223,12 @@ class LearnLoop(Loop):
             self.probes.write(run.folder)
             if self.iteration == 0:
                 yield self._log_request("probe", self.probes.metrics())
-        total = self.settings.env_steps
-        if self.groups is None:
-            total = self.updates * self.rollout_steps * games
-        with run.progress(total, "steps", "learn", self.env_steps) as progress:
-            steps = StepProgress(progress, games) if self.groups is None else EpisodeProgress(progress, in_steps=True)
-            with self.collector.add_observers(self.episode_writer, steps):
+        total_steps, has_groups = self.settings.env_steps, self.groups is not None
+        if not has_groups:
+            total_steps = self.updates * self.rollout_steps * games
+        with run.progress(total_steps, "steps", "learn", self.env_steps) as progress:
+            step_counter = EpisodeProgress(progress, in_steps=True) if has_groups else StepProgress(progress, games)
+            with self.collector.add_observers(self.episode_writer, step_counter):
                 while not self.is_complete:
                     yield from self._update(run, progress)
                     yield from self._probe_and_evaluate()
@@ -249,14 +249,14 @@ class LearnLoop(Loop):
         return final["evaluation/objective"]
 
     def _update(self, run: Run, progress: ProgressBar) -> Requests[None]:
-        """Play a rollout and update the agents from it."""
+        """Play a rollout and update the agent from it."""
         seeds = self.seeds.child("iteration").child(self.iteration)
         action_seeds = [seeds.integer("actions")]
         with self._save_on_llm_error(run):
             if self.groups is not None:
                 self.episode_writer.record_reset(self.env_steps // self.env.spec.n_envs)
                 if self.mechanism_sampler is not None:
-                    # Every update plays one new episode in each game; episodes that were only started do not count.
+                    # Only the resets of updates count, so that the seeds of vectors depend on the iteration alone.
                     self.mechanism_sampler.episodes[:] = self.iteration
                 rollout, n_steps = yield from self.groups.play(seeds)
             else:
@@ -266,7 +266,7 @@ class LearnLoop(Loop):
             [metrics] = yield Update(agents=agents, rollout=rollout, minibatch_seeds=minibatch_seeds, stacked=False)
         self.iteration += 1
         self.env_steps += n_steps
-        # Which episodes end in a rollout depends on their lengths, so curves use the file of training episodes instead.
+        # Biased to short episodes, which end in a rollout more often. Figures use the file of training episodes.
         metrics |= summarize(rollout.episodes, "episode")
         metrics |= {} if self.meter is None else self.meter.metrics()
         yield self._log_request("update", metrics)
@@ -289,7 +289,7 @@ class LearnLoop(Loop):
         return self.env_steps >= self.settings.env_steps
 
     def _evaluate(self) -> Requests[list[Episode]]:
-        """Play without learning in newly seeded games; training then starts new episodes."""
+        """Return episodes that are played without learning in newly seeded games; then start new training episodes."""
         seeds = self.seeds.child("evaluation").child(self.iteration)
         sampler = self.mechanism_sampler
         training_state = None if sampler is None else sampler.begin_evaluation(seeds.child("mechanism"))
@@ -307,7 +307,7 @@ class LearnLoop(Loop):
         return Log(kind, "env_steps", metrics, {"env_steps": self.env_steps, "updates": self.iteration})
 
     def state_dict(self) -> State:
-        """Return everything that an exact resume needs (on engines that can be restored)."""
+        """Return the state for a bit-equal resume (on engines that can be restored)."""
         return {
             "agents": [self.agent.state_dict()],
             "collector": self.collector.state_dict(),
@@ -318,7 +318,7 @@ class LearnLoop(Loop):
         }
 
     def _save_on_llm_error(self, run: Run) -> AbstractContextManager[None]:
-        """Return a context that saves the run if a language model is used and cannot be reached."""
+        """Return a context that saves the run if the language model cannot be reached; a null context without one."""
         if self.meter is None:
             return nullcontext()
         return run.save_on_llm_error(self.iteration, self.state_dict, learns=True)
@@ -326,7 +326,7 @@ class LearnLoop(Loop):
     def _restore(self, run: Run) -> Requests[None]:
         self.iteration, state, spec = run.iteration, run.restored, self.env.spec
         if self.mechanism_sampler is not None and state is not None:
-            # Loaded here, because new episodes draw from it, and again below, where the games themselves are restored.
+            # Loaded here, because `Begin` resets the games, which draws vectors; loaded again below to undo the draws.
             self.mechanism_sampler.load_state_dict(state["mechanism"])
         games_state = None if state is None else state["collector"]
         yield Begin(self.collector, self.seeds.child("start").integer(run.iteration), state=games_state)

@@ -1,4 +1,4 @@
-"""The parts of a run, which every loop gets in addition to its settings, and the results of training."""
+"""The parts of a run, which every loop receives in addition to its settings, and files with results of training."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 def min_rollout_steps(agents: Sequence[Agent], games: int) -> int:
-    """Return the smallest number of steps of each of an agent's `games` games that all `agents` can learn from."""
+    """Return the minimum number of rollout steps of each game from which all agents, with `games` games each, learn."""
     return max(
         (agent.min_rollout_steps(games) for agent in agents if isinstance(agent, RequiresMinRolloutSteps)), default=1
     )
 
 
 def check_rollout_steps(agents: Sequence[Agent], steps: int, games: int) -> None:
-    """Check that agents can learn from `steps` steps of each of their `games` games.
+    """Check that agents with `games` games each can learn from `steps` rollout steps of each game.
 
     Raises:
-        ConfigError: a minibatch has more samples.
+        ConfigError: a minibatch has more samples than the rollout.
     """
     if steps < (min_steps := min_rollout_steps(agents, games)):
         raise ConfigError(
@@ -48,17 +48,18 @@ class LoopParts:
     """The parts of a run.
 
     Attributes:
-        env, agents: environment, and one agent for each society.
-        seeds: root of the loop's random numbers.
+        env: environment.
+        agents: one agent for each society.
+        seeds: root seed node of the loop.
         device: torch device of the policy.
-        objective: welfare measure of a society; None: the environment's own.
+        objective: welfare measure of a society; None: the default of the environment.
         spending_cost: loss of welfare for each unit of reward that the mechanism pays out beyond what it takes.
         principal: principal of the run; None without one.
-        teacher: teacher of the agents, whose channels rollouts also hold; None without one.
-        meter: totals of a language model's calls, which are logged; None if none is used.
-        observers: the user's own observers of the games.
-        cores: processes that play episodes of games without a batched engine; None: as many as there are cores.
-        load_references: function that returns the results of reference runs; None until these are finished.
+        teacher: teacher of the agents; None without one.
+        meter: client of the language model, whose totals of calls and costs are logged; None without language model.
+        observers: user-defined observers of the games.
+        cores: number of processes for games without a batched engine; None: the number of CPU cores.
+        load_references: function that returns the results of the reference runs; it returns None without these.
     """
 
     env: VecEnv
@@ -76,12 +77,12 @@ class LoopParts:
 
     @property
     def welfare_measure(self) -> tuple[Objective, float]:
-        """Welfare measure of a society, and the cost of spending."""
+        """Welfare measure of a society, and `spending_cost`."""
         return self.objective or self.env.spec.objective, self.spending_cost
 
     @property
     def teacher_channels(self) -> Sequence[str]:
-        """Observation channels that rollouts hold for the teacher."""
+        """Names of the observation channels that the teacher reads, in addition to the policy's channels."""
         return () if self.teacher is None else self.teacher.channels
 
 
@@ -93,14 +94,14 @@ def describe_run(run: Run, env: str, agent: Agent) -> dict[str, Any]:
 def write_trained_results(
     run: Run, env: str, agent: Agent, episodes: Sequence[Episode], objective: Objective, spending_cost: float
 ) -> list[float]:
-    """Write `results.json` of the final episodes of a trained agent; return the objective of each.
+    """Write `results.json` of the final evaluation of a trained agent; return the objective of each episode.
 
     Args:
         run: run of the agent.
         env: name of the environment.
         agent: the trained agent.
-        episodes: its final episodes.
-        objective, spending_cost: welfare measure.
+        episodes: episodes of the final evaluation.
+        objective, spending_cost: see `LoopParts`.
     """
     rows: list[dict[str, Any]] = [make_episode_row(episode, objective, spending_cost) for episode in episodes]
     write_results(run.folder, rows, learned=True, about=describe_run(run, env, agent))

@@ -1,4 +1,4 @@
-"""The loop of agents that do not learn: it plays episodes, and writes their metrics, records and videos."""
+"""The loop of agents that do not learn: it plays episodes and writes their metrics, step records and videos."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class PlaySettings:
 
     Attributes:
         episodes: number of episodes to play.
-        videos: number of first episodes with a video.
-        records: number of first episodes whose steps are recorded; None: all if the player reads texts (a language
-            model), else those with a video.
+        videos: number of episodes with a video: episodes 0 to `videos` - 1.
+        records: number of episodes whose steps are recorded as text, from episode 0; None: all if the player reads
+            texts (a language model), else those with a video.
         fps: frames per second of videos.
-        trajectory_writer: whether all steps are stored as arrays (`run.trajectories`).
-        greedy: whether the most probable action is taken, if the agent provides it.
+        trajectories: whether all steps are stored as arrays (`run.trajectories`).
+        greedy: whether agents that compute action probabilities take the most probable action instead of sampling.
     """
 
     episodes: PositiveInt
@@ -52,11 +52,11 @@ class PlaySettings:
 class PlayLoop:
     """The loop of `principal=none` with an agent that does not learn: play a number of episodes.
 
-    `env.n_envs` games are played at once. With a language model as the player, each game continues when it has its
-    replies (`IndependentGames`), if games can be played separately and the user has no observers. Otherwise episodes
-    are played in waves of `env.n_envs`; the last wave plays the remaining ones. Episode k starts from a seed that
-    depends on the run's seed and k only, if the environment takes a seed for each game. So all agents play the same
-    games.
+    `env.n_envs` games are played at once. If a language model plays, games can be played separately and there are no
+    user-defined observers, a game takes its next step as soon as its own replies have arrived (`IndependentGames`).
+    Otherwise episodes are played in waves of `env.n_envs` synchronized games; the last wave may be smaller. If the
+    environment takes a seed for each game, the seed of episode k depends only on the run's seed and k, so different
+    agents play episodes with equal starts.
 
     Args:
         parts: parts of the run, with one agent. Episode k starts from `episode/k` of the seeds; step i of the run
@@ -88,7 +88,8 @@ class PlayLoop:
         self.n_recorded_episodes = default_n_recorded if settings.records is None else settings.records
         self.plays_independently = IndependentGames.can_play(self.env, policy) and not parts.observers
         self.games: IndependentGames | None = None
-        self._pending_counts: dict[int, Any] = {}  # counts of finished episodes that follow an unfinished one
+        # Counts of finished episodes by number. They wait here until all episodes with lower numbers have finished.
+        self._pending_counts: dict[int, Any] = {}
         self._n_counted_episodes = 0
         self.wave = self.steps = self.env_steps = 0
         self._is_wave_in_progress = False
@@ -111,14 +112,14 @@ class PlayLoop:
         return rows
 
     def estimate(self) -> CallEstimate | None:
-        """Return the calls if every episode lasts as long as the horizon; None if that is unknown or no model plays."""
+        """Return the calls if every episode reaches the horizon; None without a horizon or a language model."""
         horizon = self.env.spec.horizon
         if horizon is None or not isinstance(self.agent, EstimatesCalls):
             return None
         return self.agent.estimate(horizon, self.episodes)
 
     def requests(self, run: Run) -> Requests[float]:
-        """Play; return the mean objective of the episodes (by default an agent's base return)."""
+        """Play all episodes; return their mean objective (by default the mean base return of an agent)."""
         yield from self._restore(run)
         run.metrics.attach_pictures(VIDEO_TAG, self.files.new_videos)
         if self.plays_independently:
@@ -151,7 +152,7 @@ class PlayLoop:
         return self._write_results(run)
 
     def _play_independently(self, run: Run) -> Requests[None]:
-        """Play the games independently of each other."""
+        """Play the games without waiting for each other (`IndependentGames`)."""
         with run.progress(self.episodes, "episodes", "play", self._n_finished_episodes) as progress:
             games = self._make_games(run, [EpisodeProgress(progress)])
             try:
@@ -198,12 +199,12 @@ class PlayLoop:
                     if isinstance(observer, EpisodeLogger) and game.episode is not None:
                         observer.render_frames()
         if self.trajectory_queue is not None:
-            unfinished = {number for writer in writers for number in writer.open_episodes}
-            self.trajectory_queue.open(run.folder, self._trajectories_state, self.games.started_episodes - unfinished)
+            excluded_episodes = self.games.started_episodes.difference(*(writer.open_episodes for writer in writers))
+            self.trajectory_queue.open(run.folder, self._trajectories_state, excluded_episodes)
         return self.games
 
     def _make_writer(self, env: VecEnv, state: State | None = None) -> TrajectoryWriter:
-        """Return a writer of the steps of all games or of one."""
+        """Return a writer of the steps of `env`, which has all games or, if they are independent, one."""
         text = stored_text_channel(self.env.spec, self.agent.policy)
         writer = TrajectoryWriter(env, text, self.trajectory_queue, self.env.spec.n_envs)
         if state is not None:
@@ -213,7 +214,7 @@ class PlayLoop:
     def _count_episodes(self) -> Requests[None]:
         """Count finished episodes in order of their numbers, and log after every `env.n_envs` episodes.
 
-        So the logged rows do not depend on the order in which replies arrive.
+        This order makes the logged rows independent of the order in which replies arrive.
         """
         while self._n_counted_episodes in self._pending_counts:
             self.agent.policy.add_counts(self._pending_counts.pop(self._n_counted_episodes))  # type: ignore[attr-defined]
@@ -223,19 +224,20 @@ class PlayLoop:
                 continue
             rows = self.files.finished[:k]
             self.env_steps = sum(int(row["length"]) for row in rows)
-            # The model's totals depend on the order of replies, except costs and times, which vary anyway.
+            # Totals of the language model depend on the order of replies, so they are logged after the last episode
+            # only. Costs and times differ between repeated runs in any case, so they are always logged.
             llm_metrics = {} if self.meter is None else self.meter.metrics()
-            reproducible_metrics = {
+            logged_llm_metrics = {
                 name: x for name, x in llm_metrics.items() if k == self.episodes or name.startswith(("usage/", "time/"))
             }
-            metrics = {**average_episode_rows(rows), **self._player_metrics(), **reproducible_metrics}
+            metrics = {**average_episode_rows(rows), **self._player_metrics(), **logged_llm_metrics}
             yield Log("episode", "episodes", metrics, {"episodes": k, "env_steps": self.env_steps})
 
     def state_dict(self) -> State:
-        """Return everything that an exact resume needs (on engines that can be restored)."""
+        """Return the state for a bit-equal resume (on engines that can be restored)."""
         trajectories_state: State = {}
         if self.trajectory_queue is not None:
-            # Independent games hold the state of their own writers.
+            # The writers of independent games are saved in the state of the games.
             writer_state = {} if self.trajectory_writer is None else self.trajectory_writer.state_dict()
             trajectories_state = {"trajectories": writer_state | self.trajectory_queue.state_dict()}
         return {
@@ -259,14 +261,14 @@ class PlayLoop:
         return len(self.files.finished)
 
     def _set_policy_episodes(self) -> range:
-        """Return the episode of each game in this wave; store them in a policy that has `episodes`."""
+        """Return the episode number of each game of this wave; set them as `episodes` of a policy that has these."""
         episodes = range(self.wave * self.env.spec.n_envs, (self.wave + 1) * self.env.spec.n_envs)
         if hasattr(self.agent.policy, "episodes"):
             self.agent.policy.episodes = list(episodes)
         return episodes
 
     def _begin_wave(self) -> Requests[None]:
-        """Start the episodes of a wave, unless a wave is in progress."""
+        """Start the episodes of the next wave; do nothing while a wave is in progress."""
         if self._is_wave_in_progress:
             return
         if not self.env.spec.deterministic:
@@ -302,28 +304,28 @@ class PlayLoop:
             self.wave += 1
 
     def _player_metrics(self) -> dict[str, float]:
-        """Return the player's own counts; empty for most players."""
+        """Return the metrics that the agent counts itself; empty for most agents."""
         return getattr(self.agent, "metrics", dict[str, float])()
 
     def _write_results(self, run: Run) -> float:
         rows = self.files.finished
         metrics = average_episode_rows(rows)
         description = describe_run(run, self.env.spec.name, self.agent)
-        # Whether the episodes share something learned: trained weights, or plans that were drawn once.
-        learned = bool(getattr(self.agent, "shares_learning", False))
-        write_results(run.folder, rows, learned=learned, about=description, carried=self._carried_states)
+        # Whether all episodes use the same trained weights or sampled plans, and so are not independent.
+        shares_learning = bool(getattr(self.agent, "shares_learning", False))
+        write_results(run.folder, rows, learned=shares_learning, about=description, carried=self._carried_states)
         run.summary = {"episodes": len(rows), "env_steps": self.env_steps, **metrics, **self._player_metrics()}
         run.summary[RESULT_EPISODES] = [[row["objective"] for row in rows]]
         return metrics["evaluation/objective"]
 
     def _save_on_llm_error(self, run: Run) -> AbstractContextManager[None]:
-        """Return a context that saves the run if a language model is used and cannot be reached."""
+        """Return a context that saves the run if the language model cannot be reached; a null context without one."""
         if self.meter is None:
             return nullcontext()
         return run.save_on_llm_error(*self._resume_point())
 
     def _resume_point(self) -> tuple[int, Callable[[], State]]:
-        """Return the iteration at which a run interrupted now resumes, and a function that returns its state."""
+        """Return the step from which a run interrupted now would resume, and a function that returns its state."""
         return self._pinned_resume_point or (self.steps, self.state_dict)
 
     def _restore(self, run: Run) -> Requests[None]:
@@ -332,7 +334,7 @@ class PlayLoop:
         self._games_state: State | None = None if state is None else state["games"]
         self._trajectories_state: State | None = None if state is None else state.get("trajectories")
         if state is not None:
-            # Observers are not part of the experiment, so they must not change the way of playing.
+            # The original run decides how episodes are played: observers must not change results.
             self.plays_independently = state["games"] is not None
             if self.plays_independently and self.observers:
                 raise ConfigError(
@@ -350,8 +352,8 @@ class PlayLoop:
                 n_episodes = self.trajectory_writer.first_episode
                 if self._trajectories_state is None and state is not None:
                     n_episodes = (state["wave"] + state["in_wave"]) * self.env.spec.n_envs
-                started = set(range(n_episodes)) - self.trajectory_writer.open_episodes
-                self.trajectory_queue.open(run.folder, self._trajectories_state, started)
+                excluded_episodes = set(range(n_episodes)) - self.trajectory_writer.open_episodes
+                self.trajectory_queue.open(run.folder, self._trajectories_state, excluded_episodes)
         if state is None:
             return
         self.agent.load_state_dict(state["agents"][0])
@@ -368,9 +370,9 @@ class PlayLoop:
             self.episode_logger.render_frames()
 
     def _resumable_files_state(self, state: State) -> State:
-        """Return the state of the episodes' files, without those of unfinished episodes that start again."""
+        """Return the state of the episode files, without files of unfinished episodes that are played again."""
         files: State = state["files"]
         if not self.plays_independently or self.env.spec.deterministic:
             return files
-        waiting = {episode for episode, *_ in files["waiting"]}
-        return {**files, "open": [location for location in files["open"] if location[0] in waiting]}
+        waiting_episodes = {episode for episode, *_ in files["waiting"]}
+        return {**files, "open": [location for location in files["open"] if location[0] in waiting_episodes]}

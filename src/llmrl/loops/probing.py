@@ -1,4 +1,4 @@
-"""Probes: the probabilities of a policy's actions in fixed situations while the policy learns."""
+"""Probes: a policy's action probabilities after fixed prompts, measured while the policy learns."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ class HasActionProbabilities(Protocol):
 
 @runtime_checkable
 class WritesPrompts(Protocol):
-    """Protocol of environments that can write the prompt of a player in any given situation."""
+    """Protocol of environments that can write a player's prompt for any history of observations and actions."""
 
     def prompt(self, goal: str, observations: Sequence[Sequence[str]], actions: Sequence[str]) -> str:
         """Return the prompt of a player with a goal after some observations and actions.
 
         Args:
-            goal: goal of the player.
-            observations: sentences of each observation, oldest first.
-            actions: names of the actions between the observations, one fewer.
+            goal: goal of the player, a text.
+            observations: sentences of each of n observations, oldest first.
+            actions: names of the n - 1 actions between the observations.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A situation in which the probabilities of actions are measured.
+    """A prompt after which the probabilities of actions are measured.
 
     Attributes:
         name: name of the probe.
         prompt: text that the player reads.
-        intended: name of the correct action; None if it is unknown.
+        intended: name of the correct action; None if it is unknown or not an action of the environment.
     """
 
     name: str
@@ -64,12 +64,12 @@ class Probe:
 
 
 class Probes:
-    """The probes of a policy.
+    """Probes of a policy.
 
     Args:
         probes: probes with different names.
-        policy: policy whose probabilities are measured.
-        action_names: names of its actions.
+        policy: policy whose action probabilities are measured.
+        action_names: name of each action, in the order of the policy's probabilities.
 
     Raises:
         ConfigError: the policy cannot compute the probabilities of actions after a text.
@@ -85,17 +85,21 @@ class Probes:
 
     @classmethod
     def load(cls, source: str, env: VecEnv, policy: Policy) -> Probes:
-        """Return the probes of a list of the package, or of a file, with prompts of `env`.
+        """Return the probes of a list, with the prompts that `env` writes.
+
+        Args:
+            source: name of a list in the package, or path of a YAML file.
+            env: environment whose actions are probed.
+            policy: policy whose action probabilities are measured.
 
         Raises:
-            ConfigError: there is no such list, it has another format, or `env` or `policy` cannot be used with it.
+            ConfigError: the list does not exist or is invalid, or `env` or `policy` does not support it.
         """
         action_names, entries = env.spec.action_names, _read_probe_list(source)
         probes = [_build_probe(entry, location, env) for location, entry in entries]
         intended_actions = [
             (str(entry["name"]), entry["intended"]) for _, entry in entries if entry.get("intended") is not None
         ]
-        # If the environment has other actions than those of the list, the correct action is unknown.
         if unknown := [f"{name} ({action})" for name, action in intended_actions if str(action) not in action_names]:
             log.warning(
                 "learn.probes=%s: the `intended` action of %s is none of the actions %s, and is left out",
@@ -117,7 +121,7 @@ class Probes:
         }
 
     def write(self, folder: Path) -> None:
-        """Write the probes to `probes.json`, for later readers of the metrics."""
+        """Write the probes to `probes.json`, which figures of the metrics read."""
         content = {
             "actions": self.action_names,
             "probes": [{"name": p.name, "prompt": p.prompt, "intended": p.intended} for p in self.probes],
@@ -136,7 +140,7 @@ def builtin_probe_list_names() -> list[str]:
 
 
 def _read_probe_list(source: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the location, for messages, and the content of each probe of a list."""
+    """Return the probes of a list, each as its location (for error messages) and its YAML mapping."""
     import yaml
 
     is_file = source.endswith((".yaml", ".yml"))

@@ -1,4 +1,4 @@
-"""Race: repeated measurements of the best vectors of a policy search before one is chosen."""
+"""Race between the best vectors of a policy search: repeated measurements before the winner is selected."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from llmrl.core.state_fields import StateFields
 from llmrl.statistics.estimators import standard_error, standard_error_of_mean
 
 ELIMINATION_ERRORS = 3.0
-"""A contestant is dropped if its paired difference to the leader exceeds this number of standard errors."""
+"""A contestant is dropped if its mean paired difference to the leader exceeds this number of standard errors."""
 MIN_PAIRS = 3
-"""Minimum number of pairs to drop a contestant; the standard error of fewer pairs is not reliable."""
+"""Minimum number of pairs to drop a contestant, because standard errors of fewer pairs are unreliable."""
 
 
 class Race(StateFields):
     """Rounds of fresh measurements of a few contestants; clearly worse contestants are dropped.
 
-    The highest of many noisy estimates is partly the highest by luck (the winner's curse). So the best few vectors are
-    measured again, all of a round with the same random numbers; earlier measurements do not count. Contestants are
+    The highest of many noisy estimates is biased upward (the winner's curse). So the contestants are measured again,
+    all contestants of a round with the same random numbers; measurements before the race do not count. Contestants are
     compared by paired differences to the leader, which has the highest mean so far (a race as in Maron & Moore 1997,
     "The racing algorithm", with normal bounds in place of Hoeffding's). The winner is the last remaining contestant, or
-    the one with the highest mean after all rounds. This mean is biased as well, as the highest of several, so the
-    caller evaluates the winner once more.
+    the one with the highest mean after all rounds. The winner's mean is again the highest of several and so biased;
+    the caller evaluates the winner once more.
 
     Args:
-        vectors: contestants, [k, d], the most promising first; the first of equal ones wins.
+        vectors: contestants, [k, d], in descending order of earlier estimates; of equal means, the first vector wins.
         rounds: maximum number of rounds.
 
     Attributes:
         remaining: indices of the remaining contestants, in the order of `vectors`.
         round: number of finished rounds.
-        values: fresh measurements of each contestant, [k] lists of independent numbers.
+        values: measurements of each contestant in the race, [k] lists.
     """
 
     _state_fields = ("vectors", "remaining", "round", "values")
@@ -50,7 +50,7 @@ class Race(StateFields):
 
     @property
     def leader(self) -> int:
-        """Index of the remaining contestant with the highest mean; after the race, of the winner."""
+        """Index of the remaining contestant with the highest mean; after the race, it is the winner."""
         if not self.round:
             return self.remaining[0]
         return max(self.remaining, key=lambda i: (float(np.mean(self.values[i])), -i))
@@ -59,8 +59,8 @@ class Race(StateFields):
         """Add a round of measurements, and drop contestants that are clearly behind the leader.
 
         Args:
-            values: measurements of each remaining contestant, in order, [m] each; equal positions have the same random
-                numbers.
+            values: measurements of each remaining contestant, in the order of `remaining`, [m] each; measurement j of
+                all contestants has the same random numbers.
         """
         for i, measurements in zip(self.remaining, values, strict=True):
             self.values[i] += np.asarray(measurements, dtype=np.float64).tolist()
@@ -71,8 +71,8 @@ class Race(StateFields):
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the race after a round.
 
-        They are `race/remaining`, the number of remaining contestants; `race/return`, the leader's mean of fresh
-        measurements; and `race/standard_error`, its standard error.
+        They are `race/remaining`, the number of remaining contestants; `race/return`, the leader's mean; and
+        `race/standard_error`, the standard error of this mean, if it is known.
         """
         error = standard_error_of_mean(np.array(self.values[self.leader]))
         metrics = {
@@ -82,10 +82,10 @@ class Race(StateFields):
         return metrics | ({} if error is None else {"race/standard_error": error})
 
     def summarize_contestants(self) -> list[dict[str, Any]]:
-        """Return a row for each measured contestant; none if there was only one contestant.
+        """Return a row for each contestant that the race measured; none if there was only one contestant.
 
-        Keys: `vector`; `return`, its mean of fresh measurements; `standard_error`; `measured`, the number of
-        measurements; `remaining`, whether the contestant remained until the end.
+        Keys: `vector`; `return`, the mean of its measurements; `standard_error` of this mean; `measured`, the number of
+        measurements; `remaining`, whether the contestant was never dropped.
         """
         return [
             {

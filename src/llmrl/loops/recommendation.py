@@ -18,19 +18,19 @@ class SuccessiveHalving(StateFields):
     """Successive halving of a few candidates within a fixed number of measurements.
 
     The highest of many noisy estimates is biased upwards. So the leading candidates are measured again with fresh
-    random numbers, in rounds; between rounds the better half by the mean of all measurements remains (Karnin, Koren &
-    Somekh 2013, "Almost optimal exploration in multi-armed bandits", figure 3; the number of candidates is about the
-    square root of the number of measurements, so that each gets as many).
+    random numbers, in rounds. After each round, the half of the candidates with the higher means over all measurements
+    remains (Karnin, Koren & Somekh 2013, "Almost optimal exploration in multi-armed bandits", figure 3). The number of
+    candidates is about the square root of the number of measurements, so that each gets about as many measurements.
 
     Args:
         vectors: candidates, [m, d], best first. Only the first `count_candidates` take part.
         steps: number of trials, >= 1.
-        slots: measurements of a trial, >= 1.
+        slots: number of measurements of a trial, which are made in parallel, >= 1.
 
     Attributes:
         vectors: candidates that take part.
-        survivors: indices of the candidates that remain, best first.
-        counts: measurements of each candidate so far.
+        survivors: indices of the remaining candidates, best first.
+        counts: number of fresh measurements of each candidate so far.
         step: number of finished trials.
     """
 
@@ -49,7 +49,7 @@ class SuccessiveHalving(StateFields):
 
     @property
     def next_trial(self) -> list[tuple[int, int]]:
-        """Candidate of each slot of the next trial, and the index of this measurement among those of the candidate."""
+        """For each slot of the next trial: candidate index, and number of fresh measurements of it before the slot."""
         counts, slots = list(self.counts), []
         for _ in range(self.slots):
             candidate = min(self.survivors, key=lambda i: (counts[i], self.survivors.index(i)))
@@ -58,7 +58,7 @@ class SuccessiveHalving(StateFields):
         return slots
 
     def advance(self, value_fn: Callable[[np.ndarray], float]) -> None:
-        """Finish the trial; at the end of a round but the last, keep the better half of the candidates.
+        """Finish the trial; after every round except the last, drop the worse half of the candidates.
 
         Args:
             value_fn: function from a candidate, [d], to the mean of all its measurements.
@@ -94,12 +94,12 @@ class Confirmation:
     """Successive halving in each context, one context after the other.
 
     Args:
-        candidates: by context index (None without contexts): the leading candidates, [m, d], best first.
+        candidates: from context index (None without contexts) to the leading candidates, [m, d], best first.
         steps: number of trials of all contexts, >= the number of contexts.
-        slots: measurements of a trial.
+        slots: number of measurements of a trial.
 
     Attributes:
-        halvings: by context. Contexts with a single candidate have nothing to confirm and are left out.
+        halvings: successive halving of each context that has more than one candidate.
     """
 
     def __init__(self, candidates: dict[int | None, np.ndarray], steps: int, slots: int) -> None:
@@ -156,8 +156,8 @@ class VectorEvaluation:
 
     Attributes:
         values: objective of each evaluation.
-        episodes: objectives of the episodes of each society of each evaluation.
-        first_standard_error: standard error of the first evaluation over its societies or episodes.
+        episodes: objectives of the episodes of each society; one list for each pair of evaluation and society.
+        first_standard_error: standard error of the first evaluation over its societies or episodes; None if unknown.
     """
 
     values: list[float] = field(default_factory=list)
@@ -170,24 +170,24 @@ class VectorEvaluation:
 
     @property
     def standard_error(self) -> float | None:
-        """Standard error of the mean over evaluations; of a single one, over its societies or episodes."""
+        """Standard error of `mean` over evaluations; with one evaluation, over its societies or episodes."""
         return self.first_standard_error if len(self.values) == 1 else standard_error_of_mean(np.array(self.values))
 
 
 class RecommendationEvaluator:
     """Evaluations of the vectors that a principal recommends.
 
-    Evaluation e of any vector in a context draws the same random numbers, which nothing else draws. So recommendations
-    of different principals and of different numbers of measurements are compared under common random numbers, and
-    equal vectors share their evaluations.
+    Evaluation e of any vector in a context draws the same random numbers, which are used for nothing else. So
+    recommendations of different principals, and after different numbers of measurements, are compared under common
+    random numbers. Equal vectors share their evaluations.
 
     Args:
-        recommendations: by number of measurements n: the vector of each context, [d], that the principal's rule makes
-            from its first n measurements.
-        min_evaluations: evaluations of each vector, >= 1, rounded up to whole trials.
-        slots: evaluations of a trial.
-        ranges: by context: range of the objective, for the precision at which evaluations of a vector end; None: each
-            vector is evaluated `min_evaluations` times.
+        recommendations: from a number of measurements n to the vector of each context, [d], that is recommended after
+            the first n measurements.
+        min_evaluations: minimum number of evaluations of each vector, >= 1, rounded up to whole trials.
+        slots: number of evaluations of a trial.
+        ranges: range of the objective in each context. Evaluations of a vector continue until their standard error is
+            a small fraction of it (`ANYTIME_RELATIVE_ERROR`). None: each vector is evaluated `min_evaluations` times.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class RecommendationEvaluator:
         self.ranges = None if ranges is None else dict(ranges)
         self.trials = 0
         self._evaluations_by_key: dict[tuple[Context, VectorKey], VectorEvaluation] = {}
-        # The last recommendation first: it is the result of the run.
+        # The last recommendations are evaluated first, because they are the result of the run.
         for n in sorted(self.recommendations, reverse=True):
             for context, vector in self.recommendations[n].items():
                 self._evaluations_by_key.setdefault((context, make_vector_key(vector)), VectorEvaluation())
@@ -213,26 +213,26 @@ class RecommendationEvaluator:
 
     @property
     def next_trial(self) -> tuple[Context, np.ndarray, list[int]]:
-        """Context, vectors of all slots [slots, d], and index of the evaluation of each slot, of the next trial."""
-        pending = self._next_pending_key
-        assert pending is not None
-        context, key = pending
-        n_done = len(self._evaluations_by_key[pending].values)
-        return context, np.tile(np.array(key), (self.slots, 1)), list(range(n_done, n_done + self.slots))
+        """Next trial: its context, the vector of each slot, [slots, d], and the evaluation index of each slot."""
+        pending_key = self._next_pending_key
+        assert pending_key is not None
+        context, vector = pending_key
+        n_finished = len(self._evaluations_by_key[pending_key].values)
+        return context, np.tile(np.array(vector), (self.slots, 1)), list(range(n_finished, n_finished + self.slots))
 
     def add(
         self, society_values: Sequence[Sequence[np.ndarray]], values: Sequence[float], standard_error: float | None
     ) -> None:
-        """Add the results of the next trial.
+        """Add the results of the trial that `next_trial` returns.
 
         Args:
             society_values: for each slot, the objectives of the episodes of each society.
             values: objective of each slot.
-            standard_error: standard error of the first slot.
+            standard_error: standard error of the objective of the first slot.
         """
-        pending = self._next_pending_key
-        assert pending is not None
-        evaluation = self._evaluations_by_key[pending]
+        pending_key = self._next_pending_key
+        assert pending_key is not None
+        evaluation = self._evaluations_by_key[pending_key]
         if not evaluation.values:
             evaluation.first_standard_error = standard_error
         evaluation.values += [float(value) for value in values]
@@ -249,8 +249,8 @@ class RecommendationEvaluator:
     def summary(self, n: int) -> dict[str, float]:
         """Return the summary of the recommendations after n measurements.
 
-        Keys: `objective`, the mean over contexts; `standard_error`, if it is known; `evaluations`, the smallest number
-        of a context.
+        Keys: `objective`, the mean over contexts; `standard_error` of this mean, if it is known; `evaluations`, the
+        minimum over contexts of the number of evaluations.
         """
         evaluations = list(self.evaluations_by_context(n).values())
         errors = [evaluation.standard_error for evaluation in evaluations]
@@ -266,17 +266,17 @@ class RecommendationEvaluator:
     @property
     def _next_pending_key(self) -> tuple[Context, VectorKey] | None:
         """Context and vector of the next evaluation; None if all are complete."""
-        return next((pair for pair in self._evaluations_by_key if not self._is_complete(pair)), None)
+        return next((key for key in self._evaluations_by_key if not self._is_complete(key)), None)
 
-    def _is_complete(self, pair: tuple[Context, VectorKey]) -> bool:
-        evaluation = self._evaluations_by_key[pair]
+    def _is_complete(self, key: tuple[Context, VectorKey]) -> bool:
+        evaluation = self._evaluations_by_key[key]
         n = len(evaluation.values)
         if n < self.min_evaluations:
             return False
         if self.ranges is None or n >= MAX_ANYTIME_EVALUATIONS:
             return True
         error = evaluation.standard_error
-        return error is not None and error < ANYTIME_RELATIVE_ERROR * self.ranges[pair[0]]
+        return error is not None and error < ANYTIME_RELATIVE_ERROR * self.ranges[key[0]]
 
     def state_dict(self) -> State:
         return {
@@ -293,7 +293,7 @@ class RecommendationEvaluator:
                     context,
                     list(key),
                     list(evaluation.values),
-                    [list(part) for part in evaluation.episodes],
+                    [list(values) for values in evaluation.episodes],
                     evaluation.first_standard_error,
                 ]
                 for (context, key), evaluation in self._evaluations_by_key.items()
@@ -313,11 +313,11 @@ class RecommendationEvaluator:
 
 
 def max_trials_per_context(evaluations: int, slots: int, recommendations: int, anytime: bool) -> int:
-    """Return the maximum number of trials that evaluate some recommendations of one context.
+    """Return the maximum number of trials that evaluate the recommendations of one context.
 
     Args:
-        evaluations: evaluations of each recommendation, >= 0.
-        slots: evaluations of a trial.
+        evaluations: minimum number of evaluations of each recommendation, >= 0.
+        slots: number of evaluations of a trial.
         recommendations: number of different recommendations.
         anytime: whether evaluations continue until they are precise enough, up to `MAX_ANYTIME_EVALUATIONS`.
     """
@@ -326,5 +326,5 @@ def max_trials_per_context(evaluations: int, slots: int, recommendations: int, a
 
 
 def reaches_anytime_measurement(measurements: int, candidates: int) -> bool:
-    """Return whether the last step, of `candidates` measurements, reached one of `ANYTIME_MEASUREMENTS`."""
+    """Return whether the last `candidates` of `measurements` measurements include one of `ANYTIME_MEASUREMENTS`."""
     return any(measurements - candidates < n <= measurements for n in ANYTIME_MEASUREMENTS)

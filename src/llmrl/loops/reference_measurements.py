@@ -1,4 +1,4 @@
-"""Reference lines of a design run: the objective without a mechanism, with untrained agents, and of a coarse scan."""
+"""Reference lines of a design run: objectives without a mechanism, of untrained agents, and of a coarse scan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIN_SIGNIFICANT_ERRORS = 3.0
 """Number of standard errors that a difference must exceed to be called significant."""
 
 HistoryRows = Sequence[Mapping[str, Any]]
-"""Rows of a summary's `history`."""
+"""Rows of `history` in `summary.json`, one for each measurement (`DesignHistory`)."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,9 @@ class VectorMeasurements:
 
     Attributes:
         mechanism: values of the vector by parameter name.
-        value, standard_error: mean objective and its standard error over measurements; with a single measurement, over
-            its episodes. None if the error is unknown.
+        value: mean objective.
+        standard_error: standard error of `value` over measurements; of a single measurement, over its episodes; None if
+            unknown.
         measurements, episodes: number of measurements and of episodes.
     """
 
@@ -46,8 +47,8 @@ class ContextReferences:
     Attributes:
         context: name of the context; None without contexts.
         no_mechanism: measurements of the neutral vector in the scan.
-        untrained: measurements of the neutral vector with untrained agents; None without them.
-        scan: measurements of all vectors of the scan, in order, beginning with the neutral vector.
+        untrained: measurements of the neutral vector with untrained agents; None if these were not measured.
+        scan: measurements of each vector of the scan; the neutral vector is the first.
     """
 
     context: str | None
@@ -59,19 +60,19 @@ class ContextReferences:
     def best(self) -> VectorMeasurements | None:
         """Measurements of the vector with the highest mean; None if the scan has the neutral vector only.
 
-        The highest mean is biased upward, because the means are noisy.
+        Its mean is biased upward, because it is the highest of several noisy means.
         """
         return max(self.scan, key=lambda measurement: measurement.value) if len(self.scan) > 1 else None
 
 
 @dataclass(frozen=True)
 class References:
-    """The reference measurements of a society without a principal.
+    """Reference measurements, which are made without a principal.
 
     Attributes:
         contexts: reference lines of each context.
-        variance: analysis of variance of the scan's vectors within contexts; None if the scan has the neutral vector
-            only.
+        variance: analysis of variance between the scan's vectors, stratified by context; None if the scan has the
+            neutral vector only.
     """
 
     contexts: list[ContextReferences]
@@ -79,27 +80,27 @@ class References:
 
     @classmethod
     def from_histories(cls, scan: HistoryRows, untrained: HistoryRows) -> References:
-        """Create the references from the histories of two runs.
+        """Create the references from the histories of two reference runs.
 
         Args:
-            scan: history of the scan, which begins with the neutral vector.
-            untrained: history of untrained agents; may be empty.
+            scan: history of the scan; its first row in each context measures the neutral vector.
+            untrained: history of the run with untrained agents; empty without such a run.
         """
         scans_by_context: dict[str | None, list[VectorMeasurements]] = {}
-        strata = []
+        objectives_by_context = []
         for rows in _group_rows(scan, "context"):
             groups = _group_rows(rows, "mechanism")
             scans_by_context[rows[0]["context"]] = [_pool_measurements(group) for group in groups]
-            strata.append([np.array([row["objective"] for row in group]) for group in groups])
+            objectives_by_context.append([np.array([row["objective"] for row in group]) for group in groups])
         untrained_by_context = {
             rows[0]["context"]: _pool_measurements(rows) for rows in _group_rows(untrained, "context")
         }
         contexts = [
-            ContextReferences(context, vectors[0], untrained_by_context.get(context), vectors)
-            for context, vectors in scans_by_context.items()
+            ContextReferences(context, measurements[0], untrained_by_context.get(context), measurements)
+            for context, measurements in scans_by_context.items()
         ]
-        has_several_vectors = any(len(groups) > 1 for groups in strata)
-        return cls(contexts, analysis_of_variance(strata) if has_several_vectors else None)
+        has_several_vectors = any(len(groups) > 1 for groups in objectives_by_context)
+        return cls(contexts, analysis_of_variance(objectives_by_context) if has_several_vectors else None)
 
     @property
     def noise(self) -> float | None:
@@ -107,7 +108,7 @@ class References:
         return None if self.variance is None else self.variance.noise
 
     def measurement_error(self, societies: int = 1) -> float | None:
-        """Return the standard error of one measurement over `societies`, from the noise of the scan; None: unknown."""
+        """Return the standard error of a measurement that averages over `societies`; None if `noise` is unknown."""
         if self.noise is None:
             return None
         return self.noise * math.sqrt(self.contexts[0].scan[0].measurements / societies)
@@ -123,16 +124,16 @@ class References:
         return None if self.variance is None or self.variance.p is None else self.variance.p < SIGNIFICANCE_LEVEL
 
     def scan_range(self, context: str | None) -> float:
-        """Return the range of the scan's means in a context."""
+        """Return the difference between the highest and the lowest mean of the scan in a context."""
         values = [measurement.value for measurement in self._references_in_context(context).scan]
         return max(values) - min(values)
 
     def metrics(self, context: str | None) -> dict[str, float]:
         """Return the reference lines of a context as metrics, for comparison with curves of the objective."""
         references = self._references_in_context(context)
-        lines = {"no_mechanism": references.no_mechanism, "untrained": references.untrained}
-        lines["scan_best"] = references.best
-        return {f"reference/{name}": line.value for name, line in lines.items() if line is not None}
+        measurements = {"no_mechanism": references.no_mechanism, "untrained": references.untrained}
+        measurements["scan_best"] = references.best
+        return {f"reference/{name}": line.value for name, line in measurements.items() if line is not None}
 
     def summary(self, recommendations: HistoryRows, history: HistoryRows, n_last_proposals: int) -> dict[str, Any]:
         """Return the reference lines for `summary.json`, and the results of the run relative to them.
@@ -158,7 +159,7 @@ class References:
     def _context_summary(
         self, references: ContextReferences, recommendations: HistoryRows, history: HistoryRows, n_last_proposals: int
     ) -> dict[str, Any]:
-        """Return the reference lines of a context and the run's results in it; None for results it lacks."""
+        """Return the reference lines of a context and the run's results in it; results that do not exist are None."""
         summary = asdict(references) | {"scan_best": None if references.best is None else asdict(references.best)}
         summary |= dict.fromkeys(("last_proposals", "recommendation", "gain"))
         last_rows = [row for row in history[-n_last_proposals:] if row["context"] == references.context]
@@ -166,31 +167,32 @@ class References:
             error = _standard_error(last_rows) if len(last_rows) > 1 else last_rows[0]["standard_error"]
             mean = _mean_objective(last_rows)
             summary["last_proposals"] = {"value": mean, "standard_error": error, "proposals": len(last_rows)}
-        for best in recommendations:
-            if best["context"] == references.context:
-                value, error = best["objective"], best["standard_error"]
-                summary["recommendation"] = {"mechanism": best["mechanism"], "value": value, "standard_error": error}
+        for row in recommendations:
+            if row["context"] == references.context:
+                value, error = row["objective"], row["standard_error"]
+                summary["recommendation"] = {"mechanism": row["mechanism"], "value": value, "standard_error": error}
                 gain = value - references.no_mechanism.value
-                summary["gain"] = {"value": gain} | self._gain_summary(gain, best, history)
+                summary["gain"] = {"value": gain} | self._gain_summary(gain, row, history)
         return summary
 
-    def _gain_summary(self, gain: float, best: Mapping[str, Any], history: HistoryRows) -> dict[str, Any]:
-        """Return the standard error of the `gain` of the best proposal over no mechanism, and whether it exceeds noise.
+    def _gain_summary(self, gain: float, recommendation: Mapping[str, Any], history: HistoryRows) -> dict[str, Any]:
+        """Return the standard error of the recommendation's `gain` over no mechanism, and whether it is significant.
 
-        A few measurements of one vector, or the episodes of one society, estimate their variance poorly. So both means
-        get the noise of the scan's measurements; the best proposal's own standard error is used if it is larger.
+        A few measurements, or the episodes of one society, estimate a variance poorly. So the standard errors of both
+        means are derived from the pooled `noise`. The recommendation's own standard error is used if it is larger.
         """
         noise = self.noise
         if noise is None:
             return {"standard_error": None, "beyond_noise": None}
-        pooled_error = (self.measurement_error(_count_societies(history)) or 0.0) / math.sqrt(best["evaluations"])
-        error = math.hypot(noise, max(pooled_error, best["standard_error"] or 0.0))
+        n_evaluations, own_error = recommendation["evaluations"], recommendation["standard_error"] or 0.0
+        pooled_error = (self.measurement_error(_count_societies(history)) or 0.0) / math.sqrt(n_evaluations)
+        error = math.hypot(noise, max(pooled_error, own_error))
         return {"standard_error": error, "beyond_noise": gain > MIN_SIGNIFICANT_ERRORS * error}
 
     def _has_learned(self, history: HistoryRows, n_last_proposals: int) -> bool | None:
-        """Return whether the last proposals are better than the first ones, or than the scan's mean.
+        """Return whether the last proposals are significantly better than the first ones, or than the scan's mean.
 
-        None: this is unknown, or only one vector was tried in each context.
+        None: the noise is unknown, there are too few proposals, or each context has only one vector.
         """
         vectors = {(row["context"], *row["mechanism"].values()) for row in history}
         contexts = {row["context"] for row in history}
@@ -214,7 +216,7 @@ class References:
 
     @property
     def warning(self) -> str | None:
-        """Warning that the scan shows no response, a sentence without a full stop; None if it does."""
+        """Warning, without a final full stop, that the scan shows no response; None if it shows one or is unknown."""
         if self.objective_responds is not False or self.variance is None:
             return None
         noise, p = self.variance.noise, self.variance.p
@@ -226,7 +228,7 @@ class References:
 
 
 def _count_societies(history: HistoryRows) -> int:
-    """Return the number of societies of a measurement of a run."""
+    """Return the number of societies over which each measurement of a run averages."""
     return len(history[0].get("societies", [0]))
 
 
@@ -239,9 +241,9 @@ def _standard_error(rows: HistoryRows) -> float:
 
 
 def _group_rows(rows: HistoryRows, key: str) -> list[HistoryRows]:
-    """Return the rows in groups with equal entries `key`, in the order of their first occurrence."""
-    entries = [row[key] for row in rows]
-    first_indices = [entries.index(entry) for entry in entries]
+    """Return groups of rows that are equal in column `key`, in the order of their first occurrence."""
+    cells = [row[key] for row in rows]
+    first_indices = [cells.index(cell) for cell in cells]
     return [[rows[j] for j, first in enumerate(first_indices) if first == i] for i in sorted(set(first_indices))]
 
 

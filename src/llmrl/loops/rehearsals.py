@@ -1,4 +1,4 @@
-"""Estimates of the time that loops take on this machine, from a few timed steps or episodes."""
+"""Estimates of the duration of loops on this machine, from a few timed steps or episodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmrl.loops.societies import AdaptationRounds
 from llmrl.rollout.collector import Collector
 
 TIMED_STEPS = 50
-"""Timed steps of every game, if an update can learn from so few."""
+"""Minimum number of timed steps of every game; more if an update needs more."""
 _WARMUP_STEPS = 5
 """Steps before the timed ones, in which libraries initialize themselves."""
 _TIMED_EPISODES = 4
@@ -27,10 +27,9 @@ _TIMED_EPISODES = 4
 
 
 def measure_steps_per_second(adaptation: AdaptationRounds, seeds: Seeds) -> float:
-    """Return the environment steps per second, summed over games, of societies that adapt.
+    """Return the environment steps per second, summed over games, of adaptation rounds, updates included.
 
-    The weights of the agents change. Updates are timed on a few steps only, because their cost is proportional to the
-    number of steps.
+    The weights of the agents change. A few steps suffice to time updates, whose cost is proportional to the steps.
     """
     spec, societies = adaptation.collector.spec, adaptation.societies
     assert spec.mechanism is not None
@@ -52,13 +51,13 @@ def measure_steps_per_second(adaptation: AdaptationRounds, seeds: Seeds) -> floa
 
 
 def estimate_seconds(loop: Loop, seeds: Seeds) -> float | None:
-    """Return the seconds of a run of a loop other than mechanism design, without replies of language models.
+    """Return the estimated seconds of a run of learning, search or play, without the time of language models.
 
-    None: the time cannot be measured. Games of a search and of play are assumed to last as long as the horizon. The
-    state of `loop` is changed, so a loop that was timed cannot be run.
+    Episodes of a search and of play are assumed to reach the horizon. Without a horizon, and for other loops, return
+    None.
 
     Args:
-        loop: loop that has not started.
+        loop: loop that has not started; its state changes, so it cannot be run afterwards.
         seeds: seed node of the timed steps.
     """
     if isinstance(loop, LearnLoop):
@@ -93,7 +92,7 @@ def _estimate_search_seconds(loop: SearchLoop) -> float | None:
     seeds = np.arange(_TIMED_EPISODES, dtype=np.uint64)
 
     def time_play() -> Requests[float]:
-        yield loop.play_request(vectors, seeds)  # starts the workers
+        yield loop.play_request(vectors, seeds)  # not timed, because it also starts the worker processes
         start = time.perf_counter()
         batch = yield loop.play_request(vectors, seeds)
         return (time.perf_counter() - start) / float(batch.lengths.sum())
@@ -103,14 +102,14 @@ def _estimate_search_seconds(loop: SearchLoop) -> float | None:
 
 
 def _time_steps(collector: Collector, steps: int, seeds: Seeds, n_warmup: int, agent: Any = None) -> Requests[float]:
-    """Play, and update `agent` if given; return the seconds of `steps` steps of every game.
+    """Play `steps` steps of every game and update an agent from them; return the duration in seconds.
 
     Args:
         collector: collector of the loop.
         steps: number of timed steps.
         seeds: seed node.
         n_warmup: number of steps before the timed ones.
-        agent: agent that learns from the steps; None: no agent learns.
+        agent: agent that is updated; None: the steps are only played.
     """
     yield Begin(collector, seeds.integer("games"))
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The loop of policy search: proposals of policy parameters, episodes with them, and a race of the best few."""
+"""The loop of policy search: a principal proposes policy parameters, which are evaluated in episodes."""
 
 from __future__ import annotations
 
@@ -37,36 +37,36 @@ from llmrl.run.run import Run
 
 @runtime_checkable
 class SearchPrincipal(Protocol):
-    """Protocol of principals that know the budget of the search, and may propose numbers that cannot be played."""
+    """Protocol of principals that need the budget of the search, and may propose vectors without finite returns."""
 
     def on_search_start(self, iterations: int, episodes: int, has_common_seeds: bool = False) -> None:
         """Store the number of iterations, the episodes per proposal, and whether all proposals have the same seeds."""
         ...
 
     def replace_failed(self, vectors: np.ndarray, has_failed: np.ndarray) -> np.ndarray:
-        """Return vectors to try instead, [n, d].
+        """Return `vectors` with other proposals in place of the failed ones, [n, d].
 
         Args:
             vectors: proposed vectors, [n, d].
-            has_failed: whether an episode of each vector returned no finite number, [n].
+            has_failed: whether a return of each vector is infinite or not a number, [n] bool.
         """
         ...
 
 
 class SearchLoop(StateFields):
-    """The loop of policy search: ask for vectors, play `episodes` episodes with each, tell their returns.
+    """Policy search: each iteration gets vectors from `principal.ask`, plays them, and passes the returns to `tell`.
 
-    All episodes of an iteration are played at once. The estimate of a vector is the mean over all its episodes, however
-    often it was proposed (`PooledEstimates`). The highest estimate is biased upward, and more so the more vectors are
-    compared. So at the end the best few are measured again, in a `Race` on fresh seeds, and its winner is the result of
-    the search. The winner is evaluated on seeds that are used for nothing else, and becomes the agent's parameters.
+    All episodes of an iteration are played at once. The estimate of a vector is the mean over all its episodes, also
+    if it was proposed several times (`PooledEstimates`). The highest estimate is biased upward, and the bias increases
+    with the number of vectors. So at the end the vectors with the highest estimates are measured again, in a `Race` on
+    fresh seeds. The winner becomes the agent's parameters, and its evaluation on further, unseen seeds is the result.
 
-    An iteration draws random numbers only from the seed sub-tree of its index, so a run that was killed continues bit
-    for bit.
+    An iteration draws random numbers only from the seed sub-tree of its index, so a resumed run is bit-equal to an
+    uninterrupted one.
 
     Args:
-        parts: parts of the run; a principal, and one agent, which plays a controller.
-        settings: budget and measurements of vectors.
+        parts: parts of the run: a principal, and one agent, whose controller plays.
+        settings: budget of the search, and numbers of episodes.
 
     Raises:
         ConfigError: the parts cannot work together.
@@ -102,14 +102,14 @@ class SearchLoop(StateFields):
         self.cores, self.meter, self.settings = parts.cores, parts.meter, settings
         self.iterations, self.candidates, self.episodes = settings.iterations, settings.candidates, settings.episodes
         self.warmup, self.warmup_episodes = settings.warmup, settings.warmup_episodes or settings.episodes
-        # Drawn here, so that an invalid draw raises an error before anything is played.
+        # Drawn here, so that an invalid `warmup_draw` raises its error before any episode is played.
         rng = self.seeds.numpy("warmup")
         self.warmup_vectors = draw_warmup_vectors(self.space, settings.warmup_draw, settings.warmup, rng)
         max_return = self.env.spec.max_return
         self.target_return = max_return if settings.target_return == "max" else settings.target_return
         if isinstance(principal, SearchPrincipal):
             principal.on_search_start(settings.iterations, settings.episodes, settings.episode_seeds == "common")
-        # The progress of the run, all of it in a checkpoint.
+        # The attributes of this block are saved in checkpoints.
         self.iteration = 0
         self.is_warmed_up = settings.warmup == 0
         self.is_solved = False  # whether `target_return` was reached and confirmed
@@ -123,18 +123,15 @@ class SearchLoop(StateFields):
 
     @property
     def total_episodes(self) -> int:
-        """Maximum number of episodes of the complete search, with confirmations and race.
-
-        The final evaluation is not included.
-        """
-        n_episodes = self.candidates * self.episodes + self.settings.extra_rollout
-        n_episodes += 0 if self.target_return is None else self.episodes
+        """Maximum number of episodes of the complete search, with confirmations and race, without evaluations."""
+        n_per_iteration = self.candidates * self.episodes + self.settings.extra_rollout
+        n_per_iteration += 0 if self.target_return is None else self.episodes
         n_race_episodes = self.settings.race * self.settings.race_rounds * self.episodes
-        return self.warmup * self.warmup_episodes + self.iterations * n_episodes + n_race_episodes
+        return self.warmup * self.warmup_episodes + self.iterations * n_per_iteration + n_race_episodes
 
     @property
     def proposals(self) -> int:
-        """Number of vectors tried so far, with the random ones at the start."""
+        """Number of vectors measured so far, including the random vectors of the warmup."""
         return (self.warmup if self.is_warmed_up else 0) + self.iteration * self.candidates
 
     def plan(self) -> list[tuple[str, str]]:
@@ -166,7 +163,7 @@ class SearchLoop(StateFields):
         return self.principal.estimate(self.iterations, self.candidates, self.warmup)
 
     def requests(self, run: Run) -> Requests[float]:
-        """Search; return the mean return of the best proposal on unseen seeds."""
+        """Run the search; return the mean return of the best proposal on unseen seeds."""
         self.proposals_file = LineFile(
             run.folder / FILE_NAME, None if run.restored is None else run.restored["proposals"]
         )
@@ -199,7 +196,7 @@ class SearchLoop(StateFields):
         yield SafePoint(0, self.state_dict)
 
     def _iterate(self, run: Run, progress: ProgressBar) -> Requests[None]:
-        """Ask for vectors, play episodes with them, and tell the principal."""
+        """Run one iteration: get vectors from the principal, play episodes with them, and pass on the outcomes."""
         with nullcontext() if self.meter is None else run.save_on_llm_error(self.iteration, self.state_dict):
             proposals = yield Call(partial(self.principal.ask, None, self.candidates), is_long=True)
         seeds = self._episode_seeds(self._draw_name(self.iteration + 1), self.episodes)
@@ -226,13 +223,13 @@ class SearchLoop(StateFields):
         yield SafePoint(self.iteration, self.state_dict)
 
     def _confirm_solution(self, vector: np.ndarray, target_return: float) -> Requests[None]:
-        """Play fresh episodes of a vector; the search is solved if their mean return reaches `target_return`, too."""
+        """Play a vector on fresh seeds; mark the search as solved if the mean return reaches `target_return` again."""
         seeds = self._episode_seeds(f"confirmation {self.iteration}", self.episodes)
         _, batch = yield from self._play_episodes(vector[None], seeds)
         self.is_solved = float(batch.returns.mean()) >= target_return
 
     def _run_race(self, progress: ProgressBar) -> Requests[None]:
-        """Race the best few vectors on fresh seeds; set the agent's parameters to the winner."""
+        """Run the race of the vectors with the highest estimates; set the agent's parameters to the winner."""
         if self.race is None:
             leading = self.estimates.ranked()[: self.settings.race]
             self.race = Race(np.array([estimate.vector for estimate in leading]), self.settings.race_rounds)
@@ -249,16 +246,16 @@ class SearchLoop(StateFields):
 
     @property
     def _n_finished(self) -> int:
-        """Number of finished iterations and rounds of the race."""
+        """Number of finished iterations plus finished rounds of the race."""
         return self.iteration + (0 if self.race is None else self.race.round)
 
     def _play_episodes(
         self, vectors: np.ndarray, seeds: np.ndarray, replace_invalid: bool = False
     ) -> Requests[tuple[np.ndarray, EvaluationBatch]]:
-        """Play and count episodes of `vectors`; return the vectors that were played in the end, and their episodes.
+        """Play and count an episode of each vector, [q, d], under each seed, [k]; return the vectors and the episodes.
 
-        With `replace_invalid`, a principal that may propose invalid vectors can replace those that return no finite
-        number. Episodes of the replaced ones are not counted.
+        With `replace_invalid`, a `SearchPrincipal` replaces vectors with a return that is not finite, once. The
+        returned vectors then include the replacements. The episodes before the replacement are not counted.
 
         Raises:
             ConfigError: a return is not finite.
@@ -278,7 +275,7 @@ class SearchLoop(StateFields):
         return vectors, batch
 
     def play_request(self, vectors: np.ndarray, seeds: np.ndarray) -> EvaluateController:
-        """Return the request of an episode of each vector, [q, d], under each of `seeds`, [k]."""
+        """Return the request that plays an episode of each vector, [q, d], under each seed, [k]."""
         return EvaluateController(
             env=self.env, controller=self.agent.controller, vectors=vectors, seeds=seeds, workers=self.cores
         )
@@ -290,7 +287,10 @@ class SearchLoop(StateFields):
     def _tell_principal(
         self, vectors: np.ndarray, batch: EvaluationBatch, origins: Sequence[dict[str, Any]]
     ) -> dict[str, float]:
-        """Tell the principal, write the proposals with `origins`, and return the metrics of this iteration."""
+        """Pass the outcomes to the principal and write them to `proposals.jsonl`; return the metrics of the iteration.
+
+        `origins` holds further fields of each proposal in the file (`_describe_origins`).
+        """
         iteration = self.iteration if self.is_warmed_up else 0
         outcomes = [make_outcome(vector, batch, i, self._draw_name(iteration)) for i, vector in enumerate(vectors)]
         metrics = self.principal.tell(outcomes) | ({} if self.meter is None else self.meter.metrics())
@@ -315,20 +315,20 @@ class SearchLoop(StateFields):
         return metrics
 
     def _add_estimate(self, proposal: Mapping[str, Any]) -> None:
-        """Add a line of `proposals.jsonl` to the estimates."""
+        """Add a line of `proposals.jsonl` to the pooled estimates."""
         n, draw = len(proposal["returns"]), self._draw_name(proposal["iteration"])
         self.estimates.add(proposal["vector"], proposal["return"], proposal["standard_error"], n, n, draw=draw)
         if n >= self.episodes:
             self.highest_return = max(self.highest_return, proposal["return"])
 
     def _draw_name(self, iteration: int) -> str:
-        """Return the name of the seeds of the episodes of an iteration, from 1; 0: of the random vectors before."""
+        """Return the name of the seed node of the episodes of an iteration, from 1; 0 is the warmup."""
         if not iteration:
             return "warmup episodes"
         return "common" if self.settings.episode_seeds == "common" else f"iteration {iteration - 1}"
 
     def _best_estimate(self) -> Estimate:
-        """Return the estimate of the best proposal so far; after the race, of its winner."""
+        """Return the highest estimate so far; after the race, the estimate of its winner."""
         if self.race is not None and self.race.is_finished:
             return self.estimates.get(self.race.vectors[self.race.leader])
         best = self.estimates.best()
@@ -380,7 +380,7 @@ class SearchLoop(StateFields):
         return super().state_dict() | {"race": race, "proposals": self.proposals_file.position()}
 
     def _restore(self, run: Run) -> None:
-        """Restore the state of `run`; `proposals.jsonl` has been cut to its length at that state."""
+        """Restore the checkpoint of `run`; `proposals.jsonl` was already truncated to its length at the checkpoint."""
         state = run.restored
         if state is None:
             return

@@ -1,4 +1,4 @@
-"""Settings of a policy search, and the random vectors that it tries first."""
+"""Settings of a policy search, and the random vectors of its warmup."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SearchSettings:
         race_rounds: maximum number of rounds of the race, with `episodes` episodes of each vector.
         evaluation_interval: iterations between evaluations of the best proposal so far on unseen seeds; 0: only at the
             end.
-        evaluate_episodes: episodes of such an evaluation.
+        evaluate_episodes: number of episodes of an evaluation.
     """
 
     iterations: PositiveInt
@@ -55,7 +55,7 @@ class SearchSettings:
     evaluate_episodes: PositiveInt = 100
 
     def is_evaluation_due(self, iterations: int) -> bool:
-        """Return whether an evaluation follows after some iterations, excluding the evaluation at the end."""
+        """Return whether the best proposal is evaluated after `iterations` iterations, before the end of the search."""
         interval = self.evaluation_interval
         return interval > 0 and iterations % interval == 0 and iterations < self.iterations
 

@@ -26,14 +26,13 @@ from llmrl.run.run import Run
 class Societies:
     """`candidates` x `replicates` societies, each with equally many games.
 
-    They are ordered by proposal, and for each proposal by society: agent c * replicates + s, and the games at that
-    index, are society s under proposal c. Under every proposal, society s has the initial weights and draws the random
-    numbers of replicate s of the run (`Seeds.replicates`). So proposals are compared on the same societies, with the
-    same random numbers.
+    They are ordered by proposal, then by society: agent i = c * replicates + s is society s under proposal c, and plays
+    the games i * games to (i + 1) * games - 1. Society s starts from the same weights and draws the same random numbers
+    under every proposal, those of replicate s of the run (`Seeds.replicates`).
 
     Args:
         env: environment with `candidates` x `replicates` x `games` games.
-        agents: agents in the order above.
+        agents: one agent for each society, [candidates x replicates], in this order.
         candidates: number of proposals that are measured at the same time.
         replicates: number of societies under each proposal.
 
@@ -48,7 +47,7 @@ class Societies:
     def __init__(self, env: VecEnv, agents: Sequence[Agent], candidates: int, replicates: int) -> None:
         self.agents, self.candidates, self.replicates = agents, candidates, replicates
         self.games = env.spec.games_per_group(len(agents))
-        if replicates == 1:  # otherwise games are paired by equal seeds in a reset
+        if replicates == 1:  # with replicates, the seeds of a reset are set for each society instead
             env.pair_games(candidates)
         policies = [agent.policy for agent in agents]
         observes_steps = any(isinstance(policy, StepObserver) for policy in policies)
@@ -57,7 +56,7 @@ class Societies:
     def reset(self) -> None:
         """Reset all agents to their original weights.
 
-        State that a reset does not change, such as an optimizer's, is copied from the society under the first proposal.
+        State that `Agent.reset` keeps, such as an optimizer's, is copied from the society under the first proposal.
         """
         for agent in self.agents:
             agent.reset()
@@ -65,21 +64,21 @@ class Societies:
             self.agents[i].load_state_dict(copy.deepcopy(self.agents[i % self.replicates].state_dict()))
 
     def shared_or_society_seeds(self, nodes: Sequence[Seeds], name: str) -> list[int]:
-        """Return the seed `name` of each society at the seed node of its proposal; a single one is shared by all."""
+        """Return the seed `name` of each society, from the seed node of its proposal.
+
+        If all societies have the same seed, return a list with this seed only.
+        """
         if self.replicates == 1 and all(node is nodes[0] for node in nodes):
             return [nodes[0].integer(name)]
         return self._society_seeds(nodes, name)
 
     def update_request(self, rollout: Rollout, nodes: Sequence[Seeds]) -> Update:
-        """Return the request of an update of every society on its games.
-
-        Minibatches are drawn at the seed node of the society's proposal.
-        """
+        """Return the request of an update of every society on its games; `nodes` [candidates] seed the minibatches."""
         minibatch_seeds = self._society_seeds(nodes, "minibatches")
         return Update(agents=self.agents, rollout=rollout, minibatch_seeds=minibatch_seeds, stacked=True)
 
     def split_by_proposal(self, rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
-        """Return the rollouts of each proposal: all of its first society, then of its second, and so on."""
+        """Return the rollouts of each proposal: all rollouts of its first society, then of its second, and so on."""
         society_rollouts = list(zip(*(split_rollout(rollout, len(self.agents)) for rollout in rollouts), strict=True))
         starts = range(0, len(self.agents), self.replicates)
         return [list(itertools.chain(*society_rollouts[i : i + self.replicates])) for i in starts]
@@ -99,7 +98,7 @@ class AdaptationRounds:
         rollout_steps: steps of every game before each update, which divide an episode; None: a full episode.
 
     Attributes:
-        rollout_lengths: number of steps before each update of an episode.
+        rollout_lengths: steps of every game before each update of an episode; their sum is the horizon.
     """
 
     def __init__(
@@ -117,19 +116,19 @@ class AdaptationRounds:
         Agents that do not learn play full episodes and are not updated.
 
         Args:
-            nodes: seed node of each proposal for the round: its games, its actions and its minibatches. Proposals with
-                the same object draw the same random numbers.
+            nodes: seed node of each proposal, [candidates], for games, actions and minibatches. Proposals with the same
+                node object draw the same random numbers.
             vectors: proposals that govern the societies, [candidates, d].
             context: context index of all games; None without contexts.
-            learner: meta-learner that makes the updates and tracks how they depend on the mechanism; None: ordinary
-                updates.
+            learner: meta-learner that makes the updates and differentiates them by the mechanism; None: the agents make
+                ordinary updates.
 
         Returns:
-            The episodes, and the metrics of all updates.
+            The episodes, and the metrics of each update of each society.
         """
         agent = self.societies.agents[0]
         learns, reward_jacobian = agent.learns, learner is not None
-        # Agents that compare episodes record them completely, and an ended game must not begin another episode.
+        # Agents that learn from groups of episodes record them themselves, and need exactly one episode of each game.
         compares_episodes = isinstance(agent, LearnsFromEpisodeGroups) and agent.group_size is not None
         episodes: list[Episode] = []
         update_metrics: list[dict[str, float]] = []
@@ -145,21 +144,24 @@ class AdaptationRounds:
                     collector=self.collector, steps=steps, action_seeds=None, reward_jacobian=reward_jacobian
                 )
             episodes += rollout.episodes
-            piece_nodes = nodes
-            if i > 0:  # equal nodes stay equal objects
+            rollout_nodes = nodes
+            if i > 0:  # proposals with the same node must get the same child object
                 children = {id(node): node.child("piece").child(i) for node in nodes}
-                piece_nodes = [children[id(node)] for node in nodes]
+                rollout_nodes = [children[id(node)] for node in nodes]
             if learner is not None:
-                [generator] = make_generators([piece_nodes[0].integer("minibatches")])
+                [generator] = make_generators([rollout_nodes[0].integer("minibatches")])
                 update_metrics.append((yield Call(partial(learner.update, rollout, generator))))
             elif learns:
-                update_metrics += yield self.societies.update_request(rollout, piece_nodes)
+                update_metrics += yield self.societies.update_request(rollout, rollout_nodes)
         return episodes, update_metrics
 
     def episode_request(
         self, steps: int, nodes: Sequence[Seeds], vectors: np.ndarray, context: int | None, **fields: bool
     ) -> PlayEpisode:
-        """Return the request of `steps` steps of a new episode in every game; `fields` are its other fields."""
+        """Return the request of the first `steps` steps of a new episode in every game.
+
+        `fields` are further fields of `PlayEpisode`.
+        """
         game_seeds = self.societies.shared_or_society_seeds(nodes, "env")
         return PlayEpisode(
             collector=self.collector,
@@ -173,7 +175,7 @@ class AdaptationRounds:
 
 
 class VectorMeasurer:
-    """Measurer of vectors: societies adapt to them and are validated.
+    """Measurement of vectors in trials: societies adapt to the vectors and are validated under them.
 
     Args:
         spec: specification of the environment.
@@ -182,7 +184,7 @@ class VectorMeasurer:
         progress: progress of the run.
 
     Attributes:
-        needs_gradient: whether the principal learns from gradients through the agents' learning.
+        needs_gradient: whether the principal is a `GradientProposer`.
     """
 
     def __init__(self, spec: EnvSpec, seeds: Seeds, adaptation: AdaptationRounds, progress: DesignProgress) -> None:
@@ -191,7 +193,7 @@ class VectorMeasurer:
         self.needs_gradient = isinstance(progress.principal, GradientProposer)
 
     def begin(self, trial: Trial) -> None:
-        """Begin a trial after the last proposal, with the weights from which adaptation starts."""
+        """Begin a trial of confirmation or evaluation with the weights from which adaptation starts."""
         self.progress.trial = trial
         if self.schedule.settings.reset_agents:
             self.societies.reset()
@@ -223,13 +225,13 @@ class VectorMeasurer:
         return scores
 
     def _meta_learner(self, vector: np.ndarray) -> MetaLearner:
-        """Return a learner that updates the agent under a proposal, [d], and tracks how updates depend on it."""
+        """Return a learner that updates the agent under a proposal, [d], and differentiates the updates by it."""
         agent, principal = self.societies.agents[0], self.progress.principal
         assert isinstance(agent, DifferentiableAgent) and isinstance(principal, GradientProposer)
         return agent.meta_learner(vector, principal.meta_settings)
 
     def _adapt(self, run: Run, trial: Trial, learner: MetaLearner | None) -> Requests[None]:
-        """Play the adaptation rounds that remain."""
+        """Play the remaining adaptation rounds of a trial, with early validations of proposals."""
         progress, record, is_proposal = self.progress, self.record, trial.phase == "proposal"
         has_several_updates = len(self.adaptation.rollout_lengths) > 1 and self.societies.agents[0].learns
         early_validation_rounds = self.schedule.early_validation_rounds if is_proposal else ()
@@ -238,7 +240,7 @@ class VectorMeasurer:
                 scores = self._scores(trial, (yield from self._validate(trial)))
                 record.early_values[progress.round] = [score.outcome.value for score in scores]
                 record.early_kind_returns[progress.round] = [score.kind_returns(self.spec) for score in scores]
-            # Games within an episode are not saved: a round that is interrupted between two updates starts again.
+            # Checkpoints hold no games within an episode, so a round interrupted between updates must start again.
             is_pinned = has_several_updates and progress.pinned_resume_point is None
             if is_pinned:
                 progress.pin_resume_point(run)
@@ -259,7 +261,7 @@ class VectorMeasurer:
             yield progress.safe_point_request()
 
     def _validate(self, trial: Trial) -> Requests[list[Rollout]]:
-        """Play the validation episodes, which change nothing that a checkpoint holds; return the rollouts."""
+        """Return the rollouts of the validation episodes; playing them changes no state of a checkpoint."""
         keep_gradient = self.needs_gradient and trial.phase == "proposal"
         rollouts = []
         for i in range(self.schedule.n_validation_rounds):
@@ -281,7 +283,7 @@ class VectorMeasurer:
     def _scores(self, trial: Trial, rollouts: Sequence[Rollout]) -> list[TrialScore]:
         """Return the score of each slot of a trial."""
         welfare_measure, replicates = (self.record.objective, self.record.spending_cost), self.societies.replicates
-        names = [
+        draw_names = [
             format_draw_name(trial.index + 1, draw)
             if trial.phase == "proposal"
             else f"{trial.phase} {trial.context} {draw}"
@@ -289,6 +291,6 @@ class VectorMeasurer:
         ]
         vector_rollouts = self.societies.split_by_proposal(rollouts)
         return [
-            score_vector(vector, rollouts_of_vector, self.spec, trial.context, *welfare_measure, replicates, name)
-            for vector, rollouts_of_vector, name in zip(trial.vectors, vector_rollouts, names, strict=True)
+            score_vector(vector, rollouts_of_vector, self.spec, trial.context, *welfare_measure, replicates, draw_name)
+            for vector, rollouts_of_vector, draw_name in zip(trial.vectors, vector_rollouts, draw_names, strict=True)
         ]
