@@ -1,1 +1,1 @@
-"""Principals: ask/tell proposers that set an environment's mechanism."""
+"""Principals: proposers, with `ask` and `tell`, of mechanisms or of policy parameters."""

@@ -1,4 +1,4 @@
-"""Bandits over a grid or a list of vectors: epsilon-greedy, UCB1, Thompson sampling, and a scan."""
+"""Multi-armed bandits whose arms are vectors: epsilon-greedy, UCB1, Thompson sampling, and explore-then-commit."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from llmrl.principals.grid import COARSE_GRID_POINTS, FINE_GRID_POINTS, choose_a
 
 
 class BanditPrincipal(StateFields, ABC):
-    """Base of the tabular bandits; a subclass chooses an arm in `_select`.
+    """Base class of the bandits; a subclass chooses an arm in `_select`.
 
-    The candidates of a step are chosen one after the other and may be the same arm, which is then measured several
-    times. The recommendation is the incumbent unless a subclass overrides it (`llmrl.core.protocols.Recommender`).
+    The candidates of a step are chosen one after the other; if an arm is chosen repeatedly, it is measured as often.
+    The recommendation is the vector with the highest mean, unless a subclass implements `Recommender`.
 
     Attributes:
-        counts: plays of each arm, [contexts or 1, arms] int64.
-        means: mean payoff of each arm, [contexts or 1, arms] float64; 0 for arms that were never played.
+        counts: number of plays of each arm, [n_contexts or 1, n_arms] int64.
+        means: mean payoff of each arm, [n_contexts or 1, n_arms] float64; 0 for arms that were never played.
 
     Args:
         space: parameter space of the proposals.
@@ -51,14 +51,14 @@ class BanditPrincipal(StateFields, ABC):
 
     @abstractmethod
     def _select(self, row: int, pending: np.ndarray) -> int:
-        """Return the index of the arm to play in a context.
+        """Return the index of the arm to play in the context with row `row` of the tables.
 
-        `pending` [arms] int64 counts how often each arm was already chosen in this step. Their payoffs are not known
+        `pending` [n_arms] int64 is the number of plays of each arm that were chosen in this step, and have no payoff
         yet.
         """
 
     def _update_statistics(self, row: int, arm: int, payoff: float) -> None:
-        """Update further statistics of a subclass; called before counts and means are updated."""
+        """Update statistics of a subclass; called before `counts` and `means` include the payoff."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row, indices = self.space.find_row(context), list[int]()
@@ -80,9 +80,9 @@ class BanditPrincipal(StateFields, ABC):
         return int(matches[0])
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Update counts and means; return metrics of the last outcome's context.
+        """Update counts and means; return metrics of the context of the last outcome.
 
-        They are principal/arms_played (number of arms played) and principal/best_mean (highest mean payoff of an arm).
+        They are principal/arms_played (number of arms with a play) and principal/best_mean (highest mean payoff).
         """
         for outcome in outcomes:
             row, arm = self.space.find_row(outcome.context), self.arm_index(outcome.vector)
@@ -96,7 +96,7 @@ class BanditPrincipal(StateFields, ABC):
         }
 
     def _argmax(self, values: np.ndarray) -> int:
-        """Return an arm with the highest value; ties are broken at random."""
+        """Return the index of the highest of `values` [n_arms]; ties are broken at random."""
         return int(self.rng.choice(np.flatnonzero(values == values.max())))
 
 
@@ -110,13 +110,13 @@ class EpsilonGreedyPrincipal(BanditPrincipal):
         space: parameter space of the proposals.
         seeds: seed tree; choices are drawn from its stream `principal`.
         epsilon: probability of a uniformly random arm.
-        points: values per number of a grid of arms; None: the arms that fit `proposals` (`choose_arms`), at most the
-            published 21 for three numbers, 6 for five (9261 and 7776 arms).
-        initial_value: assumed payoff of an unplayed arm. None: the greedy choice is among played arms only. With a
-            value above all payoffs, the principal tries every arm first; with one below them, it keeps the first arm
-            that it has played. The published principal uses 0, so the sign of the payoffs determines which it does.
-        ties: choice among equally good arms: a `random` one, or the `first` as published.
-        proposals: number of the run's proposals in all contexts together; None: unknown.
+        points: number of values of each parameter in a grid of arms; None: chosen by `choose_arms` from `proposals`, at
+            most the published 21 for three parameters and 6 for five (9261 and 7776 arms).
+        initial_value: assumed payoff of an unplayed arm. None: the greedy choice is among played arms only. A value
+            above all payoffs makes the principal play every arm first; with a value below all payoffs, it repeats the
+            first arm until it explores. The published value is 0, whose effect depends on the sign of the payoffs.
+        ties: choice among arms with equal means: a `random` one, or the `first`, as in the publication.
+        proposals: number of proposals of the run, in all contexts together; None: unknown.
     """
 
     def __init__(
@@ -146,9 +146,9 @@ class UCBSettings:
     """Options of `UCBPrincipal`; meanings, units and ranges are in `conf/principal/ucb.yaml`.
 
     Attributes:
-        scale: size of payoff differences; None: the range of the payoffs seen so far in the context, so that
-            `coefficient` means the same in every environment. The published principal uses 1.
-        points: values per number of a grid of arms; None: the arms that fit the number of proposals (`choose_arms`).
+        scale: factor of the bonus, in the unit of payoffs; None: highest minus lowest payoff so far in the context, so
+            that `coefficient` has no unit. The published principal uses 1.
+        points: number of values of each parameter in a grid of arms; None: chosen by `choose_arms`.
     """
 
     coefficient: NonNegativeFloat
@@ -162,11 +162,11 @@ class UCBPrincipal(BanditPrincipal):
     """UCB1: every arm once, then the arm with the highest index `mean + coefficient * scale * sqrt(ln t / plays)`.
 
     Auer, Cesa-Bianchi & Fischer, Finite-time Analysis of the Multiarmed Bandit Problem (2002), figure 1, where payoffs
-    lie in [0, 1], `coefficient` is sqrt(2) and `scale` 1. While there are unplayed arms this is a random search without
-    repetition; with 1331 of them that may be the whole run.
+    lie in [0, 1], `coefficient` is sqrt(2) and `scale` 1; t is the number of plays of all arms. While there are
+    unplayed arms, this is a random search without repetition; with 1331 arms that may be the whole run.
 
-    The candidates of a step are chosen one after the other: pending plays count as plays in t and in the denominator,
-    and do not change the mean, so an arm is chosen again if its index stays the highest (Desautels, Krause & Burdick,
+    The candidates of a step are chosen one after the other. Pending plays count in t and in `plays` but do not change
+    the mean, so an arm is chosen again only if its index is still the highest (Desautels, Krause & Burdick,
     Parallelizing Exploration-Exploitation Tradeoffs in Gaussian Process Bandit Optimization, 2014, section 4, where
     pending points reduce the posterior variance only).
 
@@ -174,7 +174,7 @@ class UCBPrincipal(BanditPrincipal):
         settings: options.
         space: parameter space of the proposals.
         seeds: seed tree.
-        proposals: number of the run's proposals in all contexts together; None: unknown.
+        proposals: number of proposals of the run, in all contexts together; None: unknown.
     """
 
     _state_fields = (*BanditPrincipal._state_fields, "lowest", "highest")
@@ -185,36 +185,36 @@ class UCBPrincipal(BanditPrincipal):
         super().__init__(space, seeds, choose_arms(space, settings.points, COARSE_GRID_POINTS, proposals))
         self.settings = settings
         n_contexts, n_arms = self.counts.shape
-        # Drawn from a separate stream, so it is the same after a resume without being saved.
-        rng, shuffled = seeds.numpy("arm_order"), settings.arm_order == "shuffled"
-        orders = [rng.permutation(n_arms) if shuffled else np.arange(n_arms) for _ in range(n_contexts)]
-        self.arm_order = np.stack(orders)
-        self.lowest = np.full(n_contexts, np.inf)
+        # A separate random stream reproduces the order after a resume, so that it need not be saved.
+        rng, is_shuffled = seeds.numpy("arm_order"), settings.arm_order == "shuffled"
+        arm_orders = [rng.permutation(n_arms) if is_shuffled else np.arange(n_arms) for _ in range(n_contexts)]
+        self.arm_order = np.stack(arm_orders)
+        self.lowest = np.full(n_contexts, np.inf)  # lowest and highest payoff of each context so far
         self.highest = np.full(n_contexts, -np.inf)
 
     def index(self, row: int, pending: np.ndarray | None = None) -> np.ndarray:
-        """Return the upper confidence bound of every arm in a context, [arms].
+        """Return the upper confidence bound of every arm in a context, [n_arms].
+
+        The bound of an unplayed arm is infinite. The bound of an arm that has only pending plays is minus infinity,
+        because it has no mean yet.
 
         Args:
-            row: index of the context.
-            pending: number of plays of each arm whose payoffs are not known yet, [arms] int64; None: there are none.
-
-        The index of an arm without plays is infinite, of one with pending plays only minus infinity, because it has no
-        mean yet.
+            row: row of the context.
+            pending: number of pending plays of each arm, [n_arms] int64; None: there are none.
         """
         is_played = self.counts[row] > 0
         plays = self.counts[row] if pending is None else self.counts[row] + pending
-        total = plays.sum() + (self.counts.sum() - self.counts[row].sum() if self.settings.shared_counter else 0)
+        n_plays = plays.sum() + (self.counts.sum() - self.counts[row].sum() if self.settings.shared_counter else 0)
         scale = self.settings.scale
         if scale is None:
             scale = self.highest[row] - self.lowest[row] if is_played.any() else 0.0
         with np.errstate(divide="ignore", invalid="ignore"):
-            bonus = self.settings.coefficient * scale * np.sqrt(np.log(total) / plays)
+            bonus = self.settings.coefficient * scale * np.sqrt(np.log(n_plays) / plays)
         return np.where(is_played, self.means[row] + bonus, np.where(plays > 0, -np.inf, np.inf))
 
     def _select(self, row: int, pending: np.ndarray) -> int:
         plays, arm_order = (self.counts[row] + pending)[self.arm_order[row]], self.arm_order[row]
-        # Unplayed arms first; while no arm has a payoff, the arm with the fewest pending plays.
+        # Unplayed arms come first. If all arms are pending and none has a payoff, choose that with the fewest plays.
         if (plays == 0).any() or not self.counts[row].any():
             return int(arm_order[plays.argmin()])
         return self._argmax(self.index(row, pending))
@@ -229,11 +229,9 @@ class ThompsonSettings:
     """Options of `ThompsonPrincipal`; meanings, units and ranges are in `conf/principal/thompson.yaml`.
 
     Attributes:
-        points: values per number of a grid of arms; None: the arms that fit the number of proposals (`choose_arms`).
-        prior_mean: m0.
-        prior_strength: n0.
-        prior_shape: a0.
-        prior_rate: b0.
+        points: number of values of each parameter in a grid of arms; None: chosen by `choose_arms`.
+        prior_mean, prior_strength, prior_shape, prior_rate: m0, n0, a0 and b0 of the prior (`ThompsonPrincipal`).
+        integer_posterior: whether posterior means and rates are truncated to integers, as in the published principal.
     """
 
     points: PositiveInt | None
@@ -245,7 +243,7 @@ class ThompsonSettings:
 
 
 class ThompsonPrincipal(BanditPrincipal):
-    """Thompson sampling: draws a mean for every arm from its posterior and plays the arm with the highest.
+    """Thompson sampling: draws a mean for every arm from its posterior and plays the arm with the highest draw.
 
     The candidates of a step are independent posterior draws, which may be the same arm (Kandasamy et al., Parallelized
     Bayesian Optimization via Thompson Sampling, 2018, algorithm 2).
@@ -259,7 +257,7 @@ class ThompsonPrincipal(BanditPrincipal):
         settings: options.
         space: parameter space of the proposals.
         seeds: seed tree.
-        proposals: number of the run's proposals in all contexts together; None: unknown.
+        proposals: number of proposals of the run, in all contexts together; None: unknown.
     """
 
     _state_fields = (*BanditPrincipal._state_fields, "squares")
@@ -269,10 +267,10 @@ class ThompsonPrincipal(BanditPrincipal):
     ) -> None:
         super().__init__(space, seeds, choose_arms(space, settings.points, COARSE_GRID_POINTS, proposals))
         self.settings = settings
-        self.squares = np.zeros_like(self.means)  # S of every arm
+        self.squares = np.zeros_like(self.means)  # sum of squared deviations S of every arm
 
     def posterior(self, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return mean, strength, shape and rate of every arm's posterior in a context, each [arms]."""
+        """Return mean, strength, shape and rate of every arm's posterior in a context, each [n_arms]."""
         n, x, n0, m0 = self.counts[row], self.means[row], self.settings.prior_strength, self.settings.prior_mean
         strength, mean = n0 + n, self._posterior_mean(n, x)
         rate = self.settings.prior_rate + self.squares[row] / 2 + n * n0 * (x - m0) ** 2 / (2 * strength)
@@ -283,8 +281,8 @@ class ThompsonPrincipal(BanditPrincipal):
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the measured arms with the highest posterior means in a context, best first, [<= n, d].
 
-        The posterior means are computed from `estimates`, which also pool the confirmations. Arms with equal posterior
-        means are in the order of `estimates`.
+        The posterior means are computed from `estimates`, because these also include the confirmations. Arms with equal
+        posterior means are in the order of `estimates`.
         """
         self.space.find_row(context)
         ranked = estimates.ranked(context)
@@ -294,7 +292,7 @@ class ThompsonPrincipal(BanditPrincipal):
         return np.array([ranked[i].vector for i in best], dtype=np.float64).reshape(-1, self.space.dim)
 
     def _posterior_mean(self, counts: np.ndarray, means: np.ndarray) -> np.ndarray:
-        """Return the posterior means of arms with `counts` payoffs of mean `means`, each [arms]."""
+        """Return the posterior mean of each arm from its number of payoffs and their mean, each [n_arms]."""
         n0, m0 = self.settings.prior_strength, self.settings.prior_mean
         posterior: np.ndarray = (n0 * m0 + counts * means) / (n0 + counts)
         return np.trunc(posterior) if self.settings.integer_posterior else posterior
@@ -302,13 +300,13 @@ class ThompsonPrincipal(BanditPrincipal):
     def _select(self, row: int, pending: np.ndarray) -> int:
         mean, strength, shape, rate = self.posterior(row)
         precision = self.rng.standard_gamma(shape) / rate
-        # A precision of 0, by underflow, would make the draw infinite.
+        # A precision that underflows to 0 would make the standard deviation infinite.
         precision = np.maximum(precision, np.finfo(np.float64).tiny)
         draws = self.rng.normal(mean, 1.0 / np.sqrt(strength * precision))
         return self._argmax(draws)
 
     def _update_statistics(self, row: int, arm: int, payoff: float) -> None:
-        # Welford's update: S grows by the product of the deviations from the mean before and after.
+        # Welford's update: S grows by the product of the payoff's deviations from the old and from the new mean.
         deviation = payoff - self.means[row, arm]
         self.squares[row, arm] += deviation * (deviation - deviation / (self.counts[row, arm] + 1))
 
@@ -316,14 +314,13 @@ class ThompsonPrincipal(BanditPrincipal):
 class ScanPrincipal(BanditPrincipal):
     """Explore-then-commit principal (Lattimore & Szepesvári, Bandit Algorithms, 2020, chapter 6).
 
-    It tries the vectors of the coarse scan, then proposes the one with the highest mean objective. Each context has its
-    own scan. After the scan, all candidates of a step are the vector with the highest mean, which changes if its mean
-    falls below another's.
+    In each context it first proposes the vectors of the coarse scan. Afterwards all candidates of a step are the vector
+    with the highest mean objective over all its measurements, which may change as measurements are added.
 
     Args:
-        space: parameter space of the proposals; its `probe_vectors` is tried in order.
-        seeds: seed tree; unused, since choices are deterministic.
-        repeats: number of trials of each vector before the best is chosen.
+        space: parameter space of the proposals; the scan has its `probe_vectors`, in order.
+        seeds: seed tree; unused, because choices are deterministic.
+        repeats: number of measurements of each vector in the scan.
     """
 
     def __init__(self, space: ParameterSpace, seeds: Seeds, repeats: PositiveInt = 1) -> None:
@@ -332,7 +329,7 @@ class ScanPrincipal(BanditPrincipal):
 
     def _select(self, row: int, pending: np.ndarray) -> int:
         plays, is_played = self.counts[row] + pending, self.counts[row] > 0
-        # A first step may have more candidates than the scan has vectors, and no payoff to choose by.
+        # A first step with more candidates than the scan has no payoffs yet, so it repeats the scan.
         if (plays < self.repeats).any() or not is_played.any():
             return int(plays.argmin())
         return int(np.where(is_played, self.means[row], -np.inf).argmax())

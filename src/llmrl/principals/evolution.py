@@ -24,16 +24,16 @@ Population = Annotated[int, Ge(4)]
 
 
 class Search(Protocol):
-    """Distribution over the unit cube that moves towards high values.
+    """Protocol of a distribution over the unit cube that is updated towards candidates with high values.
 
     Attributes:
-        population: number of candidates in the current generation.
+        population: number of candidates of the current generation.
     """
 
     population: int
 
     def sample(self, seed: int) -> np.ndarray:
-        """Return a candidate, [d], which depends only on the seed and on the generations of earlier updates."""
+        """Return a candidate, [d]; it depends on the seed and the previous updates only, not on earlier samples."""
         ...
 
     def update(self, vectors: np.ndarray, values: np.ndarray) -> None:
@@ -47,12 +47,13 @@ class _ContextSearch(StateFields):
 
     Attributes:
         first_batch_size: number of proposals in the first `ask`; 0 before it.
-        n_proposed: number of candidates proposed.
-        pending: unrounded candidates of the last `ask`, [n, d] in the unit cube.
-        vectors, values: all outcomes in order; vectors in the unit cube.
-        n_used: number of outcomes that the search was updated with.
+        n_proposed: number of candidates proposed so far.
+        pending: unrounded candidates of the last `ask` in the unit cube, [n, d].
+        vectors, values: vectors [d] in the unit cube, and values, of all outcomes in order of time.
+        n_used: number of outcomes with which the search was updated.
         generations: number of updates.
-        spread: standard deviation of the last complete generation, mean over numbers.
+        spread: standard deviation of the candidates of the last complete generation, mean over dimensions.
+        search: distribution of the candidates; None before the first `ask`.
     """
 
     _state_fields = ("first_batch_size", "n_proposed", "pending", "vectors", "values")
@@ -79,17 +80,17 @@ class _ContextSearch(StateFields):
 
 
 class EvolutionPrincipal(StateFields, ABC):
-    """Base of the generational searches; a subclass creates its search in `_create_search`.
+    """Base class of the generational searches; a subclass creates its search in `_create_search`.
 
-    A generation is complete when as many outcomes exist as the population has candidates; further outcomes count
-    towards the next generation. A population is therefore a multiple of the number of proposals per step: all its
-    candidates then come from one distribution, and none is wasted.
+    A generation is complete when the number of its outcomes reaches the population size; further outcomes belong to the
+    next generation. The population is rounded up to a multiple of the proposals per step, so that all candidates of a
+    generation are drawn from the same distribution.
 
-    A search is updated with the unrounded candidates, because those of integer parameters, once rounded, would have
-    another spread than its distribution.
+    A search is updated with unrounded candidates, because rounding (of integer parameters) changes the standard
+    deviation of the candidates.
 
-    The random numbers of a candidate are determined by its index in its context, so the state consists of the outcomes
-    only; a restored search is updated with them again, generation by generation.
+    The random numbers of a candidate are determined by its index in its context, so the outcomes are the complete
+    state; a restored search is updated with them again, generation by generation.
     """
 
     _state_fields = ("contexts",)
@@ -102,7 +103,7 @@ class EvolutionPrincipal(StateFields, ABC):
 
     @abstractmethod
     def _create_search(self, row: int, batch_size: int) -> Search:
-        """Return a new search for a context, whose populations are multiples of `batch_size`."""
+        """Return a new search for the context with row `row`, whose populations are multiples of `batch_size`."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row = self.space.find_row(context)
@@ -110,20 +111,20 @@ class EvolutionPrincipal(StateFields, ABC):
         if context_search.search is None:
             context_search.first_batch_size, context_search.search = n, self._create_search(row, n)
         seeds = self.seeds.child(row).child("candidate")
-        unit = np.stack([context_search.search.sample(seeds.integer(context_search.n_proposed + i)) for i in range(n)])
-        context_search.n_proposed += n
-        context_search.pending = unit
-        return from_unit(self.space, unit)
+        start = context_search.n_proposed
+        candidates = np.stack([context_search.search.sample(seeds.integer(start + i)) for i in range(n)])
+        context_search.n_proposed, context_search.pending = start + n, candidates
+        return from_unit(self.space, candidates)
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Add outcomes and return metrics of the context.
+        """Add outcomes and return metrics of their context with the prefix `principal/`.
 
-        They are generation (number of updates) and, from the second generation on, spread (standard deviation of the
-        candidates of the last complete generation, as a share of the range, mean over numbers).
+        They are generation (number of updates) and, after the first update, spread (standard deviation of the
+        candidates of the last complete generation, as a share of the range, mean over parameters).
         """
         context_search = self.contexts[self.space.find_row(outcomes[0].context)]
         vectors = np.array([outcome.vector for outcome in outcomes])
-        # Vectors that this principal has not proposed have no unrounded candidate.
+        # Only vectors of the last `ask` have unrounded candidates.
         are_pending = len(vectors) == len(context_search.pending) and np.array_equal(
             vectors, from_unit(self.space, context_search.pending)
         )
@@ -155,8 +156,8 @@ class CEMSettings:
     """Options of `CEMPrincipal`; meanings, units and ranges are in `conf/principal/cem.yaml`.
 
     Attributes:
-        noise: standard deviation whose square is added to the elite's variance; it decreases linearly from `noise`
-            after the first generation to 0 from generation `noise_generations` on.
+        noise: standard deviation of noise, as a share of each range, whose variance is added to the elite's variance.
+            It decreases linearly to 0 over `noise_generations` generations.
     """
 
     population: Population | None
@@ -171,10 +172,10 @@ class CEMSettings:
 class CEMPrincipal(EvolutionPrincipal):
     """Cross-entropy method with independent normal distributions, one search per context.
 
-    Each generation is drawn from Normal(mean, diag(std^2)), clipped to the bounds; mean and std then move towards those
-    of the elite (de Boer et al., A Tutorial on the Cross-Entropy Method, 2005, section 3.3, with smoothing). Decreasing
-    noise is added to the elite's variance, so that the search does not converge too early (Szita & Lorincz, Learning
-    Tetris Using the Noisy Cross-Entropy Method, 2006, equation 3 and the paragraph after it).
+    Each generation is drawn from Normal(mean, diag(std^2)), clipped to the bounds. Then mean and std are moved towards
+    those of the elite, the best candidates (de Boer et al., A Tutorial on the Cross-Entropy Method, 2005, section 3.3,
+    with smoothing). Decreasing noise is added to the elite's variance, to prevent early convergence (Szita & Lorincz,
+    Learning Tetris Using the Noisy Cross-Entropy Method, 2006, equation 3 and the paragraph after it).
 
     Args:
         settings: options.
@@ -192,7 +193,7 @@ class CEMPrincipal(EvolutionPrincipal):
 
 
 class _CEMSearch:
-    """Search state: mean and standard deviation of the candidates, each [d], in the unit cube."""
+    """Normal distribution of candidates in the unit cube, with mean and standard deviation [d] each."""
 
     def __init__(self, settings: CEMSettings, dim: int, population: int) -> None:
         self.settings, self.population = settings, population
@@ -218,21 +219,21 @@ class _CEMSearch:
 logger = logging.getLogger(__name__)
 
 MAX_FAST_DIM = 500
-"""Dimension up to which the eigendecomposition of the covariance matrix takes less time than most games."""
+"""Maximum dimension for which the eigendecomposition of the covariance matrix takes less time than most games."""
 
 
 class CMAESPrincipal(EvolutionPrincipal):
     """CMA-ES (Hansen, The CMA Evolution Strategy: A Tutorial, 2016, arXiv 1604.00772), one search per context.
 
-    The search uses the package `cmaes`, in the unit cube, from its center. A candidate outside is redrawn up to 100
+    The package `cmaes` searches the unit cube, from its center. A candidate outside the cube is redrawn up to 100
     times, then clipped.
 
     Args:
         space: parameter space of the proposals.
         seeds: seed tree.
-        population: candidates per generation, >= 4, rounded up to a multiple of the proposals per step; None is
-            4 + floor(3 ln d) for d numbers.
-        sigma: standard deviation of the first generation, as a share of each number's range.
+        population: number of candidates per generation, >= 4, rounded up to a multiple of the proposals per step; None:
+            4 + floor(3 ln d) for d parameters.
+        sigma: standard deviation of the first generation, as a share of each parameter's range.
         restarts: whether a converged search restarts at a random point with twice the population (IPOP-CMA-ES, Auger &
             Hansen 2005).
 
@@ -270,7 +271,7 @@ class CMAESPrincipal(EvolutionPrincipal):
 
 
 class _CMASearch:
-    """Adapter of the package's optimizer, which minimizes, to `Search`."""
+    """Implementation of `Search` by the optimizer of the package `cmaes`, which minimizes."""
 
     def __init__(self, dim: int, population: int, sigma: float, restarts: bool, seeds: Seeds) -> None:
         self.dim, self.population, self.sigma, self.restarts, self.seeds = dim, population, sigma, restarts, seeds

@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from gpytorch.kernels import Kernel
 
 N_POSTERIOR_SAMPLES = 128
-"""Number of joint posterior draws (quasi-random) over which acquisition values are averaged."""
+"""Number of quasi-random joint posterior samples over which acquisition values are averaged."""
 N_RESTARTS, N_RAW_SAMPLES, MAX_OPTIMIZER_ITERATIONS = 4, 128, 50
-"""For each proposal: ascents of the acquisition function, points from which their starts are chosen, and steps."""
-
+"""Gradient ascents of the acquisition function per proposal, points from which their starts are chosen, and maximum
+number of iterations of an ascent."""
 FIT_OPTIONS = {"ftol": 1e-6}
-"""Relative change of the model's log posterior density at which its ascent ends."""
+"""Options of the optimizer of hyperparameters: relative change of the log posterior density at which it stops."""
 
 
 class GaussianProcessPrincipal(StateFields):
     """Principal that fits a Gaussian process to all outcomes and maximizes an acquisition function.
 
-    This function is the expected improvement over the unknown best mean of the vectors tried in the context (Letham et
-    al. 2019), in logarithms (Ament et al. 2023, arXiv 2310.20708).
+    The acquisition function is the log noisy expected improvement: the improvement over the highest posterior mean of
+    the vectors measured in the context (Letham et al. 2019; logarithm by Ament et al. 2023, arXiv 2310.20708).
 
     The model is refitted at every `ask`, so the state consists of the data only. It has a constant mean, a squared
-    exponential kernel with one length scale per number, and homoscedastic noise, all by maximum a posteriori with the
-    dimension-scaled prior of Hvarfner et al. 2024 (arXiv 2402.02229), which works in tens of dimensions. Numbers are
-    scaled to the unit cube, values standardized. The kernel of the numbers is multiplied by a kernel of the contexts, 1
-    for equal and exp(-1 / l^2) for different contexts, with l learned (Krause & Ong 2011, Contextual Gaussian Process
-    Bandit Optimization, section 5), so similar contexts inform each other.
+    exponential kernel with one length scale per parameter, and homoscedastic noise. All hyperparameters are maximum a
+    posteriori estimates under the dimension-scaled prior of Hvarfner et al. 2024 (arXiv 2402.02229), which works in
+    tens of dimensions. Vectors are scaled to the unit cube, values standardized. The kernel is multiplied by a kernel
+    of contexts, which is 1 for equal and exp(-1 / l^2) for different contexts, with l fitted (Krause & Ong 2011,
+    Contextual Gaussian Process Bandit Optimization, section 5).
 
     The proposals of a step are chosen one after another, each given the previous ones (Wilson et al. 2018, Maximizing
     acquisition functions for Bayesian optimization, section 3.2).
@@ -52,8 +52,8 @@ class GaussianProcessPrincipal(StateFields):
     Args:
         space: parameter space of the proposals.
         seeds: seed tree.
-        initial: number of outcomes, over all contexts, before the first model; until then points of a scrambled Sobol
-            sequence are proposed, one sequence per context. None is 2 (d + 1), at most 10.
+        initial: number of outcomes, over all contexts, before the first fit; until then, points of a scrambled Sobol
+            sequence are proposed, one sequence per context. None: 2 (d + 1), at most 10.
 
     Raises:
         ConfigError: BoTorch is missing.
@@ -77,25 +77,25 @@ class GaussianProcessPrincipal(StateFields):
         self.space, self.seeds = space, seeds.child("principal")
         self.initial = min(2 * (space.dim + 1), 10) if initial is None else initial
         self.n_proposed = [0] * space.n_context_rows
-        self.rows: list[int] = []
-        self.vectors: list[np.ndarray] = []  # in the unit cube
+        self.rows: list[int] = []  # context row, vector [d] in the unit cube, and value of each outcome
+        self.vectors: list[np.ndarray] = []
         self.values: list[float] = []
-        self.model_metrics: dict[str, float] = {}  # predictions of the last `ask`, logged with its outcomes
+        self.model_metrics: dict[str, float] = {}  # predictions of the last `ask`, which `tell` returns
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row = self.space.find_row(context)
         if len(self.values) < self.initial:
-            unit, self.model_metrics = self._sobol_points(row, n), {}
+            unit_vectors, self.model_metrics = self._sobol_points(row, n), {}
         else:
-            unit, self.model_metrics = self._maximize_acquisition(row, n)
+            unit_vectors, self.model_metrics = self._maximize_acquisition(row, n)
         self.n_proposed[row] += n
-        return from_unit(self.space, unit)
+        return from_unit(self.space, unit_vectors)
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Add outcomes and, once there is a model, return its metrics.
+        """Add outcomes and return metrics with the prefix `principal/`; none before the first fit.
 
-        They are predicted_objective (posterior mean of the vectors before they were tried) and noise (standard
-        deviation of an outcome), both in units of the objective.
+        They are predicted_objective (posterior mean of the proposals before their outcomes were added) and noise
+        (standard deviation of an outcome), both in units of the objective.
         """
         for outcome in outcomes:
             self.rows.append(self.space.find_row(outcome.context))
@@ -106,22 +106,21 @@ class GaussianProcessPrincipal(StateFields):
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the measured vectors of a context with the highest posterior means, best first, [<= n, d].
 
-        Before the first model, the order is that of the pooled estimates. No random number of the search is drawn, and
-        its state stays as it is.
+        Before the first fit, the order is that of the pooled estimates. The state of the search does not change.
 
         Args:
             context: index of the context; None: there are no contexts.
-            n: largest number of vectors, >= 1.
+            n: maximum number of vectors, >= 1.
             estimates: pooled measurements so far.
         """
         vectors = np.array([estimate.vector for estimate in estimates.ranked(context)]).reshape(-1, self.space.dim)
         if len(vectors) and len(self.values) >= self.initial:
-            # Stable, so that equal means keep the order of the estimates.
+            # A stable sort, so that equal means keep the order of the estimates.
             vectors = vectors[np.argsort(-self._posterior_means(self.space.find_row(context), vectors), kind="stable")]
         return vectors[:n]
 
     def _sobol_points(self, row: int, n: int) -> np.ndarray:
-        """Return the next points of the context's sequence, [n, d]."""
+        """Return the next points of the Sobol sequence of a context, [n, d]."""
         import torch
         from torch.quasirandom import SobolEngine
 
@@ -132,7 +131,7 @@ class GaussianProcessPrincipal(StateFields):
         return points
 
     def _maximize_acquisition(self, row: int, n: int) -> tuple[np.ndarray, dict[str, float]]:
-        """Return the maximizers of the acquisition function, [n, d], and values to log."""
+        """Return the maximizers of the acquisition function in the unit cube, [n, d], and the metrics of `tell`."""
         import torch
         from botorch.exceptions.warnings import BotorchWarning
         from botorch.optim.optimize import optimize_acqf
@@ -140,8 +139,8 @@ class GaussianProcessPrincipal(StateFields):
 
         seed = self.seeds.child("step").child(row).integer(self.n_proposed[row])
         context_features = {self.space.dim + i: float(i == row) for i in range(len(self.space.contexts))}
-        # BoTorch draws from torch's global stream, which `manual_seed` restores. Its warnings concern ascents that end
-        # early where the acquisition function is flat up to rounding, which does no harm.
+        # BoTorch draws from torch's global generator, whose state `manual_seed` restores. The ignored warnings report
+        # ascents that end early where the acquisition function is flat up to rounding; their results are usable.
         with hold_process_lock(), manual_seed(seed), warnings.catch_warnings():
             warnings.simplefilter("ignore", BotorchWarning)
             warnings.simplefilter("ignore", RuntimeWarning)
@@ -159,31 +158,29 @@ class GaussianProcessPrincipal(StateFields):
                 retry_on_optimization_warning=False,
             )
             with torch.no_grad():
-                predicted = float(model.posterior(candidate).mean.mean())
+                predicted_value = float(model.posterior(candidate).mean.mean())
                 noise = float(model.likelihood.noise.mean().sqrt())
         mean, scale = self._value_moments()
-        model_metrics = {"predicted_objective": mean + scale * predicted, "noise": scale * noise}
+        model_metrics = {"predicted_objective": mean + scale * predicted_value, "noise": scale * noise}
         return candidate[:, : self.space.dim].numpy(), model_metrics
 
     def _posterior_means(self, row: int, vectors: np.ndarray) -> np.ndarray:
-        """Return the standardized posterior means, [n], of vectors [n, d] in a context."""
+        """Return the posterior means, [n], of vectors [n, d] in a context, in units of standardized values."""
         import torch
         from botorch.utils.sampling import manual_seed
 
         seed = self.seeds.child("recommendation").integer(row)
-        units = list(to_unit(self.space, vectors))
-        # A failed fit is repeated from random parameters, drawn from torch's global stream.
+        unit_vectors = list(to_unit(self.space, vectors))
+        inputs = self._inputs([row] * len(unit_vectors), unit_vectors)
+        # BoTorch repeats a failed fit from random parameters, which it draws from torch's global generator.
         with hold_process_lock(), manual_seed(seed), torch.no_grad():
             with torch.enable_grad():
                 model = self._fit_model()
-            means: np.ndarray = model.posterior(self._inputs([row] * len(units), units)).mean[:, 0].numpy()
+            means: np.ndarray = model.posterior(inputs).mean[:, 0].numpy()
         return means
 
     def _build_kernel(self) -> Kernel:
-        """Return a kernel with a length scale for each number and one shared by all contexts.
-
-        The latter also applies to contexts without outcomes.
-        """
+        """Return the kernel: one length scale for each parameter, and one for the one-hot inputs of all contexts."""
         from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
         from gpytorch.kernels import RBFKernel
         from gpytorch.priors import LogNormalPrior
@@ -192,22 +189,22 @@ class GaussianProcessPrincipal(StateFields):
         number_kernel: Kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=d, active_dims=list(range(d)))
         if not n_contexts:
             return number_kernel
-        # The same prior as that of one number.
+        # The dimension-scaled prior for one dimension.
         prior = LogNormalPrior(loc=2**0.5, scale=3**0.5)
         return number_kernel * RBFKernel(active_dims=list(range(d, d + n_contexts)), lengthscale_prior=prior)
 
     def _value_moments(self) -> tuple[float, float]:
-        """Return mean and standard deviation of the observed values; the latter is 1 if all are equal."""
+        """Return mean and standard deviation of the observed values; the standard deviation of equal values is 1."""
         values = np.array(self.values)
         std = float(values.std(ddof=1)) if len(values) > 1 else 0.0
         return float(values.mean()), std if std > 1e-12 * np.abs(values).max() else 1.0
 
-    def _inputs(self, rows: list[int], units: list[np.ndarray]) -> torch.Tensor:
-        """Return n points [d] of the unit cube and their contexts as inputs of the model, [n, d + contexts]."""
+    def _inputs(self, rows: list[int], unit_vectors: list[np.ndarray]) -> torch.Tensor:
+        """Return n points [d] of the unit cube and their one-hot contexts as model inputs, [n, d + n_contexts]."""
         import torch
 
         contexts = np.eye(len(self.space.contexts))[rows] if self.space.contexts else np.zeros((len(rows), 0))
-        return torch.from_numpy(np.concatenate([np.array(units), contexts], axis=1))
+        return torch.from_numpy(np.concatenate([np.array(unit_vectors), contexts], axis=1))
 
     def _fit_model(self) -> SingleTaskGP:
         import torch
@@ -215,7 +212,8 @@ class GaussianProcessPrincipal(StateFields):
         from botorch.models.gp_regression import SingleTaskGP
         from gpytorch.mlls import ExactMarginalLogLikelihood
 
-        # Standardized here, not by the model: BoTorch's tolerances are absolute, in the units of its posterior.
+        # Values are standardized here instead of by the model, because BoTorch's tolerances are absolute numbers in the
+        # units of the model's posterior.
         mean, scale = self._value_moments()
         values = torch.tensor((np.array(self.values) - mean) / scale)[:, None]
         model = SingleTaskGP(
@@ -230,7 +228,7 @@ class GaussianProcessPrincipal(StateFields):
         from botorch.sampling.normal import SobolQMCNormalSampler
 
         sampler = SobolQMCNormalSampler(torch.Size([N_POSTERIOR_SAMPLES]), seed=seed)
-        # The baseline is the vectors tried in this context; if there are none, those of all contexts.
+        # Baseline points of the improvement: vectors measured in this context, or, if there are none, in any context.
         inputs = self._inputs(self.rows, self.vectors)
         baseline = inputs[torch.tensor(self.rows) == row]
         if not len(baseline):

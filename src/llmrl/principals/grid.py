@@ -1,4 +1,4 @@
-"""Vectors of a space as arms of a bandit: the points of a grid, or a list that fits a short run."""
+"""Arms of bandits: the points of a grid, or, for runs with few proposals, a list of representative vectors."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from llmrl.core.spaces import ParameterSpace
 from llmrl.core.unit_cube import count_values, from_unit
 
 FINE_GRID_POINTS = {3: 21, 5: 6}
-"""Points per number by dimension in the published epsilon-greedy principal (9261 and 7776 arms); default maximum."""
+"""From the number of parameters to the number of grid points per parameter in the published epsilon-greedy principal
+(9261 and 7776 arms)."""
 COARSE_GRID_POINTS = {3: 11, 5: 3}
-"""Points per number by dimension in the published UCB and Thompson principals (1331 and 243 arms)."""
-
+"""The same mapping for the published UCB and Thompson principals (1331 and 243 arms)."""
 MIN_PLAYS = 3
-"""Minimum number of measurements per arm, on average, with the default arms of a run."""
-
+"""Minimum mean number of measurements per arm if the arms are chosen by default."""
 MAX_ARMS = 4_000_000
-"""Maximum number of arms of a grid; their tables then take some hundred MB."""
+"""Maximum number of arms of a grid, whose tables take several hundred MB of memory."""
 
 
 def grid_vectors(space: ParameterSpace, points: int) -> np.ndarray:
-    """Return the vectors of an evenly spaced grid over the box of a space, both bounds included, [points^d, d].
+    """Return the vectors of an evenly spaced grid over a space, both bounds included, [points^d, d].
 
-    The digits of an index in base `points` are the coordinates, the first the most significant: vector 1 differs from
-    vector 0 in the last coordinate. Numbers are rounded to the decimals of the space.
+    The vectors are in the order of `itertools.product`: the last coordinate changes fastest. Numbers are rounded to the
+    decimals of the space.
 
     Raises:
-        ConfigError: fewer than 2 points, more points than a number has values, or more arms than a table can hold.
+        ConfigError: fewer than 2 points, more points than a parameter has values, or more than `MAX_ARMS` arms.
     """
     n_arms: int = points**space.dim
     if points < 2:
@@ -49,16 +48,16 @@ def grid_vectors(space: ParameterSpace, points: int) -> np.ndarray:
             f"set principal.points to {min_values:g} or less"
         )
     digits = np.stack(np.unravel_index(np.arange(n_arms), (points,) * space.dim), axis=1)
-    # With these weights the last point is exactly the upper bound, without rounding errors.
+    # A weighted mean of the bounds, so that the last point is the upper bound without rounding error.
     weight = digits / (points - 1)
     return space.round_values(space.low * (1.0 - weight) + space.high * weight)
 
 
 def default_points(space: ParameterSpace, published: Mapping[int, int]) -> int:
-    """Return the published number of points for the space's dimension.
+    """Return the default number of grid points per parameter.
 
-    For other dimensions: the largest number that gives no more arms than the largest published grid, at most 101. For
-    integers with k values each: k, since all values are tried.
+    If all parameters are integers with k values each, it is k. For published dimensions it is the published number. For
+    other dimensions it is the largest number, at most 101, that gives no more arms than the largest published grid.
     """
     if has_only_integers(space):
         return int(count_values(space)[0])
@@ -69,14 +68,15 @@ def default_points(space: ParameterSpace, published: Mapping[int, int]) -> int:
 
 
 def choose_grid_points(space: ParameterSpace, published: Mapping[int, int], proposals: int | None) -> int:
-    """Return the largest number of points, from 2 to `default_points`, that leaves `MIN_PLAYS` measurements per arm.
+    """Return the largest number of points, from 2 to `default_points`, with `MIN_PLAYS` measurements per arm.
 
-    For integers it is always the number of their values; if that gives too many arms, `choose_arms` selects vectors.
+    If all parameters are integers with equally many values, it is the number of values, even if there are fewer
+    measurements; `choose_arms` then selects some of the vectors.
 
     Args:
         space: parameter space of the proposals.
-        published: points per number by dimension.
-        proposals: number of a run's proposals in all contexts together; None: unknown, so no grid is too large.
+        published: from the number of parameters to the published number of points per parameter.
+        proposals: number of proposals of the run, in all contexts together; None: unknown, the grid is not limited.
     """
     max_points = default_points(space, published)
     if proposals is None or has_only_integers(space):
@@ -89,20 +89,19 @@ def choose_arms(
 ) -> np.ndarray:
     """Return the vectors of the arms of a bandit, [n_arms, d].
 
-    With `points`, this is the grid with that number of values per number. Otherwise it is the grid of
-    `choose_grid_points`, if that has three values per number or more, and its arms get `MIN_PLAYS` measurements on
-    average in a context. Else it is a list of vectors (`representative_vectors`), each with twice as many measurements,
-    or with `MIN_PLAYS` if that leaves fewer than 2 (d + 1) vectors for d numbers; at least 2 vectors. A grid with two
-    values per number is not used, because it has only the corners of the box.
+    With `points`, the arms are the grid with this number of points per parameter. Otherwise they are the grid of
+    `choose_grid_points`, if it has at least three points per parameter (two would be only the corners of the box) and
+    `MIN_PLAYS` measurements per arm in each context. Else they are `representative_vectors`: as many as give
+    2 `MIN_PLAYS` measurements per arm, but at least 2 (d + 1) if `MIN_PLAYS` measurements remain, and at least 2.
 
     Args:
         space: parameter space of the proposals.
-        points: values per number of a grid; None: the arms that fit `proposals`.
-        published: points per number by dimension.
-        proposals: number of a run's proposals in all contexts together; None: unknown, so no grid is too large.
+        points: number of grid points per parameter; None: depends on `proposals`.
+        published: from the number of parameters to the published number of points per parameter.
+        proposals: number of proposals of the run, in all contexts together; None: unknown, the grid is not limited.
 
     Raises:
-        ConfigError: a grid that `grid_vectors` refuses.
+        ConfigError: the grid is invalid (`grid_vectors`).
     """
     if points is not None:
         return grid_vectors(space, points)
@@ -116,15 +115,15 @@ def choose_arms(
 
 
 def representative_vectors(space: ParameterSpace, n: int) -> np.ndarray:
-    """Return `n` distinct vectors that represent a space, [n, d]; fewer if the space has fewer.
+    """Return `n` different vectors that cover a space, [n, d]; fewer if the space has fewer.
 
-    First come those of `ParameterSpace.probe_vectors`: neutral, center, all numbers at their upper bounds, each number
-    alone at its upper bound (the last ones only if `n` >= d + 3). Points of a Sobol sequence that is not scrambled
-    (Joe & Kuo, Constructing Sobol sequences with better two-dimensional projections, 2008) follow, so the vectors are
+    The first are those of `ParameterSpace.probe_vectors`: the neutral vector, the center, all upper bounds, and each
+    parameter alone at its upper bound (these d only if `n` >= d + 3). The others are points of an unscrambled Sobol
+    sequence (Joe & Kuo, Constructing Sobol sequences with better two-dimensional projections, 2008), so the vectors are
     the same for all seeds.
 
     Raises:
-        ConfigError: more than 21,201 numbers, for which there is no Sobol sequence.
+        ConfigError: the space has more than 21,201 parameters, for which there is no Sobol sequence.
     """
     import torch
     from torch.quasirandom import SobolEngine
@@ -140,11 +139,11 @@ def representative_vectors(space: ParameterSpace, n: int) -> np.ndarray:
         )
     vectors = dict.fromkeys(tuple(vector) for vector in first_vectors.tolist())
     sequence: Any = SobolEngine(space.dim)  # type: ignore[no-untyped-call]
-    sequence.fast_forward(1)  # the first point is the lower bounds
-    size = float(count_values(space).prod())
-    # Rounding may map many points to one vector.
+    sequence.fast_forward(1)  # the first point is the vector of lower bounds
+    n_space_vectors = float(count_values(space).prod())
+    # More than n points, because rounding may map several points to one vector.
     for _ in range(100 * n):
-        if len(vectors) >= min(n, size):
+        if len(vectors) >= min(n, n_space_vectors):
             break
         point = sequence.draw(1, dtype=torch.float64)[0].numpy()
         vectors[tuple(from_unit(space, point).tolist())] = None
@@ -152,13 +151,13 @@ def representative_vectors(space: ParameterSpace, n: int) -> np.ndarray:
 
 
 def has_only_integers(space: ParameterSpace) -> bool:
-    """Return whether all numbers of the space are integers with equally many values each."""
-    values = count_values(space)
-    return all(p.decimals == 0 for p in space.parameters) and bool((values == values[0]).all())
+    """Return whether all parameters of the space are integers with equally many values each."""
+    n_values = count_values(space)
+    return all(p.decimals == 0 for p in space.parameters) and bool((n_values == n_values[0]).all())
 
 
 def max_points_per_axis(dim: int, arms: int) -> int:
-    """Return the largest n with n^dim <= arms."""
+    """Return the largest integer n with n^dim <= arms."""
     n = int(arms ** (1.0 / dim)) + 1
     while n**dim > arms:
         n -= 1

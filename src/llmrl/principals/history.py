@@ -17,16 +17,16 @@ SelectionPolicy = Literal["all", "last", "best", "best_and_last"]
 Record = dict[str, Any]
 
 MIN_VALUES_FOR_ERROR = 3
-"""Minimum number of independent values for which a standard error is shown; of two values it is too uncertain."""
+"""Minimum number of independent values for which a standard error is shown, because that of two is too uncertain."""
 
 CHRONOLOGICAL_POLICIES: tuple[SelectionPolicy, ...] = ("all", "last")
-"""Selections that do not depend on payoffs, so that the records shown do not change."""
+"""Selections that do not depend on payoffs, so that later payoffs do not change which old records are shown."""
 
 CURVE_POINTS = 4
-"""Number of evenly spaced steps of an episode at which a level is reported, including the last."""
+"""Number of evenly spaced steps of an episode, including the last, at which a metric's value is reported."""
 
 TYPICAL_PAYOFF = 123.456
-"""Example value for estimates, with as many digits as a real one."""
+"""Placeholder for payoffs in estimates of prompt lengths, with a typical number of digits."""
 
 AGGREGATE_DESCRIPTIONS = {
     "sum": "as the total of an episode",
@@ -38,22 +38,21 @@ AGGREGATE_DESCRIPTIONS = {
 WELFARE_DESCRIPTIONS = {
     measure.name: measure.shown for measure in MEASURES if measure.shown and measure.name != "spending"
 }
-"""Measures of welfare that are shown with a payoff, with their descriptions for prompts."""
+"""From the names of the welfare measures that are shown with a payoff to their descriptions for prompts."""
 SPENDING_DESCRIPTION = {measure.name: measure.shown for measure in MEASURES if measure.name == "spending"}
-"""Spending, which is shown if the principal is charged for it."""
+"""The same mapping for spending, which is shown only if the objective contains a cost of spending."""
 
 
 class History(StateFields):
-    """Outcomes in chronological order, as plain records (see `_record`) that a checkpoint can hold.
+    """Outcomes in chronological order, as serializable records (see `_record`).
 
     Args:
-        spec: spec of the environment.
-        pooled: whether equal vectors of a context are pooled into one record with the mean over their measurements, at
-            the position of the newest. This applies if records are selected by payoff. If all or the newest are shown,
-            each measurement keeps its record, so that a prompt extends the previous one, and `pool_repeated` returns
-            the means.
-        sliding: whether exactly the newest records of a window are shown. Otherwise the window grows to less than twice
-            its size before it is cut back, so that most prompts begin like the previous one.
+        spec: specification of the environment.
+        pooled: whether the measurements of equal vectors in a context are averaged. If records are selected by payoff,
+            these measurements are one record, at the position of the newest. If all or the newest records are shown,
+            each measurement is a record, so that a prompt extends the previous one; `pool_repeated` has the means.
+        sliding: whether exactly `window` of the newest records are shown. If not, their number grows from `window` to
+            2 `window` - 1 and then returns to `window`, so that most prompts begin like the previous one.
 
     Attributes:
         records: records of all outcomes.
@@ -64,13 +63,13 @@ class History(StateFields):
     def __init__(self, spec: EnvSpec, pooled: bool = True, sliding: bool = False) -> None:
         self.spec, self.pooled, self.sliding = spec, pooled, sliding
         self.records: list[Record] = []
-        # For a payoff that is a sum over agents and steps, measures of welfare add nothing.
+        # If the payoff is a sum over agents and steps, other measures of welfare are redundant.
         welfare = {} if spec.objective.step is not None else WELFARE_DESCRIPTIONS
         self.welfare = welfare | (SPENDING_DESCRIPTION if spec.spending_cost else {})
 
     @property
     def generations(self) -> int:
-        """Number of generations so far."""
+        """Number of generations (calls of `add`) so far."""
         return int(self.records[-1]["generation"]) if self.records else 0
 
     def add(self, outcomes: Sequence[Outcome], notes: Sequence[str] = ()) -> None:
@@ -78,27 +77,27 @@ class History(StateFields):
 
         Args:
             outcomes: outcomes of the proposals.
-            notes: remark on each for the reader, "" for none; empty: there are no remarks.
+            notes: remark on each outcome for the prompt, "" for no remark; empty: there are no remarks.
         """
         generation = self.generations + 1
         for proposal, outcome in enumerate(outcomes, 1):
-            identity = {"index": len(self.records), "generation": generation, "proposal": proposal, "of": len(outcomes)}
+            numbering = {"index": len(self.records), "generation": generation, "proposal": proposal}
             note = {"note": notes[proposal - 1]} if notes and notes[proposal - 1] else {}
-            self.records.append(identity | self._record(outcome) | note)
+            self.records.append(numbering | {"of": len(outcomes)} | self._record(outcome) | note)
 
     def selectable_records(self, context: str | None, policy: SelectionPolicy) -> list[Record]:
-        """Return the records of a context that can be shown.
+        """Return the records of a context from which `policy` selects.
 
-        `measured` lists the indices of the records that each represents.
+        The field `measured` of each is the list of indices of the original records that it pools.
         """
         if self.pooled and policy not in CHRONOLOGICAL_POLICIES:
             return self._pool_by_vector(context)
         return [record | {"measured": [record["index"]]} for record in self.records_in_context(context)]
 
     def pool_repeated(self, policy: SelectionPolicy) -> list[Record]:
-        """Return the vectors that were measured more than once, one record per vector and context with means.
+        """Return a record with means for each vector that was measured more than once in a context.
 
-        It is empty if `selectable_records` have the means already.
+        The list is empty if measurements are not pooled, or `selectable_records` already have the means.
         """
         if not self.pooled or policy not in CHRONOLOGICAL_POLICIES:
             return []
@@ -108,8 +107,7 @@ class History(StateFields):
     def noise(self) -> float | None:
         """Standard deviation of payoffs of the same vector, pooled over vectors and contexts.
 
-        None: measurements are not pooled, or there are fewer than `MIN_VALUES_FOR_ERROR` - 1 repetitions, which are too
-        few for an estimate.
+        None: measurements are not pooled, or there are fewer than `MIN_VALUES_FOR_ERROR` - 1 repeated measurements.
         """
         if not self.pooled:
             return None
@@ -134,9 +132,9 @@ class History(StateFields):
     def select(self, policy: SelectionPolicy, window: int, newest: int = 0) -> list[Record]:
         """Return the records to show, oldest first.
 
-        For each context these are `all` records, the `last` `window`, the `window` with the highest payoffs (`best`),
-        or these and the `newest` last ones (`best_and_last`). Unless `sliding`, up to twice as many of the last ones
-        are shown (`_count_recent`).
+        The selection of each context is: `all` records; the `window` newest (`last`); the `window` with the highest
+        payoffs (`best`); or the `newest` newest and the `window` best of the others (`best_and_last`). Unless
+        `sliding`, the number of newest records varies up to almost twice this number (`_count_recent`).
         """
         selection = [
             record for context in self.contexts for record in self._select_from(policy, window, newest, context)
@@ -144,37 +142,37 @@ class History(StateFields):
         return sorted(selection, key=_record_index)
 
     def trim(self, records: list[Record], policy: SelectionPolicy, n: int) -> list[Record]:
-        """Return the `n` of `records` that are shown if there is no room for all, oldest first.
+        """Return `n` of `records`, oldest first, for a prompt that cannot contain all.
 
-        For `last` these are the newest, for `best` the best. Otherwise half of them are the best, and half the newest
-        of the others.
+        With policy `last` these are the newest, with `best` the best. With other policies, half of them are the best,
+        and half the newest of the others.
         """
         n_best = {"best": n, "last": 0}.get(policy, -(-n // 2))
-        # The sort is stable: of equal payoffs the earlier ones come first.
+        # Python's sort is stable, so of equal payoffs the earlier record comes first.
         indices = {record["index"] for record in sorted(records, key=_negative_payoff)[:n_best]}
-        rest = [record["index"] for record in records if record["index"] not in indices]
-        indices |= set(rest[len(rest) - (n - len(indices)) :])
+        other_indices = [record["index"] for record in records if record["index"] not in indices]
+        indices |= set(other_indices[len(other_indices) - (n - len(indices)) :])
         return [record for record in records if record["index"] in indices]
 
     @property
     def contexts(self) -> list[str | None]:
-        """Contexts with proposals."""
+        """Names of the contexts that have records, in order of their first record; [None] without contexts."""
         return list(dict.fromkeys(record["context"] for record in self.records))
 
     def records_in_context(self, context: str | None) -> list[Record]:
         return [record for record in self.records if record["context"] == context]
 
     def best(self, context: str | None) -> np.ndarray | None:
-        """Return the vector with the highest mean payoff in a context; None if there is none yet.
+        """Return the vector with the highest mean payoff in a context, [d]; None without records.
 
-        Only vectors with at least as many episodes as the longest measurement are considered.
+        Only vectors with at least as many episodes as the measurement with the most episodes are considered.
         """
         records = self.records_in_context(context)
         best = _pool_estimates(records, max((record["episodes"] for record in records), default=1)).best(context)
         return None if best is None else np.array(best.vector)
 
     def best_record(self, context: str | None) -> Record | None:
-        """Return the record of the vector `best`, with the means over all its measurements; None if there is none."""
+        """Return a record of the vector that `best` returns, with means over its measurements; None without records."""
         best = self.best(context)
         if best is None:
             return None
@@ -187,32 +185,32 @@ class History(StateFields):
         )
 
     def describe_measures(self) -> list[tuple[str, list[str]]]:
-        """Return (description, names) of each kind of metric shown with a payoff; kinds without names are omitted."""
-        grouped = [
+        """Return (description, names) of each kind of metric shown with a payoff; kinds without metrics are omitted."""
+        kinds = [
             (
                 description,
                 [name for name, aggregate in self.spec.principal_metrics.items() if aggregate == aggregate_name],
             )
             for aggregate_name, description in AGGREGATE_DESCRIPTIONS.items()
         ]
-        grouped.append(("of an episode", [f"{name} ({description})" for name, description in self.welfare.items()]))
-        return [(description, names) for description, names in grouped if names]
+        kinds.append(("of an episode", [f"{name} ({description})" for name, description in self.welfare.items()]))
+        return [(description, names) for description, names in kinds if names]
 
     def make_typical_outcome(self, space: ParameterSpace, generation: int) -> Outcome:
-        """Return an outcome with as many numbers as a real one, for estimates of the lengths of prompts.
+        """Return a placeholder outcome of generation `generation`, for estimates of the lengths of prompts.
 
-        Its payoff is the highest so far in its context about as often as that of a random vector.
+        Its payoff exceeds those of earlier generations about as often as that of a random vector would.
         """
         steps = np.full(self.spec.horizon or 1000, TYPICAL_PAYOFF)
-        contexts = max(len(self.spec.contexts), 1)
-        # Among t random payoffs, about log t are new maxima.
-        payoff = TYPICAL_PAYOFF + (generation // contexts + 1).bit_length()
+        n_contexts = max(len(self.spec.contexts), 1)
+        # In a sequence of t independent payoffs, about log t exceed all earlier ones.
+        payoff = TYPICAL_PAYOFF + (generation // n_contexts + 1).bit_length()
         return Outcome(
             vector=space.round_values(space.low + (space.high - space.low) * 0.12345),
             value=payoff,
             values=np.full(MIN_VALUES_FOR_ERROR, payoff),
             standard_error=TYPICAL_PAYOFF,
-            context=generation % contexts if self.spec.contexts else None,
+            context=generation % n_contexts if self.spec.contexts else None,
             returns=np.full(self.spec.n_agents, TYPICAL_PAYOFF),
             trajectories=dict.fromkeys(self.spec.principal_metrics, steps),
             summaries=dict.fromkeys(self.spec.principal_metrics, TYPICAL_PAYOFF),
@@ -225,34 +223,34 @@ class History(StateFields):
         if policy == "best":
             return sorted(records, key=_negative_payoff)[:window]
         if policy == "best_and_last":
-            split = len(records) - self._count_recent(len(records), newest)
-            return sorted(records[:split], key=_negative_payoff)[:window] + records[split:]
+            n_older = len(records) - self._count_recent(len(records), newest)
+            return sorted(records[:n_older], key=_negative_payoff)[:window] + records[n_older:]
         if policy == "last":
             return records[len(records) - self._count_recent(len(records), window) :]
         return records
 
     def _count_recent(self, n_records: int, window: int) -> int:
-        """Return how many of `n_records` are shown as the last ones: `window`, or up to twice as many minus one.
+        """Return the number of newest records to show, of `n_records`: `window` to 2 `window` - 1.
 
-        The first record shown moves by `window` records at a time.
+        The first record shown changes only after every `window` new records.
         """
         if self.sliding or window == 0:
             return min(n_records, window)
         return n_records if n_records < 2 * window else window + n_records % window
 
     def _record(self, outcome: Outcome) -> Record:
-        """Convert an outcome to plain numbers, strings and lists.
+        """Convert an outcome to numbers, strings and lists.
 
-        Curves are stored only for levels (metrics whose last value counts).
+        Curves are stored only for metrics with the aggregate `last`, such as the level of a stock.
         """
         curves = {
             name: _sample_curve(outcome.trajectories[name])
             for name, aggregate in self.spec.principal_metrics.items()
             if aggregate == "last" and len(outcome.trajectories.get(name, ())) > 0
         }
-        # The last value of a curve is its summary, which is not repeated.
+        # The summary of a metric with a curve is the last value of the curve, so it is omitted.
         summaries = {name: float(value) for name, value in outcome.summaries.items() if name not in curves}
-        # Four decimals, so that rounding errors of a redistributed tax are shown as 0.
+        # Four decimals, so that the spending of a fully redistributed tax is 0 in spite of rounding errors.
         welfare = {name: round(outcome.welfare[name], 4) for name in self.welfare if name in outcome.welfare}
         return {
             "context": None if outcome.context is None else self.spec.contexts[outcome.context],
@@ -270,40 +268,39 @@ class History(StateFields):
 
 
 def _pool_estimates(records: Sequence[Record], min_episodes: int = 1) -> PooledEstimates:
-    pool = PooledEstimates(min_episodes)
+    estimates = PooledEstimates(min_episodes)
     for record in records:
-        estimate = (record["vector"], record["payoff"], record["standard_error"], record["units"], record["episodes"])
-        pool.add(*estimate, record["context"], record["draw"])
-    return pool
+        numbers = (record["payoff"], record["standard_error"], record["units"], record["episodes"])
+        estimates.add(record["vector"], *numbers, record["context"], record["draw"])
+    return estimates
 
 
 def _merge_records(group: Sequence[Record]) -> Record:
     """Merge the records of one vector: the newest, with means over all measurements, weighted by episodes."""
     newest = group[-1]
-    # Equal proposals measured with the same random numbers count once.
-    draw_records = {record["draw"] or f"record {record['index']}": record for record in reversed(group)}
-    repeats = sorted(draw_records.values(), key=_record_index)
-    row = newest | {"measured": [record["index"] for record in repeats]}
-    if len(repeats) == 1:
+    # Measurements with the same random numbers are equal, so they count once.
+    records_by_draw = {record["draw"] or f"record {record['index']}": record for record in reversed(group)}
+    records = sorted(records_by_draw.values(), key=_record_index)
+    row = newest | {"measured": [record["index"] for record in records]}
+    if len(records) == 1:
         return row
-    estimate = _pool_estimates(repeats).get(newest["vector"], newest["context"])
-    weights = [record["episodes"] for record in repeats]
+    estimate = _pool_estimates(records).get(newest["vector"], newest["context"])
+    weights = [record["episodes"] for record in records]
 
     def mean(values: Sequence[Any]) -> Any:
-        averaged = np.average(np.array(values, dtype=np.float64), axis=0, weights=weights)
-        return averaged.tolist()
+        return np.average(np.array(values, dtype=np.float64), axis=0, weights=weights).tolist()
 
     return row | {
         "payoff": estimate.value,
         "standard_error": estimate.standard_error,
         "episodes": estimate.episodes,
-        "units": sum(record["units"] for record in repeats),
+        "units": sum(record["units"] for record in records),
         "training": None,
-        "generations": [record["generation"] for record in repeats],
-        "spread": float(np.std([record["payoff"] for record in repeats], ddof=1)),
-        "returns": mean([record["returns"] for record in repeats]),
+        "generations": [record["generation"] for record in records],
+        "spread": float(np.std([record["payoff"] for record in records], ddof=1)),
+        "returns": mean([record["returns"] for record in records]),
         **{
-            kind: {name: mean([record[kind][name] for record in repeats]) for name in newest[kind]}
+            kind: {name: mean([record[kind][name] for record in records]) for name in newest[kind]}
             for kind in ("curves", "summaries")
         },
     }

@@ -29,14 +29,14 @@ def llm_principal(
 
     Args:
         settings: options.
-        spec: spec of the environment.
+        spec: specification of the environment.
         llm: the chat model.
-        prompt_folder: folder of a user's own prompts; None: there is none.
+        prompt_folder: folder of user-defined prompts; None: only the shipped prompts.
         controller: policy whose parameters are searched; None: the principal sets a mechanism.
-        seeds: seed tree of a model that learns.
+        seeds: seed tree of the training of the chat model; None: `Seeds(0)`.
 
     Raises:
-        ConfigError: no chat model, no mechanism, no such prompt, or a setting of the other kind of search.
+        ConfigError: there is no chat model, mechanism or prompt, or a setting applies to policy search only.
     """
     if llm is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Principal whose language model sets the numbers of a mechanism."""
+"""Principal that chooses the values of a mechanism with a language model."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from llmrl.principals.llm_principal import LLMPrincipal, LLMSettings
 PROMPT_FAMILY = "principal"
 PROMPTS_DIR = Path(__file__).with_name("prompts")
 MAX_LISTED_REPEATS = 30
-"""Maximum number of proposals that are listed as tried more than once."""
+"""Maximum number of repeatedly measured vectors that a prompt lists."""
 
 
 class LLMMechanismPrincipal(LLMPrincipal):
-    """Principal that describes game, numbers, payoff and earlier proposals in a prompt specific to the game.
+    """Principal whose prompts describe the game, the mechanism's parameters, the payoff and earlier proposals.
 
-    It follows the LLM principal of "Large Legislative Models" (arXiv 2410.08345), whose prompts were not released;
-    these are our own.
+    The method is the LLM principal of "Large Legislative Models" (arXiv 2410.08345). Its prompts were not released, so
+    these are different.
 
     Args:
-        spec: spec of the environment, which has a mechanism.
+        spec: specification of an environment with a mechanism.
         llm: the chat model.
-        settings: settings of the questions; `prompt` is one of `prompts/`, None is the environment's own, or `generic`.
-        prompt_folder: folder of a user's own prompts; None: there is none.
+        settings: options of prompts and replies; `prompt` is the name of a prompt in `prompts/` or `prompt_folder`;
+            None: the prompt with the name of the environment, if there is one, else `generic`.
+        prompt_folder: folder of user-defined prompts; None: only the shipped prompts.
 
     Raises:
-        ConfigError: no mechanism, no such prompt.
+        ConfigError: the environment has no mechanism, or the prompt does not exist.
     """
 
     purpose = PROMPT_FAMILY
@@ -50,7 +51,7 @@ class LLMMechanismPrincipal(LLMPrincipal):
         super().__init__(spec, spec.proposals, llm, settings)
 
     def brief(self, briefing: PrincipalBriefing) -> None:
-        """Store the facts about the run."""
+        """Store the briefing, which prompts contain."""
         self.briefing = briefing
 
     def reply_schema(self) -> dict[str, Any] | None:
@@ -116,27 +117,28 @@ class LLMMechanismPrincipal(LLMPrincipal):
         return self.prompts.render("_repair", fault=reason, parameters=self.space.parameters)
 
     def _format_record(self, record: Record, noise: float | None = None) -> Record:
-        """Return a record in the form of the history template.
+        """Return the fields of a record for the history template.
 
         Args:
-            record: record of one or several measurements.
-            noise: standard deviation of payoffs of the same vector; None: it is unknown, or not shown.
+            record: record of one or several measurements of a vector.
+            noise: standard deviation of payoffs of the same vector, which gives `mean_error`; None: unknown, or not to
+                be shown.
         """
-        # For payoffs that are sums over agents, the distribution among agents is irrelevant.
-        additive, returns = self.spec.objective.step is not None, record["returns"]
-        # With one society, the standard error is over its episodes.
+        # If the payoff is a sum over agents, the range of the agents' returns replaces the list of all returns.
+        is_additive, returns = self.spec.objective.step is not None, record["returns"]
+        # The standard error of a measurement is over societies if there are several, else over episodes.
         n_values = record["units"] if record["units"] > 1 else record["episodes"]
         fields = {
             **record,
             "values": list(zip(self.space.names, record["vector"], strict=True)),
             "curves": list(record["curves"].items()),
-            # Zeros are omitted, because most summaries of most records are 0.
+            # Zeros are omitted to shorten prompts, because most summaries are 0.
             "summaries": [(name, value) for name, value in record["summaries"].items() if value],
             "standard_error": record["standard_error"] if n_values >= MIN_VALUES_FOR_ERROR else None,
             "mean_error": None if noise is None else noise / len(record["measured"]) ** 0.5,
             "usual": self.briefing is not None and record["episodes"] == self.briefing.validate_episodes,
-            "range": additive,
-            "returns": [min(returns), max(returns)] if additive and returns else returns,
+            "range": is_additive,
+            "returns": [min(returns), max(returns)] if is_additive and returns else returns,
             "note": record.get("note", ""),
         }
         return fields if self.settings.observations else {**fields, "curves": [], "summaries": [], "returns": []}
@@ -154,15 +156,15 @@ class LLMMechanismPrincipal(LLMPrincipal):
 
 
 def create_reply_model(mechanism: ParameterSpace) -> type[BaseModel]:
-    """Return the reply model: reasoning first, so that a model thinks before it decides, then numbers by name.
+    """Return the model of a reply: first `reasoning`, so that it can influence the decision, then numbers by name.
 
-    Bounds are not in the schema, as not every provider accepts them there; the mechanism checks them.
+    The schema has no bounds, because some providers reject schemas with bounds; the parameter space checks them.
     """
     if "reasoning" in mechanism.names:
         raise ConfigError(
             f"{mechanism.name}: the parameter name 'reasoning' is reserved by principal=llm; rename the parameter"
         )
-    # Names need not be Python identifiers, so they are aliases.
+    # Parameter names may not be Python identifiers, so they are aliases of fields.
     numbers: dict[str, Any] = {
         f"number_{i}": (float, Field(alias=p.name, strict=True, allow_inf_nan=False, description=p.description))
         for i, p in enumerate(mechanism.parameters)

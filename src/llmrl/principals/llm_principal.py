@@ -1,4 +1,4 @@
-"""Base of principals that ask a language model: questions, repair prompts, fallbacks, and the history in prompts."""
+"""Base class of principals that query a language model: prompts, repair turns, fallbacks, selection of history."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class LLMSettings:
     """Options of `llm_principal`; meanings, units and ranges are in `conf/principal/llm.yaml`.
 
     Attributes:
-        history: selection of the proposals shown, see `History.select`.
-        fallback: reaction if no reply is valid. `best` is the best vector of this context so far, among those with as
-            many episodes as the longest measurement. Without earlier vectors the center of the bounds is proposed.
-        prompt_iterations: number of iterations stated in prompts; None: the number that the loop states.
+        history: selection of the proposals that prompts show, see `History.select`.
+        fallback: proposal if no reply is valid: the `best` vector of the context so far (`History.best`), its `last`
+            vector, or none (`stop`: an error). Without earlier vectors it is the center of the bounds.
+        prompt_iterations: number of iterations stated in prompts; None: the number of the run.
     """
 
     prompt: str | None
@@ -69,7 +69,7 @@ class LLMSettings:
 
 
 class Proposal(BaseModel):
-    """The reply to a question for a vector of numbers without names."""
+    """Schema of a reply that contains a vector as a list of numbers without names."""
 
     reasoning: str = ""
     params: list[FiniteFloat]
@@ -80,8 +80,8 @@ class ParsedReply:
     """Content of a reply.
 
     Attributes:
-        vector: the proposal, [d].
-        reasoning: the model's reasons.
+        vector: the proposal, rounded and clipped, [d].
+        reasoning: the model's reasons; "" if it gave none.
         n_clipped: number of values that were clipped to their bounds.
     """
 
@@ -95,39 +95,39 @@ logger = logging.getLogger(__name__)
 TYPICAL_REPLY_TOKENS = 150
 """Number of tokens of a typical reply, three sentences and up to ten numbers, in estimates of cost."""
 TOKENS_PER_NUMBER = 4
-"""Number of tokens of each further number in estimates of cost."""
+"""Number of tokens of each number beyond ten in estimates of cost."""
 FALLBACK_NOTE = "not a proposal of yours: no reply of yours could be read, and this was tried in its place"
 CLIPPED_NOTE = "numbers of your reply were outside their ranges and were put at the nearest end"
 N_SAMPLED_RECORDS = 16
-"""Number of first proposals from which the tokens per record of the history are estimated."""
+"""Number of records, the oldest ones, from which the tokens per record of the history are estimated."""
 MIN_PROMPT_RECORDS = 16
-"""Minimum number of records that a question shows, for any `history_tokens`."""
+"""Minimum number of records that a prompt shows; `history_tokens` cannot reduce it."""
 MAX_LISTED_REASONS = 8
-"""Maximum count of numbers out of bounds that an error message lists."""
+"""Maximum number of invalid numbers that an error message lists."""
 
 
 class LLMPrincipal(StateFields, ABC):
-    """Principal that asks a chat model for the next vector, given the parameters, the objective and earlier proposals.
+    """Principal that prompts a chat model for the next vector, given the parameters, objective and earlier proposals.
 
-    Each step is one conversation. A reply must contain all numbers. An invalid reply is sent back with its error, up to
-    `repair_turns` times; then `fallback` determines the proposal, and the fallback is counted. Each proposal of a step
-    is requested in a question of its own, which states the number of the proposal; these questions are simultaneous.
+    Each proposal of a step is requested in a separate conversation, whose prompt states the number of the proposal;
+    the conversations run in parallel. A reply must contain all numbers. After an invalid reply, a repair prompt states
+    its error, up to `repair_turns` times; then `fallback` determines the proposal.
 
-    If the whole history does not fit into the model's context window, the question contains the records that
-    `History.trim` selects, and says so.
+    If the history does not fit into the model's context window, the prompt contains the records that `History.trim`
+    selects, and a sentence about this selection.
 
     Args:
-        spec: spec of the environment.
+        spec: specification of the environment.
         space: parameter space of the proposals.
         llm: the chat model.
-        settings: settings of the questions.
+        settings: options of prompts and replies.
 
     Attributes:
-        purpose: purpose of the questions in the call log.
+        purpose: purpose of the requests in the call log.
         reasons: the model's reasons for each vector of the last `ask`; "" where it gave none.
-        fallbacks: whether each vector of the last `ask` is a fallback (no valid reply, or numbers that were unusable).
-        iteration: number of steps asked so far.
-        learning: training of the chat model on its proposals; None: it does not learn.
+        fallbacks: whether each vector of the last `ask` is a fallback (no valid reply, or no finite return).
+        iteration: number of calls of `ask` so far.
+        learning: training of the chat model on its proposals; None: it is not trained.
     """
 
     _state_fields: ClassVar[tuple[str, ...]] = (
@@ -147,7 +147,7 @@ class LLMPrincipal(StateFields, ABC):
     def __init__(self, spec: EnvSpec, space: ParameterSpace, llm: ChatModel, settings: LLMSettings) -> None:
         self.spec, self.space, self.llm, self.settings = spec, space, llm, settings
         self.history = History(spec, settings.measurements == "pooled", settings.sliding_history)
-        self.proposed_vectors: set[tuple[float, ...]] = set()
+        self.proposed_vectors: set[tuple[float, ...]] = set()  # all measured vectors, in all contexts
         self.iteration = 0
         self.counters = {"moved_numbers": 0, "repeated_proposals": 0}
         self.reasons: list[str] = []
@@ -155,21 +155,22 @@ class LLMPrincipal(StateFields, ABC):
         self.notes: list[str] = []  # remark in the history for each vector of the last `ask`
         self.learning: ProposalLearning | None = None
         self.structured_query = self._new_structured_query()
-        self.history_settings = settings  # selection of the history in the present question
-        self.n_records = 0  # number of its records
+        self.history_settings = settings  # settings of the selection of records in the last prompt
+        self.n_records = 0  # number of records in the last prompt
         self._tokens_per_record: float | None = None
 
     @abstractmethod
     def render(
         self, context: str | None, proposal: int, proposals: int, records: Sequence[Record], selection: str | None
     ) -> Prompt:
-        """Return the question for one proposal of a step.
+        """Return the prompt for one proposal of a step.
 
         Args:
             context: name of the context; None: the environment has no contexts.
-            proposal, proposals: number of the proposal, from 1, and the number of proposals in the step.
-            records: records of the history in the question.
-            selection: sentence that says which records these are; None: all.
+            proposal: number of the proposal within the step, from 1 to `proposals`.
+            proposals: number of proposals in the step.
+            records: records of the history to show.
+            selection: sentence that describes the selection of `records`; None: they are all records.
         """
 
     @abstractmethod
@@ -178,30 +179,35 @@ class LLMPrincipal(StateFields, ABC):
 
     @abstractmethod
     def parser(self, context: str | None = None, proposal: int | None = None) -> VectorParser:
-        """Return the parser of replies; `proposal` is the number of the question if the step has several."""
+        """Return the parser of replies to the prompt of a proposal.
+
+        Args:
+            context: name of the context; None: the environment has no contexts.
+            proposal: number of the proposal within the step, from 1; None: the step has a single proposal.
+        """
 
     @abstractmethod
     def repair(self, reason: str) -> Prompt:
-        """Return the prompt that follows a reply that is invalid for this reason."""
+        """Return the repair prompt after an invalid reply; `reason` is the error of the reply."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row = self.space.find_row(context)
-        name = self.spec.contexts[row] if self.spec.contexts else None
-        question_numbers = range(1, n + 1)
+        context_name = self.spec.contexts[row] if self.spec.contexts else None
+        proposal_numbers = range(1, n + 1)
         if self.learning is not None:
             self.learning.check_group_size(n)
-        parsers = [self.parser(name, k if n > 1 else None) for k in question_numbers]
-        questions = [self.build_question(name, k, n) for k in question_numbers]
-        parsed_replies = self.structured_query.ask(questions, [self._make_parse_fn(parser) for parser in parsers])
-        answers = [self._apply_fallback(parsed_reply, name, k) for k, parsed_reply in enumerate(parsed_replies, 1)]
-        vectors = np.array([answer.vector for answer in answers])
-        self.reasons = [answer.reasoning for answer in answers]
-        self.fallbacks = [parsed_reply is None for parsed_reply in parsed_replies]
-        is_clipped = [answer.n_clipped > 0 for answer in answers]
+        parsers = [self.parser(context_name, k if n > 1 else None) for k in proposal_numbers]
+        prompts = [self.build_question(context_name, k, n) for k in proposal_numbers]
+        replies = self.structured_query.ask(prompts, [self._make_parse_fn(parser) for parser in parsers])
+        proposals = [self._apply_fallback(reply, context_name, k) for k, reply in enumerate(replies, 1)]
+        vectors = np.array([proposal.vector for proposal in proposals])
+        self.reasons = [proposal.reasoning for proposal in proposals]
+        self.fallbacks = [reply is None for reply in replies]
         self.notes = [
-            FALLBACK_NOTE if f else CLIPPED_NOTE if m else "" for f, m in zip(self.fallbacks, is_clipped, strict=True)
+            FALLBACK_NOTE if is_fallback else CLIPPED_NOTE if proposal.n_clipped > 0 else ""
+            for is_fallback, proposal in zip(self.fallbacks, proposals, strict=True)
         ]
-        self.counters["moved_numbers"] += sum(answer.n_clipped for answer in answers)
+        self.counters["moved_numbers"] += sum(proposal.n_clipped for proposal in proposals)
         keys = set(self.proposed_vectors)
         for vector in vectors:
             self.counters["repeated_proposals"] += make_vector_key(vector) in keys
@@ -212,7 +218,7 @@ class LLMPrincipal(StateFields, ABC):
         return vectors
 
     def _apply_fallback(self, parsed_reply: ParsedReply | None, context: str | None, question: int) -> ParsedReply:
-        """Return `parsed_reply`, or the fallback if no reply was valid; raise LLMError with `fallback=stop`."""
+        """Return `parsed_reply`, or the fallback if it is None; raise LLMError with `fallback=stop`."""
         if parsed_reply is not None:
             return parsed_reply
         position = (self.history.generations + 1, question)
@@ -236,60 +242,60 @@ class LLMPrincipal(StateFields, ABC):
         return self.space.round_values((self.space.low + self.space.high) / 2) if best is None else best
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Add outcomes, of own or other proposals, to the history and return metrics.
+        """Add outcomes to the history and return metrics. The vectors need not be proposals of this principal.
 
-        All are counts since the start of the run: the metrics of `StructuredQuery`, llm/moved_numbers (numbers clipped
-        to the bounds), and llm/repeated_proposals (made before, or by another question of the same step).
+        The metrics are counts since the start of the run: those of `StructuredQuery`, llm/moved_numbers (numbers
+        clipped to the bounds), and llm/repeated_proposals (equal to an earlier proposal, or to one of the same step).
         """
         notes, self.notes = self.notes, []
-        is_proposed = bool(notes) and len(notes) == len(outcomes)
-        self.history.add(outcomes, notes if is_proposed else [])
+        is_last_ask = bool(notes) and len(notes) == len(outcomes)  # whether the outcomes are those of the last `ask`
+        self.history.add(outcomes, notes if is_last_ask else [])
         self.proposed_vectors |= {make_vector_key(outcome.vector) for outcome in outcomes}
         metrics = self.structured_query.metrics() | {
             f"llm/{name}": float(count) for name, count in self.counters.items()
         }
-        if self.learning is None or not is_proposed:
+        if self.learning is None or not is_last_ask:
             return metrics
-        pairs = zip(outcomes, self.fallbacks, strict=True)
-        values = [float("nan") if is_fallback else outcome.value for outcome, is_fallback in pairs]
+        outcomes_and_fallbacks = zip(outcomes, self.fallbacks, strict=True)
+        values = [float("nan") if is_fallback else outcome.value for outcome, is_fallback in outcomes_and_fallbacks]
         return metrics | self.learning.update(values)
 
     def write_adapter(self, folder: Path) -> None:
-        """Write the trained adapter into `folder` in peft's format; do nothing if none is trained."""
+        """Write the trained adapter into `folder` in the format of peft; do nothing if no adapter is trained."""
         if self.learning is not None:
             self.learning.write_adapter(folder)
 
     def estimate(self, steps: int, n: int, n_earlier_outcomes: int = 0) -> CallEstimate:
-        """Estimate the calls of `steps` steps of `n` proposals from rendered prompts.
+        """Estimate the calls of `steps` steps with `n` proposals each from rendered prompts.
 
-        `n_earlier_outcomes` outcomes are added before the first step.
+        `n_earlier_outcomes` is the number of outcomes that the history contains before the first step.
         """
         simulated = copy.copy(self)
-        # Without pooling, because it is unknown how many future proposals will be repeated.
+        # Without pooling, because the number of repeated proposals in the future is unknown.
         simulated.history, simulated.proposed_vectors, simulated.iteration = History(self.spec, pooled=False), set(), 0
         simulated.structured_query = self._new_structured_query()
         if n_earlier_outcomes:
             simulated.history.add([simulated.history.make_typical_outcome(self.space, 0)] * n_earlier_outcomes)
-        # Between these steps the prompt grows almost linearly.
+        # Prompts are rendered at up to 10 iterations; tokens are interpolated, as they grow almost linearly in between.
         iterations = sorted({0, 1, *(steps * i // 8 for i in range(9))} & set(range(steps)))
         context = self.spec.contexts[0] if self.spec.contexts else None
-        tokens = []
+        prompt_sizes = []  # in tokens
         for iteration in iterations:
             while simulated.iteration < iteration:
                 simulated.history.add([simulated.history.make_typical_outcome(self.space, simulated.iteration)] * n)
                 simulated.iteration += 1
-            tokens.append(estimate_tokens(simulated.build_question(context, n, n).text))
+            prompt_sizes.append(estimate_tokens(simulated.build_question(context, n, n).text))
         calls = steps * n
-        prompt_tokens = n * int(np.interp(np.arange(steps), iterations, tokens).sum())
-        reply = TYPICAL_REPLY_TOKENS + TOKENS_PER_NUMBER * max(0, self.space.dim - 10)
-        return CallEstimate(calls, calls * (1 + self.settings.repair_turns), prompt_tokens, calls * reply)
+        prompt_tokens = n * int(np.interp(np.arange(steps), iterations, prompt_sizes).sum())
+        reply_tokens = TYPICAL_REPLY_TOKENS + TOKENS_PER_NUMBER * max(0, self.space.dim - 10)
+        return CallEstimate(calls, calls * (1 + self.settings.repair_turns), prompt_tokens, calls * reply_tokens)
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self.proposed_vectors = {make_vector_key(record["vector"]) for record in self.history.records}
 
     def build_question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt:
-        """Return the question for number `proposal`, from 1, of the next step's `proposals`."""
+        """Return the prompt for proposal number `proposal`, from 1, of the `proposals` of the next step."""
         self.history_settings = self._select_history_settings(context)
         selected = self.select_records()
         prompt, self.n_records = self.structured_query.fit_to_context(
@@ -298,17 +304,17 @@ class LLMPrincipal(StateFields, ABC):
         return prompt
 
     def select_records(self) -> list[Record]:
-        """Return the records to show in a question, oldest first, before trimming to the context window."""
+        """Return the records to show in a prompt, oldest first, before trimming to the context window."""
         return self.history.select(
             self.history_settings.history, self.history_settings.window, self.history_settings.n_recent
         )
 
     def _select_history_settings(self, context: str | None) -> LLMSettings:
-        """Return the settings of the history in the next question.
+        """Return the settings of the history in the next prompt.
 
-        If all proposals would take more than `history_tokens` tokens, the best and the newest are shown instead, as
-        many as the tokens allow. Their number does not depend on later proposals, so that most questions begin like the
-        previous one.
+        With `history=all`, if all records would take more than `history_tokens` tokens, `best_and_last` is used with as
+        many records as the tokens allow. This number is estimated once, from the first records: a constant selection
+        makes most prompts begin like the previous one, so that the provider's prompt cache applies.
         """
         settings, records = self.settings, self.history.records
         if settings.history != "all" or settings.history_tokens is None or len(records) < MIN_PROMPT_RECORDS:
@@ -324,13 +330,13 @@ class LLMPrincipal(StateFields, ABC):
         max_records = max(MIN_PROMPT_RECORDS, int(settings.history_tokens / self._tokens_per_record) // n_contexts)
         if max(len(self.history.records_in_context(name)) for name in self.history.contexts) <= max_records:
             return settings
-        # The number of newest records grows to less than twice `n_recent` before it is cut back.
+        # A quarter, because up to twice as many of the newest records are shown (`History._count_recent`).
         return replace(settings, history="best_and_last", window=max_records // 2, n_recent=max_records // 4)
 
     def _render(
         self, context: str | None, selected: list[Record], n: int, proposal: int = 1, proposals: int = 1
     ) -> Prompt:
-        """Render the question with `n` of the `selected` records."""
+        """Render the prompt with `n` of the `selected` records."""
         records = self.history.trim(selected, self.history_settings.history, n)
         return self.render(context, proposal, proposals, records, self._describe_selection(selected, n))
 
@@ -355,7 +361,7 @@ class LLMPrincipal(StateFields, ABC):
         return None
 
     def _describe_payoffs(self) -> str:
-        """Return a sentence about the payoffs of all proposals, of which not all are shown."""
+        """Return a sentence with quantiles of the payoffs of all proposals, shown or not."""
         payoffs = np.array([record["payoff"] for record in self.history.records])
         low, middle, high = (f"{x:.4g}" for x in np.quantile(payoffs, (0.1, 0.5, 0.9)))
         return (
@@ -364,16 +370,16 @@ class LLMPrincipal(StateFields, ABC):
         )
 
     def parse_reply(self, text: str, cut: bool = False, parser: VectorParser | None = None) -> ParsedReply:
-        """Return the vector of a reply, rounded and clipped as it will be tried.
+        """Return the vector of a reply, rounded and clipped as it will be measured.
 
         Args:
             text: the reply.
-            cut: whether the reply was cut off because it grew too long.
-            parser: parser of the question; None: parser of a question without context.
+            cut: whether the reply was truncated at the maximum number of tokens.
+            parser: parser of the reply; None: the parser for a single proposal without context.
 
         Raises:
-            InvalidReply: the reply holds no vector; or, depending on the settings, a number is out of bounds or the
-                vector was tried before.
+            InvalidReply: the reply contains no vector; or, depending on the settings, a number is out of bounds or the
+                vector was measured before.
         """
         answer = parse_answer(text, parser or self.parser(), cut)
         numbers = answer.answer
@@ -389,9 +395,9 @@ class LLMPrincipal(StateFields, ABC):
         return ParsedReply(vector, answer.reasons, int(n_clipped))
 
     def has_refused_numbers(self, vector: np.ndarray) -> bool:
-        """Return whether numbers out of bounds in `vector` [d] make a reply invalid."""
-        outside = self.space.is_out_of_bounds(vector) & (self.space.choices | (self.settings.out_of_range == "reask"))
-        return self.settings.out_of_range != "clamp" and bool(outside.any())
+        """Return whether a reply with these numbers, [d], is invalid because some are out of bounds."""
+        invalid = self.space.is_out_of_bounds(vector) & (self.space.choices | (self.settings.out_of_range == "reask"))
+        return self.settings.out_of_range != "clamp" and bool(invalid.any())
 
     def _new_structured_query(self) -> StructuredQuery[ParsedReply]:
         return StructuredQuery(
@@ -408,7 +414,7 @@ class LLMPrincipal(StateFields, ABC):
 
 
 def shorten_reasons(reasons: str) -> str:
-    """Return the first `MAX_LISTED_REASONS` of reasons separated by semicolons, and the number of the others."""
-    parts = reasons.split("; ")
-    more = f"; and {len(parts) - MAX_LISTED_REASONS} more" if len(parts) > MAX_LISTED_REASONS else ""
-    return "; ".join(parts[:MAX_LISTED_REASONS]) + more
+    """Return the first `MAX_LISTED_REASONS` of reasons separated by semicolons, and the number of omitted ones."""
+    reason_list = reasons.split("; ")
+    n_omitted = len(reason_list) - MAX_LISTED_REASONS
+    return "; ".join(reason_list[:MAX_LISTED_REASONS]) + (f"; and {n_omitted} more" if n_omitted > 0 else "")

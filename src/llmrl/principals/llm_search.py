@@ -1,4 +1,4 @@
-"""Principal whose language model searches the parameters of a policy (ProPS, arXiv 2511.21928)."""
+"""Principal that searches the parameters of a policy with a language model (ProPS, arXiv 2511.21928)."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ UNPLAYABLE_NOTE = "not what you proposed: no return came of that, and this was t
 
 
 class LLMSearch(LLMPrincipal):
-    """Principal that describes the parameters, the rules of the search and earlier proposals in a prompt.
+    """Principal whose prompts describe the parameters of a policy, the rules of the search and earlier proposals.
 
-    The prompt `numeric` contains nothing else; `described` adds descriptions of game and policy, generated from the
-    texts of the environment and the controller.
+    The prompt `numeric` contains nothing else; `described` adds descriptions of the game and the policy, from the texts
+    of the environment and the controller.
 
-    It follows "Prompted Policy Search" (arXiv 2511.21928), with our own prompts. A prompt begins with the text that all
-    questions share byte for byte, so that providers can cache it, then the table of proposals, to which rows are only
-    added. The number of the iteration, which changes, comes last.
+    The method is "Prompted Policy Search" (arXiv 2511.21928), the prompts are different. Providers cache common
+    beginnings of prompts, so a prompt begins with the text that is the same in all prompts, then has the table of
+    proposals, to which rows are only added, and ends with the number of the iteration.
 
     Args:
-        spec: spec of the environment.
+        spec: specification of the environment.
         llm: the chat model.
-        controller: the policy; its `layout`, if present, describes its parameters.
-        settings: settings of the questions; `prompt` is `numeric`, `described` or one of the user's own (in `search/`),
-            None is `described`; `observations` adds the standard error and other measurements to each return.
-        prompt_folder: folder of a user's own prompts; None: there is none.
+        controller: the policy; its attribute `layout`, if present, describes its parameters.
+        settings: options of prompts and replies; `prompt` is `numeric`, `described` (None) or the name of a prompt in
+            `search/` of `prompt_folder`; `observations` adds the standard error and other metrics to each return.
+        prompt_folder: folder of user-defined prompts; None: only the shipped prompts.
 
     Raises:
-        ConfigError: no such prompt.
+        ConfigError: the prompt does not exist.
     """
 
     purpose = PROMPT_FAMILY
@@ -73,24 +73,24 @@ class LLMSearch(LLMPrincipal):
                 "a shipped text or a file), or principal.prompt=numeric",
                 spec.name,
             )
-        self.iterations: int | None = None  # number of iterations of the loop
-        self.episodes: int | None = None  # its number of episodes per proposal
-        self.has_common_seeds = False  # whether all proposals are evaluated with the same seeds
+        self.iterations: int | None = None  # arguments of `on_search_start`
+        self.episodes: int | None = None
+        self.has_common_seeds = False
         super().__init__(spec, controller.space, llm, settings)
         self.counters["unplayable_proposals"] = 0
 
     def on_search_start(self, iterations: int, episodes: int, has_common_seeds: bool = False) -> None:
         """Store the number of iterations and of episodes per proposal, and whether all proposals have the same seeds.
 
-        With common seeds, equal parameters have equal returns.
+        With common seeds, repeated proposals have equal returns, so prompts do not recommend repetitions.
         """
         self.iterations, self.episodes, self.has_common_seeds = iterations, episodes, has_common_seeds
 
     def replace_failed(self, vectors: np.ndarray, has_failed: np.ndarray) -> np.ndarray:
-        """Return the `vectors` [n, d] of the last `ask`, those without a finite return (`has_failed`, [n]) replaced.
+        """Return `vectors` [n, d], the proposals of the last `ask`, with the fallback in place of failed ones.
 
-        They are replaced by the fallback, also with `fallback=stop`, because the replies were valid. The metric
-        llm/unplayable_proposals counts them.
+        Failed proposals have no finite return (`has_failed`, [n] bool). With `fallback=stop` they are also replaced,
+        because the replies were valid. The metric llm/unplayable_proposals counts them.
         """
         vector = self.choose_fallback(None)
         logger.warning("no finite return with %s; trying %s instead", vectors[has_failed].tolist(), vector.tolist())
@@ -157,7 +157,7 @@ class LLMSearch(LLMPrincipal):
         return self.prompts.render("_repair", fault=reason, **self._constant_fields())
 
     def _constant_fields(self) -> dict[str, Any]:
-        """Return the template fields that are the same in all questions."""
+        """Return the template fields that are the same in all prompts."""
         parameters = self.space.parameters
         ranges = {(p.low, p.high, p.decimals) for p in parameters}
         return {
@@ -189,12 +189,12 @@ class LLMSearch(LLMPrincipal):
             notes += [f"standard error {error:.3g}"] if has_error else []
         if self.settings.observations:
             notes += [f"{name} {value:.4g}" for name, value in record["summaries"].items()]
-        # The published table has no such notes.
+        # Without `advice` the table is that of the publication, which has no such notes.
         notes += [record["note"]] if record.get("note") and self.settings.advice else []
         return f" ({', '.join(notes)})" if notes else ""
 
     def _format_repeated(self, record: Record) -> str:
-        """Return a line about a vector that was measured several times."""
+        """Return the prompt line of a vector that was measured several times (`History.pool_repeated`)."""
         count_text = f"{len(record['measured'])} times, mean {record['payoff']:.2f}"
         return f"- {self._format_numbers(record['vector'])}: {count_text}, values spread by {record['spread']:.3g}"
 
@@ -204,29 +204,30 @@ class LLMSearch(LLMPrincipal):
         if best is None:
             return None
         n_measurements = len(best["measured"])
-        means = f"the mean of {n_measurements} measurements" if n_measurements > 1 else "measured once"
-        return f"{self._format_numbers(best['vector'])} with {best['payoff']:.2f}, {means}"
+        source = f"the mean of {n_measurements} measurements" if n_measurements > 1 else "measured once"
+        return f"{self._format_numbers(best['vector'])} with {best['payoff']:.2f}, {source}"
 
     def _describe_actions(self) -> list[tuple[str, str]]:
-        """Return (action or index of an action, description), in the environment's texts if it has any."""
-        numbers = self.spec.continuous_actions
+        """Return (name of a continuous action, or index of a discrete one; description) of each action."""
+        continuous_actions = self.spec.continuous_actions
         descriptions = {} if self.spec.text is None else dict(self.spec.text.actions)
-        if numbers is not None:
-            bounds = zip(numbers.names, numbers.low, numbers.high, strict=True)
-            texts = list(descriptions.values()) if len(descriptions) == numbers.dim else [""] * numbers.dim
+        if continuous_actions is not None:
+            dim = continuous_actions.dim
+            bounds = zip(continuous_actions.names, continuous_actions.low, continuous_actions.high, strict=True)
+            texts = list(descriptions.values()) if len(descriptions) == dim else [""] * dim
             return [
                 (name, f"from {low:g} to {high:g}{': ' if description else ''}{description}")
                 for (name, low, high), description in zip(bounds, texts, strict=True)
             ]
         names = self.spec.action_names
         return [
-            (str(i), ": ".join(part for part in (name if name != str(i) else "", descriptions.get(name, "")) if part))
+            (str(i), ": ".join(text for text in (name if name != str(i) else "", descriptions.get(name, "")) if text))
             for i, name in enumerate(names)
         ]
 
 
 def format_number(value: float) -> str:
-    """Format a number with five significant digits, as published, without an exponent if that is short.
+    """Format a number with five significant digits, as in the publication, and without the sign of -0.
 
     >>> [format_number(x) for x in (1.0, -0.25, -0.0, 123456.0)]
     ['1', '-0.25', '0', '1.2346e+05']

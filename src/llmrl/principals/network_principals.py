@@ -1,6 +1,6 @@
 """Principals that are networks: `DualRLPrincipal` learns by PPO, `MetaGradPrincipal` by meta-gradients.
 
-Both observe the context, and metrics of the game at the previous step (`ObservationEncoder`).
+The inputs of both are the context, and metrics of the game in the previous principal step (`ObservationEncoder`).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ObserveSettings:
-    """Settings of the observation.
+    """Settings of the observation of a network principal.
 
     Args:
         metrics: names of metrics in `spec.principal_metrics`; None: all.
-        moments: number of windows, of almost equal length, over which a trajectory is averaged; at most its number of
-            steps. None: every step is a separate number.
-        interval: use only each `interval`-th step, starting with the first, before averaging.
-        scale: divisor of trajectories; None: the largest magnitude of each metric's averages so far.
-        history: whether outcomes are observed.
+        moments: number of windows, of almost equal length, over which a metric's trajectory is averaged; at most its
+            number of steps. None: no averaging, every step is an input.
+        interval: subsampling: only steps 0, `interval`, 2 `interval`, ... of a trajectory are used.
+        scale: divisor of the window means; None: the largest magnitude of a metric's window means so far.
+        history: whether outcomes are observed; if not, the context is the only information.
     """
 
     metrics: list[str] | None = None
@@ -45,13 +45,14 @@ class ObserveSettings:
 
 
 class ObservationEncoder(StateFields):
-    """Encoder of the last outcomes as one vector: context (one-hot), then the chosen metrics one after the other.
+    """Encoder of the context and of the outcomes of the previous step as one vector.
 
-    Each metric's trajectory (mean over validation episodes, and over the proposals of the step) is subsampled, averaged
-    over windows and divided by a scale. Before the first outcome, or without history, all of these numbers are 1.
+    The vector is the one-hot context, followed by the window means of each metric. A metric's trajectory (mean over
+    validation episodes, and over the proposals of the step) is subsampled, averaged over windows and divided by a
+    scale. Before the first outcome, or without history, all of these features are 1.
 
     Args:
-        spec: spec of the environment.
+        spec: specification of the environment.
         settings: settings of the observation.
 
     Raises:
@@ -74,11 +75,11 @@ class ObservationEncoder(StateFields):
                 f"env.horizon=null for env={spec.name}, but this principal needs episodes of one length; set "
                 "env.horizon"
             )
-        steps = -(-spec.horizon // interval)
-        self.n_windows = steps if moments is None else min(moments, steps)
+        n_steps = -(-spec.horizon // interval)
+        self.n_windows = n_steps if moments is None else min(moments, n_steps)
         self.space, self.interval, self.scale, self.history = spec.proposals, interval, settings.scale, settings.history
-        self.largest = np.zeros(len(self.metrics))
-        self.last: np.ndarray | None = None  # [metrics, windows], not scaled
+        self.largest = np.zeros(len(self.metrics))  # largest magnitude of each metric's window means so far
+        self.last: np.ndarray | None = None  # window means of the previous step, [n_metrics, n_windows], not scaled
 
     @property
     def size(self) -> int:
@@ -98,16 +99,16 @@ class ObservationEncoder(StateFields):
         return np.concatenate([one_hot, features.ravel()]).astype(np.float32)
 
     def tell(self, outcomes: Sequence[Outcome]) -> None:
-        """Observe the outcomes of a step."""
+        """Store the window means of the outcomes of a step."""
         if not self.history or not self.metrics:
             return
         self.last = np.mean([self._window_means(outcome) for outcome in outcomes], axis=0)
         self.largest = np.maximum(self.largest, np.abs(self.last).max(1))
 
     def _window_means(self, outcome: Outcome) -> np.ndarray:
-        subsampled = [outcome.trajectories[name][:: self.interval] for name in self.metrics]
+        trajectories = [outcome.trajectories[name][:: self.interval] for name in self.metrics]
         return np.array(
-            [[window.mean() for window in np.array_split(x, self.n_windows)] for x in subsampled], dtype=np.float64
+            [[window.mean() for window in np.array_split(x, self.n_windows)] for x in trajectories], dtype=np.float64
         )
 
 
@@ -116,8 +117,8 @@ class DualRLSettings:
     """Options of `DualRLPrincipal`; meanings, units and ranges are in `conf/principal/dual_rl.yaml`.
 
     Attributes:
-        entropy_coefficient: weight of the entropy, in the units of the learned payoffs: standard deviations, or with
-            `scale_payoffs=false` the payoffs' own units, where 0.2 is published.
+        entropy_coefficient: weight of the entropy in the loss. Its unit is the standard deviation of payoffs, or with
+            `scale_payoffs=false` the unit of payoffs, for which the published value is 0.2.
     """
 
     points: PositiveInt | None
@@ -135,21 +136,20 @@ class DualRLSettings:
 
 
 class DualRLPrincipal(StateFields):
-    """Social planner of Zheng et al. (The AI Economist, 2020, arXiv 2004.13332) for one proposal per step.
+    """Social planner of Zheng et al. (The AI Economist, 2020, arXiv 2004.13332), as a bandit with one action per step.
 
-    The network is a multilayer perceptron with an independent softmax head for each number. A head chooses among
-    `points` evenly spaced values, or keeps the number of the previous step (the lower bound, or 0, at the first). Each
-    step is an episode of length one: PPO with the payoff as return, on as many samples as there are proposals in the
-    step.
+    The network is a multilayer perceptron with an independent softmax head for each parameter. A head selects one of
+    `points` evenly spaced values, or keeps the parameter's value of the previous step (at the first step: 0, clipped to
+    the bounds). Each step is an episode of length one: PPO with the payoff as return, and one sample per proposal.
 
-    By default payoffs are standardized by the mean and standard deviation of all payoffs so far. Otherwise advantages
-    are as large as payoffs until the critic has learned their mean, at most one value clip per step, and until then all
-    proposals are made more likely, or all less likely.
+    By default payoffs are standardized by the mean and standard deviation of all payoffs so far. Without this, the
+    critic approaches the mean payoff by at most one value clip per step. Until then advantages are dominated by the
+    mean payoff, so an update raises the probability of all proposals, or lowers that of all.
 
     Args:
         settings: options.
-        spec: spec of the environment.
-        seeds: seed tree of weights and choices.
+        spec: specification of the environment.
+        seeds: seed tree of the initial weights and of the sampled actions.
 
     Raises:
         ConfigError: fewer than two points, or an observed metric does not exist.
@@ -173,9 +173,9 @@ class DualRLPrincipal(StateFields):
         self.network = IndependentHeads(self.encoder.size, settings.hidden, self.space.dim, self.points + 1, weights)
         self.updater = OptimizerStep(self.network, settings.learning_rate, settings.adam_eps, settings.max_grad_norm)
         self.generator = seeds.torch("principal")
-        self.previous = np.zeros((0, self.space.dim))  # the last vectors, one for each proposal of a step
+        self.previous = np.zeros((0, self.space.dim))  # vectors of the last `ask`, [n, d]
         self.last_proposal: State | None = None  # observation, choices and network outputs of the last `ask`
-        self.count, self.mean, self.squares = 0, 0.0, 0.0  # moments of all payoffs
+        self.count, self.mean, self.squares = 0, 0.0, 0.0  # number, mean and squared deviations of all payoffs
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         import torch
@@ -198,10 +198,10 @@ class DualRLPrincipal(StateFields):
         return self.previous.copy()
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Update the network and return metrics.
+        """Update the network and return metrics with the prefix `principal/`.
 
-        They are entropy (of a head, mean, nats), value (expected payoff, in payoff units), advantage (mean) and
-        weights_gradient_norm (before clipping, mean over epochs).
+        They are entropy (nats, mean over heads), value (the critic's prediction of the payoff), advantage (mean over
+        proposals) and weights_gradient_norm (before clipping, mean over epochs).
         """
         import torch
 
@@ -233,10 +233,10 @@ class DualRLPrincipal(StateFields):
         }
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
-        """Return the vector of the most likely choice of each head in a context, [1, d]; [0, d] before an outcome.
+        """Return the vector of the most probable choice of each head, [1, d]; [0, d] before the first update.
 
-        Before the first outcome the network is untrained. A head whose most likely choice is to keep the previous
-        number keeps that of the last step's first proposal.
+        If the most probable choice of a head is to keep the previous value, it is that of the first proposal of the
+        last step.
         """
         import torch
 
@@ -248,19 +248,19 @@ class DualRLPrincipal(StateFields):
         return np.array(vectors[:n], dtype=np.float64).reshape(-1, self.space.dim)
 
     def _vectors_of_choices(self, choice: np.ndarray) -> np.ndarray:
-        """Return the vectors [n, d] of choices [n, d]; the last choice of a head keeps the previous number."""
+        """Return the vectors of choices, both [n, d]. Choice `points` keeps the value of the previous step."""
         low, high = self.space.low, self.space.high
         n = len(choice)
-        previous = np.tile(np.clip(0.0, low, high), (n, 1))
-        previous[: len(self.previous)] = self.previous[:n]
-        # With these weights the last point is exactly the upper bound, without rounding errors.
+        previous_vectors = np.tile(np.clip(0.0, low, high), (n, 1))
+        previous_vectors[: len(self.previous)] = self.previous[:n]
+        # A weighted mean of the bounds, so that the last point is the upper bound without rounding error.
         weight = np.minimum(choice, self.points - 1) / (self.points - 1)
-        return np.where(choice == self.points, previous, low * (1.0 - weight) + high * weight)
+        return np.where(choice == self.points, previous_vectors, low * (1.0 - weight) + high * weight)
 
     def _update_moments(self, payoffs: Sequence[float]) -> tuple[float, float]:
-        """Add payoffs to the moments (Welford's update) and return their mean and standard deviation.
+        """Update the moments of payoffs (Welford's algorithm); return their mean and standard deviation.
 
-        Without `scale_payoffs`, they are 0 and 1.
+        Without `scale_payoffs`, return 0 and 1. A standard deviation of 0 is returned as 1.
         """
         for payoff in payoffs:
             self.count += 1
@@ -298,16 +298,16 @@ class MetaGradSettings:
 class MetaGradPrincipal(StateFields):
     """Adaptive incentive design by meta-gradients (Yang et al. 2021, arXiv 2112.10859).
 
-    A network of the observation proposes the vector and is updated along d objective / d vector, which the loop obtains
-    from the agents.
+    The output of a network is the proposed vector. Its weights are updated by backpropagation of the gradient of the
+    objective with respect to the vector, which the loop estimates through the agents' learning.
 
-    The initial weights are orthogonal, drawn from the run's own stream, and small in the last layer, so that the first
-    vector is the center of the box. The published network uses torch's default initialization, also near the center.
+    The initial weights are orthogonal, and small in the last layer, so that the first vector is about the center of the
+    bounds. The published network uses torch's default initialization, which also starts near the center.
 
     Args:
         settings: options.
-        spec: spec of the environment.
-        seeds: seed tree of the weights.
+        spec: specification of the environment.
+        seeds: seed tree of the initial weights.
 
     Raises:
         ConfigError: an observed metric does not exist.
@@ -335,14 +335,14 @@ class MetaGradPrincipal(StateFields):
         low, high = torch.tensor(self.space.low), torch.tensor(self.space.high)
         self.network = BoxHead(self.encoder.size, settings.hidden, low, high, seeds.torch("weights"))
         self.updater = OptimizerStep(self.network, settings.learning_rate, settings.adam_eps, settings.max_grad_norm)
-        self.last_proposal: State | None = None  # observation and context of the last `ask`
-        # Number and mean of the objectives so far, by context.
+        self.last_proposal: State | None = None  # observation and context row of the last `ask`
+        # Number and mean of the objectives so far in each context, [n_contexts or 1].
         self.counts = np.zeros(self.space.n_context_rows, dtype=np.int64)
         self.means = np.zeros(self.space.n_context_rows)
 
     @property
     def meta_settings(self) -> MetaSettings:
-        """Settings of the gradient for the vector of the last `ask`."""
+        """Settings of the gradient; `past_return` is the mean objective in the context of the last `ask`."""
         if self.last_proposal is None:
             return self._meta_settings
         return replace(self._meta_settings, past_return=float(self.means[self.last_proposal["row"]]))
@@ -355,7 +355,7 @@ class MetaGradPrincipal(StateFields):
         return self._network_vector(observation)[None]
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
-        """Return the network's present output in a context, [1, d]; [0, d] before the first outcome."""
+        """Return the output of the network in a context, [1, d]; [0, d] before the first update."""
         import torch
 
         vectors = [self._network_vector(torch.as_tensor(self.encoder.vector(context)))] if self.counts.any() else []
@@ -367,14 +367,14 @@ class MetaGradPrincipal(StateFields):
 
         with torch.no_grad():
             vector = self.network(observation).numpy()
-        clipped_vector: np.ndarray = np.clip(vector, self.space.low, self.space.high)  # rounding of a saturated sigmoid
+        clipped_vector: np.ndarray = np.clip(vector, self.space.low, self.space.high)  # removes rounding errors
         return clipped_vector
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Update the network with the gradient of an outcome and return metrics.
+        """Update the network with the gradient of the outcome and return metrics with the prefix `principal/`.
 
-        They are gradient_norm (of the objective by the vector), weights_gradient_norm (by the weights, before clipping)
-        and past_return (mean objective so far in the context).
+        They are gradient_norm (gradient of the objective with respect to the vector), weights_gradient_norm (with
+        respect to the weights, before clipping) and past_return (mean objective so far in the context).
 
         Raises:
             FloatingPointError: the gradient is not finite.

@@ -1,4 +1,4 @@
-"""Principals that learn nothing: they propose given vectors, random vectors or a Sobol sequence."""
+"""Principals that ignore outcomes: they propose given vectors, random vectors or a Sobol sequence."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ class _NonadaptivePrincipal(StateFields):
 
 
 class FixedPrincipal(_NonadaptivePrincipal):
-    """Principal that proposes constant values and learns nothing.
+    """Principal that proposes constant values.
 
     Args:
         space: parameter space of the proposals.
-        values: one number per parameter; None sets every number to its lower bound (no tax, no payment).
-        contexts: a list like `values` for each context, in the order of `space.contexts`; instead of `values`.
+        values: constant vector, [d]; None: the lower bounds (no tax, no payment).
+        contexts: instead of `values`, a constant vector for each context, [n_contexts][d], in the order of
+            `space.contexts`.
 
     Raises:
         ConfigError: a wrong number of values or lists, a value out of bounds or with too many decimals, or both
@@ -71,15 +72,13 @@ class FixedPrincipal(_NonadaptivePrincipal):
 
 
 class ListedPrincipal(_NonadaptivePrincipal):
-    """Principal that proposes the vectors of a list in order, cyclically, and learns nothing.
-
-    With as many candidates per step as there are vectors, all are tried in one batch.
+    """Principal that proposes the vectors of a list in order, cyclically.
 
     Args:
         space: parameter space of the proposals.
         vectors: vectors to propose, [n, d].
-        grid: instead of `vectors`, the values of each number, d lists; all their combinations are proposed, with the
-            last number changing fastest.
+        grid: instead of `vectors`, a list of values for each parameter; all combinations are proposed, in the order of
+            `itertools.product`.
 
     Raises:
         ConfigError: a wrong number of values or lists, a value out of bounds or with too many decimals, or not exactly
@@ -113,12 +112,12 @@ class ListedPrincipal(_NonadaptivePrincipal):
 
 
 class RandomPrincipal(_NonadaptivePrincipal):
-    """Principal that proposes uniformly at random and learns nothing.
+    """Principal that proposes uniformly distributed random vectors.
 
     Args:
         space: parameter space of the proposals.
         seeds: seed tree; proposals are drawn from its stream `principal`.
-        points: values per number, evenly spaced including both bounds, >= 2; None: the whole range.
+        points: number of evenly spaced values of each parameter, bounds included, >= 2; None: all values in the bounds.
     """
 
     _state_fields = ("rng",)
@@ -135,10 +134,10 @@ class RandomPrincipal(_NonadaptivePrincipal):
 
 
 class SobolPrincipal(_NonadaptivePrincipal):
-    """Principal that proposes a scrambled Sobol sequence, one sequence per context, and learns nothing.
+    """Principal that proposes the points of a scrambled Sobol sequence, one sequence per context.
 
-    The points fill the box more evenly than random ones. Scrambling makes each point uniformly distributed (Owen 1998,
-    Scrambling Sobol' and Niederreiter-Xing points).
+    The points cover the space more evenly than random ones, and each is uniformly distributed because of the scrambling
+    (Owen 1998, Scrambling Sobol' and Niederreiter-Xing points).
 
     Args:
         space: parameter space of the proposals.
@@ -170,6 +169,6 @@ class SobolPrincipal(_NonadaptivePrincipal):
             engine.fast_forward(self.counts[row])
         self.counts[row] += n
         with warnings.catch_warnings():
-            # The number of proposals need not be a power of two: the sequence is continued by the next `ask`.
+            # SciPy warns that n is no power of two, which is irrelevant because the next `ask` continues the sequence.
             warnings.simplefilter("ignore", UserWarning)
             return from_unit(self.space, engine.random(n))

@@ -15,18 +15,18 @@ from llmrl.llms.local.learning import ChatLearners, TrajectoryBuffer
 
 
 class ProposalLearning(StateFields):
-    """Training of a chat model on the proposals of each step, which are compared with one another.
+    """Training of a chat model on the proposals of each step; a group of proposals is a group of the learner.
 
-    The reward of a proposal is its value, standardized by mean and standard deviation of all values so far, so
-    `llm.learn.invalid_reward` is a number of standard deviations. A proposal without a value, because no reply was
-    valid or it could not be played, has the reward of the lowest value so far.
+    The reward of a proposal is its value, standardized by the mean and standard deviation of all values so far, so the
+    unit of `llm.learn.invalid_reward` is a standard deviation. A proposal without a value (no valid reply, or no finite
+    return) has the reward of the lowest value so far.
 
     Args:
         learners: learners of the chat model.
         seeds: seed tree of the order of minibatches.
 
     Raises:
-        ConfigError: the learner needs values of states.
+        ConfigError: the learner needs state values from continuations.
     """
 
     _state_fields = ("_learner", "_recorder", "_values", "_updates")
@@ -39,7 +39,7 @@ class ProposalLearning(StateFields):
             )
         self._learners, self._learner, self._seeds = learners, learners.learner(""), seeds
         self._recorder = TrajectoryBuffer()  # replies of the last step
-        self._values: list[float] = []
+        self._values: list[float] = []  # values of all proposals so far, without NaN
         self._updates = 0
 
     def check_group_size(self, n_proposals: int) -> None:
@@ -51,17 +51,17 @@ class ProposalLearning(StateFields):
             )
 
     def record_replies(self, replies: Sequence[Sequence[tuple[TokenSample, bool]]]) -> None:
-        """Record the sampled replies of each proposal of a step, each with whether it was valid."""
+        """Record the sampled replies of each proposal of a step: pairs of the sample and whether it was valid."""
         self._recorder = TrajectoryBuffer()
         for i, samples in enumerate(replies):
             for turn, (sample, is_valid) in enumerate(samples):
                 self._recorder.add_reply(i, 0, sample, f"turn {turn}", is_valid, turn)
 
     def update(self, values: Sequence[float]) -> dict[str, float]:
-        """Train on the recorded proposals; return metrics (`learn/...`).
+        """Train on the recorded replies; return metrics (`learn/...`).
 
         Args:
-            values: value of each proposal, the larger the better; NaN for one without a value.
+            values: value of each proposal of the step, higher is better; NaN for a proposal without a value.
         """
         import torch
 
@@ -77,5 +77,5 @@ class ProposalLearning(StateFields):
         return self._learner.update(self._recorder.pop_complete(), generator)
 
     def write_adapter(self, folder: Path) -> None:
-        """Write the trained adapter into `folder` in peft's format; do nothing if none is trained."""
+        """Write the trained adapter into `folder` in the format of peft; do nothing if no adapter is trained."""
         self._learner.write_adapter(folder)

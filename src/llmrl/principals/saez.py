@@ -1,4 +1,4 @@
-"""Optimal marginal tax rates by the formula of Saez, from measured incomes and their response to earlier rates."""
+"""Principal that computes optimal marginal tax rates by the formula of Saez (2001) from measured incomes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.core.state_fields import StateFields
 
 BRACKET_METRICS = ("earned", "taxed", "weighted")
-"""Required metrics of each bracket k = 1 ... K, named `<name>_<k>`, each a mean over workers: the income of the workers
-whose income ends in the bracket, the income that is taxed at its rate, and the latter weighted by social marginal
-welfare weights."""
+"""Required metrics of each tax bracket k = 1 ... K, named `<name>_<k>`, each a mean over workers, in units of income.
+`earned`: total income of the workers whose top bracket is k; `taxed`: income that is taxed at the rate of bracket k;
+`weighted`: the income `taxed`, weighted by the workers' social marginal welfare weights."""
 ELASTICITY_BOUNDS = (0.01, 10.0)
-"""Bounds of an estimated elasticity."""
+"""Bounds to which an estimated elasticity is clipped."""
 MAX_INITIAL_RATE = 0.6
-"""Highest flat rate of the first proposals, as a share of the upper bound."""
+"""Highest flat rate of the initial proposals, as a share of the range of rates."""
 
 
 def compute_saez_rates(
@@ -28,28 +28,33 @@ def compute_saez_rates(
 ) -> np.ndarray:
     """Return the optimal marginal rates of K brackets, [K], at most 1.
 
-    tau = (1 - G) / (1 - G + a e) with G = weighted / taxed, the mean welfare weight of the money taxed in the bracket,
-    and a = earned / taxed. In the top bracket, with incomes z_m on average above the edge z*, a = z_m / (z_m - z*) is
-    the Pareto parameter of Saez (2001), equation 9, without income effects. For lower brackets this is his perturbation
-    argument for the rate of an interval: incomes above it also pay more, but only incomes in it respond.
+    The rate is (1 - G) / (1 - G + a e) with the elasticity e, the mean welfare weight G = weighted / taxed of income
+    taxed in the bracket, and a = earned / taxed. In the top bracket, where incomes above the threshold z* have the mean
+    z_m, a = z_m / (z_m - z*) is the Pareto parameter in equation 9 of Saez (2001), without income effects. For lower
+    brackets the formula follows from the same perturbation argument: a higher rate of a bracket raises the tax on all
+    incomes above its lower threshold, but only incomes within the bracket respond.
 
     Args:
-        earned, taxed, weighted: [K] each (`BRACKET_METRICS`).
-        elasticity: elasticity of income to the net-of-tax rate, > 0.
-        default_rates: rates of brackets without income, [K].
+        earned, taxed, weighted: amounts of each bracket, [K] each (`BRACKET_METRICS`).
+        elasticity: elasticity of income with respect to the net-of-tax rate, > 0.
+        default_rates: rates of brackets without taxed income, [K].
     """
-    gain = taxed - weighted
+    gain = taxed - weighted  # (1 - G) and a e, both times `taxed`
     cost = elasticity * earned
     rates = np.divide(gain, gain + cost, out=np.ones_like(gain), where=gain + cost > 0)
-    # If the taxed income has more than average weight, the formula is negative or diverges, so the rate is 0.
+    # If G >= 1, the formula is not positive or diverges, so the rate is 0.
     rates = np.where(gain <= 0, 0.0, rates)
     return np.where(taxed > 0, rates, default_rates)
 
 
 def estimate_elasticity(log_net_of_tax: np.ndarray, log_income: np.ndarray) -> float | None:
-    """Return the slope of log mean income over log (1 - mean marginal rate), [n] each; None if rates do not differ.
+    """Return the elasticity of income: the least-squares slope of `log_income` over `log_net_of_tax`, clipped.
 
-    Least squares over earlier proposals, as Zheng et al. (2020) estimate it.
+    The estimator is that of Zheng et al. (2020). Without differences of rates, return None.
+
+    Args:
+        log_net_of_tax: log (1 - mean marginal rate) of each outcome, [n].
+        log_income: log mean income of each outcome, [n].
     """
     deviations = log_net_of_tax - log_net_of_tax.mean()
     variance = float(deviations @ deviations)
@@ -59,16 +64,16 @@ def estimate_elasticity(log_net_of_tax: np.ndarray, log_income: np.ndarray) -> f
 
 
 class SaezPrincipal(StateFields):
-    """Principal that proposes tax rates computed by Saez's formula (2001) from the outcome of the last rates.
+    """Principal that proposes tax rates by Saez's formula, from the outcome of the previous rates.
 
-    The first proposals are flat rates, evenly spaced from the lower bounds to 60% of the upper ones, from which the
-    elasticity is estimated. Each later proposal moves from the last rates towards those of the formula by a fraction of
-    the difference, because incomes change with the rates.
+    The initial proposals are flat rates, evenly spaced from the lower bounds to 60% of the range, from whose outcomes
+    the elasticity is estimated. Each later proposal moves from the previous rates towards the rates of the formula by a
+    fraction of the difference, because incomes depend on the rates.
 
     Args:
-        spec: spec of the environment, with the metrics `BRACKET_METRICS` of each bracket and no contexts.
-        elasticity: elasticity of income to the net-of-tax rate; None: estimated from all proposals so far.
-        n_initial: number of flat rates tried first; None: 1 with a given elasticity, else 4.
+        spec: specification of an environment with the metrics `BRACKET_METRICS` of each bracket, and without contexts.
+        elasticity: elasticity of income with respect to the net-of-tax rate; None: estimated from all outcomes so far.
+        n_initial: number of initial flat rates; None: 1 with a given elasticity, else 4.
         step: fraction of the difference to the formula's rates by which a proposal moves, in (0, 1].
 
     Raises:
@@ -125,10 +130,10 @@ class SaezPrincipal(StateFields):
         return np.tile(self.rates, (n, 1))
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Learn from outcomes and return metrics.
+        """Compute the rates of the formula and return metrics.
 
-        They are principal/elasticity, the elasticity used for the next rates, and principal/distance, the largest
-        difference between the formula's rates and the last ones.
+        They are principal/elasticity, the elasticity for the next rates, and principal/distance, the largest absolute
+        difference between the formula's rates and the previous ones.
         """
         for outcome in outcomes:
             amounts = np.array(
@@ -137,10 +142,9 @@ class SaezPrincipal(StateFields):
             income = float(amounts[0].sum())
             # Without any income the formula is undefined.
             if income > 0:
-                marginal = float(amounts[0] @ outcome.vector) / income
-                self.log_points.append([float(np.log(max(1.0 - marginal, 1e-6))), float(np.log(income))])
-                incomes, taxable, weights = amounts
-                formula_rates = compute_saez_rates(incomes, taxable, weights, self.effective_elasticity, outcome.vector)
+                marginal_rate = float(amounts[0] @ outcome.vector) / income  # mean weighted by income
+                self.log_points.append([float(np.log(max(1.0 - marginal_rate, 1e-6))), float(np.log(income))])
+                formula_rates = compute_saez_rates(*amounts, self.effective_elasticity, outcome.vector)
                 self.formula_rates = self.space.round_values(formula_rates)
         distance = float(np.abs(self.formula_rates - self.rates).max())
         return {"principal/elasticity": self.effective_elasticity, "principal/distance": distance}
@@ -153,7 +157,7 @@ class SaezPrincipal(StateFields):
 
     @property
     def effective_elasticity(self) -> float:
-        """Elasticity that was given, or else its estimate; 0.5 before there are two different proposals."""
+        """The given elasticity; if None, its estimate, or 0.5 before outcomes of two different mean rates."""
         if self.elasticity is not None:
             return self.elasticity
         estimate = estimate_elasticity(*np.array(self.log_points).T) if len(self.log_points) > 1 else None

@@ -1,4 +1,4 @@
-"""Scripted principal of mechanisms: a small random search that uses only the prompt, like a language model."""
+"""Scripted replacement of a language model in mechanism design: a random search that reads only the prompt."""
 
 from __future__ import annotations
 
@@ -27,27 +27,29 @@ _RECORD_PATTERN = re.compile(
 )
 
 MAX_CORNERS = 8
-"""Maximum number of corners of the box that are all tried, for up to three numbers."""
+"""Maximum number of corners of the box for which the initial design contains all corners (up to three numbers)."""
 N_INITIAL = 10
-"""Number of initial points if there are more corners."""
-INITIAL_STEP = 0.3
-"""Initial standard deviation of changes, as a share of each range."""
+"""Number of points of the initial design for more numbers."""
+INITIAL_STEP, MIN_STEP = 0.3, 0.03
+"""Initial and minimum standard deviation of changes, as a share of each range."""
 STEP_DECAY = 0.93
-"""Factor on the step for each further proposal."""
-MIN_STEP = 0.03
+"""Factor on the standard deviation of changes after each proposal."""
 N_PARENTS = 3
-"""Number of proposals that are changed, in turn, beginning with the best."""
+"""Number of best proposals that are changed, in turn, beginning with the best."""
 MIN_KERNEL_WIDTH = 0.05
-"""Minimum width of the kernel that averages payoffs (otherwise half the present step), as a share of each range."""
+"""Minimum width of the kernel that averages payoffs, as a share of each range; the usual width is half the step."""
 MAX_DRAWS = 20
-"""Maximum number of draws of a proposal that differs from others of its generation (bounds may leave no choice)."""
+"""Maximum number of draws of a proposal, which should differ from the other proposals of its generation."""
 
 
 @dataclass(frozen=True)
 class _Trials:
-    """Proposals of the present context that the prompt shows.
+    """Proposals of the context of the prompt, from its history.
 
-    They are points of the unit cube [n, d], with their payoffs [n] and how often each was measured [n].
+    Attributes:
+        points: proposals as points of the unit cube, [n, d].
+        payoffs: mean payoff of each, [n].
+        counts: number of measurements of each, [n].
     """
 
     points: np.ndarray
@@ -55,9 +57,10 @@ class _Trials:
     counts: np.ndarray
 
     def rank_points(self, width: float) -> np.ndarray:
-        """Return indices [n] in decreasing order of payoffs averaged by a Gaussian kernel of `width`.
+        """Return the indices [n] of the points in descending order of smoothed payoffs.
 
-        So a single high payoff among low ones does not rank high (Nadaraya-Watson regression).
+        The smoothing is Nadaraya-Watson regression with a Gaussian kernel of `width`, a share of each range. It
+        prevents that a single high payoff among low ones ranks high.
         """
         distances = ((self.points[:, None] - self.points[None]) ** 2).mean(-1)
         weights = np.exp(-distances / (2 * width**2)) * self.counts
@@ -67,23 +70,22 @@ class _Trials:
 def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[str], None] = lambda text: None) -> str:
     """Return a principal's reply in JSON.
 
-    The first proposals form an initial design. For up to three numbers these are all corners of the box, in random
-    order, and the center (a two-level factorial design). For more numbers these are ten points: the center and a random
-    Latin hypercube (McKay, Beckman & Conover 1979). Then follow random changes, of decreasing size, to some of the
-    numbers of the best proposals of this context. Number 1 of a generation changes the best, number 2 the second best,
-    number 3 the third, and so on in turn. Proposals are ranked by payoffs averaged over neighbors (`_Trials`).
-    Proposals of one generation differ: number k is computed after numbers 1 to k - 1.
+    The first proposals are an initial design. For up to three numbers it has all corners of the box, in random order,
+    and the center (a two-level factorial design). For more numbers it has ten points: the center and a random Latin
+    hypercube (McKay, Beckman & Conover 1979). Later proposals are random changes, of decreasing size, to some numbers
+    of the best proposals of this context: proposal 1 of a generation changes the best, proposal 2 the second best,
+    proposal 3 the third, proposal 4 the best again, and so on. Earlier proposals are ranked by smoothed payoffs
+    (`_Trials`). Proposal k of a generation is computed after proposals 1 to k - 1, so that they differ.
 
-    All numbers and both ends of a range are treated alike, so renamed or mirrored numbers would be searched equally
-    well, on average over seeds.
+    The rules are symmetric in the numbers and in the two ends of each range, so that no mechanism has an advantage.
 
     Args:
-        messages: the conversation; only its first question is used.
+        messages: the conversation; only its first prompt is used.
         seed: seed of the random draws, together with the prompt.
-        note: unused, as these rules always apply.
+        note: unused, because these rules apply to every prompt.
 
     Raises:
-        UnreadPromptError: a part of the prompt is not in the form of `principals/prompts`.
+        UnreadPromptError: a part of the prompt does not have the format of `principals/prompts`.
     """
     prompt = first_prompt(messages)
     parameters = require(_PARAMETER_PATTERN.findall(prompt), "the numbers to set (`- name: from 0 to 1 (unit)`)")
@@ -95,11 +97,11 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
         context = require(_CONTEXT_PATTERN.search(prompt), "the context of this generation")[1]
         n_proposals = _read_proposal_count(prompt, _CONTEXT_COUNT_PATTERN)
     trials = _read_trials(prompt, names, context, low, high)
-    # The same points for all questions of a context.
+    # Seeded by what is constant in a context, so that all prompts of the context give the same design.
     design = _initial_design(len(names), rng_of_text(f"{seed}\0{parameters}\0{context}"))
     step = _step_size(n_proposals - len(design))
     order = trials.rank_points(max(step / 2, MIN_KERNEL_WIDTH))[:N_PARENTS]
-    # The same numbers for all questions of a generation.
+    # All prompts of a generation get the same random numbers.
     rng = rng_of_text(f"{seed}\0{QUESTION_NUMBER_PATTERN.sub('', prompt)}")
     proposals: list[list[float]] = []
     for i in range(n_proposals, n_proposals + _read_proposal_number(prompt)):
@@ -107,7 +109,7 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
         base = trials.points[order[(i - n_proposals) % len(order)]] if len(order) else np.full(len(names), 0.5)
         for _ in range(MAX_DRAWS):
             point = design[i] if i < len(design) else _perturb(rng, base, step)
-            # Rounded before clipping, since bounds need not be round numbers.
+            # Rounded before clipping, because bounds may have more than four decimals.
             numbers = np.clip((low + point * (high - low)).round(4), low, high).tolist()
             if i < len(design) or numbers not in proposals:
                 break
@@ -120,7 +122,7 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
 
 
 def _read_proposal_count(prompt: str, pattern: re.Pattern[str] = _COUNT_PATTERN) -> int:
-    """Return the number of proposals so far, from a line of the prompt."""
+    """Return the number of proposals so far, from the line of the prompt that matches `pattern`."""
     return (
         0
         if _FIRST_PROPOSAL_TEXT in prompt
@@ -129,7 +131,7 @@ def _read_proposal_count(prompt: str, pattern: re.Pattern[str] = _COUNT_PATTERN)
 
 
 def _read_proposal_number(prompt: str) -> int:
-    """Return which proposal of the generation is requested, from 1."""
+    """Return the number of the requested proposal within its generation, from 1."""
     if _PARALLEL_TEXT not in prompt:
         return 1
     return int(require(QUESTION_NUMBER_PATTERN.search(prompt), "which proposal of the generation is asked for")[1])
@@ -145,7 +147,7 @@ def _read_trials(prompt: str, names: list[str], context: str, low: np.ndarray, h
         if record_context == context:
             vector = tuple(float(numbers[name]) for name in names)
             measurements.setdefault(vector, []).append((float(payoff), float(count or 1)))
-    # Equal proposals with separate lines are averaged.
+    # Measurements of equal proposals on separate lines are averaged.
     n_measurements = [sum(n for _, n in payoffs_and_counts) for payoffs_and_counts in measurements.values()]
     payoffs = [
         sum(payoff * n for payoff, n in payoffs_and_counts) / total
@@ -157,10 +159,7 @@ def _read_trials(prompt: str, names: list[str], context: str, low: np.ndarray, h
 
 
 def _initial_design(d: int, rng: np.random.Generator) -> np.ndarray:
-    """Return the corners of the unit cube and its center.
-
-    If there are many corners, return the center and a Latin hypercube of n points.
-    """
+    """Return the initial design in the unit cube, [n, d]: corners and center, or center and Latin hypercube."""
     if 2**d <= MAX_CORNERS:
         corners = np.array(list(itertools.product((0.0, 1.0), repeat=d)))
         return np.concatenate([rng.permutation(corners), np.full((1, d), 0.5)])
@@ -170,12 +169,12 @@ def _initial_design(d: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _step_size(n_proposals: int) -> float:
-    """Return the size of changes for a proposal after `n_proposals` proposals since the initial design."""
+    """Return the standard deviation of changes in the unit cube after `n_proposals` proposals beyond the design."""
     return float(max(INITIAL_STEP * STEP_DECAY ** max(n_proposals, 0), MIN_STEP))
 
 
 def _perturb(rng: np.random.Generator, base: np.ndarray, step: float) -> np.ndarray:
-    """Return `base` [d] with some of its numbers, at least one, changed, inside the unit cube."""
+    """Return `base` [d] with each number changed with probability 1/2, and at least one, clipped to the unit cube."""
     is_changed = rng.random(len(base)) < 0.5
     is_changed[rng.integers(len(base))] = True
     return np.clip(np.where(is_changed, base + rng.normal(0.0, step, len(base)), base), 0.0, 1.0)

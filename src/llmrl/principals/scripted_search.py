@@ -1,4 +1,4 @@
-"""Scripted search: a hill climber for policy parameters that uses only the prompt, like a language model."""
+"""Scripted replacement of a language model in policy search: a hill climber that reads only the prompt."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ EMPTY_TABLE_TEXT = "There is room for 0 "
 _JSON_FORMAT_TEXT, _LINES_FORMAT_TEXT = "Answer with one JSON object", "in exactly this form"
 
 DEFAULT_STEP = 0.15
-"""Standard deviation of a change, as a share of each range, unless the prompt suggests one."""
+"""Standard deviation of changes, as a share of each range, unless the prompt states a step size."""
 N_PARENTS = 3
-"""Number of best rows of the table in the weighted mean from which changes start."""
+"""Number of best rows whose weighted mean determines the direction of extrapolation."""
 PATIENCE = 15
-"""Number of rows without improvement after which changes double."""
+"""Number of rows without improvement after which the standard deviation of changes doubles."""
 MAX_STEP_FACTOR = 4.0
-"""Maximum factor of the changes."""
+"""Maximum factor on the initial standard deviation of changes."""
 
 
 @dataclass(frozen=True)
 class _Task:
-    """Task of a prompt: bounds [d], decimals [d] (-1: any), and the table, oldest first."""
+    """Content of a prompt: bounds of the parameters, and the table of proposals, oldest first."""
 
-    low: np.ndarray
-    high: np.ndarray
-    digits: np.ndarray
-    step: float | None
-    vectors: np.ndarray  # [rows, d]
-    values: np.ndarray  # [rows]
+    low: np.ndarray  # [d]
+    high: np.ndarray  # [d]
+    digits: np.ndarray  # digits after the decimal point, [d]; -1: not limited
+    step: float | None  # suggested size of changes
+    vectors: np.ndarray  # [n_rows, d]
+    values: np.ndarray  # mean return of each row, [n_rows]
 
 
 def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[str], None] = lambda text: None) -> str:
-    """Return parameters in the form that a conversation asks for.
+    """Return a reply with parameters, in the format that the prompt requires.
 
-    The first proposals are random. Then some of the numbers of the best vector, or of an extrapolation of the best
-    vectors in the direction of improvement, are changed at random. Of integers one or two are redrawn. Changes grow
-    while nothing better is found.
+    The first proposals are random. Later ones change some numbers of the best vector, or of an extrapolation of the
+    best vectors in the direction of improvement, at random. If all parameters are integers, one or two of them are
+    redrawn instead. Changes become larger while there is no improvement.
 
     Args:
-        messages: the conversation. Its first question is used; all messages seed the random draws.
+        messages: the conversation. Its first prompt is parsed; all messages seed the random draws.
         seed: unused.
-        note: unused, as these rules always apply.
+        note: unused, because these rules apply to every prompt.
 
     Raises:
-        UnreadPromptError: a part of the prompt is not in the form of `principals/search_prompts`.
+        UnreadPromptError: a part of the prompt does not have the format of `principals/search_prompts`.
     """
     prompt = first_prompt(messages)
     count_match = require(
@@ -75,8 +75,8 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     if n_trials and not len(task.values) and EMPTY_TABLE_TEXT not in prompt:
         raise UnreadPromptError("the rows of the table of what was tried")
     question_number_match = QUESTION_NUMBER_PATTERN.search(prompt)
-    # The same random numbers for all questions of an iteration, of which number k uses the k-th.
-    # A repair turn gets others.
+    # All prompts of an iteration get the same random numbers, and proposal k is computed after proposals 1 to k - 1.
+    # A repair turn gets different random numbers.
     rng = rng_of_text("\0".join(QUESTION_NUMBER_PATTERN.sub("", message["content"]) for message in messages))
     if _PARALLEL_TEXT in prompt:
         require(question_number_match, "which proposal of the iteration is asked for")
@@ -88,7 +88,7 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
 
 
 def _parse_task(prompt: str, d: int) -> _Task:
-    """Return the task of a question."""
+    """Return the content of the prompt of a task with `d` parameters."""
     instructions, heading, table = prompt.partition("## What was tried, oldest first")
     require(heading, "the heading of the table (`## What was tried, oldest first`)")
     common_range = _COMMON_RANGE_PATTERN.search(instructions)
@@ -99,15 +99,15 @@ def _parse_task(prompt: str, d: int) -> _Task:
     table, _, repeats_text = table.partition("## Measured several times")
     rows = [(_parse_list(numbers), value) for numbers, value in _LIST_ROW_PATTERN.findall(table)]
     rows += [(_parse_named(numbers), value) for numbers, value in _NAMED_ROW_PATTERN.findall(table)]
-    # Vectors with several measurements have one row, with their mean, at the position of the newest.
-    repeats = _REPEATS_PATTERN.findall(repeats_text)
+    # Vectors with several measurements get one row, with their mean, at the position of the newest measurement.
     means = {
-        _parse_list(numbers[1:-1]) if numbers[0] == "[" else _parse_named(numbers): mean for numbers, _, mean in repeats
+        _parse_list(numbers[1:-1]) if numbers[0] == "[" else _parse_named(numbers): mean
+        for numbers, _, mean in _REPEATS_PATTERN.findall(repeats_text)
     }
     unique_rows: list[tuple[tuple[str, ...], str]] = []
     for i, (row, value) in enumerate(rows):
-        is_repeated = row in means and any(row == other for other, _ in rows[i + 1 :])
-        if len(row) == d and not is_repeated:
+        has_newer_row = row in means and any(row == other for other, _ in rows[i + 1 :])
+        if len(row) == d and not has_newer_row:
             unique_rows.append((row, means.get(row, value)))
     return _Task(
         low=np.array([float(low) for _, low, _, _ in ranges]),
@@ -132,7 +132,7 @@ def _parse_named(numbers: str) -> tuple[str, ...]:
 def _propose(
     task: _Task, rng: np.random.Generator, n_trials: int, proposed_vectors: set[tuple[float, ...]]
 ) -> list[float]:
-    """Return a vector that was not tried, if one is found in 50 attempts."""
+    """Return a proposal that differs from `proposed_vectors`, or the last of 50 attempts if all are equal to one."""
     d, span = len(task.low), task.high - task.low
     all_integers = bool((task.digits == 0).all())
     vector = task.low
@@ -150,13 +150,13 @@ def _propose(
 
 
 def _perturb(task: _Task, rng: np.random.Generator, attempt: int) -> np.ndarray:
-    """Return the best vector, or an extrapolation of the best ones, with some numbers changed."""
+    """Return the best vector, or an extrapolation from the best ones, with some numbers changed at random."""
     d, span = len(task.low), task.high - task.low
     order = np.argsort(-task.values, kind="stable")
     best = task.vectors[order[0]]
-    size = span * DEFAULT_STEP if task.step is None else np.full(d, task.step)
+    step = span * DEFAULT_STEP if task.step is None else np.full(d, task.step)
     n_rows_since_best = len(task.values) - 1 - order[0]
-    size = size * min(2.0 ** (n_rows_since_best // PATIENCE) * (1 + attempt / 10), MAX_STEP_FACTOR)
+    step = step * min(2.0 ** (n_rows_since_best // PATIENCE) * (1 + attempt / 10), MAX_STEP_FACTOR)
     start = best
     if rng.random() < 0.5 and len(order) > N_PARENTS:
         parents = task.vectors[order[:N_PARENTS]]
@@ -165,24 +165,24 @@ def _perturb(task: _Task, rng: np.random.Generator, attempt: int) -> np.ndarray:
         start = best + 0.5 * (best - mean)
     is_changed = rng.random(d) < max(0.3, 2.0 / d)
     is_changed[rng.integers(d)] = True
-    vector: np.ndarray = np.where(is_changed, start + rng.normal(0.0, 1.0, d) * size, start)
+    vector: np.ndarray = np.where(is_changed, start + rng.normal(0.0, 1.0, d) * step, start)
     return vector
 
 
 def _redraw(task: _Task, rng: np.random.Generator, attempt: int) -> np.ndarray:
-    """Redraw one or two numbers of the best vector (ties are broken at random), or more after many failures."""
-    d, highest = len(task.low), np.flatnonzero(task.values == task.values.max())
-    best: np.ndarray = task.vectors[rng.choice(highest)].copy()
-    stagnation = (len(task.values) - 1 - highest[0]) // PATIENCE
-    indices = rng.choice(d, min(d, 1 + int(rng.integers(2)) + attempt // 10 + stagnation), replace=False)
-    best[indices] = np.floor(task.low + rng.random(d) * (task.high - task.low + 1.0))[indices]
-    return best
+    """Return the best vector with one or two integers redrawn; more after many attempts or rows without improvement."""
+    d, best_rows = len(task.low), np.flatnonzero(task.values == task.values.max())
+    vector: np.ndarray = task.vectors[rng.choice(best_rows)].copy()
+    n_extra = attempt // 10 + (len(task.values) - 1 - best_rows[0]) // PATIENCE
+    indices = rng.choice(d, min(d, 1 + int(rng.integers(2)) + n_extra), replace=False)
+    vector[indices] = np.floor(task.low + rng.random(d) * (task.high - task.low + 1.0))[indices]
+    return vector
 
 
 def _round(vector: np.ndarray, digits: np.ndarray) -> np.ndarray:
     scale = 10.0 ** np.where(digits < 0, 4, digits)
-    output: np.ndarray = np.round(vector * scale) / scale + 0.0
-    return output
+    rounded_vector: np.ndarray = np.round(vector * scale) / scale + 0.0  # + 0.0 turns -0.0 into 0.0
+    return rounded_vector
 
 
 def _format_reply(prompt: str, vector: list[float], reason: str) -> str:

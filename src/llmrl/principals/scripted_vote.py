@@ -1,4 +1,4 @@
-"""Scripted citizen: it nominates at random, explores options, then votes for the option closest to its best one."""
+"""Scripted replacement of a language-model citizen: random nominations and exploration, then greedy votes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from llmrl.llms.scripted import require
 
 N_EXPLORATION = 4
-"""Number of generations in which options are explored."""
+"""Number of first generations in which all citizens vote for the same random option."""
 _PARAMETER_PATTERN = re.compile(r"^- (\S+): from (\S+) to (\S+) \(", re.MULTILINE)
 _GENERATION_PATTERN = re.compile(
     r"^Generation (\d+)(?: \[context: .+?\])?: (\S+=\S+(?:, \S+=\S+)*) -> all agents", re.MULTILINE
@@ -23,15 +23,18 @@ _VOTER_PATTERN = re.compile(r"^You are agent (\d+) of ", re.MULTILINE)
 
 
 def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[str], None] = lambda text: None) -> str:
-    """Return a vote or a nomination in JSON.
+    """Return a vote, or a nomination if the prompt has no options, in JSON.
+
+    A nomination is random. After the exploration, a vote is for the option with the smallest Euclidean distance, in
+    units of the ranges, to the vector under which the citizen had its highest return.
 
     Args:
-        messages: the conversation.
+        messages: the conversation; only its first prompt is used.
         seed: seed of nominations.
-        note: unused, as these rules always apply.
+        note: unused, because these rules apply to every prompt.
 
     Raises:
-        UnreadPromptError: a part of the prompt is not in the form of `prompts/_ballot.j2`.
+        UnreadPromptError: a part of the prompt does not have the format of `prompts/_ballot.j2`.
     """
     text = messages[0]["content"]
     bounds = {
@@ -39,24 +42,24 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
         for name, low, high in require(_PARAMETER_PATTERN.findall(text), "the numbers (`- name: from 0 to 1 (`)")
     }
     voter = require(_VOTER_PATTERN.search(text), "who votes (`You are agent 1 of `)")[1]
-    outcomes = {generation: float(value) for value, generation in _CITIZEN_RETURN_PATTERN.findall(text)}
-    generations = [
-        (_parse_numbers(values), outcomes[generation]) for generation, values in _GENERATION_PATTERN.findall(text)
+    returns = {generation: float(value) for value, generation in _CITIZEN_RETURN_PATTERN.findall(text)}
+    generations = [  # vector and return of each generation
+        (_parse_numbers(values), returns[generation]) for generation, values in _GENERATION_PATTERN.findall(text)
     ]
     options = _OPTION_PATTERN.findall(text)
     reasoning = {"reasoning": "By rule, not by thought."}
     if not options:
         return json.dumps({**reasoning, **_nominate(bounds, f"{seed} {voter} {len(generations)}")})
-    if len(generations) < N_EXPLORATION:  # all vote for the same option, to explore it
+    if len(generations) < N_EXPLORATION:
         choice = options[_hash_to_int(f"{len(generations)}") * len(options) // 2**32][0]
         return json.dumps({**reasoning, "choice": choice})
-    best = max(generations, key=lambda pair: pair[1])[0]
-    choice = min(options, key=lambda option: _squared_distance(_parse_numbers(option[1]), best, bounds))[0]
+    best_vector = max(generations, key=lambda pair: pair[1])[0]
+    choice = min(options, key=lambda option: _squared_distance(_parse_numbers(option[1]), best_vector, bounds))[0]
     return json.dumps({**reasoning, "choice": choice})
 
 
 def _hash_to_int(text: str) -> int:
-    """Return a pseudorandom number below 2**32 determined by a text."""
+    """Return a hash of a text, an integer from 0 to 2**32 - 1."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 

@@ -1,4 +1,4 @@
-"""Principal `principal=vote`, whose citizens vote on the vector that applies for one generation."""
+"""Principal `principal=vote`: language-model citizens elect the mechanism vector of each generation."""
 
 from __future__ import annotations
 
@@ -48,18 +48,19 @@ class VoteSettings:
 
 
 class VotePrincipal(StateFields):
-    """Principal whose citizens, each a language model with its own returns, nominate vectors and vote on them.
+    """Principal that proposes vectors elected by citizens, language models that represent the agents of the society.
 
-    The ballot has the vector of the last generation (at first: no intervention) and the nominations, in an order that
-    the seed determines for each vote. In a tie, the vector of the last generation wins if it is among the tied vectors,
-    else the first tied vector on the ballot. A citizen without a valid vote abstains.
+    A citizen's prompts contain the returns of its agent. The ballot lists the status quo, which is the vector of the
+    last generation (at first the neutral vector), and the nominations, in random order. If several vectors have the
+    most votes, the status quo wins if it is one of them, else the first of them on the ballot. A citizen without a
+    valid vote abstains.
 
     Args:
         settings: options.
-        spec: spec of the environment, with a mechanism.
+        spec: specification of an environment with a mechanism.
         llm: the chat model of all citizens.
         seeds: seed tree of random nominations, of the choice of nominators, and of the order of ballots.
-        prompt_folder: folder of a user's own prompts, such as `principal/_ballot.j2`; None: there is none.
+        prompt_folder: folder of user-defined prompts, such as `principal/_ballot.j2`; None: only the shipped prompts.
 
     Raises:
         ConfigError: no chat model, no mechanism, or more nominators or voters than citizens.
@@ -82,10 +83,10 @@ class VotePrincipal(StateFields):
                 "principal=vote needs a chat model for the citizens, but llm=none is set; choose one with llm="
             )
         n_nominations = settings.nominations if settings.nominate == "citizens" else 1
-        for name, n in (("voters", settings.voters or 1), ("nominations", n_nominations)):
+        for option, n in (("voters", settings.voters or 1), ("nominations", n_nominations)):
             if n > spec.n_agents:
                 raise ConfigError(
-                    f"principal.{name}={n} exceeds the {spec.n_agents} agents of env={spec.name}; use at most that"
+                    f"principal.{option}={n} exceeds the {spec.n_agents} agents of env={spec.name}; use at most that"
                 )
         if spec.facts.get("budget_balanced") is False:
             logger.warning(
@@ -97,9 +98,9 @@ class VotePrincipal(StateFields):
         self.settings, self.voters = settings, settings.voters or spec.n_agents
         self.prompts = PromptFamily("principal", PROMPTS_DIR, prompt_folder)
         self.briefing: PrincipalBriefing | None = None
-        self.records: list[dict[str, Any]] = []
-        self.votes = 0
-        self.last_metrics: dict[str, float] = {}
+        self.records: list[dict[str, Any]] = []  # generation, context, vector and returns of each outcome
+        self.votes = 0  # number of votes so far
+        self.last_metrics: dict[str, float] = {}  # metrics of the last vote
         self.totals = {"abstentions": 0, "unchanged": 0}
         self.nominator: StructuredQuery[np.ndarray] = StructuredQuery(
             llm,
@@ -117,21 +118,21 @@ class VotePrincipal(StateFields):
         self.nominator.repair("-")
 
     def brief(self, briefing: PrincipalBriefing) -> None:
-        """Store the facts about the run."""
+        """Store the briefing, which prompts contain."""
         self.briefing = briefing
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row = self.space.find_row(context)
-        name = self.spec.contexts[row] if self.spec.contexts else None
+        context_name = self.spec.contexts[row] if self.spec.contexts else None
         vote_seeds = self.seeds.child("vote").child(self.votes)
-        records = [record for record in self.records if record["context"] == name]
+        records = [record for record in self.records if record["context"] == context_name]
         status_quo_vector = np.array(records[-1]["vector"]) if records else self.space.neutral
-        candidates = [status_quo_vector, *self._collect_nominations(vote_seeds, name)]
+        candidates = [status_quo_vector, *self._collect_nominations(vote_seeds, context_name)]
         ballot = np.array(
             list(dict.fromkeys(tuple(vector) for vector in self.space.round_values(np.array(candidates)).tolist()))
         )
         ballot = ballot[vote_seeds.numpy("order").permutation(len(ballot))]
-        if len(ballot) == 1:  # only the present vector is on the ballot, so there is no vote
+        if len(ballot) == 1:  # only the status quo is on the ballot, so there is no vote
             self.totals["unchanged"] += 1
             self.last_metrics = {"vote/options": 1.0, "vote/winner_share": 1.0, "vote/turnout": 0.0}
             self.votes += 1
@@ -140,7 +141,7 @@ class VotePrincipal(StateFields):
         voter = self._vote_query([option["name"] for option in options])
         voter.load_state_dict(self.voter.state_dict())
         self.voter = voter
-        votes = voter.ask([self._render_ballot(agent, name, options) for agent in range(self.voters)])
+        votes = voter.ask([self._render_ballot(agent, context_name, options) for agent in range(self.voters)])
         valid_votes = [vote for vote in votes if vote is not None]
         vote_counts = np.bincount(np.array(valid_votes, dtype=np.int64), minlength=len(ballot))
         winners = np.flatnonzero(vote_counts == vote_counts.max())
@@ -158,7 +159,7 @@ class VotePrincipal(StateFields):
         return ballot[[winner]]
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Store the returns of each citizen; return the counts of votes and of the model's replies."""
+        """Store the outcomes; return the metrics of the last vote and counts of votes and replies since the start."""
         for outcome in outcomes:
             self.records.append(
                 {
@@ -174,12 +175,12 @@ class VotePrincipal(StateFields):
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the vector of the last vote in a context, [1, d]; [0, d] before the first vote."""
         row = self.space.find_row(context)
-        name = self.spec.contexts[row] if self.spec.contexts else None
-        elected_vectors = [record["vector"] for record in self.records if record["context"] == name]
+        context_name = self.spec.contexts[row] if self.spec.contexts else None
+        elected_vectors = [record["vector"] for record in self.records if record["context"] == context_name]
         return np.array(elected_vectors[-1:][:n], dtype=np.float64).reshape(-1, self.space.dim)
 
     def estimate(self, steps: int, n: int, n_earlier_outcomes: int = 0) -> CallEstimate:
-        """Return the estimate for `steps` votes, from rendered prompts with half of the final memory."""
+        """Return the estimate for `steps` votes, from prompts with the average number of records of such a run."""
         vector = self.space.neutral
         n_records = min(self.settings.memory, (steps + n_earlier_outcomes) // 2)
         record = {"generation": 1, "context": None, "vector": vector.tolist(), "returns": [0.0] * self.spec.n_agents}
@@ -239,7 +240,7 @@ class VotePrincipal(StateFields):
         return self.prompts.render("_nomination", **self._citizen_facts(agent, context))
 
     def _citizen_facts(self, agent: int, context: str | None) -> dict[str, Any]:
-        """Return the facts known to a citizen, as template fields."""
+        """Return the template fields of a citizen's prompts; `agent` is its index, from 0."""
         spec = self.spec
         return {
             "name": spec.name,
