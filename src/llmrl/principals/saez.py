@@ -144,7 +144,8 @@ class SaezPrincipal(StateFields):
             if income > 0:
                 marginal_rate = float(amounts[0] @ outcome.vector) / income  # mean weighted by income
                 self.log_points.append([float(np.log(max(1.0 - marginal_rate, 1e-6))), float(np.log(income))])
-                formula_rates = compute_saez_rates(*amounts, self.effective_elasticity, outcome.vector)
+                earned, taxed, weighted = amounts
+                formula_rates = compute_saez_rates(earned, taxed, weighted, self.effective_elasticity, outcome.vector)
                 self.formula_rates = self.space.round_values(formula_rates)
         distance = float(np.abs(self.formula_rates - self.rates).max())
         return {"principal/elasticity": self.effective_elasticity, "principal/distance": distance}
