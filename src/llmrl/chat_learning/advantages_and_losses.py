@@ -1,11 +1,10 @@
 """Objective of group-relative policy optimization: advantages of turns, and losses of sampled tokens.
 
-Functions of advantages take arrays. They number the turns of all trajectories consecutively and describe them by arrays
-[n_turns]: `trajectory` (index of the trajectory, non-decreasing), `group` (index of the group of episodes that are
-compared) and rewards.
+Functions of advantages take NumPy arrays [n_turns] of the turns of all trajectories, one trajectory after another. A
+turn is one reply of a trajectory; a group is a set of episodes with equal starts, whose returns are compared.
 
-Functions of losses take tensors. Tokens of a minibatch are one axis [n_tokens]; `reply` is the index of the reply of
-each token, [n_tokens] int64 in 0 .. n_replies - 1.
+Functions of losses take tensors [n_tokens] of the sampled tokens of a minibatch; `reply` is the index of the reply of
+each token, int64 in 0 .. n_replies - 1.
 """
 
 from __future__ import annotations
@@ -50,13 +49,15 @@ def episode_advantages(reward: Floats, trajectory: Ints, group: Ints) -> Floats:
         trajectory: index of the trajectory of each turn, [n_turns], non-decreasing.
         group: index of the group of each turn, [n_turns].
     """
-    episodes, first, episode = np.unique(trajectory, return_index=True, return_inverse=True)
-    returns: Floats = np.bincount(episode, reward, minlength=len(episodes)).astype(np.float64)
-    return _centered(returns, group[first])[episode]
+    episodes, first_turns, episode_of_turn = np.unique(trajectory, return_index=True, return_inverse=True)
+    returns: Floats = np.bincount(episode_of_turn, reward, minlength=len(episodes)).astype(np.float64)
+    return _centered(returns, group[first_turns])[episode_of_turn]
 
 
 def turn_advantages(reward: Floats, trajectory: Ints, group: Ints, gamma: float) -> Floats:
-    """Return the return to go of each turn minus the mean of the turns of its group with the same index, [n_turns].
+    """Return the return to go of each turn minus the mean over the group's turns of the same index, [n_turns].
+
+    The index of a turn is its position in its trajectory.
 
     Args:
         reward: reward of each turn, [n_turns].
@@ -83,10 +84,10 @@ def anchor_advantages(
         gamma: discount per turn, [0, 1].
         weight: weight of the advantages among turns with equal observations, >= 0.
     """
-    numbers = {text: i for i, text in enumerate(dict.fromkeys(observation))}
-    anchor = np.array([numbers[text] for text in observation], dtype=np.int64)
-    steps = _centered(returns_to_go(reward, trajectory, gamma), group, anchor)
-    return episode_advantages(reward, trajectory, group) + weight * steps
+    observation_index = {text: i for i, text in enumerate(dict.fromkeys(observation))}
+    observation_of_turn = np.array([observation_index[text] for text in observation], dtype=np.int64)
+    anchor_advantage = _centered(returns_to_go(reward, trajectory, gamma), group, observation_of_turn)
+    return episode_advantages(reward, trajectory, group) + weight * anchor_advantage
 
 
 def replay_advantages(reward: Floats, trajectory: Ints, value: Floats, gamma: float) -> Floats:
@@ -101,16 +102,16 @@ def replay_advantages(reward: Floats, trajectory: Ints, value: Floats, gamma: fl
         value: value of the state in which each turn begins, [n_turns].
         gamma: discount per turn, [0, 1].
     """
-    following = np.zeros_like(value)
-    continues = trajectory[:-1] == trajectory[1:]
-    following[:-1][continues] = value[1:][continues]
-    return reward + gamma * following - value
+    next_value = np.zeros_like(value)
+    has_next_turn = trajectory[:-1] == trajectory[1:]
+    next_value[:-1][has_next_turn] = value[1:][has_next_turn]
+    return reward + gamma * next_value - value
 
 
 def turn_index(trajectory: Ints) -> Ints:
     """Return the index of each turn in its trajectory, [n_turns]."""
-    _, first, counts = np.unique(trajectory, return_index=True, return_counts=True)
-    return np.arange(len(trajectory)) - np.repeat(first, counts)
+    _, first_turns, counts = np.unique(trajectory, return_index=True, return_counts=True)
+    return np.arange(len(trajectory)) - np.repeat(first_turns, counts)
 
 
 def scale_advantages(advantage: Floats, group: Ints, scale: str, eps: float = 1e-6) -> Floats:
@@ -119,25 +120,26 @@ def scale_advantages(advantage: Floats, group: Ints, scale: str, eps: float = 1e
     Args:
         advantage: advantage of each turn, [n_turns].
         group: index of the group of each turn, [n_turns].
-        scale: `batch`: the standard deviation of all turns; `group`: that of each group; `none`: nothing is divided.
-        eps: lower limit of the divisor, > 0.
+        scale: `batch`: the standard deviation over all turns; `group`: over the turns of the same group; `none`: return
+            the advantages unchanged.
+        eps: number added to the standard deviation, > 0.
     """
     if scale == "none" or not len(advantage):
         return advantage
-    member = np.zeros(len(group), dtype=np.int64) if scale == "batch" else np.unique(group, return_inverse=True)[1]
-    counts = np.bincount(member)
-    mean = np.bincount(member, advantage) / counts
-    variance = np.bincount(member, (advantage - mean[member]) ** 2) / counts
-    scaled: Floats = advantage / (np.sqrt(variance)[member] + eps)
+    set_index = np.zeros(len(group), dtype=np.int64) if scale == "batch" else np.unique(group, return_inverse=True)[1]
+    counts = np.bincount(set_index)
+    mean = np.bincount(set_index, advantage) / counts
+    variance = np.bincount(set_index, (advantage - mean[set_index]) ** 2) / counts
+    scaled: Floats = advantage / (np.sqrt(variance)[set_index] + eps)
     return scaled
 
 
 def _centered(values: Floats, *keys: Ints) -> Floats:
-    """Return values minus the mean of the values whose `keys` are all equal, [n]."""
-    _, cell = np.unique(np.stack(keys), axis=1, return_inverse=True)
-    cell = cell.reshape(-1)
-    means = np.bincount(cell, values) / np.bincount(cell)
-    centered: Floats = values - means[cell]
+    """Return each of `values` [n] minus the mean of the values with equal `keys`, each of which is [n]."""
+    _, set_index = np.unique(np.stack(keys), axis=1, return_inverse=True)
+    set_index = set_index.reshape(-1)
+    means = np.bincount(set_index, values) / np.bincount(set_index)
+    centered: Floats = values - means[set_index]
     return centered
 
 
@@ -147,11 +149,11 @@ def token_weights(
     """Return the weight of each token in a minibatch's loss, [n_tokens].
 
     Args:
-        reply: index of each token's reply; the tokens may be a part of the minibatch.
+        reply: index of each token's reply, [n_tokens]; the tokens may be a part of the minibatch.
         aggregation: `dapo`: 1 / n_tokens (Yu et al. 2025, arXiv 2503.14476, eq. 8); `grpo`: 1 / (n_replies x tokens of
             the reply) (arXiv 2402.03300, eq. 3); `dr_grpo`: 1 / (n_replies x max_tokens) (Liu et al. 2025,
             arXiv 2503.20783).
-        n_replies, n_tokens: numbers of replies and of sampled tokens of the minibatch.
+        n_replies, n_tokens: numbers of replies and of sampled tokens of the whole minibatch.
         max_tokens: maximum length of a reply, tokens.
     """
     if aggregation == "dapo":
@@ -190,19 +192,19 @@ def policy_loss(
         log_ratio: logarithm of the probability ratio, [n_tokens].
         advantage: advantage of the reply of each token, [n_tokens].
         clip: distance of the ratio from 1 at which the objective is clipped below 1, > 0.
-        clip_high: the same above 1, > 0; None: `clip`.
+        clip_high: distance at which it is clipped above 1, > 0; None: `clip`.
     """
-    high = clip if clip_high is None else clip_high
+    clip_above = clip if clip_high is None else clip_high
     ratio = log_ratio.exp()
-    is_clipped = ((ratio < 1 - clip) & (advantage < 0)) | ((ratio > 1 + high) & (advantage > 0))
-    return -surrogate(ratio, advantage, clip, high), is_clipped
+    is_clipped = ((ratio < 1 - clip) & (advantage < 0)) | ((ratio > 1 + clip_above) & (advantage > 0))
+    return -surrogate(ratio, advantage, clip, clip_above), is_clipped
 
 
 def importance_weights(old_log_prob: torch.Tensor, sampling_log_prob: torch.Tensor, maximum: float) -> torch.Tensor:
     """Return truncated importance weights of tokens, min(p_old / p_sampling, maximum), [n_tokens].
 
-    They correct for tokens that another computation or older weights have sampled (Ionides 2008; Yao et al. 2025, "Your
-    Efficient RL Framework Secretly Brings You Off-Policy RL Training").
+    They correct for tokens that were sampled by another implementation or with older weights (Ionides 2008; Yao et al.
+    2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training").
 
     Args:
         old_log_prob: log-probabilities under the trained policy before its update, [n_tokens].
@@ -215,10 +217,11 @@ def importance_weights(old_log_prob: torch.Tensor, sampling_log_prob: torch.Tens
 def sampled_kl(log_prob: torch.Tensor, reference_log_prob: torch.Tensor) -> torch.Tensor:
     """Return an estimate of KL(policy || reference) from the sampled tokens, exp(d) - d - 1, [n_tokens].
 
-    d is the log-probability of the token under the reference minus that under the policy (Schulman 2020, k3).
+    d is the log-probability of the token under the reference minus that under the policy (estimator k3 of Schulman
+    2020, "Approximating KL Divergence").
     """
-    difference = reference_log_prob - log_prob
-    return difference.exp() - difference - 1
+    log_ratio = reference_log_prob - log_prob
+    return log_ratio.exp() - log_ratio - 1
 
 
 def exact_kl(log_probs: torch.Tensor, reference_log_probs: torch.Tensor) -> torch.Tensor:

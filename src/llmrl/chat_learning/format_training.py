@@ -1,4 +1,4 @@
-"""Supervised training of a small chat model on replies of a random legal player, which teaches their format."""
+"""Supervised training of a small chat model on random valid replies, from which it learns the reply format."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ from llmrl.llms.scripted import draw_reply
 from llmrl.llms.structured import apply_parser
 
 _MAX_DRAWS = 200
-"""Maximum number of draws until a reply is legal."""
+"""Maximum number of draws for one valid reply."""
 
 Exchange = tuple[tuple[Mapping[str, str], ...], str]
-"""Messages of a question, and the reply to it."""
+"""Messages of a request, and the reply to it."""
 
 
 class RandomLegalChat:
-    """Chat model whose replies are drawn from the schema of each request until one is legal; it records them."""
+    """Chat model that draws random replies from the JSON schema of each request, and records requests and replies."""
 
     label = "random legal replies"
 
     def __init__(self) -> None:
         self.exchanges: list[Exchange] = []
-        self._draws = itertools.count()
+        self._draw_counter = itertools.count()
 
     def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Return a legal reply to each request."""
-        replies = [self._legal_reply(request) for request in requests]
+        """Return a random reply to each request, which its parser accepts."""
+        replies = [self._draw_valid_reply(request) for request in requests]
         self.exchanges += [(request.messages, reply) for request, reply in zip(requests, replies, strict=True)]
         return [ChatReply(reply) for reply in replies]
 
-    def _legal_reply(self, request: ChatRequest) -> str:
+    def _draw_valid_reply(self, request: ChatRequest) -> str:
+        """Draw replies until the parser accepts one; return the last one if it accepts none of `_MAX_DRAWS`."""
         assert request.schema is not None
         for _ in range(_MAX_DRAWS):
-            reply = draw_reply(request.schema, str(next(self._draws)))
+            reply = draw_reply(request.schema, str(next(self._draw_counter)))
             try:
                 if request.parse is not None:
                     apply_parser(ChatReply(reply), request.parse)
@@ -72,33 +73,33 @@ class RandomLegalChat:
 
 
 class RandomProposals(RandomLegalChat):
-    """Chat model that replies with random parameters of a policy, uniform within their bounds; it records them.
+    """Chat model that replies with random parameters of a policy, uniform within their bounds.
 
     Args:
         space: space of the parameters.
-        rng: random numbers.
+        rng: generator of the parameters.
     """
 
     def __init__(self, space: ParameterSpace, rng: np.random.Generator) -> None:
         super().__init__()
         self._space, self._rng = space, rng
 
-    def _legal_reply(self, request: ChatRequest) -> str:
+    def _draw_valid_reply(self, request: ChatRequest) -> str:
         [vector] = from_unit(self._space, self._rng.random((1, self._space.dim))).tolist()
         return json.dumps({"params": [int(x) if x.is_integer() else x for x in vector]})
 
 
 def train_format(folder: Path, exchanges: Sequence[Exchange], steps: int, learning_rate: float, seed: int) -> float:
-    """Train the chat model in `folder` on the replies of exchanges, and save it there.
+    """Train the chat model in `folder` on `exchanges`, and save it in the same folder.
 
-    The loss is the mean negative log-probability of the tokens of replies; prompts are not learned.
+    The loss is the mean negative log-probability of the tokens of replies, not of prompts.
 
     Args:
         folder: folder with model and tokenizer.
-        exchanges: questions with their replies.
-        steps: number of steps of Adam.
+        exchanges: requests with their replies.
+        steps: number of steps of Adam, >= 1.
         learning_rate: learning rate of the first step, > 0; it decreases linearly to 0.
-        seed: seed of the order of exchanges.
+        seed: seed of the draws of batches.
 
     Returns:
         Loss of the last step, nats per token.
@@ -115,8 +116,8 @@ def train_format(folder: Path, exchanges: Sequence[Exchange], steps: int, learni
 
     def encode(exchange: Exchange) -> TokenSequence:
         messages, reply = exchange
-        texts: list[dict[str, Any]] = [{"role": m["role"], "content": m["content"]} for m in messages]
-        prompt = tokenizer.apply_chat_template(texts, tokenize=False, add_generation_prompt=True)
+        chat_messages: list[dict[str, Any]] = [{"role": m["role"], "content": m["content"]} for m in messages]
+        prompt = tokenizer.apply_chat_template(chat_messages, tokenize=False, add_generation_prompt=True)
         prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
         ids = [*tokenizer(reply, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         positions = np.arange(len(ids)) + len(prompt_ids)
@@ -129,7 +130,7 @@ def train_format(folder: Path, exchanges: Sequence[Exchange], steps: int, learni
         optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
         rng = np.random.Generator(np.random.PCG64(seed))
         for step in range(steps):
-            # A constant rate would leave a preference for some replies, which learning by reward starts from.
+            # With a constant rate, the last batches would bias the model to some replies at the start of RL.
             optimizer.param_groups[0]["lr"] = learning_rate * (1 - step / steps)
             batch = [sequences[i] for i in rng.integers(len(sequences), size=min(BATCH_SIZE, len(sequences)))]
             targets = torch.tensor([token for s in batch for token in np.array(s.tokens)[s.positions]])

@@ -36,7 +36,7 @@ class GRPO:
     """Settings of group-relative policy optimization; meanings, units and ranges are in `conf/llm/learn/grpo.yaml`.
 
     Raises:
-        ConfigError: a group has one episode.
+        ConfigError: a group has one episode, or options contradict each other.
     """
 
     advantage: Advantage
@@ -86,18 +86,18 @@ class GRPO:
         """Return learners of the weights of `chat`."""
         return GRPOLearners(self, chat, seeds)
 
-    def scheduled(self, initial: float, final: float | None, update: int) -> float:
-        """Return a value of a linear schedule at an update; without a final value it is constant."""
+    def scheduled_value(self, initial: float, final: float | None, update: int) -> float:
+        """Return the value at an update (from 0) of a linear schedule; `initial` if there is no final value."""
         if final is None or self.schedule_updates is None:
             return initial
         return initial + (final - initial) * min(update / self.schedule_updates, 1.0)
 
 
 class GRPOLearners:
-    """Learners of the adapters of one chat model, or of all its weights (`ChatLearners`).
+    """Learners of one chat model, by adapter; with `tune=full` one learner of all weights. Implements `ChatLearners`.
 
     Args:
-        settings: options.
+        settings: options of `llm/learn`.
         chat: chat model to train.
         seeds: seed tree of the model, whose stream `adapter` initializes adapters.
 
@@ -114,7 +114,10 @@ class GRPOLearners:
         self._reply_seeds: dict[str, Seeds] = {}
 
     def learner(self, adapter: str, seeds: Seeds | None = None) -> ChatGRPO:
-        """Return the learner of an adapter; raise ConfigError for a second one of all weights."""
+        """Return the learner of an adapter, whose replies are sampled with `seeds` (None: the seeds of the model).
+
+        Raise ConfigError if all weights are trained and there is already a learner with another name.
+        """
         if self.settings.tune == "full" and self._learners.keys() - {adapter}:
             raise ConfigError(
                 "llm.learn.tune=full trains one set of weights, but several societies, or players and a principal, "
@@ -126,7 +129,7 @@ class GRPOLearners:
         return self._learners[adapter]
 
     def seeds(self, adapter: str) -> Seeds:
-        """Return the seed tree of the replies with an adapter."""
+        """Return the seed tree for sampling replies with an adapter."""
         return self._reply_seeds.get(adapter, self._seeds)
 
     def use_adapters(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
@@ -142,10 +145,10 @@ class GRPOLearners:
 
 
 class ChatGRPO:
-    """Learner that makes better replies of a local chat model more likely (GRPO, arXiv 2402.03300).
+    """Learner of a local chat model by group-relative policy optimization (GRPO, arXiv 2402.03300).
 
-    Losses apply to the sampled tokens only, whose ids and log-probabilities were recorded in sampling. Dropout is never
-    active, so probabilities in update and sampling agree for equal weights up to rounding.
+    Losses apply only to the sampled tokens, whose ids and log-probabilities were recorded when they were sampled.
+    Dropout is never active, so with equal weights, probabilities in update and sampling agree up to rounding.
 
     Args:
         learners: learners of the chat model.
@@ -158,57 +161,59 @@ class ChatGRPO:
         self.updates = 0
         self._processes = ProcessGroup.get_joined()
         self._network: TokenNetwork | None = None
-        self._step: OptimizerStep | None = None
-        self._reference: TokenNetwork | None = None
-        self._initial: dict[str, torch.Tensor] = {}
+        self._optimizer: OptimizerStep | None = None
+        self._reference_network: TokenNetwork | None = None
+        self._initial_weights: dict[str, torch.Tensor] = {}
 
     def update(self, trajectories: Sequence[Trajectory], generator: torch.Generator) -> dict[str, float]:
         """Train on complete trajectories; minibatches are drawn with `generator`.
 
         Returns:
             Metrics: `learn/reward` (mean over trajectories), `learn/kl` and `learn/entropy` (nats per reply, summed
-            over its tokens), `learn/clip_fraction` (of tokens), `learn/reply_tokens`, `learn/tokens` (positions
-            computed), `learn/invalid` (share of replies), `learn/grad_norm`, `learn/learning_rate`,
-            `learn/kl_coefficient`, `learn/log_prob_error`, the mean absolute difference from sampling in the first
-            minibatch, and with `llm/sampler` `learn/importance`, the mean importance weight of tokens.
+            over its tokens), `learn/clip_fraction` (of tokens), `learn/reply_tokens` (mean), `learn/tokens` (token
+            positions computed in forward passes), `learn/invalid` (share of replies), `learn/grad_norm`,
+            `learn/learning_rate`, `learn/kl_coefficient`, `learn/log_prob_error` (mean absolute difference between the
+            log-probabilities of the first minibatch and those recorded in sampling), and, only with `llm/sampler`,
+            `learn/importance` (mean importance weight of tokens).
         """
         turns = [turn for trajectory in trajectories for turn in trajectory.turns]
         if not turns:
-            # A run that resumes after this update has no cache either, so that its rounding errors are equal.
+            # A run that is resumed after this update starts with an empty cache, and must have equal rounding errors.
             self.chat.clear_cache()
             return {}
         settings, step = self.settings, self._optimizer_step()
-        self._activate()
-        learning_rate = settings.scheduled(settings.learning_rate, settings.learning_rate_final, self.updates)
-        kl = settings.scheduled(settings.kl, settings.kl_final, self.updates)
+        self._activate_adapter()
+        learning_rate = settings.scheduled_value(settings.learning_rate, settings.learning_rate_final, self.updates)
+        kl_coefficient = settings.scheduled_value(settings.kl, settings.kl_final, self.updates)
         for group in step.optimizer.param_groups:
             group["lr"] = learning_rate
-        advantage = torch.from_numpy(self.advantages(trajectories)).float()
+        advantages = torch.from_numpy(self.advantages(trajectories)).float()
         sequences: list[TokenSequence] = []
         for trajectory in trajectories:
             n_replies = 1 + int(sequences[-1].reply_indices[-1]) if sequences else 0
             sequences += token_sequences([turn.sample for turn in trajectory.turns], n_replies)
         if self.chat.settings.sampler is not None:
-            # Probabilities of the server differ by rounding, and by staleness.
-            old = self._token_network().sampled_log_probs(sequences)
-            sequences = [replace(s, old_log_probs=x) for s, x in zip(sequences, old, strict=True)]
+            # Log-probabilities of the sampling server differ by rounding, and because its weights may be older.
+            old_log_probs = self._token_network().sampled_log_probs(sequences)
+            pairs = zip(sequences, old_log_probs, strict=True)
+            sequences = [replace(sequence, old_log_probs=log_probs) for sequence, log_probs in pairs]
         records: list[Record] = []
         for _ in range(settings.epochs):
             order = torch.randperm(len(sequences), generator=generator).tolist()
             for minibatch in self._minibatches([sequences[i] for i in order]):
                 batch = {
                     "sequences": minibatch,
-                    "advantage": advantage,
+                    "advantage": advantages,
                     "n_replies": sum(len(np.unique(sequence.reply_indices)) for sequence in minibatch),
                     "n_tokens": sum(len(sequence.positions) for sequence in minibatch),
-                    "kl": kl,
+                    "kl": kl_coefficient,
                 }
                 records.append(step.step(batch, self._loss))
         self.updates += 1
         self.chat.weights_changed()
         return self._metrics(trajectories, turns, records) | {
             "learn/learning_rate": learning_rate,
-            "learn/kl_coefficient": kl,
+            "learn/kl_coefficient": kl_coefficient,
         }
 
     def advantages(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
@@ -218,44 +223,45 @@ class ChatGRPO:
         lengths = [len(trajectory.turns) for trajectory in trajectories]
         n_agents = 1 + max(trajectory.agent for trajectory in trajectories)
         groups = [t.game // settings.group_size * n_agents + t.agent for t in trajectories]
+        # Indices of the trajectory and of the group of each turn.
         index, group = np.repeat(np.arange(len(lengths)), lengths), np.repeat(np.array(groups), lengths)
-        reward = np.array([self.reward(turn) for turn in turns])
+        rewards = np.array([self.reward(turn) for turn in turns])
         if settings.advantage == "episode":
-            advantage = advantages_and_losses.episode_advantages(reward, index, group)
+            advantages = advantages_and_losses.episode_advantages(rewards, index, group)
         elif settings.advantage == "turn":
-            advantage = advantages_and_losses.turn_advantages(reward, index, group, settings.gamma)
+            advantages = advantages_and_losses.turn_advantages(rewards, index, group, settings.gamma)
         elif settings.advantage == "replay":
             values = np.array([turn.value for turn in turns])
-            advantage = advantages_and_losses.replay_advantages(reward, index, values, settings.gamma)
+            advantages = advantages_and_losses.replay_advantages(rewards, index, values, settings.gamma)
         else:
             observations = [turn.observation for turn in turns]
             weight = settings.anchor_weight
-            advantage = advantages_and_losses.anchor_advantages(
-                reward, index, group, observations, settings.gamma, weight
+            advantages = advantages_and_losses.anchor_advantages(
+                rewards, index, group, observations, settings.gamma, weight
             )
-        return advantages_and_losses.scale_advantages(advantage, group, settings.scale)
+        return advantages_and_losses.scale_advantages(advantages, group, settings.scale)
 
     def reward(self, turn: Turn) -> float:
-        """Return the reward of a turn, which includes that of an invalid reply."""
+        """Return the reward of a turn, plus `invalid_reward` if its reply is invalid."""
         return turn.reward + (0.0 if turn.is_valid else self.settings.invalid_reward)
 
     def reset(self) -> None:
-        """Restore the initial weights and forget the state of the optimizer."""
+        """Restore the initial weights, and reset the optimizer and the number of updates."""
         if self._network is not None:
-            copy_weights(self._initial, self._trained(), "the initial model", _WEIGHT_OPTIONS)
-            self._step = None
+            copy_weights(self._initial_weights, self._trained_parameters(), "the initial model", _WEIGHT_OPTIONS)
+            self._optimizer = None
         self.updates = 0
         self.chat.weights_changed()
 
     def write_adapter(self, folder: Path) -> None:
         """Write the trained adapter in peft's format; do nothing if all weights are trained."""
         if self.settings.tune == "lora":
-            language, revision = self._token_network().language, self.chat.settings.revision
-            write_adapter(language, self._trained(), self.settings.lora, folder, self.chat.model, revision)
+            model, trained = self._token_network().language_model, self._trained_parameters()
+            write_adapter(model, trained, self.settings.lora, folder, self.chat.model, self.chat.settings.revision)
 
     def describe(self) -> Mapping[str, Any]:
-        """Return what is trained, and numbers of parameters."""
-        trained = self._trained()
+        """Return the training method, the trained weights, and the numbers of all and of trainable parameters."""
+        trained = self._trained_parameters()
         return {
             "learns by": f"grpo, advantage {self.settings.advantage}, groups of {self.settings.group_size}",
             "tuned": self.settings.tune,
@@ -264,8 +270,8 @@ class ChatGRPO:
         }
 
     def state_dict(self) -> State:
-        """Return the trained weights and the state of the optimizer; `llm=` determines the rest of the model."""
-        trained = self._trained()
+        """Return the trained weights and the state of the optimizer, without weights that stay frozen."""
+        trained = self._trained_parameters()
         return {
             "weights": {name: parameter.detach().cpu().clone() for name, parameter in trained.items()},
             "optimizer": self._optimizer_step().state_dict(),
@@ -276,31 +282,32 @@ class ChatGRPO:
     def load_state_dict(self, state: State) -> None:
         """Restore weights and optimizer; raise ConfigError if the model's files or the shapes differ."""
         check_model_unchanged(self.chat.model, state["model"], self._fingerprint())
-        copy_weights(state["weights"], self._trained(), "the checkpoint", _WEIGHT_OPTIONS)
+        copy_weights(state["weights"], self._trained_parameters(), "the checkpoint", _WEIGHT_OPTIONS)
         self._optimizer_step().load_state_dict(state["optimizer"])
         self.updates = state["updates"]
         self.chat.weights_changed()
 
     def _loss(self, batch: Batch) -> tuple[torch.Tensor, Record]:
-        """Return the loss of a piece of a minibatch, and its record; both add up over pieces."""
+        """Return the contribution of a piece to the loss of its minibatch, and to the metrics of the minibatch."""
         settings, network, sequences = self.settings, self._token_network(), batch["sequences"]
-        log_probs = network(sequences)
+        log_probs = network(sequences)  # [n_tokens, vocabulary]
         device = log_probs.device
 
         def concatenate(arrays: Sequence[np.ndarray]) -> torch.Tensor:
             return torch.from_numpy(np.concatenate(arrays)).to(device)
 
+        # Of each sampled token: its id, reply, and log-probabilities in sampling and before this update.
         tokens = concatenate([np.array(s.tokens)[s.positions] for s in sequences])
-        replies = concatenate([s.reply_indices for s in sequences])
-        sampling = concatenate([s.log_probs for s in sequences])
+        reply_indices = concatenate([s.reply_indices for s in sequences])
+        sampling_log_prob = concatenate([s.log_probs for s in sequences])
         old = concatenate([s.log_probs if s.old_log_probs is None else s.old_log_probs for s in sequences])
-        log_prob = log_probs.gather(1, tokens[:, None]).squeeze(1)
+        token_log_prob = log_probs.gather(1, tokens[:, None]).squeeze(1)
         n_replies, n_tokens = batch["n_replies"], batch["n_tokens"]
         weights = advantages_and_losses.token_weights(
-            replies, settings.loss, n_replies, n_tokens, self.chat.settings.max_tokens
+            reply_indices, settings.loss, n_replies, n_tokens, self.chat.settings.max_tokens
         )
-        log_ratio = advantages_and_losses.log_ratios(log_prob, old, replies, settings.ratio)
-        advantage = batch["advantage"].to(device)[replies]
+        log_ratio = advantages_and_losses.log_ratios(token_log_prob, old, reply_indices, settings.ratio)
+        advantage = batch["advantage"].to(device)[reply_indices]
         token_loss, is_clipped = advantages_and_losses.policy_loss(
             log_ratio, advantage, settings.clip, settings.clip_high
         )
@@ -308,10 +315,10 @@ class ChatGRPO:
         record = {
             "entropy": entropy.detach().sum() / n_replies,
             "clip_fraction": is_clipped.float().sum() / n_tokens,
-            "log_prob_error": (log_prob.detach() - sampling).abs().sum() / n_tokens,
+            "log_prob_error": (token_log_prob.detach() - sampling_log_prob).abs().sum() / n_tokens,
         }
         if (sampler := self.chat.settings.sampler) is not None:
-            importance = advantages_and_losses.importance_weights(old, sampling, sampler.max_importance)
+            importance = advantages_and_losses.importance_weights(old, sampling_log_prob, sampler.max_importance)
             token_loss = importance * token_loss
             record["importance"] = importance.sum() / n_tokens
         token_loss = token_loss - settings.entropy * entropy
@@ -320,7 +327,7 @@ class ChatGRPO:
             if settings.kl_estimator == "exact":
                 kl = advantages_and_losses.exact_kl(log_probs, reference)
             else:
-                kl = advantages_and_losses.sampled_kl(log_prob, reference.gather(1, tokens[:, None]).squeeze(1))
+                kl = advantages_and_losses.sampled_kl(token_log_prob, reference.gather(1, tokens[:, None]).squeeze(1))
             token_loss = token_loss + batch["kl"] * kl
             record["kl"] = kl.detach().sum() / n_replies
         return (weights * token_loss).sum(), record
@@ -329,13 +336,13 @@ class ChatGRPO:
     def _reference_log_probs(self, sequences: Sequence[TokenSequence]) -> torch.Tensor:
         """Return log-probabilities of the model before training, [n_tokens, vocabulary]."""
         network = self._token_network()
-        if self._reference is not None:
-            return self._reference.forward(sequences)
-        with disable_adapters(network.language):
+        if self._reference_network is not None:
+            return self._reference_network.forward(sequences)
+        with disable_adapters(network.language_model):
             return network.forward(sequences)
 
     def _minibatches(self, sequences: Sequence[TokenSequence]) -> Iterator[list[TokenSequence]]:
-        """Yield successive sequences that together have about `minibatch_replies` replies."""
+        """Yield minibatches of consecutive sequences, each but the last with at least `minibatch_replies` replies."""
         minibatch: list[TokenSequence] = []
         n_replies = 0
         for sequence in sequences:
@@ -352,19 +359,20 @@ class ChatGRPO:
     ) -> dict[str, float]:
         """Return the metrics of an update."""
         network = self._token_network()
-        # Read only here, so that no gradient step waits for the device.
-        averages = {name: float(torch.stack([record[name] for record in records]).mean()) for name in records[0]}
-        averages["log_prob_error"] = float(records[0]["log_prob_error"])
-        n_computed, network.tokens = float(sum(self._processes.all_gather_object(network.tokens))), 0
-        return {f"learn/{name}": x for name, x in averages.items()} | {
+        # Tensors are converted to numbers only after all gradient steps, because a conversion waits for the device.
+        means = {name: float(torch.stack([record[name] for record in records]).mean()) for name in records[0]}
+        means["log_prob_error"] = float(records[0]["log_prob_error"])
+        n_positions = float(sum(self._processes.all_gather_object(network.n_positions)))
+        network.n_positions = 0
+        return {f"learn/{name}": mean for name, mean in means.items()} | {
             "learn/reward": float(np.mean([sum(self.reward(turn) for turn in t.turns) for t in trajectories])),
             "learn/invalid": float(np.mean([not turn.is_valid for turn in turns])),
             "learn/reply_tokens": float(np.mean([len(turn.sample.tokens) for turn in turns])),
-            "learn/tokens": n_computed,
+            "learn/tokens": n_positions,
         }
 
     def _token_network(self) -> TokenNetwork:
-        """Return the network, made ready for training at the first call."""
+        """Return the network; the first call builds it and copies the initial weights."""
         if self._network is None:
             settings, module = self.settings, self.chat.module
             if settings.tune == "full":
@@ -372,9 +380,9 @@ class ChatGRPO:
                 if settings.recompute:
                     enable_recomputation(module, "llm.learn.recompute=true")
             self._network = self._make_network(module)
-            self._initial = {name: p.detach().clone() for name, p in self._trained().items()}
+            self._initial_weights = {name: p.detach().clone() for name, p in self._trained_parameters().items()}
             if settings.kl and settings.tune == "full":
-                self._reference = self._make_network(copy.deepcopy(module).requires_grad_(False))
+                self._reference_network = self._make_network(copy.deepcopy(module).requires_grad_(False))
         return self._network
 
     def _make_network(self, module: torch.nn.Module) -> TokenNetwork:
@@ -390,26 +398,26 @@ class ChatGRPO:
         )
 
     def _optimizer_step(self) -> OptimizerStep:
-        if self._step is None:
+        if self._optimizer is None:
             settings, network = self.settings, self._token_network()
-            self._activate()
-            self._step = OptimizerStep(network, settings.learning_rate, 1e-8, settings.max_grad_norm)
-        return self._step
+            self._activate_adapter()
+            self._optimizer = OptimizerStep(network, settings.learning_rate, 1e-8, settings.max_grad_norm)
+        return self._optimizer
 
-    def _trained(self) -> dict[str, torch.nn.Parameter]:
+    def _trained_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return the trained parameters by name."""
-        network = self._token_network()  # stores the initial weights, before a checkpoint replaces them
+        network = self._token_network()  # copies the initial weights before a checkpoint can replace them
         if self.settings.tune == "lora":
             return dict(self._learners.adapters.parameters(self._adapter))
-        return dict(network.language.named_parameters())
+        return dict(network.language_model.named_parameters())
 
-    def _activate(self) -> None:
-        """Make the adapter the one that the model uses, and whose parameters require gradients."""
+    def _activate_adapter(self) -> None:
+        """Let the model use this learner's adapter, and let only its parameters require gradients."""
         if self.settings.tune == "lora":
             self._learners.adapters.activate(self._adapter)
 
     def _fingerprint(self) -> str | None:
-        """Return the fingerprint of the model's folder; None for a model of the hub."""
+        """Return the fingerprint of the model's folder; None for a model of the Hugging Face hub."""
         return folder_fingerprint(self.chat.model, sampled=True)
 
 

@@ -1,4 +1,4 @@
-"""Differentiable distributions of a causal language model at the sampled tokens of sequences."""
+"""Differentiable token distributions of a causal language model at the sampled positions of sequences."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ Precision = Literal["float32", "bfloat16"]
 class TokenNetwork(nn.Module):
     """Causal language model as a function from sequences to the distributions of their sampled tokens.
 
-    The common beginning of the sequences of a piece is computed once, with gradients.
+    A piece is the part of a minibatch that one forward pass computes. The common prefix of its sequences is computed
+    once, with gradients.
 
     Args:
-        language: the language model.
-        temperature: divisor of the logits, > 0, equal to that of sampling.
+        language_model: the language model.
+        temperature: divisor of the logits, > 0, equal to the sampling temperature.
         piece_tokens: maximum number of tokens in one forward pass, padding included; a longer sequence runs alone.
         precision: precision of the computation; `bfloat16` is autocast with unchanged weights.
-        reuse_prefix: whether the common beginning is computed once; without effect if activations are recomputed.
-        recompute: whether activations are computed again for the gradient (`enable_recomputation`).
-        processes: processes that share the work.
+        reuse_prefix: whether the common prefix is computed once; without effect if activations are recomputed.
+        recompute: whether activations are recomputed in the backward pass (`enable_recomputation`).
+        processes: processes among which the pieces of each minibatch are divided.
     """
 
     def __init__(
         self,
-        language: nn.Module,
+        language_model: nn.Module,
         temperature: float,
         piece_tokens: int,
         precision: Precision,
@@ -46,44 +47,45 @@ class TokenNetwork(nn.Module):
         processes: ProcessGroup,
     ) -> None:
         super().__init__()
-        self.language, self.temperature, self.piece_tokens = language, temperature, piece_tokens
+        self.language_model, self.temperature, self.piece_tokens = language_model, temperature, piece_tokens
         self.precision, self.recompute, self.processes = precision, recompute, processes
         self.reuse_prefix = reuse_prefix and not recompute
-        self.tokens = 0  # number of positions computed so far
+        self.n_positions = 0  # number of token positions computed so far, padding included
 
     def forward(self, sequences: Sequence[TokenSequence]) -> torch.Tensor:
         """Return log-probabilities at all sampled tokens in the order of sequences, [n_tokens, vocabulary] float32."""
-        device = next(self.language.parameters()).device
-        first = min(int(sequence.positions[0]) for sequence in sequences)
-        # The logits that predict the first sampled token belong to the token before it, which is outside the prefix.
-        length = min(shared_prefix_length([s.tokens for s in sequences]), first - 1) if self.reuse_prefix else 0
-        length = length if length >= MIN_PREFIX_LENGTH and len(sequences) > 1 else 0
+        device = next(self.language_model.parameters()).device
+        first_position = min(int(sequence.positions[0]) for sequence in sequences)
+        # The position before the first sampled token must stay outside the prefix, because its logits are needed.
+        shared_length = shared_prefix_length([s.tokens for s in sequences]) if self.reuse_prefix else 0
+        prefix_length = min(shared_length, first_position - 1)
+        prefix_length = prefix_length if prefix_length >= MIN_PREFIX_LENGTH and len(sequences) > 1 else 0
         tokens = [torch.tensor(sequence.tokens) for sequence in sequences]
         ids = pad_sequence(tokens, batch_first=True).to(device)
         mask = pad_sequence([torch.ones_like(x) for x in tokens], batch_first=True).to(device)
-        width = ids.shape[1]
-        row = torch.cat([torch.full((len(s.positions),), i) for i, s in enumerate(sequences)]).to(device)
-        column = torch.cat([torch.from_numpy(s.positions) for s in sequences]).to(device) - 1
-        columns, column_index = torch.unique(column, return_inverse=True)
-        model: Any = self.language
-        model.train(self.recompute and torch.is_grad_enabled())  # layers recompute in training mode only
+        padded_length = ids.shape[1]
+        sequence_index = torch.cat([torch.full((len(s.positions),), i) for i, s in enumerate(sequences)]).to(device)
+        logit_position = torch.cat([torch.from_numpy(s.positions) for s in sequences]).to(device) - 1
+        kept_positions, kept_index = torch.unique(logit_position, return_inverse=True)
+        model: Any = self.language_model
+        model.train(self.recompute and torch.is_grad_enabled())  # transformers recomputes only in training mode
         with self._autocast():
             options: dict[str, Any] = {"use_cache": False}
-            if length:
-                cache = model(input_ids=ids[:1, :length], use_cache=True, logits_to_keep=1).past_key_values
+            if prefix_length:
+                cache = model(input_ids=ids[:1, :prefix_length], use_cache=True, logits_to_keep=1).past_key_values
                 cache.batch_repeat_interleave(len(sequences))
                 options = {"past_key_values": cache, "use_cache": True}
-            positions = torch.arange(length, width, device=device).expand(len(sequences), -1)
+            positions = torch.arange(prefix_length, padded_length, device=device).expand(len(sequences), -1)
             logits = model(
-                input_ids=ids[:, length:],
+                input_ids=ids[:, prefix_length:],
                 attention_mask=mask,
                 position_ids=positions,
-                logits_to_keep=columns - length,
+                logits_to_keep=kept_positions - prefix_length,
                 **options,
             ).logits
-        self.tokens += length + ids[:, length:].numel()
+        self.n_positions += prefix_length + ids[:, prefix_length:].numel()
         model.eval()
-        return torch.log_softmax(logits[row, column_index].float() / self.temperature, dim=-1)
+        return torch.log_softmax(logits[sequence_index, kept_index].float() / self.temperature, dim=-1)
 
     @torch.no_grad()
     def sampled_log_probs(self, sequences: Sequence[TokenSequence]) -> list[np.ndarray]:
@@ -99,18 +101,21 @@ class TokenNetwork(nn.Module):
         return log_probs
 
     def pieces(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
-        """Yield this process's pieces of a minibatch; the loss of the minibatch is the sum of those of all pieces."""
+        """Yield this process's pieces of a minibatch, each with the weight of its loss; see `GradientAccumulation`.
+
+        The weights are 1, because the losses of the pieces already sum to the loss of the minibatch.
+        """
         sequences, world = batch["sequences"], self.processes.world_size
         lengths = [len(sequence.tokens) for sequence in sequences]
-        # With several processes, pieces are so small that each process usually has one.
+        # With several processes, pieces are limited to a process's share of the tokens, so that each has work.
         budget = self.piece_tokens if world == 1 else min(self.piece_tokens, -(-sum(lengths) // world))
         plan = plan_batches(lengths, 0, budget)
         pieces = [batch | {"sequences": [sequences[i] for i in indices]} for indices in plan]
-        share = pieces[self.processes.rank :: world]
-        yield from ((piece, 1.0) for piece in share)
-        if not share:  # records of all processes have equal names
+        local_pieces = pieces[self.processes.rank :: world]
+        yield from ((piece, 1.0) for piece in local_pieces)
+        if not local_pieces:  # metrics are summed over processes, so each process must compute all of them
             yield pieces[0], 0.0
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        device_type = next(self.language.parameters()).device.type
+        device_type = next(self.language_model.parameters()).device.type
         return torch.autocast(device_type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16")

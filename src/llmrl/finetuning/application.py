@@ -1,4 +1,4 @@
-"""Application for fine-tuning runs: their parts, built from a resolved config, checks of combinations, and results."""
+"""The application behind `llmrl-finetune`: checks of a config, construction of the loop, and printed results."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ if TYPE_CHECKING:
     from llmrl.run.run import Run
 
 PACKAGES = ("transformers", "trl", "peft", "datasets")
-_PROPOSER = "llmrl.principals.llm_factory.llm_principal"
-_LOCAL_CHAT = "llmrl.llms.local.chat.LocalChat"
+"""Packages that fine-tuning needs in addition to those of llmrl."""
+_PROPOSER_TARGET = "llmrl.principals.llm_factory.llm_principal"
+_LOCAL_CHAT_TARGET = "llmrl.llms.local.chat.LocalChat"
 _COLUMNS = ("before", "after", "difference", "random", "incumbent")
-"""Columns of the printed results."""
+"""Columns of the printed results, keys of `evaluation.json`."""
 
 
 class FinetuneApplication(Application):
-    """Training of a language model that proposes policy parameters, on its own proposals or on good ones."""
+    """Application that fine-tunes the language model of `principal=llm` in a policy search."""
 
     command = "llmrl-finetune"
 
@@ -52,10 +53,10 @@ class FinetuneApplication(Application):
     def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
         """Return the resolved config with digests of the files that affect results.
 
-        They are those of `llmrl-train`, and `runs_digest` of the proposals of the search runs, if there are any.
+        `runs_digest`, of the proposals in `dataset.runs`, is added to the digests of `llmrl-train`.
 
         Raises:
-            ConfigError: there are no such runs, or their proposals have changed since the run was submitted.
+            ConfigError: there are no proposals, or they have changed since the run was submitted.
         """
         from llmrl.finetuning.trials import find_search_runs
         from llmrl.run.proposals import FILE_NAME
@@ -77,7 +78,7 @@ class FinetuneApplication(Application):
     def check_values(self, config: Config, resources: RunResources) -> None:
         if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
             raise ConfigError(f"llmrl-finetune needs {', '.join(missing)}: pip install 'llmrl[finetune]'")
-        # The library reads this at import; a value that the user has set stays.
+        # huggingface_hub reads this variable when it is imported.
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         check_values(config, resources)
 
@@ -121,7 +122,7 @@ class FinetuneApplication(Application):
 
 
 def adapter_options(model: str, adapter: str) -> str:
-    """Return the options of a policy search with an adapter, quoted for a shell."""
+    """Return the options of `llmrl-train` that use an adapter, quoted for a shell."""
     values = {"llm.model": model, "llm.adapter": adapter}
     return shlex.join(
         ["principal=llm", "llm=local_chat", *(format_override(key, value) for key, value in values.items())]
@@ -129,7 +130,7 @@ def adapter_options(model: str, adapter: str) -> str:
 
 
 def _format_cell(statistics: dict[str, Any]) -> str:
-    """Return a mean with the bounds of its interval; "-" if there is none."""
+    """Return the mean with its 95 % interval, if it has one; "-" if there is no mean."""
     if statistics["mean"] is None:
         return "-"
     interval = "" if statistics["low"] is None else f" [{statistics['low']:.3g}, {statistics['high']:.3g}]"
@@ -137,10 +138,10 @@ def _format_cell(statistics: dict[str, Any]) -> str:
 
 
 def check_values(config: Config, resources: RunResources | None = None) -> None:
-    """Check values with which no run could be built, as far as this is known without an environment or a model.
+    """Check the config as far as this is possible without building an environment or a model.
 
     Raises:
-        ConfigError: values that cannot work, all of them.
+        ConfigError: values are invalid; the message lists all of them.
     """
     resources = resources or RunResources(config)
     builder = resources.builder
@@ -164,10 +165,10 @@ def check_values(config: Config, resources: RunResources | None = None) -> None:
 
 
 def _check_model(config: Config) -> None:
-    """Raise ConfigError unless the principal uses a language model that can be trained here, without an adapter."""
-    if config["principal"].get("_target_") != _PROPOSER:
+    """Raise ConfigError unless the principal is a language model with local weights and without an adapter."""
+    if config["principal"].get("_target_") != _PROPOSER_TARGET:
         raise ConfigError("llmrl-finetune trains the language model of principal=llm; leave out principal=")
-    if config["llm"].get("_target_") != _LOCAL_CHAT:
+    if config["llm"].get("_target_") != _LOCAL_CHAT_TARGET:
         raise ConfigError(
             "llmrl-finetune trains only a model with local weights; use llm=local_chat llm.model=<folder or hub name>"
         )
@@ -181,10 +182,10 @@ def _check_model(config: Config) -> None:
 
 
 def _build_settings(config: Config, builder: Builder) -> dict[str, Any]:
-    """Return the settings of the data, the method, the rewards and the evaluation.
+    """Return the settings of the dataset, the method, the rewards and the evaluation.
 
     Raises:
-        ConfigError: values that cannot work, alone or together, all of them.
+        ConfigError: values or their combinations are invalid; the message lists all of them.
     """
     errors = ErrorCollector()
     settings: dict[str, Any] = {}
@@ -199,9 +200,9 @@ def _build_settings(config: Config, builder: Builder) -> dict[str, Any]:
 
 
 def _check_task(task: Config, builder: Builder, prefix: str) -> None:
-    """Raise ConfigError unless the nodes `env` and `agent` of `task`, at `prefix`, can be a search task.
+    """Raise ConfigError unless the nodes `env` and `agent` of `task` are those of a policy search.
 
-    The environment must have episodes that evaluate policies, and the agent must have parameters to propose.
+    `prefix` precedes their keys in messages: "" for the training task, "transfer.<name>." for others.
     """
     nodes = {group: _select_node(task[group], group) for group in ("env", "agent")}
     if not hasattr(builder.locate(nodes["env"]["_target_"], f"{prefix}env"), "evaluator"):
@@ -218,23 +219,23 @@ def _check_task(task: Config, builder: Builder, prefix: str) -> None:
 
 @contextmanager
 def build_loop(config: Config, resources: RunResources, run: Run | None = None) -> Iterator[FinetuneLoop]:
-    """Build the loop with all its parts, which are closed at the end of a `with` block.
+    """Build the loop with all its parts, and close them at the end of the `with` block.
 
-    No episode is played and no weight is loaded.
+    This plays no episode and loads no weights.
 
     Args:
         config: resolved config.
         resources: resources of the run.
-        run: open run; None if the loop is only for a plan.
+        run: run that logs the calls of the model; None if the loop is built only to print its plan.
 
     Raises:
-        ConfigError: parts cannot work together, or data are missing.
-        LLMError: there is no such model.
+        ConfigError: parts cannot be combined, or trials are missing.
+        LLMError: the model does not exist.
     """
     from llmrl.finetuning.loop import FinetuneLoop
 
     def join_run(model_resources: RunResources) -> ChatClient:
-        """Return a model whose calls are logged in the run folder."""
+        """Return the client of the model; its calls are logged in the run folder, if there is a run."""
         model = model_resources.model
         if run is not None:
             model = model_resources.join_run(run.folder, lambda: run.stop.requested)
@@ -242,15 +243,15 @@ def build_loop(config: Config, resources: RunResources, run: Run | None = None) 
         return model
 
     def load_finetuned_client(adapter_dir: Path) -> ChatClient:
-        node = {**config["llm"], "adapter": str(adapter_dir)}
-        return join_run(RunResources(config, lambda model_resources: build_model(model_resources, node)))
+        llm_node = {**config["llm"], "adapter": str(adapter_dir)}
+        return join_run(RunResources(config, lambda model_resources: build_model(model_resources, llm_node)))
 
     settings = _build_settings(config, resources.builder)
     with ExitStack() as stack:
         client = join_run(resources)
         stack.callback(client.close)
         task = _build_task(config, resources, config, config["principal"], client, stack, "")
-        # The optimum that prompts state is that of the training task.
+        # principal.optimum is the optimum of the training task only.
         principal = {**config["principal"], "optimum": None}
         transfer = [
             _build_task(config, resources, nodes, principal, client, stack, name)
@@ -279,7 +280,7 @@ def _build_task(
 ) -> SearchTask:
     """Build the search task of the nodes `env` and `agent` of `task_config`.
 
-    `name` is that of a transfer task; "" for the training task. `stack` closes the games.
+    `name` is the name of a transfer task, or "" for the training task. `stack` closes the environments.
     """
     from llmrl.finetuning.prompt_format import PromptFormat
     from llmrl.finetuning.search_task import SearchTask
@@ -311,7 +312,7 @@ def _build_task(
 
 
 def _read_limits(task_config: Config, name: str) -> tuple[float | None, float | None]:
-    """Return `low` and `high` of a transfer task."""
+    """Return `low` and `high` of a transfer task, the returns that are scaled to 0 and to 1; None if not given."""
     low, high = (task_config.get(key) for key in ("low", "high"))
     for key, value in (("low", low), ("high", high)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
@@ -322,5 +323,5 @@ def _read_limits(task_config: Config, name: str) -> tuple[float | None, float | 
 
 
 def _select_node(node: Config, path: str) -> dict[str, Any]:
-    """Return an option's node of the part at `path`. Options that also set a budget hold it under the group's key."""
+    """Return the part's config from its option; options that also set a budget contain it under the group's key."""
     return dict(node.get(path.rpartition(".")[2], node))

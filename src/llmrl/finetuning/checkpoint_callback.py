@@ -12,6 +12,7 @@ from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 
 _SKIPPED_KEYS = ("epoch", "num_tokens", "total_flos")
+"""Metrics of the trainer that are not logged."""
 _TIME_METRICS = {"step_time": "time/step_s"}
 
 
@@ -19,14 +20,14 @@ class CheckpointCallback(TrainerCallback):
     """Callback that logs every step, and saves when a checkpoint of the run is due.
 
     The trainer saves weights, optimizer and random states in a folder `checkpoint-<step>`. Then the run writes its own
-    checkpoint, which names that step and makes it valid. An incomplete save is therefore never used, and metrics and
-    weights are resumed from the same step.
+    checkpoint, which contains this step. A resumed run uses the trainer's checkpoint of the step in its own checkpoint,
+    so it never uses an incomplete one, and metrics and weights are of the same step.
 
     Args:
         run: run that receives metrics and checkpoints.
-        progress: progress display that is updated.
-        save_checkpoint: function that makes the checkpoint of a given step valid.
-        step_metrics_fn: function that returns further metrics of the previous step.
+        progress: progress bar of optimizer steps.
+        save_checkpoint: function that saves a checkpoint of the run, which refers to the given step.
+        step_metrics_fn: function that returns metrics of the last step that the trainer does not compute.
         interval: steps between two points from which the trainer can resume exactly, >= 1.
     """
 
@@ -44,13 +45,13 @@ class CheckpointCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress.update(state.global_step)
         is_due = self.run.stop.requested or self.run.timer.is_due()
-        # No checkpoint after the last step, because a trainer resumed from it would make one step more.
+        # No checkpoint after the last step, because a trainer that resumes from it would take one more step.
         is_at_interval = state.global_step < state.max_steps and state.global_step % self.interval == 0
         control.should_save = is_due and is_at_interval
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         if not logs or "loss" not in logs:
-            return  # the trainer's final summary, which covers only the steps since the last resume
+            return  # the trainer's final summary, whose averages cover only the steps since the last resume
         metrics = {
             _metric_name(key): value for key, value in logs.items() if key not in _SKIPPED_KEYS and value is not None
         }

@@ -1,4 +1,4 @@
-"""The loop of fine-tuning: training examples, evaluation, training, evaluation."""
+"""The loop of fine-tuning: build prompts from trials, evaluate, train, evaluate."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ from llmrl.run.run import Run
 log = logging.getLogger(__name__)
 
 TRAINED_TASK = "held_out"
-"""Key of the training task in results and metrics. Transfer tasks are listed under their own names."""
+"""Key of the training task in results and metrics. Transfer tasks have their names as keys."""
 TRAINER_FOLDER = "trainer"
 """Folder of the trainer's checkpoints in the run folder."""
 
 
 class FinetuneLoop(StateFields):
-    """Trains an adapter for the language model that proposes policy parameters.
+    """Loop that trains an adapter for the language model that proposes policy parameters.
 
-    A checkpoint of the run holds the measurements and the step of the trainer's checkpoint that belongs to it. On
-    resume, prompts are rebuilt from the stored trials.
+    A checkpoint of the run contains the measurements and the step of the trainer's checkpoint with the weights. When a
+    run is resumed, prompts are built again from the stored trials.
 
     Args:
         task: task to train on.
-        transfer: other tasks, which are only evaluated.
+        transfer: other tasks, on which the model is only evaluated.
         dataset: settings of the training examples and prompts.
         rewards: rewards of replies.
         method: training method.
         evaluation: settings of the evaluation before and after training.
         client: client of the model.
-        load_finetuned_client: function that returns the client of the model with the adapter in a folder.
+        load_finetuned_client: function that returns the client of the model with the adapter in the given folder.
         trials_dir: folder of stored trials.
         seeds: root of the loop's random numbers.
 
     Attributes:
         measurements: metrics of each task by phase, `before` and `after` training.
-        client_states: state of the client in each phase.
+        client_states: state of the client after its last evaluation, by phase.
         step: global step of the trainer checkpoint that this run checkpoint refers to.
         is_trained: whether the training has finished.
     """
@@ -96,10 +96,10 @@ class FinetuneLoop(StateFields):
         self.is_trained = False
 
     def plan(self) -> list[tuple[str, str]]:
-        """Return rows (item, description) that summarize the planned run."""
+        """Return rows (label, description) that summarize the planned run."""
         dataset = self.dataset
-        n_questions = dataset.held_out * (1 + len(self.transfer))
-        episodes = dataset.episodes * (dataset.trials + len(self.transfer) * self.evaluation.transfer_trials)
+        n_evaluations = dataset.held_out * (1 + len(self.transfer))
+        n_episodes = dataset.episodes * (dataset.trials + len(self.transfer) * self.evaluation.transfer_trials)
         space = self.task.space
         trials_text = f"{dataset.trials:,} random trials of {dataset.episodes} episodes"
         prompts_text = f"{dataset.prompts:,} to train on, {dataset.held_out:,} held out"
@@ -109,20 +109,21 @@ class FinetuneLoop(StateFields):
             ("model", self.client.label),
             ("data", f"{trials_text}, {len(dataset.runs or ())} folders of search runs"),
             ("  prompts", f"{prompts_text}, {dataset.min_examples} to {dataset.examples} trials in each"),
-            ("  episodes", f"{episodes:,}, fewer if some are stored in {self.trials_dir}"),
+            ("  episodes", f"{n_episodes:,}, fewer if some are stored in {self.trials_dir}"),
             ("method", self.method.name),
             *self.method.plan(),
             (
                 "evaluation",
-                f"{n_questions:,} questions before and after; {self.evaluation.rollouts} episodes per proposal",
+                f"{n_evaluations:,} questions before and after; {self.evaluation.rollouts} episodes per proposal",
             ),
             ("  other tasks", ", ".join(task.name for task in self.transfer) or "none"),
         ]
 
     def requests(self, run: Run) -> Requests[float]:
-        """Continue from the state of `run`; return the mean score of the trained proposer on held-out prompts.
+        """Yield the requests of the loop, from the state in `run` on (`llmrl.loops.compute_requests`).
 
-        A score is a return, scaled to [0, 1]. For requests see `llmrl.loops.compute_requests`.
+        The generator returns the mean score of the trained proposer on held-out prompts. A score is a return that is
+        scaled to [0, 1].
 
         Raises:
             ConfigError: the training examples cannot be used, or lora.targets matches no layer of the model.
@@ -142,11 +143,11 @@ class FinetuneLoop(StateFields):
             check_target_replies(local_model, prompts.train, target_replies)
         if run.iteration == 0 and not self.measurements["before"]:
             write_prompts(run.folder / "train.jsonl", prompts.train, target_replies)
-            held_out = [self.task.prompt_format.target_reply(prompt) for prompt in prompts.held_out]
-            write_prompts(run.folder / "held_out.jsonl", prompts.held_out, held_out)
+            held_out_replies = [self.task.prompt_format.target_reply(prompt) for prompt in prompts.held_out]
+            write_prompts(run.folder / "held_out.jsonl", prompts.held_out, held_out_replies)
         yield from self._evaluate(run, "before", self.client, tasks, 0, prompts.metrics())
         self.client.close()
-        # Checkpoints 0 to len(tasks) belong to the first evaluation; training step k is checkpoint
+        # Iterations 0 to len(tasks) belong to the first evaluation; training step k is iteration
         # `iteration_offset + k`.
         iteration_offset = len(tasks)
         if not self.is_trained:
@@ -167,14 +168,14 @@ class FinetuneLoop(StateFields):
     def _prepare_tasks(
         self, run: Run, answer: Callable[[Request], Any]
     ) -> tuple[dict[str, EvaluatedTask], PromptDataset]:
-        """Return every task with its prompts, by name, and the dataset of the task that is trained on."""
+        """Return every task with its held-out prompts, by name, and the prompts of the training task."""
 
         def prepare(task: SearchTask, dataset: Dataset, seeds: Seeds) -> PromptDataset:
-            n = dataset.trials
-            with run.progress(n, "trials", f"trials of {task.name}") as progress:
+            n_trials = dataset.trials
+            with run.progress(n_trials, "trials", f"trials of {task.name}") as progress:
 
-                def on_progress(done: int) -> None:
-                    progress.update(min(done, n))
+                def on_progress(n_finished: int) -> None:
+                    progress.update(min(n_finished, n_trials))
                     if run.stop.requested:
                         answer(SafePoint(run.iteration, self.state_dict))
 
@@ -200,16 +201,15 @@ class FinetuneLoop(StateFields):
         return EvaluatedTask(task.name, prompts.held_out, evaluator, rewards, scale)
 
     def _check_model(self, local_model: LocalChat) -> None:
-        """Check, before anything is played, that the model can reply in full and can be trained."""
+        """Check that the model can be trained, and that `llm.max_tokens` suffices for a short reply."""
         prompt_format, space = self.task.prompt_format, self.task.space
         middle = space.round_values((space.low + space.high) / 2)
-        # The shortest possible prompt.
         prompt = prompt_format.make_prompt(ProposalExample(0, (ParameterTrial(middle, np.zeros(1)),), None))
-        tokens = len(local_model.encode_reply(prompt.messages, prompt_format.format_reply(middle, "")))
-        if tokens > local_model.settings.max_tokens:
+        n_tokens = len(local_model.encode_reply(prompt.messages, prompt_format.format_reply(middle, "")))
+        if n_tokens > local_model.settings.max_tokens:
             raise ConfigError(
                 f"llm.max_tokens={local_model.settings.max_tokens} is too small for a valid reply: {space.dim} numbers "
-                f"without a reason take about {tokens} tokens of {local_model.model}. Set llm.max_tokens to {tokens} "
+                f"without a reason take about {n_tokens} tokens of {local_model.model}. Set llm.max_tokens to {n_tokens} "
                 "or more"
             )
         n_trainable = self.method.lora.count_trainable(
@@ -225,10 +225,10 @@ class FinetuneLoop(StateFields):
         phase: str,
         client: ChatClient,
         tasks: dict[str, EvaluatedTask],
-        iteration: int,
+        first_iteration: int,
         extra_metrics: dict[str, float],
     ) -> Requests[None]:
-        """Evaluate the tasks not yet evaluated in this phase, then log the metrics of all tasks."""
+        """Evaluate the remaining tasks of `phase`, then log the metrics of all; task i has `first_iteration + i`."""
         metrics_by_task = self.measurements[phase]
         if len(metrics_by_task) == len(tasks):
             return
@@ -238,13 +238,13 @@ class FinetuneLoop(StateFields):
             if name in metrics_by_task:
                 continue
             log.info("%s %s: sending %d prompts to %s", phase, name, len(task.prompts), client.label)
-            with run.save_on_llm_error(iteration + i, self.state_dict):
+            with run.save_on_llm_error(first_iteration + i, self.state_dict):
                 replies = yield Call(partial(client.chat, task.requests()), is_long=True)
-            # Episodes use the same seeds before and after training, so the results are paired.
+            # Episodes have the same seeds before and after training, so results are compared in pairs.
             metrics_by_task[name] = task.measure_replies([reply.text for reply in replies])
             self.client_states[phase] = client.state_dict()
             if len(metrics_by_task) < len(tasks):
-                yield SafePoint(iteration + i + 1, self.state_dict)
+                yield SafePoint(first_iteration + i + 1, self.state_dict)
         logged_metrics = dict(extra_metrics)
         for name, metrics in metrics_by_task.items():
             prefix = name if name == TRAINED_TASK else f"transfer_{name}"
@@ -253,7 +253,7 @@ class FinetuneLoop(StateFields):
                     logged_metrics[f"{prefix}/{metric_name}"] = statistics["mean"]
         updates = 0 if phase == "before" else self.method.optimizer.steps
         yield Log("evaluation", "updates", logged_metrics | client.metrics(), {"updates": updates})
-        yield SafePoint(iteration + len(tasks), self.state_dict, always=True)
+        yield SafePoint(first_iteration + len(tasks), self.state_dict, always=True)
 
     def _train(
         self,
@@ -293,14 +293,14 @@ class FinetuneLoop(StateFields):
             save_checkpoint=save_checkpoint,
         )
         model = self.method.train(job)
-        revision, files = local_model.settings.revision, local_model.identity["files"]
-        save_adapter(model.save_pretrained, run.folder / ADAPTER, local_model.model, revision, files)
+        revision, file_digests = local_model.settings.revision, local_model.identity["files"]
+        save_adapter(model.save_pretrained, run.folder / ADAPTER, local_model.model, revision, file_digests)
         self.is_trained = True
         save_checkpoint(self.method.optimizer.steps + 1)
         shutil.rmtree(folder, ignore_errors=True)
 
     def _select_checkpoint_and_prune(self, folder: Path) -> Path | None:
-        """Return the trainer's checkpoint that the run's checkpoint refers to, None at step 0; delete later ones."""
+        """Return the trainer's checkpoint of step `self.step` (None for step 0), and delete those of later steps."""
         checkpoint = folder / f"checkpoint-{self.step}"
         for path in folder.glob("checkpoint-*"):
             if path != checkpoint and int(path.name.rpartition("-")[2]) > self.step:

@@ -1,4 +1,4 @@
-"""Conversion of trials to prompts and of vectors to replies, in the same format for training and use."""
+"""Conversion of trials to prompts and of vectors to replies, in the format of the search principal."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ProposalPrompt:
     Attributes:
         example: example that the prompt was made from.
         messages: messages to a chat model.
-        shown_trials: trials in the prompt, possibly fewer than in the example; trials of equal parameters are one trial
-            if the prompt pools them.
+        shown_trials: trials in the prompt, a subset of the example's history; a prompt that pools repeated parameters
+            has one trial for all trials with equal parameters.
         n_omitted: number of trials of the example that are not in the prompt.
-        name, hash: name and hash of the prompt's file, for call logs.
+        name, hash: name and hash of the prompt file, for call logs.
     """
 
     example: ProposalExample
@@ -47,10 +47,10 @@ class ProposalPrompt:
 
 
 class PromptFormat:
-    """Format of the proposer's prompts and replies: makes prompts and target replies, and parses replies.
+    """Format of a proposer's prompts and replies.
 
     Args:
-        proposer: `principal=llm` as `llmrl-train` builds it, with the chat model that will be asked.
+        proposer: principal of `principal=llm`, with the chat model that will receive the prompts.
 
     Raises:
         ConfigError: the proposer does not propose parameters of a policy, or its prompts contain more than returns.
@@ -68,20 +68,19 @@ class PromptFormat:
         self.space: ParameterSpace = proposer.space
 
     def make_prompt(self, example: ProposalExample) -> ProposalPrompt:
-        """Return the prompt that follows on the trials of an example, each of which counts as one iteration.
+        """Return the prompt after the trials of an example, each of which counts as one iteration of the search.
 
-        If the prompt and the longest reply exceed the context window, whole trials are left out, as the proposer
-        chooses (`History.trim`).
+        If the prompt and a reply of `llm.max_tokens` exceed the context window, trials are omitted (`History.trim`).
 
         Raises:
-            LLMError: not even the prompt without any trial fits.
-            ConfigError: only the prompt without any trial fits.
+            LLMError: the prompt exceeds the context window even without any trial.
+            ConfigError: the prompt fits only without any trial.
         """
         proposer = copy.copy(self.proposer)
         proposer.history = History(proposer.spec, proposer.history.pooled, proposer.history.sliding)
         for trial in example.history:
-            error = standard_error_of_mean(trial.returns)
-            proposer.history.add([Outcome(trial.vector, trial.value, trial.returns, error)])
+            standard_error = standard_error_of_mean(trial.returns)
+            proposer.history.add([Outcome(trial.vector, trial.value, trial.returns, standard_error)])
         proposer.iteration = len(example.history)
         prompt = proposer.build_question(None)
         records = proposer.history.trim(proposer.select_records(), proposer.settings.history, proposer.n_records)
@@ -96,7 +95,7 @@ class PromptFormat:
         return ProposalPrompt(example, messages, shown_trials, n_omitted, prompt.name, prompt.hash)
 
     def target_reply(self, prompt: ProposalPrompt) -> str | None:
-        """Return the reply that proposes the target of the prompt's example; None if it has no target."""
+        """Return the reply that proposes the target of the prompt's example; None if there is no target."""
         target = prompt.example.target
         if target is None:
             return None
@@ -105,30 +104,32 @@ class PromptFormat:
 
     def format_reply(self, vector: np.ndarray, reasoning: str) -> str:
         """Return a reply with `vector` [d] and `reasoning` in the form that the prompt requests."""
-        # As in the prompt's rows, or exactly if that would round a number.
-        texts = [(format_number(value), value) for value in vector.tolist()]
-        numbers = [text if float(text) == value else repr(value) for text, value in texts]
+        # Numbers have the format of the prompt's trials, or all digits if that format would change the number.
+        rounded_texts = [(format_number(value), value) for value in vector.tolist()]
+        numbers = [text if float(text) == value else repr(value) for text, value in rounded_texts]
         if self.proposer.settings.reply == "lines":
             return "; ".join(f"params[{i}]: {x}" for i, x in enumerate(numbers)) + f"\n{reasoning}"
         return f'{{"reasoning": {json.dumps(reasoning)}, "params": [{", ".join(numbers)}]}}'
 
     def parse_reply(self, text: str, is_truncated: bool = False) -> np.ndarray:
-        """Return the numbers [d] in a reply, even if out of bounds; `is_truncated`: the reply was cut off.
+        """Return the parameters [d] in a reply, even if they are out of bounds.
+
+        `is_truncated` states whether the reply ended at the limit of tokens.
 
         Raises:
-            InvalidReply: the reply holds no such numbers.
+            InvalidReply: the reply does not contain d numbers.
         """
         vector: np.ndarray = parse_answer(text, self.proposer.parser(), is_truncated).answer
         return vector
 
     def to_played_vector(self, vector: np.ndarray) -> np.ndarray | None:
-        """Return the vector that the search would play; None if it would ask again (`principal.out_of_range`)."""
+        """Return the vector that the search plays for a proposed one; None if it rejects it (`out_of_range`)."""
         if self.proposer.has_refused_numbers(vector):
             return None
         return self.space.round_values(vector, clip=self.proposer.settings.out_of_range != "accept")
 
     def is_proposable(self, vector: np.ndarray) -> bool:
-        """Return whether the search would play a proposed vector unchanged."""
+        """Return whether the search plays a proposed vector unchanged."""
         rounded = self.to_played_vector(vector)
         return rounded is not None and np.array_equal(rounded, vector)
 
@@ -138,7 +139,7 @@ class PromptFormat:
 
 
 def _merge_trials(repeats: Sequence[ParameterTrial]) -> ParameterTrial:
-    """Merge the trials of one vector."""
+    """Return one trial with the returns of all `repeats`, which have equal parameters."""
     if len(repeats) == 1:
         return repeats[0]
     return ParameterTrial(repeats[0].vector, np.concatenate([trial.returns for trial in repeats]))

@@ -1,4 +1,4 @@
-"""Evaluation of a proposer on held-out prompts, in comparison with baselines that use no model."""
+"""Evaluation of a proposer on held-out prompts, compared with baselines that use no model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from llmrl.statistics.estimators import wilson
 from llmrl.statistics.intervals import mean_interval
 
 RATES = ("valid_rate", "in_bounds_rate", "improvement_rate", "repeat_rate")
-"""Measures that are shares of replies, with Wilson intervals, which are informative for 0 and 1, too."""
+"""Measures that are shares of replies; they have Wilson intervals, whose width is not 0 for shares of 0 and 1."""
 MEASURES = (*RATES, "return", "score", "rank", "reward")
-"""All measures of a reply, see `measure_replies`."""
+"""All measures of a reply, see `EvaluatedTask._compute_measures`."""
 EVALUATION_FILE = "evaluation.json"
 """File of the results in the run folder."""
 
@@ -31,7 +31,7 @@ class ProposerEvaluation:
 
     Attributes:
         rollouts: number of episodes per proposal.
-        transfer_trials: number of random trials of which the prompts of each other task are made.
+        transfer_trials: number of random trials of each transfer task, from which its prompts are made.
     """
 
     rollouts: PositiveInt = 20
@@ -45,7 +45,8 @@ class EvaluatedTask:
     Attributes:
         name: name of the task.
         prompts: held-out prompts.
-        evaluator, rewards, scale: functions that evaluate and reward replies, and the scale of returns.
+        evaluator: evaluator that plays the parameters in replies.
+        rewards, scale: rewards of evaluated replies, and the scale of their returns.
     """
 
     name: str
@@ -55,10 +56,7 @@ class EvaluatedTask:
     scale: Scale
 
     def requests(self) -> list[ChatRequest]:
-        """Return the requests to a model.
-
-        Only the first reply to each counts, without repairs; it is "" if the call failed permanently.
-        """
+        """Return one request for each prompt. Invalid replies are not repaired; a failed call has the reply ""."""
 
         def read(reply: ChatReply) -> np.ndarray:
             return self.evaluator.prompt_format.parse_reply(reply.text, reply.is_truncated)
@@ -66,14 +64,14 @@ class EvaluatedTask:
         return [ChatRequest(q.messages, None, "finetune", q.name, q.hash, parse=read) for q in self.prompts]
 
     def measure_replies(self, replies: Sequence[str]) -> State:
-        """Return the measures of the reply to each prompt (`_compute_measures`)."""
+        """Return the measures of the reply to each prompt, [n_prompts] each, see `_compute_measures`."""
         return self._compute_measures(self.evaluator(self.prompts, replies, "evaluation"))
 
     def measure_baselines(self, seeds: Seeds) -> dict[str, State]:
         """Return the measures of two baselines without a model for the same prompts.
 
-        `random` draws parameters within the bounds. `incumbent` proposes the best of the history again, which shows by
-        how much the value in the history is biased upward.
+        `random` draws parameters uniformly within their bounds. `incumbent` proposes the history's best vector again;
+        its new return shows by how much the maximum over the history is biased upward.
         """
         vectors = random_vectors(self.evaluator.prompt_format.space, seeds.child("random"), range(len(self.prompts)))
         best = np.stack([max(prompt.shown_trials, key=lambda trial: trial.value).vector for prompt in self.prompts])
@@ -85,9 +83,9 @@ class EvaluatedTask:
     def _compute_measures(self, evaluated_replies: Sequence[EvaluatedReply]) -> State:
         """Return the measures of each reply, [n] each.
 
-        valid_rate: 1 if the numbers could be parsed. in_bounds_rate: 1 if they are also within the bounds.
-        improvement_rate: 1 if the return exceeds the best of the prompt's history. repeat_rate: 1 for a proposal that
-        the history already contains.
+        valid_rate: 1 if the reply could be parsed. in_bounds_rate: 1 if its parameters are also within their bounds.
+        improvement_rate: 1 if the return exceeds the highest value of the history. repeat_rate: 1 if the history
+        already contains the parameters.
         return: mean over the rollouts, NaN if nothing was played. score: return scaled to [0, 1], 0 if nothing was
         played. rank: share of the history with a lower value, ties counting half. reward: weighted sum of the rewards.
         """
@@ -116,12 +114,12 @@ def summarize_measures(measures: State) -> dict[str, dict[str, Any]]:
 
 
 def summarize_differences(after: State, before: State) -> dict[str, dict[str, Any]]:
-    """Return the paired differences `after` - `before` with t intervals, over prompts with both measures."""
+    """Return statistics of the differences `after` - `before` over the prompts for which both are finite."""
     return {name: _summary(np.asarray(after[name]) - np.asarray(before[name]), is_rate=False) for name in MEASURES}
 
 
 def _summary(values: np.ndarray, is_rate: bool) -> dict[str, Any]:
-    """Return the statistics of the finite ones among `values` [n], with a Wilson interval for rates, else a t one."""
+    """Return the statistics of the finite `values` [n], with a Wilson interval for rates and a t interval otherwise."""
     finite = np.asarray(values, dtype=np.float64)
     finite = finite[np.isfinite(finite)]
     if not len(finite):

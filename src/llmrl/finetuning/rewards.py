@@ -1,4 +1,4 @@
-"""Rewards of replies: evaluation by episodes with their parameters, named rewards, and the weighted sum of rewards."""
+"""Rewards of replies: episodes with the parameters in a reply, named rewards, and their weighted sum."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class EvaluatedReply:
     """Reply with its parameters and the returns of episodes with them.
 
     Attributes:
-        vector: numbers in the reply, [d]; None if it could not be parsed.
-        is_in_bounds: whether the numbers are within the bounds.
+        vector: parameters in the reply, [d]; None if it could not be parsed.
+        is_in_bounds: whether all parameters are within their bounds.
         returns: returns of the episodes played with them, [m]; empty if nothing was played or a return is not finite.
-        history: values of the proposals shown in the prompt, [k], k >= 1.
-        is_repeated: whether the vector is one of those proposals.
+        history: mean returns of the trials shown in the prompt, [k], k >= 1.
+        is_repeated: whether the vector is one of the trials shown in the prompt.
         error: reason why the reply is invalid; "" if it is valid.
     """
 
@@ -48,7 +48,7 @@ class EvaluatedReply:
 
 @dataclass(frozen=True)
 class Scale:
-    """Returns that are scaled to 0 (`low`) and to 1 (`high`). `published`: see `improvement`.
+    """Linear scale of returns, from `low` (0) to `high` (1); `published` selects the formula of `improvement`.
 
     Raises:
         ConfigError: `low` is not below `high`.
@@ -76,7 +76,7 @@ def valid(reply: EvaluatedReply, scale: Scale) -> float:
 
 
 def in_bounds(reply: EvaluatedReply, scale: Scale) -> float:
-    """Return 1 if the reply could be parsed and its numbers are within the bounds, else 0."""
+    """Return 1 if the reply could be parsed and its parameters are within their bounds, else 0."""
     return float(reply.vector is not None and reply.is_in_bounds)
 
 
@@ -86,13 +86,13 @@ def scaled_return(reply: EvaluatedReply, scale: Scale) -> float:
 
 
 def improvement(reply: EvaluatedReply, scale: Scale) -> float:
-    """Return the improvement over the history's best value as a share of the possible one, in [0, 1].
+    """Return the improvement over the history's best value as a share of the largest possible one, in [0, 1].
 
-    With scaled returns g(new) and g(best): clip((g(new) - g(best)) / (1 - g(best)), 0, 1). For g(best) = 1 it is 1 if
-    g(new) = 1, else 0. It is 0 if there is no return.
+    With scaled returns g(new) and g(best) it is clip((g(new) - g(best)) / (1 - g(best)), 0, 1). For g(best) = 1 it is 1
+    if g(new) = 1, else 0. It is 0 if there is no return.
 
-    As published (`scale.published`): clip((g(new) - g(best)) g(new) / g(best), 0, 1), or g(new) for g(best) = 0. After
-    a good history this is almost 0: for g(best) = 0.98 and g(new) = 0.99 it is 0.01.
+    With `scale.published` it is clip((g(new) - g(best)) g(new) / g(best), 0, 1), or g(new) for g(best) = 0. This is
+    small if the history is good: for g(best) = 0.98 and g(new) = 0.99 it is 0.01.
     """
     if reply.value is None:
         return 0.0
@@ -105,7 +105,7 @@ def improvement(reply: EvaluatedReply, scale: Scale) -> float:
 
 
 def rank(reply: EvaluatedReply, scale: Scale) -> float:
-    """Return the share of the history's values that are exceeded, ties counting half; 0 if there is no return."""
+    """Return the share of the history's values below the mean return, ties counting half; 0 if there is no return."""
     if reply.value is None:
         return 0.0
     return float(np.mean((reply.value > reply.history) + 0.5 * (reply.value == reply.history)))
@@ -121,7 +121,7 @@ Reward = Callable[[EvaluatedReply, Scale], float]
 REWARDS: Mapping[str, Reward] = {
     reward.__name__: reward for reward in (valid, in_bounds, scaled_return, improvement, rank, repeat)
 }
-"""Rewards by their names, which are options."""
+"""Rewards by name; the names are options of `rewards`."""
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,12 @@ class Rewards:
     """Reward of a reply: the weighted sum of the named rewards.
 
     Attributes:
-        valid, in_bounds, scaled_return, improvement, rank, repeat: weights of these rewards; 0 omits one.
-        low, high: returns that count as 0 and as 1; None: the lowest and the highest mean return among the training
-            trials.
+        valid, in_bounds, scaled_return, improvement, rank, repeat: weights of the rewards of the same names; 0: the
+            reward is not computed.
+        low, high: returns that are scaled to 0 and to 1; None: the lowest and the highest mean return of a training
+            trial.
         rollouts: episodes per proposal.
-        parity: compute `improvement` as published.
+        parity: whether `improvement` uses the published formula.
 
     Raises:
         ConfigError: all weights are 0, or `low` is not below `high`.
@@ -164,7 +165,7 @@ class Rewards:
         return {name: weight for name in REWARDS if (weight := getattr(self, name)) > 0}
 
     def scale(self, values: np.ndarray) -> Scale:
-        """Return the scale for the `values` [n] of the training trials.
+        """Return the scale; `values` [n] are the mean returns of the training trials.
 
         Raises:
             ConfigError: the lower limit is not below the upper one, e.g. because all values are equal.
@@ -181,8 +182,7 @@ class Rewards:
 class ReplyEvaluator:
     """Evaluator of replies, which plays episodes with their parameters.
 
-    Replies that are evaluated together are played under the same seeds (common random numbers). Equal parameters are
-    played once.
+    The replies of one call are played with the same episode seeds (common random numbers), equal parameters once.
 
     Args:
         prompt_format: format that parses replies.
@@ -196,9 +196,9 @@ class ReplyEvaluator:
         self._last_evaluation: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], list[EvaluatedReply]] | None = None
 
     def __call__(self, prompts: Sequence[ProposalPrompt], replies: Sequence[str], stream: str) -> list[EvaluatedReply]:
-        """Return each evaluated reply to its prompt; `stream` names the stream of the episodes' seeds.
+        """Evaluate the reply to each prompt; `stream` names the random stream of the episode seeds.
 
-        A call with the arguments of the last one returns the same replies without playing.
+        A call with the same arguments as the previous one returns the stored evaluations.
         """
         key = (stream, tuple(replies), tuple(id(prompt) for prompt in prompts))
         if self._last_evaluation is None or self._last_evaluation[0] != key:
@@ -211,32 +211,32 @@ class ReplyEvaluator:
     def evaluate_vectors(
         self, prompts: Sequence[ProposalPrompt], vectors: np.ndarray, stream: str
     ) -> list[EvaluatedReply]:
-        """Evaluate proposals `vectors` [n, d] instead of replies."""
+        """Evaluate the proposal `vectors[i]` for prompt i; `vectors` is [n_prompts, d]."""
         return self._evaluate(prompts, [(vector, "") for vector in vectors], stream)
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics of the last replies.
+        """Return metrics of the replies of the last call.
 
         These are train/valid_rate, train/in_bounds_rate, train/repeat_rate, train/skipped_groups (number of prompts
-        without a valid reply) and train/return (mean over the replies played).
+        without a valid reply) and train/return (mean over the replies that were played).
         """
         evaluated_replies = [] if self._last_evaluation is None else self._last_evaluation[1]
         if self._last_evaluation is None or not evaluated_replies:
             return {}
-        groups = defaultdict[int, list[bool]](list)
-        for prompt, reply in zip(self._last_evaluation[0][2], evaluated_replies, strict=True):
-            groups[prompt].append(reply.vector is not None)
-        returns = [reply.value for reply in evaluated_replies if reply.value is not None]
+        validity_by_prompt = defaultdict[int, list[bool]](list)
+        for prompt_id, reply in zip(self._last_evaluation[0][2], evaluated_replies, strict=True):
+            validity_by_prompt[prompt_id].append(reply.vector is not None)
+        mean_returns = [reply.value for reply in evaluated_replies if reply.value is not None]
         rates = {
             "train/valid_rate": float(np.mean([reply.vector is not None for reply in evaluated_replies])),
             "train/in_bounds_rate": float(np.mean([reply.is_in_bounds for reply in evaluated_replies])),
             "train/repeat_rate": float(np.mean([reply.is_repeated for reply in evaluated_replies])),
-            "train/skipped_groups": float(sum(not any(valid) for valid in groups.values())),
+            "train/skipped_groups": float(sum(not any(is_valid) for is_valid in validity_by_prompt.values())),
         }
-        return rates | ({"train/return": float(np.mean(returns))} if returns else {})
+        return rates | ({"train/return": float(np.mean(mean_returns))} if mean_returns else {})
 
     def _parse_reply(self, reply: str) -> tuple[np.ndarray | None, str]:
-        """Return the numbers in a reply and ""; or None and what is wrong with the reply."""
+        """Return the parameters in a reply and ""; or None and the reason why the reply is invalid."""
         try:
             return apply_parser(
                 ChatReply(reply), lambda chat_reply: self.prompt_format.parse_reply(chat_reply.text)

@@ -1,4 +1,4 @@
-"""Tasks that parameters are proposed for, and datasets of prompts for them."""
+"""Policy-search tasks, and datasets of prompts that request parameters for them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from llmrl.finetuning.trials import (
 from llmrl.run.files import write_atomic
 
 _PACKAGES = ("gymnasium", "mujoco", "numpy")
-"""Packages whose version may change the returns of a game."""
+"""Packages whose versions may change the returns of episodes."""
 
 
 @dataclass
@@ -42,10 +42,10 @@ class SearchTask:
     Attributes:
         name: name of the task in results.
         spec: spec of the environment.
-        identity: description that distinguishes the task from others, see `describe_task`.
-        play: function that plays parameters of the policy.
+        identity: config entries that define the task, see `describe_task`.
+        play: function that plays episodes with parameters of the policy.
         prompt_format: format of the proposer's prompts in this task.
-        limits: returns that are scaled to 0 and to 1; None: the lowest and the highest among its trials.
+        limits: returns that are scaled to 0 and to 1; None: the lowest and the highest mean return of its trials.
     """
 
     name: str
@@ -63,7 +63,7 @@ class SearchTask:
 
 @dataclass(frozen=True)
 class PromptDataset:
-    """Prompts of a proposer in a task.
+    """Prompts for training and for evaluation, made from the trials of a task.
 
     Attributes:
         train, held_out: prompts to train on and to evaluate on, without common trials.
@@ -79,8 +79,8 @@ class PromptDataset:
     def metrics(self) -> dict[str, float]:
         """Return statistics of the trials and of the prompts.
 
-        These are data/trials (number), data/best and data/mean of their values; data/prompts, data/held_out_prompts and
-        data/prompts_with_target (numbers); data/trials_shown (mean per prompt) and data/trials_excluded (total).
+        These are data/trials (number), data/best and data/mean (of mean returns); data/prompts, data/held_out_prompts
+        and data/prompts_with_target (numbers); data/trials_shown (mean per prompt) and data/trials_excluded (total).
         """
         prompts = [*self.train, *self.held_out]
         return {
@@ -97,20 +97,20 @@ class PromptDataset:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Settings of the trials and of the prompts made from them.
+    """Settings of trials and prompts (`dataset=`).
 
     Attributes:
         trials: number of random vectors of parameters to play.
         episodes: episodes of each trial; search runs must have the same number per proposal.
-        low, high: bounds of random parameters; None: the policy's, as stated in prompts. Discrete parameters always
-            have the policy's bounds.
-        runs: folders of search runs, or folders around them, whose proposals are used.
+        low, high: bounds of random parameters; None: the bounds of the policy's parameter space, which prompts state.
+            They are not applied if there are discrete parameters.
+        runs: folders of search runs, or folders that contain them, whose proposals are used as trials.
         prompts: number of prompts to train on.
         held_out: number of prompts to evaluate on.
         share: share of the trials (with several runs: of the runs) held out for evaluation, in (0, 1).
-        examples: maximum number of trials in a prompt.
-        min_trials: minimum number of trials in a prompt; the number is drawn uniformly; None: `examples`.
-        iterations: length of the search as stated in the prompt; with the adapter in use, the loop's own.
+        examples: maximum number of trials in a prompt; the number is drawn uniformly.
+        min_trials: minimum number of trials in a prompt; None: `examples`.
+        iterations: number of search iterations that prompts of training state.
 
     Raises:
         ConfigError: there is no source of trials, or numbers are inconsistent.
@@ -149,10 +149,10 @@ class Dataset:
         return self.min_trials or self.examples
 
     def check(self, task: SearchTask) -> None:
-        """Check search runs and numbers of trials before anything is played.
+        """Check search runs and numbers of trials.
 
         Raises:
-            ConfigError: a run is missing or of another task, numbers of episodes differ, or trials are too few.
+            ConfigError: a run is missing or of another task, numbers of episodes differ, or there are too few trials.
         """
         search_series = self._read_search_series(task)
         self._episodes_per_proposal(search_series)
@@ -171,7 +171,7 @@ class Dataset:
 
         Args:
             task: task of the trials.
-            trials_dir: folder of stored trials.
+            trials_dir: folder in which random trials are stored.
             seeds: node of the seed tree.
             on_progress: see `random_trials`.
 
@@ -179,7 +179,7 @@ class Dataset:
             ConfigError: the trials are of another task, or there are too few.
         """
         all_series = self._read_search_series(task)
-        # Discrete parameters only have the policy's bounds.
+        # Numbers between `low` and `high` need not be choices of a discrete parameter.
         bounds: Bounds = (None, None) if task.space.choices.any() else (self.low, self.high)
         if self.trials:
             identity = {
@@ -208,15 +208,15 @@ class Dataset:
         )
 
     def for_transfer(self, trials: int) -> Dataset:
-        """Return the settings for another task with random trials only, half of them held out."""
+        """Return the settings for a transfer task: `trials` random trials, half of them held out, and no runs."""
         return replace(self, trials=trials, low=None, high=None, runs=None, prompts=1, share=0.5)
 
     def _read_search_series(self, task: SearchTask) -> list[TrialSeries]:
-        """Return the proposals of the search runs."""
+        """Return the trials of each search run."""
         return [read_search_run(folder, task.space, task.identity) for folder in find_search_runs(self.runs or [])]
 
     def _episodes_per_proposal(self, all_series: Sequence[TrialSeries]) -> int:
-        """Return the number of episodes per proposal, as stated in prompts.
+        """Return the number of episodes per proposal, which prompts state.
 
         Raises:
             ConfigError: the number differs between series.
@@ -235,7 +235,7 @@ class Dataset:
     def _make_prompts(
         self, task: SearchTask, all_series: Sequence[TrialSeries], n: int, seeds: Seeds, purpose: str
     ) -> list[ProposalPrompt]:
-        """Return `n` prompts made from the trials of `all_series`."""
+        """Return `n` prompts with trials of `all_series`; `purpose` describes these trials in error messages."""
         examples = make_examples(
             all_series, n, self.min_examples, self.examples, seeds, purpose, task.prompt_format.is_proposable
         )

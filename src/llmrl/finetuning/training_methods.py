@@ -1,6 +1,6 @@
 """Training methods: supervised fine-tuning and group-relative policy optimization, by trainers of trl.
 
-`TrainingMethod` is their base, which runs a trainer under the control of a run.
+Their base class `TrainingMethod` runs a trainer, whose metrics and checkpoints go to a run of llmrl.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Optimizer:
 
     Attributes:
         steps: number of optimizer steps.
-        learning_rate: peak learning rate.
+        learning_rate: learning rate after the warm-up, the maximum.
         schedule: learning rate after the warm-up; `linear` and `cosine` end at 0.
         warmup: fraction of the steps in which the learning rate rises from 0.
         weight_decay: weight decay of AdamW.
-        max_grad_norm: norm to which larger gradients are scaled.
-        batch: number of texts per forward pass; the texts of a step are a multiple of it. Decrease it if memory runs
-            out.
-        recompute: recompute activations in the backward pass instead of storing them (gradient checkpointing); this
-            needs less memory and about a fifth more time.
+        max_grad_norm: maximum norm of the gradient; larger gradients are scaled to it.
+        batch: number of texts per forward pass, a divisor of the number of texts per optimizer step. Decrease it if
+            memory is exhausted.
+        recompute: recompute activations in the backward pass instead of storing them (gradient checkpointing), which
+            takes less memory and about a fifth more time.
     """
 
     steps: PositiveInt = 100
@@ -68,16 +68,17 @@ class TrainingJob:
 
     Attributes:
         run: run that receives metrics and checkpoints.
-        chat: chat model to train, with the tokenizer, template, window and longest reply of its later use.
-        module: loaded weights of the model.
+        chat: chat model to train; its tokenizer, template, context window and `max_tokens` also apply in training.
+        module: loaded model.
         prompts: prompts to train on.
-        target_replies: target reply of each prompt; None where no better vector is known.
-        evaluator, rewards, scale: functions that evaluate and reward replies, and the scale of returns.
+        target_replies: target reply of each prompt; None if no trial is better than those in the prompt.
+        evaluator: function that plays the parameters in replies.
+        rewards, scale: rewards of evaluated replies, and the scale of their returns.
         seeds: seed tree of the method.
-        folder: folder of the checkpoints of weights.
-        resume_path: newest valid checkpoint in `folder`; None: there is none.
-        save_checkpoint: function that saves a checkpoint of the run, which makes the trainer's checkpoint of a given
-            step valid; raises RunFolderError.
+        folder: folder of the trainer's checkpoints.
+        resume_path: trainer checkpoint in `folder` to resume from; None: train from the first step.
+        save_checkpoint: function that is called with the step of a complete trainer checkpoint. It saves a checkpoint
+            of the run that refers to this step, or raises RunFolderError.
     """
 
     run: Run
@@ -100,8 +101,8 @@ class TrainingMethod(ABC):
 
     Attributes:
         name: name of the method.
-        needs_targets: whether only prompts with a known better vector can be used.
-        lora: adapter whose weights are trained.
+        needs_targets: whether only prompts with a target reply are used.
+        lora: settings of the trained adapter.
         optimizer: settings of the optimizer.
     """
 
@@ -112,20 +113,20 @@ class TrainingMethod(ABC):
 
     @property
     def resume_interval(self) -> int:
-        """Number of steps between two points from which a training can resume exactly."""
+        """Number of optimizer steps between two points from which a training can resume exactly."""
         return 1
 
     @abstractmethod
     def plan(self) -> list[tuple[str, str]]:
-        """Return rows (item, amount) that describe the planned training."""
+        """Return rows (label, description) of the plan that is printed before the training."""
 
     @abstractmethod
-    def check(self, prompts: int) -> None:
-        """Raise ConfigError if this number of usable prompts is too small."""
+    def check(self, available: int) -> None:
+        """Raise ConfigError if the number of `available` prompts is too small."""
 
     @abstractmethod
     def build_trainer(self, job: TrainingJob, **options: Any) -> Any:
-        """Return a trainer of trl, made with `options` that all methods share."""
+        """Return a trainer of trl; `options` are keyword arguments of all trainers, such as `model`."""
 
     def training_arguments(self, n_texts: int, job: TrainingJob) -> dict[str, Any]:
         """Return keyword arguments of transformers' `TrainingArguments` for steps of `n_texts` texts.
@@ -157,7 +158,7 @@ class TrainingMethod(ABC):
             "use_cpu": device == "cpu",
             "seed": job.seeds.integer("trainer"),
             "data_seed": job.seeds.integer("order"),
-            # The run's callback saves and logs.
+            # `CheckpointCallback` decides when to save, and logs to the run.
             "save_strategy": "no",
             "save_total_limit": 2,
             "logging_strategy": "steps",
@@ -172,7 +173,7 @@ class TrainingMethod(ABC):
 
         Raises:
             ConfigError: more than one GPU is visible.
-            Stopped: a signal stopped the training; everything is saved.
+            Stopped: a signal stopped the training; a checkpoint has been saved.
         """
         from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
@@ -194,7 +195,7 @@ class TrainingMethod(ABC):
                 save_trainer_checkpoint = trainer._save_checkpoint
 
                 def save_uninterrupted(*arguments: Any, **options: Any) -> None:
-                    with job.run.saving():
+                    with job.run.saving():  # delays signals until the checkpoint is complete
                         save_trainer_checkpoint(*arguments, **options)
 
                 trainer._save_checkpoint = save_uninterrupted
@@ -215,7 +216,7 @@ def make_trainer_class(base: type[Any]) -> type[Any]:
 
 @contextmanager
 def _suppress_library_messages() -> Iterator[None]:
-    """Suppress messages of libraries about intended settings (old names of settings, aligned special tokens)."""
+    """Suppress warnings of libraries about settings that are intended, such as changed special tokens."""
     loggers = [logging.getLogger(name) for name in ("transformers", "trl", "accelerate", "peft")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -231,10 +232,10 @@ def _suppress_library_messages() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class SFT(TrainingMethod):
-    """Training by `method=sft`, which maximizes the likelihood of replies with better parameters (SFTTrainer of trl).
+    """Supervised fine-tuning (`method=sft`) on replies with better parameters, by trl's SFTTrainer.
 
-    The loss is over the tokens of the reply, including its end token, and not over those of the prompt. Prompt and
-    reply are tokenized as by `llm=local_chat`.
+    The loss covers the tokens of the reply, including its end token, but not the prompt. Prompt and reply are tokenized
+    by `LocalChat`.
 
     Attributes:
         lora, optimizer: see `TrainingMethod`.
@@ -255,10 +256,10 @@ class SFT(TrainingMethod):
     def plan(self) -> list[tuple[str, str]]:
         return [("  steps", f"{self.optimizer.steps:,} of {self.texts} examples, {self.optimizer.batch} at once")]
 
-    def check(self, prompts: int) -> None:
-        if prompts < self.texts:
+    def check(self, available: int) -> None:
+        if available < self.texts:
             raise ConfigError(
-                f"there are {prompts} prompts with known better parameters, but a step needs "
+                f"there are {available} prompts with known better parameters, but a step needs "
                 f"method.texts={self.texts}; increase dataset.prompts, or use trials with more improvements"
             )
 
@@ -289,36 +290,34 @@ def check_target_replies(
 
 
 def tokenize_example(job: TrainingJob, messages: tuple[dict[str, str], ...], reply: str) -> dict[str, list[int]]:
-    """Return `input_ids` and `labels` of one example: the prompt's tokens as in a request, then the reply's."""
-    prompt = job.chat.encode(messages)
-    answer = job.chat.encode_reply(messages, reply)
-    return {"input_ids": [*prompt, *answer], "labels": [-100] * len(prompt) + answer}
+    """Return `input_ids` (prompt, then reply) and `labels` of one example; labels of the prompt are -100 (no loss)."""
+    prompt_ids = job.chat.encode(messages)
+    reply_ids = job.chat.encode_reply(messages, reply)
+    return {"input_ids": [*prompt_ids, *reply_ids], "labels": [-100] * len(prompt_ids) + reply_ids}
 
 
 @dataclass(frozen=True)
 class GRPO(TrainingMethod):
-    """Training by `method=grpo`: group-relative policy optimization (arXiv 2402.03300; GRPOTrainer of trl).
+    """Group-relative policy optimization (`method=grpo`; arXiv 2402.03300), by trl's GRPOTrainer.
 
-    Replies are rewarded by playing their parameters, and the better replies to each prompt are made more likely. A step
-    samples `samples` replies to each of `prompts` prompts. A reply's advantage is its reward minus the mean of
-    its group and, with `scale_advantages`, divided by the group's standard deviation. The objective is PPO's clipped
-    one over the tokens of the replies.
+    A step samples `samples` replies, a group, to each of `prompts` prompts. The rewards of a reply are computed from
+    episodes with its parameters. Its advantage is its reward minus the mean reward of its group, divided by a standard
+    deviation according to `scale_advantages`. The objective is PPO's clipped objective over the tokens of the replies.
 
-    Replies are sampled as with `llm=local_chat`, with `temperature` and `top_p` from here, up to `llm.max_tokens`.
+    Replies are sampled with `temperature` and `top_p` of this method, and have at most `llm.max_tokens` tokens.
 
     Attributes:
         lora, optimizer: see `TrainingMethod`.
         prompts: number of prompts per step.
         samples: number of replies to each prompt, G >= 2.
-        temperature, top_p: settings of sampling.
-        updates: passes over the replies of a step; each counts as an optimizer step.
+        temperature, top_p: sampling temperature, > 0, and nucleus probability, (0, 1].
+        updates: number of optimizer steps on the same replies.
         clip: distance of probability ratios from 1 at which the objective is clipped.
-        clip_high: the same above 1; None: `clip`.
-        kl: weight of the divergence from the model without the adapter; 0: it is not computed.
-        loss: weights of tokens: `grpo`, equal for each reply, as published; `dapo`, equal for each token of the step;
-            `dr_grpo`, equal for each token, divided by the length of the longest reply.
-        scale_advantages: standard deviation that advantages are divided by, that of the `group` or the `batch`; `none`:
-            they are not divided.
+        clip_high: distance for ratios above 1; None: `clip`.
+        kl: weight of the KL divergence from the model without the adapter; 0: it is not computed.
+        loss: weights of tokens: `grpo`: equal sums for all replies; `dapo`: equal for all tokens of the step;
+            `dr_grpo`: 1 / (number of replies x `llm.max_tokens`).
+        scale_advantages: divisor of advantages: the standard deviation of the `group` or of the `batch`, or `none`.
 
     Raises:
         ConfigError: there are fewer than two samples, or a step is not a multiple of the optimizer's batch.
@@ -357,15 +356,16 @@ class GRPO(TrainingMethod):
             ("  replies", f"{n_replies:,}, {self.optimizer.batch} at once in training"),
         ]
 
-    def check(self, prompts: int) -> None:
-        if prompts < self.prompts:
+    def check(self, available: int) -> None:
+        if available < self.prompts:
             raise ConfigError(
-                f"there are {prompts} prompts, but a step needs method.prompts={self.prompts}; increase dataset.prompts"
+                f"there are {available} prompts, but a step needs method.prompts={self.prompts}; increase "
+                "dataset.prompts"
             )
 
     @property
     def resume_interval(self) -> int:
-        return self.updates  # the steps between share their replies
+        return self.updates  # a checkpoint does not contain the replies that these steps share
 
     def build_trainer(self, job: TrainingJob, **options: Any) -> Any:
         from datasets import Dataset
@@ -393,7 +393,7 @@ class GRPO(TrainingMethod):
 
 
 class _TrainerReward:
-    """Reward function for the trainer. All reward functions share the evaluation of a batch of replies."""
+    """One named reward as a reward function of trl. `ReplyEvaluator` plays each batch once for all of them."""
 
     def __init__(self, name: str, job: TrainingJob) -> None:
         self.__name__ = name

@@ -1,6 +1,6 @@
-"""Trials of a task before training: parameters and the returns of their episodes, and examples made from them.
+"""Trials (parameters of a policy, and the returns of episodes with them), and training examples made from trials.
 
-An example is a history to show, and better parameters as the target.
+An example consists of the trials that a prompt shows, its history, and a better trial as the target.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from llmrl.statistics.estimators import standard_error_of_mean
 log = logging.getLogger(__name__)
 
 CHUNK_SIZE = 64
-"""Number of random trials that are played and written together; a kill loses at most so many."""
+"""Number of random trials that are played together and written to one file."""
 _FORMAT = 1
+"""Version of the files of trials; another version uses other folders."""
 _FIELDS_WITHOUT_EFFECT = ("n_envs", "name", "render", "engine", "text", "success", "success_threshold")
 """Fields of environments that do not affect returns."""
 
 Bounds = tuple[float | None, float | None]
-"""Lower and upper bound of every parameter; None: the bounds of the space."""
+"""Lower and upper bound that apply to every parameter; None: each parameter's own bound in the space."""
 
 PlayFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Function from parameters [n, d] and seeds of episodes [k] to returns [n, k], of every vector under every seed."""
+"""Function from parameters [n, d] and seeds of episodes [k] to returns [n, k]; it plays each vector with each seed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,12 +58,12 @@ class ParameterTrial:
 
 @dataclass(frozen=True)
 class TrialSeries:
-    """Trials that belong together.
+    """Trials with a common source.
 
     Attributes:
-        trials: trials of a search run in the order of its proposals, or random trials.
-        is_search: whether the trials are those of a search run.
-        episodes: episodes of each proposal, as in the search's config; trials before its first question may differ.
+        trials: proposals of one search run in their order, or random trials.
+        is_search: whether the trials are proposals of a search run.
+        episodes: `search.episodes` of the run; its warm-up trials may have another number of episodes.
     """
 
     trials: tuple[ParameterTrial, ...]
@@ -73,14 +74,14 @@ class TrialSeries:
 def random_vectors(
     space: ParameterSpace, seeds: Seeds, indices: Sequence[int], bounds: Bounds = (None, None)
 ) -> np.ndarray:
-    """Draw uniform parameters, [len(indices), d]; vector i is a function of (seeds, i).
+    """Draw uniform parameters, [len(indices), d]; vector i is a function of `seeds` and i.
 
-    For parameters with limited decimals, all representable numbers are equally likely, both bounds included.
+    For parameters with limited decimals, all representable numbers are equally likely, including both bounds.
 
     Args:
         space: parameter space of the policy.
         seeds: node of the seed tree.
-        indices: numbers i of the vectors.
+        indices: indices i of the vectors.
         bounds: bounds of every parameter.
     """
     low, high = bounds
@@ -101,14 +102,14 @@ def random_trials(
     bounds: Bounds = (None, None),
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> TrialSeries:
-    """Return random parameters with their returns; trials already in `folder` are not played again.
+    """Return random parameters with their returns; play only trials that are not yet in `folder`.
 
-    Each trial is a function of the seeds and its number, so a larger number extends a smaller one. The trials of a
-    chunk are played under the same seeds. Chunks are written atomically: processes may share the folder, and a killed
-    process leaves complete chunks.
+    Each trial is a function of the seeds and its index, so the first trials do not depend on `n`. Trials are played and
+    stored in chunks of `CHUNK_SIZE`, each under the same episode seeds. Chunks are written atomically, so processes may
+    share the folder.
 
     Args:
-        play: function that plays the episodes of a chunk.
+        play: function that plays episodes.
         space: parameter space of the policy.
         seeds: seed tree of parameters and episodes.
         n: number of trials.
@@ -131,7 +132,7 @@ def random_trials(
         chunk = _read_chunk(path, space.dim, episodes)
         if chunk is None:
             on_progress(start)
-            # Chunks are always complete, so that the files do not depend on the first requested n.
+            # The last chunk is complete even if `n` is smaller, so that files do not depend on `n`.
             indices = range(start, start + CHUNK_SIZE)
             vectors = random_vectors(space, seeds.child("vectors"), indices, bounds)
             returns = play(vectors, draw_episode_seeds(seeds.child("episodes").child(start), episodes))
@@ -150,7 +151,7 @@ def locate_trials(root: Path, identity: Mapping[str, Any]) -> Path:
 
 
 def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]) -> TrialSeries:
-    """Return the trials of a search run in order, without a last line that is still being written.
+    """Return the proposals of a search run in order, without an incomplete last line.
 
     Args:
         folder: the run folder.
@@ -192,15 +193,15 @@ def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]
 
 
 def find_search_runs(paths: Sequence[str]) -> list[Path]:
-    """Return the distinct run folders with proposals in or under `paths`, sorted.
+    """Return the distinct run folders with proposals in or under `paths`, sorted, without backups of earlier runs.
 
     Raises:
-        ConfigError: one of `paths` holds no proposals.
+        ConfigError: there are no proposals in or under one of `paths`.
     """
     run_folders: set[Path] = set()
     for path in paths:
         root = Path(path).expanduser()
-        folders = {path.parent for path in root.rglob(FILE_NAME) if "backup_" not in str(path.relative_to(root))}
+        folders = {file.parent for file in root.rglob(FILE_NAME) if "backup_" not in str(file.relative_to(root))}
         if not folders:
             raise ConfigError(
                 f"dataset.runs: there is no {FILE_NAME} in or under {root}; run a search first: "
@@ -213,8 +214,8 @@ def find_search_runs(paths: Sequence[str]) -> list[Path]:
 def describe_task(config: Mapping[str, Any], seeded: bool) -> dict[str, Any]:
     """Return the entries of a resolved config that define the task.
 
-    These are environment and agent, without fields that do not affect returns. `seeded` adds the seed, because
-    parameters along random directions have another meaning under every seed.
+    These are environment and agent, without fields that do not affect returns. `seeded` adds the seed, for policies
+    whose parameters depend on it, such as coefficients of random directions.
     """
     env = {key: value for key, value in config["env"].items() if key not in _FIELDS_WITHOUT_EFFECT}
     nodes = {"env": env, "agent": dict(config["agent"])}
@@ -243,9 +244,9 @@ class ProposalExample:
     """Example of a proposer's task.
 
     Attributes:
-        index: number of the example, which names its random streams.
-        history: trials to show, in order, at least one.
-        target: trial of other parameters that is better than all of the history; None if none is known.
+        index: index of the example.
+        history: trials to show in the prompt, in this order, at least one.
+        target: trial with other parameters and a higher value than all of the history; None if there is none.
     """
 
     index: int
@@ -254,21 +255,22 @@ class ProposalExample:
 
     @property
     def best(self) -> float:
-        """Highest value of the history."""
+        """Highest mean return in the history."""
         return max(trial.value for trial in self.history)
 
 
 def split_series(
     all_series: Sequence[TrialSeries], share: float, seeds: Seeds
 ) -> tuple[list[TrialSeries], list[TrialSeries]]:
-    """Split `all_series` into (training, held out) without common parameters.
+    """Split `all_series` into training and held-out series without common parameters.
 
-    If there are several search runs, complete runs are held out. Otherwise, parameters with all their trials are held
-    out. At least one is held out and one remains. Trials of held-out parameters are removed from all training series.
+    If there are several search runs, whole runs are held out. Of all other series, distinct vectors are held out with
+    all their trials. At least one run or vector is held out and, if there are several, one is not. Trials of held-out
+    vectors are removed from all training series.
 
     Args:
         all_series: series of one task.
-        share: share of trials or runs to hold out, in (0, 1).
+        share: share of the runs, or of the vectors of a series, to hold out, in (0, 1).
         seeds: seed tree of the selection.
     """
     search_runs = [series for series in all_series if series.is_search]
@@ -303,33 +305,31 @@ def make_examples(
     purpose: str,
     is_proposable: Callable[[np.ndarray], bool] = lambda vector: True,
 ) -> list[ProposalExample]:
-    """Return `n` examples, of which number i is a function of (series, seeds, i).
+    """Return `n` examples; example i is a function of `all_series`, `seeds` and i.
 
-    A history consists of random trials of one series. Trials of a search run are drawn from those before a random
-    moment, and are shown in chronological order. The target is a random one of all trials whose parameters have a
-    higher mean value than the history's best trial.
+    A history consists of random trials of one series. For a search run, they are drawn from the first trials up to a
+    random index, and keep their order. The target is drawn from the trials of all series whose parameters have a higher
+    mean return, over all their trials, than the best trial of the history.
 
     Args:
         all_series: series of trials, drawn with probability proportional to their length.
         n: number of examples.
-        min_trials: lower bound of the uniformly drawn number of trials in a history.
-        max_trials: upper bound of this number.
+        min_trials, max_trials: range of the number of trials in a history, which is drawn uniformly.
         seeds: node of the seed tree.
-        purpose: name of the trials in error messages.
-        is_proposable: function that says whether parameters could be proposed unchanged; others are shown, but never a
-            target.
+        purpose: description of the trials in error messages, such as "held out".
+        is_proposable: function that returns whether parameters can be targets; others are only shown.
 
     Raises:
         ConfigError: no series has `max_trials` trials.
     """
-    long_series = [series for series in all_series if len(series.trials) >= max_trials]
-    if not long_series:
+    eligible_series = [series for series in all_series if len(series.trials) >= max_trials]
+    if not eligible_series:
         max_length = max((len(series.trials) for series in all_series), default=0)
         raise ConfigError(
             f"dataset.examples={max_trials} trials per prompt are needed, but there are at most {max_length} "
             f"{purpose}; increase dataset.trials, add dataset.runs, or decrease dataset.examples"
         )
-    sizes = np.array([len(series.trials) for series in long_series], dtype=np.float64)
+    series_lengths = np.array([len(series.trials) for series in eligible_series], dtype=np.float64)
     candidates = [trial for series in all_series for trial in series.trials]
     pool = PooledEstimates()
     for trial in candidates:
@@ -340,14 +340,14 @@ def make_examples(
     examples = []
     for i in range(n):
         rng = seeds.numpy(i)
-        series = long_series[int(rng.choice(len(long_series), p=sizes / sizes.sum()))]
+        series = eligible_series[int(rng.choice(len(eligible_series), p=series_lengths / series_lengths.sum()))]
         history_length = int(rng.integers(min_trials, max_trials + 1))
         end = int(rng.integers(history_length, len(series.trials) + 1)) if series.is_search else len(series.trials)
         indices = rng.choice(end, size=history_length, replace=False)
         history = tuple(series.trials[j] for j in (np.sort(indices) if series.is_search else indices))
-        draw = int(rng.integers(2**31))
+        target_draw = int(rng.integers(2**31))
         examples.append(
-            ProposalExample(i, history, _select_target(history, candidates, values, is_proposable_mask, draw))
+            ProposalExample(i, history, _select_target(history, candidates, values, is_proposable_mask, target_draw))
         )
     return examples
 
@@ -357,17 +357,18 @@ def _select_target(
     candidates: Sequence[ParameterTrial],
     values: np.ndarray,
     is_proposable_mask: np.ndarray,
-    draw: int,
+    target_draw: int,
 ) -> ParameterTrial | None:
-    """Return a candidate that is better than all of `history`, selected by `draw`; None if there is none.
+    """Return a candidate that is better than all of `history`; None if there is none.
 
-    `values` [n] are the candidates' values, `is_proposable_mask` [n] tells whether they may be targets.
+    `values` [n] are the candidates' mean returns, `is_proposable_mask` [n] marks those that may be targets, and
+    `target_draw` is a random integer that selects one of the better candidates.
     """
     best = max(trial.value for trial in history)
     history_keys = {make_vector_key(trial.vector) for trial in history}
     indices = np.flatnonzero(is_proposable_mask & (values > best)).tolist()
-    better = [candidates[j] for j in indices if make_vector_key(candidates[j].vector) not in history_keys]
-    return better[draw % len(better)] if better else None
+    better_trials = [candidates[j] for j in indices if make_vector_key(candidates[j].vector) not in history_keys]
+    return better_trials[target_draw % len(better_trials)] if better_trials else None
 
 
 def count_held_out(n: int, share: float) -> int:
@@ -376,5 +377,5 @@ def count_held_out(n: int, share: float) -> int:
 
 
 def _draw_held_out_indices(n: int, share: float, rng: np.random.Generator) -> set[int]:
-    """Draw the indices to hold out of `n`, about `share` of them."""
+    """Draw the indices, out of 0 .. n - 1, that are held out; their number is `count_held_out(n, share)`."""
     return set(rng.permutation(n)[: count_held_out(n, share)].tolist())

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 _DIGITS = 6
-"""Significant digits of real values; they suffice, and folder names contain them."""
+"""Significant digits of real values in overrides; more digits would only lengthen the names of run folders."""
 
 Space = Mapping[str, "BaseDistribution"]
-"""Distributions by the left-hand side of the override: `agent.ppo.epochs`, `principal`, `+agent.extra`. The choices of
-a categorical distribution are right-hand sides."""
+"""Distributions by the left-hand side of an override, such as `agent.ppo.epochs`, `principal` or `+agent.extra`. The
+choices of a categorical distribution are right-hand sides of overrides."""
 
 
 def check_optuna() -> None:
@@ -32,7 +32,7 @@ def overrides(space: Space, params: Mapping[str, Any]) -> list[str]:
 
 
 def format_value(distribution: BaseDistribution, value: Any) -> str:
-    """Return a value of a distribution as the right-hand side of an override, never outside the bounds."""
+    """Return a value as the right-hand side of an override, with all digits if rounding would leave the bounds."""
     if not isinstance(value, float):
         return str(value)
     low, high = vars(distribution)["low"], vars(distribution)["high"]
@@ -41,7 +41,7 @@ def format_value(distribution: BaseDistribution, value: Any) -> str:
 
 
 def list_options(distribution: BaseDistribution) -> list[str]:
-    """Return all options of a choice, or the lowest number of a range, as right-hand sides of overrides."""
+    """Return all choices of a categorical distribution, or only the lower bound of a range, as right-hand sides."""
     from optuna.distributions import CategoricalDistribution
 
     if isinstance(distribution, CategoricalDistribution):
@@ -55,9 +55,9 @@ def describe_distribution(distribution: BaseDistribution) -> str:
 
     if not isinstance(distribution, FloatDistribution | IntDistribution):
         return f"one of {', '.join(list_options(distribution))}"
-    integer = isinstance(distribution, IntDistribution)
-    step = "" if distribution.step is None or (integer and distribution.step == 1) else distribution.step
-    steps = f" in steps of {step:g}" if step else ""
-    kind = "whole numbers" if integer else "numbers"
+    is_integer = isinstance(distribution, IntDistribution)
+    step = "" if distribution.step is None or (is_integer and distribution.step == 1) else distribution.step
+    step_text = f" in steps of {step:g}" if step else ""
+    kind = "whole numbers" if is_integer else "numbers"
     bounds = f"from {distribution.low:.{_DIGITS}g} to {distribution.high:.{_DIGITS}g}"
-    return f"{kind} {bounds}{steps}{', log scale' if distribution.log else ''}"
+    return f"{kind} {bounds}{step_text}{', log scale' if distribution.log else ''}"

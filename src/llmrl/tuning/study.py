@@ -1,9 +1,8 @@
-"""A resumable hyperparameter search: Optuna's study in an SQLite file, and further files.
+"""A resumable hyperparameter search: Optuna's study in an SQLite file, and files with its trials.
 
-The parameters of a trial are a function of the sampler's seed, the number of earlier trials and their known results.
-Nothing else is carried from one process to the next, so a search that was killed and started again tries the same
-parameters (unless it was killed in the fraction of a second in which a batch is drawn: the drawn part is then a batch
-of its own).
+The parameters of a trial are a function of the sampler's seed, the number of earlier trials and their results so far. A
+search that is killed and started again therefore tries the same parameters. The only exception is a kill while a batch
+is drawn: the trials drawn before the kill then form a smaller batch.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 STUDY_NAME, BEST_NAME, TRIALS_NAME = "study.db", "best.yaml", "trials.csv"
+"""Names of the database, of the file with the best trial, and of the table of all trials."""
 AGGREGATES: dict[str, Callable[[np.ndarray], Any]] = {
     "mean": mean,
     "median": np.median,
@@ -43,7 +43,7 @@ AGGREGATES: dict[str, Callable[[np.ndarray], Any]] = {
     "max": np.max,
 }
 Result = float | str
-"""Outcome of a run: its result, or a one-line error message."""
+"""Result of a run (the number that is maximized or minimized), or a one-line error message if the run failed."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ class TuningTrial:
     """One choice of parameters.
 
     Attributes:
-        number: number of the trial.
-        overrides: overrides that set the parameters.
-        state: `running` until every seed has a result, or the trial is pruned.
-        value: aggregate over seeds; None unless `finished`.
-        results: results by seed; empty while running, of the first seeds only if pruned.
+        number: number of the trial in the study, from 0.
+        overrides: Hydra overrides that set the parameters.
+        state: `running` until all seeds have results or the trial is pruned.
+        value: aggregate of the results over seeds; None unless `finished`.
+        results: results by seed; empty while running, and only those of the first seeds if pruned.
     """
 
     number: int
@@ -83,14 +83,14 @@ class TuningTrial:
 
 
 class Study:
-    """A new or resumed study in `folder`, owned by one process at a time. A context manager.
+    """New or resumed study in `folder`, used by one process at a time; a context manager that releases the folder.
 
     Args:
         folder: folder of the study's files; created if it does not exist.
         settings: settings of the search.
         space: search space.
-        seeds: seeds with which every trial is run.
-        fixed: overrides common to all trials.
+        seeds: seeds with which every trial is run, as text.
+        fixed: overrides that all trials have in common.
 
     Raises:
         ConfigError: Optuna is missing, or the study was started with another objective, space or fixed overrides.
@@ -103,7 +103,7 @@ class Study:
         check_optuna()
         import optuna
 
-        # Optuna would print a line for every trial; callers of this class show the trials instead.
+        # Optuna would print a line for every trial, which the sweeper already prints.
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.settings, self.space, self.seeds = settings, space, list(seeds)
         self.folder = folder.expanduser().absolute()
@@ -134,7 +134,7 @@ class Study:
         self._owner.release()
 
     def trials(self) -> list[TuningTrial]:
-        """Return all trials by number, except those whose parameters a killed process had not fully drawn."""
+        """Return all trials, ordered by number, without those for which a killed process drew only some parameters."""
         results = self._study.user_attrs
         names = {"RUNNING": "running", "COMPLETE": "finished", "FAIL": "failed", "PRUNED": "pruned"}
         return [
@@ -149,10 +149,10 @@ class Study:
         ]
 
     def next_batch(self) -> list[TuningTrial]:
-        """Return the trials to run now; empty when enough trials are finished or pruned.
+        """Return the next trials to run; empty if `settings.trials` trials are finished or pruned.
 
-        Unfinished trials of a killed search come first, and alone, so that the next trials are drawn from the same
-        results as without the interruption.
+        Unfinished trials of a killed search are returned as a batch without new trials, so that new trials are drawn
+        after the same results as in an uninterrupted search.
         """
         from optuna.trial import TrialState
 
@@ -175,13 +175,13 @@ class Study:
     def tell(self, trial: TuningTrial, results: Sequence[Result]) -> TuningTrial:
         """Record the results of a trial's runs, one for each seed, and return the updated trial.
 
-        A trial fails if one of its runs does, because an aggregate over fewer seeds could not be compared.
+        A trial fails if one of its runs fails, because aggregates over fewer seeds are not comparable.
         """
         from optuna.trial import TrialState
 
         results_by_seed = dict(zip(self.seeds, results, strict=True))
         with self._translate_errors():
-            # Before the state changes: after a kill in between, the trial continues, and its finished runs are skipped.
+            # Stored before the state changes, so that a kill in between leaves a running trial, which is repeated.
             self._study.set_user_attr(f"results of trial {trial.number}", results_by_seed)
             if any(isinstance(result, str) for result in results):
                 self._study.tell(trial.number, state=TrialState.FAIL)
@@ -201,7 +201,7 @@ class Study:
             results: results of its first seeds, at least one and not all.
 
         Returns:
-            The pruned trial; None if its other seeds are to be run.
+            The pruned trial; None if the trial continues with its other seeds.
         """
         from optuna.pruners import MedianPruner
         from optuna.trial import Trial, TrialState
@@ -210,7 +210,8 @@ class Study:
         results_by_seed = dict(zip(self.seeds, results, strict=False))
         with self._translate_errors():
             [stored_trial] = [x for x in self._get_drawn_trials() if x.number == trial.number]
-            if len(results) not in stored_trial.intermediate_values:  # a resumed search repeats stored results
+            # A resumed search reports results again, but Optuna stores only one value for a number of seeds.
+            if len(results) not in stored_trial.intermediate_values:
                 # The object that Study.ask returned may belong to an earlier process.
                 Trial(self._study, stored_trial._trial_id).report(float(np.mean(results)), len(results))
                 [stored_trial] = [x for x in self._get_drawn_trials() if x.number == trial.number]
@@ -221,16 +222,16 @@ class Study:
         return replace(trial, state="pruned", results=results_by_seed)
 
     def rank_trials(self) -> list[TuningTrial]:
-        """Return the trials with a value, best first; of equal ones the earlier first."""
+        """Return the trials with a value, best first; trials with equal values are ordered by number."""
         sign = -1.0 if self.settings.direction == "maximize" else 1.0
         return sorted(
             (trial for trial in self.trials() if trial.value is not None), key=lambda trial: sign * (trial.value or 0.0)
         )
 
     def compute_importances(self) -> dict[str, float]:
-        """Return the importance of each searched key for good results (PED-ANOVA, arXiv 2304.10255).
+        """Return the importance of each searched key (PED-ANOVA, arXiv 2304.10255), in descending order, with sum 1.
 
-        The values are descending and sum to 1; empty with fewer than 4 trials, equal results, or a single key.
+        Return {} if fewer than 4 trials have a value, all values are equal, or only one key is searched.
         """
         import optuna
 
@@ -241,7 +242,7 @@ class Study:
         return importances_by_key if math.isfinite(sum(importances_by_key.values())) else {}
 
     def write(self, command: str) -> None:
-        """Write `trials.csv`, and `best.yaml` if there is a best trial; `command` runs that one again."""
+        """Write `trials.csv` and, if a trial has a value, `best.yaml`; `command` is the command of the best trial."""
         import yaml
 
         table = io.StringIO()
@@ -272,7 +273,7 @@ class Study:
         return set(trial.params) == set(self.space)
 
     def _build_sampler(self, index: int) -> BaseSampler:
-        """Return a sampler for one trial; a sampler with a state could not be continued by another process."""
+        """Return a new sampler for trial `index`, because the state of one for all trials is lost with the process."""
         from optuna.exceptions import ExperimentalWarning
         from optuna.samplers import RandomSampler, TPESampler
 
@@ -280,13 +281,13 @@ class Study:
         if self.settings.sampler == "random":
             return RandomSampler(seed=seed)
         # constant_liar: running trials count as bad ones, so that a batch does not repeat parameters.
-        # group: keys that are searched together are modeled jointly. Optuna calls both experimental.
+        # multivariate, group: keys that occur in the same trials are modeled jointly. Optuna marks them as experimental.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
 
     def _check_unchanged(self, fixed: Sequence[str]) -> None:
-        """Check that the study was started with the properties that its trials must share to be comparable."""
+        """Raise ConfigError unless objective, search space and fixed overrides are those of the study's first start."""
         objective = f"{self.settings.direction} the {self.settings.aggregate} over seeds {', '.join(self.seeds)}"
         properties = {
             "the objective": objective,
@@ -312,7 +313,7 @@ class Study:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Translate errors of the database into errors with advice for the user."""
+        """Convert errors of the database to RunFolderError with advice."""
         from optuna.exceptions import OptunaError
         from sqlalchemy.exc import SQLAlchemyError
 
