@@ -201,15 +201,15 @@ class FinetuneLoop(StateFields):
         return EvaluatedTask(task.name, prompts.held_out, evaluator, rewards, scale)
 
     def _check_model(self, local_model: LocalChat) -> None:
-        """Check that the model can be trained, and that `llm.max_tokens` suffices for a short reply."""
+        """Check that the model can be trained, and `llm.max_tokens` is enough for a reply."""
         prompt_format, space = self.task.prompt_format, self.task.space
         middle = space.round_values((space.low + space.high) / 2)
         prompt = prompt_format.make_prompt(ProposalExample(0, (ParameterTrial(middle, np.zeros(1)),), None))
-        n_tokens = len(local_model.encode_reply(prompt.messages, prompt_format.format_reply(middle, "")))
-        if n_tokens > local_model.settings.max_tokens:
+        length = len(local_model.encode_reply(prompt.messages, prompt_format.format_reply(middle, "")))
+        if length > local_model.settings.max_tokens:
             raise ConfigError(
                 f"llm.max_tokens={local_model.settings.max_tokens} is too small for a valid reply: {space.dim} numbers "
-                f"without a reason take about {n_tokens} tokens of {local_model.model}. Set llm.max_tokens to {n_tokens} "
+                f"without a reason take about {length} tokens of {local_model.model}. Set llm.max_tokens to {length} "
                 "or more"
             )
         n_trainable = self.method.lora.count_trainable(

@@ -281,7 +281,7 @@ class Study:
         if self.settings.sampler == "random":
             return RandomSampler(seed=seed)
         # constant_liar: running trials count as bad ones, so that a batch does not repeat parameters.
-        # multivariate, group: keys that occur in the same trials are modeled jointly. Optuna marks them as experimental.
+        # multivariate, group: keys that occur in the same trials are modeled jointly. Optuna calls all experimental.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)

@@ -1,4 +1,4 @@
-"""Base class of the scorers of candidate texts: queries, tokenization, batches, log-probabilities."""
+"""Base class of scorers, which compute log-probabilities of candidate texts after prompts with a local model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ScoringQuery:
 
     @property
     def n_positions(self) -> int:
-        """Number of positions that the query takes without padding."""
+        """Number of token positions of prompt and tree, without padding."""
         return len(self.prompt) + self.tree.n_nodes
 
 
@@ -47,7 +47,7 @@ def candidate_lists(n_prompts: int, candidates: Sequence[str] | Sequence[Sequenc
     """Return one tuple of candidates per prompt.
 
     Raises:
-        ConfigError: the candidates are not texts or lists of texts, or their number does not fit.
+        ConfigError: `candidates` is neither a list of texts nor one non-empty list of texts for each prompt.
     """
     if isinstance(candidates, str):
         raise ConfigError(f"candidates is one text ({candidates!r}); give a list of texts")
@@ -67,7 +67,7 @@ def candidate_lists(n_prompts: int, candidates: Sequence[str] | Sequence[Sequenc
 
 
 def length_batches(queries: Sequence[ScoringQuery], max_positions: int) -> list[list[int]]:
-    """Group the indices of queries of similar length. A batch of two or more has at most that many positions."""
+    """Return batches of indices of queries; one of several queries has at most `max_positions`, padding included."""
     batches: list[list[int]] = []
     for i in sorted(range(len(queries)), key=lambda i: queries[i].n_positions):
         batch = [*batches[-1], i] if batches else []
@@ -81,8 +81,8 @@ def length_batches(queries: Sequence[ScoringQuery], max_positions: int) -> list[
 
 
 _MAX_CACHED_TEXTS = 50_000
-"""Maximum number of prompts whose tokens are cached, because learners read each prompt many times."""
-_SHORTEN_PROMPTS = "give shorter prompts (e.g. a smaller env.history)"
+"""Maximum number of texts in each cache of tokens; learners tokenize the same prompts many times."""
+_SHORTENING_ADVICE = "give shorter prompts (e.g. a smaller env.history)"
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,11 @@ class ScorerSettings:
         dtype: type of the weights; the softmax over the vocabulary is always computed in float32.
         length_normalization: `none` sums a candidate's token log-probabilities, `tokens` takes their mean, `words`
             divides their sum by the number of words (Tan et al. 2024, arXiv 2401.14151).
-        parity: score as the published code of online grounding: sums of unnormalized logits, plus 1 for each token that
-            a candidate lacks compared with the longest one, prompt and candidate tokenized separately, and no special
-            tokens around the prompt.
-        batch_tokens: maximum number of positions in one pass of the model. A larger prompt runs alone.
-        weights: choice of the weights that are loaded; the others are randomly initialized (`load_model`).
+        parity: reproduce the scores of the published code of online grounding (arXiv 2302.02662): sums of unnormalized
+            logits, plus 1 for each token by which a candidate is shorter than the longest one; prompt and candidate are
+            tokenized separately, without special tokens around the prompt.
+        batch_tokens: maximum number of positions in one forward pass. A longer prompt is computed alone.
+        weights: weights that are loaded; the others are randomly initialized (`load_model`).
         make: small model that is created instead of loaded; None: `model` is loaded.
     """
 
@@ -129,10 +129,10 @@ class ScorerSettings:
 
 
 class LocalScorer(ABC):
-    """Scorer: log p(candidate | prompt) = sum_k log softmax(logits_k)[token_k], differentiable in the weights.
+    """Scorer that computes log p(candidate | prompt) = sum_k log softmax(logits_k)[token_k], with gradients.
 
-    The model runs once per batch of distinct prompts, on the prompts and the token trees of their candidates. Weights
-    are loaded at the first use, or by `load`. Dropout is never active: a score is a function of its arguments.
+    One forward pass computes a batch of distinct prompts with the token trees of their candidates. Weights are loaded
+    at the first use, or by `load`. Dropout is never active, so scores are deterministic.
 
     Args:
         settings: options.
@@ -179,10 +179,10 @@ class LocalScorer(ABC):
         check_model(self.model, is_created=self.settings.make is not None)
 
     def load(self) -> None:
-        """Load tokenizer and weights, unless loaded, and check tree scores against plain passes of the model.
+        """Load tokenizer and weights, if not yet loaded, and compare scores of trees with those of plain sequences.
 
         Raises:
-            LLMError: tokenizer or weights cannot be loaded, or the architecture cannot be scored this way.
+            LLMError: tokenizer or weights cannot be loaded, or the architecture does not support token trees.
         """
         if self._module is not None:
             return
@@ -202,13 +202,13 @@ class LocalScorer(ABC):
             raise
 
     def adapters(self, lora: Lora, seed: int) -> AdapterSet:
-        """Return the adapters of the model; `lora` and `seed` determine them at the first call."""
+        """Return the adapters of the model. Only the first call uses `lora` and `seed` (see `AdapterSet`)."""
         if self._adapters is None:
             self._adapters = AdapterSet(self.module, lora, seed)
         return self._adapters
 
     def replace_module(self, module: torch.nn.Module) -> None:
-        """Use `module` for scoring from now on. It must be a copy of the model, e.g. a frozen one."""
+        """Use `module`, a copy of the model (e.g. with frozen weights), for scoring from now on."""
         self._module = module
 
     def recompute_activations(self) -> None:
@@ -230,10 +230,10 @@ class LocalScorer(ABC):
 
         Args:
             prompts: prompts, at least one.
-            candidates: candidates of all prompts, or a list for each; shorter lists are padded with -inf.
+            candidates: one list for all prompts, or a list for each; scores of shorter lists are padded with -inf.
 
         Raises:
-            ConfigError: no candidates, an empty candidate, or a prompt that is too long; the message names it.
+            ConfigError: there are no candidates, a candidate is empty, or a prompt is too long.
             LLMError: the model cannot be loaded.
         """
         if not candidates:
@@ -241,7 +241,7 @@ class LocalScorer(ABC):
         return self.forward(prompts, candidates).log_probs
 
     def forward(self, prompts: Sequence[str], candidates: Sequence[str] | Sequence[Sequence[str]] = ()) -> ScorerOutput:
-        """Return scores, as `score` does, and the state of each prompt; without candidates, the state alone."""
+        """Return the scores of `score` and the hidden state of each prompt; scores are empty without candidates."""
         self.load()
         if not prompts:
             raise ConfigError("there are no prompts to score; give at least one")
@@ -250,7 +250,7 @@ class LocalScorer(ABC):
         n_candidates = max(len(texts) for texts in candidates_by_prompt)
         batches = length_batches(queries, self.settings.batch_tokens)
         outputs = [self._score_batch([queries[i] for i in batch], n_candidates) for batch in batches]
-        # Index of the row of each prompt's query among the rows of all batches.
+        # Outputs are in the order of batches; these indices restore the order of prompts.
         row_indices = np.argsort(np.concatenate(batches))[query_indices]
         row_order = torch.from_numpy(row_indices).to(outputs[0].log_probs.device)
         return ScorerOutput(
@@ -261,18 +261,18 @@ class LocalScorer(ABC):
 
     @abstractmethod
     def _check_architecture(self, module: Any) -> None:
-        """Raise LLMError if the architecture lacks what `_run_model` needs."""
+        """Raise LLMError if `_run_model` does not support the architecture."""
 
     @abstractmethod
     def _prompt_tokens(self, ids: list[int], special: list[int]) -> list[int]:
-        """Return the tokens of a prompt that the model reads; `special` is 1 where the tokenizer added one to `ids`."""
+        """Return the prompt's `ids` without unwanted special tokens; `special` is 1 for tokens that were added."""
 
     def _split_prompt(self, prompt: str) -> tuple[str, str]:
-        """Split a prompt into the part before its candidates and the part that begins each candidate."""
+        """Split a prompt into the text that is tokenized as prompt and the text that is prepended to candidates."""
         return prompt, ""
 
     def _candidate_context(self, prefix: str) -> str:
-        """Return the end of the prompt that affects the tokens of candidates."""
+        """Return the last part of the prompt, with which candidates are tokenized together; "": none."""
         return ""
 
     def _tokenize_continuations(self, context: str, texts: Sequence[str]) -> list[list[int]]:
@@ -281,20 +281,20 @@ class LocalScorer(ABC):
 
     @abstractmethod
     def _max_length(self) -> int | None:
-        """Return the most tokens of prompt and candidate together that the model can read; None: no limit."""
+        """Return the maximum number of tokens of prompt and candidate together; None: no limit."""
 
     @abstractmethod
     def _run_model(self, prompts: Sequence[TokenIds], trees: TreeBatch) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Run the model once on a batch of prompts and the trees of their candidates.
 
         Returns:
-            Logits at the nodes of the trees, [batch, n_nodes, vocabulary]; `state` [batch, d] and `n_positions` as in
-            `ScorerOutput`.
+            Logits at the nodes of the trees, [batch, n_nodes, vocabulary]; and the attributes `state` [batch, d] and
+            `n_positions` of `ScorerOutput`.
         """
 
     @abstractmethod
     def _logits_without_tree(self, prompt: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-        """Return logits [n_tokens, vocabulary] that predict `candidate` [n_tokens] after `prompt`, without a tree."""
+        """Return logits [n_tokens, vocabulary] for `candidate` [n_tokens] after `prompt`, from a plain sequence."""
 
     def _score_batch(self, queries: Sequence[ScoringQuery], n_candidates: int) -> ScorerOutput:
         """Return the scores and states of one batch of queries."""
@@ -312,7 +312,7 @@ class LocalScorer(ABC):
     def _queries(
         self, prompts: Sequence[str], candidates_by_prompt: Sequence[tuple[str, ...]]
     ) -> tuple[list[ScoringQuery], list[int]]:
-        """Return the distinct queries, and for each prompt the index of its query."""
+        """Return the distinct queries, and the index of the query of each prompt."""
         pairs = list(zip(prompts, candidates_by_prompt, strict=True))
         query_index_by_pair = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
         queries = [
@@ -330,7 +330,7 @@ class LocalScorer(ABC):
                 excerpt = prompt if len(prompt) <= 80 else f"{prompt[:40]} ... {prompt[-40:]}"
                 raise ConfigError(
                     f"a prompt has {len(query.prompt)} tokens and its longest candidate {query.tree.max_length}, but "
-                    f"{self.label} reads {limit}; {_SHORTEN_PROMPTS}, or choose a model that reads more. The prompt: "
+                    f"{self.label} reads {limit}; {_SHORTENING_ADVICE}, or choose a model that reads more. The prompt: "
                     f"{excerpt!r}"
                 )
         return queries, query_indices
@@ -372,7 +372,7 @@ class LocalScorer(ABC):
 
     @torch.no_grad()
     def _check_tree_scores(self) -> None:
-        """Raise LLMError if the model ignores the tree's mask or positions. The test uses a few tokens."""
+        """Raise LLMError if scores of a small tree show that the model ignores the tree's mask or positions."""
         vocabulary = self._module.config.get_text_config().vocab_size
         prompts = [tuple(t % vocabulary for t in range(start, stop)) for start, stop in ((5, 16), (20, 25))]
         candidates = tuple(tuple(t % vocabulary for t in ids) for ids in ((31, 32, 33), (31, 34, 35), (36, 37), (38,)))
@@ -403,7 +403,7 @@ class LocalScorer(ABC):
 
 @contextmanager
 def last_hidden_states(module: Any) -> Iterator[list[torch.Tensor]]:
-    """Collect the output of the last decoder layer, [batch, n_positions, d], but not of the other layers."""
+    """Return a context that collects the output of the last decoder layer, [batch, n_positions, d] per pass."""
     hidden_states: list[torch.Tensor] = []
     handle = module.get_decoder().register_forward_hook(lambda _module, _args, output: hidden_states.append(output[0]))
     try:

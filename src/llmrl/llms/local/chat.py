@@ -1,4 +1,4 @@
-"""Chat model whose weights are in this process."""
+"""Chat model that is computed in this process (`llm=local_chat`)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LocalChatSettings(SamplingSettings):
 
     Attributes:
         model: folder or name on the Hugging Face hub; None: `make` describes the model.
-        prefix_cache_tokens: maximum number of tokens whose keys and values are reused; 0: none.
+        prefix_cache_tokens: maximum number of tokens in the cache of keys and values of prefixes; 0: no cache.
         sampler: settings of a server that samples the replies; None: they are sampled in this process.
         learn: settings of a learner that trains the model from its replies; None: the model does not learn.
         make: small model that is created instead of loaded; None: `model` is loaded.
@@ -58,9 +58,9 @@ class LocalChatSettings(SamplingSettings):
 class LocalChat(Provider):
     """Causal chat model in this process, loaded at the first request.
 
-    Each reply is drawn from a random stream of its own and is, up to rounding, a function of the request (`repeat`
-    included) and the run's seed. Padding and the size of the batch change the last digits of scores
-    (docs/local_models.md says by how much) and therefore, rarely, a token.
+    Each reply is sampled with a separate random generator and is, except for rounding errors, a function of the request
+    (including `repeat`) and the run's seed. Padding and batch size change the last digits of logits
+    (docs/local_models.md has the sizes) and therefore, rarely, a token.
 
     Replies are free text: a request's schema is not enforced, so prompts must describe the format.
 
@@ -71,8 +71,8 @@ class LocalChat(Provider):
         model_factory: factory of small models; needed for `make`.
 
     Raises:
-        ConfigError: options are incompatible, or the chat template cannot be read; at the first request: the model's
-            window is smaller than `context_window`.
+        ConfigError: options are incompatible, or the chat template cannot be read. At the first request: the model's
+            context window is smaller than `context_window`.
         LLMError: a file of the adapter cannot be read.
     """
 
@@ -81,14 +81,14 @@ class LocalChat(Provider):
     def __init__(
         self, settings: LocalChatSettings, device: str, seeds: Seeds, model_factory: SmallModelFactory | None = None
     ) -> None:
-        # The price of a local model is zero, not unknown (None).
+        # Prices are 0, because None would mean that the price is unknown.
         super().__init__(
             max_tokens=settings.max_tokens, context_window=settings.context_window, input_price=0.0, output_price=0.0
         )
         self.settings, self.device, self._seeds = settings, device, seeds.child("local_chat")
         self._model_factory, adapter, template_path = model_factory, settings.adapter, settings.chat_template
         self.model = find_model(settings.model, settings.make, "chat", model_factory)
-        # The fingerprint distinguishes retrained adapters in caches; `check` raises if the folder is missing.
+        # Caches distinguish adapters by this fingerprint. If the folder is missing, `check` raises an error.
         has_adapter = adapter is not None and Path(adapter).expanduser().is_dir()
         self._adapter_digest = adapter_fingerprint(str(adapter)) if has_adapter else None
         self.label = f"{self.model if settings.make is None else settings.make.label} (local chat)"
@@ -128,9 +128,9 @@ class LocalChat(Provider):
                 raise LLMError(
                     f"{self.model}: neither model nor tokenizer has an end-of-sequence token; choose another model"
                 )
-            # Padding is masked, so any token can serve.
+            # Padding is masked, so any token can be used.
             pad_token = min(self._end_tokens) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
-            # Replaced, not updated, because sampling settings stored with the weights would otherwise apply.
+            # A new config, because the model's own one may contain sampling settings, which must not apply.
             model.generation_config = type(model.generation_config)(
                 do_sample=False, eos_token_id=sorted(self._end_tokens), pad_token_id=pad_token
             )
@@ -143,7 +143,7 @@ class LocalChat(Provider):
         self._prefix_cache.clear()
 
     def weights_changed(self) -> None:
-        """Discard what was computed with earlier weights."""
+        """Discard cached keys and values, and adapters on the server, because the weights have changed."""
         self.clear_cache()
         if self._sampler is not None:
             self._sampler.adapters_changed()
@@ -152,7 +152,8 @@ class LocalChat(Provider):
     def identity(self) -> dict[str, Any]:
         """Fields that identify the replies in caches.
 
-        Device and batch size are left out because they only change rounding. `files` distinguishes retrained weights.
+        Device and batch size are not included, because they change only rounding errors. `files` is the fingerprint of
+        the model's folder.
         """
         if self._identity is None:
             template = self._template_text
@@ -167,14 +168,16 @@ class LocalChat(Provider):
                 "top_p": self.settings.top_p,
                 "max_tokens": self.settings.max_tokens,
             }
-            if self.settings.adapter is not None:  # no entry without an adapter, so that older caches stay valid
+            if (
+                self.settings.adapter is not None
+            ):  # added only if set, so that caches from before this option stay valid
                 self._identity["adapter"] = self._adapter_digest or adapter_fingerprint(self.settings.adapter)
         return self._identity
 
     def check(self) -> None:
-        """Raise LLMError if a package, model or adapter is missing, or the adapter belongs to other weights.
+        """Raise LLMError if a package, model or adapter is missing, or the adapter was trained on another model.
 
-        Names on the hub are not looked up.
+        This does not check that a model of the hub exists.
         """
         check_model(self.model, is_created=self.settings.make is not None)
         if self.settings.adapter is not None:
@@ -192,11 +195,11 @@ class LocalChat(Provider):
         return super().fits(messages)
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Return replies in the order of `requests`, with `finish` `stop`, or `length` if cut at `max_tokens`.
+        """Return replies in the order of `requests`; `finish` is "length" for a reply cut at `max_tokens`, else "stop".
 
         Raises:
-            LLMError: the model cannot be loaded or has no chat template, a prompt and the longest reply exceed the
-                context window, or memory runs out.
+            LLMError: the model cannot be loaded or has no chat template, a prompt and `max_tokens` exceed the context
+                window, or memory is exhausted.
         """
         prompt_tokens = [self.encode(request.messages) for request in requests]
         for tokens, request in zip(prompt_tokens, requests, strict=True):
@@ -207,14 +210,14 @@ class LocalChat(Provider):
                     "prompt, lower llm.max_tokens, or choose a model with a longer window"
                 )
         streams: Sequence[np.random.Generator | None] = [None] * len(requests)
-        if self.settings.temperature > 0 or self._sampler is not None:  # otherwise the most probable tokens
+        if self.settings.temperature > 0 or self._sampler is not None:  # else the most probable tokens are selected
             streams = self._random_generators(requests)
         prompts = [
             TokenPrompt(
                 tokens,
                 request.adapter,
                 stream,
-                # Conversations are continued; most requests with a single question are not.
+                # Only conversations are cached, because most other requests are not continued.
                 is_conversation=any(message["role"] == "assistant" for message in request.messages),
             )
             for tokens, request, stream in zip(prompt_tokens, requests, streams, strict=True)
@@ -223,13 +226,13 @@ class LocalChat(Provider):
             _ = self.module  # sets the end tokens
             samples = self._sampler.sample(prompts, self.settings.max_tokens, self.should_stop)
             return [self._decode_reply(prompt.tokens, *sample) for prompt, sample in zip(prompts, samples, strict=True)]
-        # Processes that train a model together sample equal shares, and each learns from all replies.
+        # Processes that train a model together each sample a part of the replies, and exchange them.
         processes = ProcessGroup() if self.learners is None else ProcessGroup.get_joined()
         replies = processes.all_gather_object(self._generate(prompts[processes.local_slice(len(requests))]))
         return list(chain.from_iterable(replies))
 
     def close(self) -> None:
-        """Release the weights; the next request loads them again. Those of a learner stay."""
+        """Release the weights, except those of a learner; the next request loads them again."""
         self._prefix_cache.clear()
         if self._sampler is not None:
             self._sampler.close()
@@ -267,15 +270,15 @@ class LocalChat(Provider):
     def _random_generators(self, requests: Sequence[ChatRequest]) -> list[np.random.Generator]:
         """Return the random generator of each request."""
         seeds = [self._seeds if self.learners is None else self.learners.seeds(request.adapter) for request in requests]
-        # Equal requests of societies under different proposals get equal random numbers.
+        # Without the adapter, so that societies under different proposals have common random numbers.
         keys = [request_key({}, replace(request, adapter="")) for request in requests]
         return [request_stream(*pair) for pair in zip(seeds, keys, strict=True)]
 
     def _decode_reply(self, prompt: Sequence[int], tokens: list[int], log_probs: np.ndarray | None) -> ChatReply:
-        """Decode `tokens` up to the first end token; shorter sequences of a batch are padded."""
-        end = next((i for i, token in enumerate(tokens) if token in self._end_tokens), None)
-        text = self._tokenizer.decode(tokens[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        length = len(tokens) if end is None else end + 1
+        """Decode `tokens` up to the first end token, after which there may be padding."""
+        end_index = next((i for i, token in enumerate(tokens) if token in self._end_tokens), None)
+        text = self._tokenizer.decode(tokens[:end_index], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        length = len(tokens) if end_index is None else end_index + 1
         sample: TokenSample | None = None
         if log_probs is not None:
             sample = TokenSample(tuple(prompt), tuple(tokens[:length]), log_probs[:length])
@@ -283,16 +286,13 @@ class LocalChat(Provider):
             text,
             prompt_tokens=len(prompt),
             completion_tokens=length,
-            finish="length" if end is None else "stop",
+            finish="length" if end_index is None else "stop",
             sample=sample,
         )
 
     @property
     def tokenizer(self) -> Any:
-        """Tokenizer with the chat template in use, loaded at first access, which also sets the context window.
-
-        A small model is created first.
-        """
+        """Tokenizer with the chat template. The first access creates a model with `make`, and sets `context_window`."""
         if self._tokenizer is None:
             if self.settings.make is not None and self._model_factory is not None:
                 self._model_factory.make("chat", self.settings.make)
@@ -316,7 +316,7 @@ class LocalChat(Provider):
         return self._tokenizer
 
     def encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Return the token ids of the prompt, up to the start of the reply.
+        """Return the token ids of the prompt, which ends with the tokens that begin a reply.
 
         Raises:
             LLMError: there is no chat template, or it does not accept these messages.
@@ -327,20 +327,20 @@ class LocalChat(Provider):
         """Return the token ids of `reply` as the model would generate them, including the end token.
 
         Raises:
-            LLMError: as `encode`; or the tokenizer has no end token.
+            LLMError: there is no chat template, it does not accept these messages, or there is no end token.
         """
         prompt = self._render_template(messages, open_reply=True)
         dialogue = self._render_template([*messages, {"role": "assistant", "content": reply}], open_reply=False)
         # Some templates do not render the prompt as a prefix of the complete dialogue.
         text = dialogue[len(prompt) :] if dialogue.startswith(prompt) else reply
-        end = self.tokenizer.eos_token_id
-        if end is None:
+        end_token = self.tokenizer.eos_token_id
+        if end_token is None:
             raise LLMError(f"{self.model}: its tokenizer has no end-of-sequence token; choose another model")
         ids = self._tokenize_rendered(text)
-        return [*ids[: ids.index(end)], int(end)] if end in ids else [*ids, int(end)]
+        return [*ids[: ids.index(end_token)], int(end_token)] if end_token in ids else [*ids, int(end_token)]
 
     def _render_template(self, messages: Sequence[Mapping[str, str]], open_reply: bool) -> str:
-        """Return the text of the chat template; `open_reply` adds the start of the reply."""
+        """Return `messages` in the chat template; `open_reply` appends the text that begins a reply."""
         from jinja2 import TemplateError
 
         tokenizer = self.tokenizer

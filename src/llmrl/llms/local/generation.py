@@ -1,4 +1,4 @@
-"""Generation of replies by a causal model in batches whose finished replies are replaced by waiting prompts.
+"""Generation of replies by a causal model in batches in which waiting prompts replace finished replies.
 
 `Generator` is the entry point. A logits processor (`GumbelNoise`) samples each reply from its own random stream.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 MIN_FINISHED_FRACTION = 0.25
-"""Fraction of a batch that has to be finished before waiting prompts join it; each join copies the cache."""
+"""Fraction of a batch that must be finished before waiting prompts join it; lower fractions copy the cache often."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +31,9 @@ class SamplingSettings:
     """Distribution and limits of sampled tokens.
 
     Attributes:
-        temperature: temperature of the softmax, >= 0; 0: the most probable token.
-        top_p: probability mass of the tokens that are sampled, in [0, 1].
-        max_tokens: maximum length of a reply.
+        temperature: temperature of the softmax, >= 0; 0: the most probable token is selected.
+        top_p: cumulative probability of the most probable tokens that can be sampled (nucleus sampling), in [0, 1].
+        max_tokens: maximum number of tokens of a reply.
         batch_tokens: maximum number of tokens of a batch with two or more prompts, replies of maximum length included.
     """
 
@@ -49,9 +49,9 @@ class TokenPrompt:
 
     Attributes:
         tokens: token ids.
-        adapter: name of the adapter that reads it.
-        stream: random generator of the reply; None: the most probable tokens.
-        is_conversation: whether later prompts are expected to begin with prompt and reply.
+        adapter: name of the adapter that the model uses.
+        stream: random generator of the reply; None: the most probable tokens are selected.
+        is_conversation: whether later prompts probably begin with this prompt and its reply.
     """
 
     tokens: Sequence[int]
@@ -75,13 +75,13 @@ class SampledReply:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Prompts with their replies so far, which end in the last column.
+    """Prompts with their replies so far, padded on the left to a common width.
 
     Attributes:
         indices: indices of the prompts, [n].
         ids: token ids with padding, [n, width] int64.
         mask: 1 for tokens, 0 for padding, [n, width] int64.
-        cache: transformers cache of the first columns; None: nothing is computed.
+        cache: transformers cache of the keys and values of the first columns; None: none are computed.
     """
 
     indices: Sequence[int]
@@ -90,7 +90,7 @@ class Batch:
     cache: Any
 
     def select(self, rows: Sequence[int]) -> Batch | None:
-        """Return the batch of some rows, without columns that are padding in all of them; None without rows."""
+        """Return a batch of the given rows, without columns of padding only; None if there are no rows."""
         import torch
         from transformers import DynamicCache
 
@@ -104,7 +104,7 @@ class Batch:
         return Batch(indices, self.ids[row_indices, start:], mask[:, start:], DynamicCache(layers))
 
     def join(self, other: Batch) -> Batch:
-        """Return the rows of both batches; the narrower one is padded on the left."""
+        """Return a batch with the rows of both; the narrower batch is padded on the left."""
         import torch
         from torch.nn.functional import pad
         from transformers import DynamicCache
@@ -126,16 +126,16 @@ class Batch:
 
 
 class Generator:
-    """Continuous batching with transformers' `generate` (iteration-level scheduling; Yu et al. 2022, Orca).
+    """Generator of replies by continuous batching (iteration-level scheduling; Yu et al. 2022, Orca).
 
     Waiting prompts join a batch when replies have ended, so that a long reply delays no other prompts. Models whose
-    layers do not keep all keys and values (sliding windows, state spaces) finish a batch before the next.
+    layers do not keep all keys and values (sliding windows, state spaces) finish a batch before the next begins.
 
     Args:
-        model: causal language model, whose generation config has its end tokens.
-        settings: distribution and limits.
-        prefix: cache of the beginnings of prompts.
-        use_adapters: function that returns a context in which the rows of a batch use the adapters with given names.
+        model: causal language model, whose generation config contains its end tokens.
+        settings: distribution and limits of sampled tokens.
+        prefix_cache: cache of keys and values of prefixes of prompts.
+        use_adapters: function from adapter names to a context in which row i of a batch uses the i-th adapter.
         record_log_probs: whether the log-probabilities of the tokens are recorded.
     """
 
@@ -161,18 +161,18 @@ class Generator:
         """Return the replies in the order of `prompts`.
 
         Raises:
-            LLMError: scores of the model are NaN.
+            LLMError: logits of the model are NaN.
         """
         replies = [SampledReply() for _ in prompts]
         waiting = deque(sorted(range(len(prompts)), key=lambda i: len(prompts[i].tokens)))
         batch: Batch | None = None
         while waiting or batch is not None:
-            admitted = self._admit(waiting, prompts, batch)
+            joining = self._pop_fitting(waiting, prompts, batch)
             if batch is None:
-                batch = self._prepare_batch(admitted, prompts)
-            elif admitted:
-                # The prompts are read before they join the batch, whose other rows have one new token each.
-                new_batch = self._extend(self._prepare_batch(admitted, prompts), prompts, replies, n_tokens=1)
+                batch = self._prepare_batch(joining, prompts)
+            elif joining:
+                # Compute the keys and values of the new prompts, and one token, so that the caches can be joined.
+                new_batch = self._extend(self._prepare_batch(joining, prompts), prompts, replies, n_tokens=1)
                 batch = batch if new_batch is None else batch.join(new_batch)
             n_finished = len(batch.indices)
             if waiting and self._can_join_batches:
@@ -180,22 +180,22 @@ class Generator:
             batch = self._extend(batch, prompts, replies, n_finished=n_finished)
         return replies
 
-    def _admit(self, waiting: deque[int], prompts: Sequence[TokenPrompt], batch: Batch | None) -> list[int]:
-        """Remove the prompts that can join a batch from `waiting`; return their indices."""
+    def _pop_fitting(self, waiting: deque[int], prompts: Sequence[TokenPrompt], batch: Batch | None) -> list[int]:
+        """Remove the prompts for which the batch has room from `waiting`, and return their indices."""
         if batch is not None and not self._can_join_batches:
             return []
-        admitted: list[int] = []
+        joining: list[int] = []
         n_rows, width = (0, 0) if batch is None else batch.ids.shape
         while waiting:
             width = max(width, len(prompts[waiting[0]].tokens))
-            n_tokens = (n_rows + len(admitted) + 1) * (width + self._settings.max_tokens)
-            if n_rows + len(admitted) and n_tokens > self._settings.batch_tokens:
+            n_tokens = (n_rows + len(joining) + 1) * (width + self._settings.max_tokens)
+            if n_rows + len(joining) and n_tokens > self._settings.batch_tokens:
                 break
-            admitted.append(waiting.popleft())
-        return admitted
+            joining.append(waiting.popleft())
+        return joining
 
     def _prepare_batch(self, indices: Sequence[int], prompts: Sequence[TokenPrompt]) -> Batch:
-        """Return a batch of prompts without replies."""
+        """Return a new batch of the prompts with the given indices."""
         tokens, adapters = [prompts[i].tokens for i in indices], [prompts[i].adapter for i in indices]
         with self._use_adapters(adapters):
             n_cached, cache = self._prefix_cache.find(self._model, tokens, adapters)
@@ -210,14 +210,14 @@ class Generator:
         n_tokens: int | None = None,
         n_finished: int | None = None,
     ) -> Batch | None:
-        """Extend the replies of a batch; return the batch of those that are not finished, None if all are.
+        """Generate tokens; return a batch of the replies that are not finished, or None if all are finished.
 
         Args:
             batch: prompts with their replies so far.
-            prompts: all prompts.
-            replies: all replies, to which the new tokens are added.
-            n_tokens: maximum number of new tokens of each reply; None: up to its maximum length.
-            n_finished: number of finished replies at which generation ends; None: all.
+            prompts: prompts of all batches.
+            replies: replies of all batches, to which the new tokens are appended.
+            n_tokens: maximum number of new tokens of each reply; None: until its maximum length.
+            n_finished: number of finished replies at which generation is interrupted; None: all.
         """
         import torch
         from transformers import StoppingCriteriaList
@@ -227,7 +227,7 @@ class Generator:
         noise = GumbelNoise(streams, self._record_log_probs) if streams else None
         finished = FinishedReplies(max_lengths, self._end_tokens, n_finished or len(max_lengths), self._model.device)
         with self._use_adapters([prompts[i].adapter for i in batch.indices]):
-            # `generate` derives the positions from the mask, so padding does not shift them.
+            # `generate` computes the positions of tokens from the mask, so padding does not change them.
             output = self._model.generate(
                 batch.ids,
                 attention_mask=batch.mask,
@@ -245,9 +245,8 @@ class Generator:
             reply.tokens += token_rows[row][:length]
             if log_probs is not None:
                 reply.log_probs += log_probs[row][:length]
-            # Only conversations are stored: most requests with a single question are not continued.
             if is_finished[row] and prompt.is_conversation:
-                # The cache has no keys and values of the last column.
+                # The cache lacks the keys and values of the last column, because no later token has read it.
                 n_without_cache = max(0, length - (new_tokens.shape[1] - 1))
                 tokens = [*prompt.tokens, *reply.tokens[: len(reply.tokens) - n_without_cache]]
                 self._prefix_cache.store(output.past_key_values, row, batch.mask[row], tokens, prompt.adapter)
@@ -258,7 +257,7 @@ class Generator:
         return extended.select(np.flatnonzero(np.logical_not(is_finished)).tolist())
 
     def _logits_processors(self, noise: GumbelNoise | None) -> Any:
-        """Return the processors of logits: `generate` takes the maximum, which `noise` makes a sample."""
+        """Return the processors of logits. `generate` selects the maximum, which is a sample if `noise` is added."""
         from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
         processors: list[Any] = [NanCheck()]
@@ -271,16 +270,16 @@ class Generator:
 
 
 class FinishedReplies:
-    """Criterion of `generate` that ends replies at their limits, and all of them when enough are finished.
+    """Stopping criterion of `generate`: ends each reply at its limit, and all replies when enough are finished.
 
     Args:
-        limits: maximum number of new tokens of each reply, [n].
+        max_lengths: maximum number of new tokens of each reply, [n].
         end_tokens: token ids that end a reply.
         n_finished: number of finished replies at which generation ends.
-        device: device of the replies, which no step copies to the CPU.
+        device: device of the token ids, on which all computation stays.
 
     Attributes:
-        is_finished: whether a reply has ended, [n] bool.
+        is_finished: whether each reply has an end token or its maximum length, [n] bool.
         lengths: number of new tokens of each reply, [n] int64.
     """
 
@@ -295,7 +294,7 @@ class FinishedReplies:
         self.lengths = torch.zeros(len(max_lengths), dtype=torch.long, device=device)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
-        """Return which rows are finished after another token, [n] bool."""
+        """Count the new last token of each row; return whether generation of each row ends, [n] bool."""
         import torch
 
         self.lengths += ~self.is_finished
@@ -305,24 +304,24 @@ class FinishedReplies:
 
 
 def request_stream(seeds: Seeds, key: str) -> np.random.Generator:
-    """Return the random generator of a request, seeded by all bits of the request's hexadecimal key."""
+    """Return the random generator of a request, seeded by all bits of `key`, the request's hexadecimal hash."""
     *chunks, last_chunk = (int(key[max(0, end - 8) : end], 16) for end in range(len(key), 0, -8))
     return functools.reduce(Seeds.child, chunks, seeds).numpy(last_chunk)
 
 
 class GumbelNoise:
-    """Logits processor for `generate` that makes the greedy choice of sequence i a sample from stream i.
+    """Logits processor for `generate` that adds Gumbel noise, so that the most probable token is a random sample.
 
     argmax(log p + G) with independent Gumbel(0, 1) noise G is a sample of p (the Gumbel-max trick; Gumbel 1954). In
-    contrast to inversion of the distribution function, a tiny change of log p changes the choice only if the two best
-    candidates are about equally good, so that replies hardly depend on rounding.
+    contrast to inversion of the distribution function, a small change of log p changes the sample only if the two
+    largest sums are almost equal, so that replies rarely depend on rounding errors.
 
     Args:
-        streams: one generator for each sequence of the batch; each step draws one number per token of the vocabulary.
-        record_log_probs: whether the log-probabilities of the choices are recorded.
+        streams: random generator of each sequence; each step draws one number per token of the vocabulary.
+        record_log_probs: whether the log-probabilities of the sampled tokens are recorded.
 
     Attributes:
-        log_probs: log p of the choices of each step, [batch] float32, if they are recorded.
+        log_probs: log p of the sampled tokens, [batch] float32 for each step; empty if they are not recorded.
     """
 
     def __init__(self, streams: Sequence[np.random.Generator], record_log_probs: bool = False) -> None:
@@ -333,7 +332,7 @@ class GumbelNoise:
         """Return scores plus noise, [batch, vocabulary]."""
         import torch
 
-        # Drawn on the CPU, so that devices get the same numbers, and in float64, where zero practically never occurs.
+        # On the CPU, so that noise does not depend on the device; in float64, so that a draw is practically never 0.
         draws = np.stack([stream.standard_exponential(scores.shape[1]) for stream in self._random_generators])
         noise = -torch.from_numpy(draws).log_()
         noisy_scores = scores + noise.to(scores.device, scores.dtype)
@@ -344,7 +343,7 @@ class GumbelNoise:
 
 
 class NanCheck:
-    """Logits processor that raises LLMError if scores are NaN; otherwise the greedy choice would be arbitrary."""
+    """Logits processor that raises LLMError if logits are NaN, because the maximum is then arbitrary."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if bool(scores.isnan().any()):
@@ -356,16 +355,17 @@ class NanCheck:
 
 
 def plan_batches(lengths: Sequence[int], reply_tokens: int, batch_tokens: int) -> list[list[int]]:
-    """Group the indices of prompts by length. A group of two or more has at most `batch_tokens` tokens.
+    """Group the indices of prompts with similar lengths into batches.
 
-    A group of n takes n x (its longest prompt + reply_tokens) tokens. Prompts of similar length go together.
+    A batch of n >= 2 prompts satisfies n x (max(lengths) + reply_tokens) <= batch_tokens, where `lengths` are the
+    numbers of tokens of its prompts and `reply_tokens` is the maximum number of tokens of a reply.
 
     >>> plan_batches([5, 1, 5, 2], reply_tokens=1, batch_tokens=12)
     [[1, 3], [0, 2]]
     """
     batches: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        # Lengths are sorted, so the new prompt is the longest.
+        # The new prompt is the longest, because prompts are sorted by length.
         if batches and (len(batches[-1]) + 1) * (lengths[i] + reply_tokens) <= batch_tokens:
             batches[-1].append(i)
         else:
@@ -378,24 +378,24 @@ def pad_left(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return token ids [n_prompts, width] int64 padded on the left, and a mask of the same shape: 1 token, 0 padding.
 
-    Cached tokens at the beginning of prompts are padded separately, so that they end at the same position.
+    The cached prefixes and the rest of the prompts are padded separately, so that all prefixes end at one position.
 
     Args:
         prompts: token ids, [n_prompts] of different lengths.
         pad: token id of the padding.
-        n_cached: number of cached tokens of each prompt; None: none.
+        n_cached: number of tokens at the beginning of each prompt that are in a cache; None: 0 for all prompts.
 
     >>> pad_left([[1, 2, 3], [4, 5]], 0, [1, 0])[0].tolist()
     [[1, 2, 3], [0, 4, 5]]
     """
     import torch
 
-    starts = [0] * len(prompts) if n_cached is None else n_cached
-    left = max(starts)
-    right = max(len(prompt) - start for prompt, start in zip(prompts, starts, strict=True))
+    n_prefix = [0] * len(prompts) if n_cached is None else n_cached
+    max_prefix = max(n_prefix)
+    max_suffix = max(len(prompt) - n for prompt, n in zip(prompts, n_prefix, strict=True))
     ids, mask = [], []
-    for prompt, start in zip(prompts, starts, strict=True):
-        pads = left - start, right - len(prompt) + start
-        ids.append([*[pad] * pads[0], *prompt[:start], *[pad] * pads[1], *prompt[start:]])
-        mask.append([*[0] * pads[0], *[1] * start, *[0] * pads[1], *[1] * (len(prompt) - start)])
+    for prompt, n in zip(prompts, n_prefix, strict=True):
+        pads = max_prefix - n, max_suffix - len(prompt) + n
+        ids.append([*[pad] * pads[0], *prompt[:n], *[pad] * pads[1], *prompt[n:]])
+        mask.append([*[0] * pads[0], *[1] * n, *[0] * pads[1], *[1] * (len(prompt) - n)])
     return torch.tensor(ids), torch.tensor(mask)

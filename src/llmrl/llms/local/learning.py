@@ -26,11 +26,11 @@ class Turn:
     """One reply of a trajectory.
 
     Attributes:
-        sample: tokens of prompt and reply, as they were sampled.
-        observation: text that identifies the observation, for advantages that compare turns with equal ones.
+        sample: tokens of prompt and reply, with the log-probabilities of the reply.
+        observation: text that identifies the observation, for advantages that compare turns with equal observations.
         is_valid: whether the reply could be parsed.
         step: step of the episode in which the reply was given.
-        reward: sum of the rewards from this reply to the next one.
+        reward: sum of the rewards of the steps from this reply until before the next one.
         value: estimated value of the state in which the reply was given; NaN: unknown.
     """
 
@@ -60,10 +60,10 @@ class Trajectory:
 class TrajectoryBuffer:
     """Buffer of the trajectories of all players of all games.
 
-    A trajectory can be learned from when its episode has ended.
+    A trajectory is complete, and can be used for training, when its episode has ended.
 
     Args:
-        is_paused: whether nothing is recorded.
+        is_paused: whether the buffer initially ignores replies, rewards and ends of episodes.
     """
 
     def __init__(self, is_paused: bool = False) -> None:
@@ -73,7 +73,7 @@ class TrajectoryBuffer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Record nothing inside a `with` block."""
+        """Ignore replies, rewards and ends of episodes inside a `with` block."""
         was_paused, self._is_paused = self._is_paused, True
         try:
             yield
@@ -81,7 +81,7 @@ class TrajectoryBuffer:
             self._is_paused = was_paused
 
     def begin_episodes(self, games: Collection[int]) -> None:
-        """Discard the trajectories of unfinished episodes of `games`, which begin new ones."""
+        """Discard the unfinished trajectories of `games`, in which new episodes begin."""
         if not self._is_paused:
             self._unfinished = {key: trajectory for key, trajectory in self._unfinished.items() if key[0] not in games}
 
@@ -94,7 +94,7 @@ class TrajectoryBuffer:
             trajectory.turns.append(Turn(sample, observation, is_valid, step))
 
     def add_reward(self, game: int, agent: int, reward: float) -> None:
-        """Add a reward to a player's newest reply; rewards before its first reply are not due to any reply."""
+        """Add a reward to a player's last reply; ignore rewards before its first reply in the episode."""
         if (game, agent) in self._unfinished and not self._is_paused:
             self._unfinished[game, agent].turns[-1].reward += reward
 
@@ -104,13 +104,13 @@ class TrajectoryBuffer:
             self._complete += [self._unfinished.pop(key) for key in sorted(self._unfinished) if key[0] == game]
 
     def set_state_values(self, values: np.ndarray) -> None:
-        """Set the values of the turns of complete trajectories from those of states, [n_steps, n_envs, n_agents]."""
+        """Set the values of all turns of complete trajectories; `values` is [n_steps, n_envs, n_agents]."""
         for trajectory in self._complete:
             for turn in trajectory.turns:
                 turn.value = float(values[turn.step, trajectory.game, trajectory.agent])
 
     def pop_complete(self) -> list[Trajectory]:
-        """Return the complete trajectories ordered by game and player, and remove them."""
+        """Remove the complete trajectories from the buffer, and return them ordered by game and player."""
         complete, self._complete = self._complete, []
         return sorted(complete, key=lambda trajectory: (trajectory.game, trajectory.agent))
 
@@ -128,7 +128,7 @@ class TrajectoryBuffer:
 
 
 _STORED_FIELDS = ("observation", "is_valid", "step", "reward")
-"""Fields of a turn that its state contains as they are."""
+"""Fields of a turn that `_to_state` stores without conversion."""
 
 
 def _to_state(trajectory: Trajectory) -> State:
@@ -146,7 +146,7 @@ def _to_state(trajectory: Trajectory) -> State:
 
 
 def _from_state(state: State) -> Trajectory:
-    """Invert `_to_state`."""
+    """Return the trajectory with the state that `_to_state` returned."""
     turns = []
     for turn in state["turns"]:
         prompt, tokens = tuple(turn["prompt"].tolist()), tuple(turn["tokens"].tolist())
@@ -157,15 +157,15 @@ def _from_state(state: State) -> Trajectory:
 
 @dataclass(frozen=True, eq=False)
 class TokenSequence:
-    """Tokens that a model reads at once, with the sampled ones among them.
+    """Token sequence for one forward pass, some of whose tokens were sampled.
 
     Attributes:
         tokens: token ids.
         positions: positions of the sampled tokens in `tokens`, [n_sampled] int64, increasing, >= 1.
-        reply_indices: index of the reply that each sampled token is part of, [n_sampled] int64.
+        reply_indices: index of the reply that contains each sampled token, [n_sampled] int64.
         log_probs: log-probabilities of the sampled tokens when they were sampled, [n_sampled] float32.
-        old_log_probs: the same under the trained policy before its update, if another computation has sampled the
-            tokens; None: `log_probs`.
+        old_log_probs: log-probabilities of the sampled tokens under the trained policy before the update, [n_sampled]
+            float32, for tokens sampled by a server; None: equal to `log_probs`.
     """
 
     tokens: tuple[int, ...]
@@ -176,31 +176,31 @@ class TokenSequence:
 
 
 def merge_turns(samples: Sequence[TokenSample]) -> list[list[int]]:
-    """Return runs of indices of successive turns that are one sequence of tokens.
+    """Return groups of indices of consecutive turns that form one token sequence.
 
-    Turns are merged as long as the prompt of the next turn begins with prompt and reply of the previous one, token for
-    token. This depends on the chat template: some drop earlier reasoning, and a limited history drops earlier turns.
+    A turn belongs to the group of the previous turn if its prompt begins with the tokens of the previous prompt and
+    reply. This is not so if the chat template omits earlier reasoning or a limited history omits earlier turns.
 
     Args:
         samples: turns of one trajectory, in their order.
     """
     groups: list[list[int]] = []
-    previous: tuple[int, ...] = ()
+    previous_tokens: tuple[int, ...] = ()
     for i, sample in enumerate(samples):
-        if groups and sample.prompt[: len(previous)] == previous:
+        if groups and sample.prompt[: len(previous_tokens)] == previous_tokens:
             groups[-1].append(i)
         else:
             groups.append([i])
-        previous = (*sample.prompt, *sample.tokens)
+        previous_tokens = (*sample.prompt, *sample.tokens)
     return groups
 
 
 def token_sequences(samples: Sequence[TokenSample], first_reply: int = 0) -> list[TokenSequence]:
-    """Return the sequences of a trajectory; its replies are numbered from `first_reply`.
+    """Return the token sequences of a trajectory, each with the turns of one group of `merge_turns`.
 
     Args:
         samples: turns of one trajectory, in their order.
-        first_reply: index of the first reply.
+        first_reply: index of the first reply in `reply_indices`.
     """
     sequences = []
     for indices in merge_turns(samples):
@@ -218,18 +218,18 @@ def token_sequences(samples: Sequence[TokenSample], first_reply: int = 0) -> lis
 
 
 AdapterSharing = Literal["shared", "per_player", "per_member"]
-"""Which players of a society have an adapter of their own: none, each of them, or each member of `agent=mixed`."""
+"""Adapters of the players of a society: one for all, one for each player, or one for each member of `agent=mixed`."""
 
 
 class ChatLearner(Stateful, Protocol):
-    """Learner of the weights, or of one adapter, of a local chat model."""
+    """Learner of all weights or of one adapter of a local chat model."""
 
     def update(self, trajectories: Sequence[Trajectory], generator: torch.Generator) -> dict[str, float]:
-        """Train on trajectories of replies with their rewards; return metrics."""
+        """Train on complete trajectories, with random numbers of `generator`; return metrics."""
         ...
 
     def reset(self) -> None:
-        """Restore the initial weights and forget the state of the optimizer."""
+        """Restore the initial weights and the initial state of the optimizer."""
         ...
 
     def write_adapter(self, folder: Path) -> None:
@@ -255,19 +255,19 @@ class ChatLearners(Protocol):
     gamma: float
 
     def learner(self, adapter: str, seeds: Seeds | None = None) -> ChatLearner:
-        """Return the learner of an adapter, always the same one.
+        """Return the learner of an adapter; the first call creates it.
 
         Args:
             adapter: name of the adapter.
-            seeds: seed tree of the replies with this adapter; None: that of the model.
+            seeds: seed tree for sampling replies with this adapter; None: the seed tree of the model.
 
         Raises:
-            ConfigError: all weights are trained, and there is another learner.
+            ConfigError: all weights are trained, and there is already a learner with another name.
         """
         ...
 
     def seeds(self, adapter: str) -> Seeds:
-        """Return the seed tree of the replies with an adapter."""
+        """Return the seed tree for sampling replies with an adapter."""
         ...
 
     def use_adapters(self, adapters: Sequence[str]) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Loading of a model and its tokenizer from a folder or by a name on the Hugging Face hub."""
+"""Loading of models and tokenizers from folders or from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 ModelKind = Literal["causal", "seq2seq"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Weights = Literal["pretrained", "embeddings", "random"]
-"""Weights that are loaded: all, the word embeddings, or none. The others are randomly initialized."""
+"""Weights that are loaded: all, the input embeddings, or none. The others are randomly initialized."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_ACCEPTED = (
+_ACCEPTED_SOURCES = (
     "Accepted: a folder written by save_pretrained (model and tokenizer); a name on huggingface.co, which is "
     "downloaded once into HF_HOME (default ~/.cache/huggingface); without a network, a name that was downloaded "
     "before, with HF_HUB_OFFLINE=1. Gated models need `hf auth login` first."
@@ -28,15 +28,15 @@ _ACCEPTED = (
 
 
 def check_model(model: str, is_created: bool = False) -> None:
-    """Check that `model` can be loaded. Only the listing of its folder is read.
+    """Check that the folder `model` contains a model, or that `model` is a possible hub name.
 
     Args:
         model: folder or hub name.
-        is_created: whether the folder is created when the model is first needed, and so may be missing.
+        is_created: whether the folder is created when the model is first needed, so that it may be missing.
 
     Raises:
-        LLMError: transformers is not installed, the folder does not exist or holds no model, or the name is not a
-            hub name.
+        LLMError: transformers is not installed, the folder does not exist or contains no model, or `model` is not a
+            possible hub name.
     """
     if importlib.util.find_spec("transformers") is None:
         raise LLMError(
@@ -47,11 +47,13 @@ def check_model(model: str, is_created: bool = False) -> None:
         return
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise LLMError(f"the folder {folder} has no config.json, so it holds no model. {_ACCEPTED}")
+            raise LLMError(f"the folder {folder} has no config.json, so it holds no model. {_ACCEPTED_SOURCES}")
     elif model.startswith(("/", ".", "~")):
-        raise LLMError(f"there is no folder {folder}. {_ACCEPTED}")
+        raise LLMError(f"there is no folder {folder}. {_ACCEPTED_SOURCES}")
     elif not _HUB_NAME.fullmatch(model):
-        raise LLMError(f"'{model}' is neither a folder nor a hub name such as google/flan-t5-small. {_ACCEPTED}")
+        raise LLMError(
+            f"'{model}' is neither a folder nor a hub name such as google/flan-t5-small. {_ACCEPTED_SOURCES}"
+        )
 
 
 def load_tokenizer(model: str, revision: str | None) -> Any:
@@ -83,10 +85,10 @@ def load_config(model: str, revision: str | None) -> Any:
 
 
 def load_meta_model(model: str, revision: str | None) -> torch.nn.Module:
-    """Return a causal model on the meta device: its layers without weights, from `config.json` alone.
+    """Return a causal model on the meta device (layers without weights); this reads only `config.json`.
 
     Raises:
-        LLMError: the config cannot be loaded, or is not of a causal model.
+        LLMError: the config cannot be loaded, or does not belong to a causal model.
     """
     config = load_config(model, revision)
     import torch
@@ -110,16 +112,16 @@ def load_model(
     weights: Weights = "pretrained",
     seed: int = 0,
 ) -> torch.nn.Module:
-    """Return the model in eval mode (no dropout) with its weights on `device`. Code from the hub is never run.
+    """Return the model in eval mode (no dropout) with its weights on `device`. Code from the hub is never executed.
 
     Args:
-        kind: `causal` (continues a text) or `seq2seq` (an encoder reads it, a decoder answers).
+        kind: `causal` (decoder-only) or `seq2seq` (encoder-decoder).
         model: folder or hub name.
         revision: branch, tag or commit on the hub; None: its default branch.
         device: torch device, e.g. `cpu` or `cuda`.
-        dtype: type of the weights, and so of the computation.
-        weights: `pretrained`: all are loaded; `random`: the architecture's own initialization, with only `config.json`
-            loaded; `embeddings`: the same with pretrained input embeddings.
+        dtype: data type of the weights and of the computation.
+        weights: `pretrained`: all weights are loaded; `random`: all have the initial distribution of the architecture;
+            `embeddings`: only the input embeddings are loaded.
         seed: seed of randomly initialized weights.
 
     Raises:
@@ -141,9 +143,11 @@ def load_model(
             try:
                 module = model_class.from_config(config, trust_remote_code=False, dtype=torch.float32)
             except ValueError as error:
-                raise LLMError(f"{model} is no {kind} language model: {_join_lines(error)} {_ACCEPTED}") from error
+                raise LLMError(
+                    f"{model} is no {kind} language model: {_join_lines(error)} {_ACCEPTED_SOURCES}"
+                ) from error
             _untie_output_layer(module)
-            # Weights drawn in float32 do not depend on how this torch draws half precision, which can also be slower.
+            # Weights are drawn in float32, because draws in half precision are slower and depend on the torch version.
             for parameter in module.parameters():
                 parameter.data = parameter.data.to(options["dtype"])
             module.config.dtype = options["dtype"]
@@ -159,8 +163,8 @@ def load_model(
 def _untie_output_layer(module: Any) -> None:
     """Initialize a separate output layer for models of the T5 family whose config requires one, e.g. Flan-T5.
 
-    transformers ties the output layer to the input embeddings until a checkpoint provides another. Of the config's
-    setting it keeps only that hidden states are not scaled for a shared layer.
+    transformers ties their output layer to the input embeddings until it loads weights. `scale_decoder_outputs` is False
+    only for models with a separate output layer.
     """
     import torch
 
@@ -173,7 +177,7 @@ def _untie_output_layer(module: Any) -> None:
 def _copy_embeddings(source: Any, target: Any) -> None:
     """Copy the input embeddings, and learned position embeddings if any, from `source` to `target`.
 
-    A separate output layer, as in Flan-T5, stays randomly initialized, as in the published study.
+    A separate output layer, e.g. of Flan-T5, stays randomly initialized, as in Carta et al. 2023 (arXiv 2302.02662).
     """
     import torch
 
@@ -189,7 +193,7 @@ def _copy_embeddings(source: Any, target: Any) -> None:
 
 
 def _load_pretrained(from_pretrained: Any, component: str, model: str, revision: str | None, **options: Any) -> Any:
-    """Call `from_pretrained` for a part of the model; raise LLMError with remedies if that fails."""
+    """Call `from_pretrained`; raise LLMError with the accepted sources if `component`, e.g. the tokenizer, fails."""
     from safetensors import SafetensorError
 
     disable_progress_bars()
@@ -197,14 +201,16 @@ def _load_pretrained(from_pretrained: Any, component: str, model: str, revision:
     source = str(folder) if folder.is_dir() else model
     try:
         return from_pretrained(source, revision=revision or "main", trust_remote_code=False, **options)
-    # OSError: missing, gated, or no network; ValueError: another kind of model or a file that does not parse;
-    # ImportError: a package this one model or tokenizer needs, which the message names.
+    # OSError: the model is missing or gated, or there is no network; ValueError: another kind of model or a damaged
+    # file; ImportError: the model or tokenizer needs a package that is not installed.
     except (OSError, ValueError, ImportError, SafetensorError) as error:
-        raise LLMError(f"{model}: its {component} cannot be loaded: {_join_lines(error)} {_ACCEPTED}") from error
+        raise LLMError(
+            f"{model}: its {component} cannot be loaded: {_join_lines(error)} {_ACCEPTED_SOURCES}"
+        ) from error
 
 
 def disable_progress_bars() -> None:
-    """Disable the progress bars of transformers, since a run has its own."""
+    """Disable the progress bars of transformers, because a run displays its own progress."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -216,8 +222,9 @@ def _join_lines(error: Exception) -> str:
 
 
 MODEL_FILE_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt", ".safetensors", ".bin", ".gguf"})
-"""Suffixes of files that models and tokenizers are loaded from, in contrast to notes, logs and optimizer states."""
+"""Suffixes of files that contain models and tokenizers; others are e.g. notes, logs and optimizer states."""
 _MIN_SAMPLED_BYTES, _N_SAMPLES, _SAMPLE_BYTES = 64 << 20, 256, 16 << 10
+"""Size above which only blocks of a file are hashed, number of blocks, and size of a block."""
 
 
 def folder_fingerprint(model: str, sampled: bool = False) -> str | None:
@@ -225,8 +232,8 @@ def folder_fingerprint(model: str, sampled: bool = False) -> str | None:
 
     Args:
         model: folder or hub name.
-        sampled: whether only the size and 256 evenly spaced blocks of 16 KiB of a file above 64 MiB are hashed. This is
-            fast, and different weights differ almost everywhere. Otherwise every byte is read.
+        sampled: whether only the size and 256 evenly spaced blocks of 16 KiB are hashed of files above 64 MiB. This is
+            fast, and is enough because retrained weights differ almost everywhere.
 
     Raises:
         LLMError: a file cannot be read.
@@ -242,7 +249,7 @@ def folder_fingerprint(model: str, sampled: bool = False) -> str | None:
                     size = path.stat().st_size
                     if sampled and size > _MIN_SAMPLED_BYTES:
                         file_digest = hashlib.sha256(f"{size}:".encode())
-                        for i in range(_N_SAMPLES):  # the first at the beginning, the last at the end
+                        for i in range(_N_SAMPLES):  # the first block begins the file, the last one ends it
                             file.seek((size - _SAMPLE_BYTES) * i // (_N_SAMPLES - 1))
                             file_digest.update(file.read(_SAMPLE_BYTES))
                     else:
@@ -254,7 +261,7 @@ def folder_fingerprint(model: str, sampled: bool = False) -> str | None:
 
 
 def check_model_unchanged(model: str, stored_fingerprint: str | None, fingerprint: str | None) -> None:
-    """Raise ConfigError if the fingerprint of a model's folder differs from that of a checkpoint; None: unknown."""
+    """Raise ConfigError if the fingerprints in a checkpoint and of the model's folder differ; None: unknown."""
     if None not in (stored_fingerprint, fingerprint) and stored_fingerprint != fingerprint:
         raise ConfigError(
             f"the files of llm.model={model} have changed since this run was created; restore them, or restart the run "
@@ -268,8 +275,7 @@ def copy_weights(
     """Copy weights into the parameters of the same names.
 
     Args:
-        weights: weights by name.
-        parameters: parameters by name.
+        weights, parameters: weights and parameters by name.
         source: origin of the weights, for the error message.
         options: options that determine names and shapes, for the error message.
 
@@ -290,20 +296,20 @@ def copy_weights(
 
 
 def enable_recomputation(module: Any, source: str) -> None:
-    """Enable gradient checkpointing of a model in training mode, and disable dropout.
+    """Enable gradient checkpointing of a model in training mode, and set dropout to 0.
 
-    This needs less memory and about a third more time.
+    Gradient checkpointing takes less memory and about a third more time.
 
     Args:
         module: model of transformers.
-        source: option that requests it, for the error message.
+        source: option that requests gradient checkpointing, for the error message.
 
     Raises:
-        LLMError: the model does not support it.
+        LLMError: the model does not support gradient checkpointing.
     """
     import torch
 
-    # Layers checkpoint in training mode only, so dropout is set to zero.
+    # transformers checkpoints only in training mode, in which dropout would be active.
     for submodule in module.modules():
         for name, value in vars(submodule).items():
             if "dropout" in name and isinstance(value, float):
@@ -313,7 +319,7 @@ def enable_recomputation(module: Any, source: str) -> None:
     try:
         if hasattr(module, "activation_checkpointing_enable"):
             module.activation_checkpointing_enable()
-        else:  # the former name of the method; reentrant checkpoints have no gradient below frozen embeddings
+        else:  # older transformers; reentrant checkpoints would give no gradients if the embeddings are frozen
             module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     except ValueError as error:
         raise LLMError(f"{source}: {error}") from error

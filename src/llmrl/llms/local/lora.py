@@ -1,7 +1,4 @@
-"""Low-rank adapters of a frozen model (LoRA, arXiv 2106.09685): layers, sets for the sequences of a batch, and files.
-
-Files have the format of peft.
-"""
+"""Low-rank adapters of a frozen model (LoRA, arXiv 2106.09685): layers, sets of adapters, files in peft's format."""
 
 from __future__ import annotations
 
@@ -26,9 +23,9 @@ if TYPE_CHECKING:
 CONFIG_FILE = "adapter_config.json"
 WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 BASE_MODEL_FILE = "trained_on.json"
-"""File that names the weights that an adapter was trained on.
+"""File in an adapter's folder that identifies the weights on which the adapter was trained.
 
-It holds `model`, `revision`, and `files`, the fingerprint of the model's folder (null for a model of the hub).
+It contains `model`, `revision`, and `files`, the fingerprint of the model's folder (null for a model of the hub).
 """
 
 _REMEDY = "Use the folder `adapter` in the run folder of llmrl-finetune, or one that peft's save_pretrained wrote."
@@ -37,15 +34,15 @@ Targets = list[str] | Literal["all-linear"]
 
 @dataclass(frozen=True)
 class Lora:
-    """Settings of an adapter: W x becomes W x + (alpha / rank) B A x in the chosen layers.
+    """Settings of an adapter, which replaces W x by W x + (alpha / rank) B A x in some linear layers.
 
     Only A [rank, in] and B [out, rank] are trained.
 
     Attributes:
         rank: rank of the product B A.
-        alpha: scale of the product.
+        alpha: factor of the product, divided by the rank, > 0.
         dropout: dropout probability of the adapter's input in training.
-        targets: last parts of the layers' names, e.g. [q_proj, v_proj]; `all-linear`: every linear layer except the
+        targets: last parts of the names of the layers, e.g. [q_proj, v_proj]; `all-linear`: all linear layers but the
             output layer.
     """
 
@@ -67,13 +64,13 @@ class Lora:
         )
 
     def inject(self, module: torch.nn.Module, seed: int, name: str = "default") -> None:
-        """Insert the adapter's layers into `module`, initialized with `seed` so that outputs do not change yet.
+        """Insert an adapter with the given name into `module`. Its weights, drawn with `seed`, do not change outputs.
 
-        From then on only parameters of adapters require gradients; they are float32 whatever the model's dtype. Further
-        adapters have other names; the first one stays in use.
+        Afterwards only parameters of adapters require gradients; they are float32 for every dtype of the model. If
+        `module` already has an adapter, that one stays active.
 
         Raises:
-            ConfigError: peft is not installed, the model has no such layers, or its output layer is among them.
+            ConfigError: peft is not installed, no layer matches `targets`, or the output layer does.
         """
         if importlib.util.find_spec("peft") is None:
             raise ConfigError("adapters need the optional package peft: pip install 'llmrl[finetune]'")
@@ -86,20 +83,20 @@ class Lora:
         if targets == "all-linear":
             targets = sorted(self._target_layers(module))
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # peft warns of a second adapter
+            warnings.simplefilter("ignore", UserWarning)  # peft warns if there already is an adapter
             torch.manual_seed(seed)
             inject_adapter_in_model(LoraConfig(**options, target_modules=targets), module, adapter_name=name)
         for parameter_name, parameter in module.named_parameters():
             parameter.requires_grad_(".lora_" in parameter_name)
             if parameter.requires_grad:
-                # Small steps vanish in half precision; peft computes in the adapter's dtype and casts back.
+                # Half precision would round small updates to 0. peft converts inputs to float32 and outputs back.
                 parameter.data = parameter.data.float()
 
     def count_trainable(self, module: torch.nn.Module) -> int:
-        """Return the number of parameters that would be trained, without changing `module`.
+        """Return the number of parameters that `inject` would add to `module`.
 
         Raises:
-            ConfigError: the model has no such layers, or its output layer is among them.
+            ConfigError: no layer matches `targets`, or the output layer does.
         """
         linear_layers = self._linear_layers(module)
         targets = self._target_layers(module)
@@ -116,13 +113,14 @@ class Lora:
         return sum(self.rank * sum(linear_layers[name].weight.shape) for name in targets)
 
     def _linear_layers(self, module: torch.nn.Module) -> dict[str, Any]:
-        """Return all linear layers of a model by name, without those of adapters."""
+        """Return the linear layers of a model by name, without layers of adapters."""
         import torch
 
         return {
-            name.removesuffix(".base_layer"): m
-            for name, m in module.named_modules()
-            if ".lora_" not in name and (isinstance(m, torch.nn.Linear) or type(m).__name__ == "Conv1D")  # of GPT-2
+            name.removesuffix(".base_layer"): layer
+            for name, layer in module.named_modules()
+            if ".lora_" not in name
+            and (isinstance(layer, torch.nn.Linear) or type(layer).__name__ == "Conv1D")  # GPT-2
         }
 
     def _target_layers(self, module: torch.nn.Module) -> set[str]:
@@ -140,14 +138,14 @@ def _output_layer_name(module: torch.nn.Module, linear_layers: dict[str, Any]) -
 
 
 class AdapterSet:
-    """Adapters of a language model, whose weights are loaded once.
+    """Named adapters of one language model.
 
-    An adapter is created when it is first used; all adapters have equal initial weights.
+    An adapter is created when it is first used. All adapters have equal initial weights.
 
     Args:
         module: the language model.
-        lora: settings of the adapters.
-        seed: seed of their initial weights.
+        lora: settings of all adapters.
+        seed: seed of the initial weights of each adapter.
     """
 
     def __init__(self, module: torch.nn.Module, lora: Lora, seed: int) -> None:
@@ -157,7 +155,7 @@ class AdapterSet:
         self._active_name = ""
 
     def parameters(self, name: str) -> Mapping[str, torch.nn.Parameter]:
-        """Return the parameters of an adapter, by names that do not contain that of the adapter."""
+        """Return the parameters of an adapter by `general_name`."""
         self._add_adapter(name)
         adapter_infix = f".{_peft_name(name)}."
         return {
@@ -168,11 +166,11 @@ class AdapterSet:
 
     @staticmethod
     def general_name(parameter_name: str, name: str) -> str:
-        """Return the name of a parameter of the adapter `name` without that name."""
+        """Return a parameter's name in which `default` replaces the name of its adapter `name`."""
         return parameter_name.replace(f".{_peft_name(name)}.", ".default.")
 
     def activate(self, name: str) -> None:
-        """Use an adapter for all sequences; only its parameters require gradients."""
+        """Use an adapter for all sequences from now on, and let only its parameters require gradients."""
         self._add_adapter(name)
         if self._active_name != name:
             for layer in self._layers:
@@ -181,7 +179,7 @@ class AdapterSet:
 
     @contextmanager
     def use_adapters(self, names: Sequence[str]) -> Iterator[None]:
-        """Use the adapter `names[i]` for sequence i of the batches within a `with` block."""
+        """Use the adapter `names[i]` for sequence i of each batch inside a `with` block."""
         if len(set(names)) == 1:
             self.activate(names[0])
             yield
@@ -211,22 +209,22 @@ class AdapterSet:
         self._module.to(device)
         self._layers = [module for module in self._module.modules() if isinstance(module, LoraLayer)]
         self._names.append(name)
-        # Injection makes the parameters of all adapters trainable.
+        # `inject` makes the parameters of all adapters trainable; this restricts gradients to the new adapter.
         for layer in self._layers:
             layer.set_adapter(_peft_name(name))
         self._active_name = name
 
 
 def _peft_name(name: str) -> str:
-    """Return the name of an adapter in peft."""
+    """Return the name of an adapter in peft, which does not accept the empty name."""
     return name or "default"
 
 
 def check_adapter(adapter: str) -> None:
-    """Check that `adapter` could be loaded, reading only the folder's listing.
+    """Check that peft is installed and that the folder `adapter` contains the files of an adapter.
 
     Raises:
-        LLMError: peft is not installed, or the folder does not exist or holds no adapter.
+        LLMError: peft is not installed, the folder does not exist, or a file is missing.
     """
     if importlib.util.find_spec("peft") is None:
         raise LLMError(f"llm.adapter={adapter} needs the optional package peft: pip install 'llmrl[finetune]'")
@@ -246,7 +244,7 @@ def check_base_model(adapter: str, model: str, revision: str | None, files: str 
     Args:
         adapter: folder of the adapter.
         model: model to use the adapter with, as in the config.
-        revision: revision of a model of the hub.
+        revision: revision of a model of the hub; None: the default one.
         files: fingerprint of the model's folder; None for a model of the hub.
 
     Raises:
@@ -318,21 +316,19 @@ def write_adapter(
 
 
 def save_adapter(
-    save: Callable[[Path], None], folder: Path, name: str, revision: str | None, files: str | None
+    save: Callable[[Path], None], folder: Path, model: str, revision: str | None, fingerprint: str | None
 ) -> None:
-    """Write an adapter to `folder` in one step, and replace an earlier one.
+    """Write an adapter to `folder` atomically, and replace an existing one.
 
-    Equal weights give equal files, so `adapter_fingerprint` distinguishes trained weights and nothing else.
+    Equal weights give equal files, so the fingerprints of adapters differ only if their weights differ.
 
     Args:
         save: function that writes the adapter into an existing folder, e.g. `save_pretrained` of a `PeftModel`.
         folder: folder to write.
-        name: model that the adapter was trained on, see `BASE_MODEL_FILE`.
-        revision: revision of a model of the hub.
-        files: fingerprint of the model's folder; None for a model of the hub.
+        model, revision, fingerprint: fields `model`, `revision` and `files` of `BASE_MODEL_FILE`.
 
     Raises:
-        RunFolderError: it cannot be written.
+        RunFolderError: the adapter cannot be written.
     """
     temporary = folder.with_name(f".{folder.name}.tmp")
     try:
@@ -341,11 +337,11 @@ def save_adapter(
         save(temporary)
         (temporary / "README.md").unlink(missing_ok=True)  # an empty model card
         settings = json.loads((temporary / CONFIG_FILE).read_text(encoding="utf-8"))
-        # peft stores names in sets, whose order differs between processes.
+        # peft writes names from sets, whose order differs between processes.
         is_name_list = {k: isinstance(v, list) and all(isinstance(x, str) for x in v) for k, v in settings.items()}
         settings = {k: sorted(v) if is_name_list[k] else v for k, v in settings.items()}
         (temporary / CONFIG_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        content = {"model": name, "revision": revision, "files": files}
+        content = {"model": model, "revision": revision, "files": fingerprint}
         (temporary / BASE_MODEL_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)
@@ -358,7 +354,7 @@ def save_adapter(
 
 
 def merge_adapter(module: torch.nn.Module, adapter: str) -> torch.nn.Module:
-    """Return `module` with the adapter added to its weights, without layers of peft."""
+    """Add the adapter in the folder `adapter` to the weights of `module`; return a model without layers of peft."""
     from peft import PeftModel
 
     merged: torch.nn.Module = PeftModel.from_pretrained(module, adapter).merge_and_unload()
@@ -378,9 +374,9 @@ def adapter_fingerprint(adapter: str) -> str:
 
 
 def load_adapter(module: torch.nn.Module, adapter: str, device: str) -> torch.nn.Module:
-    """Insert the adapter's layers into `module` in place; return it frozen and in eval mode.
+    """Insert the adapter in the folder `adapter` into `module`; return the model frozen and in eval mode.
 
-    The adapter is not merged into the weights, because half precision would round part of it away.
+    The adapter is not merged into the weights, because in half precision the sum would lose digits of the adapter.
 
     Raises:
         LLMError: the adapter is missing or damaged, is not a weight adapter, or belongs to another architecture.
@@ -391,7 +387,7 @@ def load_adapter(module: torch.nn.Module, adapter: str, device: str) -> torch.nn
     from safetensors import SafetensorError
 
     folder = str(Path(adapter).expanduser())
-    # Creating the layers draws random numbers before the saved weights replace them.
+    # peft draws initial weights before it loads the saved ones; this must not change torch's random state.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated name of transformers
         try:
@@ -402,14 +398,14 @@ def load_adapter(module: torch.nn.Module, adapter: str, device: str) -> torch.nn
                     "e.g. LORA"
                 )
             peft_model: Any = PeftModelForCausalLM(module, config)
-            loaded = peft_model.load_adapter(folder, "default", torch_device=device)
+            load_report = peft_model.load_adapter(folder, "default", torch_device=device)
         # ValueError: no such layers; RuntimeError: other shapes; OSError, SafetensorError, KeyError: damaged files.
         except (ValueError, RuntimeError, OSError, KeyError, TypeError, SafetensorError) as error:
             raise LLMError(f"llm.adapter={adapter} cannot be loaded: {' '.join(str(error).split())[:400]}") from error
-    if layers := [*loaded.missing_keys, *loaded.unexpected_keys]:
+    if differing_names := [*load_report.missing_keys, *load_report.unexpected_keys]:
         raise LLMError(
-            f"llm.adapter={adapter} belongs to another model: {len(layers)} layers differ, e.g. {layers[0]}; use the "
-            "model that the adapter was trained on"
+            f"llm.adapter={adapter} belongs to another model: {len(differing_names)} layers differ, e.g. "
+            f"{differing_names[0]}; use the model that the adapter was trained on"
         )
     base_model: torch.nn.Module = peft_model.get_base_model()
     return base_model.requires_grad_(False).eval()

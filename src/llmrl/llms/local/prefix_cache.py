@@ -17,13 +17,13 @@ MIN_PREFIX_LENGTH = 16
 
 @dataclass(frozen=True, eq=False)
 class CachedTokens:
-    """Tokens with their keys and values.
+    """Cached tokens with their keys and values.
 
     Attributes:
         tokens: token ids, [n_tokens] int64.
         layers: keys and values of each layer, [n_heads, n_tokens, head_size].
         adapter: name of the adapter on which keys and values depend.
-        is_shared: whether several prompts begin with the tokens; otherwise they are a conversation.
+        is_shared: whether the tokens are a common prefix of several prompts; otherwise they are a conversation.
     """
 
     tokens: np.ndarray
@@ -33,14 +33,14 @@ class CachedTokens:
 
 
 class PrefixCache:
-    """Cache of the keys and values of tokens that later prompts begin with.
+    """Cache of the keys and values of tokens with which later prompts begin.
 
     Chat prompts of one task begin with the same system message, and a prompt of a conversation begins with its earlier
-    turns. Results equal those without the cache up to rounding. Models whose layers do not keep all keys and values
+    turns. The cache changes results only by rounding errors. Models whose layers do not keep all keys and values
     (sliding windows, state spaces) are not cached.
 
     Args:
-        max_tokens: maximum number of tokens in the cache, >= 0; the least recently used are removed.
+        max_tokens: maximum number of tokens in the cache, >= 0; the least recently used entries are removed.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -57,14 +57,14 @@ class PrefixCache:
         self._entries.clear()
 
     def find(self, model: Any, prompts: Sequence[Sequence[int]], adapters: Sequence[str]) -> tuple[list[int], Any]:
-        """Return the cached beginnings of prompts.
+        """Return the keys and values of the longest cached prefix of each prompt.
 
-        If prompts without a cached beginning share one, it is computed first.
+        If a prompt has none and all prompts have a common prefix, its keys and values are computed and cached.
 
         Args:
             model: causal language model.
             prompts: token ids of the prompts, [n_prompts] of different lengths.
-            adapters: name of the adapter that reads each prompt, on which keys and values depend.
+            adapters: name of the adapter of each prompt, on which keys and values depend.
 
         Returns:
             Number of cached tokens of each prompt, less than its length; transformers cache of these tokens, padded on
@@ -73,11 +73,13 @@ class PrefixCache:
         arrays = [np.array(prompt) for prompt in prompts]
         matches = [self._longest_match(tokens[:-1], name) for tokens, name in zip(arrays, adapters, strict=True)]
         if any(entry is None for entry, _ in matches) and len(prompts) > 1 and len(set(adapters)) == 1:
-            length = shared_prefix_length(prompts)
-            if MIN_PREFIX_LENGTH <= length <= self._max_tokens:
-                shared = self._compute(model, arrays[0][:length], adapters[0])
-                matches = [(shared, length) if shared and match[0] is None else match for match in matches]
-        return [length for _, length in matches], _build_padded_cache(matches)
+            prefix_length = shared_prefix_length(prompts)
+            if MIN_PREFIX_LENGTH <= prefix_length <= self._max_tokens:
+                shared_entry = self._compute(model, arrays[0][:prefix_length], adapters[0])
+                matches = [
+                    (shared_entry, prefix_length) if shared_entry and match[0] is None else match for match in matches
+                ]
+        return [prefix_length for _, prefix_length in matches], _build_padded_cache(matches)
 
     def store(self, cache: Any, row: int, mask: torch.Tensor, tokens: Sequence[int], adapter: str) -> None:
         """Store the tokens of a conversation in place of its earlier turns.
@@ -85,27 +87,27 @@ class PrefixCache:
         Args:
             cache: transformers cache of a batch.
             row: index of the conversation in the batch.
-            mask: mask of its prompt, [width] int64: 1 token, 0 padding; the reply stands after it.
-            tokens: token ids of prompt and reply, without tokens that were not read, [n_tokens].
-            adapter: name of the adapter that reads the conversation.
+            mask: mask of its prompt, [width] int64: 1 token, 0 padding; the reply begins at position `width`.
+            tokens: token ids of prompt and reply whose keys and values are in `cache`, [n_tokens].
+            adapter: name of the adapter of the conversation.
         """
         import torch
 
         if len(tokens) > self._max_tokens or not keeps_all_tokens(cache):
             return
-        array = np.array(tokens)
-        previous_turns, length = self._longest_match(array, adapter)
-        if previous_turns is not None and not previous_turns.is_shared and length == len(previous_turns.tokens):
+        token_array = np.array(tokens)
+        previous_turns, common_length = self._longest_match(token_array, adapter)
+        if previous_turns is not None and not previous_turns.is_shared and common_length == len(previous_turns.tokens):
             self._entries.remove(previous_turns)
-        prompt = mask.nonzero().flatten()
-        reply = torch.arange(len(mask), len(mask) + len(tokens) - len(prompt))
-        # One transfer to the device for all layers.
-        positions = torch.cat([prompt, reply]).to(cache.layers[0].keys.device)
+        prompt_positions = mask.nonzero().flatten()
+        reply_positions = torch.arange(len(mask), len(mask) + len(tokens) - len(prompt_positions))
+        # Positions are transferred to the device once, not for each layer.
+        positions = torch.cat([prompt_positions, reply_positions]).to(cache.layers[0].keys.device)
         layers = [(layer.keys[row][:, positions], layer.values[row][:, positions]) for layer in cache.layers]
-        self._add(CachedTokens(array, layers, adapter, is_shared=False))
+        self._add(CachedTokens(token_array, layers, adapter, is_shared=False))
 
     def _longest_match(self, tokens: np.ndarray, adapter: str) -> tuple[CachedTokens | None, int]:
-        """Return the entry with the longest prefix in common with `tokens`, and its length; (None, 0) if short."""
+        """Return the entry with the longest common prefix and its length; (None, 0) below MIN_PREFIX_LENGTH."""
         candidates = [entry for entry in self._entries if entry.adapter == adapter]
         lengths = [_common_prefix_length(tokens, entry.tokens) for entry in candidates]
         if max(lengths, default=0) < MIN_PREFIX_LENGTH:
@@ -116,7 +118,7 @@ class PrefixCache:
         return best, max(lengths)
 
     def _compute(self, model: Any, tokens: np.ndarray, adapter: str) -> CachedTokens | None:
-        """Compute the keys and values of `tokens`; return None if the model cannot be cached."""
+        """Compute and store the keys and values of `tokens`; return None if the model cannot be cached."""
         import torch
 
         with torch.no_grad():
@@ -135,25 +137,25 @@ class PrefixCache:
 
 
 def _build_padded_cache(matches: Sequence[tuple[CachedTokens | None, int]]) -> Any:
-    """Return a transformers cache of the first tokens of entries, padded on the left; None without any.
+    """Return a transformers cache of prefixes, padded on the left; None if no row has one.
 
     Args:
-        matches: entry and number of its tokens for each row of the cache, [n_rows].
+        matches: for each row, an entry and the number of its first tokens to use, or (None, 0), [n_rows].
     """
     import torch
     from transformers import DynamicCache
 
-    row_indices_by_match: dict[tuple[CachedTokens, int], list[int]] = {}
+    rows_by_match: dict[tuple[CachedTokens, int], list[int]] = {}
     for row, (entry, length) in enumerate(matches):
         if entry is not None:
-            row_indices_by_match.setdefault((entry, length), []).append(row)
-    if not row_indices_by_match:
+            rows_by_match.setdefault((entry, length), []).append(row)
+    if not rows_by_match:
         return None
-    width = max(length for _, length in row_indices_by_match)
-    first_layers = next(iter(row_indices_by_match))[0].layers
+    width = max(length for _, length in rows_by_match)
+    first_layers = next(iter(rows_by_match))[0].layers
     layers = [tuple(x.new_zeros(len(matches), x.shape[0], width, x.shape[2]) for x in layer) for layer in first_layers]
-    for (entry, length), row_indices in row_indices_by_match.items():
-        indices = torch.tensor(row_indices, device=layers[0][0].device)
+    for (entry, length), rows in rows_by_match.items():
+        indices = torch.tensor(rows, device=layers[0][0].device)
         for target, source in zip(layers, entry.layers, strict=True):
             for target_values, cached_values in zip(target, source, strict=True):
                 target_values[indices, :, width - length :] = cached_values[:, :length]
@@ -161,13 +163,13 @@ def _build_padded_cache(matches: Sequence[tuple[CachedTokens | None, int]]) -> A
 
 
 def shared_prefix_length(prompts: Sequence[Sequence[int]]) -> int:
-    """Return the number of tokens that all prompts begin with, at most one less than the shortest prompt has.
+    """Return the length of the common prefix of all prompts, at most the length of the shortest prompt minus 1.
 
     >>> shared_prefix_length([[1, 2, 3], [1, 2, 4, 5]]), shared_prefix_length([[1, 2]])
     (2, 1)
     """
     tokens = [list(prompt) for prompt in prompts]
-    first, last = min(tokens), max(tokens)  # in lexicographic order; all others lie between the two
+    first, last = min(tokens), max(tokens)  # all others are between these two in lexicographic order
     limit = min(len(prompt) for prompt in prompts) - 1
     return _common_prefix_length(np.array(first[:limit]), np.array(last[:limit]))
 
@@ -180,7 +182,7 @@ def _common_prefix_length(first: np.ndarray, second: np.ndarray) -> int:
 
 
 def keeps_all_tokens(cache: Any) -> bool:
-    """Return whether a cache keeps all keys and values in every layer."""
+    """Return whether a transformers cache keeps the keys and values of all tokens in every layer."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 

@@ -14,13 +14,13 @@ from llmrl.llms.local.token_tree import TokenIds, TreeBatch
 
 
 class CausalScorer(LocalScorer):
-    """Scorer that reads each distinct prompt and the token tree of all its candidates as one sequence.
+    """Scorer whose input sequence is a prompt followed by the nodes of the token tree of its candidates.
 
-    A node attends to the prompt and to its ancestors, at the position that it has in its own candidate.
+    A node attends to the prompt and to its ancestors. Its position is the position of its token in its candidate.
 
-    Tokens: a prompt gets the special tokens that the tokenizer puts before a text (e.g. BOS), but none of those after
-        it. A candidate gets none. Prompt and candidate are tokenized as one text, so trailing spaces of a prompt belong
-        to the candidate's first token. If a token would span both, they are tokenized separately.
+    A prompt has the special tokens that the tokenizer adds before a text (e.g. BOS), but not those that it adds after a
+    text; a candidate has none. Prompt and candidate are tokenized as one text, so trailing spaces of a prompt belong to
+    the first token of the candidate. If a token would contain characters of both, they are tokenized separately.
     """
 
     kind: ModelKind = "causal"
@@ -43,7 +43,7 @@ class CausalScorer(LocalScorer):
         return (prefix, prompt[len(prefix) :]) if prefix else (prompt, "")
 
     def _candidate_context(self, prefix: str) -> str:
-        # Tokens do not span lines, so the last non-empty line is enough context.
+        # The last non-empty line suffices, because tokens do not contain characters of several lines.
         return "" if self.settings.parity else prefix[prefix.rfind("\n", 0, len(prefix.rstrip())) + 1 :]
 
     def _tokenize_continuations(self, context: str, texts: Sequence[str]) -> list[list[int]]:
@@ -51,14 +51,14 @@ class CausalScorer(LocalScorer):
             return self._tokenize_without_special(texts)
         [context_ids, *joint_ids] = self._tokenize_without_special([context, *(context + text for text in texts)])
         separate_ids = self._tokenize_without_special(texts)
-        n = len(context_ids)
+        n_context = len(context_ids)
         return [
-            ids[n:] if ids[:n] == context_ids else text_ids
+            ids[n_context:] if ids[:n_context] == context_ids else text_ids
             for ids, text_ids in zip(joint_ids, separate_ids, strict=True)
         ]
 
     def _max_length(self) -> int | None:
-        # Texts may not exceed a sliding window, since the mask here is the same in all layers.
+        # Texts must fit into a sliding window, because all layers get the same mask, which ignores windows.
         config = self._module.config.get_text_config()
         names = ("max_position_embeddings", "sliding_window", "attention_chunk_size")
         limits = [getattr(config, name, None) for name in names]
@@ -67,16 +67,16 @@ class CausalScorer(LocalScorer):
     def _run_model(self, prompts: Sequence[TokenIds], trees: TreeBatch) -> tuple[torch.Tensor, torch.Tensor, int]:
         module = self._module
         prompt_length = max(len(prompt) for prompt in prompts)
-        # Left padding aligns the ends of prompts, so that all nodes start at the same position.
+        # Prompts are padded on the left, so that in all rows the nodes begin at the same index.
         pads = [prompt_length - len(prompt) for prompt in prompts]
         ids = torch.tensor([[*[0] * pad, *prompt] for pad, prompt in zip(pads, prompts, strict=True)]).to(module.device)
         pad = torch.tensor(pads).to(module.device)
-        nodes = trees.tokens[:, 1:].expand(len(prompts), -1)  # the root is the last token of the prompt
+        node_tokens = trees.tokens[:, 1:].expand(len(prompts), -1)  # the root is the last token of the prompt
         positions = torch.arange(prompt_length, device=module.device) - pad[:, None]
         positions = torch.cat([positions, prompt_length - 1 - pad[:, None] + trees.depths[:, 1:]], dim=1)
         with last_hidden_states(module) as hidden:
             logits = module(
-                input_ids=torch.cat([ids, nodes], dim=1),
+                input_ids=torch.cat([ids, node_tokens], dim=1),
                 attention_mask=self._mask(prompt_length, pad, trees),
                 position_ids=positions.clamp(min=0),
                 logits_to_keep=trees.n_nodes,
@@ -90,7 +90,7 @@ class CausalScorer(LocalScorer):
         mask = torch.ones(len(pad), size, size, dtype=torch.bool, device=pad.device).tril()
         mask[:, prompt_length:, prompt_length:] = trees.ancestors[:, 1:, 1:]
         mask[:, :, :prompt_length] &= (torch.arange(prompt_length, device=pad.device) >= pad[:, None])[:, None]
-        # Padding attends to itself, because a position without any allowed position would give NaN.
+        # Padding attends to itself, because the softmax over no position is NaN.
         mask |= torch.eye(size, dtype=torch.bool, device=pad.device)
         return additive_mask(mask, self._module.dtype)[:, None]
 
@@ -100,25 +100,24 @@ class CausalScorer(LocalScorer):
 
 
 class Seq2SeqScorer(LocalScorer):
-    """Scorer whose encoder reads each distinct prompt once and whose decoder reads all candidates as one token tree.
+    """Scorer whose encoder input is a prompt and whose decoder input is the token tree of all its candidates.
 
-    Cross-attention keys and values are computed once per prompt and never copied per candidate.
+    Cross-attention keys and values are computed once per prompt, and are not copied for each candidate.
 
-    Tokens: a prompt gets the special tokens of the model's own tokenizer (T5: `</s>` at the end, as in pretraining). A
-    candidate gets none. It is a separate text after the model's `decoder_start_token_id`, without the leading spaces
-    that separate it from the prompt.
+    A prompt has the special tokens of the model's tokenizer (T5: `</s>` at the end, as in pretraining). A candidate has
+    none; it is tokenized separately, without leading spaces, and follows the model's `decoder_start_token_id`.
     """
 
     kind: ModelKind = "seq2seq"
 
     def _check_architecture(self, module: Any) -> None:
         try:
-            biases = [
+            has_bias = [
                 hasattr(block.layer[0].SelfAttention, "relative_attention_bias") for block in module.decoder.block
             ]
         except AttributeError:
-            biases = []
-        if not biases or not biases[0] or any(biases[1:]):
+            has_bias = []
+        if not has_bias or not has_bias[0] or any(has_bias[1:]):
             raise self._architecture_error(module, "it has no position bias that all decoder layers share")
         if module.config.decoder_start_token_id is None:
             raise self._architecture_error(module, "its config names no decoder_start_token_id")
@@ -130,7 +129,7 @@ class Seq2SeqScorer(LocalScorer):
         return self._tokenize_without_special(texts if self.settings.parity else [text.lstrip(" ") for text in texts])
 
     def _max_length(self) -> int | None:
-        return None  # positions are relative
+        return None  # relative positions have no maximum
 
     def _run_model(self, prompts: Sequence[TokenIds], trees: TreeBatch) -> tuple[torch.Tensor, torch.Tensor, int]:
         module = self._module
@@ -138,13 +137,13 @@ class Seq2SeqScorer(LocalScorer):
         ids = torch.tensor([[*prompt, *[0] * (prompt_length - len(prompt))] for prompt in prompts])
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         mask = torch.arange(prompt_length) < lengths[:, None]
-        nodes = trees.tokens.clone()
-        nodes[:, 0] = module.config.decoder_start_token_id
+        node_tokens = trees.tokens.clone()
+        node_tokens[:, 0] = module.config.decoder_start_token_id
         with last_hidden_states(module) as hidden:
             logits = module(
                 input_ids=ids.to(module.device),
                 attention_mask=mask.to(module.device, torch.long),
-                decoder_input_ids=nodes.expand(len(prompts), -1),
+                decoder_input_ids=node_tokens.expand(len(prompts), -1),
                 decoder_attention_mask=self._decoder_mask(trees),
                 use_cache=False,
             ).logits
@@ -153,8 +152,8 @@ class Seq2SeqScorer(LocalScorer):
     def _decoder_mask(self, trees: TreeBatch) -> torch.Tensor:
         """Return the additive mask of self-attention, [n_trees, n_heads, n_nodes, n_nodes].
 
-        The decoder adds the position bias of nodes 0, 1, 2, ... as if they were one text. The mask replaces it by the
-        bias of the nodes' depths, and blocks attention to other branches.
+        The decoder adds the position bias of consecutive positions 0, 1, 2, ... to the attention scores. The mask
+        replaces it by the bias of the nodes' depths, and prevents attention to nodes that are not ancestors.
         """
         attention = self._module.decoder.block[0].layer[0].SelfAttention
         bias = attention.compute_bias(trees.n_nodes, trees.n_nodes)[0]  # [n_heads, position, position]

@@ -1,7 +1,7 @@
 """Small language models that can be trained from scratch on a CPU, and their pretraining.
 
-A model has a tokenizer trained on the task's texts, and randomly initialized weights. Chat models
-(`SmallChatSettings`) have learned the format of replies, but not the task.
+Their tokenizers are trained on the texts of an environment, their weights are randomly initialized. Small chat models
+(`SmallChatSettings`) are then trained on the format of replies, but not on the task.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _UNIT_PATTERNS: dict[TokenUnit, str] = {
     "words": rf"You see an?|You carry an?|Tu vois une?|Tu portes une?|{_DISTANCE_PATTERN}|\p{{L}}+|[^\p{{L}}\s]|\s+",
     "messages": r'\d+|"[\p{L}_]+"(?!:)|(?:"[\p{L}_]+":|[^\p{L}\d"])+|\p{L}[\p{L}_ ]*|"',
 }
-"""Largest units that can become one token.
+"""Regular expressions of the largest units of text that can become one token.
 
-`phrases`: a distance with its direction, or words up to the next number or sign; `words`: a distance, a stock phrase,
-or a word; `messages`: a number, a quoted word, words, or keys and punctuation of JSON between these.
+`phrases`: a distance with its direction, or words up to the next number or punctuation mark; `words`: a distance, a
+fixed phrase such as "You see a", or a word; `messages`: a number, a quoted word, words, or JSON syntax with keys.
 """
 
 
@@ -41,10 +41,10 @@ CHAT_TEMPLATE = (
     f"{{% if message.role == 'assistant' %}}{END}{{% endif %}}{{% endfor %}}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""Chat template in which a conversation begins with all its earlier prompts and replies, token for token.
+"""Chat template in which the tokens of a conversation are a prefix of the tokens of its continuation.
 
-It omits system messages. They are equal in all prompts, and the model cannot understand them. Their tokens would
-dominate attention, so that training would change the replies to all observations in the same way.
+It omits system messages, which are equal in all prompts and too complex for a small model. Their tokens would dominate
+attention, so that training would change the replies to all observations in the same way.
 """
 
 
@@ -53,12 +53,12 @@ class SmallModelShape:
     """Sizes of a small model and of its tokenizer.
 
     Attributes:
-        width: width of the layers, an even multiple of `heads`.
-        layers, heads: number of layers, and of attention heads in each.
+        width: size of the hidden states, an even multiple of `heads`.
+        layers, heads: number of layers, and number of attention heads per layer.
         vocabulary: maximum number of tokens in the vocabulary, >= 300.
-        tokens: largest unit of a token. With `phrases`, prompts are half as long and learned sooner; with `words`, new
-            texts share more tokens with the training texts.
-        longest: maximum number of tokens of a text that a causal model can read.
+        tokens: largest unit of text of a token. With `phrases`, prompts have half as many tokens and training takes
+            fewer steps; with `words`, new texts have more tokens in common with the training texts.
+        longest: context window of a causal model, in tokens.
     """
 
     width: PositiveInt = 128
@@ -74,12 +74,12 @@ class SmallModelSettings(SmallModelShape):
     """Settings of a small model that is created when it is first needed.
 
     Attributes:
-        reads: pretraining texts: `nothing`; `stories`, in other words than the environment's texts; or `meaningless`
-            stories, in which the same words have no meaning.
+        reads: pretraining texts: `nothing`; `stories`, whose wording differs from the environment's texts; or
+            `meaningless`, stories with the same words in which the words have no meaning.
         stories: number of stories.
         pretraining_steps: steps of next-token training, each on 32 stories.
         channel: text channel of the environment that the model reads.
-        seed: seed of weights, stories and their order; None: the run's.
+        seed: seed of weights, stories and their order; None: the seed of the run.
     """
 
     reads: Literal["nothing", "stories", "meaningless"]
@@ -99,9 +99,9 @@ class SmallChatSettings(SmallModelShape):
     """Settings of a small chat model that is created when it is first needed.
 
     Attributes:
-        format_steps: steps of supervised training on replies of a random legal player, each on 32 replies.
+        format_steps: steps of supervised training on random valid replies, each on 32 replies.
         format_learning_rate: learning rate of Adam in these steps.
-        seed: seed of weights and training; None: the run's.
+        seed: seed of weights and training; None: the seed of the run.
     """
 
     tokens: Literal["messages"] = "messages"
@@ -112,7 +112,7 @@ class SmallChatSettings(SmallModelShape):
 
 
 class SmallModelFactory(Protocol):
-    """Factory that creates small models for the environment of a run and stores them."""
+    """Factory that creates small models for the environment of a run. `model` is a `SmallModelShape` subclass."""
 
     def folder(self, kind: SmallKind, model: Any) -> Path:
         """Return the model's folder, which may not exist yet."""
@@ -124,10 +124,10 @@ class SmallModelFactory(Protocol):
 
 
 def find_model(model: str | None, make: Any, kind: SmallKind, model_factory: SmallModelFactory | None) -> str:
-    """Return the folder or hub name of the model that is loaded (`model`) or created (settings `make`).
+    """Return `model` (folder or hub name), or the folder of the small model with the settings `make`.
 
     Raises:
-        ConfigError: both or neither are given, or there is no factory.
+        ConfigError: both or none of the two are given, or `model_factory` is needed but None.
     """
     if (model is None) == (make is None):
         raise ConfigError(
@@ -146,19 +146,19 @@ def make_small_model(
 ) -> int:
     """Write an untrained model and its tokenizer in the format of `save_pretrained`; return the number of weights.
 
-    The tokenizer is byte-level BPE trained on `texts`: frequent phrases of these become one token, and every other text
-    can still be encoded. Weights come from the architecture's own initialization.
+    The tokenizer is byte-level BPE trained on `texts`: their frequent phrases become single tokens, and any text can be
+    encoded. Weights have the initial distribution of the architecture.
 
     Args:
         folder: folder to write to.
         texts: samples of the texts that the model will read and write.
-        kind: `seq2seq`: T5, `layers` in the encoder and one in the decoder; `causal`: Llama; `chat`: Llama with
+        kind: `seq2seq`: T5 with `layers` encoder layers and one decoder layer; `causal`: Llama; `chat`: Llama with
             `CHAT_TEMPLATE`.
-        shape: sizes; None: the default ones.
+        shape: sizes; None: the default values.
         seed: seed of the weights.
 
     Raises:
-        ConfigError: as `make_tokenizer`.
+        ConfigError: transformers is not installed, or `shape` is impossible.
     """
     shape = shape or SmallModelShape()
     tokenizer = make_tokenizer(list(texts), shape)
@@ -181,7 +181,7 @@ def make_tokenizer(texts: list[str], shape: SmallModelShape) -> Any:
     """Return a byte-level BPE tokenizer trained on texts.
 
     Raises:
-        ConfigError: transformers is not installed, or a model of this shape cannot be made.
+        ConfigError: transformers is not installed, or `shape` is impossible.
     """
     if importlib.util.find_spec("transformers") is None:
         raise ConfigError("language models need the optional package transformers: pip install 'llmrl[local-llm]'")
@@ -198,7 +198,7 @@ def make_tokenizer(texts: list[str], shape: SmallModelShape) -> Any:
     tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            # A space belongs to the unit after it.
+            # A unit includes the space before it.
             pre_tokenizers.Split(Regex(rf"\s?({_UNIT_PATTERNS[shape.tokens]})"), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
@@ -211,8 +211,8 @@ def make_tokenizer(texts: list[str], shape: SmallModelShape) -> Any:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    end = tokenizer.token_to_id(END)
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, end)])
+    end_token_id = tokenizer.token_to_id(END)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, end_token_id)])
     tokenizer_class: Any = PreTrainedTokenizerFast
     return tokenizer_class(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, bos_token=START)
 
@@ -229,7 +229,7 @@ def _make_t5(tokenizer: Any, shape: SmallModelShape) -> Any:
         num_decoder_layers=1,
         num_heads=shape.heads,
         dropout_rate=0.0,
-        initializer_factor=0.3,  # the first policy is close to uniform
+        initializer_factor=0.3,  # small, so that the initial policy is almost uniform
         **{"decoder_start_token_id": tokenizer.pad_token_id},
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -238,7 +238,7 @@ def _make_t5(tokenizer: Any, shape: SmallModelShape) -> Any:
 
 
 def make_llama(tokenizer: Any, shape: SmallModelShape) -> Any:
-    """Return a Llama model with drawn weights."""
+    """Return a Llama model with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -249,7 +249,7 @@ def make_llama(tokenizer: Any, shape: SmallModelShape) -> Any:
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.heads,
         max_position_embeddings=shape.longest,
-        # The usual 0.02 is made for wide layers; narrow ones would ignore their input for many steps.
+        # The usual 0.02 suits wide layers. With it, outputs of narrow layers would hardly depend on the input at first.
         initializer_range=shape.width**-0.5,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
@@ -267,7 +267,7 @@ HELD_OUT_FRACTION = 0.1
 
 @contextmanager
 def single_thread() -> Iterator[None]:
-    """Use one thread of torch inside a `with` block, so that sums do not depend on the number of threads."""
+    """Use one thread of torch inside a `with` block, because rounding errors depend on the number of threads."""
     import torch
 
     n_threads = torch.get_num_threads()
@@ -285,7 +285,7 @@ def train_on_texts(
     seed: int,
     learning_rate: PositiveFloat = 1e-3,
 ) -> tuple[float, float]:
-    """Train the causal model in `folder` on texts by next-token prediction, and save it there.
+    """Train the causal model in `folder` on texts by next-token prediction, and save it in the same folder.
 
     Training uses the Trainer of transformers with AdamW and a cosine schedule.
 

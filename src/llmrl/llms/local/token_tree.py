@@ -1,12 +1,12 @@
-"""Token trees of candidates, in which common beginnings are computed once.
+"""Token trees of candidates, in which common prefixes of candidates are computed once.
 
-Node 0 is the root, the position after the prompt. Every other node is a token that is followed by another token of some
-candidate. The last token of a candidate is predicted but never read, so it has a node only if another candidate
-continues after it. All candidates of a prompt are scored in one sequence of nodes, in which a node attends to its
-ancestors only.
+Node 0 is the root, whose output predicts the first tokens of candidates. Every other node is a token after which a
+candidate has further tokens. The last token of a candidate is predicted but is no input, so it has a node only if it is
+not the last token of another candidate. All candidates of a prompt are scored in one sequence of nodes, in which a node
+attends only to its ancestors.
 
-Two alternatives were slower on a CPU, with gradients and without: one sequence per candidate on an expanded
-cross-attention cache (T5), and the prompt first and then the tree on its cache (Llama; slightly without gradients).
+Two alternatives were slower on a CPU, with and without gradients: one sequence per candidate with a copied
+cross-attention cache (T5), and separate passes for the prompt and, with its cache, for the tree (Llama).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class TokenTree:
     """Token tree of a list of candidates. Parents come before their children.
 
     Attributes:
-        tokens: token read at each node, [n_nodes] int64; 0 at the root, which the model's class fills in.
+        tokens: input token of each node, [n_nodes] int64; 0 at the root, which the scorer replaces.
         depths: distance from the root, [n_nodes] int64.
-        ancestors: [n_nodes, n_nodes] bool; [i, j]: j is i, or lies on the way from the root to i.
-        parents: node that predicts each token of each candidate, [n_candidates, max_length] int64, 0 beyond the end.
-        targets: those tokens, [n_candidates, max_length] int64, 0 beyond the end.
-        lengths: tokens of each candidate, [n_candidates] int64, at least 1.
+        ancestors: whether node j is node i or one of its ancestors, [n_nodes (i), n_nodes (j)] bool.
+        parents: node that predicts each token of each candidate, [n_candidates, max_length] int64, padded with 0.
+        targets: token ids of each candidate, [n_candidates, max_length] int64, padded with 0.
+        lengths: number of tokens of each candidate, [n_candidates] int64, >= 1.
     """
 
     tokens: np.ndarray
@@ -54,7 +54,7 @@ class TokenTree:
 
 @lru_cache(maxsize=1024)
 def token_tree(candidates: tuple[TokenIds, ...]) -> TokenTree:
-    """Return the token tree of `candidates`, each at least one token long. Equal arguments return the same object."""
+    """Return the token tree of `candidates`, each with at least one token. Equal arguments return the same object."""
     max_length = max((len(ids) for ids in candidates), default=0)
     parents = np.zeros((len(candidates), max_length), np.int64)
     targets = np.zeros((len(candidates), max_length), np.int64)
@@ -78,10 +78,10 @@ def token_tree(candidates: tuple[TokenIds, ...]) -> TokenTree:
 
 @dataclass(frozen=True, eq=False)
 class TreeBatch:
-    """Trees of several prompts, padded to one size, on the device: `TokenTree` with a leading axis [n_trees].
+    """Token trees of several prompts, padded to one size: fields of `TokenTree` with a leading axis [n_trees].
 
-    n_trees is 1 if all prompts have the same candidates. Padding nodes attend to themselves only (an attention mask
-    without any allowed position would give NaN) and are nobody's ancestor; padding candidates have length 0.
+    n_trees is 1 if all prompts have the same candidates. Padding nodes attend only to themselves, because the softmax
+    over no position is NaN, and are ancestors of no other node. Padding candidates have length 0.
     """
 
     tokens: torch.Tensor
@@ -98,7 +98,7 @@ class TreeBatch:
 
     @staticmethod
     def stack(trees: Sequence[TokenTree], n_candidates: int, device: torch.device) -> TreeBatch:
-        """Pad `trees` to their largest size and to `n_candidates`."""
+        """Pad `trees` to the size of the largest one and to `n_candidates`, and move them to `device`."""
         trees = trees[:1] if all(tree is trees[0] for tree in trees) else trees
         n_nodes = max(tree.n_nodes for tree in trees)
         max_length = max(tree.max_length for tree in trees)
@@ -128,8 +128,7 @@ class TreeBatch:
     def logit_sums(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the sum of each candidate's logits, [batch, n_candidates] float32; -inf for padding candidates.
 
-        As in the published code, each sum includes 1 for every token that the candidate lacks compared with the longest
-        one.
+        As in the published code, 1 is added for each token by which a candidate is shorter than the longest one.
         """
         return self._sums(logits.float(), 1.0).masked_fill(self.lengths == 0, -torch.inf)
 

@@ -1,4 +1,4 @@
-"""Sampling of replies by a vLLM server that reads the adapter which this process trains."""
+"""Sampling of replies by a vLLM server, which loads the adapter that this process trains."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class VLLMSampler:
 class VLLMClient:
     """Client that sends prompts as token ids, and receives token ids with their log-probabilities.
 
-    The server samples from the complete distribution at temperature 1. An adapter is loaded under a new name when it
-    has changed (`VLLMSampler.max_staleness`), and the earlier version is unloaded.
+    The server samples from the complete distribution at temperature 1. After `VLLMSampler.max_staleness` updates, the
+    server loads the new version of an adapter under a new name, and unloads the old version.
 
     Args:
         settings: options.
         model: name or folder of the model.
-        write_adapter: function that writes the adapter of a name into a folder, in peft's format.
+        write_adapter: function that writes the adapter with a given name into a folder, in peft's format.
     """
 
     def __init__(self, settings: VLLMSampler, model: str, write_adapter: Callable[[str, Path], None]) -> None:
@@ -63,13 +63,13 @@ class VLLMClient:
         self._url = settings.base_url.rstrip("/")
         self._retry = Retry(settings.retries)
         self._client = httpx.Client(timeout=settings.timeout, limits=httpx.Limits(max_connections=None))
-        self._client_id = uuid.uuid4().hex[:8]  # several runs may use one server
+        self._client_id = uuid.uuid4().hex[:8]  # distinguishes the adapters of runs that use the same server
         self._adapter_folder: Path | None = None
         self._version = 0
         self._version_by_adapter: dict[str, int] = {}  # version of each adapter on the server
 
     def check(self) -> None:
-        """Raise LLMError if the server does not answer or does not serve the model."""
+        """Raise LLMError if the server cannot be reached or does not serve the model."""
         try:
             response = self._client.get(f"{self._url}/models", timeout=min(self.settings.timeout, 15.0))
             served_models = [model["id"] for model in response.json()["data"]]
@@ -85,7 +85,7 @@ class VLLMClient:
             )
 
     def adapters_changed(self) -> None:
-        """Note that the adapters have changed; the server reads them before the next replies."""
+        """Increase the version of all adapters, because their weights have changed."""
         self._version += 1
 
     def sample(
@@ -94,13 +94,13 @@ class VLLMClient:
         """Return token ids of each reply and their log-probabilities, [n_tokens] float32.
 
         Args:
-            prompts: prompts, [n_prompts]; the stream of each draws the server's seed.
+            prompts: prompts, [n_prompts]; the server's seed for each prompt is drawn from the prompt's stream.
             max_tokens: maximum number of tokens of a reply, >= 1.
             should_stop: function that returns whether the run is to stop.
 
         Raises:
             LLMError: the server cannot be reached, refuses a request, or does not return token ids.
-            Interrupted: the run is to stop, and replies have not arrived within a few seconds.
+            CallInterrupted: the run is to stop, and replies have not arrived within a few seconds.
         """
         for name in sorted({prompt.adapter for prompt in prompts}):
             self._load_adapter(name)
@@ -110,17 +110,17 @@ class VLLMClient:
 
         batch = RequestBatch(complete, len(prompts), self.settings.concurrency)
         batch.wait(should_stop)
-        answers = [answer for answer in batch.answers if answer is not None]
-        if len(answers) < len(prompts):
+        samples = [answer for answer in batch.answers if answer is not None]
+        if len(samples) < len(prompts):
             raise CallInterrupted("the run is stopping, so it does not wait for the vLLM server")
-        return answers
+        return samples
 
     def close(self) -> None:
-        """Unload the adapters; the next replies load them again."""
+        """Unload the adapters from the server and delete their files; `sample` loads them again."""
         for name, version in self._version_by_adapter.items():
             try:
                 self._unload_adapter(name, version)
-            except LLMError as error:  # the server may have ended first
+            except LLMError as error:  # the server may have stopped already
                 logger.warning("an adapter stays on the vLLM server: %s", error)
         self._version_by_adapter.clear()
         if self._adapter_folder is not None:
@@ -128,7 +128,7 @@ class VLLMClient:
             self._adapter_folder = None
 
     def _load_adapter(self, name: str) -> None:
-        """Load an adapter if that of the server is too old."""
+        """Load the current version of an adapter into the server if the loaded one is missing or too old."""
         loaded_version = self._version_by_adapter.get(name)
         if loaded_version is not None and self._version - loaded_version <= self.settings.max_staleness:
             return
@@ -156,14 +156,14 @@ class VLLMClient:
             "prompt": list(prompt.tokens),
             "max_tokens": max_tokens,
             "seed": int(prompt.stream.integers(2**31)),
-            "logprobs": 0,  # those of the sampled tokens only
+            "logprobs": 0,  # log-probabilities of the sampled tokens only
             "return_token_ids": True,
-            # Otherwise defaults of the model's generation config apply.
+            # Set explicitly, because the defaults come from the model's generation config.
             **{"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
         }
-        answer = self._post("completions", body)
+        response = self._post("completions", body)
         try:
-            choice = answer["choices"][0]
+            choice = response["choices"][0]
             tokens = [int(token) for token in choice["token_ids"]]
             log_probs = np.array(choice["logprobs"]["token_logprobs"], dtype=np.float32)
         except (LookupError, TypeError, ValueError):
@@ -176,7 +176,7 @@ class VLLMClient:
         return tokens, log_probs
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
-        """Return the JSON answer to a request; None if it is not JSON (of adapters)."""
+        """Return the JSON response to a request; None if it is not JSON, as for requests about adapters."""
 
         def attempt(attempt_number: int) -> Any:
             url = f"{self._url}/{path}"
