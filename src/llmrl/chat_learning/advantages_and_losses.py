@@ -1,7 +1,9 @@
 """Objective of group-relative policy optimization: advantages of turns, and losses of sampled tokens.
 
 Functions of advantages take NumPy arrays [n_turns] of the turns of all trajectories, one trajectory after another. A
-turn is one reply of a trajectory; a group is a set of episodes with equal starts, whose returns are compared.
+turn is one reply of a trajectory; a group is a set of episodes with equal starts, whose returns are compared. `reward`
+is the reward of each turn, `trajectory` (non-decreasing) and `group` are the indices of its trajectory and its group.
+`gamma` is the discount per turn, [0, 1].
 
 Functions of losses take tensors [n_tokens] of the sampled tokens of a minibatch; `reply` is the index of the reply of
 each token, int64 in 0 .. n_replies - 1.
@@ -25,13 +27,7 @@ RatioLevel = Literal["token", "reply"]
 
 
 def returns_to_go(reward: Floats, trajectory: Ints, gamma: float) -> Floats:
-    """Return the discounted sum of rewards from each turn to the end of its trajectory, [n_turns].
-
-    Args:
-        reward: reward of each turn, [n_turns].
-        trajectory: index of the trajectory of each turn, [n_turns], non-decreasing.
-        gamma: discount per turn, [0, 1].
-    """
+    """Return the discounted sum of rewards from each turn to the end of its trajectory, [n_turns]."""
     returns = np.array(reward, dtype=np.float64)
     for i in range(len(returns) - 2, -1, -1):
         if trajectory[i] == trajectory[i + 1]:
@@ -43,11 +39,6 @@ def episode_advantages(reward: Floats, trajectory: Ints, group: Ints) -> Floats:
     """Return the return of each turn's episode minus the mean return of the episodes of its group, [n_turns].
 
     All turns of an episode have the same advantage (Shao et al. 2024, arXiv 2402.03300, outcome supervision).
-
-    Args:
-        reward: reward of each turn, [n_turns].
-        trajectory: index of the trajectory of each turn, [n_turns], non-decreasing.
-        group: index of the group of each turn, [n_turns].
     """
     episodes, first_turns, episode_of_turn = np.unique(trajectory, return_index=True, return_inverse=True)
     returns: Floats = np.bincount(episode_of_turn, reward, minlength=len(episodes)).astype(np.float64)
@@ -58,12 +49,6 @@ def turn_advantages(reward: Floats, trajectory: Ints, group: Ints, gamma: float)
     """Return the return to go of each turn minus the mean over the group's turns of the same index, [n_turns].
 
     The index of a turn is its position in its trajectory.
-
-    Args:
-        reward: reward of each turn, [n_turns].
-        trajectory: index of the trajectory of each turn, [n_turns], non-decreasing.
-        group: index of the group of each turn, [n_turns].
-        gamma: discount per turn, [0, 1].
     """
     return _centered(returns_to_go(reward, trajectory, gamma), group, turn_index(trajectory))
 
@@ -73,15 +58,11 @@ def anchor_advantages(
 ) -> Floats:
     """Return `episode_advantages` plus `weight` times the advantages among turns with equal observations, [n_turns].
 
-    The latter are returns to go minus the mean of the turns of the group with the same observation (GiGPO, Feng et al.
-    2025, arXiv 2505.10978, eq. 7 and 8, without normalization).
+    An advantage among equal observations is the return to go minus its mean over the turns of the group with the same
+    observation (GiGPO, Feng et al. 2025, arXiv 2505.10978, eq. 7 and 8, without normalization).
 
     Args:
-        reward: reward of each turn, [n_turns].
-        trajectory: index of the trajectory of each turn, [n_turns], non-decreasing.
-        group: index of the group of each turn, [n_turns].
         observation: text of the observation of each turn, [n_turns].
-        gamma: discount per turn, [0, 1].
         weight: weight of the advantages among turns with equal observations, >= 0.
     """
     observation_index = {text: i for i, text in enumerate(dict.fromkeys(observation))}
@@ -97,10 +78,7 @@ def replay_advantages(reward: Floats, trajectory: Ints, value: Floats, gamma: fl
     2410.01679, eq. 6, where states are prefixes of a reply).
 
     Args:
-        reward: reward of each turn, [n_turns].
-        trajectory: index of the trajectory of each turn, [n_turns], non-decreasing.
         value: value of the state in which each turn begins, [n_turns].
-        gamma: discount per turn, [0, 1].
     """
     next_value = np.zeros_like(value)
     has_next_turn = trajectory[:-1] == trajectory[1:]
@@ -119,7 +97,6 @@ def scale_advantages(advantage: Floats, group: Ints, scale: str, eps: float = 1e
 
     Args:
         advantage: advantage of each turn, [n_turns].
-        group: index of the group of each turn, [n_turns].
         scale: `batch`: the standard deviation over all turns; `group`: over the turns of the same group; `none`: return
             the advantages unchanged.
         eps: number added to the standard deviation, > 0.

@@ -14,20 +14,20 @@ from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.provider import Provider
 
 CHECK_INTERVAL_SECONDS = 0.1
-"""Seconds between two checks, by a thread that waits for budget, whether the run is to stop."""
+"""Seconds between two checks of a thread that waits for budget whether the run is to stop."""
 
 LATENCY_METRIC = "time/llm_latency"
-"""Metric: total seconds of all paid replies."""
+"""Name of the metric with the sum of the latencies of all paid replies, in seconds."""
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """Upper bound of the usage of one attempt, counted until the attempt's outcome is known.
+    """Upper bound of the usage of one attempt, which the budget counts until the outcome is known.
 
     Attributes:
-        tokens: tokens of prompt and longest reply.
-        cost: US dollars; None if prices are unknown.
-        id: name of the attempt in the call log.
+        tokens: number of tokens of the prompt and of a reply of maximum length.
+        cost: cost of these tokens in US dollars; None if prices are unknown.
+        id: identifier of the attempt in the call log.
     """
 
     tokens: int
@@ -37,17 +37,17 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Usage:
-    """Usage that a run has paid for, i.e. replies from a provider and not from a cache.
+    """Paid usage of a run; replies from a cache are not included.
 
     Attributes:
-        calls: replies paid for.
-        attempts: requests sent for these replies.
-        failed: calls that ended without a reply.
-        tokens: tokens of prompts and replies, as far as providers reported them.
-        cost: US dollars, as far as prices and tokens are known.
+        calls: number of paid replies.
+        attempts: number of requests sent for these replies.
+        failed: number of calls that ended without a reply.
+        tokens: tokens of prompts and replies, of replies with known counts.
+        cost: US dollars, of replies with known prices and counts.
         unknown_tokens, unknown_costs: number of replies whose tokens or cost are unknown.
-        seconds: sum of the latencies of these replies, waits and retries included.
-        unsettled: attempts whose reply was lost and may have been generated and charged.
+        seconds: sum of the latencies of the paid replies, including waits and retries.
+        unsettled: number of attempts with unknown outcome, whose reply may have been generated and charged.
         unsettled_tokens, unsettled_cost: amounts reserved for unsettled attempts and for replies without token counts.
     """
 
@@ -64,7 +64,7 @@ class Usage:
     unsettled_cost: float = 0.0
 
     def with_reply(self, reply: ChatReply, reservation: Reservation) -> Usage:
-        """Return the usage with one more reply and its reservation; a replayed reply (0 attempts) changes nothing."""
+        """Return the usage plus one reply; `reservation` replaces its unknown counts. Replayed replies are free."""
         if reply.attempts == 0:
             return self
         has_token_counts = None not in (reply.prompt_tokens, reply.completion_tokens)
@@ -82,7 +82,7 @@ class Usage:
         )
 
     def with_lost_attempts(self, attempts: Iterable[Reservation]) -> Usage:
-        """Return the usage with more `attempts` whose outcome is unknown."""
+        """Return the usage plus the reservations `attempts`, whose outcome is unknown."""
         reservations = list(attempts)
         return replace(
             self,
@@ -95,11 +95,8 @@ class Usage:
         """Return totals since the start of the run, without unknown ones.
 
         Paid: usage/llm_calls, llm_attempts, llm_failed_calls, llm_tokens, llm_cost (USD), and time/llm_latency, the
-        sum of latencies in seconds. Possibly also charged: usage/llm_unsettled_calls (attempts whose reply was lost)
-        and, if there are unsettled tokens, the upper bounds llm_unsettled_tokens and llm_unsettled_cost.
-
-        Args:
-            are_prices_known: whether the model's prices are known.
+        sum of latencies in seconds. Possibly charged: usage/llm_unsettled_calls (attempts with unknown outcome) and the
+        upper bounds llm_unsettled_tokens, if above 0, and llm_unsettled_cost, if `are_prices_known`.
         """
         metrics = {
             LATENCY_METRIC: self.seconds,
@@ -120,22 +117,22 @@ class Usage:
 
 
 class Budget:
-    """Spending limits of a run. An attempt that could exceed them is refused, counting attempts in flight in full.
+    """Spending limits of a run, which refuse an attempt if it and the attempts in flight could exceed a limit.
 
-    The upper bound of an attempt is one call, the estimated prompt, and the longest reply (`llm.max_tokens` plus
-    `llm.thinking_budget`). For a model without a limit on replies only the prompt counts, and the last reply may exceed
-    `tokens` and `usd`. Every attempt is counted, retries too: `reserve`, `mark_sent`, and then one of
+    The upper bound of an attempt is one call, the estimated tokens of the prompt, and `llm.max_tokens` plus
+    `llm.thinking_budget` tokens of the reply. Without `llm.max_tokens` only the prompt counts, so the last reply may
+    exceed `tokens` and `usd`. Every attempt, including retries, calls `reserve`, `mark_sent`, and then one of
 
-    - `settle`: the reply came;
-    - `release`: nothing was generated (the connection was refused, or the provider refused the request);
-    - `abandon`: unknown. The complete reservation stays counted.
+    - `settle`: the reply arrived;
+    - `release`: nothing was generated (the connection failed, or the provider refused the request);
+    - `abandon`: the outcome is unknown. The complete reservation stays counted.
 
     Args:
-        calls: maximum number of replies, paid or lost; None: no limit.
+        calls: maximum number of paid replies and attempts with unknown outcome; None: no limit.
         tokens: maximum number of tokens of prompts and replies together; None: no limit.
         usd: maximum cost in US dollars; None: no limit.
-        unknown: whether to `count` the reservations of attempts with unknown outcome and of replies without token
-            counts, or to `ignore` them, so that limits apply to reported usage only.
+        unknown: treatment of reservations of attempts with unknown outcome and of replies without token counts: `count`
+            or `ignore`, with which limits apply only to reported usage.
     """
 
     def __init__(
@@ -153,11 +150,11 @@ class Budget:
 
     @property
     def has_limits(self) -> bool:
-        """True if there is any limit."""
+        """True if there is at least one limit."""
         return any(limit is not None for limit in (self.calls, self.tokens, self.usd))
 
     def check(self, provider: Provider) -> None:
-        """Raise ConfigError if the budget is in dollars and the model's prices are unknown."""
+        """Raise ConfigError if there is a limit in US dollars and the model's prices are unknown."""
         if self.usd is not None and None in (provider.input_price, provider.output_price):
             raise ConfigError(
                 f"llm.budget.usd={self.usd:g} cannot be enforced: the prices of {provider.label} are unknown. Set "
@@ -171,10 +168,10 @@ class Budget:
 
         Args:
             request: request of the attempt.
-            provider: model that the request is for.
-            wait: None: raise at once if the budget does not suffice. Otherwise, wait while other attempts are in
-                flight, because they may use less than reserved; `wait(0.0)` is called regularly and raises to end the
-                wait.
+            provider: model that gets the request.
+            wait: function that is called with 0.0 in short intervals while the budget does not suffice but other
+                attempts, which may use less than reserved, are in flight; it may raise to end the wait. None: raise at
+                once if the budget does not suffice.
 
         Raises:
             BudgetExhausted: the attempt could exceed a limit.
@@ -193,20 +190,20 @@ class Budget:
             wait(0.0)
 
     def mark_sent(self, reservation: Reservation) -> None:
-        """Mark an attempt as about to be sent. From then on it counts even if this process ends."""
+        """Mark an attempt as sent, immediately before it is sent, so that `worst_case_usage` includes it."""
         with self._condition:
             if reservation.id in self._open_reservations:
                 self._sent_ids.add(reservation.id)
 
     def worst_case_usage(self) -> Usage:
-        """Return the usage in which all attempts in flight count as lost, as if this process ended now."""
+        """Return the usage if all attempts in flight are counted as lost, as after a kill of this process."""
         with self._condition:
             return self.spent.with_lost_attempts(
                 reservation for reservation in self._open_reservations.values() if reservation.id in self._sent_ids
             )
 
     def settle(self, reservation: Reservation, reply: ChatReply) -> bool:
-        """Count a reply; return False, and count nothing, if its attempt was released or abandoned before."""
+        """Count a reply and return True; if its reservation is already closed, only return False."""
         with self._condition:
             if self._close_reservation(reservation):
                 self.spent = self.spent.with_reply(reply, reservation)
@@ -214,14 +211,14 @@ class Budget:
             return False
 
     def release(self, reservation: Reservation) -> None:
-        """Cancel the reservation of an attempt that certainly generated nothing, unless it is settled or abandoned."""
+        """Cancel the reservation of an attempt that certainly generated nothing, if it is still open."""
         with self._condition:
             self._close_reservation(reservation)
 
     def abandon(self, reservation: Reservation) -> None:
-        """Count an attempt as lost with the full amount, or release it if it was not sent yet.
+        """Count the full reservation of an attempt as unsettled, or cancel it if the attempt was not sent.
 
-        Later calls of `settle` and `release` for it have no effect.
+        Later calls of `settle` and `release` for this reservation have no effect.
         """
         with self._condition:
             in_flight = reservation.id in self._sent_ids
@@ -229,31 +226,31 @@ class Budget:
                 self.spent = self.spent.with_lost_attempts([reservation])
 
     def record_failed_calls(self, calls: int) -> None:
-        """Count calls that ended without a reply. The cost of their attempts is counted separately."""
+        """Add `calls` to the number of calls that ended without a reply; their attempts are counted separately."""
         with self._condition:
             self.spent = replace(self.spent, failed=self.spent.failed + calls)
 
     def _close_reservation(self, reservation: Reservation) -> bool:
-        """Remove a reservation; return whether it was still open, i.e. neither settled, released nor abandoned."""
+        """Remove a reservation; return whether it was open, i.e. neither settled, released nor abandoned."""
         self._sent_ids.discard(reservation.id)
         self._condition.notify_all()
         return self._open_reservations.pop(reservation.id, None) is not None
 
     def _describe_violation(self, reservations: list[Reservation]) -> tuple[str, str] | None:
-        """Return the problem and the remedy, one sentence each, if `reservations` could exceed a limit; else None."""
+        """Return problem and remedy, one sentence each, if usage plus `reservations` exceeds a limit; else None."""
         usage, includes_unknown = self.spent, self.unknown == "count"
         limits: list[tuple[str, float | None, float, float, float, str]] = [
             ("calls", self.calls, usage.calls, usage.unsettled, len(reservations), ","),
             ("tokens", self.tokens, usage.tokens, usage.unsettled_tokens, sum(r.tokens for r in reservations), ","),
             ("usd", self.usd, usage.cost, usage.unsettled_cost, sum(r.cost or 0.0 for r in reservations), ".4g"),
         ]
-        for name, limit, spent_amount, unknown, reserved_amount, format_spec in limits:
-            total = spent_amount + unknown * includes_unknown
-            # The tolerance of a thousandth of a cent covers rounding in sums of many small prices.
+        for name, limit, spent_amount, unsettled_amount, reserved_amount, format_spec in limits:
+            total = spent_amount + unsettled_amount * includes_unknown
+            # The tolerance of 1e-5 US dollars is for rounding errors in sums of many small prices.
             if limit is not None and total + reserved_amount > limit + 1e-5 * (name == "usd"):
                 lost_text = (
-                    f" and at most {unknown:{format_spec}} for replies that were lost"
-                    if unknown and includes_unknown
+                    f" and at most {unsettled_amount:{format_spec}} for replies that were lost"
+                    if unsettled_amount and includes_unknown
                     else ""
                 )
                 return (

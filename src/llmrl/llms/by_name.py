@@ -1,4 +1,4 @@
-"""Construction of chat models from the name of an option in conf/llm, without Hydra and without a run."""
+"""Construction of language models from the names of options in conf/llm, without Hydra and without a run."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from llmrl.llms.provider import Provider
 def chat_model(
     option: str, *, seed: int = 0, cache: Path | None = None, call_log: Path | None = None, **settings: Any
 ) -> ChatClient:
-    """Return a client of the model of `llm=<option>`, with default retries and limits.
+    """Return a client of the chat model `llm=<option>`, with default retries and limits.
 
     Args:
-        option: file in conf/llm, e.g. `gpt4o`, `ollama`, `scripted`.
-        seed: seed of local random streams, and of the sample of cached replies.
-        cache: cache folder of replies; None: no cache.
+        option: option of `llm`, e.g. `gpt4o`, `ollama`, `scripted`.
+        seed: seed of a model in this process, and seed to which cached replies belong.
+        cache: folder of the cache of replies; None: no cache.
         call_log: file to which every call is appended; None: no file.
-        settings: settings that replace the option's own, e.g. `temperature=0.0`.
+        settings: settings that replace those of the option, e.g. `temperature=0.0`.
 
     Raises:
-        ConfigError: the option is not a chat model; or as `build_model`.
-        LLMError: the model could never answer (missing key or package, server down).
+        ConfigError: the option is not a chat model, or `build_model` raises it.
+        LLMError: the model cannot be used (missing key or package, server down).
     """
     provider = build_model(option, seed=seed, **settings)
     if not isinstance(provider, Provider):
@@ -46,12 +46,12 @@ def chat_model(
 
 
 def build_model(option: str, *, seed: int = 0, **settings: Any) -> Any:
-    """Return the chat model, or the scorer of texts, of `llm=<option>`.
+    """Return the chat model or the scorer of texts `llm=<option>`.
 
     Args:
-        option: file in conf/llm, e.g. `openai_compatible`, `local_scorer_causal`.
-        seed: seed of local random streams.
-        settings: settings that replace the option's own, and `device` of a local model (`cpu` by default).
+        option: option of `llm`, e.g. `openai_compatible`, `local_scorer_causal`.
+        seed: seed of a model in this process.
+        settings: settings that replace those of the option, and `device` of a local model (`cpu` by default).
 
     Raises:
         ConfigError: there is no such option, it is not a model, it has no such setting, or a required setting is
@@ -67,15 +67,15 @@ def build_model(option: str, *, seed: int = 0, **settings: Any) -> Any:
     model_class = NO_FURTHER_TRUST.locate(target, f"llm={option}: _target_")
     signature = get_signature(model_class)
     parameters = signature.parameters
-    # Settings of the client (cache, limits, ...) are arguments of this function or defaults.
+    # The option also contains settings of the client (cache, limits, ...), which are not parameters of the model.
     arguments = {key: value for key, value in arguments.items() if key in parameters or key in settings}
-    # Services that a run would provide.
+    # Arguments that `experiment` passes in a run.
     services = {"seeds": Seeds(seed).child("llm"), "device": "cpu"}
-    if unknown := [key for key in arguments if key not in parameters]:
+    if unknown_settings := [key for key in arguments if key not in parameters]:
         setting_names = ", ".join(key for key in parameters if key not in services)
-        raise ConfigError(f"llm={option} has no setting {unknown[0]!r}; use one of {setting_names}")
-    if missing := [key for key, value in arguments.items() if value == "???"]:
-        raise ConfigError(f"llm={option} needs a value of {missing[0]}; set {missing[0]}=...")
+        raise ConfigError(f"llm={option} has no setting {unknown_settings[0]!r}; use one of {setting_names}")
+    if missing_settings := [key for key, value in arguments.items() if value == "???"]:
+        raise ConfigError(f"llm={option} needs a value of {missing_settings[0]}; set {missing_settings[0]}=...")
     arguments |= {key: value for key, value in services.items() if key in parameters and key not in arguments}
     null_components = [
         key for key, value in arguments.items() if isinstance(value, dict) and value == {"_target_": None}

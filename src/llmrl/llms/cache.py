@@ -1,8 +1,8 @@
-"""Cache of replies in a folder, with one readable file for each reply, and the keys of requests.
+"""Cache of replies in a folder, with one JSON file for each reply, and the keys of requests.
 
 The key of a reply is a hash of everything that can change it. Any number of processes may share the folder without
-locks, on one machine or through a shared file system. A file appears complete under its final name or not at all, and
-the first of several replies to one request stays.
+locks, on one machine or through a shared file system: files are created atomically and never replaced, so the first of
+several replies to one request is kept.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _REPLY_FIELDS = (*REPLY_COUNTS, "cost", "latency", "finish", "thoughts")
 
 
 class Cache:
-    """Folder of cached replies, with the mode in which it is used.
+    """Folder of cached replies, and the mode of its use.
 
     Args:
-        folder: folder of entries `<first two digits>/<key>.json`; created when the first reply is cached.
-        mode: `off`: unused; `read`: cached replies are used; `readwrite`: new replies are also cached; `only`: a
-            request without a cached reply is an error, so that nothing is paid.
+        folder: folder with the files `<first two digits of the key>/<key>.json`; created with the first file.
+        mode: `off`: the cache is not used; `read`: cached replies are used; `readwrite`: new replies are also cached;
+            `only`: a request without a cached reply is an error, so that there are no paid calls.
     """
 
     def __init__(self, folder: Path, mode: CacheMode = "readwrite") -> None:
         self.folder, self.mode = folder, mode
-        self._damaged_paths: set[Path] = set()  # files that a warning was logged for
+        self._damaged_paths: set[Path] = set()  # files for which a warning was logged
 
     def get(self, key: str) -> ChatReply | None:
-        """Return the cached reply with `attempts` 0; None if there is none, with a warning if its file is damaged.
+        """Return the cached reply with `attempts` 0; None if there is none or, with a warning, its file is damaged.
 
         Raises:
             RunFolderError: the file cannot be read.
@@ -70,7 +70,7 @@ class Cache:
             raise _access_error("read", path, error) from error
 
     def put(self, key: str, identity: Mapping[str, Any], request: ChatRequest, reply: ChatReply) -> ChatReply:
-        """Cache `reply` in mode `readwrite` and return it, with the texts of an earlier cached reply if there is one.
+        """Cache `reply` in mode `readwrite`; return it with the texts of an already cached reply, if there is one.
 
         Raises:
             RunFolderError: the folder cannot be written.
@@ -85,7 +85,7 @@ class Cache:
             raise _access_error("write", path, error) from error
 
     def missing_reply_error(self, request: ChatRequest) -> LLMError:
-        """Return the error for a request that mode `only` cannot answer."""
+        """Return the error for a request without a cached reply in mode `only`."""
         return LLMError(
             f"llm.cache=only, but {self.folder} holds no reply to this request (purpose {request.purpose!r}, prompt "
             f"{request.prompt or 'without a name'}), because model, prompt, seed or sampling parameters differ from "
@@ -93,7 +93,7 @@ class Cache:
         )
 
     def _write_entry(self, path: Path, entry: dict[str, Any], reply: ChatReply) -> ChatReply:
-        """Write an entry to a temporary file and link it to its final path, unless that path exists."""
+        """Write `entry` to `path` if no valid file exists there; return the result of `put`."""
         temporary_path = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
         try:
             with temporary_path.open("w", encoding="utf-8") as file:
@@ -102,7 +102,7 @@ class Cache:
                 file.flush()
                 os.fsync(file.fileno())
             try:
-                # A hard link fails if the name exists, also on network file systems; a rename would replace the file.
+                # A hard link fails if `path` exists, also on network file systems; a rename would replace the file.
                 os.link(temporary_path, path)
             except FileExistsError:
                 previous = self.get(path.stem)
@@ -118,10 +118,7 @@ class Cache:
 
 
 def _build_entry(key: str, identity: Mapping[str, Any], request: ChatRequest, reply: ChatReply) -> dict[str, Any]:
-    """Return an entry as JSON-compatible values.
-
-    Texts are lists of lines, for readability, and secrets are redacted.
-    """
+    """Return the content of a reply's file, with redacted secrets; texts are lists of lines, for readability."""
     secrets = list_known_secrets()
     redacted = redact_nested({"model": dict(identity), "purpose": request.purpose, "schema": request.schema}, secrets)
     messages = redact_nested(with_image_hashes(request.messages), secrets)
@@ -152,10 +149,10 @@ def _access_error(verb: str, path: Path, error: OSError) -> RunFolderError:
 
 
 def _parse_entry(entry: Any) -> ChatReply:
-    """Return the reply of an entry.
+    """Return the reply in `entry`, the content of a file.
 
     Raises:
-        ValueError: the entry holds no reply, or one with impossible numbers.
+        ValueError: the file contains no reply, or one with impossible numbers.
     """
     if not isinstance(entry, dict) or not isinstance(entry.get("reply"), dict):
         raise ValueError("it holds no reply")
@@ -170,12 +167,12 @@ def _parse_entry(entry: Any) -> ChatReply:
 def request_key(identity: Mapping[str, Any], request: ChatRequest, sample_seed: int | None = None) -> str:
     """Return the hexadecimal SHA-256 of model identity, messages, schema, repeat index, question, adapter and seed.
 
-    Descriptive fields (`purpose`, names of prompts) and transport settings (time-outs, limits, prices) are left out.
+    Descriptive fields (`purpose`, names of prompts) and transport settings (time-outs, limits, prices) are excluded.
 
     Args:
         identity: name, server and sampling parameters of the model, as JSON-compatible values.
         request: the request.
-        stream: the run's seed, which selects its sample of the model's answers; None: all runs share one sample.
+        sample_seed: seed of the run, so that runs with other seeds get other replies; None: all runs share replies.
     """
     content = {
         "model": dict(identity),
@@ -193,21 +190,21 @@ def request_key(identity: Mapping[str, Any], request: ChatRequest, sample_seed: 
 class RepeatCounter:
     """Counter of the repetitions of each request within a run.
 
-    Equal requests must get independent answers, also from the cache. The counts belong to the run's state, so that a
-    resumed run requests the same answers again.
+    Equal requests must get independent replies, also from the cache. The counts are part of the run's state, so that a
+    resumed run gets the same cached replies again.
     """
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
 
     def assign_repeats(self, requests: Sequence[ChatRequest]) -> list[ChatRequest]:
-        """Return `requests` with `repeat` raised by their earlier occurrences, except those with a `question_id`."""
+        """Add the number of earlier equal requests to `repeat` of each request without a `question_id`."""
         numbered_requests = []
         for request in requests:
             if request.question_id:
                 numbered_requests.append(request)
                 continue
-            # 60 bits of the address distinguish requests and fit a checkpoint's integers.
+            # 60 bits of the hash distinguish requests and fit into the int64 arrays of the state.
             identity = {"model": request.model} if request.model != CHOSEN_MODEL else {}
             request_hash = int(request_key(identity, request)[:15], 16)
             numbered_requests.append(replace(request, repeat=request.repeat + self._counts[request_hash]))

@@ -1,7 +1,7 @@
-"""Log of every call to a chat model, one file per run: requests, replies, tokens, costs and latencies.
+"""Log of all calls to chat models, one file per run: requests, replies, tokens, costs and latencies.
 
-Long values that many requests share (messages and schemas) are stored once: a line `{"stored": <key>, "value": ...}`
-precedes the first call that refers to the value as `{"stored": <key>}`.
+Long messages and schemas, which many requests have in common, are stored once: a line `{"stored": <key>, "value": ...}`
+precedes the first call, in which `{"stored": <key>}` replaces the value.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from llmrl.llms.budget import Budget, Reservation, Usage
 from llmrl.llms.images import with_image_files
 
 REFERENCE_KEY = "stored"
-"""JSON key of a reference to a stored value, and of the line that contains this value."""
+"""JSON key of references to stored values, and of the lines that contain these values."""
 STORED_VALUE_PREFIX = f'{{"{REFERENCE_KEY}"'.encode()
 """First bytes of the lines that contain stored values."""
 
 _MIN_STORED_LENGTH = 200
-"""Minimum number of characters of a value that is stored in its own line."""
+"""Minimum number of characters of the JSON of a value that is stored in a separate line."""
 _VALUE_CACHE_SIZE = 256
 """Maximum number of stored values that a reader keeps in memory."""
 
@@ -45,11 +45,9 @@ class StoredValueWriter:
         self._written_keys: set[str] = set()
 
     def store_value(self, value: Any, lines: list[dict[str, Any]]) -> Any:
-        """Return a reference to `value`, or the value itself if it is short.
+        """Return a reference to `value` (plain data), or the value itself if it is short.
 
-        Args:
-            value: plain data.
-            lines: lines to write before the reference; a line is added if the value was not written yet.
+        If the value was not stored before, its line is appended to `lines`, which precede the reference in the log.
         """
         text = json.dumps(value, ensure_ascii=False)
         if len(text) < _MIN_STORED_LENGTH:
@@ -65,7 +63,7 @@ class StoredValueReader:
     """Reader of the stored values of the log at `path`.
 
     Args:
-        path: the log. It may grow while it is read.
+        path: path of the log, to which a run may append lines while it is read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,7 +72,7 @@ class StoredValueReader:
         self._read_cached_value = functools.lru_cache(_VALUE_CACHE_SIZE)(self._read_value)
 
     def index_line(self, line: bytes, offset: int) -> bool:
-        """Record the position of a line that contains a value; return whether `line` is such a line."""
+        """Return whether `line` contains a stored value; if so, record its `offset` in the file, in bytes."""
         if not line.startswith(STORED_VALUE_PREFIX):
             return False
         # No call refers to a line that was truncated when the process was killed.
@@ -83,7 +81,7 @@ class StoredValueReader:
         return True
 
     def resolve_references(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Return a call whose messages and schema are values instead of references."""
+        """Return a copy of `call` in which stored values replace references in messages and schema."""
         resolved = dict(call)
         if isinstance(messages := call.get("messages"), list):
             resolved["messages"] = [self._resolve_reference(message) for message in messages]
@@ -106,22 +104,26 @@ class StoredValueReader:
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "llm_calls.jsonl"
+"""Name of the call log in a run folder."""
 
 VERDICT_KEY = "judged"
-"""JSON key of lines with the verdict on a call's reply; its value is the hash of the call."""
+"""JSON key of lines with the verdict on the reply to a call; the value is the hash of the call."""
 _VERDICT_PREFIX = f'{{"{VERDICT_KEY}"'.encode()
 
 _TAIL_BYTES = 1 << 16
-"""Number of bytes that are read first in the search for the last complete line."""
+"""Number of bytes at the end of the file in which the last complete line is searched first."""
 
 FailedOutcome = Literal["refused", "lost"]
-"""Outcome of an attempt without a reply: `refused`, nothing was generated; `lost`, unknown."""
+"""Outcome of an attempt without a reply: `refused`: nothing was generated; `lost`: a reply may have been generated."""
 
 
 class Verdict(NamedTuple):
-    """Result of parsing the reply of the call with this `hash` and `time`.
+    """Result of parsing a reply.
 
-    `error` is the reason why the reply is invalid, "" if it is valid.
+    Attributes:
+        hash, time: hash of the call, and time of its line in the log (Unix time, s), which together identify the call.
+        error: reason why the reply is invalid; "" if it is valid.
+        parsed_reply: parsed value as JSON-compatible data; None if the reply is invalid.
     """
 
     hash: str
@@ -136,9 +138,9 @@ class Call:
 
     Attributes:
         request: the request.
-        key: hash of the request and the model, the address of its reply in caches.
+        key: hash of the request and the model, which identifies the reply in the cache.
         label: label of the model.
-        stream: seed that selects the sample of the model's answers; None: all seeds share one sample.
+        sample_seed: seed to which the reply belongs; None: runs with all seeds share replies.
         verdict: verdict on the reply of the logged call; None: the call is not logged yet.
     """
 
@@ -150,19 +152,17 @@ class Call:
 
 
 class CallLog:
-    """Append-only log at `path`: a line before each attempt, and lines for each call and each verdict.
+    """Append-only log at `path` of attempts, calls and verdicts.
 
-    Long messages and schemas are stored once, in lines of their own (`llmrl.llms.call_log`).
-
-    The line of an attempt (`record_attempt`) is on disk before the request is sent. The line of the call, which
-    `settles` it, is written when the reply arrives, before the reply is parsed; a failed attempt is settled by a line
-    with its `fate`. The verdict on a reply is a separate line (`record_verdicts`). Each line is a single append,
-    so threads never mix lines. A killed process leaves at worst a truncated last line, which the next writer ends and
-    `read_calls` skips. Lines of calls and attempts contain the run's spending so far, over all its processes, with
-    attempts in flight counted as lost.
+    The line of an attempt (`record_attempt`) is on disk before the request is sent. When the reply arrives, and before
+    it is parsed, the line of the call is written, whose field `settles` names the attempt. For a failed attempt, this
+    is a line with the attempt's `fate`. The verdict on a reply is a separate line (`record_verdicts`). Each line is
+    appended by one write, so lines of several threads are never mixed. A killed process leaves at most one truncated
+    line at the end, which the next writer terminates and `read_calls` skips. Lines of calls and attempts contain the
+    usage of all processes of the run so far, in which attempts in flight count as lost.
 
     Attributes:
-        spent_before: spending of earlier processes in this run.
+        spent_before: usage of earlier processes of this run.
 
     Raises:
         RunFolderError: `path` cannot be written.
@@ -179,13 +179,13 @@ class CallLog:
                 if file.tell() > 0:
                     file.seek(-1, os.SEEK_END)
                     if file.read(1) != b"\n":
-                        file.write(b"\n")  # ends an incomplete line
+                        file.write(b"\n")  # terminates an incomplete line
             self.spent_before = _read_last_usage(path)
         except OSError as error:
             raise _write_error(path, error) from error
 
     def record_attempt(self, call: Call, attempt: int, reservation: Reservation, budget: Budget) -> None:
-        """Write that a request is about to be sent, as attempt number `attempt` (from 1) of its call.
+        """Write the line of an attempt, before its request is sent; `attempt` is its number in the call, from 1.
 
         Raises:
             RunFolderError: the line cannot be written; the request must not be sent.
@@ -205,7 +205,7 @@ class CallLog:
         self._write(line, budget, sync_to_disk=True)
 
     def record_attempt_outcome(self, reservation: Reservation, fate: FailedOutcome, error: str, budget: Budget) -> None:
-        """Write the outcome of a logged attempt that has no reply; if the disk is full, only log a warning."""
+        """Write the outcome of an attempt that has no reply; if this fails, only log a warning."""
         try:
             self._write({"time": time.time(), "settles": reservation.id, "fate": fate, "error": error}, budget)
         except RunFolderError as disk_error:
@@ -219,10 +219,17 @@ class CallLog:
         budget: Budget,
         reservation: Reservation | None = None,
     ) -> Verdict:
-        """Write one call with its reply, paid or from the cache (`attempts` 0), or with its error.
+        """Write the line of a call with its reply or its error.
 
-        `reservation` belongs to the attempt that returned the reply, if `record_attempt` has logged it. The returned
-        verdict on the reply is empty; the caller fills it in and passes it to `record_verdicts`.
+        Args:
+            call: the call.
+            identity: properties of the model that can change the reply (`Provider.identity`).
+            result: reply, whose `attempts` are 0 if it is from the cache, or error.
+            budget: budget, whose usage is written.
+            reservation: reservation of the attempt that returned the reply, if `record_attempt` has logged it.
+
+        Returns:
+            Empty verdict, which the caller completes and passes to `record_verdicts`.
         """
         now, request = time.time(), call.request
         line: dict[str, Any] = {
@@ -257,13 +264,13 @@ class CallLog:
         return Verdict(call.key, now)
 
     def _write(self, line: dict[str, Any], budget: Budget, sync_to_disk: bool = False) -> None:
-        """Write a line with the budget's usage; its messages and schema are replaced by references if they are long."""
+        """Write a line with the budget's usage, in which references replace a long schema and long messages."""
         with self._lock:
             lines: list[dict[str, Any]] = []
             if "messages" in line:
                 line["messages"] = [self._stored_values.store_value(message, lines) for message in line["messages"]]
                 line["schema"] = self._stored_values.store_value(line["schema"], lines)
-            # Read under the lock, so that totals never fall from one line to the next.
+            # The usage is read under the lock, so that it never decreases from one line to the next.
             line["spent"] = asdict(budget.worst_case_usage())
             self._append_lines([*lines, line], sync_to_disk)
 
@@ -281,35 +288,34 @@ class CallLog:
             self._append_lines(lines)
 
     def _append_lines(self, lines: Sequence[Mapping[str, Any]], sync_to_disk: bool = False) -> None:
-        """Append lines with redacted secrets, after a line break if the previous write was incomplete."""
+        """Redact secrets in lines and append them, after a line break if the previous write was incomplete."""
         if not lines:
             return
         text = "".join(f"{json.dumps(redact_nested(line), ensure_ascii=False)}\n" for line in lines)
-        # A line that a full disk has truncated is ended first.
-        start, self._is_last_write_complete = "" if self._is_last_write_complete else "\n", False
+        line_break, self._is_last_write_complete = "" if self._is_last_write_complete else "\n", False
         try:
-            # One write survives a kill of this process and, with `sync_to_disk`, a crash of the machine.
+            # Unbuffered: the lines survive a kill of this process and, with `sync_to_disk`, a crash of the machine.
             with open_file(self.path, "ab") as file:
-                remaining_bytes = memoryview((start + text).encode())
+                remaining_bytes = memoryview((line_break + text).encode())
                 while remaining_bytes:
                     remaining_bytes = remaining_bytes[os.write(file.fileno(), remaining_bytes) :]
                 if sync_to_disk:
                     os.fsync(file.fileno())
         except OSError as error:
-            self._stored_values = StoredValueWriter()  # the stored values may not have been written
+            self._stored_values = StoredValueWriter()  # the new stored values may be missing in the file
             raise _write_error(self.path, error) from error
         self._is_last_write_complete = True
 
 
 def read_calls(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the calls in a log, oldest first; truncated lines are skipped with a warning.
+    """Yield the calls in a log, oldest first; skip truncated lines with a warning.
 
     Calls with a reply have `valid`, `fault` and `understood`, each None if the reply was never parsed. Attempts whose
-    reply was lost and may have been charged are yielded too, marked `unsettled: true`. They have `hash`, `attempt`
-    (from 1), `reserved` tokens and cost, and the reason as `lost` (None if the process was killed), but
-    neither `reply` nor `error`.
+    outcome is unknown, and which may have been charged, are also yielded, with `unsettled: true`, `hash`, `attempt`
+    (from 1), `reserved` tokens and cost, and the reason `lost` (None if the process was killed), but without `reply`
+    and `error`.
     """
-    stored_values, verdicts, unsettled = _read_index(path)
+    stored_values, verdicts, unsettled_reasons = _read_index(path)
     with open_file(path) as file:
         for line_number, line in enumerate(file, start=1):
             if line.startswith(STORED_VALUE_PREFIX) and line.endswith(b"\n"):
@@ -318,8 +324,8 @@ def read_calls(path: Path) -> Iterator[dict[str, Any]]:
             if call is None:
                 logger.warning("%s, line %d: incomplete record, skipped", path, line_number)
             elif "asked" in call:
-                if str(call["asked"]) in unsettled:
-                    yield {**call, "unsettled": True, "lost": unsettled[str(call["asked"])]}
+                if str(call["asked"]) in unsettled_reasons:
+                    yield {**call, "unsettled": True, "lost": unsettled_reasons[str(call["asked"])]}
             elif VERDICT_KEY not in call and "fate" not in call:
                 call.pop("settles", None)
                 yield with_verdict(stored_values.resolve_references(call), verdicts.get(call_key(call)))
@@ -328,29 +334,29 @@ def read_calls(path: Path) -> Iterator[dict[str, Any]]:
 def _read_index(
     path: Path,
 ) -> tuple[StoredValueReader, dict[tuple[str, str], dict[str, Any]], dict[str, str | None]]:
-    """Return stored values, verdicts, and the attempts whose outcome is unknown, each with the logged reason."""
+    """Return the stored values, the verdicts by `call_key`, and the reason of each attempt with unknown outcome."""
     verdicts: dict[tuple[str, str], dict[str, Any]] = {}
-    unsettled: dict[str, str | None] = {}
-    stored_values, offset = StoredValueReader(path), 0
+    unsettled_reasons: dict[str, str | None] = {}
+    stored_values, next_offset = StoredValueReader(path), 0
     with open_file(path) as file:
         for line in file:
-            start, offset = offset, offset + len(line)
-            # Quotation marks inside texts are escaped, so only keys match.
-            if stored_values.index_line(line, start) or not any(
+            line_offset, next_offset = next_offset, next_offset + len(line)
+            # This search is faster than parsing. Quotation marks in texts are escaped, so only keys match.
+            if stored_values.index_line(line, line_offset) or not any(
                 key in line for key in (_VERDICT_PREFIX, b'"asked"', b'"settles"')
             ):
                 continue
             if (record := parse_log_line(line)) is None:
-                continue  # a truncated line settles nothing
+                continue
             if VERDICT_KEY in record:
                 verdicts[call_key(record)] = record
             elif "asked" in record:
-                unsettled[str(record["asked"])] = None
+                unsettled_reasons[str(record["asked"])] = None
             elif record.get("fate") == "lost":
-                unsettled[str(record.get("settles"))] = str(record.get("error"))
+                unsettled_reasons[str(record.get("settles"))] = str(record.get("error"))
             else:
-                unsettled.pop(str(record.get("settles")), None)
-    return stored_values, verdicts, unsettled
+                unsettled_reasons.pop(str(record.get("settles")), None)
+    return stored_values, verdicts, unsettled_reasons
 
 
 def parse_log_line(line: str | bytes) -> dict[str, Any] | None:
@@ -368,7 +374,7 @@ def call_key(record: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def with_verdict(call: dict[str, Any], verdict: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a call with the fields of its verdict, or None for each; unchanged if the call has no reply."""
+    """Return a call with the fields of its verdict (None without a verdict); unchanged if it has no reply."""
     if "reply" not in call:
         return call
     return call | {name: None if verdict is None else verdict.get(name) for name in ("valid", "fault", "understood")}
@@ -379,14 +385,14 @@ def _write_error(path: Path, error: OSError) -> RunFolderError:
 
 
 def _read_last_usage(path: Path) -> Usage:
-    """Return the spending in the last complete line, read from the end of the file."""
-    size, window = path.stat().st_size, _TAIL_BYTES
+    """Return the usage in the last line that has one, read from the end of the file."""
+    size, n_tail_bytes = path.stat().st_size, _TAIL_BYTES
     while size:
         with open_file(path) as file:
-            start = max(size - window, 0)
+            start = max(size - n_tail_bytes, 0)
             file.seek(start)
             lines = file.read().split(b"\n")
-        # The first piece may be the end of a line that began earlier.
+        # The first line may be incomplete, unless it is at the start of the file.
         for line in reversed(lines[1:] if start else lines):
             try:
                 return Usage(**json.loads(line)["spent"])
@@ -394,5 +400,5 @@ def _read_last_usage(path: Path) -> Usage:
                 continue
         if start == 0:
             break
-        window *= 8
+        n_tail_bytes *= 8
     return Usage()

@@ -1,4 +1,4 @@
-"""Requests in threads that are awaited in short intervals, and abandoned when a run is to stop."""
+"""Requests in threads, which the waiting thread can abandon when the run is to stop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmrl.llms.budget import Reservation
 STOP_CHECK_SECONDS = 0.1
 """Seconds between two checks of a waiting thread whether the run is to stop."""
 MAX_STOP_WAIT_SECONDS = 3.0
-"""Maximum wait for replies in flight when the run is to stop, in seconds; they are paid, and most arrive soon."""
+"""Maximum number of seconds that a stopping run waits for replies in flight, because they are paid."""
 
 Answer = TypeVar("Answer")
 
@@ -23,9 +23,9 @@ class PendingCall:
     """State of one call that the sending thread and the waiting thread share.
 
     Attributes:
-        reservation: reservation of the present attempt; None: there was no attempt yet.
-        is_abandoned: whether nobody waits for the reply any more.
-        is_lost: whether the call was abandoned during an attempt, whose outcome is then unknown.
+        reservation: reservation of the last attempt; None: there was no attempt yet.
+        is_abandoned: whether the waiting thread has stopped waiting for the reply.
+        is_lost: whether the call was abandoned during an attempt, so that the outcome of the attempt is unknown.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class PendingCall:
         """Mark the start of an attempt.
 
         Raises:
-            Interrupted: the call was abandoned.
+            CallInterrupted: the call was abandoned.
         """
         with self._lock:
             if self.is_abandoned:
@@ -51,19 +51,19 @@ class PendingCall:
             self._is_in_flight = False
 
     def abandon(self) -> bool:
-        """Abandon the call and return whether this loses an attempt in flight."""
+        """Abandon the call; return whether an attempt is in flight, whose reply is then lost."""
         with self._lock:
             self.is_abandoned, self.is_lost = True, self._is_in_flight
             return self.is_lost
 
 
 class RequestBatch(Generic[Answer]):
-    """Answers to several calls that daemon threads request.
+    """Batch of calls that daemon threads make. `answers` are the answers, None for calls without an answer yet.
 
-    Threads of `concurrent.futures` are unsuitable, because Python joins them before it ends.
+    `concurrent.futures` is unsuitable, because Python waits for its threads at exit.
 
     Args:
-        request: function that returns the answer to call number i of the batch; an exception ends the batch.
+        request: function from the index of a call and its state to its answer; an exception ends the batch.
         n_calls: number of calls.
         max_threads: maximum number of threads, >= 1.
     """
@@ -80,10 +80,10 @@ class RequestBatch(Generic[Answer]):
             daemon_thread("llm", self._run_thread).start()
 
     def wait(self, should_stop: Callable[[], bool]) -> None:
-        """Wait for all answers; once `should_stop` returns true, wait at most `MAX_STOP_WAIT_SECONDS` longer.
+        """Wait for all answers, but at most `MAX_STOP_WAIT_SECONDS` after `should_stop` returned true.
 
         Raises:
-            Exception: raised by `request`.
+            Exception: `request` raised it.
         """
         deadline: float | None = None
         with self._condition:
@@ -97,7 +97,7 @@ class RequestBatch(Generic[Answer]):
             raise self._error
 
     def _run_thread(self) -> None:
-        """Request one answer after another until no call is left; runs in each thread."""
+        """Make one call after another until none remains. Each thread runs this."""
         while True:
             with self._condition:
                 i = next(self._remaining_indices, None)

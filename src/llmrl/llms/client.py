@@ -1,6 +1,7 @@
-"""Client of chat models: counter of repeated requests, totals of usage, and parsing of the replies of a run.
+"""Client of chat models: counts repeated requests, sends requests, adds up usage, and parses replies.
 
-Order of a request: counter of repeats, endpoint (cache, budget, limits, retries, log, provider), totals, parser.
+A request passes through the counter of repeats, an endpoint (cache, budget, limits, retries, log, provider), the totals
+of usage, and its parser.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ class ClientPolicies:
     """Policies for the calls of a run.
 
     Attributes:
-        retry: policy of repeated attempts.
+        retry: number of retries, and delays between attempts.
         limits: rate limits of the chosen model.
         budget: spending limits.
-        failures: reaction to a call that failed permanently: `stop` raises, `fall_back` returns an empty reply with
-            `error` set, which callers treat as invalid.
-        max_invalid: threshold at which `check_invalid_rate` ends the run; None: invalid replies are only counted.
+        failures: reaction to a call that failed in all attempts: `stop` raises an error, `fall_back` returns an empty
+            reply with `error` set, which callers treat as invalid.
+        max_invalid: limit on invalid replies, beyond which `check_invalid_rate` raises; None: no limit.
     """
 
     retry: Retry = field(default_factory=Retry)
@@ -68,7 +69,7 @@ def build_client(
     seed: int,
     additional_models: Mapping[str, tuple[Provider, RateLimit]] | None = None,
 ) -> ChatClient:
-    """Return the client for the `llm` settings of a config. `ChatClient.join_run` adds the run's call log later.
+    """Return the client for the `llm` settings of a config, without a call log (`ChatClient.join_run` adds it).
 
     Replies of a model that learns are not cached, because its weights change.
     """
@@ -87,35 +88,35 @@ def build_client(
 
 @dataclass
 class FetchedReplies:
-    """Replies or errors of requests, in order, before they are added to the run's totals."""
+    """Calls and their replies or errors, in the same order, which are not yet added to the run's totals."""
 
     calls: Sequence[Call]
     results: Sequence[ChatReply | LLMError]
 
 
 class ChatClient:
-    """Chat model (protocol `ChatModel`) made of a provider and the policies around it. Threads may share it.
+    """Thread-safe chat model (protocol `ChatModel`) that applies the policies of a run to the calls of providers.
 
     Requests may name other models than the chosen one (`ChatRequest.model`). All models share the run's cache, log,
-    budget, retries and totals; each has its own rate limits.
+    budget, retries and totals; each has separate rate limits.
 
     There are two kinds of totals. The *used* totals (`llm/...`) count every reply once, whether paid or cached. They
-    are saved in checkpoints and do not depend on interruptions. The *spent* totals (`usage/llm_...`) count what was
-    paid over all attempts of the run, and depend on the content of the cache.
+    are saved in checkpoints and do not depend on interruptions. The *spent* totals (`usage/llm_...`) count the paid
+    usage of all processes of the run, and depend on the content of the cache.
 
     Args:
         provider: the chosen model.
         cache: cache of replies; None: no cache.
         call_log: log of calls; None: no log.
-        policies: policies for calls; None: the default ones.
-        stream: seed that selects the sample of the model's answers; None: all seeds share replies.
+        policies: policies for calls; None: the default values.
+        sample_seed: seed to which cached replies belong; None: runs with all seeds share replies.
         should_stop: function that returns whether the run is to stop; then no request is sent and no reply awaited.
-        additional_models: further models and their rate limits, by the name that requests use.
+        additional_models: further models and their rate limits, by name (`ChatRequest.model`).
 
     Attributes:
         provider: provider of the chosen model.
         services: cache, log and policies of all models.
-        endpoints: endpoints of all models by name; the chosen model's is `CHOSEN_MODEL`.
+        endpoints: endpoints of all models by name; the name of the chosen model is `CHOSEN_MODEL`.
         label: labels of all models, separated by commas.
     """
 
@@ -148,7 +149,7 @@ class ChatClient:
         return self.services.budget
 
     def join_run(self, folder: Path, should_stop: Callable[[], bool]) -> None:
-        """Log calls into a run's `folder`, and charge the budget with the usage of the run's earlier attempts.
+        """Log calls in the run folder, and add the usage of earlier processes of the run to the budget.
 
         `should_stop` returns whether the run is to stop.
         """
@@ -163,20 +164,20 @@ class ChatClient:
             self.budget.spent = call_log.spent_before
 
     def check(self) -> None:
-        """Raise LLMError or ConfigError if a model could never answer or the budget could not be enforced."""
+        """Raise LLMError or ConfigError if a model cannot be used or the budget cannot be enforced."""
         for endpoint in self.endpoints.values():
             endpoint.check()
 
     def accepts_images(self, model: str = CHOSEN_MODEL) -> bool:
-        """Return whether a model accepts images; true if only its server knows."""
+        """Return whether a model accepts images; true if this is unknown before a request."""
         return self.endpoints[model].provider.accepts_images
 
     def fits(self, messages: Sequence[Mapping[str, str]], model: str = CHOSEN_MODEL) -> bool:
-        """Return whether `messages` and the longest reply fit into the context window of a model."""
+        """Return whether `messages` and a reply of maximum length fit into the context window of a model."""
         return self.endpoints[model].provider.fits(messages)
 
     def includes_reasoning(self, model: str = CHOSEN_MODEL) -> bool:
-        """Return whether replies that are quoted to a model include its reasoning."""
+        """Return whether earlier replies in the messages to a model include its reasoning."""
         return self.endpoints[model].provider.include_reasoning
 
     def model_label(self, model: str = CHOSEN_MODEL) -> str:
@@ -191,22 +192,22 @@ class ChatClient:
     def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Return the replies in the order of `requests`.
 
-        All requests are sent before an error is raised. By then every reply is in the cache and the call log.
+        An error is raised only after all requests are answered, and all replies are in the cache and the call log.
 
         Raises:
-            BudgetExhausted: some requests could have exceeded the budget and were not sent, or not sent again.
-            Interrupted: the run is to stop, and some requests were not sent, or not sent again.
-            LLMError: with `failures=stop`, some requests failed permanently, or are not in the cache (mode `only`).
+            BudgetExhausted: some requests could have exceeded the budget, and were not sent or not retried.
+            CallInterrupted: the run is to stop, and some requests were not sent or not retried.
+            LLMError: with `failures=stop`, some requests failed in all attempts, or are not in the cache (mode `only`).
         """
         answers = self.fetch(requests)
         self.record_replies(answers)
         return self.replies_or_raise(answers)
 
     def fetch(self, requests: Sequence[ChatRequest]) -> FetchedReplies:
-        """Return the replies or errors of `requests` without counting them; any thread may call this.
+        """Return the replies or errors of `requests` without adding them to totals. Threads may call this.
 
-        The caller passes the result to `record_replies` and `replies_or_raise` when it uses the replies. No `LLMError`
-        is raised.
+        `LLMError` is returned, not raised. To use the replies, pass the return value to `record_replies` and
+        `replies_or_raise`.
         """
         with self._lock:
             numbered_requests = self._repeats.assign_repeats(requests)
@@ -223,29 +224,31 @@ class ChatClient:
         results: list[ChatReply | LLMError | None] = [
             self.endpoints[call.request.model].read_cache(call) for call in calls
         ]
-        missing_indices: dict[str, list[int]] = {}
+        uncached_indices: dict[str, list[int]] = {}
         for i, result in enumerate(results):
             if result is None:
-                missing_indices.setdefault(calls[i].request.model, []).append(i)
-        for i, answer in self._send(calls, missing_indices):
+                uncached_indices.setdefault(calls[i].request.model, []).append(i)
+        for i, answer in self._send(calls, uncached_indices):
             results[i] = answer
         return FetchedReplies(calls, [result for result in results if result is not None])
 
     def _send(
         self, calls: Sequence[Call], indices: Mapping[str, Sequence[int]]
     ) -> list[tuple[int, ChatReply | LLMError]]:
-        """Send each model its `calls[i]`, i in `indices[name]`, concurrently; return all indices with the answers."""
-        model_calls = {name: [calls[i] for i in endpoint_indices] for name, endpoint_indices in indices.items()}
-        started = {name: self.endpoints[name].start(endpoint_calls) for name, endpoint_calls in model_calls.items()}
+        """Send `calls[i]` for i in `indices[name]` to the model `name`; return pairs of i and answer."""
+        calls_by_model = {name: [calls[i] for i in model_indices] for name, model_indices in indices.items()}
+        batch_by_model = {name: self.endpoints[name].start(model_calls) for name, model_calls in calls_by_model.items()}
         try:
             return [
                 answer
-                for name, endpoint_calls in model_calls.items()
-                for answer in zip(indices[name], self.endpoints[name].wait(endpoint_calls, started[name]), strict=True)
+                for name, model_calls in calls_by_model.items()
+                for answer in zip(
+                    indices[name], self.endpoints[name].wait(model_calls, batch_by_model[name]), strict=True
+                )
             ]
         finally:
-            # This also happens if Ctrl-C ends the wait.
-            for name, batch in started.items():
+            # Also if Ctrl-C has interrupted a wait. Completed batches are not changed.
+            for name, batch in batch_by_model.items():
                 self.endpoints[name].abandon_batch(batch)
 
     def record_replies(self, fetched: FetchedReplies) -> None:
@@ -269,9 +272,9 @@ class ChatClient:
             self.services.call_log.record_verdicts(verdicts)
 
     def replies_or_raise(self, fetched: FetchedReplies) -> list[ChatReply]:
-        """Return the fetched replies in the order of their requests; raise as `chat` does.
+        """Return the fetched replies in the order of their requests, or raise an error of `chat`.
 
-        Errors that need not end the run are replaced by empty replies.
+        With `failures=fall_back`, empty replies replace errors, except BudgetExhausted and CallInterrupted.
         """
         results = fetched.results
         errors = [result for result in results if isinstance(result, LLMError)]
@@ -284,7 +287,7 @@ class ChatClient:
         return [r if isinstance(r, ChatReply) else ChatReply("", attempts=0, error=str(r)) for r in results]
 
     def check_invalid_rate(self) -> None:
-        """Raise TooManyInvalidReplies if too many of the run's replies were invalid (`max_invalid`)."""
+        """Raise TooManyInvalidReplies if more of the run's replies were invalid than `max_invalid` allows."""
         self.validity.check(self.label, self.policies.max_invalid)
 
     def metrics(self) -> dict[str, float]:
@@ -310,10 +313,10 @@ class ChatClient:
 
 
 class RequestDispatcher(Generic[Caller]):
-    """Dispatcher of the requests of many callers, which returns the replies as they arrive.
+    """Dispatcher that sends the requests of many callers concurrently, and returns replies as they arrive.
 
-    The client limits the number of requests in flight (`llm.limits`). If a model in this process answers whole batches
-    (`Provider.remote` is false), `receive` sends all requests since the previous call as one batch.
+    The client limits the number of requests in flight (`llm.limits`). If a model in this process answers batches
+    (`Provider.remote` is false), `receive` sends all requests since its previous call as one batch.
 
     Args:
         client: client that sends the requests.
@@ -327,7 +330,7 @@ class RequestDispatcher(Generic[Caller]):
         self._n_in_flight = 0
 
     def send(self, caller: Caller, requests: Sequence[ChatRequest]) -> None:
-        """Start requests without waiting for their replies."""
+        """Send the requests of `caller` without waiting for replies."""
         if not all(endpoint.provider.remote for endpoint in self.client.endpoints.values()):
             self._unsent_requests.append((caller, requests))
             return
@@ -338,7 +341,7 @@ class RequestDispatcher(Generic[Caller]):
         """Return all replies that have arrived, with their callers; wait for one if requests are in flight.
 
         Raises:
-            Exception: a request failed with an error that is not an `LLMError`; no request is in flight any more.
+            Exception: a request failed with an error that is not an `LLMError`. No request is then in flight.
         """
         if self._unsent_requests:
             batch, self._unsent_requests = self._unsent_requests, []
@@ -355,9 +358,9 @@ class RequestDispatcher(Generic[Caller]):
         return replies
 
     def drain(self) -> None:
-        """Wait until no request is in flight; all paid replies are then in the cache and the log.
+        """Wait until no request is in flight, so that all paid replies are in the cache and the log.
 
-        If the run is to stop, the wait is short (`ChatClient`).
+        If the run is to stop, the client ends the wait after a few seconds.
         """
         while self._n_in_flight:
             self._await_answer()
@@ -371,7 +374,7 @@ class RequestDispatcher(Generic[Caller]):
         """Send requests in a thread, and store their replies or the error."""
         try:
             self._answer_queue.put((caller, self.client.fetch(requests)))
-        except BaseException as error:  # noqa: BLE001  (raised in the waiting thread)
+        except BaseException as error:  # noqa: BLE001  (`receive` raises it)
             self._answer_queue.put((caller, error))
 
     def _fetch_batch(

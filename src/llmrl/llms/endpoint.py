@@ -1,6 +1,6 @@
-"""Calls of a run to one model: budget, limits, retries, cache and log around a provider.
+"""Calls of a run to one model: cache, rate limits, retries, budget and call log of a provider.
 
-A call passes through these steps; each is a small class that can be disabled:
+A call passes through these steps, each of which is a class that can be disabled:
 
     cache -> slot, cache again -> retry(budget -> pause -> call log of the attempt -> provider) -> cache -> call log
 """
@@ -29,20 +29,20 @@ from llmrl.llms.retry import Retry, TransientError
 logger = logging.getLogger(__name__)
 
 SentBatch = RequestBatch[Any] | None
-"""Requests that were sent; None: they are sent when the caller waits for them."""
+"""Batch that `Endpoint.start` sent; None: a model in this process computes the replies in `Endpoint.wait`."""
 STOPPING_REASON = "the run is stopping, so no further requests are sent to the language model"
 ABANDONED_REASON = "the call was abandoned before its reply arrived"
-"""Reason why the outcome of an attempt is unknown."""
+"""Logged reason why the outcome of an abandoned attempt is unknown."""
 
 
 @dataclass
 class SharedServices:
-    """Policies and stores that all models of a run share.
+    """Objects that all models of a run share.
 
     Attributes:
         cache: cache of replies; None: no cache.
         call_log: log of calls; None: no log.
-        retry: policy of repeated attempts.
+        retry: number of retries, and delays between attempts.
         budget: spending limits.
         should_stop: function that returns whether the run is to stop; then no request is sent and no reply awaited.
     """
@@ -55,20 +55,20 @@ class SharedServices:
 
 
 class Endpoint:
-    """Provider with the policies of a run and its own rate limits. Threads may share it."""
+    """Thread-safe provider with rate limits and the shared services of a run."""
 
     def __init__(self, provider: Provider, limits: RateLimit, services: SharedServices) -> None:
         self.provider, self.limits, self.services, self.label = provider, limits, services, provider.label
         self._has_warned_of_counts = False
 
     def check(self) -> None:
-        """Raise LLMError or ConfigError if the model could never answer, or the budget could not be enforced."""
+        """Raise LLMError or ConfigError if the model cannot be used or the budget cannot be enforced."""
         self.services.budget.check(self.provider)
         if self.services.cache is None or self.services.cache.mode != "only":
             self.provider.check()
 
     def read_cache(self, call: Call) -> ChatReply | LLMError | None:
-        """Return the cached reply, or its absence as an error in mode `only`; None if the provider must be called."""
+        """Return the cached reply, or an error if it is missing in mode `only`; None if the provider must be called."""
         if self.services.cache is None:
             return None
         start = time.perf_counter()
@@ -83,10 +83,7 @@ class Endpoint:
         return result
 
     def start(self, calls: Sequence[Call]) -> SentBatch:
-        """Send requests, as many concurrently as the limits allow.
-
-        Return None for a model in this process, which runs when `wait` is called.
-        """
+        """Send requests in threads, as many at once as the limits allow; return None for a model in this process."""
         if not self.provider.remote:
             return None
         return RequestBatch(
@@ -94,7 +91,7 @@ class Endpoint:
         )
 
     def wait(self, calls: Sequence[Call], batch: SentBatch) -> list[ChatReply | LLMError]:
-        """Return the answers to `calls`, whose batch `start` returned."""
+        """Return the replies or errors of `calls`, whose batch `start` returned."""
         if batch is None:
             return self._complete_locally(calls)
         batch.wait(self.services.should_stop)
@@ -102,10 +99,7 @@ class Endpoint:
         return [CallInterrupted(STOPPING_REASON) if answer is None else answer for answer in list(batch.answers)]
 
     def abandon_batch(self, batch: SentBatch) -> None:
-        """Stop waiting for replies, and count attempts in flight as lost.
-
-        The sending threads make no further attempts.
-        """
+        """Count attempts in flight as lost, and let the sending threads make no further attempts."""
         if batch is None:
             return
         for pending_call, answer in zip(batch.pending_calls, list(batch.answers), strict=True):
@@ -114,10 +108,7 @@ class Endpoint:
                 self._settle_failed_attempt(pending_call.reservation, False, ABANDONED_REASON)
 
     def _complete_locally(self, calls: Sequence[Call]) -> list[ChatReply | LLMError]:
-        """Return the replies of a model in this process, which takes all requests at once.
-
-        Requests that the budget does not allow are refused.
-        """
+        """Return the replies of a model in this process, which gets all requests that the budget allows at once."""
         start = time.perf_counter()
         reservations: list[Reservation] = []
         results: list[ChatReply | LLMError] = []
@@ -148,15 +139,15 @@ class Endpoint:
         return results
 
     def _request_reply(self, call: Call, pending_call: PendingCall) -> ChatReply | LLMError:
-        """Return the paid, cached and logged reply of the provider, or the error that remains after all retries."""
+        """Return the reply of the provider, or the error after all retries; cache and log it."""
         try:
             with self.limits.slot(functools.partial(self._wait_unless_stopped, pending_call=pending_call)):
                 self._wait_unless_stopped(0.0, pending_call)
-                # Another process may have sent an equal request while this one waited for a slot.
+                # Another process may have cached the reply to an equal request while this one waited for a slot.
                 reply = self.read_cache(call)
                 return self._request_with_retries(call, pending_call) if reply is None else reply
         except LLMError as error:
-            if not pending_call.is_abandoned:  # otherwise the call log may be closed
+            if not pending_call.is_abandoned:  # the run may have ended after it abandoned the call
                 self._log_call(call, error)
             return error
 
@@ -173,17 +164,17 @@ class Endpoint:
             self.services.budget.record_failed_calls(1)
             raise
         if pending_call.is_lost:
-            self._cache_reply(call, reply)  # the reply is paid, so it is cached for a later request
+            self._cache_reply(call, reply)  # because it is paid, and a later run can use it
             raise CallInterrupted("the call was abandoned")
         return self._cache_and_log(call, reply, reservation)
 
     def _attempt(
         self, call: Call, attempt: int, start: float, pending_call: PendingCall
     ) -> tuple[ChatReply, Reservation]:
-        """Make one attempt; settle, release or abandon its reservation when it ends.
+        """Make one attempt; at its end, settle, release or abandon its reservation.
 
-        If the call was abandoned, the waiting thread has done this already. If the server asks to wait, further
-        requests are paused.
+        If the call was abandoned during the attempt, `abandon_batch` has already abandoned the reservation. If the
+        server sends Retry-After, all further requests to this model are paused.
         """
         wait = functools.partial(self._wait_unless_stopped, pending_call=pending_call)
         reservation = self.services.budget.reserve(call.request, self.provider, wait)
@@ -193,7 +184,7 @@ class Endpoint:
             self.limits.wait_for_pause(wait)
             wait(0.0)
             is_logged = True
-            # Counted and logged before it is sent, so that it counts even if this process ends.
+            # The attempt is counted and logged before it is sent, so that it counts even if this process is killed.
             self.services.budget.mark_sent(reservation)
             if self.services.call_log is not None:
                 self.services.call_log.record_attempt(call, attempt, reservation, self.services.budget)
@@ -216,9 +207,9 @@ class Endpoint:
         return reply, reservation
 
     def _finalize_reply(self, reply: ChatReply, attempt: int, start: float) -> ChatReply:
-        """Return a reply with cost, latency since `start`, and number of attempts.
+        """Return a reply with cost, latency since `start` (`time.perf_counter`), and number of attempts.
 
-        Impossible counts are replaced by None, so that they do not change the budget.
+        None replaces impossible counts, so that they do not change the budget.
         """
         impossible_fields = find_impossible_fields(reply)
         if impossible_fields and not self._has_warned_of_counts:
@@ -228,12 +219,12 @@ class Endpoint:
                 self.label,
                 ", ".join(f"{name}={getattr(reply, name)!r}" for name in impossible_fields),
             )
-        unknown: dict[str, Any] = dict.fromkeys(impossible_fields)
-        reply = replace(reply, **unknown)
+        unknown_counts: dict[str, Any] = dict.fromkeys(impossible_fields)
+        reply = replace(reply, **unknown_counts)
         counts = (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens, reply.cache_write_tokens)
         return replace(
             reply,
-            # Redacted before they are parsed, so that the log has exactly the texts that the run used.
+            # Texts are redacted before they are parsed, so that the log contains exactly the texts that the run used.
             text=redact(replace_surrogates(reply.text)),
             finish=redact(replace_surrogates(reply.finish)),
             thoughts=redact(replace_surrogates(reply.thoughts)),
@@ -246,9 +237,9 @@ class Endpoint:
     def _settle_failed_attempt(
         self, reservation: Reservation, is_free: bool, reason: str, is_logged: bool = True
     ) -> None:
-        """Settle an attempt that ended without a reply.
+        """Release the reservation of a failed attempt if it certainly cost nothing (`is_free`), else abandon it.
 
-        Its reservation is released if it certainly cost nothing (`is_free`), else it counts as lost.
+        If the attempt is in the call log (`is_logged`), its outcome and `reason` are logged.
         """
         (self.services.budget.release if is_free else self.services.budget.abandon)(reservation)
         if is_logged and self.services.call_log is not None:
@@ -257,7 +248,7 @@ class Endpoint:
             )
 
     def _cache_and_log(self, call: Call, reply: ChatReply, reservation: Reservation | None = None) -> ChatReply:
-        """Cache and log a paid reply, and return it as it is in the cache."""
+        """Cache and log a paid reply; return it with the texts that are in the cache."""
         try:
             reply = self._cache_reply(call, reply)
         finally:
@@ -266,21 +257,21 @@ class Endpoint:
         return reply
 
     def _cache_reply(self, call: Call, reply: ChatReply) -> ChatReply:
-        """Cache a reply, and return it as it is in the cache."""
+        """Cache a reply; return it with the texts that are in the cache, perhaps those of an earlier reply."""
         if self.services.cache is None:
             return reply
         return self.services.cache.put(call.key, self.provider.identity, call.request, reply)
 
     def _log_call(self, call: Call, result: ChatReply | LLMError, reservation: Reservation | None = None) -> None:
-        """Write a call to the log, unless it was not sent."""
+        """Write a call to the log, if there is one and the call was sent; store its verdict in `call`."""
         if self.services.call_log is not None and not isinstance(result, CallNotMade):
             identity = self.provider.identity
             call.verdict = self.services.call_log.record_call(call, identity, result, self.services.budget, reservation)
 
     def _wait_unless_stopped(self, seconds: float, pending_call: PendingCall) -> None:
-        """Wait, but raise Interrupted if the run is to stop.
+        """Wait; raise CallInterrupted if the run is to stop or the call is abandoned.
 
-        Waits are short, because signal handlers cannot wake threads safely.
+        The thread sleeps for at most `STOP_CHECK_SECONDS` at once, because a signal handler cannot wake it safely.
         """
         end = time.monotonic() + seconds
         while True:

@@ -1,4 +1,4 @@
-"""Base of models behind a network: sampling settings, a secret key, time-outs, structured output."""
+"""Base class of chat models on servers: sampling settings, API key, structured output, and parsing of responses."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ UNSUPPORTED_FIELDS = {
 
 
 MAX_TOKEN_COUNT = 10**9
-"""Limit on plausible token counts of a prompt or a reply."""
+"""Token counts of this size or more are treated as errors of the server."""
 MAX_MESSAGE_LENGTH = 500
-"""Maximum number of characters of a provider's error text in messages."""
+"""Maximum number of characters of a provider's text that error messages quote."""
 OVERLOADED = 529
 """HTTP status of Anthropic for a request that it refuses without processing it."""
 
@@ -51,13 +51,13 @@ class HostedSettings:
     """Options that all hosted models have; meanings, units and ranges are in `conf/llm/_chat.yaml`.
 
     Attributes:
-        model: the provider's name of the model.
-        api_key_env: environment variable that holds the key; None: no key is needed.
-        temperature, top_p: sampling parameters; None, here and below: the provider's default.
-        sampling_seed: seed of the provider's sampling; for the n-th repetition of a request it is sent plus n.
+        model: name of the model at the provider.
+        api_key_env: name of the environment variable with the API key; None: no key is needed.
+        temperature, top_p: sampling parameters; None (also of the options below): the provider's default.
+        sampling_seed: seed of the provider's sampling; n is added for the n-th repetition of a request.
         stop: texts that end a reply.
         reasoning_effort: amount of reasoning before the answer.
-        thinking_budget: tokens for thoughts, in addition to those for the answer, >= 1.
+        thinking_budget: maximum number of tokens of thoughts, in addition to the tokens of the answer, >= 1.
         extra_body: further fields of each request, as JSON-compatible values.
 
     Raises:
@@ -119,7 +119,7 @@ class HostedSettings:
         }
 
     def request_seed(self, repeat: int) -> int | None:
-        """Return the seed of the `repeat`-th repetition of a request; each has its own. None: there is no seed."""
+        """Return the seed of the `repeat`-th repetition of a request; None if there is no `sampling_seed`."""
         return None if self.sampling_seed is None else self.sampling_seed + repeat
 
 
@@ -148,7 +148,7 @@ class HostedProvider(Provider):
 
     @property
     def account(self) -> str:
-        """Name of the model, and of the variable with the key."""
+        """Label of the model and name of the variable with its key, which identify an account without the key."""
         return f"{self.label}, {self.settings.api_key_env}"
 
     @property
@@ -156,10 +156,10 @@ class HostedProvider(Provider):
         return f"{self.account}, {hashlib.sha256((self._api_key() or '').encode()).hexdigest()}"
 
     def check(self) -> None:
-        """Raise LLMError, naming the environment variable, if a required key is not set or is malformed."""
+        """Raise LLMError if a required key is not set or contains impossible characters."""
         key = self._api_key()
         if key is not None and not re.fullmatch("[!-~]+", key):
-            # Error messages of libraries quote invalid headers in a form that `redact` would not recognize as the key.
+            # Libraries quote invalid headers in error messages, with escapes, so that `redact` would not find the key.
             raise LLMError(
                 f"the key in {self.settings.api_key_env} contains blanks or characters outside ASCII; set it again"
             )
@@ -175,18 +175,17 @@ class HostedProvider(Provider):
 
     @abstractmethod
     def _attempt(self, request: ChatRequest) -> ChatReply:
-        """Make one attempt at one request; raise as `complete` does.
+        """Make one attempt at one request; raise the errors of `complete`.
 
-        Implementations pass a provider's texts through `_redact`.
+        Implementations pass texts of the provider that are not the reply through `_redact`.
         """
 
     def _api_key(self) -> str | None:
-        """Return the key from the environment variable; it is never stored."""
-        # A key that was read from a file often ends with a line break.
+        """Return the key from the environment variable without surrounding whitespace; None if it is not set."""
         return os.environ.get(self.settings.api_key_env, "").strip() or None if self.settings.api_key_env else None
 
     def _redact(self, text: object) -> str:
-        """Return `text` on one line, shortened and without the key, which providers may repeat in error messages."""
+        """Return `text` on one line, shortened and without known secrets, which error messages may contain."""
         line = redact(" ".join(str(text).split()))
         return line if len(line) <= MAX_MESSAGE_LENGTH else line[:MAX_MESSAGE_LENGTH] + " ..."
 
@@ -198,13 +197,13 @@ class HostedProvider(Provider):
 
 
 def parse_message(message: Mapping[str, Any], usage: Mapping[str, Any], finish: str) -> ChatReply:
-    """Return the reply of a message in OpenAI's format: its content and function calls, reasoning, and token counts.
+    """Return the reply in a message of OpenAI's format: content and function calls, reasoning, and token counts.
 
-    If there is neither content nor function call, the text is the reasoning as an unclosed thought, because it may end
-    with an answer.
+    If there is neither content nor function call, the text is the reasoning after `<think>`, because the reasoning may
+    contain the answer.
     """
     content = message.get("content")
-    if isinstance(content, list):  # in parts, some of which are thoughts
+    if isinstance(content, list):  # list of parts, of which those without text are thoughts
         content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     functions = [call.get("function") for call in message.get("tool_calls") or () if isinstance(call, dict)]
     function_calls = [
@@ -223,20 +222,20 @@ def parse_message(message: Mapping[str, Any], usage: Mapping[str, Any], finish: 
 
 
 def _token_counts(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the token counts of a provider's `usage` under their names in `ChatReply`.
+    """Return the token counts in a provider's `usage`, by the names of the fields of `ChatReply`.
 
-    Reasoning tokens are part of the completion tokens. If a provider's total shows that it counts them separately, they
-    are added, because they are charged.
+    Completion tokens include reasoning tokens. If the total shows that a provider counts them separately, they are
+    added to the completion tokens, because they are charged.
     """
     prompt_details = _as_mapping(usage.get("prompt_tokens_details"))
-    reported = {
+    reported_counts = {
         "prompt_tokens": usage.get("prompt_tokens"),
         "completion_tokens": usage.get("completion_tokens"),
         "cached_tokens": prompt_details.get("cached_tokens"),
         "cache_write_tokens": prompt_details.get("cache_write_tokens", usage.get("cache_creation_input_tokens")),
         "reasoning_tokens": _as_mapping(usage.get("completion_tokens_details")).get("reasoning_tokens"),
     }
-    counts = {name: parse_token_count(value) for name, value in reported.items()}
+    counts = {name: parse_token_count(value) for name, value in reported_counts.items()}
     prompt, completion, reasoning = counts["prompt_tokens"], counts["completion_tokens"], counts["reasoning_tokens"]
     if prompt is not None and completion is not None and reasoning:
         is_separate = usage.get("total_tokens") == prompt + completion + reasoning
@@ -250,23 +249,23 @@ def _as_mapping(value: object) -> Mapping[str, Any]:
 
 
 def check_address(address: str, plain_http: bool, option_name: str) -> None:
-    """Raise ConfigError if an address may contain a secret, or is plain HTTP to another machine without permission."""
+    """Raise ConfigError if an address may contain a secret, or uses HTTP to another machine without `plain_http`."""
     if (reason := find_rejection_reason(option_name, address)) is not None:
         raise ConfigError(f"{option_name} {reason}")
     check_transport_security(address, plain_http, option_name)
 
 
 def is_refused(status: int) -> bool:
-    """Return whether an HTTP error status means that certainly nothing was generated.
+    """Return whether a server with this HTTP error status has certainly generated nothing.
 
-    A refused request (4xx: no key, too many requests, too long a prompt) is not charged. A failure of the server or a
-    gateway (5xx), or a time-out (408), may have occurred while a reply was being generated.
+    A refused request (4xx: no key, too many requests, prompt too long) is not charged. A failure of the server or a
+    gateway (5xx), or a time-out (408), may occur while a reply is generated.
     """
     return (300 <= status < 500 and status != 408) or status == OVERLOADED
 
 
 def parse_token_count(value: object) -> int | None:
-    """Return a token count as reported by a server; None, with a warning, for a value that cannot be one."""
+    """Return a token count that a server reported; return None, and log a warning, if the value is impossible."""
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_TOKEN_COUNT):
         return value
     _warn_of_token_counts()

@@ -1,6 +1,6 @@
 """Images in messages: encoding, token counts, hashes and files.
 
-In addition to `content`, a message may have `images`: data URLs of PNG files, shown in this order after the text.
+In addition to `content`, a message may have `images`: a list of data URLs of PNG files, which follow the text.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from llmrl.core.frames import enlarge
 IMAGES_KEY = "images"
 """Key of the images in a message."""
 IMAGE_FOLDER = "llm_images"
-"""Subfolder of a run folder with the images of its requests, each stored once."""
+"""Subfolder of a run folder with the images of its requests; each distinct image is one file."""
 
 _DATA_URL_PREFIX = "data:image/png;base64,"
 _TILE, _TILE_TOKENS, _BASE_TOKENS = 512, 170, 85
 _PIXELS_PER_TOKEN = 750
 _MIN_TOKENS = 258
+"""Numbers of the rules in `image_tokens`."""
 
 
 def encode_frame(frame: np.ndarray, side: int) -> str:
-    """Return a frame as a PNG in a data URL.
+    """Return a frame as the data URL of a PNG file.
 
     Args:
         frame: frame [height, width, 3] uint8.
-        side: maximum number of pixels of the longer side. Smaller frames are enlarged by an integer factor, so that
-            cells stay sharp; larger ones are reduced by averaging pixels.
+        side: maximum number of pixels of the longer side. Smaller frames are enlarged by an integer factor, which keeps
+            edges sharp; larger frames are reduced by averaging pixels.
 
     Raises:
         ConfigError: `frame` has another shape or dtype.
@@ -64,26 +65,23 @@ def image_size(url: str) -> tuple[int, int]:
 
 
 def image_tokens(width: int, height: int) -> int:
-    """Estimate the tokens of an image: the maximum over the rules that three providers publish.
+    """Return an estimate of the tokens of an image, the maximum over the published rules of three providers.
 
-    OpenAI: 85, and 170 for each tile of 512 x 512 pixels; Anthropic: one for each 750 pixels; Google: 258 at least.
+    OpenAI: 85, plus 170 for each tile of 512 x 512 pixels; Anthropic: 1 per 750 pixels; Google: at least 258.
     """
     tiles = math.ceil(width / _TILE) * math.ceil(height / _TILE)
     return max(_BASE_TOKENS + _TILE_TOKENS * tiles, math.ceil(width * height / _PIXELS_PER_TOKEN), _MIN_TOKENS)
 
 
 def count_image_tokens(message: Mapping[str, Any]) -> int:
-    """Estimate the tokens of a message's images."""
+    """Return an estimate of the number of tokens of all images of a message."""
     return sum(image_tokens(*image_size(url)) for url in message.get(IMAGES_KEY, ()))
 
 
 def to_content_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message in the format of OpenAI's API: text, then images.
+    """Return a message in the format of OpenAI's API, which litellm converts for other providers.
 
-    litellm translates this format for other providers.
-
-    Args:
-        message: message whose content is a text or a list of parts in that format.
+    The content of `message` is a text or a list of parts in this format. Its images are appended as further parts.
     """
     fields = {name: field for name, field in message.items() if name != IMAGES_KEY}
     if not message.get(IMAGES_KEY):
@@ -95,7 +93,7 @@ def to_content_parts(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_image_hashes(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages in which images are replaced by hashes of their pixels, independent of the PNG encoding."""
+    """Return messages in which hashes of the pixels (`_pixel_hash`) replace the images."""
     return [
         {**message, IMAGES_KEY: [_pixel_hash(url) for url in message[IMAGES_KEY]]}
         if IMAGES_KEY in message
@@ -105,11 +103,11 @@ def with_image_hashes(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def with_image_files(messages: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[str, Any]]:
-    """Return messages in which images are replaced by the names of their files; write missing files.
+    """Return messages in which the names of files replace the images; write missing files.
 
     Args:
         messages: messages of a request.
-        folder: run folder, to which names such as `llm_images/<hash>.png` are relative.
+        folder: run folder; names are relative to it, e.g. `llm_images/<hash>.png`.
 
     Raises:
         RunFolderError: a file cannot be written.
@@ -134,7 +132,7 @@ def with_image_files(messages: Sequence[Mapping[str, Any]], folder: Path) -> lis
 
 @functools.lru_cache(maxsize=1024)
 def _pixel_hash(url: str) -> str:
-    """Return a hash of the pixels, since versions of libraries encode the same pixels differently."""
+    """Return a hash of the pixels; the PNG file of the same pixels depends on the version of the library."""
     from PIL import Image
 
     image = Image.open(io.BytesIO(_decode_url(url))).convert("RGB")

@@ -1,4 +1,4 @@
-"""Client of hosted models of many providers, through litellm, and the check of settings against litellm's tables."""
+"""Chat models of many providers through litellm, and checks of settings against litellm's tables."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ logger = logging.getLogger(__name__)
 
 _BUDGET_FIELDS = ("budget_tokens", "thinkingBudget", "thinking_budget")
 _EFFORT_FIELDS = ("reasoning_effort", "effort", "thinkingLevel")
+"""Fields of providers' requests that contain a thinking budget (tokens) or a level of effort."""
 MIN_ANTHROPIC_BUDGET = 1024
 """Minimum thinking budget of Anthropic's models, in tokens."""
 _OPTION_NAMES = {"seed": "sampling_seed", "thinking": "thinking_budget", "max_tokens": "max_tokens"}
 
 
 def _has_effort(request: dict[str, Any], effort: str) -> bool:
-    """Return whether a request contains an effort: as a level, as a thinking budget, or as thinking on or off."""
+    """Return whether a request contains `effort` as a level, a thinking budget, or thinking switched on or off."""
     fields = list(_nested_fields(request))
     if levels := [value for name, value in fields if name in _EFFORT_FIELDS]:
         return effort in levels
@@ -42,7 +43,7 @@ def _thinking_budgets(request: dict[str, Any]) -> list[int]:
 
 
 def _nested_fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all names and values of nested mappings."""
+    """Yield the names and values of all fields of nested mappings."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield str(name), inner
@@ -52,12 +53,12 @@ def _nested_fields(value: Any) -> Iterator[tuple[str, Any]]:
 BLOCK_LENGTH = 2000
 """Minimum number of characters of a block of a long message, about 500 tokens.
 
-Anthropic searches its cache in the 20 blocks before a cache mark.
+Anthropic compares only the 20 blocks before a cache mark with its cache, so blocks must not be short.
 """
 N_CACHE_MARKS = 2
-"""Number of marked blocks in the last message; Anthropic accepts four cache marks.
+"""Number of marked blocks in the last message; Anthropic accepts four cache marks in a request.
 
-The second mark matches the cache even if the end of the newest block has changed.
+The mark on the earlier block still matches the cache if the later block has changed.
 """
 
 
@@ -71,7 +72,7 @@ class LiteLLMSettings(HostedSettings):
 class LiteLLMChat(HostedProvider):
     """Chat model with a litellm name (`gpt-4o`, `anthropic/...`, `gemini/...`), without streaming.
 
-    Prices come from the option file and not from litellm's table, which does not know every model.
+    Prices are settings, because litellm's table of prices does not contain every model.
     """
 
     settings: LiteLLMSettings
@@ -88,13 +89,13 @@ class LiteLLMChat(HostedProvider):
 
     @property
     def accepts_images(self) -> bool:
-        """True if the model accepts images, according to litellm's table."""
+        """True if the model accepts images according to litellm's table."""
         return bool(_import_litellm().supports_vision(self.settings.model))
 
     def check(self) -> None:
         """Raise LLMError if litellm or the key is missing, ConfigError if the model does not support a setting.
 
-        This costs nothing, because no request is sent.
+        No request is sent.
         """
         if importlib.util.find_spec("litellm") is None:
             raise LLMError(
@@ -106,7 +107,7 @@ class LiteLLMChat(HostedProvider):
 
     @functools.cached_property
     def _provider(self) -> str:
-        """Litellm's name of the provider, e.g. `anthropic`. Raises ConfigError if it does not know the model."""
+        """Name of the provider in litellm, e.g. `anthropic`. Raises ConfigError if litellm finds no provider."""
         litellm = _import_litellm()
         try:
             return str(litellm.get_llm_provider(self.settings.model)[1])
@@ -118,17 +119,17 @@ class LiteLLMChat(HostedProvider):
 
     @property
     def _is_anthropic(self) -> bool:
-        """True for Anthropic's models, whose prompts get cache marks."""
+        """True for Anthropic's models, whose requests have special fields for schemas, thinking and caching."""
         return self._provider == "anthropic"
 
     @functools.cached_property
     def _completion_arguments(self) -> dict[str, Any]:
         """Arguments of `litellm.completion` for the settings, except the seed.
 
-        If a reasoning model accepts no thinking budget, `thinking_budget` is only part of its token limit.
+        If a reasoning model accepts no thinking budget, `thinking_budget` only increases the limit on its tokens.
 
         Raises:
-            ConfigError: the model does not support a setting, which the message names.
+            ConfigError: the model does not support a setting.
         """
         s = self.settings
         options: dict[str, Any] = {
@@ -160,14 +161,14 @@ class LiteLLMChat(HostedProvider):
         return arguments
 
     def _thinking_argument(self, arguments: dict[str, Any], budget: int) -> dict[str, Any]:
-        """Return the argument for a thinking budget; {} if the model's API has none."""
+        """Return the argument for a thinking budget of `budget` tokens; {} if the model's API has no such argument."""
         model = self.settings.model
         if not _import_litellm().supports_reasoning(model):
             raise self._setting_error("thinking_budget", budget, "it does not reason before it answers; set it to null")
         thinking = {"type": "enabled", "budget_tokens": budget}
-        others = {name: value for name, value in arguments.items() if name != "reasoning_effort"}
+        other_arguments = {name: value for name, value in arguments.items() if name != "reasoning_effort"}
         try:
-            request = self._request_parameters({**others, "thinking": thinking})
+            request = self._request_parameters({**other_arguments, "thinking": thinking})
         except ConfigError:
             request = {}
         if budget not in _thinking_budgets(request):
@@ -184,7 +185,7 @@ class LiteLLMChat(HostedProvider):
         return {"thinking": thinking}
 
     def _request_parameters(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the parameters that the provider would be sent for `arguments`."""
+        """Return the parameters of the request that litellm would send to the provider for `arguments`."""
         litellm, model = _import_litellm(), self.settings.model
         target = {"model": model.removeprefix(f"{self._provider}/"), "custom_llm_provider": self._provider}
         try:
@@ -202,13 +203,13 @@ class LiteLLMChat(HostedProvider):
         return ConfigError(f"{self.settings.model} does not accept llm.{setting}={value}: {reason}")
 
     def _schema_argument(self, request: ChatRequest) -> dict[str, Any]:
-        """Return the argument that requests the schema of a reply, if the request has one."""
+        """Return the argument that requests a reply with the schema of `request`; it is None without a schema."""
         response_format = self._response_format(request)
         if response_format is None or not self._is_anthropic:
             return {"response_format": response_format}
-        # litellm would send the schema in a field of a beta version that Anthropic's API no longer documents.
+        # litellm would use a field of a beta version, which the documentation of Anthropic's API no longer contains.
         schema = {"type": "json_schema", "schema": response_format["json_schema"]["schema"]}
-        # The effort of models that think adaptively is in the same argument.
+        # Some models have their effort in the same argument.
         effort = self._request_parameters(self._completion_arguments).get("output_config") or {}
         return {"output_config": {**effort, "format": schema}}
 
@@ -226,7 +227,7 @@ class LiteLLMChat(HostedProvider):
             **self._schema_argument(request),
         }
         try:
-            # The endpoint retries; litellm's own retries would multiply with these and ignore Retry-After.
+            # No retries by litellm: `Endpoint` retries, and litellm would ignore Retry-After.
             answer = litellm.completion(
                 model=self.settings.model,
                 messages=[
@@ -242,7 +243,7 @@ class LiteLLMChat(HostedProvider):
             choice = answer.choices[0]
             message = choice.message.model_dump()
         except Exception as error:  # noqa: BLE001
-            # litellm raises exceptions of many libraries. `from None`, because their tracebacks may quote the key.
+            # litellm raises exceptions of many libraries. `from None`, because they may contain the key.
             raise self._convert_error(error) from None
         usage = getattr(answer, "usage", None)
         finish = self._redact(getattr(choice, "finish_reason", None) or "")
@@ -252,10 +253,10 @@ class LiteLLMChat(HostedProvider):
         """Return an LLMError for an exception of litellm, or a TransientError if another attempt may succeed."""
         message = f"{self.label}: {type(error).__name__}: {self._redact(error)}"
         status = getattr(error, "status_code", None)
-        # An answer without choices raises an IndexError, a broken connection an error without a status.
+        # An answer without choices causes an IndexError, a broken connection an error without a status.
         name = type(error).__name__
         if status in RETRIABLE_STATUS or isinstance(error, IndexError) or "Timeout" in name or "Connection" in name:
-            # `error.response` is unsuitable, because litellm creates it itself.
+            # Not the headers of `error.response`, which litellm may have created without the server's headers.
             headers = getattr(error, "litellm_response_headers", None) or {}
             wait = parse_retry_after(headers.get("retry-after"))
             return TransientError(message, wait, refused=_is_unprocessed(error, status))
@@ -263,10 +264,11 @@ class LiteLLMChat(HostedProvider):
 
 
 def mark_cache_prefix(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return `messages` with `cache_control` marks on the prefix that the next prompt is likely to share.
+    """Return `messages` with `cache_control` marks on blocks up to which the next prompt is probably equal.
 
     Marks are on the system message, the message before the last, and blocks near the end of a long last message. The
-    provider caches up to a mark, so a long last message, of which only the end changes, is split into blocks.
+    provider caches all blocks up to a mark. A long last message is split into blocks, because in the next prompt
+    probably only its end is different.
     """
     last = len(messages) - 1
     prompt: list[dict[str, Any]] = []
@@ -284,9 +286,9 @@ def mark_cache_prefix(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def split_blocks(text: str) -> list[str]:
-    """Split `text` at line ends into pieces of about `BLOCK_LENGTH` characters.
+    """Split `text` at line ends into blocks of at least `BLOCK_LENGTH` characters; the last one may be shorter.
 
-    Texts with a common beginning have equal first pieces.
+    Texts with a common prefix have equal first blocks.
     """
     blocks: list[str] = []
     while (end := text.find("\n", BLOCK_LENGTH)) >= 0 and len(text) > end + 1:
@@ -300,9 +302,9 @@ def _cached_block(text: str) -> dict[str, Any]:
 
 
 def _is_unprocessed(error: BaseException, status: object) -> bool:
-    """Return whether certainly nothing was generated.
+    """Return whether the provider has certainly generated nothing.
 
-    This is so if the provider refused the request, or if there was no connection, which litellm reports as status 500.
+    This is so if it refused the request, or if there was no connection, for which litellm reports the status 500.
     """
     if isinstance(status, int) and is_refused(status):
         return True
@@ -317,12 +319,12 @@ def _is_unprocessed(error: BaseException, status: object) -> bool:
 
 
 def _import_litellm() -> Any:
-    """Import litellm; disable the downloads of its tables and its messages about errors."""
+    """Import litellm without its downloads of tables and its messages about errors."""
     for table in ("MODEL_COST_MAP", "ANTHROPIC_BETA_HEADERS", "AUTOROUTER_PRESETS", "POLICY_TEMPLATES", "BLOG_POSTS"):
         os.environ.setdefault(f"LITELLM_LOCAL_{table}", "True")
     import litellm
 
     litellm.suppress_debug_info = True
-    # Its warnings of a model's parameters come with every call; failures are raised.
+    # litellm would log warnings about parameters at every call; failures raise exceptions.
     logging.getLogger("LiteLLM").setLevel(logging.ERROR)
     return litellm

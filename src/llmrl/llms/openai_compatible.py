@@ -16,7 +16,7 @@ from llmrl.llms.images import to_content_parts
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
 
 MAX_RESPONSE_BYTES = 8 << 20
-"""Maximum number of bytes of an HTTP response, ten times the longest replies of current models."""
+"""Maximum number of bytes of an HTTP response, about ten times the longest replies of models."""
 _UNSENT_ERRORS = (
     httpx.ConnectError,
     httpx.ConnectTimeout,
@@ -25,7 +25,7 @@ _UNSENT_ERRORS = (
     httpx.UnsupportedProtocol,
     httpx.LocalProtocolError,
 )
-"""Exceptions that occur before any byte of the request is sent."""
+"""Exceptions of httpx after which the server has certainly not received the request."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class OpenAICompatibleChat(HostedProvider):
     """Chat model over HTTP at the server `base_url`, without streaming and without a client library.
 
     Raises:
-        ConfigError: base_url is not an http(s) address, contains a user name, password or query, or uses plain HTTP to
-            another machine; or as `HostedProvider`.
+        ConfigError: `base_url` is not an http(s) address, contains a user name, password or query, or uses HTTP to
+            another machine without `plain_http`; or `api_key_env` is invalid (`HostedProvider`).
     """
 
     settings: OpenAICompatibleSettings
@@ -50,7 +50,7 @@ class OpenAICompatibleChat(HostedProvider):
         check_address(settings.base_url, settings.plain_http, "llm.base_url")
         self.base_url = settings.base_url.rstrip("/")
         self.label = f"{settings.model} at {self.base_url}"
-        # The rate limiter already limits the number of connections.
+        # No limit on connections, because `RateLimit` limits the number of requests in flight.
         self._client = httpx.Client(timeout=settings.timeout, limits=httpx.Limits(max_connections=None))
 
     @property
@@ -59,11 +59,11 @@ class OpenAICompatibleChat(HostedProvider):
 
     @property
     def accepts_images(self) -> bool:
-        """True, because only the server knows; it refuses images that its model does not accept."""
+        """True, because it is unknown whether the model accepts images; if not, the server refuses them."""
         return True
 
     def check(self) -> None:
-        """Raise LLMError if a required key is not set, or if the server does not answer or refuses the key."""
+        """Raise LLMError if a required key is not set, or the server cannot be reached or refuses the key."""
         super().check()
         url = f"{self.base_url}/models"
         try:
@@ -82,13 +82,13 @@ class OpenAICompatibleChat(HostedProvider):
 
     def _attempt(self, request: ChatRequest) -> ChatReply:
         settings = self.settings
-        optional = {
+        optional_fields = {
             "temperature": settings.temperature,
             "top_p": settings.top_p,
             "seed": settings.request_seed(request.repeat),
             "stop": settings.stop,
             "reasoning_effort": settings.reasoning_effort,
-            # OpenAI's protocol has no thinking budget, because servers count thoughts and answer in one limit.
+            # The protocol has no thinking budget; `max_tokens` applies to thoughts and answer together.
             "max_tokens": self.max_reply_tokens,
             "response_format": self._response_format(request),
         }
@@ -96,7 +96,7 @@ class OpenAICompatibleChat(HostedProvider):
             "model": self.settings.model,
             "messages": [to_content_parts(chat_message) for chat_message in request.messages],
             "stream": False,
-            **{name: value for name, value in optional.items() if value is not None},
+            **{name: value for name, value in optional_fields.items() if value is not None},
             **(settings.extra_body or {}),
         }
         url = f"{self.base_url}/chat/completions"
@@ -118,9 +118,14 @@ class OpenAICompatibleChat(HostedProvider):
         return self._parse_response(text, url)
 
     def _post(self, url: str, body: dict[str, Any]) -> tuple[int, httpx.Headers, bytes]:
-        """Return status, headers and content of the response, limited to `timeout` s and `MAX_RESPONSE_BYTES` bytes."""
+        """Return status, headers and content of the response to a request.
+
+        Raises:
+            httpx.HTTPError: the connection failed, or the response took longer than `timeout` seconds.
+            TransientError: the response has more than `MAX_RESPONSE_BYTES` bytes.
+        """
         deadline = time.monotonic() + self.settings.timeout
-        # One growing buffer of many MiB would cause the C library to keep freed memory of that size.
+        # A list, because the C library would not return the freed memory of one large growing buffer.
         chunks: list[bytes] = []
         size = 0
         with self._client.stream("POST", url, json=body, headers=self._headers()) as response:
@@ -136,12 +141,11 @@ class OpenAICompatibleChat(HostedProvider):
             return response.status_code, response.headers, b"".join(chunks)
 
     def _parse_response(self, text: str, url: str) -> ChatReply:
-        """Parse a response; raise TransientError if it is damaged, so that the request is sent again."""
+        """Return the reply in a response; raise TransientError if the response is malformed."""
         try:
             answer = json.loads(text)
             choice = answer["choices"][0]
             usage = answer.get("usage")
-            # A refusal or an empty reply has no content; the caller decides what that means.
             finish = self._redact(choice.get("finish_reason") or "")
             return parse_message(choice["message"], usage if isinstance(usage, dict) else {}, finish)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Prompts as Jinja files, `prompts/<name>.j2` next to the code that uses them. A user's folder may replace them."""
+"""Prompts as Jinja files `prompts/<name>.j2` of the packages that use them, which files of a user may replace."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from llmrl.core.errors import ConfigError
 
 PACKAGE_PREFIX = "ours"
-"""Prefix under which a user's prompt can extend the prompt it replaces: `{% extends "ours/cleanup.j2" %}`."""
+"""Prefix of the package's prompts in a user's prompts, which can extend them: `{% extends "ours/cleanup.j2" %}`."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Rendered prompt, with the `name` of its file and a `hash` of this file and of all files it includes."""
+    """Rendered prompt with its `name` (`<family>/<name>`) and the `hash` of its file (`PromptFamily.hash`)."""
 
     text: str
     name: str = ""
@@ -30,15 +30,15 @@ class Prompt:
 
 
 class PromptFamily:
-    """Prompts of one family.
+    """Prompts of one family, such as `principal`.
 
-    Templates are sandboxed: they can neither modify their variables nor access Python's internals. A variable that the
-    template uses but the caller does not pass is an error, not an empty string.
+    Templates are sandboxed: they can neither modify their variables nor access Python's internals. An undefined
+    variable is an error, not an empty string.
 
     Args:
-        family: name of the family, e.g. `principal`; prompts are recorded as `<family>/<name>`.
+        family: name of the family.
         folder: folder of the package's prompts.
-        user_folder: a user's folder, whose `<family>/<name>.j2` replace or extend the package's; None: there is none.
+        user_folder: folder of a user, whose files `<family>/<name>.j2` replace prompts of the package; None: no folder.
 
     Raises:
         ConfigError: `user_folder` is not a folder.
@@ -54,15 +54,15 @@ class PromptFamily:
 
     @property
     def names(self) -> list[str]:
-        """Sorted names of the prompts, without parts, whose files start with `_`."""
+        """Sorted names of the prompts, without included parts, whose names begin with `_`."""
         return sorted(stem for stem in self._stems() if not stem.startswith("_"))
 
     def render(self, name: str, /, **variables: object) -> Prompt:
         """Render the prompt `name` with `variables`.
 
         Raises:
-            ConfigError: the prompt does not exist, is not a valid template, uses an unknown variable, or does something
-                that the sandbox forbids.
+            ConfigError: the prompt does not exist, is not a valid template, or uses an unknown variable or a forbidden
+                operation.
         """
         try:
             text = self._environment.get_template(f"{name}.j2").render(**variables).strip() + "\n"
@@ -77,8 +77,8 @@ class PromptFamily:
             names = ", ".join(sorted(variables))
             raise ConfigError(f"the prompt {self.family}/{name}: {error}; its variables are {names}") from error
         except jinja2.TemplateSyntaxError as error:
-            place = f"{error.filename or name}, line {error.lineno}"
-            raise ConfigError(f"the prompt {self.family}/{name} ({place}): {error.message}") from error
+            location = f"{error.filename or name}, line {error.lineno}"
+            raise ConfigError(f"the prompt {self.family}/{name} ({location}): {error.message}") from error
         except jinja2.exceptions.SecurityError as error:
             raise ConfigError(f"the prompt {self.family}/{name} uses a forbidden operation: {error}") from error
         except jinja2.TemplateRuntimeError as error:
@@ -89,11 +89,13 @@ class PromptFamily:
         """Return 12 hexadecimal digits of the SHA-256 of the prompt's file and of all files it extends or includes."""
         assert self._environment.loader is not None
         sources: dict[str, str] = {}
-        queue = [f"{name}.j2"]
-        while queue:
-            template = queue.pop()
+        remaining_templates = [f"{name}.j2"]
+        while remaining_templates:
+            template = remaining_templates.pop()
             sources[template], _, _ = self._environment.loader.get_source(self._environment, template)
-            queue += [reference for reference in _references(sources[template]) if reference not in sources]
+            remaining_templates += [
+                reference for reference in _references(sources[template]) if reference not in sources
+            ]
         digest = hashlib.sha256()
         for template, source in sorted(sources.items()):
             digest.update(f"{template}\0{source}\0".encode())
@@ -101,7 +103,7 @@ class PromptFamily:
 
     def _stems(self) -> list[str]:
         folders = [self.folder] if self.user_folder is None else [self.folder, self.user_folder]
-        return sorted({f.stem for folder in folders for f in folder.glob("*.j2")})
+        return sorted({path.stem for folder in folders for path in folder.glob("*.j2")})
 
     @cached_property
     def _environment(self) -> jinja2.Environment:
@@ -123,10 +125,10 @@ class PromptFamily:
 
 
 class _CompiledTemplates(jinja2.BytecodeCache):
-    """Cache of compiled templates that all runs of a process share; compiling takes longer than rendering."""
+    """Cache of compiled templates for all runs of a process, because compilation takes longer than rendering."""
 
     def __init__(self) -> None:
-        self._code: dict[tuple[str, str], bytes] = {}  # by the name and file of a template, and its source
+        self._code: dict[tuple[str, str], bytes] = {}  # by key (name and file) and checksum of the source
 
     def load_bytecode(self, bucket: Bucket) -> None:
         if (code := self._code.get((bucket.key, bucket.checksum))) is not None:
@@ -145,14 +147,14 @@ def _references(source: str) -> tuple[str, ...]:
     """Return the names of the templates that a source text extends or includes.
 
     Raises:
-        jinja2.TemplateSyntaxError: it is not a template.
+        jinja2.TemplateSyntaxError: the source text is not a valid template.
     """
     references = meta.find_referenced_templates(ImmutableSandboxedEnvironment(**_BLOCK_OPTIONS).parse(source))
     return tuple(reference for reference in references if reference is not None)
 
 
 def folder_digest(user_folder: Path) -> str:
-    """Return 12 hexadecimal digits that change with any prompt in a user's folder."""
+    """Return 12 hexadecimal digits of the SHA-256 of the names and contents of all prompts in a user's folder."""
     digest = hashlib.sha256()
     for path in sorted(user_folder.rglob("*.j2")):
         digest.update(f"{path.relative_to(user_folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")
@@ -165,5 +167,5 @@ def format_number(value: float) -> str:
     >>> [format_number(x) for x in (0.5, -0.0, 47.3649, 12345.67)]
     ['0.5', '0', '47.36', '12345.7']
     """
-    value = float(value) + 0.0  # no negative zero
+    value = float(value) + 0.0  # converts -0.0 to 0.0
     return f"{value:.1f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"

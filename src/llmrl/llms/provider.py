@@ -1,4 +1,4 @@
-"""Interface of chat models (`Provider`), with limits, prices, and estimates of tokens."""
+"""Base class of chat models (`Provider`) with their limits and prices, and estimates of numbers of tokens."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ if TYPE_CHECKING:
     from llmrl.llms.local.learning import ChatLearners
 
 MESSAGE_TOKENS = 4
-"""Approximate tokens that a chat format adds around each message."""
+"""Approximate number of tokens that a chat format adds to each message."""
 
 _TOKEN_PATTERN = re.compile(r"[A-Za-z]{1,6}|[0-9]{1,3}|\s{2,}|[^\S ]|[^A-Za-z0-9\s]")
 _NON_ASCII = re.compile(r"[^\x00-\x7f\s]")
 
 
 class Provider(ABC):
-    """Chat model with its limits and prices. The client adds retries, rate limits, budget, cache and log.
+    """Base class of chat models. `ChatClient` adds retries, rate limits, budget, cache and log.
 
     Attributes:
         label: name of the model in results, e.g. `gpt-4o (litellm)`.
-        remote: true: requests are sent to a server one by one, from several threads at once. A request whose reply is
-            lost may still be charged, so each is logged before it is sent. False: a model in this process answers whole
-            batches, from one thread.
+        remote: true: threads send single requests to a server. A request whose reply is lost may be charged, so each is
+            logged before it is sent. False: a model in this process answers batches, in one thread.
         context_window: maximum number of tokens of messages and reply together; None: unknown.
         max_tokens: maximum number of tokens of an answer; None: the provider's default.
-        thinking_budget: tokens for thoughts, in addition to `max_tokens`; None: thoughts count as part of the answer.
-        include_reasoning: whether earlier replies in a prompt include their thoughts.
+        thinking_budget: maximum number of tokens of thoughts; None: `max_tokens` includes thoughts.
+        include_reasoning: whether earlier replies in messages include their thoughts.
         learners: learners that train the model from its replies; None if the model does not learn.
-        should_stop: function that returns whether the run is to stop, which the client sets. A model in this process
-            that waits for a server then raises `CallInterrupted`.
-        input_price, cached_input_price, cache_write_price, output_price: US dollars per million tokens of prompts, of
-            prompts that the provider found in its own cache or stored there (None: charged like others), and of
-            replies. An unknown price (None) makes costs unknown, never zero.
+        should_stop: function that returns whether the run is to stop, set by the client. `complete` may call it while
+            it waits, and then raise CallInterrupted.
+        input_price, output_price: US dollars per million tokens of prompts and of replies; None: unknown.
+        cached_input_price, cache_write_price: US dollars per million prompt tokens that the provider reads from its
+            cache, and that it writes to its cache; None: `input_price`.
     """
 
     label: str
@@ -52,10 +51,7 @@ class Provider(ABC):
 
     @property
     def rate_limit_account(self) -> str | None:
-        """Name of the account that rate limits apply to: a model at an address, called with a key.
-
-        None: the limits apply to this provider only.
-        """
+        """Name of the account (model, address and key) whose requests rate limits count; None: only this object's."""
         return None
 
     def __init__(
@@ -76,7 +72,7 @@ class Provider(ABC):
 
     @property
     def max_reply_tokens(self) -> int | None:
-        """Maximum number of tokens of a reply, thoughts and answer together; None: no limit."""
+        """Maximum number of tokens of thoughts and answer together; None: no limit."""
         return None if self.max_tokens is None else self.max_tokens + (self.thinking_budget or 0)
 
     @property
@@ -85,35 +81,35 @@ class Provider(ABC):
         """All properties of the model that can change an answer, as JSON-compatible values without keys or prices."""
 
     def check(self) -> None:  # noqa: B027  (not abstract, because some models need no check)
-        """Raise LLMError if the model can never answer (missing key or package, server down). This costs nothing."""
+        """Raise LLMError if the model cannot be used (missing key or package, server down), without a paid call."""
 
     @abstractmethod
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Make one attempt and return the replies in order; `remote` providers get one request at a time.
 
-        The client fills in cost, latency and attempts.
+        The client sets cost, latency and attempts of the replies.
 
         Raises:
             TransientError: another attempt may succeed.
-            LLMError: any other failure. Its text goes to logs and files and must not contain a key. `refused` means
-                that certainly nothing was generated; otherwise the attempt counts against the budget.
+            LLMError: another failure. The message must not contain a key, because it is logged. `refused` states that
+                certainly nothing was generated; otherwise the attempt counts toward the budget.
         """
 
     def additional_provider(self, name: str, build_provider: Callable[[], Provider]) -> Provider:
-        """Return the provider of the additional model `name` of a run, which `build_provider` builds."""
+        """Return the provider of the additional model `name` of a run, by default `build_provider()`."""
         return build_provider()
 
     def close(self) -> None:  # noqa: B027  (not abstract, because most providers hold no resources)
         """Release connections and memory."""
 
     def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
-        """Return the prompt tokens of `messages`: an estimate, exact in subclasses that have the tokenizer."""
+        """Return the number of tokens of `messages`, estimated unless a subclass has the tokenizer."""
         return sum(
             estimate_tokens(message["content"]) + MESSAGE_TOKENS + count_image_tokens(message) for message in messages
         )
 
     def fits(self, messages: Sequence[Mapping[str, str]]) -> bool:
-        """Return whether `messages` and the longest reply fit into the context window; true if it is unknown."""
+        """Return whether `messages` and a reply of maximum length fit into the context window; true if unknown."""
         if self.context_window is None:
             return True
         return self.count_tokens(messages) + (self.max_reply_tokens or 0) <= self.context_window
@@ -125,10 +121,10 @@ class Provider(ABC):
         cached_tokens: int | None = None,
         cache_write_tokens: int | None = None,
     ) -> float | None:
-        """Return the cost in US dollars; None if a price or a count is unknown. A price of 0 needs no count.
+        """Return the cost in US dollars; None if a count or a price is unknown, unless the price is 0.
 
-        If the number of tokens written to the provider's cache is unknown, and writing costs more than reading, all
-        tokens that were not read from the cache count as written.
+        If `cache_write_tokens` is unknown and `cache_write_price` exceeds `input_price`, all tokens that were not read
+        from the cache count as written.
         """
         n_cached = min(cached_tokens or 0, prompt_tokens or 0) if self.cached_input_price is not None else 0
         n_new = (prompt_tokens or 0) - n_cached
@@ -136,9 +132,9 @@ class Provider(ABC):
         if self.cache_write_price is not None:
             write_costs_more = self.cache_write_price > (self.input_price or 0.0)
             n_written = n_new * write_costs_more if cache_write_tokens is None else min(cache_write_tokens, n_new)
-        n_plain = None if prompt_tokens is None else n_new - n_written
+        n_uncached = None if prompt_tokens is None else n_new - n_written
         charges = [
-            _token_cost(n_plain, self.input_price),
+            _token_cost(n_uncached, self.input_price),
             _token_cost(n_cached, self.cached_input_price or 0.0),
             _token_cost(n_written, self.cache_write_price or 0.0),
             _token_cost(completion_tokens, self.output_price),
@@ -147,21 +143,21 @@ class Provider(ABC):
 
 
 def _token_cost(tokens: int | None, price: float | None) -> float | None:
-    """Return the price of tokens in US dollars; None if the count or the price is unknown."""
+    """Return the cost of tokens in US dollars; None if it is unknown. `price` is per million tokens."""
     if price == 0.0:
         return 0.0
     return None if tokens is None or price is None else tokens * price / 1e6
 
 
 def estimate_tokens(text: str) -> int:
-    """Estimate the tokens of a text without the model's tokenizer, rather too many than too few.
+    """Return an estimate of the number of tokens of a text, which is more often too high than too low.
 
-    A word counts one token per six letters, rounded up; digits one per three; other characters one each. A single space
-    counts nothing, and longer whitespace one token. For byte-pair tokenizers with a vocabulary of 30 to 200
-    thousand the estimate is within about 20 % for English prose and tables of numbers.
+    A word is one token per six letters, rounded up; a number one per three digits; other characters are one each. A
+    single space is no token, longer whitespace is one token. For byte-pair tokenizers with a vocabulary of 30 to 200
+    thousand tokens the error is at most about 20 % for English prose and tables of numbers.
 
     >>> estimate_tokens("Generation 12: tax=0.25")
     9
     """
-    # Characters outside ASCII (accents, Chinese, emoji) are often more than one token.
+    # Characters outside ASCII (accents, Chinese, emoji) count twice, because they are often several tokens.
     return len(_TOKEN_PATTERN.findall(text)) + (0 if text.isascii() else len(_NON_ASCII.findall(text)))

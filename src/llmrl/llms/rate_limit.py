@@ -1,4 +1,4 @@
-"""Limit on the requests in flight to a provider, and pauses that its server asks for."""
+"""Limit on the number of requests in flight to a provider, and pauses that its server requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLL_SECONDS = 0.05
 
 
 class _AccountState:
-    """Requests of one account in flight, and the time until which its server asked to wait."""
+    """Number of requests of one account in flight, and the end of the last pause that its server requested."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -28,11 +28,11 @@ _accounts_lock = threading.Lock()
 
 
 class RateLimit:
-    """Rate limiter that delays requests until a slot is free and no pause is due. Threads may share it.
+    """Thread-safe rate limiter, which delays requests until a slot is free and no pause is active.
 
     Args:
         concurrency: maximum number of requests in flight.
-        clock: monotonic time in seconds.
+        clock: function that returns a monotonic time in seconds.
     """
 
     def __init__(self, concurrency: PositiveInt = 8, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,10 +40,7 @@ class RateLimit:
         self._account = _AccountState()
 
     def shared(self, account: str | None) -> RateLimit:
-        """Return a limiter with these limits that counts all requests of `account` in this process.
-
-        Return this limiter if `account` is None.
-        """
+        """Return a limiter that counts all requests of `account` in this process; `self` if `account` is None."""
         if account is None:
             return self
         limiter = copy.copy(self)
@@ -53,7 +50,7 @@ class RateLimit:
 
     @contextmanager
     def slot(self, wait: Callable[[float], None] = time.sleep) -> Iterator[None]:
-        """Occupy one of the `concurrency` slots for the duration of a `with` block; wait until one is free."""
+        """Wait for one of the `concurrency` slots, and occupy it inside a `with` block."""
         while not self._acquire():
             wait(POLL_SECONDS)
         try:
@@ -63,12 +60,12 @@ class RateLimit:
                 self._account.n_in_flight -= 1
 
     def wait_for_pause(self, wait: Callable[[float], None] = time.sleep) -> None:
-        """Wait as long as the server asked to (`start_pause`)."""
+        """Wait until the end of the pause, if one is active (`start_pause`)."""
         while (remaining := self._account.paused_until - self._clock()) > 0:
             wait(remaining)
 
     def start_pause(self, seconds: float) -> None:
-        """Start no request for the next `seconds`, because the server asked to wait."""
+        """Begin or extend a pause that ends in `seconds`, in which no request is sent."""
         with self._account.lock:
             self._account.paused_until = max(self._account.paused_until, self._clock() + seconds)
 

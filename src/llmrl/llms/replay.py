@@ -1,4 +1,4 @@
-"""Replay of an experiment from its recorded replies: without key, network or cost."""
+"""Replay of an experiment with the recorded replies of an earlier run, without key, network or cost."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _REPLY_FIELDS = (*REPLY_COUNTS, "cost", "finish", "thoughts")
 class ReplayChat(Provider):
     """Provider that answers every request with the reply in the call log of an earlier run.
 
-    If a request was answered more than once (a run without a cache that was killed and resumed), the last reply counts,
-    because the run continued from it.
+    If a request has several replies, because a run without a cache was killed and resumed, the last one is returned,
+    with which the run continued.
 
     Args:
-        calls: a run folder (`.../s0`), a folder of run folders, of which the one with this run's seed is used, or a
-            call log.
+        calls: path of a call log, of a run folder (`.../s0`), or of a folder of run folders, of which the one with this
+            run's seed is used.
         seeds: seed tree of this run.
-        temperature, max_tokens: ignored; accepted so that experiments that set them can be replayed without changes.
+        temperature, max_tokens: ignored; they exist so that experiments that set them can be replayed.
 
     Raises:
         ConfigError: there is no call log with replies.
@@ -47,7 +47,7 @@ class ReplayChat(Provider):
         self.path = _find_log(Path(calls).expanduser(), seeds.seed)
         self._seed = seeds.seed
         self._replies: dict[str, ChatReply] = {}
-        self._calls_by_model: dict[str, dict[str, Any]] = {}  # one call of each model, by the run's name of the model
+        self._calls_by_model: dict[str, dict[str, Any]] = {}  # one call of each model, by `ChatRequest.model`
         for call in read_calls(self.path):
             if isinstance(call.get("reply"), str) and isinstance(call.get("hash"), str):
                 self._calls_by_model.setdefault(str(call.get("named", CHOSEN_MODEL)), call)
@@ -60,30 +60,30 @@ class ReplayChat(Provider):
         self._select_model(CHOSEN_MODEL)
 
     def _select_model(self, name: str) -> None:
-        """Select a recorded model. One without recorded replies gets any identity, because it answers no request."""
+        """Use the identity, label and limits of the recorded model `name`; without replies, those of any model."""
         call = self._calls_by_model.get(name) or next(iter(self._calls_by_model.values()))
         self.label = f"replay of {call['model'] if name in self._calls_by_model else name}"
         self._identity, self._sample_seed = call["identity"], call["stream"]
         super().__init__(**_recorded_limits(self.path.with_name("config.yaml"), name))
 
     def additional_provider(self, name: str, build_provider: Callable[[], Provider]) -> Provider:
-        """Return the recorded replies of the model `name`, so that no other model is called."""
+        """Return a provider that replays the replies of the model `name`."""
         replay = copy.copy(self)
         replay._select_model(name)
         return replay
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Identity of the recorded model, so that equal requests have equal keys."""
+        """Identity of the recorded model, so that requests have the keys of the recorded ones."""
         return dict(self._identity)
 
     @property
     def accepts_images(self) -> bool:
-        """True, because replies to images are recorded if the model accepted them."""
+        """True, because replies to requests with images may be recorded."""
         return True
 
     def check(self) -> None:
-        """Raise LLMError if the calls were recorded with another seed, since the requests would differ."""
+        """Raise LLMError if the calls were recorded with another seed, with which requests are different."""
         if self._sample_seed is not None and self._sample_seed != self._seed:
             raise LLMError(
                 f"{self.path} was recorded with seed={self._sample_seed}, but this run has seed={self._seed}; use "
@@ -104,7 +104,7 @@ class ReplayChat(Provider):
 
 
 def _find_log(path: Path, seed: int) -> Path:
-    """Return the path of the call log in `path`; raise ConfigError if there is none."""
+    """Return the path of the call log at or in `path`; raise ConfigError if there is none."""
     candidates = [path] if path.is_file() else [path / CALL_LOG_NAME, path / f"s{seed}" / CALL_LOG_NAME]
     for candidate in candidates:
         if candidate.is_file():
@@ -116,7 +116,7 @@ def _find_log(path: Path, seed: int) -> Path:
 
 
 def _recorded_limits(config: Path, name: str) -> dict[str, Any]:
-    """Return the recorded run's limits of a model, which decide how much history prompts contain."""
+    """Return the limits of a model in the recorded run's config; the length of histories in prompts depends on them."""
     import yaml
 
     if not config.is_file():

@@ -1,4 +1,4 @@
-"""Retries after transient failures: exponential backoff with jitter that respects Retry-After."""
+"""Retries after transient failures, with exponential backoff, jitter, and the delays in Retry-After headers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ T = TypeVar("T")
 RETRIABLE_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """HTTP status codes of transient failures."""
 
-# Jitter spreads processes that were refused at the same moment, so it must differ between them. It does not affect
-# results: it is the only random stream that is deliberately not seeded.
+# The only random generator without a seed: delays must differ between processes that were refused at the same moment,
+# and do not affect results.
 _jitter_generator = random.Random()
 
 
 class TransientError(LLMError):
-    """Failure that may not recur: rate limit, outage, time-out, broken connection.
+    """Failure after which another attempt may succeed: rate limit, outage, time-out, broken connection.
 
     Attributes:
-        retry_after: seconds the server asked to wait, or None.
-        refused: whether certainly nothing was generated, as in `LLMError`.
+        retry_after: delay in seconds that the server requested; None: it requested none.
+        refused: whether the server has certainly generated nothing.
     """
 
     def __init__(self, message: str, retry_after: float | None = None, *, refused: bool = False) -> None:
@@ -38,7 +38,7 @@ class TransientError(LLMError):
 
 
 def parse_retry_after(value: str | None, now: datetime | None = None) -> float | None:
-    """Return the seconds, >= 0, in a Retry-After header of seconds or an HTTP date; None if it is unusable."""
+    """Return the delay in seconds, >= 0, in a Retry-After header (seconds or HTTP date); None if it is invalid."""
     if not value:
         return None
     try:
@@ -51,21 +51,21 @@ def parse_retry_after(value: str | None, now: datetime | None = None) -> float |
         if date.tzinfo is None:
             date = date.replace(tzinfo=UTC)
         seconds = (date - (now or datetime.now(UTC))).total_seconds()
-    # "nan" and "inf" parse as floats but are not waiting times.
+    # float() also accepts "nan" and "inf".
     return max(0.0, seconds) if seconds < float("inf") else None
 
 
 class Retry:
-    """Policy of repeated attempts: their number, and the delays between them.
+    """Number of retries, and delays between attempts.
 
-    Wait n = 0, 1, ... is drawn uniformly from [1/2, 1] x min(initial_delay 2^n, max_delay), and is at least what the
-    server asked for.
+    Delay n = 0, 1, ... is drawn uniformly from [1/2, 1] x min(initial_delay 2^n, max_delay), and is at least the delay
+    that the server requested.
 
     Args:
-        retries: further attempts after the first.
-        initial_delay, max_delay: bounds of the waits before jitter, in seconds.
-        max_retry_after: maximum wait, in seconds, that a server may ask for; a longer one (a daily quota) is an
-            immediate error.
+        retries: maximum number of attempts after the first one.
+        initial_delay, max_delay: first and maximum delay before jitter, in seconds.
+        max_retry_after: maximum delay in seconds that a server may request; a longer one, e.g. of a daily quota, is an
+            error.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class Retry:
         self.max_retry_after = max_retry_after
 
     def delay(self, attempts: int) -> float:
-        """Draw the seconds to wait after `attempts` >= 1 failed attempts."""
+        """Draw the delay in seconds after `attempts` >= 1 failed attempts."""
         return min(self.initial_delay * 2.0 ** (attempts - 1), self.max_delay) * _jitter_generator.uniform(0.5, 1.0)
 
     def __call__(self, attempt: Callable[[int], T], wait: Callable[[float], None]) -> T:
         """Return the result of `attempt(number)`, number = 1, 2, ...; `wait(seconds)` is called between attempts.
 
         Raises:
-            LLMError: the last attempt failed, the server asks for too long a wait, or a failure is not transient.
+            LLMError: the last attempt failed, the requested delay is too long, or a failure is not transient.
         """
         for attempt_number in range(1, self.retries + 2):
             try:

@@ -1,4 +1,4 @@
-"""Scripted substitute for a language model: offline, free, and deterministic within a run."""
+"""Scripted substitute for a language model, without network and cost; replies depend only on request and seed."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FREE_TEXT = "Drawn at random, by no rule."
-"""Content of every free text of a reply."""
+"""Value of all free-text fields of random replies."""
 
 MAX_LIST_LENGTH = 3
-"""Maximum length of a list whose schema has none."""
+"""Maximum length of a list whose schema has no maximum."""
 
 _DEFAULT_BOUNDS = (0.0, 1.0)
 """Range of a number whose schema has no bounds."""
 _JSON_VALUE = re.compile(r'"(?:[^"\\]|\\.)*"(?!\s*:)|[-+]?\d[\d.eE+-]*')
-"""Texts and numbers in JSON, except names of fields."""
+"""Strings and numbers in JSON, except names of fields."""
 
 Rule = Callable[[Sequence[Mapping[str, str]], int, Callable[[str], None]], str]
-"""Function `reply(messages, seed, note)` of a module in `RULES`, from a conversation and a seed of the run to a reply.
+"""Function `reply(messages, seed, note)` of a module in `RULES`: from messages and a seed of the run to a reply.
 
-It calls `note` with a message if none of its rules applies, and raises UnreadPromptError if it cannot read the prompt.
+It calls `note` with a warning if none of its rules applies, and raises UnreadPromptError if a part of the prompt that
+its rules need is missing.
 """
 
 RULES = {
@@ -52,36 +53,37 @@ RULES = {
     "teacher": "llmrl.teachers.scripted_planner",
     "check": "llmrl.llms.scripted",
 }
-"""Purpose of a question (`ChatRequest.purpose`) -> module whose `reply` answers it, imported at the first question.
+"""Module whose function `reply` answers requests, by the purpose of the request (`ChatRequest.purpose`).
 
-These are names instead of imports, because each module is in the package of its prompts, which imports this one.
-A question of any other purpose gets a random reply drawn from its schema (`draw_reply`).
+Modules are imported at the first request, because their packages import this module. The reply to a request with any
+other purpose is drawn at random from its schema (`draw_reply`).
 """
 
 
 class UnreadPromptError(LLMError):
-    """Error of a rule that does not find a part of a prompt; the message is the name of that part."""
+    """Error of a rule that cannot find a part of a prompt; its message is the name of that part."""
 
 
 def require(match: T | None, part: str) -> T:
-    """Return `match`. Raise UnreadPromptError with the name of a `part` of the prompt if `match` is empty or None."""
+    """Return `match`; raise UnreadPromptError if it is empty or None. `part` names the missing part of the prompt."""
     if not match:
         raise UnreadPromptError(part)
     return match
 
 
 def first_prompt(messages: Sequence[Mapping[str, str]]) -> str:
-    """Return the first turn of the user, which is the prompt; later turns are repairs."""
+    """Return the first user message, which is the prompt; later user messages request corrections."""
     return next(message["content"] for message in messages if message["role"] == "user")
 
 
 def reply(messages: Sequence[Mapping[str, str]], seed: int, note: Callable[[str], None]) -> str:
-    """Return the reply to the question of `llmrl-llm check`."""
+    """Return the reply to the prompt of `llmrl-llm check`."""
     require(first_prompt(messages).startswith("This is a connection test."), "its first sentence")
     return '{"number": 7}'
 
 
 REFUSAL = "I'm sorry, but I can't help with that request."
+"""Reply of the corruption `refusal`."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class ScriptedSettings:
     """Options of `ScriptedChat`; meanings, units and ranges are in `conf/llm/scripted.yaml`.
 
     Attributes:
-        temperature: ignored; accepted so that experiments that set a temperature work with this model, too.
+        temperature: ignored; it exists so that experiments that set a temperature can use this model.
     """
 
     malformed: UnitInterval
@@ -102,17 +104,17 @@ class ScriptedSettings:
 
 
 class ScriptedChat(Provider):
-    """Provider whose replies follow simple rules; as a principal it draws at random from the run's seed.
+    """Provider whose replies follow simple rules; replies of a principal are random draws with the run's seed.
 
-    Prompts and parsing are the same as with a real model, so runs test the software. They say nothing about the
-    abilities of language models, as the label in results states.
+    Prompts and parsing are those of language models, so runs test the software. Results are not evidence about language
+    models, and their label states this.
 
-    A fraction of the replies can be corrupted, to test the robustness of an experiment. The question, its repeat index
+    Fractions of the replies can be corrupted, to test the robustness of an experiment. The request, its repeat index
     and the run's seed determine which replies are corrupted.
 
     Args:
         settings: options.
-        seeds: seed tree of corrupted replies and of a principal's draws.
+        seeds: seed tree of the corruptions and of the rules' random draws.
 
     Raises:
         ConfigError: the fractions add up to more than 1.
@@ -143,7 +145,7 @@ class ScriptedChat(Provider):
         return True
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Return the replies in order; raise LLMError for a question without a schema that no rule can answer."""
+        """Return the replies in order; raise LLMError for a request without rule and schema."""
         self._warn_once("llm=scripted replies by fixed rules: it is not a language model, and neither are its results")
         return [self._reply(request) for request in requests]
 
@@ -156,7 +158,7 @@ class ScriptedChat(Provider):
         exceeds_limit = self.max_tokens is not None and tokens > self.max_tokens
         if self.max_tokens is not None and exceeds_limit:
             text = text[: len(text) * self.max_tokens // tokens]
-        # Estimated counts give totals of the right order of magnitude without a tokenizer.
+        # Token counts are estimates, because there is no tokenizer.
         return ChatReply(
             text,
             prompt_tokens=self.count_tokens(request.messages),
@@ -165,7 +167,7 @@ class ScriptedChat(Provider):
         )
 
     def _reply_by_rule(self, request: ChatRequest) -> str:
-        """Return a rule's reply, or otherwise a random reply from the schema with a warning."""
+        """Return the reply of the rule for a request; without one, log a warning and draw a reply from the schema."""
         question = f"the prompt {request.prompt}" if request.prompt else f"a question of purpose {request.purpose!r}"
         if request.purpose in RULES:
             rule: Rule = importlib.import_module(RULES[request.purpose]).reply
@@ -206,17 +208,17 @@ class ScriptedChat(Provider):
 
 
 def _seed_text(request: ChatRequest) -> str:
-    """Return the text that seeds the draws for a request; repeated requests differ, as for a model."""
+    """Return the text that seeds the draws for a request; it includes the repeat index, so that repeats differ."""
     content = "\0".join(message["content"] for message in request.messages)
     return f"{request.question_id}{request.repeat}\0{content}"
 
 
 _STANDALONE_NUMBER = re.compile(r"(?<!\w\[)(?<![\w.])-?\d+(\.\d+)?(?=\s*[,;}\]\n$])")
-"""Number that stands alone and is not an index (`params[3]`)."""
+"""Number before punctuation or a line end that is not part of a word or an index (`params[3]`)."""
 
 
 def _exceed_bounds(text: str) -> str:
-    """Replace every number x that stands alone by 1e5 x + sign(x) 1e5."""
+    """Replace every number x that `_STANDALONE_NUMBER` matches by 1e5 x + sign(x) 1e5."""
 
     def scale(match: re.Match[str]) -> str:
         value = float(match.group())
@@ -235,13 +237,13 @@ _CORRUPTIONS: dict[str, Callable[[str], str]] = {
 
 
 def draw_reply(schema: Mapping[str, Any], question: str) -> str:
-    """Return JSON that satisfies `schema`, drawn from a random stream that `question` determines.
+    """Return random JSON that satisfies `schema`; the hash of the text `question` is the seed.
 
-    The schema may contain what pydantic writes for plain fields: objects, lists, enumerations, numbers with bounds,
-    booleans, texts, alternatives and references.
+    The schema may contain objects, lists, enumerations, numbers with bounds, booleans, strings, null, alternatives
+    (`anyOf`) and references (`$ref`).
 
     Raises:
-        ValueError: the schema contains something else.
+        ValueError: the schema contains another type.
     """
     digest = hashlib.sha256(question.encode("utf-8", errors="replace")).digest()
     rng = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8], "big")))
@@ -277,7 +279,7 @@ def _draw(schema: Mapping[str, Any], definitions: Mapping[str, Any], rng: np.ran
 
 
 def _draw_number(schema: Mapping[str, Any], json_type: str, rng: np.random.Generator) -> int | float:
-    """Draw a number within the bounds. If one bound is missing, the number is within 1 of the other."""
+    """Draw a number within the bounds. If one bound is missing, it is assumed at a distance of 1 from the other."""
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
     high = schema.get("maximum", schema.get("exclusiveMaximum"))
     if low is None and high is None:
@@ -288,5 +290,5 @@ def _draw_number(schema: Mapping[str, Any], json_type: str, rng: np.random.Gener
         first = int(np.ceil(low)) + ("exclusiveMinimum" in schema and float(low).is_integer())
         last = int(np.floor(high)) - ("exclusiveMaximum" in schema and float(high).is_integer())
         return int(rng.integers(first, last + 1))
-    # The bounds themselves may be excluded.
+    # Draws keep a distance from the bounds, which may be exclusive.
     return float(low + (high - low) * (0.05 + 0.9 * rng.random()))

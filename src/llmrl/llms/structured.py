@@ -1,6 +1,6 @@
-"""Structured replies: the requested JSON schema, and the validation of the reply.
+"""JSON schemas for structured replies, and the call of parsers, which are in `llmrl.llms.reading`.
 
-A reply is data: it is parsed and validated, never executed. The parsers are in `llmrl.llms.reading`.
+Replies are parsed as data and never executed as code.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 
 def apply_parser(reply: ChatReply, parse: Callable[[ChatReply], T]) -> T:
-    """Return `parse(reply)`. All code that interprets replies calls this function.
+    """Return `parse(reply)`. All parsers are called by this function.
 
     Raises:
-        InvalidReply: `parse` raised any exception. A single reply must not end a run, because the cache would return it
-            again. Defects of `parse` appear in the log and in the share of invalid replies (`llm.max_invalid`).
+        InvalidReply: `parse` raised any exception. Other exceptions are logged and converted, because a reply that ends
+            a run would do so again after a restart, when it comes from the cache.
     """
     try:
         return parse(reply)
@@ -46,14 +46,14 @@ def as_json(value: Any) -> Any:
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON schema of `model` in the dialect of strict structured output: all fields required, no others."""
+    """Return the JSON schema of `model` for strict structured output: all fields are required, others forbidden."""
     schema = model.model_json_schema(by_alias=True)
     _make_strict(schema)
     return schema
 
 
 def _to_plain(value: Any) -> Any:
-    """Convert one object that JSON does not support."""
+    """Return an object that JSON does not support as plain data."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, BaseModel):
@@ -62,12 +62,12 @@ def _to_plain(value: Any) -> Any:
 
 
 def _make_strict(schema: dict[str, Any]) -> None:
-    """Close every object in place, require all its fields, and drop defaults, which strict providers refuse."""
+    """Forbid other properties, require all fields, and remove defaults, in place; strict providers demand this."""
     schema.pop("default", None)
     if "properties" in schema:
         schema["additionalProperties"] = False
         schema["required"] = list(schema["properties"])
-    inner = [*schema.get("properties", {}).values(), *schema.get("$defs", {}).values(), *schema.get("anyOf", [])]
-    for part in [*inner, schema.get("items")]:
-        if isinstance(part, dict):
-            _make_strict(part)
+    subschemas = [*schema.get("properties", {}).values(), *schema.get("$defs", {}).values(), *schema.get("anyOf", [])]
+    for subschema in [*subschemas, schema.get("items")]:
+        if isinstance(subschema, dict):
+            _make_strict(subschema)

@@ -1,4 +1,4 @@
-"""Questions with structured replies: send them, validate replies, request corrections, and count invalid replies."""
+"""Questions with structured replies: send them, parse replies, request corrections, and count invalid replies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_QUOTED_CHARACTERS = 4000
-"""Maximum number of characters of an invalid reply that are quoted to the model."""
+"""Maximum number of characters of an invalid reply in the request for its correction."""
 
 MAX_WARNINGS = 10
 """Number of invalid replies that are logged as warnings; further ones are logged at debug level."""
@@ -34,13 +34,13 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Query:
-    """Chat history that ends with a question.
+    """Conversation that ends with a question.
 
     Attributes:
-        messages: messages as in `ChatRequest`; user and assistant turns alternate, ending with a user turn.
+        messages: messages of the conversation (`ChatRequest.messages`); the last one is from the user.
         name, hash: name and hash of the prompt file, for the call log.
-        schema: JSON schema of this question's reply; None: the schema of the `StructuredQuery`.
-        question_id, model, adapter: as in `ChatRequest`.
+        schema: JSON schema of the reply; None: the schema of the `StructuredQuery`.
+        question_id, model, adapter: fields of `ChatRequest`.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -57,12 +57,12 @@ class QueryStats:
     """Statistics of one question.
 
     Attributes:
-        replies: number of replies, repairs included.
-        invalid: number of invalid replies among them.
+        replies: number of replies, including corrections.
+        invalid: number of invalid replies.
         failed: number of calls without a reply.
         text: text of the last reply.
-        prompt_tokens, completion_tokens, cost: sums over its replies (cost in USD); None if one of them is unknown.
-        samples: (sampled tokens, valid) for each reply; only for models being trained.
+        prompt_tokens, completion_tokens, cost: sums over all replies (cost in USD); None if one of them is unknown.
+        samples: sampled tokens and validity of each reply; empty unless the model is trained.
     """
 
     replies: int = 0
@@ -75,7 +75,7 @@ class QueryStats:
     samples: list[tuple[TokenSample, bool]] = field(default_factory=list)
 
     def add(self, reply: ChatReply, valid: bool) -> None:
-        """Count one more reply, or a failed call."""
+        """Count a reply, or a failed call (`reply.error`)."""
         if reply.error:  # providers do not charge for failed calls
             self.failed += 1
             return
@@ -90,7 +90,7 @@ class QueryStats:
 
     @property
     def counts(self) -> dict[str, float | None]:
-        """All numbers, by name."""
+        """All numeric statistics by name."""
         return {
             "replies": self.replies,
             "invalid": self.invalid,
@@ -102,24 +102,23 @@ class QueryStats:
 
 
 class StructuredQuery(StateFields, Generic[T]):
-    """Sender of batches of questions to a chat model, whose replies must have a certain form.
+    """Sender of questions to a chat model, which parses the replies and requests corrections of invalid ones.
 
-    An invalid reply is answered with its error, up to `repair_turns` times. If no reply to a question is valid, its
-    value is None, and the caller decides what to do instead.
+    The request for a correction quotes the invalid reply and its error. If no reply to a question is valid after
+    `repair_turns` corrections, the value of the question is None, which the caller must handle.
 
     Args:
         llm: the chat model.
         purpose: name of the task, for the call log.
-        parse: maps a reply to its value; raises InvalidReply with an error message for the model. Any other exception
-            makes a reply invalid, too.
-        repair: maps that error message to a prompt asking for a corrected reply.
+        parse: function from a reply to its value. It raises InvalidReply with an error message for the model; any other
+            exception also makes the reply invalid.
+        repair: function from an error message to a prompt that requests a corrected reply.
         schema: JSON schema for models with structured output; None: free text.
-        repair_turns: maximum number of corrections of an invalid reply.
+        repair_turns: maximum number of requests for a correction per question.
 
     Attributes:
-        failed_indices: indices of the questions in the last `ask` that got no value because the call failed even after
-            all retries.
-        query_stats: statistics of each question in the last `ask`.
+        failed_indices: indices of the questions of the last `ask` whose call failed in all attempts.
+        query_stats: statistics of each question of the last `ask`.
     """
 
     _state_fields = ("counters",)
@@ -142,20 +141,20 @@ class StructuredQuery(StateFields, Generic[T]):
     def ask(
         self, questions: Sequence[Prompt | Query], parsers: Sequence[Callable[[ChatReply], T]] | None = None
     ) -> list[T | None]:
-        """Ask the questions and return the parsed replies in order; None where no reply was valid.
+        """Send the questions and return the parsed replies in order; None for a question without a valid reply.
 
-        `parsers`, one per question, override `parse`. Use them if validity depends on the question.
+        `parsers`, one per question, replace `parse` if validity depends on the question.
 
         Raises:
             LLMError: the model could not be reached, or the budget is exhausted.
-            TooManyInvalid: too many of the run's replies so far were invalid (`llm.max_invalid`).
+            TooManyInvalidReplies: too many of the run's replies so far were invalid (`llm.max_invalid`).
         """
         return run_conversation(self.ask_generator(questions, parsers), self.llm.chat)
 
     def ask_generator(
         self, questions: Sequence[Prompt | Query], parsers: Sequence[Callable[[ChatReply], T]] | None = None
     ) -> ConversationGenerator[list[T | None]]:
-        """Run `ask` as a generator: yield requests, receive their replies, and return the values."""
+        """Run `ask` as a generator that yields requests, receives their replies, and returns the values."""
         queries = [
             question
             if isinstance(question, Query)
@@ -187,26 +186,25 @@ class StructuredQuery(StateFields, Generic[T]):
                     pending[i] = [*messages, previous_reply, _user_message(self.repair(str(error)).text)]
                     if reply.error:
                         self.failed_indices.add(i)
-                    # A failed call has no reply to correct, and after a long reply the context window may be full.
+                    # A failed call has no reply to correct, and after a long reply the next request may not fit.
                     if reply.error or not self.llm.fits(pending[i], model):
                         del pending[i]
                 else:
                     self.counters["repairs"] += turn > 0
                     del pending[i]
         self.counters["fallbacks"] += sum(value is None for value in values)
-        # Check only after all turns: before the repairs, the share of invalid replies is too high.
+        # Only after all turns, because corrections decrease the share of invalid replies.
         if isinstance(self.llm, ChatClient):
             self.llm.check_invalid_rate()
         return values
 
     def fit_to_context(self, render: Callable[[int], Prompt], n: int) -> tuple[Prompt, int]:
-        """Return the prompt with as many records of the history as fit into the context window, and their number.
+        """Return the longest prompt that fits into the context window with a reply, and its number of records.
 
-        The window also has room for the longest reply. `render(k)` returns the prompt with the k most valuable records
-        of the history, 0 <= k <= n.
+        `render(k)` returns the prompt with the k most valuable records of the history, 0 <= k <= n.
 
         Raises:
-            LLMError: not even the prompt without any history fits.
+            LLMError: the prompt without records does not fit.
         """
         render = functools.cache(render)  # rendering long histories is slow
         n_records = max_fitting(lambda k: self.llm.fits([_user_message(render(k).text)]), n)
@@ -226,7 +224,7 @@ class StructuredQuery(StateFields, Generic[T]):
         return {f"llm/{name}": float(count) for name, count in self.counters.items()}
 
     def _request(self, query: Query, messages: Messages, parse: Callable[[ChatReply], T]) -> ChatRequest:
-        """Return the chat request of a question with its current messages."""
+        """Return the chat request for `messages`, the conversation so far of `query`."""
         return ChatRequest(
             tuple(messages),
             schema=self.schema if query.schema is None else query.schema,
@@ -241,9 +239,9 @@ class StructuredQuery(StateFields, Generic[T]):
 
 
 def max_fitting(fits: Callable[[int], bool], n: int) -> int:
-    """Return the largest 0 <= k <= n for which `fits(k)` is true, or -1.
+    """Return the largest k in 0 .. n for which `fits(k)` is true, or -1 if there is none.
 
-    Uses bisection, so `fits` must be monotonic.
+    Bisection is used, so if `fits(k)` is true, it must be true for all smaller k.
     """
     return n if fits(n) else bisect.bisect_left(range(n), True, key=lambda k: not fits(k)) - 1
 
@@ -253,7 +251,7 @@ def _add_or_none(x: Any, y: Any) -> Any:
 
 
 def _parse_or_raise(reply: ChatReply, parse: Callable[[ChatReply], T]) -> T:
-    """Parse a reply. A failed call also raises InvalidReply."""
+    """Return the parsed reply; raise InvalidReply if it is invalid or the call failed."""
     if reply.error:
         raise InvalidReply(f"there is no reply: {reply.error}")
     try:
@@ -269,8 +267,8 @@ def _user_message(text: str) -> dict[str, str]:
 
 
 def _assistant_message(reply: ChatReply, include_thoughts: bool) -> dict[str, str]:
-    """Return a reply as a turn of the conversation, with its thoughts only if `include_thoughts` is true."""
-    # Some providers refuse an empty turn.
+    """Return a reply as a message of the conversation, with its thoughts if `include_thoughts` is true."""
+    # Some providers reject empty messages.
     text = clean_reply(reply.text).text[:MAX_QUOTED_CHARACTERS].strip() or "(empty reply)"
     reasoning = (
         f"<think>\n{reply.thoughts[:MAX_QUOTED_CHARACTERS]}\n</think>\n\n"

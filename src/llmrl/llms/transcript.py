@@ -1,4 +1,4 @@
-"""Transcript of a run's calls to chat models, as Markdown for the lines of its metrics."""
+"""Transcript of a run's calls to chat models: Markdown texts that loggers show beside the metrics."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from llmrl.llms.call_log import FILE_NAME, VERDICT_KEY, StoredValueReader, call_
 from llmrl.llms.images import IMAGES_KEY
 
 CALLS_METRIC = "llm/calls"
-"""Metric of the lines that calls are assigned to, which contain the model's totals."""
+"""Metric that is in all lines of `metrics.jsonl` to which calls are assigned."""
 
 MAX_MESSAGES = 4
-"""Maximum number of shown messages of a request; the last ones are shown."""
+"""Maximum number of messages of a request that are shown, the last ones."""
 MAX_CHARACTERS = 8000
-"""Maximum number of characters of a message or reply that are shown, from its start and its end."""
+"""Maximum number of characters of a message or reply that are shown, half from its start and half from its end."""
 MAX_PENDING_VERDICTS = 10_000
-"""Maximum number of calls in memory whose verdicts have not been read yet."""
+"""Maximum number of calls in memory that wait for their verdicts."""
 LINE_WIDTH = 120
-"""Width of lines in characters; TensorBoard hides what is wider than its card."""
+"""Maximum length of lines in characters; TensorBoard does not show the rest of longer lines."""
 N_UNTHINNED = 128
-"""Number of first exchanges that are all shown.
+"""Number of texts that are all returned at the start of a run.
 
-After them, every second exchange is shown up to twice this number, every fourth up to four times this number, and so
-on. For example, about 500 of 8,000 exchanges are shown.
+Then every second text is returned up to twice this number, every fourth up to four times this number, and so on. For
+example, about 500 of 8,000 texts are returned.
 """
 
 
 class Transcript:
-    """Function that returns the Markdown of the newest call up to a line of metrics; None without a new call.
+    """Function from a line of metrics to the Markdown of the last call since the previous line, or None.
 
-    It is called once for each line, in order. Calls are assigned to lines by time, so a run that is resumed from a
-    checkpoint gets the same texts for its earlier lines.
+    It must be called once for each line, in order. Calls are assigned to lines by time, so a resumed run gets the same
+    texts for its earlier lines.
 
     Args:
-        folder: the run folder; it need not contain a call log.
+        folder: the run folder, with or without a call log.
     """
 
     TAG = "llm/exchange"
@@ -54,7 +54,7 @@ class Transcript:
         self._n_exchanges = 0
 
     def __call__(self, line: Mapping[str, Any]) -> str | None:
-        """Return the Markdown for a line of `metrics.jsonl`."""
+        """Return the text for a line of `metrics.jsonl`; None if there is no new call or the text is thinned out."""
         if CALLS_METRIC not in line:
             return None
         newest_call, n_calls = None, 0
@@ -68,7 +68,7 @@ class Transcript:
         return format_call(newest_call, n_calls) if index % stride == 0 else None
 
     def _read_call(self) -> dict[str, Any] | None:
-        """Return the next call of the log; None if there is none yet. Truncated lines are skipped."""
+        """Return the next call of the log; None if there is none yet. Invalid lines are skipped."""
         if not self._path.exists():
             return None
         with open_file(self._path) as file:
@@ -87,7 +87,7 @@ class Transcript:
                         pending |= with_verdict(pending, call)
                 elif "messages" in call:  # other lines describe attempts
                     call = self._values.resolve_references(call)
-                    # Its verdict may follow; verdicts of a batch follow after all its calls.
+                    # Verdicts of a batch are written after all its calls.
                     self._calls_without_verdict[call_key(call)] = call
                     if len(self._calls_without_verdict) > MAX_PENDING_VERDICTS:
                         del self._calls_without_verdict[next(iter(self._calls_without_verdict))]
@@ -96,9 +96,9 @@ class Transcript:
 
 
 def format_call(call: Mapping[str, Any], n_calls: int = 1) -> str:
-    """Return the Markdown of one call of the log, the last one of `n_calls` calls.
+    """Return the Markdown of `call`, the last of `n_calls` calls since the previous line of metrics.
 
-    All texts of models and prompts are in code blocks, where nothing is markup.
+    All texts of models and prompts are in code blocks, so that they are not interpreted as markup.
     """
     position = f", the last of {n_calls} calls since the step before" if n_calls > 1 else ""
     facts = [
@@ -128,7 +128,7 @@ def format_call(call: Mapping[str, Any], n_calls: int = 1) -> str:
 
 
 def _usage_text(call: Mapping[str, Any]) -> str:
-    """Return the validity, end reason, token counts and cost of a call in round brackets."""
+    """Return validity, finish reason, token counts and cost of a call in round brackets; "" if all are unknown."""
     facts = []
     if call.get("valid") is not None:
         facts.append("valid" if call["valid"] else "**not valid**")
@@ -145,7 +145,7 @@ def _usage_text(call: Mapping[str, Any]) -> str:
 
 
 def _code_block(text: str) -> str:
-    """Return a fenced code block. The fence is longer than any sequence of backticks inside."""
+    """Return a fenced code block, whose fence is longer than any sequence of backticks in `text`."""
     if len(text) > MAX_CHARACTERS:
         half = MAX_CHARACTERS // 2
         note = f"[... {len(text) - 2 * half:,} characters left out here; all of them are in {FILE_NAME} ...]"
@@ -157,7 +157,7 @@ def _code_block(text: str) -> str:
 
 
 def _wrap(line: str) -> str:
-    """Return `line`, broken if it is wider than `LINE_WIDTH`, with the same indentation."""
+    """Return `line`, broken into lines of at most `LINE_WIDTH` characters with the same indentation."""
     if len(line) <= LINE_WIDTH:
         return line
     indent = line[: len(line) - len(line.lstrip())][: LINE_WIDTH // 2]
@@ -165,6 +165,6 @@ def _wrap(line: str) -> str:
 
 
 def _inline_code(value: Any) -> str:
-    """Return a name as inline code, without characters that could end it."""
+    """Return a name as inline code, with "?" for characters that could be markup."""
     name = "".join(c if c.isalnum() or c in " -_./:()=,+" else "?" for c in str(value)).strip()
     return f"`{name or '?'}`"

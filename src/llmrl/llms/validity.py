@@ -1,4 +1,4 @@
-"""Count of invalid replies of a run, and the limit that ends it."""
+"""Counts of the valid and invalid replies of a run, and a limit on the share of invalid ones."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from llmrl.core.records import State
 from llmrl.core.state_fields import StateFields
 
 N_QUOTED = 3
-"""Number of invalid replies, the last ones, that are quoted when they end a run."""
+"""Number of invalid replies, the last ones, that the error message of `Validity.check` quotes."""
 MAX_QUOTED_CHARACTERS = 200
-"""Maximum number of quoted characters of each of these replies."""
+"""Maximum number of characters of each quoted reply."""
 
 
 def validity_warning(n_judged: float | None, share: float | None) -> str:
-    """Return a warning about results if more than half of `n_judged` replies were invalid; else ""."""
+    """Return a warning if the `share` of invalid replies among `n_judged` replies is above 1/2; else ""."""
     if not n_judged or share is None or share <= 0.5:
         return ""
     if share == 1.0:
@@ -26,11 +26,11 @@ def validity_warning(n_judged: float | None, share: float | None) -> str:
 
 @dataclass(frozen=True)
 class MaxInvalid:
-    """Limit on the share of invalid replies, beyond which a run ends.
+    """Limit on the share of invalid replies, above which a run ends.
 
     Attributes:
-        share: maximum share among all replies that must have a form, repairs included.
-        min_replies: number of replies from which on the share is checked.
+        share: maximum share of invalid ones among all replies that are parsed, including corrections.
+        min_replies: minimum number of replies with which the share is checked.
     """
 
     share: UnitInterval = 0.5
@@ -38,7 +38,7 @@ class MaxInvalid:
 
 
 class Validity(StateFields):
-    """Counter of a run's replies that must have a form, and of the invalid ones among them."""
+    """Counter of a run's parsed replies (`judged`), the invalid ones, and the truncated ones of these (`cut`)."""
 
     _state_fields = ("judged", "invalid", "cut", "last")
 
@@ -50,9 +50,9 @@ class Validity(StateFields):
         """Count a reply.
 
         Args:
-            text: reply.
-            reason: reason why it is invalid; "": it is valid.
-            cut: whether it reached `llm.max_tokens`.
+            text: text of the reply.
+            reason: reason why the reply is invalid; "" if it is valid.
+            cut: whether the reply ended at `llm.max_tokens`.
         """
         self.judged += 1
         if reason:
@@ -70,7 +70,7 @@ class Validity(StateFields):
         self.cut += state["cut"]
 
     def check(self, label: str, limit: MaxInvalid | None) -> None:
-        """Raise TooManyInvalid if more replies of the model `label` were invalid than `limit` allows."""
+        """Raise TooManyInvalidReplies if more replies of the model `label` were invalid than `limit` allows."""
         if limit is None or self.judged < limit.min_replies or self.invalid <= limit.share * self.judged:
             return
         quotations = "".join(f"\n  {text}" for text in self.last)
@@ -83,11 +83,7 @@ class Validity(StateFields):
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return llm/parsed_replies and llm/invalid_share, counted since the start of the run.
-
-        The first is the number of replies that must have a form, the second the share of invalid ones among them.
-        Without such replies the result is empty.
-        """
+        """Return llm/parsed_replies (number) and llm/invalid_share since the start of the run; {} without replies."""
         if not self.judged:
             return {}
         return {"llm/parsed_replies": float(self.judged), "llm/invalid_share": self.invalid / self.judged}

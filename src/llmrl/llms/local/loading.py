@@ -163,8 +163,8 @@ def load_model(
 def _untie_output_layer(module: Any) -> None:
     """Initialize a separate output layer for models of the T5 family whose config requires one, e.g. Flan-T5.
 
-    transformers ties their output layer to the input embeddings until it loads weights. `scale_decoder_outputs` is False
-    only for models with a separate output layer.
+    transformers ties their output layer to the input embeddings until it loads weights. In their configs
+    `scale_decoder_outputs` is False.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Search of a reply for its answer: candidates are ranked, and different ones of equal rank make the reply invalid."""
+"""Search of a reply for its answer; a reply with different answers of equal rank is invalid."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from llmrl.llms.reply_cleaning import CleanedReply, clean_reply, to_ascii
 T = TypeVar("T")
 
 MAX_REASONS_LENGTH = 2000
-"""Maximum number of characters of a reply that count as its reasons if it has no separate reasons."""
+"""Maximum number of characters of the text around an answer that are its reasons if it has no separate reasons."""
 _CONTEXT_CHARACTERS = 160
 """Number of characters before a value that are searched for words that introduce it."""
 
@@ -42,10 +42,10 @@ _NEXT_STEP = re.compile(
 _ALTERNATIVE = re.compile(r"\W*(?:or|oder|ou|o|eller|\u6216|\u307e\u305f\u306f)\W*", re.IGNORECASE)
 _ECHO = re.compile(r"\bas (?:in|stated|shown|given|listed)\b[^.\n]{0,30}\b(?:json|above|before)\b", re.IGNORECASE)
 REFUSAL = load_pattern("refusals")
-"""Phrases that state that no decision was made, or that ask the reader for one."""
+"""Phrases that state that there is no decision, or that request one from the reader."""
 
 
-# Options that a reply lists under labels of its own, and its choice among them.
+# Options that a reply labels itself, e.g. "Option A", and the choice of one of these labels.
 _OPTION_NOUN = r"(?:option|candidate|plan|choice|alternative|variant|strategy|approach|possibility|idea)"
 _OPTION_LABEL = r"(?:\d{1,2}|one|two|three|four|five|six|(?-i:[A-H]))"
 _OPTION_MENTION = re.compile(
@@ -81,15 +81,16 @@ class CandidateAnswer(Generic[T]):
     """Possible answer in a reply.
 
     Attributes:
-        start, end: span of its characters in the reply.
+        start, end: span of the candidate in the text of the reply.
         answer: parsed value.
-        reasons: reasons in the reply's words; "" if it gives none.
-        certainty: 2 for an unambiguous form, e.g. the requested one; 1 for a form that counts only without others.
-        is_object: whether it is a JSON object, the requested form; answers in words before it are quotations.
-        is_fallback: whether it counts only without others, e.g. because its reasons are a placeholder.
-        is_announced: whether the reply says that this answers the present question.
+        reasons: text of the reasons; "" if there are none.
+        certainty: 2 for an unambiguous form, e.g. the requested one; 1 for a form that is ignored if there are
+            candidates with certainty 2.
+        is_object: whether it is a JSON object, the requested form; other candidates before an object are ignored.
+        is_fallback: whether it is ignored if there are others, e.g. because its reasons are a placeholder.
+        is_announced: whether the reply states that this is the answer to the present question.
         error: reason why the answer cannot be used; "" if it can.
-        recipient: text under one of the question's names of the recipient; "" if there is none.
+        recipient: recipient of a message, a text under one of `AnswerParser.recipient_keys`; "" if there is none.
     """
 
     start: int
@@ -106,7 +107,7 @@ class CandidateAnswer(Generic[T]):
 
 @dataclass(frozen=True)
 class ParsedAnswer(Generic[T]):
-    """Content of a reply: the answer, its reasons, and the recipient of a message (each "" if there is none)."""
+    """Answer in a reply, its reasons, and the recipient of a message (both "" if there is none)."""
 
     answer: T
     reasons: str = ""
@@ -114,14 +115,15 @@ class ParsedAnswer(Generic[T]):
 
 
 class AnswerParser(ABC, Generic[T]):
-    """Base of parsers, one for each kind of question, that `parse_answer` uses to find the answer in a reply.
+    """Base class of parsers, one for each kind of question, which `parse_answer` uses to find answers in a reply.
 
     Attributes:
         answer_name: name of the answer in error messages.
-        reason_keys: names of fields with reasons.
-        recipient_keys: names of fields with the recipient of a message.
-        next_turn: pattern of the start of another turn, for replies that invent further turns; None: there is none.
-        has_labels: whether the question itself labels options, so that labels in a reply are answers.
+        reason_keys: normalized names of fields with reasons.
+        recipient_keys: normalized names of fields with the recipient of a message.
+        next_turn: pattern of the start of a further turn of the dialogue, after which answers are ignored; None: there
+            are no further turns.
+        has_labels: whether the question labels options, so that labels in a reply are answers.
     """
 
     answer_name: str
@@ -135,33 +137,33 @@ class AnswerParser(ABC, Generic[T]):
         """Return the answer in a JSON-like value; None if the value is not an answer.
 
         Raises:
-            InvalidReply: the value is an answer, but an unusable one.
+            InvalidReply: the value is an answer that cannot be used.
         """
 
     def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[T]]:
-        """Return the answers in a text, under a label or in another form that is not JSON-like."""
+        """Return the answers in a text that are not JSON-like, e.g. after a label; `truncated`: its end is missing."""
         return []
 
     def parse_prose(self, text: str) -> T | None:
-        """Return the answer in prose; None if there is none."""
+        """Return the answer in prose; None if there is none or it is not certain."""
         return None
 
     def hint(self, text: str) -> str:
-        """Return an error message for a reply without an answer that names what is missing; "" for the default one."""
+        """Return the error message for a reply without an answer; "": the default message."""
         return ""
 
     def answers_this_question(self, text: str, candidate: CandidateAnswer[T]) -> bool | None:
-        """Return True if a candidate is marked as the answer to this question, False if to another, else None."""
+        """Return whether a candidate answers this question (True) or another one (False); None if this is unknown."""
         return None
 
     def contradicts(self, text: str, answer: T) -> bool:
-        """Return whether a text after an answer gives another value for a part of it."""
+        """Return whether `text`, which follows an answer, contains another value for the answer or a part of it."""
         return False
 
 
 @dataclass
 class _Errors:
-    """Error messages of unusable answers with their positions, and whether candidates were excluded, e.g. examples."""
+    """Positions and messages of unusable answers, and whether candidates were excluded, e.g. as examples."""
 
     messages: list[tuple[int, str]] = field(default_factory=list)
     has_exclusions: bool = False
@@ -170,16 +172,16 @@ class _Errors:
 def parse_answer(text: str, parser: AnswerParser[T], truncated: bool = False) -> ParsedAnswer[T]:
     """Return the answer in a reply, in time linear in its length.
 
-    Answers after the last thought take precedence. Of two different answers the second one counts if words between them
-    correct the first, e.g. "actually". Without such words the reply is invalid.
+    Answers after the last thought take precedence. Of two different answers the second one is returned if the words
+    between them correct the first, e.g. "actually". Otherwise the reply is invalid.
 
     Args:
-        text: the reply, as the provider gave it.
-        parser: parser of the answers to the question.
-        truncated: whether the reply was cut off because it grew too long.
+        text: the complete text of the reply.
+        parser: parser for the kind of question.
+        truncated: whether the reply ended at the limit of tokens.
 
     Raises:
-        InvalidReply: the reply holds no usable answer, or different ones without a decision.
+        InvalidReply: the reply contains no usable answer, or different answers without a decision.
     """
     reply = clean_reply(text, truncated)
     if not reply.text.strip() and reply.unclosed_thought is None:
@@ -195,26 +197,27 @@ def parse_answer(text: str, parser: AnswerParser[T], truncated: bool = False) ->
 
 
 def _read_reasoning(reasoning: str, parser: AnswerParser[T]) -> ParsedAnswer[T] | None:
-    """Return the complete answer that ends an unclosed thought; None if there is none."""
-    complete = [c for c in _find_candidates(reasoning, parser, False, _Errors()) if c.certainty == 2]
-    if not complete:
+    """Return the answer with certainty 2 at the end of an unclosed thought; None if there is none."""
+    complete_candidates = [c for c in _find_candidates(reasoning, parser, False, _Errors()) if c.certainty == 2]
+    if not complete_candidates:
         return None
-    answer = complete[-1]
-    rest = reasoning[answer.end :].strip("`~\"'.}> ")
-    context = to_ascii(reasoning[max(0, answer.start - _CONTEXT_CHARACTERS) : answer.start])
+    candidate = complete_candidates[-1]
+    ending = reasoning[candidate.end :].strip("`~\"'.}> ")
+    context = to_ascii(reasoning[max(0, candidate.start - _CONTEXT_CHARACTERS) : candidate.start])
     is_announced = bool(_DECISION.search(context))
-    is_reason = rest[:1] == "\n" and len(rest) <= 100 and "\n" not in rest.strip() and not is_reopened(rest)
-    is_last = not rest.strip() or (is_announced and is_reason)
-    is_draft = is_doubtful(sentence_around(reasoning, answer.start, answer.end)[0])
-    is_answer = is_last and not is_draft and (answer.is_object or is_announced)
-    return ParsedAnswer(answer.answer, answer.reasons, answer.recipient) if is_answer else None
+    is_reason = ending[:1] == "\n" and len(ending) <= 100 and "\n" not in ending.strip() and not is_reopened(ending)
+    is_last = not ending.strip() or (is_announced and is_reason)
+    is_draft = is_doubtful(sentence_around(reasoning, candidate.start, candidate.end)[0])
+    is_answer = is_last and not is_draft and (candidate.is_object or is_announced)
+    return ParsedAnswer(candidate.answer, candidate.reasons, candidate.recipient) if is_answer else None
 
 
 def _parse_cleaned_reply(reply: CleanedReply, parser: AnswerParser[T], use_prose: bool = True) -> ParsedAnswer[T]:
+    """Return the answer in `reply`; only if `use_prose`, options with labels and prose are parsed."""
     text, errors = reply.text, _Errors()
     candidates = _find_candidates(text, parser, reply.truncated, errors)
     if use_prose and not parser.has_labels and (end := _end_of_option_references(text[reply.answer_start :])):
-        # The options are no answers themselves.
+        # Candidates inside the options are not answers.
         end += reply.answer_start
         candidates = [c for c in candidates if c.is_object or (c.certainty == 2 and c.start >= end)]
         option = None if candidates else _find_chosen_option(to_ascii(text[reply.answer_start :]))
@@ -227,10 +230,10 @@ def _parse_cleaned_reply(reply: CleanedReply, parser: AnswerParser[T], use_prose
     late_candidates = [candidate for candidate in candidates if candidate.end > reply.answer_start]
     decision = _choose_answer(text, late_candidates or candidates, parser, errors)
     if decision is not None:
-        # The text around an answer holds its reasons if it has none itself.
-        rest = f"{text[: decision.start].rstrip('*`#- ')}\n{text[decision.end :]}"
-        rest = rest.replace("```json", "").replace("```", "").strip(" \n*;")[:MAX_REASONS_LENGTH]
-        return ParsedAnswer(decision.answer, decision.reasons or rest, decision.recipient)
+        # Without separate reasons, the text around an answer is its reasons.
+        context = f"{text[: decision.start].rstrip('*`#- ')}\n{text[decision.end :]}"
+        context = context.replace("```json", "").replace("```", "").strip(" \n*;")[:MAX_REASONS_LENGTH]
+        return ParsedAnswer(decision.answer, decision.reasons or context, decision.recipient)
     if use_prose and not errors.messages and not errors.has_exclusions and not reply.truncated:
         sentences = text[reply.answer_start :] if text[reply.answer_start :].strip() else text
         answer = parser.parse_prose(to_ascii(strip_tags(sentences)))
@@ -240,7 +243,7 @@ def _parse_cleaned_reply(reply: CleanedReply, parser: AnswerParser[T], use_prose
 
 
 def _end_of_option_references(text: str) -> int:
-    """Return the end of the last reference to an option that a text lists under its own label; 0 if there is none."""
+    """Return the end of the last mention of an option that the text labels itself; 0 without several options."""
     mentions = list(_OPTION_MENTION.finditer(text))
     n_options = len({(match["label"] or match["order"]).casefold() for match in mentions})
     n_items = len({match["label"] for match in _LIST_LABEL.finditer(text)})
@@ -250,7 +253,7 @@ def _end_of_option_references(text: str) -> int:
 
 
 def _find_chosen_option(text: str) -> str | None:
-    """Return the text of the option, one of several on their own lines, that a text decides for; None if unclear."""
+    """Return the text of the only option that `text` chooses among options on separate lines; None if unclear."""
     options = [(match["label"].casefold(), match["text"]) for match in _OPTION_LINE.finditer(text)]
     labels = {match["label"].casefold() for match in _OPTION_DECISION.finditer(text)}
     texts = [option for label, option in options if label in labels]
@@ -258,7 +261,7 @@ def _find_chosen_option(text: str) -> str | None:
 
 
 def _find_candidates(text: str, parser: AnswerParser[T], truncated: bool, errors: _Errors) -> list[CandidateAnswer[T]]:
-    """Return all possible answers in order, without quoted ones and examples."""
+    """Return all possible answers, ordered by their ends, without quotations and examples; add errors to `errors`."""
     values = find_outermost_values(blank_brace_escapes(text), truncated)
     error_spans: list[tuple[int, int]] = []
     candidates: list[CandidateAnswer[T]] = []
@@ -285,7 +288,7 @@ def _find_candidates(text: str, parser: AnswerParser[T], truncated: bool, errors
                     recipient=_find_text(span.value, parser.recipient_keys) or "",
                 )
             )
-    # Texts inside an object that is no answer are not answers either.
+    # Texts inside an object that is not an answer are not answers.
     objects = [(span.start, span.end) for span in values if text[span.start] == "{" and not span.is_repaired]
     used_spans = [(span.start, span.end) for span in candidates] + error_spans + objects
     for candidate in parser.find_in_text(text, truncated):
@@ -307,16 +310,16 @@ def _exclude_examples(
 ) -> list[CandidateAnswer[T]]:
     """Return the candidates that are neither examples nor answers to other questions.
 
-    `value_ends` are the end positions of all values.
+    `value_ends` are the sorted end positions of all JSON-like values.
     """
     remaining: list[CandidateAnswer[T]] = []
-    last = excluded_end = 0
+    last_end = excluded_end = 0
     for candidate in candidates:
         previous_ends = [0, *value_ends[: bisect_right(value_ends, candidate.start)]]
         context_start = max(
-            last if last <= candidate.start else 0, previous_ends[-1], candidate.start - _CONTEXT_CHARACTERS
+            last_end if last_end <= candidate.start else 0, previous_ends[-1], candidate.start - _CONTEXT_CHARACTERS
         )
-        context, last = text[context_start : candidate.start], candidate.end
+        context, last_end = text[context_start : candidate.start], candidate.end
         answers_this_question = parser.answers_this_question(text, candidate)
         candidate.is_announced = answers_this_question is True
         is_partial = truncated and candidate.certainty == 1 and text[: candidate.start].strip()
@@ -346,16 +349,16 @@ def _exclude_examples(
 def _choose_answer(
     text: str, candidates: list[CandidateAnswer[T]], parser: AnswerParser[T], errors: _Errors
 ) -> CandidateAnswer[T] | None:
-    """Return the candidate that counts; None if there are no candidates.
+    """Return the candidate that is the answer; None if there are no candidates.
 
     Raises:
-        InvalidReply: there are different candidates without a decision, or an unusable one replaced the answer.
+        InvalidReply: there are different candidates without a decision, or the last answer cannot be used.
     """
     if not candidates:
         return None
-    answer, has_conflict, last, end = candidates[0], False, candidates[0].end, len(text)
+    answer, has_conflict, last_end, end = candidates[0], False, candidates[0].end, len(text)
     for candidate in candidates[1:]:
-        gap, gap_start, last = text[last : candidate.start], last, max(last, candidate.end)
+        gap, gap_start, last_end = text[last_end : candidate.start], last_end, max(last_end, candidate.end)
         if _NEXT_STEP.search(gap) or (parser.next_turn is not None and parser.next_turn.search(gap)):
             end = gap_start
             break
@@ -370,7 +373,7 @@ def _choose_answer(
         start, error = errors.messages[-1]
         gap = to_ascii(text[max(answer.end, start - 300) : start])
         if _is_decisive(gap) and not (parser.next_turn is not None and parser.next_turn.search(gap)):
-            raise InvalidReply(error)  # an unusable answer replaced this one
+            raise InvalidReply(error)  # an answer that cannot be used corrects this one
     if has_conflict:
         raise InvalidReply(
             f"there are several different answers in the reply, and nothing says which counts; give one "
@@ -385,12 +388,12 @@ def _choose_answer(
 
 
 def _is_decisive(gap: str) -> bool:
-    """Return whether the text between two answers says that the second one counts."""
+    """Return whether the text between two answers corrects the first one or announces the second one."""
     return has_correction(gap) or bool(_DECISION.search(to_ascii(gap)))
 
 
 def _find_text(value: Any, keys: Sequence[str], depth: int = 0) -> str | None:
-    """Return the first text in a value under one of `keys`, at most three levels deep; None if there is none."""
+    """Return the first text or integer under one of `keys`, at most three levels deep; None if there is none."""
     if depth > 3 or not isinstance(value, dict | list):
         return None
     if isinstance(value, list):
@@ -405,7 +408,7 @@ def _find_text(value: Any, keys: Sequence[str], depth: int = 0) -> str | None:
 
 
 def _describe_problem(text: str, parser: AnswerParser[Any], errors: _Errors) -> str:
-    """Return what is wrong with a reply without an answer, and the position of its first JSON error."""
+    """Return the error message for a reply without an answer, with the position of its first JSON error."""
     start = text.find("{")
     missing = f"there is no {parser.answer_name} in the reply"
     message = errors.messages[-1][1] if errors.messages else parser.hint(text) or missing

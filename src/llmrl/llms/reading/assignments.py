@@ -1,4 +1,4 @@
-"""Numbers that sentences and lines assign to names.
+"""Search of sentences and lines for numbers that they assign to names.
 
 Examples: `pay 2 for cleaning, nothing for eating`, `the first should be 1`.
 """
@@ -20,7 +20,7 @@ _DIGITS = rf"{_MONEY}(?<![\w.])(?:{NUMBER_IN_DIGITS})(?![\w]|\.\d)"
 _NUMBER = re.compile(rf"(?P<digits>{_DIGITS})|(?<![\w.-])(?P<words>{NUMBER_IN_WORDS})(?![\w-])", re.IGNORECASE)
 _NUM = rf"(?:{_MONEY}(?<![\w.])[+-]?(?:\d{{1,20}}(?:\.\d{{1,20}})?|\.\d{{1,20}})\s?%?)"
 _PLURAL_NOUNS = r"(?:brackets?|knobs?|levers?|rates?|numbers?|parameters?|params?|values?|weights?|tiers?|bands?|ones?)"
-# Numbers that are not assigned to a name: old values, numbers of turns, changes, bounds.
+# Numbers that are not assigned to a name: old values, measured values, and numbers of turns and of names.
 _IRRELEVANT = re.compile(
     rf"\b(?:generations?|gen|rounds?|iterations?|rows?|steps?|turns?|proposal|context)\b[\s#:*]{{0,3}}(?:number )?"
     rf"\d{{1,6}}(?: (?:and|to|-) \d{{1,6}})?(?![\w.%]*[\w%])|"
@@ -94,7 +94,7 @@ _LEVELS = ("lowest|bottom|poorest|low", "middle|mid|medium|central", "highest|to
 
 @dataclass(frozen=True)
 class _Token:
-    """Name (with its indices, from 0) or number in a sentence."""
+    """Name (`positions` are its indices, from 0) or number (`text` is the number, "" for a name) in a sentence."""
 
     start: int
     end: int
@@ -107,7 +107,7 @@ class AssignmentFinder:
 
     Args:
         names: names of the numbers.
-        parse_number: function that returns the number that a text means for the index of a name; None if it means none.
+        parse_number: function from a text and the index of a name to a number; None if the text is not a number.
     """
 
     def __init__(self, names: Sequence[str], parse_number: Callable[[str, int], float | None]) -> None:
@@ -121,9 +121,9 @@ class AssignmentFinder:
         self._any_name = re.compile(rf"(?<!\w)(?:{'|'.join(map(spelling_pattern, names))})(?!\w)", re.IGNORECASE)
 
     def find_numbers(self, text: str) -> list[float] | None:
-        """Return the `d` numbers that sentences give; None unless each occurs at least once, without contradiction."""
+        """Return the `d` numbers that sentences assign; None if one is missing or has different values."""
         numbers: dict[int, float] = {}
-        rest: set[float] = set()
+        rest_numbers: set[float] = set()
         for sentence in _intention_sentences(text):
             for token, value in self._pair_tokens(sentence):
                 for position in token.positions or (-1,):
@@ -131,15 +131,15 @@ class AssignmentFinder:
                     if number is None or (position >= 0 and numbers.setdefault(position, number) != number):
                         return None
                     if position < 0:
-                        rest.add(number)
-        if len(rest) == 1 and len(numbers) < self.d:
-            numbers = dict.fromkeys(self._all, rest.pop()) | numbers
+                        rest_numbers.add(number)
+        if len(rest_numbers) == 1 and len(numbers) < self.d:
+            numbers = dict.fromkeys(self._all, rest_numbers.pop()) | numbers
         if len(numbers) == self.d:
             return [numbers[i] for i in self._all]
         return None if numbers else self._find_unnamed_list(text)
 
     def _pair_tokens(self, sentence: str) -> list[tuple[_Token, _Token]]:
-        """Return each name in a sentence with the number assigned to it; empty if the assignment is not certain."""
+        """Return pairs of a name and its number in a sentence; [] if the assignment is not certain."""
         tokens, sentence = self._find_tokens(sentence)
         token_types = "".join("V" if token.text else "N" for token in tokens)  # names and values
         half = len(tokens) // 2
@@ -163,9 +163,9 @@ class AssignmentFinder:
         return pairs
 
     def _find_tokens(self, sentence: str) -> tuple[list[_Token], str]:
-        """Return names and numbers in order, and the sentence without names and irrelevant numbers.
+        """Return names and numbers in order, and the sentence with blanks for names and irrelevant numbers.
 
-        There are no tokens if a number next to names is a range, a change, or a bound.
+        There are no tokens if the sentence contains a range, a change, or a bound.
         """
         names = [
             _Token(
@@ -190,7 +190,7 @@ class AssignmentFinder:
         return sorted([*names, *values], key=lambda token: token.start) if values else [], statement
 
     def _find_unnamed_list(self, text: str) -> list[float] | None:
-        """Return the only list of `d` numbers that a sentence proposes, in the order of the question; else None."""
+        """Return the only list of `d` numbers without names that sentences propose; else None."""
         if self.d < 2:
             return None
         separator = r"\s*(?:,\s*and\b|,|/|\||\band\b)\s*"
@@ -212,7 +212,7 @@ class AssignmentFinder:
 
 
 def _intention_sentences(text: str) -> Iterator[str]:
-    """Yield the sentences that state an intention, without hedges, conditions, questions, and reports of the past."""
+    """Yield all sentences except hedges, examples, reports of the past, and very long sentences."""
     for sentence in _SENTENCES.split(text)[:300]:
         if not (
             len(sentence) > 2000
@@ -224,9 +224,9 @@ def _intention_sentences(text: str) -> Iterator[str]:
 
 
 def _simplify(sentence: str) -> str:
-    """Return a sentence without asides and old numbers.
+    """Return a sentence with blanks for remarks in parentheses and irrelevant numbers.
 
-    A range or change with a final number is reduced to that number.
+    A range or change with a final number is replaced by this number.
     """
     sentence = _PARENTHESIS.sub(lambda m: m[0] if _NUMERIC_ASIDE.fullmatch(m["inner"]) else " " * len(m[0]), sentence)
     sentence = _SLASHED.sub(lambda m: m[0].replace("/", ";"), sentence)
@@ -238,12 +238,12 @@ def _simplify(sentence: str) -> str:
 
 
 def _is_enumeration(sentence: str, names: Sequence[_Token]) -> bool:
-    """Return whether nothing but list separators stands between the names."""
+    """Return whether there are only list separators between the names."""
     return all(_ENUMERATION.fullmatch(sentence[first.end : second.start]) for first, second in pairwise(names))
 
 
 def _is_link(gap: str) -> bool:
-    """Return whether the text between a name and a number says that the name is set to the number."""
+    """Return whether `gap`, the text between a name and a number, assigns the number to the name."""
     clause = _CONJUNCTION.split(gap)[-1]
     return (
         len(gap) < 160
@@ -253,18 +253,12 @@ def _is_link(gap: str) -> bool:
 
 
 def spelling_pattern(name: str) -> str:
-    r"""Return a regular expression for all spellings of a name.
-
-    That of `rate_1` also matches `Rate 1`, `rate\_1` and `rate-1`.
-    """
+    r"""Return a regular expression for all spellings of a name, e.g. `Rate 1`, `rate\_1` and `rate-1` for `rate_1`."""
     return r"[\s_\\\-]{0,3}".join(re.escape(piece) for piece in re.findall(r"[^\W\d_]+|\d+|[^\w\s]", name))
 
 
 def _build_name_pattern(names: Sequence[str], i: int) -> str:
-    """Return a regular expression for a name in sentences.
-
-    It matches the name, its -ing form, its ordinal number and its index.
-    """
+    """Return a regular expression that matches a name, its -ing form, its ordinal number and its index."""
     name = names[i]
     spelling = spelling_pattern(name)
     if name.casefold() in ("other", "others"):
@@ -281,9 +275,9 @@ def _build_name_pattern(names: Sequence[str], i: int) -> str:
 
 
 def _ordinal_patterns(names: Sequence[str], i: int) -> list[str]:
-    """Return patterns for the ordinals and indices of a name that contains a number.
+    """Return patterns for the ordinals and indices of a name that contains a number, e.g. `second rate` for `rate_2`.
 
-    The family of a name are the names that differ from it only in the number.
+    The family of a name consists of all names that are equal except for the number.
     """
     parts = re.match(r"\W*([^\W\d_]*)[\W_]*(\d*)", names[i])
     assert parts is not None

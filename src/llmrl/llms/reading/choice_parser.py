@@ -1,4 +1,4 @@
-"""Parser of one of several named actions in a reply."""
+"""Parser of the choice of one of several named actions in replies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NUMBER_MENTION = re.compile(
 _NUMBER_CHOICE = re.compile(
     r"\bi(?:'ll| will| would)? (?:choose|pick|select|go with|take)\s+(?P<kind>(?:action|option|number|"
     r"no\.?)\s*#?\s*)?"
-    r"(?P<said>\d{1,6}\b[^,;.\n]{0,60})",
+    r"(?P<choice>\d{1,6}\b[^,;.\n]{0,60})",
     re.IGNORECASE,
 )
 _LATEX_BOX = re.compile(r"\\boxed\{([^{}]{1,200})\}")
@@ -55,7 +55,7 @@ _OPEN = load_pattern("open_choices")
 _EXPLANATION = re.compile(
     r"\b(?:not|than|instead|since|because|as|so|but|where|which|while|to|for|after|before)\b|[.(\u2014]", re.IGNORECASE
 )
-"""Words after a decision that mark further actions as no part of it."""
+"""Words between two actions after which the second action is an explanation, not another decision."""
 _CONTRAST = re.compile(r"\b(?:rather than|instead of|as opposed to|and not|not)\b", re.IGNORECASE)
 _CLOSING_WORDS = frozenset(
     {
@@ -63,7 +63,7 @@ _CLOSING_WORDS = frozenset(
         *("me", "it", "is", "i", "ll", "my", "move", "go", "turn", "action", "answer", "choice", "decision", "please"),
     }
 )
-"""Words without information that may accompany the action in a last sentence."""
+"""Words that may accompany the action in a sentence that consists only of a decision."""
 _AMOUNT = re.compile(
     r"\W*(?:(?:catch|take|harvest|fish|put(?: out)?|send|graze|settle|stick|go|choose|pick|emit|release|make it)\b\s*)?"
     r"(?:(?:for|with|just|only|exactly|another)\s+)*[*_\"'`]*(?<![+-])"
@@ -72,16 +72,16 @@ _AMOUNT = re.compile(
     r"since|so|like|it is)\b)",
     re.IGNORECASE,
 )
-"""An amount with its unit, and nothing that makes it a bound, a difference, or an amount of something else."""
+"""An amount with its unit that is not a bound, a difference, or an amount of something else."""
 RECONSIDERATION = load_pattern("reconsiderations")
-"""Words that reopen a decision."""
+"""Words after which an earlier decision is no longer valid."""
 _DECISION_LEAD = re.compile(
     r"(?:\b(?:so|therefore|thus|hence|final|finally|now|decision|"
     r"(?:my|this|the|final) (?:action|answer|choice|move|turn))|=>|->|\u21d2)\W*\Z|"
     r"\bi (?:need|must|should|have to|want)\b[^.;:]{0,80}[:,]\W*\Z",
     re.IGNORECASE,
 )
-"""Words before an action at the end of a sentence that decides for it."""
+"""Words that announce a decision, before an action at the end of a sentence."""
 _OTHER_TIME = load_pattern("other_times")
 _OPPONENT_DUTY = load_pattern("duties")
 _STATEMENT = re.compile(r"\A(?:the|a|an|there|my|that)\b[^:]*\b(?:is|are|was|were|lies|stands|has)\b", re.IGNORECASE)
@@ -96,7 +96,7 @@ class ChoiceParser(AnswerParser[int]):
     Args:
         names: names of the actions.
         descriptions: description of each action.
-        numbered: whether replies name actions by their number.
+        numbered: whether the question numbers the actions from 0, so that numbers in replies are indices.
     """
 
     answer_name = "action"
@@ -154,10 +154,10 @@ class ChoiceParser(AnswerParser[int]):
         return _single_choice([self.parse_value(inner, depth + 1) for inner in nested])
 
     def _parse_choice_field(self, value: Any, depth: int) -> int:
-        """Return the index of the action that the value of a field such as `action` means.
+        """Return the index of the action in the value of a field such as `action`.
 
         Raises:
-            InvalidReply: the value means no action, or is ambiguous.
+            InvalidReply: the value is not the name or number of an action, or is ambiguous.
         """
         if isinstance(value, dict):
             index = self.parse_value(value, depth + 1)
@@ -189,8 +189,8 @@ class ChoiceParser(AnswerParser[int]):
 
     def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[int]]:
         text = strip_latex(to_ascii(text))
-        stripped = re.sub(r"^(?:```|~~~)\w*\n?|\n?(?:```|~~~)$", "", text.strip()).strip()
-        if (index := self._parse_short_reply(stripped)) is not None:
+        unfenced_text = re.sub(r"^(?:```|~~~)\w*\n?|\n?(?:```|~~~)$", "", text.strip()).strip()
+        if (index := self._parse_short_reply(unfenced_text)) is not None:
             return [] if truncated else [CandidateAnswer(0, len(text), index, certainty=1)]
         candidates = []
         for match in _LATEX_BOX.finditer(text):
@@ -198,7 +198,7 @@ class ChoiceParser(AnswerParser[int]):
             if (index := self._parse_label(phrase)) is not None:
                 candidates.append(CandidateAnswer(match.start(), match.end(), index))
         for match in _NUMBER_CHOICE.finditer(text):
-            phrase = re.split(r"\bbecause\b|\bsince\b|\bas\b", match["said"])[0]
+            phrase = re.split(r"\bbecause\b|\bsince\b|\bas\b", match["choice"])[0]
             if (match["kind"] or self.matcher.numbered) and (index := self._parse_name(phrase)) is not None:
                 candidates.append(CandidateAnswer(match.start(), match.end(), index, certainty=1))
         for match in _ANSWER_LABEL.finditer(text):
@@ -216,7 +216,7 @@ class ChoiceParser(AnswerParser[int]):
         markers = RECONSIDERATION.finditer(text)
         # A marker may also be the name of an action, e.g. `wait`.
         marker_ends = [marker.end() for marker in markers if self.matcher.find_exact(marker[0].strip(",.!")) is None]
-        if marker_ends:  # only the text after the last marker counts, even if it contains no decision
+        if marker_ends:  # decisions before the last marker are ignored
             return self.parse_prose(text[marker_ends[-1] :])
         decisions: list[int] = []
         for sentence in re.split(r"(?<=[.!?\u3002])\s+|\n+|\u3002", text)[:200]:
@@ -247,39 +247,39 @@ class ChoiceParser(AnswerParser[int]):
         return decisions[-1] if len(set(decisions)) == 1 else None
 
     def _is_list(self, text: str) -> bool:
-        """Return whether several actions follow in a text, as steps or as alternatives, or a condition follows."""
+        """Return whether a text contains several actions as steps or alternatives, or a condition."""
         spans = self.matcher.find_mentions(text)
         gaps = [text[end:start] for (_, end, i), (start, _, j) in pairwise(spans) if i != j]
         return any(not _EXPLANATION.search(gap) for gap in gaps) or is_conditional(text)
 
     def _parse_last_sentence(self, text: str) -> int | None:
-        """Return the action if the last sentence consists of it alone; else None.
+        """Return the action if the last sentence consists only of an action; else None.
 
-        Examples: `Stick it is.`, `So now: move east.` If another sentence consists of an action alone, as in a list of
-        steps, the result is None.
+        Examples: `Stick it is.`, `So now: move east.` Return None if another sentence also consists only of an action,
+        e.g. in a list of steps.
         """
         sentences = [part.strip() for part in re.split(r"(?<=[.!?\u3002])\s+|\n+|\u3002", text)[-200:]]
         *preceding, last = [part for part in sentences if any(c.isalnum() for c in part)] or [""]
         if not last or last.endswith("?") or _OPEN.search(last) or _OTHER_TIME.search(last) or len(last) > 200:
             return None
-        delimiters = list(_LAST_CLAUSE.finditer(last))
-        if delimiters and not _DECISION_LEAD.search(last[: delimiters[-1].end()]):
+        clause_delimiters = list(_LAST_CLAUSE.finditer(last))
+        if clause_delimiters and not _DECISION_LEAD.search(last[: clause_delimiters[-1].end()]):
             return None
         clauses = _LAST_CLAUSE.split(last)
         index = self._find_sole_action(clauses[-1])
         preceding_actions = {self._find_sole_action(re.sub(r"^[\W\d_]+", "", part)) for part in preceding} - {None}
-        in_last = {self._find_sole_action(part) for part in clauses} - {None}
-        return index if not preceding_actions and in_last == {index} else None
+        last_sentence_actions = {self._find_sole_action(part) for part in clauses} - {None}
+        return index if not preceding_actions and last_sentence_actions == {index} else None
 
     def _find_sole_action(self, clause: str) -> int | None:
-        """Return the action if a clause consists of it and of words without information; else None."""
+        """Return the action if a clause consists of one action and `_CLOSING_WORDS`; else None."""
         if has_negation(clause) or (self.amounts and "+" in clause):
             return None
         index, other_words = self.matcher.find_sole_mention(clause)
         return index if all(word in _CLOSING_WORDS for word in other_words) else None
 
     def _parse_short_reply(self, text: str) -> int | None:
-        """Return the action that a short reply consists of; else None."""
+        """Return the action if the reply is short and consists of one action; else None."""
         if (
             len(text) > 80
             or any(sign in text for sign in ("\n", "?", "->", '":'))
@@ -292,14 +292,14 @@ class ChoiceParser(AnswerParser[int]):
         return self._parse_command(phrase) if index is None else index
 
     def _parse_command(self, text: str) -> int | None:
-        """Return the only action in a command that begins with it: `pick up the yellow key`, `go forward 3 times`."""
+        """Return the action if a text begins with it and contains no other: `go forward 3 times`; else None."""
         mentions = self.matcher.find_mentions(text)
         begins_with_action = len(mentions) == 1 and mentions[0][0] == 0
         is_unclear = self.amounts or has_negation(text) or _OPEN.search(text) or _VERB.search(text)
         return mentions[0][2] if begins_with_action and not is_unclear else None
 
     def _parse_name(self, text: str) -> int | None:
-        """Return the action that a short text names; of actions `take_0`, `take_1`, ... also by the amount alone."""
+        """Return the action that a short text names; a number suffices for actions `take_0`, `take_1`, ..."""
         is_unclear = bool(self.amounts and re.search(r"\d\D+\d|\+\s?\d", re.sub(r"\([^()]*\)", "", text)))
         index = None if is_unclear else self.matcher.match_text(text)
         if index is not None or not self.amounts or has_negation(text) or len(text) > 80:
@@ -307,7 +307,7 @@ class ChoiceParser(AnswerParser[int]):
         return self._parse_amount(re.sub(r"\([^()]*\)", "", to_ascii(text)))
 
     def _parse_amount(self, text: str) -> int | None:
-        """Return the action of the amount at the beginning of a text; None if the text may mean another amount."""
+        """Return the action of the amount at the beginning of a text; None if the amount is not certain."""
         match = _AMOUNT.match(text)
         if match is None or match["number"].startswith("+"):
             return None
@@ -320,7 +320,7 @@ class ChoiceParser(AnswerParser[int]):
 
 
 def _find_amounts(names: Sequence[str]) -> dict[float, int]:
-    """Return the indices of names such as `take_0`, `take_1`, ... by their number; empty for other names."""
+    """Return the indices of names such as `take_0`, `take_1`, ... by the number in the name; {} for other names."""
     matches = [match for name in names if (match := re.fullmatch(r"(.*?)_?(\d+)", name))]
     stems = {match[1] for match in matches}
     if len(names) < 3 or len(matches) < len(names) or len(stems) != 1:
@@ -330,10 +330,10 @@ def _find_amounts(names: Sequence[str]) -> dict[float, int]:
 
 
 def _single_choice(choices: Sequence[int | None]) -> int | None:
-    """Return the only distinct value among those that are not None; None if there is none.
+    """Return the only distinct index in `choices`, without None; None if there is no index.
 
     Raises:
-        InvalidReply: there are different values.
+        InvalidReply: there are different indices.
     """
     distinct = {choice for choice in choices if choice is not None}
     if len(distinct) > 1:

@@ -1,4 +1,4 @@
-"""Search of a text for structured values: valid or broken JSON, markup tags, YAML, and Python calls."""
+"""Search of a text for structured values: valid or invalid JSON, markup elements, YAML, and Python calls."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from llmrl.llms.reading.word_lists import load_word_list
 from llmrl.llms.reply_cleaning import blank_spans, strip_control_characters, to_ascii
 
 MAX_DEPTH = 50
-"""Maximum nesting depth of objects and lists; values nested deeper are no answer to any question."""
+"""Maximum nesting depth of objects and lists; deeper values cannot be answers."""
 MAX_INTEGER_DIGITS = 300
-"""Maximum number of digits of an integer; longer ones, which Python refuses to convert, become floats."""
+"""Maximum number of digits of an integer; longer ones are read as floats, because Python limits their conversion."""
 MAX_PASSES = 64
-"""Maximum number of passes over the text in search of JSON."""
+"""Number of characters that the search for JSON may read, as a multiple of the length of the text."""
 MAX_REPAIR_LENGTH = 8000
-"""Maximum number of characters of a broken value that is repaired."""
+"""Maximum number of characters of an invalid value that is repaired."""
 MAX_TOTAL_REPAIR_LENGTH = 16_000
-"""Maximum number of characters of all broken values of a reply; repair takes more than linear time."""
+"""Maximum number of characters of all repaired values of a reply; repair takes more than linear time."""
 MAX_BRACKETS = 400
-"""Maximum number of brackets of a broken value that is repaired."""
+"""Maximum number of brackets of an invalid value that is repaired."""
 TRUNCATION_MARKER = "\x00cut"
 """Last element of a list that is incomplete because the reply was truncated."""
 
 _WHITESPACE = r"(?:\s|\\n)*"
-# A bracket, or the start of JSON inside a string.
+# A bracket, or the quotation mark before JSON inside a string.
 _OPENING_BRACKET = re.compile(
     r"(?<![\w\]\\])[{\[]|(?<=\w)\{|(?<=\w)\[(?=\s*[{\"\[])"
     rf'|(?<![\w\\])"(?={_WHITESPACE}(?:\{{{_WHITESPACE}\\"|\[{_WHITESPACE}(?:\{{{_WHITESPACE})?\\"|\\"{_WHITESPACE}[{{\[]))'
@@ -43,7 +43,7 @@ _LATEX_COMMAND = re.compile(r"\\[A-Za-z]{1,12}\Z")
 _NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
 _BRACKET = re.compile(r"[{}\[\]]")
-# Assumed end of an unclosed object: before a fence, or before a paragraph that does not continue the object.
+# Assumed end of an unclosed object: before a code fence, or before an empty line after which the object does not go on.
 _OBJECT_BREAK = re.compile(r"\n[ \t]{0,20}(?:```|~~~)|\n[ \t]{0,20}\n(?![ \t\n]{0,20}[\"'}\]])")
 _COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*"|(?P<comment>//[^\n]*|/\*.*?\*/|(?<![^\s,\[{])#[^\n]*)', re.DOTALL)
 _LIST_REPETITION = re.compile(r"(\[[-+\d.,\s]*\])\s*\*\s*(\d{1,4})")
@@ -59,7 +59,7 @@ _CODE_FENCE = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*(\w*)[^\n]*$", re.MULTILINE)
 _MARKUP_TAG = re.compile(r"<(/?)([A-Za-z_][\w.\-]{0,40})(?:[ =]([^<>\n]{0,300}?))?[ ]?(/?)>")
 _ATTRIBUTE = re.compile(r"([A-Za-z_][\w.\-]{0,40})\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
 _ACTION_ATTRIBUTES = ("skill", "action", "verb", "do", "name")
-"""Attributes with an action; the text of their element is then the action's object."""
+"""Attributes with an action; the text of an element with such an attribute is the object of the action."""
 _PARAMETER_TAGS = ("parameter", "param", "arg", "argument", "field")
 _PARAMETER_NAME = re.compile(r"(?:name\s*=\s*)?[\"']?([\w .\-]+)")
 _TEXT_TAGS = frozenset(load_word_list("tags"))
@@ -69,11 +69,12 @@ _PYTHON_CALL = re.compile(r"(?<![\w.])[A-Za-z_][\w.]*\(\s*(?=[A-Za-z_]\w*\s*=[^=
 _NESTED_YAML = re.compile(r"^[ \t]*-?[ \t]*[\w\"' ]+:[ \t]*[>|]?[+-]?\n[ \t]*[-\w]", re.MULTILINE)
 
 _OpenElement = tuple[str, str, int, int, list[tuple[str, Any]], dict[str, Any]]
+"""Tag name, key, start of the tag, end of the tag, child elements (key, value), and attributes."""
 
 
 @dataclass(frozen=True)
 class FoundValue:
-    """Value with its position in the text; `is_repaired` means that the JSON had to be repaired."""
+    """Value with its span in the text; `is_repaired` states whether the text was invalid JSON."""
 
     start: int
     end: int
@@ -86,9 +87,9 @@ class ConflictingValues:
 
 
 def find_outermost_values(text: str, truncated: bool = False) -> list[FoundValue]:
-    """Return all outermost values in `text`, in order.
+    """Return all outermost values in `text`, ordered by their ends.
 
-    If the text is truncated, a list that is incomplete at its end has `TRUNCATION_MARKER` as last element.
+    If the text is `truncated`, an incomplete list has `TRUNCATION_MARKER` as last element.
     """
     calls = list(_find_calls(text))
     text_without_calls = blank_spans(text, ((span.start, span.end) for span in calls))
@@ -98,7 +99,7 @@ def find_outermost_values(text: str, truncated: bool = False) -> list[FoundValue
 
 
 def _parse_nested_json(value: Any, truncated: bool, depth: int = 0) -> Any:
-    """Return `value` with each string that contains JSON replaced by the parsed JSON."""
+    """Return `value` in which parsed JSON replaces each string that consists of JSON."""
     if isinstance(value, dict):
         return {key: _parse_nested_json(inner, truncated, depth) for key, inner in value.items()}
     if isinstance(value, list):
@@ -118,25 +119,25 @@ def strip_tags(text: str) -> str:
 
 
 def _find_json(text: str, truncated: bool) -> Iterator[FoundValue]:
-    """Yield the JSON objects and lists of a text; broken ones are repaired."""
+    """Yield the outermost JSON objects and lists of a text; repair invalid ones."""
     ascii_text = to_ascii(text)
-    position, n_remaining, n_repairable = 0, MAX_PASSES * len(text), MAX_TOTAL_REPAIR_LENGTH
-    while n_remaining > 0 and (opening := _OPENING_BRACKET.search(ascii_text, position)):
+    position, n_readable, n_repairable = 0, MAX_PASSES * len(text), MAX_TOTAL_REPAIR_LENGTH
+    while n_readable > 0 and (opening := _OPENING_BRACKET.search(ascii_text, position)):
         start = opening.start()
         position = start + 1
         if _LATEX_COMMAND.search(text[max(start - 13, 0) : start]):
-            continue  # LaTeX
+            continue  # argument of a LaTeX command
         value = None
-        for source in (text, ascii_text):
+        for source_text in (text, ascii_text):
             try:
-                value, end = _DECODER.raw_decode(source, start)
+                value, end = _DECODER.raw_decode(source_text, start)
                 value = _clean_strings(value)
                 break
             except json.JSONDecodeError as error:
-                # For an unterminated string, the error has the string's start, but the decoder read to the end.
-                n_remaining -= (len(text) if error.msg.startswith("Unterminated") else error.pos) - start
+                # Count the characters that were read. For an unterminated string, the decoder read to the end.
+                n_readable -= (len(text) if error.msg.startswith("Unterminated") else error.pos) - start
             except RecursionError:
-                n_remaining -= len(text) - start
+                n_readable -= len(text) - start
                 value = None
         if value is not None:
             yield FoundValue(start, end, value)
@@ -145,24 +146,24 @@ def _find_json(text: str, truncated: bool) -> Iterator[FoundValue]:
         if ascii_text[start] == '"':
             continue
         end, is_closed, is_possible = _find_value_end(ascii_text, start)
-        n_remaining -= end - start
+        n_readable -= end - start
         if not is_possible:
             position = end
             continue
-        piece = ascii_text[start:end]
-        if len(piece) > min(MAX_REPAIR_LENGTH, n_repairable) or not _is_plausible_json(piece):
+        candidate = ascii_text[start:end]
+        if len(candidate) > min(MAX_REPAIR_LENGTH, n_repairable) or not _is_plausible_json(candidate):
             continue
-        n_repairable -= len(piece)
-        value = repair_json(piece, truncated and not is_closed and not ascii_text[end:].strip("`~ \n"))
+        n_repairable -= len(candidate)
+        value = repair_json(candidate, truncated and not is_closed and not ascii_text[end:].strip("`~ \n"))
         if isinstance(value, dict | list) and value:
             yield FoundValue(start, end, value, is_repaired=True)
             position = end
 
 
 def repair_json(piece: str, truncated: bool = False) -> Any:
-    """Return the value of broken JSON; None if it cannot be repaired.
+    """Return the value of invalid JSON; None if it cannot be repaired.
 
-    The repair library drops tokens it does not know (an ellipsis, a sum, a percent sign), so they become strings first.
+    Unquoted tokens such as an ellipsis, a sum or a percentage are quoted first, because json_repair would drop them.
     """
     piece = _COMMENT.sub(lambda m: "" if m["comment"] else m[0], piece)
     piece = re.sub(r"\\([_*\[\]<>$&#%~])", r"\1", piece)
@@ -172,7 +173,7 @@ def repair_json(piece: str, truncated: bool = False) -> Any:
         piece = _close_brackets(piece)
     tidied = _TRAILING_COMMA.sub(lambda m: m[0] if m[0].startswith('"') else "", piece)
     closing = "".join("}" if bracket == "{" else "]" for bracket in reversed(_unclosed_brackets(tidied)))
-    # JSON that lacks only a comma or its last brackets, and Python literals, need no heuristic repair.
+    # Heuristic repair is not needed for Python literals, and JSON with only trailing commas or unclosed brackets.
     for decode, source in (
         (_DECODER.decode, tidied),
         (_DECODER.decode, tidied + closing),
@@ -189,7 +190,7 @@ def _parse_python(text: str) -> Any:
     """Return the value of a Python literal.
 
     Raises:
-        ValueError, SyntaxError, RecursionError, MemoryError: the text is not a literal.
+        ValueError, SyntaxError, RecursionError, MemoryError: the text is not a valid literal.
     """
     if _ESCAPE.search(text):
         raise ValueError("invalid escape sequence")
@@ -197,13 +198,13 @@ def _parse_python(text: str) -> Any:
 
 
 def _expand_repetition(match: re.Match[str]) -> str:
-    """Expand a repetition such as `[1, 2] * 2` to a list."""
+    """Return the list that a repetition such as `[1, 2] * 2` means; the unchanged text if it is too long."""
     inner, times = match[1][1:-1].strip(" ,\n"), int(match[2])
     return f"[{', '.join([inner] * times)}]" if times * (inner.count(",") + 1) <= 2000 else match[0]
 
 
 def _quote_token(match: re.Match[str]) -> str:
-    """Quote an unquoted token that is neither a number nor a JSON constant."""
+    """Return a token in quotation marks if it is neither a number nor a JSON constant."""
     token = match["token"]
     if token is None or _JSON_SCALAR.fullmatch(token) or not re.search(r"\d|\.\.\.|\u2026|<", token):
         return match[0]
@@ -211,9 +212,9 @@ def _quote_token(match: re.Match[str]) -> str:
 
 
 def _close_brackets(piece: str) -> str:
-    """Close the brackets of truncated JSON.
+    """Return truncated JSON with closed brackets.
 
-    The incomplete last value is dropped, and each open list ends with `TRUNCATION_MARKER`.
+    The incomplete last value is removed, and `TRUNCATION_MARKER` is appended to each unclosed list.
     """
     quote = piece.find('"', max((string.end() for string in _STRING.finditer(piece)), default=0))
     piece = piece[:quote] if quote >= 0 else re.sub(r"[^\s\[\]{},:\"]+\Z", "", piece.rstrip())
@@ -238,7 +239,7 @@ def _unclosed_brackets(piece: str) -> list[str]:
 
 
 def _is_plausible_json(piece: str) -> bool:
-    """Return whether a piece can be JSON: an object needs keys, a list needs elements."""
+    """Return whether a text with an opening bracket can be JSON: an object needs keys, a list needs elements."""
     return (
         (":" in piece or "=" in piece)
         if piece.startswith("{")
@@ -247,24 +248,24 @@ def _is_plausible_json(piece: str) -> bool:
 
 
 def _find_value_end(text: str, start: int) -> tuple[int, bool, bool]:
-    """Return the end of a bracket's value, whether its own bracket closes it, and whether it can be a value.
+    """Return the end of the value whose bracket is at `start`, whether it is closed, and whether it is possible.
 
-    Text with more brackets or deeper nesting than any answer cannot be a value; its end is where it exceeds the limit.
+    It is impossible if it exceeds `MAX_DEPTH` or `MAX_BRACKETS`; its end is then the position of the excess.
     """
     limit = min(len(text), start + MAX_REPAIR_LENGTH + 1)
     for pattern in (_STRING_OR_BRACKET, _BRACKET):
-        depth = count = 0
+        depth = n_brackets = 0
         for token in pattern.finditer(text, start, limit):
             if token[0] not in ("{", "[", "}", "]"):
                 continue
-            count += 1
+            n_brackets += 1
             depth += 1 if token[0] in "{[" else -1
             if depth <= 0:
                 return token.end(), True, True
-            if depth > MAX_DEPTH or count > MAX_BRACKETS:
+            if depth > MAX_DEPTH or n_brackets > MAX_BRACKETS:
                 return token.end(), False, False
-    stop = _OBJECT_BREAK.search(text, start, limit)
-    return stop.start() if stop else limit, False, True
+    object_break = _OBJECT_BREAK.search(text, start, limit)
+    return object_break.start() if object_break else limit, False, True
 
 
 def _find_calls(text: str) -> Iterator[FoundValue]:
@@ -293,15 +294,15 @@ def _find_calls(text: str) -> Iterator[FoundValue]:
 def _closing_position(text: str, start: int) -> int | None:
     """Return the position after the round bracket that closes the one at `start`; None if it is not closed."""
     depth = 0
-    for token in re.finditer(r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|[()]', text[start:]):
-        depth += {"(": 1, ")": -1}.get(token[0], 0)
+    for match in re.finditer(r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|[()]', text[start:]):
+        depth += {"(": 1, ")": -1}.get(match[0], 0)
         if depth == 0:
-            return start + token.end()
+            return start + match.end()
     return None
 
 
 def _parse_literal(node: ast.expr) -> Any:
-    """Return the value of an argument; an expression that is not a literal becomes its text."""
+    """Return the value of an argument, or its source text if it is not a literal."""
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
@@ -312,9 +313,9 @@ def _parse_literal(node: ast.expr) -> Any:
 
 
 def _find_elements(text: str) -> list[FoundValue]:
-    """Return the outermost markup elements as objects, adjacent ones merged into one.
+    """Return the outermost markup elements as objects; adjacent elements are merged into one object.
 
-    An object maps element names to their text or to nested elements. HTML text tags are ignored.
+    An object maps the names of elements to their texts or nested elements. HTML tags for text layout are ignored.
     """
     elements: list[FoundValue] = []
     open_elements: list[_OpenElement] = []
@@ -358,7 +359,7 @@ def _find_elements(text: str) -> list[FoundValue]:
 
 
 def _add_element(elements: list[FoundValue], open_elements: list[_OpenElement], text: str, new: FoundValue) -> None:
-    """Add an element, whose value is its name and value, to the innermost open one and to the outermost elements."""
+    """Add the element `new`, whose value is (key, value), to the innermost open element and to `elements`."""
     key, value = new.value
     if open_elements:
         open_elements[-1][4].append((key, value))
@@ -373,7 +374,7 @@ def _add_element(elements: list[FoundValue], open_elements: list[_OpenElement], 
 
 
 def _merge_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of the pairs; the values of a repeated key become a list."""
+    """Return an object of (key, value) pairs; the values of a repeated key become a list."""
     fields: dict[str, Any] = {}
     for key, value in pairs:
         if key in fields:
@@ -384,7 +385,7 @@ def _merge_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _find_yaml(text: str) -> Iterator[FoundValue]:
-    """Yield nested YAML that stands in a fenced block or is the whole text. Flat YAML is read elsewhere, as labels."""
+    """Yield nested YAML in a fenced block or as the whole text. Parsers find flat YAML as labels (`find_in_text`)."""
     fences = list(_CODE_FENCE.finditer(text))
     blocks = [(opening.end(), closing.start()) for opening, closing in pairwise(fences) if not closing[1]]
     for start, end in [*blocks, (0, len(text))]:
@@ -405,10 +406,10 @@ def _find_yaml(text: str) -> Iterator[FoundValue]:
 
 
 def _clean_strings(value: Any, depth: int = 0) -> Any:
-    """Return a parsed value with all its strings cleaned.
+    """Return a parsed value whose strings have no control characters.
 
     Raises:
-        RecursionError: it is nested deeper than `MAX_DEPTH`.
+        RecursionError: the value is nested deeper than `MAX_DEPTH`.
     """
     if depth > MAX_DEPTH:
         raise RecursionError
@@ -422,6 +423,7 @@ def _clean_strings(value: Any, depth: int = 0) -> Any:
 
 
 def _mark_conflicts(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of (key, value) pairs, with `ConflictingValues` for keys with different values."""
     fields: dict[str, Any] = {}
     for key, value in pairs:
         fields[key] = value if key not in fields or fields[key] == value else ConflictingValues()

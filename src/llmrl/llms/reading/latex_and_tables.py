@@ -1,7 +1,4 @@
-"""LaTeX and Markdown tables in texts.
-
-LaTeX is replaced by plain text of the same length, so that positions in the text stay the same.
-"""
+"""Conversion of LaTeX to plain text of the same length, and search for Markdown tables."""
 
 from __future__ import annotations
 
@@ -39,9 +36,9 @@ _LINE_BREAK = re.compile(r"\\\\(?:\[[^\[\]]{0,10}\])?")
 
 
 def strip_latex(text: str) -> str:
-    r"""Replace LaTeX commands by what they display, padded with blanks to the same length.
+    r"""Replace LaTeX commands by the text that they display, padded with spaces to the same length.
 
-    This covers styles, fractions, matrices (as lists), arrows, spaces and escaped characters. `\boxed{}` stays.
+    These are styles, fractions, matrices (as lists), arrows, spaces and escaped characters. `\boxed{}` is not changed.
 
     >>> strip_latex(r"\boxed{\text{stick}}").replace(" ", "")
     '\\boxed{stick}'
@@ -64,12 +61,12 @@ def strip_latex(text: str) -> str:
 
 
 def blank_brace_escapes(text: str) -> str:
-    """Replace the backslashes before curly brackets, escapes of LaTeX and Markdown, by blanks."""
+    """Replace backslashes before curly brackets (escapes of LaTeX and Markdown) by spaces."""
     return re.sub(r"(?<!\\)\\([{}])", r" \1", text) if "\\{" in text else text
 
 
 def _pad(text: str, match: re.Match[str]) -> str:
-    """Return `text` with blanks appended up to the length of a match."""
+    """Return `text` with appended spaces, so that it has the length of a match."""
     return text.ljust(len(match[0]))
 
 
@@ -98,7 +95,7 @@ class Table:
     rows: list[list[str]]
 
     def column_index(self, names: Sequence[str]) -> int | None:
-        """Return the index of the column with the first of the lower-case `names` among the headers; None if none."""
+        """Return the index of the column whose header is the first possible one of `names` (lower case); else None."""
         headings = [cell.casefold() for cell in self.header]
         return next((headings.index(name) for name in names if name in headings), None)
 

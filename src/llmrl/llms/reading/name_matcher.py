@@ -1,4 +1,4 @@
-"""Matching of texts to one of several names."""
+"""Matching of texts with names, e.g. of actions or objects, in different spellings and languages."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _SPACELESS = re.compile("[\u2e80-\u9fff\uac00-\ud7af\u3040-\u30ff]")
 _NEGATION = load_pattern("negations", "foreign_negations")
 _IDIOM = load_pattern("idioms")
 UNINFORMATIVE = frozenset(load_word_list("noise"))
-"""Words without information about which name is meant."""
+"""Words that do not distinguish names."""
 _DIRECTIONS = ("left", "right", "forward", "backward", "north", "south", "east", "west")
 _CONTINUATION = re.compile(r"\s*(?:or|then|and|oder|und|ou|et|followed by|if|unless|maybe|\u7136\u540e)\b")
 _DIGITS_BY_WORD = {word: str(number) for word, number in [*zip(SMALL_NUMBERS, range(20), strict=True), *TENS.items()]}
 
 Mention = tuple[int, int, int]
-"""Start and end of a mention of a name, and the name's index."""
+"""Start and end of a name in a text, and the index of the name."""
 
 
 def normalize_name(text: str) -> str:
-    """Normalize `text` for comparisons of names: only letters and digits, in one case, and number words as digits.
+    """Return `text` in a form for comparisons of names: lower case, only letters and digits, number words as digits.
 
     >>> normalize_name("Turn-Left") == normalize_name("turn_left") == normalize_name("turn left")
     True
@@ -36,7 +36,7 @@ def normalize_name(text: str) -> str:
 
 
 def split_words(text: str) -> list[tuple[str, int, int]]:
-    """Return the words of a text in one case with their start and end; runs of digits are separate words."""
+    """Return (word, start, end) for each lower-case word; digits, and parts of `camelCase`, are separate words."""
     text = to_ascii(text).replace("\\", " ")
     tokens = []
     for match in _WORD.finditer(text):
@@ -49,13 +49,13 @@ def split_words(text: str) -> list[tuple[str, int, int]]:
 
 
 class NameMatcher:
-    """Matcher that finds which of `names` a text means.
+    """Matcher that finds the names, of a list of names, in texts.
 
     Args:
         names: names to match, at least one.
-        descriptions: description of each name, whose first clause is understood as a synonym.
-        numbered: whether a number is the index of a name from 0. Otherwise it means the only name that contains it,
-            or, if no name contains digits, the index.
+        descriptions: description of each name, whose first clause is a synonym of the name.
+        numbered: whether a number always means the index of a name, from 0. Otherwise it means the only name that
+            contains it or, if no name contains digits, the index.
     """
 
     def __init__(self, names: Sequence[str], descriptions: Sequence[str] = (), numbered: bool = False) -> None:
@@ -64,28 +64,28 @@ class NameMatcher:
         by_name: dict[str, set[int]] = defaultdict(set)
         for i, name in enumerate(names):
             by_name[normalize_name(name)].add(i)
-        synonyms: dict[str, set[int]] = defaultdict(set)
+        by_synonym: dict[str, set[int]] = defaultdict(set)
         for i, text in enumerate(descriptions):
-            synonyms[normalize_name(re.split(r"[,;:(]", text)[0])].add(i)
+            by_synonym[normalize_name(re.split(r"[,;:(]", text)[0])].add(i)
         for phrases, link_phrases in _load_synonyms():
             indices = {i for phrase in link_phrases for i in by_name.get(phrase, ())}
-            indices = indices or {i for phrase in link_phrases for i in synonyms.get(phrase, ())}
+            indices = indices or {i for phrase in link_phrases for i in by_synonym.get(phrase, ())}
             if len(indices) == 1:
                 for phrase in phrases:
-                    synonyms[phrase] |= indices
+                    by_synonym[phrase] |= indices
         self._index_by_phrase = {
-            key: next(iter(indices)) for key, indices in (synonyms | by_name).items() if key and len(indices) == 1
+            key: next(iter(indices)) for key, indices in (by_synonym | by_name).items() if key and len(indices) == 1
         }
         self._max_length = max(map(len, self._index_by_phrase), default=0)
         self._vocabulary = {word for text in (*names, *descriptions) for word, _, _ in split_words(text)}
 
     def find_exact(self, text: str) -> int | None:
-        """Return the index of the name that `text` spells in some way or is a synonym of; None if there is none."""
+        """Return the index of the name that `text` consists of, in any spelling, or as a synonym; else None."""
         index = self._index_by_phrase.get(normalize_name(text))
         return self._index_by_phrase.get("".join(_informative_words(text))) if index is None else index
 
     def index_of_number(self, number: float) -> int | None:
-        """Return the index of the name that a number means; None if there is none."""
+        """Return the index of the name that a number means (`numbered`); None if there is none."""
         if number != int(number) or abs(number) > 10**6:
             return None
         if self._has_digits and not self.numbered:
@@ -93,32 +93,32 @@ class NameMatcher:
         return int(number) if 0 <= number < len(self.names) else None
 
     def find_mentions(self, text: str) -> list[Mention]:
-        """Return the mentions of names in a text, the longest one at each position, without idioms."""
+        """Return the names in a text with their spans: the longest at each position, not as parts of idioms."""
         mentions: list[Mention] = []
         spans = split_words(text)
         idioms = [(match.start(), match.start() + len(match[0].rstrip())) for match in _IDIOM.finditer(to_ascii(text))]
         i = 0
         while i < len(spans):
-            key, best = "", None
+            key, longest_match = "", None
             for j in range(i, min(i + 8, len(spans))):
                 key += spans[j][0]
                 if len(key) > self._max_length:
                     break
                 if (index := self._index_by_phrase.get(key)) is not None:
-                    best = (j, index)
-            if best is None and _SPACELESS.search(spans[i][0]):
+                    longest_match = (j, index)
+            if longest_match is None and _SPACELESS.search(spans[i][0]):
                 mentions += self._find_in_unspaced(*spans[i])
-            if best is not None:
-                start, end = spans[i][1], spans[best[0]][2]
-                # A name that contains the idiom is no part of it: `pick up`.
-                if not any(first <= start < last and (start, end) != (first, last) for first, last in idioms):
-                    mentions.append((start, end, best[1]))
-                i = best[0]
+            if longest_match is not None:
+                start, end = spans[i][1], spans[longest_match[0]][2]
+                # A name that equals the idiom, such as `pick up`, is a mention.
+                if not any(low <= start < high and (start, end) != (low, high) for low, high in idioms):
+                    mentions.append((start, end, longest_match[1]))
+                i = longest_match[0]
             i += 1
         return mentions
 
     def match_text(self, text: str) -> int | None:
-        """Return the index of the one name that a short text means; None if there is none.
+        """Return the index of the name in a short text; None if there is none or it is not certain.
 
         Examples: `2: move forward`, `Turn-Left`, `left (the ball is there)`.
         """
@@ -140,19 +140,19 @@ class NameMatcher:
                 return index
             name_index = self.match_text(rest)
             return index if name_index == index else None
-        trailing = re.fullmatch(
+        trailing_number = re.fullmatch(
             r"(.*?)[\s(\[]+(?:#|no\.?|number|index|action)?\s*(\d{1,6})\s*[)\]]?", text, re.IGNORECASE | re.DOTALL
         )
-        if trailing and (name_index := self.find_exact(trailing[1])) is not None:
-            return name_index if self.index_of_number(float(trailing[2])) == name_index else None
-        gloss = re.fullmatch(r"[^()\d]+\(([^()]+)\)", text)
-        if gloss and (name_index := self.find_exact(gloss[1])) is not None:
+        if trailing_number and (name_index := self.find_exact(trailing_number[1])) is not None:
+            return name_index if self.index_of_number(float(trailing_number[2])) == name_index else None
+        gloss_match = re.fullmatch(r"[^()\d]+\(([^()]+)\)", text)
+        if gloss_match and (name_index := self.find_exact(gloss_match[1])) is not None:
             return name_index
         number = parse_number_words(text) if text.casefold().split()[0] in SMALL_NUMBERS else None
         return self._first_clause(text) if number is None or exact_index is not None else self.index_of_number(number)
 
     def _first_clause(self, text: str) -> int | None:
-        """Return the index of the only name that the first clause of a text means; None if there is none."""
+        """Return the index of the only name in the first clause; None if there is none or other names follow."""
         first, *rest = re.split(
             r"[,;:()\n]|\.(?:\s|$)|\s-+\s|\s\u2014\s|\bbecause\b|\bsince\b|\bso that\b", text, maxsplit=1
         )
@@ -174,7 +174,7 @@ class NameMatcher:
         return None if is_list or is_continued else index
 
     def find_sole_mention(self, text: str) -> tuple[int | None, list[str]]:
-        """Return the only name that a text mentions, else None, and the words outside of its mentions."""
+        """Return the index of the only name in a text (else None), and the words that are not part of a name."""
         mentions = self.find_mentions(text)
         indices = {i for _, _, i in mentions}
         other_words = [
@@ -183,12 +183,12 @@ class NameMatcher:
         return indices.pop() if len(indices) == 1 else None, other_words
 
     def _only_name_with(self, word: str) -> int | None:
-        """Return the index of the only name that contains a word; None if there is not exactly one."""
+        """Return the index of the only name that contains a word; None if there is none or several."""
         matches = [i for i, name in enumerate(self.names) if word in (other for other, _, _ in split_words(name))]
         return matches[0] if len(matches) == 1 else None
 
     def _find_in_unspaced(self, run: str, start: int, end: int) -> list[Mention]:
-        """Return mentions inside a run of characters of a script without spaces."""
+        """Return the names in `run`, characters of a script without spaces with the span `start`, `end`."""
         mentions, i = [], 0
         while i < len(run):
             for length in range(min(self._max_length, len(run) - i), 0, -1):
@@ -201,13 +201,13 @@ class NameMatcher:
 
 
 def _informative_words(text: str) -> list[str]:
-    """Return the words of a text that say which name is meant."""
+    """Return the words of a text that are not `UNINFORMATIVE`."""
     return [word for word, _, _ in split_words(text) if word not in UNINFORMATIVE]
 
 
 @functools.cache
 def _load_synonyms() -> list[tuple[list[str], list[str]]]:
-    """Return, for each row of synonyms, all its phrases and those that can link the row to a name."""
+    """Return for each row of the list `same` all its phrases, and the phrases before the semicolon."""
     return [
         (
             [normalize_name(phrase) for phrase in re.split("[|;]", row)],

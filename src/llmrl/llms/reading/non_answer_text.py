@@ -1,4 +1,4 @@
-"""Detection of text in a reply that is not its answer: examples, quotations, rejected and retracted values."""
+"""Detection of values in replies that are not answers: examples, quotations, rejected and withdrawn values."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from llmrl.llms.reply_cleaning import to_ascii
 _CORRECTION, _REOPENING = load_pattern("corrections"), load_pattern("reopenings", "foreign_negations")
 _DOUBT, _CONDITION = load_pattern("negations", "foreign_negations", "doubts"), load_pattern("conditions")
 _DECISION, _REPORT, _ATTRIBUTION = load_pattern("decisions"), load_pattern("reports"), load_pattern("attributions")
-# Interjections count only between punctuation marks, since some of them are also names of actions.
+# Interjections are matched only between punctuation marks, because some are also names of actions, e.g. `wait`.
 _INTERJECTION = re.compile(
     rf"(?:\A\s*|[^\w\s'\"]\s*|\b(?:oh|but|no|ah|hm+|so|and)\s+)(?P<word>{'|'.join(load_word_list('interjections'))})"
     r"(?=\s*(?:[^\w\s'\"]|\Z))",
     re.IGNORECASE,
 )
-# Words that mark text as an example, as the form of an answer, as somebody else's answer, or as wrong.
+# Words that introduce an example or the format of answers.
 _EXAMPLE = load_pattern("examples")
 _EXAMPLE_NOUN = re.compile(r"\b(?:example|sample|illustration|template|placeholders?)\b|\u793a\u4f8b", re.IGNORECASE)
 _SELF_REFERENCE = re.compile(
@@ -44,17 +44,17 @@ _ANSWER_LABEL = re.compile(
 
 
 def is_non_answer(before: str, after: str) -> bool:
-    """Return whether the text around a value marks it as an example, somebody else's, tried, or wrong.
+    """Return whether the text around a value states that it is an example, of another agent, a past value, or wrong.
 
     Args:
-        before: up to some sentences before the value, after the previous answer.
+        before: text between the previous answer and the value, at most some sentences.
         after: first words after the value.
     """
     report = to_ascii(after.split("\n")[0]).strip(" `\"'*")
     return bool(
         is_example(before)
         or _EXAMPLE_AFTER.match(after)
-        or (_BEST_SO_FAR.search(before) and not _PROPOSAL_VERB.search(before))  # a tried value, not a proposal
+        or (_BEST_SO_FAR.search(before) and not _PROPOSAL_VERB.search(before))  # a past value, not a proposal
         or _REJECTION.search(before)
         or _ATTRIBUTION.search(before)
         or (_REPORT.match(report) and not report.startswith("or "))
@@ -62,51 +62,50 @@ def is_non_answer(before: str, after: str) -> bool:
 
 
 def has_correction(text: str) -> bool:
-    """Return whether a text after an answer replaces or withdraws that answer."""
+    """Return whether a text after an answer contains words that replace or withdraw it."""
     text = to_ascii(text)
     return bool(_CORRECTION.search(text) or _INTERJECTION.search(text))
 
 
 def is_reopened(text: str) -> bool:
-    """Return whether a text after an answer says that the question is still undecided."""
+    """Return whether a text after an answer withdraws it or states that there is no decision."""
     return has_correction(text) or bool(_REOPENING.search(to_ascii(text)))
 
 
 def is_conditional(text: str) -> bool:
-    """Return whether a text depends on a condition, or leaves a choice open."""
+    """Return whether a text contains a condition or alternatives."""
     return bool(_CONDITION.search(text))
 
 
 def is_doubtful(before: str, after: str = "") -> bool:
-    """Return whether a sentence does not state that a value in it is the answer.
+    """Return whether a sentence negates or reports a value, or contains a condition for it.
 
-    Such sentences negate or report the value, or make it depend on a condition.
-
-    Args:
-        before: the part of the sentence before the value.
-        after: the part of the sentence after the value.
+    `before` and `after` are the parts of the sentence before and after the value.
     """
-    before, after = to_ascii(before), re.sub(r"->\s*\?", "", to_ascii(after))  # an unknown measurement
+    before, after = (
+        to_ascii(before),
+        re.sub(r"->\s*\?", "", to_ascii(after)),
+    )  # "-> ?" is an unknown measurement, not a question
     decision = max((match.end() for match in _DECISION.finditer(before)), default=0)
     conditions = re.sub(r"\bor rather\b", "", before)
     return bool(_CONDITION.search(conditions) or _DOUBT.search(before, decision) or _REPORT.search(after))
 
 
 def is_placeholder(text: str) -> bool:
-    """Return whether a text is a placeholder, as in the example of a prompt: `...`, `<why>`, `[text]`."""
+    """Return whether a text is a placeholder, such as `...`, `<why>` or `[text]`."""
     return bool(_PLACEHOLDER.match(text))
 
 
 def sentence_around(text: str, start: int, end: int) -> tuple[str, str]:
-    """Return the parts of the sentence before and after a span."""
-    end -= text[start:end].endswith(".")  # a number includes a point after it
+    """Return the parts of a sentence before and after a span in it, each at most 300 characters."""
+    end -= text[start:end].endswith(".")  # the span of a number may include the period
     first = max((match.end() for match in _SENTENCE_BREAK.finditer(text, max(start - 300, 0), start)), default=0)
     last = _SENTENCE_BREAK.search(text, end, end + 300)
     return text[max(first, start - 300) : start], text[end : last.end() if last else end + 300]
 
 
 def is_example(before: str) -> bool:
-    """Return whether `before` introduces an example."""
+    """Return whether `before`, the text before a value, introduces an example."""
     for example in _EXAMPLE.finditer(before):
         after = before[example.end() :]
         is_answer = (

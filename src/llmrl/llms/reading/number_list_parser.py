@@ -1,4 +1,4 @@
-"""Search of texts for lists of numbers: next to names, in brackets, in tables, on lines, in sentences."""
+"""Search of texts for lists of numbers: with names, in brackets, in tables, on lines, and in grids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llmrl.llms.reply_cleaning import blank_spans, to_ascii
 
 _KIND_WORDS = load_word_list("kinds")
 LIST_KEYS = load_word_list("lists")
-"""Names of lists of numbers."""
+"""Normalized names of fields with lists of numbers."""
 
 _PADDING = r"[ \t*_`\"'$\\]{0,12}"
 _GLOSS = r"(?:\([^()\n]{1,60}\)[ \t*_`]{0,6}(?=[:=]))?"
@@ -38,14 +38,14 @@ MEASUREMENT = re.compile(
     r"(?:payoff|return|value)?[\s:=]{0,4}[+-]?\.?\d",
     re.IGNORECASE,
 )
-"""Text after a tried list in a question: its measured value."""
+"""Measured value after a list of numbers that was evaluated before, in the format of prompts."""
 _ANNOUNCEMENT = re.compile(r"\b(?:propos\w+|final|answer|choose|set|suggest|submit|next)\b", re.IGNORECASE)
 _INDEX_ORIGIN = re.compile(
     r"\b(?:from|starting (?:at|with)|start(?:s|ing)? at|count\w* from) (?:1|one)\b|\b1-based\b|\bone-based\b",
     re.IGNORECASE,
 )
 OPERATOR = re.compile(r"(?:[+/]|(?<!\*)\*|\b(?:in|within|changes?:?|changes? (?:is|are)))\s*\Z", re.IGNORECASE)
-"""Text before a list that is a term of a sum, an interval, or a change."""
+"""End of the text before a list that is a term of an expression, an interval, or a change."""
 _LATEX_BOX = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\}){1,1000})\}")
 _TUPLE = re.compile(r"(?:[=:]|\bis|\bare|\bof|\bto)\s?\(([^()\n]{1,2000})\)")
 _BRACKETED_LIST = re.compile(r"(?<![\w\]])\[([^\[\]]{1,8000})\]")
@@ -59,7 +59,7 @@ _NUMBER_CELL = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,9})?")
 _LIST_LABEL = re.compile(rf"^(?:the |my |new )*(?:{'|'.join(LIST_KEYS)})[\s*_`]*[:=][\s*_`]*(?=[-+.\d])", re.IGNORECASE)
 
 NamedNumber = tuple[int, float, int, int]
-"""Index of a name, the number next to it, and the start and end of both."""
+"""Index of a name, its number, and start and end of the span of both."""
 Lists = list[CandidateAnswer[np.ndarray]]
 
 
@@ -68,9 +68,9 @@ class NumberListFinder:
 
     Args:
         names: names of the `d` numbers; indices in names of the form `params[i]` count from 0.
-        shares: whether percentages of each number are divided by 100.
-        words: matcher of the words that stand for the numbers 0, 1, 2, ...; None: there are none.
-        turn: number of this generation or iteration; None: it has none.
+        are_fractions: for each number, whether percentages are divided by 100.
+        words: matcher of words that mean the numbers 0, 1, 2, ...; None: there are no such words.
+        turn: number of the present generation or iteration; None: unknown.
     """
 
     def __init__(
@@ -93,15 +93,15 @@ class NumberListFinder:
         )
 
     def parse_value(self, value: Any, position: int = 0) -> float | None:
-        """Return the only number that a value means for a position; None if there is none."""
+        """Return `value` as the number with the index `position`; None if it is not one certain number."""
         if isinstance(value, str) and self.words is not None and (index := self.words.find_exact(value)) is not None:
             return float(index)
         return parse_number(value, self.are_fractions[position])
 
     def name_index(self, key: str) -> int | None:
-        """Return the index of the number that a key names.
+        """Return the index of the name that `key` spells; None if there is none.
 
-        A word for its kind is ignored: `thigh_torque` means `thigh`.
+        Words for kinds of numbers are ignored, so `thigh_torque` is `thigh`.
         """
         i = self.position_by_name.get(normalize_name(re.sub(r"\([^()]*\)", "", key)))
         if i is None and not self.is_indexed:
@@ -109,12 +109,12 @@ class NumberListFinder:
         return i
 
     def parse_values(self, value: Sequence[Any]) -> list[float] | None:
-        """Return the `d` numbers that a sequence of values means; None if one of them means no number."""
+        """Return a sequence of values as `d` numbers; None if it has another length or a value is not a number."""
         numbers = [self.parse_value(number, i) for i, number in enumerate(value)] if len(value) == self.d else [None]
         return None if None in numbers else [number for number in numbers if number is not None]
 
     def parse_numbers(self, text: str) -> list[float] | None:
-        """Return the numbers of a text that consists of numbers only, with or without names; None if it does not."""
+        """Return the `d` numbers of a text that consists only of numbers, with or without names; else None."""
         pairs = self._find_named_numbers(to_ascii(text), False)
         if pairs:
             number_by_index = {i: number for i, number, _, _ in pairs}
@@ -129,28 +129,28 @@ class NumberListFinder:
         return next((numbers for numbers in lists if numbers is not None), None)
 
     def find_lists(self, text: str, truncated: bool) -> Lists:
-        """Return all lists in a text."""
+        """Return all lists in a text; `truncated`: the end of the text is missing."""
         text = strip_latex(text)
         tables = list(find_tables(text))
         text = blank_spans(text, ((table.start, table.end) for table in tables))
         lists = [*_read_tables(tables, self), *self._find_named_lists(text, truncated)]
-        others = self._find_delimited_lists(text)
+        other_lists = self._find_delimited_lists(text)
         if not lists:
-            others += [*self._find_bracketed_lists(text), *self._find_line_lists(text, truncated)]
-        return [*lists, *others]
+            other_lists += [*self._find_bracketed_lists(text), *self._find_line_lists(text, truncated)]
+        return [*lists, *other_lists]
 
     def describe_incomplete(self, text: str) -> str:
-        """Describe the numbers that a text with some named numbers lacks; "" if it has none or all."""
+        """Return a message about missing numbers if a text has some, but not all, named numbers; else ""."""
         positions = {position for position, *_ in self._find_named_numbers(text, False, loose=True)}
         return self.describe_missing(positions) if positions and not positions >= set(range(self.d)) else ""
 
     def describe_missing(self, present: Container[int]) -> str:
-        """Describe the numbers that are not in `present`."""
+        """Return a message with the names whose indices are not in `present`."""
         missing = [name for i, name in enumerate(self.names) if i not in present]
         return f"there is no number for {', '.join(missing[:10])}{', ...' if len(missing) > 10 else ''}"
 
     def contradicts(self, text: str, answer: np.ndarray) -> bool:
-        """Return whether a text gives one of the names a number that differs from the one in `answer`, [d]."""
+        """Return whether a text assigns a name another number than `answer` [d] does."""
         text = "\n".join(line for line in text.split("\n") if not MEASUREMENT.search(line))
         return any(
             position < self.d and number != answer[position] and not is_doubtful(*sentence_around(text, start, end))
@@ -158,9 +158,9 @@ class NumberListFinder:
         )
 
     def _find_named_numbers(self, text: str, truncated: bool, loose: bool = False) -> list[NamedNumber]:
-        """Return all names with a number next to them; if `loose`, also with a word between them.
+        """Return all names that an assignment sign or, if `loose`, a word such as "is" connects with a number.
 
-        Of an old and a new number, `0.9 -> 0.7`, the new one counts.
+        For `0.9 -> 0.7` the number is the new one, 0.7.
         """
         pairs: list[NamedNumber] = []
         for match in (self._loosely_named_number if loose else self._named_number).finditer(text):
@@ -180,28 +180,28 @@ class NumberListFinder:
         return pairs
 
     def _find_named_lists(self, text: str, truncated: bool) -> Lists:
-        """Return the complete sets of named numbers, in order."""
+        """Return the lists of which a text contains all `d` named numbers, in order."""
         pairs = self._find_named_numbers(text, truncated)
         counts_from_one = self.is_indexed and {position for position, *_ in pairs} == set(range(1, self.d + 1))
         offset = 1 if counts_from_one and _INDEX_ORIGIN.search(text) else 0
         lists: Lists = []
-        partial: dict[int, float] = {}
+        number_by_index: dict[int, float] = {}
         first_start = 0
         for position, number, start, end in pairs:
             i = position - offset
             if i >= self.d:
                 continue
-            if partial.get(i, number) != number:
-                partial = {}
-            first_start = first_start if partial else start
-            partial[i] = number
-            if len(partial) == self.d:
+            if number_by_index.get(i, number) != number:
+                number_by_index = {}
+            first_start = first_start if number_by_index else start
+            number_by_index[i] = number
+            if len(number_by_index) == self.d:
                 line = text[max(text.rfind("\n", 0, first_start) + 1, first_start - 300) : first_start]
                 in_sentence = not _ANNOUNCEMENT.search(line) and line.strip(" -*#>`|.0123456789") != ""
                 certainty = 1 if self.d == 1 and in_sentence else 2
-                numbers = np.array([partial[i] for i in range(self.d)])
+                numbers = np.array([number_by_index[i] for i in range(self.d)])
                 lists.append(CandidateAnswer(first_start, end, numbers, certainty=certainty))
-                partial = {}
+                number_by_index = {}
         return lists
 
     def _find_delimited_lists(self, text: str) -> Lists:
@@ -216,7 +216,7 @@ class NumberListFinder:
         for sign, after in pairwise(signs):
             inner = text[sign.end() : after.start()]
             if self.d > 1 and (numbers := self.parse_numbers(inner)) is not None:
-                # A list in round brackets may only mention a point.
+                # A list in round brackets is less certain: it may be any point.
                 certainty = 1 if inner.startswith("(") else 2
                 lists.append(CandidateAnswer(sign.start(), after.end(), np.array(numbers), certainty=certainty))
         singles = list(re.finditer(rf"\$\s?({NUMBER_IN_DIGITS})\s?\$", text))
@@ -225,7 +225,7 @@ class NumberListFinder:
         return lists
 
     def _find_bracketed_lists(self, text: str) -> Lists:
-        """Return plain lists in brackets, except lines of the table of tried values; JSON is also read elsewhere."""
+        """Return lists in square brackets, without those with a measured value."""
         return [
             CandidateAnswer(match.start(), match.end(), np.array(numbers), certainty=1)
             for match in _BRACKETED_LIST.finditer(text)
@@ -234,10 +234,10 @@ class NumberListFinder:
         ]
 
     def _find_line_lists(self, text: str, truncated: bool) -> Lists:
-        """Return the lists that lines of numbers, or a grid of words or arrows, consist of."""
+        """Return the lists of lines that consist of numbers, or the list of a grid of numbers or words."""
         lists: Lists = []
         grid: list[float] = []
-        start = end = width = -1
+        start = end = n_columns = -1
         for match in re.finditer(r"^[^\n]{1,8000}$", text, re.MULTILINE):
             line = _LIST_LABEL.sub("", match[0].strip(" \t*`.$"))
             numbers = None
@@ -251,8 +251,8 @@ class NumberListFinder:
                 lists.append(CandidateAnswer(match.start(), match.end(), np.array(numbers), certainty=1))
             elif len(line) < 400:
                 cells = self._parse_cells(line)
-                if len(cells) > 1 and None not in cells and len(cells) in (width, 0 if grid else len(cells)):
-                    width = len(cells)
+                if len(cells) > 1 and None not in cells and len(cells) in (n_columns, 0 if grid else len(cells)):
+                    n_columns = len(cells)
                     start = start if grid else match.start()
                     grid, end = [*grid, *(float(cell) for cell in cells if cell is not None)], match.end()
         if not lists and len(grid) == self.d:
@@ -260,7 +260,7 @@ class NumberListFinder:
         return lists
 
     def _parse_cells(self, line: str) -> list[float | None]:
-        """Return the numbers of one line of a grid, or those that its words stand for; None for other cells."""
+        """Return the numbers of one line of a grid of numbers or words; None for other cells."""
         cells = [cell for cell in re.split(r"[\s,|]+", _ROW_LABEL.sub("", line).strip("[]() ")) if cell]
         if self.words is not None and None not in (indices := [self.words.find_exact(cell) for cell in cells]):
             return [float(index) for index in indices if index is not None]
@@ -275,7 +275,7 @@ _INDEX_HEADER = re.compile(r"(?:index|i|parameter|param|#|state|s|no\.?|name|ent
 
 
 def _read_tables(tables: Sequence[Table], finder: NumberListFinder) -> Lists:
-    """Return the lists that tables propose, with a row or a column for each name."""
+    """Return the proposed lists in tables with one row or one column per name."""
     cells = [(table, _read_rows(table, finder) or _read_columns(table, finder)) for table in tables]
     return [
         CandidateAnswer(table.start, table.end, np.array(numbers))
@@ -285,7 +285,7 @@ def _read_tables(tables: Sequence[Table], finder: NumberListFinder) -> Lists:
 
 
 def _read_rows(table: Table, finder: NumberListFinder) -> list[str] | None:
-    """Return the column of proposed cells of a table with one row for each name; None if there is not exactly one."""
+    """Return the only column with a proposal in a table with one row per name; None if there is none or several."""
     width = max(map(len, table.rows))
     for name_column in range(min(width, 3)):
         header = table.header[name_column : name_column + 1]
@@ -301,16 +301,20 @@ def _read_rows(table: Table, finder: NumberListFinder) -> list[str] | None:
             cells = [_last_number(row[k]) if k < len(row) else "" for row in rows]
             if finder.parse_values(cells) is not None:
                 columns.append((table.header[k] if k < len(table.header) else "", cells))
-        new = [cells for head, cells in columns if _NEW_COLUMN.search(head) and not _TURN_NUMBER.search(head)]
-        usual = [cells for head, cells in columns if _PLAIN_COLUMN.search(head) and not _OTHER_COLUMN.search(head)]
-        other = [cells for head, cells in columns if not _OTHER_COLUMN.search(head) and not _TURN_NUMBER.search(head)]
-        matches = new or usual or other
+        new_columns = [cells for head, cells in columns if _NEW_COLUMN.search(head) and not _TURN_NUMBER.search(head)]
+        plain_columns = [
+            cells for head, cells in columns if _PLAIN_COLUMN.search(head) and not _OTHER_COLUMN.search(head)
+        ]
+        remaining_columns = [
+            cells for head, cells in columns if not _OTHER_COLUMN.search(head) and not _TURN_NUMBER.search(head)
+        ]
+        matches = new_columns or plain_columns or remaining_columns
         return matches[0] if len(matches) == 1 else None
     return None
 
 
 def _read_columns(table: Table, finder: NumberListFinder) -> list[str] | None:
-    """Return the row of proposed cells of a table with one column for each name; None if there is not exactly one."""
+    """Return the only row with a proposal in a table with one column per name; None if there is none or several."""
     column_by_index: dict[int, int] = {}
     for k, cell in enumerate(table.header):
         if (i := _cell_index(cell, (), finder)) is not None:
@@ -326,16 +330,16 @@ def _read_columns(table: Table, finder: NumberListFinder) -> list[str] | None:
     return [_last_number(rows[0][k]) for k in columns] if len(rows) == 1 else None
 
 
-def _cell_index(cell: str, head: Sequence[str], finder: NumberListFinder) -> int | None:
-    """Return the index of the name that a cell contains, possibly with a description; None if there is none."""
+def _cell_index(cell: str, header: Sequence[str], finder: NumberListFinder) -> int | None:
+    """Return the index of the name in a cell, possibly with a description; None if there is none."""
     for text in (cell, re.sub(r"\([^()]*\)", "", cell), re.split(r"\s[-\u2013\u2014]\s|:|,", cell)[0]):
         if (i := finder.name_index(text)) is not None:
             return i
-    if finder.is_indexed and cell.isdigit() and head and _INDEX_HEADER.fullmatch(head[0]):
+    if finder.is_indexed and cell.isdigit() and header and _INDEX_HEADER.fullmatch(header[0]):
         return int(cell) if int(cell) < finder.d else None
     return None
 
 
 def _last_number(cell: str) -> str:
-    """Return the new number of a cell that holds an old and a new one."""
+    """Return the text after the last arrow of a cell such as `0.9 -> 0.7`, or the whole text."""
     return re.split(r"->|=>|\u2192", cell)[-1].strip(" *`")

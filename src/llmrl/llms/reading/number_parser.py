@@ -1,4 +1,4 @@
-"""Parser of single numbers: with units, as fractions, in words, as arithmetic expressions."""
+"""Parser of single numbers, also with units, as fractions, in words, and as arithmetic expressions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CHANGE_NOTE = re.compile(
 )
 _EXPRESSION = re.compile(r"[\s\d.()+\-*/eE]{3,80}")
 _COMPARISON = re.compile(rf"\b(?:{'|'.join(load_word_list('comparisons'))})\b", re.IGNORECASE)
-"""Words that make a number a bound, a difference or a direction; units are other words."""
+"""Words after a number that is a bound, a difference or a direction; other words are units."""
 _NUMBER_WITH_UNIT = re.compile(
     rf"({_NUMBER})\s*(%|per ?cent|percent|[A-Za-z\u00b0\u00b5][A-Za-z\u00b0/\u00b2*^ "
     rf"]{{0,24}})?\s*\.?"
@@ -34,7 +34,7 @@ _RANGE = re.compile(
 )
 
 _DIFFERENCE = re.compile(rf"{_NUMBER}\s*-\s*{_NUMBER}")
-"""Expression that may also be a range."""
+"""Arithmetic expression that may also be a range of numbers."""
 
 SMALL_NUMBERS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
@@ -67,17 +67,17 @@ NUMBER_IN_WORDS = (
     rf"(?:(?:minus|negative)\s+)?(?:(?:a|an|{_NUMERAL})\s+(?:and\s+a\s+)?{_FRACTION_WORD}|half|"
     rf"(?:{_NUMERAL})(?:\s+point(?:\s+(?:{_NUMERAL}))+)?(?:\s+and\s+(?:a\s+half|a\s+quarter|one\s+half))?|nothing|nil)"
 )
-"""Numbers in words, as a regular expression."""
+"""Regular expression of numbers in words."""
 NUMBER_IN_DIGITS = rf"{_NUMBER}(?:\s?/\s?[0-9]{{1,9}})?(?:,(?=[0-9])[0-9]{{1,9}})?\s?(?:%|per ?cent\b|percent\b)?"
-"""Numbers in digits, as a regular expression."""
+"""Regular expression of numbers in digits."""
 
 
 def parse_number(value: Any, is_fraction: bool = False) -> float | None:
-    """Return the only finite number that `value` means; None if there is none or it is not certain.
+    """Return the finite number in `value`; None if there is none or it is not certain.
 
     Args:
-        value: a number, or a text such as `"0.8 N"`, `"3/4"`, `"0,25"`, `"-50%"`, `"one half"`, `"0.25 + 0.1"`.
-        is_fraction: whether percentages are divided by 100; otherwise they mean no number.
+        value: number, or text such as `"0.8 N"`, `"3/4"`, `"0,25"`, `"-50%"`, `"one half"`, `"0.25 + 0.1"`.
+        is_fraction: whether percentages are divided by 100; otherwise they are not accepted.
     """
     if isinstance(value, str) and len(value) <= 1000:
         text = _CHANGE_NOTE.sub("", value)
@@ -89,7 +89,7 @@ def parse_number(value: Any, is_fraction: bool = False) -> float | None:
 
 
 def evaluate_arithmetic(text: str) -> float | None:
-    """Return the value of an expression such as `(0.5 + 1) / 2`; None for anything but the four operations."""
+    """Return the value of an expression of +, -, * and / such as `(0.5 + 1) / 2`; None for other texts."""
     if not _EXPRESSION.fullmatch(text):
         return None
     try:
@@ -111,26 +111,26 @@ def _evaluate(node: ast.expr) -> float:
 def _parse_text(text: str, is_fraction: bool) -> float | None:
     if _PLAIN_NUMBER.fullmatch(text):
         return float(text.replace(" ", ""))
-    if comma := _DECIMAL_COMMA.fullmatch(text):
-        return float(f"{comma[1]}.{comma[2]}")
-    if fraction := _FRACTION.fullmatch(text):
-        denominator = float(fraction[2].replace(" ", ""))
-        return float(fraction[1].replace(" ", "")) / denominator if denominator else None
+    if decimal_match := _DECIMAL_COMMA.fullmatch(text):
+        return float(f"{decimal_match[1]}.{decimal_match[2]}")
+    if fraction_match := _FRACTION.fullmatch(text):
+        denominator = float(fraction_match[2].replace(" ", ""))
+        return float(fraction_match[1].replace(" ", "")) / denominator if denominator else None
     if not _DIFFERENCE.fullmatch(text) and (value := evaluate_arithmetic(text)) is not None:
         return value
     if (value := parse_number_words(text)) is not None:
         return value
-    unit = _NUMBER_WITH_UNIT.fullmatch(re.sub(r"\A([+-]?\d{1,20}),(?=\d{1,20}\s?[A-Za-z%])", r"\1.", text))
-    if unit is None or _RANGE.search(text) or _COMPARISON.search(unit[2] or ""):
+    unit_match = _NUMBER_WITH_UNIT.fullmatch(re.sub(r"\A([+-]?\d{1,20}),(?=\d{1,20}\s?[A-Za-z%])", r"\1.", text))
+    if unit_match is None or _RANGE.search(text) or _COMPARISON.search(unit_match[2] or ""):
         return None
-    number = float(unit[1].replace(" ", ""))
-    if unit[2] and unit[2].replace(" ", "") in ("%", "percent"):
+    number = float(unit_match[1].replace(" ", ""))
+    if unit_match[2] and unit_match[2].replace(" ", "") in ("%", "percent"):
         return number / 100 if is_fraction else None
     return number
 
 
 def parse_number_words(text: str) -> float | None:
-    """Return the value of a number in words, `minus two`, `one and a half`, `zero point five`; None if it is none."""
+    """Return the value of a number in words: `minus two`, `one and a half`, `zero point five`; None for other texts."""
     words = text.lower().replace("-", " ").split()
     sign = 1.0
     if words and words[0] in ("minus", "negative"):

@@ -1,4 +1,4 @@
-"""Parsers of objects of a pydantic model, and of single texts, in a reply."""
+"""Parsers of objects of pydantic models, and of single texts, in replies."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from llmrl.llms.reply_cleaning import to_ascii
 Model = TypeVar("Model", bound=BaseModel)
 
 _MAX_DEPTH = 5
-"""Maximum nesting of values that are searched for an answer."""
+"""Maximum nesting depth of values that are searched for an answer."""
 
 
 class ObjectParser(AnswerParser[Model]):
-    """Parser of objects of a pydantic model; field names may differ in spelling, and unknown fields are ignored."""
+    """Parser of objects of a pydantic model; all spellings of field names are accepted, unknown fields are ignored."""
 
     answer_name = "JSON object of the form asked for"
 
@@ -35,16 +35,16 @@ class ObjectParser(AnswerParser[Model]):
         if depth > _MAX_DEPTH or not isinstance(value, dict | list):
             return None
         error: InvalidReply | None = None
-        # An object with `properties` is the JSON schema of the prompt, not an answer.
+        # An object with `properties` is the JSON schema in the prompt, not an answer.
         if isinstance(value, dict) and "properties" not in value:
             fields = {self._fields.get(normalize_name(str(key)), key): item for key, item in value.items()}
             try:
                 return self.model.model_validate(fields)
             except ValidationError as invalid:
-                # Without any of the fields it is another object, which may still contain the answer.
+                # Without any field of the model it is another object, which may contain the answer.
                 if any(key in fields for key in self._fields.values()):
                     error = InvalidReply("; ".join(_describe(detail) for detail in invalid.errors()[:10]))
-        # Of a longer list, it is not clear which object is the answer.
+        # In a list of several objects, it is unclear which one is the answer.
         nested = value.values() if isinstance(value, dict) else value if len(value) == 1 else ()
         instances = (self.parse_value(inner, depth + 1) for inner in nested)
         instance = next((instance for instance in instances if instance is not None), None)
@@ -54,11 +54,11 @@ class ObjectParser(AnswerParser[Model]):
 
 
 class TextParser(AnswerParser[str]):
-    """Parser of one named text; a reply that is only a short text is taken as a whole.
+    """Parser of one named text, e.g. a message; a short reply without a name is itself the text.
 
     Args:
         name: name of the text.
-        max_length: maximum length of a reply that is taken as a whole, characters.
+        max_length: maximum number of characters of a reply that is itself the text.
     """
 
     def __init__(self, name: str, max_length: int) -> None:
@@ -73,7 +73,7 @@ class TextParser(AnswerParser[str]):
             return None
         if isinstance(value, dict):
             if "from" in value and "to" not in value:
-                return None  # what somebody else says
+                return None  # a message of another agent
             for key, inner in value.items():
                 if normalize_name(str(key)) == normalize_name(self.name):
                     [inner] = inner if isinstance(inner, list) and len(inner) == 1 else [inner]
@@ -82,12 +82,12 @@ class TextParser(AnswerParser[str]):
                     return inner
         nested = value.values() if isinstance(value, dict) else value
         texts = {text for inner in nested if (text := self.parse_value(inner, depth + 1))}
-        # Nested texts that differ are ambiguous.
+        # Several different texts are ambiguous.
         return texts.pop() if len(texts) == 1 else None
 
     def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[str]]:
         text = to_ascii(text)
-        # JSON after a label is read by `parse_value`, and a text at the end of a truncated reply is incomplete.
+        # `parse_value` reads JSON after a label, and the text at the end of a truncated reply is incomplete.
         return [
             CandidateAnswer(match.start(), match.end(), match[1].strip(' *`"'))
             for match in self._label.finditer(text)
@@ -96,8 +96,8 @@ class TextParser(AnswerParser[str]):
 
     def parse_prose(self, text: str) -> str | None:
         prose = " ".join(text.split())
-        # A brace suggests broken JSON, and one or two words are rather a remark such as "Sure!" than the text.
-        # Quotation marks, and words about the text, suggest that the text is a part of it, or not in it.
+        # A brace indicates invalid JSON; one or two words are probably a remark such as "Sure!". Quotation marks and
+        # words about the text, such as "say", indicate that it is only a part of the reply, or not in it.
         is_text = len(prose) <= self.max_length and not set('{"?') & set(prose) and len(prose.split()) > 2
         words = re.compile(rf"\b(?:{re.escape(self.name)}|sa(?:ys?|ying|id)|silent)\b", re.IGNORECASE)
         return prose if is_text and not REFUSAL.search(prose) and not words.search(prose) else None
@@ -109,16 +109,16 @@ def parse_object(text: str, model: type[Model], truncated: bool = False) -> Mode
     Args:
         text: the reply.
         model: pydantic model of the object.
-        truncated: whether the reply was cut off because it grew too long.
+        truncated: whether the reply ended at the limit of tokens.
 
     Raises:
-        InvalidReply: there is no such object. The message tells where the JSON is malformed or which fields are wrong.
+        InvalidReply: there is no such object. The message contains the position of invalid JSON, or wrong fields.
     """
     return parse_answer(text, ObjectParser(model), truncated).answer
 
 
 def _describe(error: Any) -> str:
-    """Describe a pydantic error in one line: field, reason and given value."""
+    """Return one line about a pydantic error: field, reason and value."""
     field = ".".join(str(part) for part in error["loc"])
     if error["type"] == "missing":
         return f"the field {field!r} is missing"

@@ -1,4 +1,4 @@
-"""Parser of plans in a reply: steps in JSON, under a label, on lines, as calls, in tables, in sentences."""
+"""Parser of plans in replies: steps in JSON, after labels, in lists, as calls, in tables, and in sentences."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _PLAN_LABEL = re.compile(
 _PLAN_PREFIX = re.compile(
     r"\A\s*(?:the |my |final |best )*(?:action|plan|answer|steps|sequence)\s*(?:=|:|\bis\b)\s*", re.IGNORECASE
 )
-# Start of a line of a list: a bullet, a number, `Step 2 -`, an ordinal.
+# Start of a list item: a bullet, a number, `Step 2 -`, or an ordinal.
 _LIST_MARKER = (
     r"(?:[-*\u2022\u25cf]|\(?\d{1,2}[.):,]\)?|\(\d{1,2}\)|[\u2460-\u2473]|\d\u20e3)"
     r"[ \t]*[*_]{0,2}(?=[^\d\s]|[ \t])[ \t]*"
@@ -80,16 +80,16 @@ _CONSEQUENCE = re.compile(
 
 
 class PlanParser(AnswerParser[Plan]):
-    """Parser of a list of steps (skill, object), in the names' own spelling; "" for no object.
+    """Parser of plans, tuples of steps (skill, object) with names of `skills` and `objects`; "" means no object.
 
-    Steps for absent objects are skipped, because they cannot be done yet. A plan ends before its first invalid step,
-    and after its first `max_steps` steps.
+    Steps with objects that are absent in the present state are skipped. A plan ends before its first invalid step, and
+    after `max_steps` steps.
 
     Args:
         skills: pairs (name, whether the skill takes an object).
-        objects: objects that a plan may name in this state.
+        objects: names of the objects in the present state.
         max_steps: maximum number of steps of a plan.
-        state: sentence that describes the state in the question; any other such sentence starts another turn.
+        state: sentence in the question that describes the present state; a plan after another state is ignored.
     """
 
     answer_name = "plan"
@@ -104,7 +104,7 @@ class PlanParser(AnswerParser[Plan]):
         self.next_turn = re.compile(r"^[ \t*]*(?:(?:next |new )?state|agent sees)\b", re.MULTILINE | re.IGNORECASE)
 
     def answers_this_question(self, text: str, candidate: CandidateAnswer[Plan]) -> bool | None:
-        """Return False for an answer under another state, True under a line with this state, else None."""
+        """Return False for a plan after another state, True after a line with this state, None otherwise."""
         if not self.state:
             return None
         states = list(_STATE.finditer(to_ascii(text[max(candidate.start - 3000, 0) : candidate.start])))
@@ -140,7 +140,7 @@ class PlanParser(AnswerParser[Plan]):
         return self._parse_nested(value.values(), depth)
 
     def _parse_steps_object(self, value: dict[Any, Any], depth: int) -> Plan | None:
-        """Return the plan of an object that is a step itself, has a key for each step, or contains a plan."""
+        """Return the plan in an object that is one step, has one key per step, or contains a plan."""
         if self._is_step(value):
             return self.step_parser.parse_plan([value])
         if value and all(str(key).strip().lower().removeprefix("step").strip(" _").isdigit() for key in value):
@@ -148,7 +148,7 @@ class PlanParser(AnswerParser[Plan]):
         return self.parse_value(value, depth + 1)
 
     def _parse_nested(self, values: Iterable[Any], depth: int) -> Plan | None:
-        """Return the only plan inside `values`; None if there is none. Raises InvalidReply for different plans."""
+        """Return the only plan inside `values`; None if there is none. Raise InvalidReply for different plans."""
         nested = [inner for inner in values if isinstance(inner, dict | list)]
         plans = {plan for inner in nested if (plan := self.parse_value(inner, depth + 1))}
         if len(plans) > 1:
@@ -156,7 +156,7 @@ class PlanParser(AnswerParser[Plan]):
         return plans.pop() if plans else None
 
     def _parse_sequence(self, value: Sequence[Any], depth: int) -> Plan | None:
-        """Return the plan of a list of steps, or the only one inside the values of another list; else None."""
+        """Return the plan that a list consists of, or the only plan inside its elements; None if there is none."""
         keys = [normalize_name(str(key)) for raw_step in value if isinstance(raw_step, dict) for key in raw_step]
         can_be_steps = all(isinstance(item, dict | str) for item in value)
         are_steps = can_be_steps and any(isinstance(item, str) or self._is_step(item) for item in value)
@@ -204,7 +204,7 @@ class PlanParser(AnswerParser[Plan]):
         return tuple(steps[: self.step_parser.max_steps]) or None
 
     def _parse_steps(self, instruction: str, previous: Sequence[Step]) -> list[Step] | None:
-        """Return the steps of a sentence; None if one of them is invalid."""
+        """Return the steps in `instruction`, which follow the steps `previous`; None if one of them is invalid."""
         steps: list[Step] = []
         for clause in re.split(r"[,;]|\band\b|\bthen\b|\uff0c", instruction):
             for mention in self.step_parser.skill_matcher.find_mentions(clause)[:1]:
@@ -216,7 +216,7 @@ class PlanParser(AnswerParser[Plan]):
         return steps
 
     def _parse_line(self, start: int, end: int, text: str) -> PlanCandidates:
-        """Return the plan of a text that consists of steps; a candidate with an error if its first step is invalid."""
+        """Return the plan that `text`, with the span `start`, `end`, consists of; with an error if it is invalid."""
         if _PLACEHOLDER.search(text):
             return []
         try:
@@ -226,38 +226,40 @@ class PlanParser(AnswerParser[Plan]):
         return [CandidateAnswer(start, end, plan)] if plan else []
 
     def _find_labeled_plans(self, text: str, start: int, content_start: int, truncated: bool) -> PlanCandidates:
-        """Return the plans that follow a label: a list in brackets, a line, or numbered lines."""
-        rest = text[content_start : content_start + 4000]
-        if rest.startswith(("{", "[")):
-            sign = "}" if rest[0] == "{" else "]"
-            separator = re.compile(rf"\{sign}\s*,?\s*(?:then\s+)?\{rest[0]}")
-            closing = rest.find(sign)
+        """Return the plan after the label at `start`: a list in brackets, a line, or a list of lines."""
+        content = text[content_start : content_start + 4000]
+        if content.startswith(("{", "[")):
+            closing_bracket = "}" if content[0] == "{" else "]"
+            separator = re.compile(rf"\{closing_bracket}\s*,?\s*(?:then\s+)?\{content[0]}")
+            closing = content.find(closing_bracket)
             while (
                 closing >= 0
-                and (match := separator.match(rest, closing))
-                and (next_closing := rest.find(sign, match.end())) >= 0
+                and (match := separator.match(content, closing))
+                and (next_closing := content.find(closing_bracket, match.end())) >= 0
             ):
                 closing = next_closing
-            inner = separator.sub(", ", rest[1 : closing if closing >= 0 else len(rest)])
+            inner = separator.sub(", ", content[1 : closing if closing >= 0 else len(content)])
             if '"' in inner or ":" in inner or (truncated and closing < 0):
                 return []
-            end = content_start + (closing + 1 if closing >= 0 else len(rest))
+            end = content_start + (closing + 1 if closing >= 0 else len(content))
             return self._parse_line(start, end, inner)
-        items, last = [], content_start
-        for item in _LIST_ITEM.finditer(rest):
-            if rest[last - content_start : item.start()].strip():
+        items, last_end = [], content_start
+        for item in _LIST_ITEM.finditer(content):
+            if content[last_end - content_start : item.start()].strip():
                 break
             items.append(item[1])
-            last = content_start + item.end()
-        max_end = len(text.rstrip()) if truncated else len(text) + 1  # a text at the end may be incomplete
+            last_end = content_start + item.end()
+        # Only plans that end before this position are certainly complete.
+        complete_end = len(text.rstrip()) if truncated else len(text) + 1
         if len(items) > 1 or (items and not _INLINE_NUMBER.search(items[0])):
-            return self._parse_items(start, last, items) if last < max_end else []
-        line = rest.split("\n", 1)[0]
+            return self._parse_items(start, last_end, items) if last_end < complete_end else []
+        line = content.split("\n", 1)[0]
         end = content_start + len(line)
-        candidates = self._parse_line(start, end, line.strip(" *`")) if line.strip() and end < max_end else []
+        candidates = self._parse_line(start, end, line.strip(" *`")) if line.strip() and end < complete_end else []
         return [candidate for candidate in candidates if not candidate.error]
 
     def _parse_items(self, start: int, end: int, items: Sequence[str], certainty: int = 2) -> PlanCandidates:
+        """Return the plan whose steps are `items`; none if it is invalid or only lists all skills."""
         instructions = [_strip_reason(item) for item in items]
         skills = [self.step_parser.skill_matcher.find_exact(instruction) for instruction in instructions]
         is_skill_list = len(skills) > 2 and skills == list(range(len(self.step_parser.skills)))
@@ -267,7 +269,7 @@ class PlanParser(AnswerParser[Plan]):
         return []
 
     def _find_list_plans(self, text: str) -> PlanCandidates:
-        """Return the plans among the lists of a text. Each line of such a list begins with a step."""
+        """Return the plans of lists whose items begin with steps."""
         items = list(_LIST_ITEM.finditer(text))[:300]
         if not items or REFUSAL.search(text) or _OPEN_PLAN.search(text):
             return []
@@ -281,20 +283,17 @@ class PlanParser(AnswerParser[Plan]):
             steps = [self.step_parser.parse_step(instruction) for instruction in instructions]
             if all(isinstance(step, str) for step in steps) or not is_possible(steps[0]):
                 continue
-            invalid = [text for text, step in zip(instructions, steps, strict=True) if isinstance(step, str)]
-            are_short = len(run) > 1 and all(len(split_words(instruction)) <= 7 for instruction in invalid)
+            invalid_texts = [text for text, step in zip(instructions, steps, strict=True) if isinstance(step, str)]
+            are_short = len(run) > 1 and all(len(split_words(instruction)) <= 7 for instruction in invalid_texts)
             if all(map(is_possible, steps)) or are_short:
                 candidates += self._parse_items(run[0].start(), run[-1].end(), [item[1] for item in run], certainty=1)
         return candidates
 
     def _find_call_plans(self, text: str) -> PlanCandidates:
-        """Return plans of consecutive calls such as `go_to(key)`.
-
-        A single call counts only if it is alone on its line.
-        """
+        """Return plans of consecutive calls such as `go_to(key)`; a single call must be alone on its line."""
         runs: list[list[tuple[int, int, str]]] = []
         for call in _CALL.finditer(text):
-            # `the calls are go_to(key)`: the call starts at the words that name a skill, else at the last word.
+            # In `the calls are go_to(key)`, the call begins at the name of a skill, or otherwise at the last word.
             starts = [call.start(1), *(call.start(1) + space.end() for space in re.finditer(" ", call[1]))]
             skills = [
                 at for at in starts if self.step_parser.skill_matcher.find_exact(text[at : call.end(1)]) is not None
@@ -333,7 +332,7 @@ class PlanParser(AnswerParser[Plan]):
         return candidates
 
     def _find_bare_plan(self, text: str) -> PlanCandidates:
-        """Return the plan of a text whose lines consist of steps only."""
+        """Return the plan of a text that consists only of steps."""
         lines = [line.strip(" *`.") for line in text.strip().splitlines() if line.strip(" *`.")]
         if not lines or len(lines) > self.step_parser.max_steps or len(text) > 2000:
             return []
@@ -350,10 +349,7 @@ class PlanParser(AnswerParser[Plan]):
 
 
 def _split_lists(text: str, items: Sequence[re.Match[str]]) -> Iterator[list[re.Match[str]]]:
-    """Split lines into lists.
-
-    A list ends where the numbers restart, or before other kinds of lines after a paragraph.
-    """
+    """Split list items into lists: a new list begins where numbers do not increase, or after other text."""
     run = [*items[:1]]
     for previous, item in pairwise(items):
         previous_number, number = _parse_item_number(previous[0]), _parse_item_number(item[0])
@@ -369,19 +365,20 @@ def _split_lists(text: str, items: Sequence[re.Match[str]]) -> Iterator[list[re.
 
 
 def _parse_item_number(line: str) -> int | None:
+    """Return the number at the start of a list item; None if there is none."""
     match = _STEP_NUMBER.match(line)
     return None if match is None else int(match[1]) if match[1] else ord(match[2]) - 0x245F
 
 
 def _strip_reason(item: str) -> str:
-    """Return the instruction of a line of a list, without the reason for it."""
+    """Return the instruction in a list item, without its reason."""
     item = re.sub(r"[*`]{1,3}|__|\b(?:skill|object|action)\s?[:=]", " ", item).strip(" _")
     first = _REASON_START.split(item, maxsplit=1)[0].strip()
     return first or item
 
 
 def _build_cue_pattern(agent_name: str) -> re.Pattern[str]:
-    """Return the pattern of sentence beginnings that say what the agent should do."""
+    """Return the pattern of beginnings of sentences that instruct the agent, e.g. "the agent should"."""
     agent = rf"(?:(?:the|this) agent|it|i|we{'|' + re.escape(agent_name) if agent_name else ''})"
     adjectives = r"(?:best|right|next|only|correct|optimal|sensible|natural|obvious|logical|safest|first)"
     nouns = r"(?:choice|thing to do|thing|step|action|move|option|plan|strategy|idea|course(?: of action)?)"

@@ -1,4 +1,4 @@
-"""Parser of the steps of a plan, each a skill with its object."""
+"""Parser of the steps of plans, each of which is a skill with an object."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEP_SEPARATOR = re.compile(
 _NO_OBJECT = frozenset(normalize_name(word) for word in ("", "none", "nothing", "null", "no object", "n/a", "nil"))
 _ARTICLES, _OBJECT_FILLERS = ("the", "a", "an"), ("object", "to", "it", "this", "that", "of")
 _LEAD_WORDS = load_word_list("leads")
-"""Words before the skill of a step."""
+"""Words that may precede the skill of a step."""
 _MAX_STEP_LENGTH = 300
 _UNDECIDED = re.compile(r"\W*(?:or|either|maybe|perhaps)\b", re.IGNORECASE)
 _PRONOUN = re.compile(r"\b(?:it|them)\b", re.IGNORECASE)
@@ -33,15 +33,15 @@ _TOOL_PHRASE = re.compile(r"\b(?:with|using|by)\b.*", re.IGNORECASE | re.DOTALL)
 
 
 class _AbsentObject(str):
-    """Reason why a step is skipped: its object is absent from the present state, so it can only be done later."""
+    """Reason why a step is skipped: its object is absent in the present state, so it may be possible later."""
 
 
 class StepParser:
-    """Parser of steps (skill, object), in the names' own spelling; "" for no object.
+    """Parser of steps (skill, object) with names of `skills` and `objects`; "" means no object.
 
     Args:
         skills: pairs (name, whether the skill takes an object).
-        objects: objects that a plan may name in this state.
+        objects: names of the objects in the present state.
         max_steps: maximum number of steps of a plan.
     """
 
@@ -51,10 +51,10 @@ class StepParser:
         self._object_matcher = NameMatcher(objects)
 
     def parse_plan(self, raw_steps: Sequence[Any]) -> tuple[Step, ...]:
-        """Return the steps before the first invalid one, without those for absent objects.
+        """Return the steps before the first invalid one, without steps with absent objects.
 
         Raises:
-            InvalidReply: no step is left, or the plan was cut off.
+            InvalidReply: no step remains, or the plan is truncated or not decided.
         """
         if not raw_steps:
             raise InvalidReply(f"a plan has 1 to {self.max_steps} steps, and this one has 0")
@@ -77,12 +77,12 @@ class StepParser:
         return tuple(steps)
 
     def parse_text(self, text: str) -> tuple[Step, ...] | None:
-        """Return the plan of a text that consists of steps with separators between them; None if it is empty."""
+        """Return the plan of a text that consists of steps and separators; None if it is empty."""
         texts = [part for part in STEP_SEPARATOR.split(to_ascii(text).strip(" .{}[]\n")) if part.strip(" .*`")]
         return self.parse_plan([step for part in texts for step in self._split_at_and(part)]) if texts else None
 
     def _split_at_and(self, text: str) -> list[str]:
-        """Split `go to the door and open it` into two steps; a part after `and` is a step if it begins with a skill."""
+        """Split a text at each `and` that is followed by a skill: `go to the door and open it`."""
         parts: list[str] = []
         for part in _AND.split(text):
             mentions = self.skill_matcher.find_mentions(part)
@@ -93,7 +93,7 @@ class StepParser:
         return parts
 
     def parse_step(self, raw_step: Any, previous_object: str = "") -> Step | str:
-        """Return the step that a value means, or a text that says why it means none.
+        """Return the step in a JSON-like value, or the reason why it is not a valid step.
 
         The pronoun "it" refers to `previous_object`, the object of the previous step.
         """
@@ -120,6 +120,7 @@ class StepParser:
         return self._match_step(f"{skill} <{object_name}>" if object_name else skill, skill, previous_object)
 
     def _match_step(self, text: str, skill: str, previous_object: str) -> Step | str:
+        """Return the step in `text`, or the reason why it is invalid, which quotes `skill`; see `parse_step`."""
         text = text[:_MAX_STEP_LENGTH]
         if "(" in text and not re.search(r"\w\(", text):
             text = re.sub(r"\((?![^()]*\d\))[^()]*\)", " ", text)
@@ -152,7 +153,7 @@ class StepParser:
         return any(start == 0 for start, _, _ in self.skill_matcher.find_mentions(text)[:1])
 
     def _find_object(self, text: str) -> str | None:
-        """Return the object that a text means by its name or the end of it; None if there is none or several."""
+        """Return the object whose name, or end of the name, is in a text; None if there is none or several."""
         tokens = [word for word, _, _ in split_words(text) if word not in (*_ARTICLES, *_OBJECT_FILLERS)]
         if not tokens or "".join(tokens) in _NO_OBJECT:
             return None
@@ -163,12 +164,12 @@ class StepParser:
         return self.objects[indices[0]] if len(indices) == 1 else None
 
     def _indices_with_ending(self, tokens: Sequence[str]) -> list[int]:
-        """Return the indices of the objects whose names end with some words, but have further ones before them."""
+        """Return the indices of the objects whose names end with `tokens` and have further words before them."""
         ending = "".join(tokens)
         names = [[word for word, _, _ in split_words(name)] for name in self.objects]
         return [i for i, name in enumerate(names) if any("".join(name[k:]) == ending for k in range(1, len(name)))]
 
 
 def is_possible(step: Step | str) -> bool:
-    """Return whether a step can be done, now or later."""
+    """Return whether a step of `parse_step` is valid, possibly with an absent object."""
     return not isinstance(step, str) or isinstance(step, _AbsentObject)

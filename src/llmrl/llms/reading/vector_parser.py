@@ -1,4 +1,4 @@
-"""Parser of lists of numbers in a reply: under their names, in a list, on lines, or in sentences."""
+"""Parser of lists of named numbers in replies: in JSON, with names, in lists, on lines, or in sentences."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _RESPECTIVELY = re.compile(
     rf"({NUMBER_IN_DIGITS}(?:\s*(?:,\s*and|,|and)\s*{NUMBER_IN_DIGITS}){{1,40}})\s*,?\s*respectively\b", re.IGNORECASE
 )
 _EXPECTED = re.compile(r"\b(?:expect\w*|predict\w*|estimat\w+|hope\w*|my guess)\b", re.IGNORECASE)
-"""Words next to a value that has not been measured."""
+"""Words after a value that is expected, not measured."""
 
 
 @dataclass(frozen=True)
 class VectorQuestion:
-    """Position and content of the question that a reply answers.
+    """Properties of the question that a reply answers.
 
     Attributes:
-        turn: number of the present generation or iteration; None: none.
-        proposal: number of this question among several of one turn; None: none.
-        context, contexts: name of the present context, and names of all contexts.
-        history: lists shown in the question; a reply that only quotes them holds no answer.
+        turn: number of the present generation or iteration; None: unknown.
+        proposal: number of the question among several questions of a turn, from 1; None: unknown.
+        context, contexts: name of the present context (None: there is none), and names of all contexts.
+        history: lists of numbers in the question; a quotation of one of them is not an answer.
     """
 
     turn: int | None = None
@@ -52,13 +52,13 @@ class VectorQuestion:
 
 
 class VectorParser(AnswerParser[np.ndarray]):
-    """Parser of a list of `d` named numbers, [d] float64, returned as written even if out of bounds.
+    """Parser of lists of `d` named numbers, [d] float64, which may be out of bounds.
 
     Args:
-        names: names of the d numbers; an index in brackets counts from 0.
+        names: names of the d numbers; indices in brackets count from 0.
         bounds: (low, high) of each number; percentages are divided by 100 for numbers with bounds within [-1, 1].
-        question: position and content of the question; None: unknown.
-        words: words that stand for the numbers 0, 1, 2, ...
+        question: properties of the question; None: all unknown.
+        words: words that mean the numbers 0, 1, 2, ...
         answer_name: name of the answer in error messages.
     """
 
@@ -125,7 +125,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         return None
 
     def _parse_list(self, value: Any, depth: int) -> list[float] | None:
-        """Return the d numbers of one list; None if the value holds no such list."""
+        """Return the only list of d numbers in a value; None if there is none."""
         if isinstance(value, dict) and depth <= 6:
             return self._parse_object(value, depth)
         if isinstance(value, list) and depth <= 6:
@@ -153,24 +153,24 @@ class VectorParser(AnswerParser[np.ndarray]):
         return lists[0] if lists else None
 
     def _find_lists(self, value: Mapping[str, Any], depth: int) -> tuple[list[list[float]], list[str]]:
-        """Return the different lists under the names of lists in an object, and what is wrong with others."""
+        """Return the distinct lists of numbers in the fields of an object, and error messages for other fields."""
         lists: list[list[float]] = []
         errors: list[str] = []
         parameter_keys = [key for key in value if normalize_name(key) in ("params", "parameters")]
         for key, inner in [(key, value[key]) for key in parameter_keys or value]:
-            name = normalize_name(key)
+            field = normalize_name(key)
             if (
-                name.startswith((*_IGNORED_KEYS, *_FOREIGN_KEYS))
-                or name in self.contexts
-                or (not isinstance(inner, dict | list) and name not in LIST_KEYS)
+                field.startswith((*_IGNORED_KEYS, *_FOREIGN_KEYS))
+                or field in self.contexts
+                or (not isinstance(inner, dict | list) and field not in LIST_KEYS)
             ):
                 continue
             is_flat = isinstance(inner, list) and not any(isinstance(x, bool | dict | list | None) for x in inner)
-            if is_flat and name in LIST_KEYS and len(inner) != self.d:
+            if is_flat and field in LIST_KEYS and len(inner) != self.d:
                 errors.append(f"{key} holds {len(inner)} number{'s' * (len(inner) != 1)}, {self.d} are needed")
             try:
                 numbers = self._parse_list(inner, depth + 1)
-                if self.d == 1 and name in LIST_KEYS and (number := self.finder.parse_value(inner)) is not None:
+                if self.d == 1 and field in LIST_KEYS and (number := self.finder.parse_value(inner)) is not None:
                     numbers = [number]
             except InvalidReply as error:
                 errors.append(str(error))
@@ -180,7 +180,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         return lists, errors
 
     def _collect_named_numbers(self, value: Any, numbers: dict[int, float], depth: int) -> None:
-        """Add the numbers under their names, nested up to four levels deep, to `numbers`."""
+        """Add the numbers in fields with their names, at most four levels deep, to `numbers`."""
         if isinstance(value, list) and depth <= 4:
             for inner in value:
                 if isinstance(inner, dict):
@@ -226,6 +226,6 @@ class VectorParser(AnswerParser[np.ndarray]):
 
 
 def _sole_number(fields: Mapping[str, Any]) -> Any:
-    """Return the only number of an object such as `{"value": 0.5, "unit": "apples"}`; else the object itself."""
+    """Return the field `value`, or the only number, of an object; else the object."""
     numbers = [inner for inner in fields.values() if isinstance(inner, int | float) and not isinstance(inner, bool)]
     return fields["value"] if "value" in fields else numbers[0] if len(numbers) == 1 else fields

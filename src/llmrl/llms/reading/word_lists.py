@@ -1,4 +1,4 @@
-"""Word lists of the reply parsers (`words.json`), in the languages in which models reply."""
+"""Word lists of the reply parsers (`words.json`), in several languages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _SPACELESS = re.compile("\\[?[\u0e00-\u0e7f\u2e80-\u9fff\uac00-\ud7af\u3040-\u30
 
 @functools.cache
 def load_word_list(name: str) -> tuple[str, ...]:
-    """Return the words of a list in `words.json`, the more frequent ones first.
+    """Return the words of a list in `words.json`, more frequent words first.
 
-    Each row of `same` contains synonymous phrases. If one of them is a name in a question, or its description, the
+    Each row of `same` contains synonyms. If one of them is a name in a question, or the description of a name, the
     other phrases of the row are synonyms of this name, unless several names match the row. Phrases after a semicolon
-    are synonyms, but do not decide which name the row belongs to. Lists of phrases are for `load_pattern`. Other lists
-    are keys in the form of `normalize_name`, words without information (`noise`), and HTML tags.
+    are synonyms, but are not compared with names. Lists of phrases are for `load_pattern`. Other lists are keys in the
+    form of `normalize_name`, words that do not distinguish names (`noise`), and HTML tags.
     """
     phrases = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))[name]
     return tuple(phrases if isinstance(phrases, list) else phrases.split("|"))
@@ -25,10 +25,10 @@ def load_word_list(name: str) -> tuple[str, ...]:
 
 @functools.cache
 def load_pattern(*names: str) -> re.Pattern[str]:
-    """Return a pattern that matches any phrase of some lists. A row is a regular expression for a group of languages.
+    """Return a pattern that matches any phrase of some lists, whose rows are regular expressions.
 
-    A phrase matches only at the beginning of a word, except in rows for scripts without spaces or that begin with a
-    sign.
+    A phrase matches only at the beginning of a word, except in rows for scripts without spaces and rows that begin with
+    an escaped sign.
     """
     rows = [row for name in names for row in load_word_list(name)]
     spaced = [row for row in rows if not _SPACELESS.match(row)]
