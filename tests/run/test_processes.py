@@ -201,7 +201,7 @@ def test_ranks_require_separate_gpus(two_ranks):
 
 
 def test_unsupported_parallel_parts_raise(two_ranks):
-    with pytest.raises(ConfigError, match=r"PPOAgent computes alone, so 2 processes .* agent=(\w+, )*llm_ppo"):
+    with pytest.raises(ConfigError, match=r"PPOAgent computes in one process, so 2 processes .* agent=(\w+, )*llm_ppo"):
         check_values(compose("env=escape_room"))
     with pytest.raises(ConfigError, match=r"llmrl-train.*2"):
         current_processes()

@@ -25,7 +25,7 @@ class Application(ABC):
 
     @abstractmethod
     def groups_in_name(self, config: Config) -> list[str]:
-        """Return the groups whose option is part of the name of a run of the resolved `config`, typed or not."""
+        """Return the config groups whose chosen option is always part of the label of the run folder."""
 
     @abstractmethod
     def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ class Application(ABC):
 
     @abstractmethod
     def check_values(self, config: Config, resources: RunResources) -> None:
-        """Raise ConfigError for values with which no run could be built, as far as this is known without building."""
+        """Raise ConfigError for invalid values and combinations that can be detected without building a part."""
 
     @abstractmethod
     def make_model(self, resources: RunResources) -> Model:
@@ -45,13 +45,13 @@ class Application(ABC):
 
     @abstractmethod
     def plan(self, config: Config, resources: RunResources) -> PlanRows:
-        """Build every part, return what the run would do, and close the parts again."""
+        """Build every part, return the plan of the run, and close the parts."""
 
     @abstractmethod
     def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: ComputeRun) -> None:
-        """Compute an open run: build every part once, run its loop, and close the parts. Sets `run.result`.
+        """Compute an open run: build its parts, run its loop, set `run.result`, and close the parts.
 
-        Runs that this one needs are computed first, by `compute_needed`.
+        Prerequisite runs are computed first, by `compute_needed`.
         """
 
     @abstractmethod

@@ -1,9 +1,9 @@
-"""Several runs that one process computes together, and the keys of runs that may share a process.
+"""Computation of several runs in one process, and the keys that are equal for runs that may share a process.
 
-Each run has a thread of its own, while the main thread plays and updates for all of them
+Each run has its own thread, while the main thread plays games and updates agents for all of them
 (`llmrl.loops.batched_executor`). Either the games and updates of the runs are computed as one batch, or each run plays
-and learns by itself, which still saves the cost of a process. Keys are computed from a resolved config and from
-declarations of classes; of the parts only settings are built.
+and learns separately, which still saves the memory and start of a process. Keys are computed from a resolved config
+and class attributes of its parts, before the parts are built.
 """
 
 from __future__ import annotations
@@ -40,20 +40,18 @@ of loggers read, modes of files, and permission to import code."""
 
 
 def compute_batch(payloads: Sequence[RunPayload]) -> list[RunExit]:
-    """Compute runs together in this process; return how each ended, in order.
+    """Compute runs together in this process; return the exit of each run, in order.
 
-    An error of one run (an exception, a used-up budget, weights that are not finite) ends that run only. A signal
-    applies to all runs: each saves and stops as it would by itself. Call this in the main thread of a process that is
-    prepared (`RunPayload.prepare`).
+    An error of one run (an exception, an exhausted budget, weights that are not finite) ends that run only. After a
+    signal, every run saves a checkpoint and stops. Call this in the main thread, after `RunPayload.prepare`.
 
     Args:
-        payloads: runs with equal batch keys. None is a fine-tuning run or draws from random streams that exist once
-            per process.
+        payloads: runs with equal batch keys; no fine-tuning runs, and no runs that use global random generators.
     """
     if len(payloads) == 1:
         return [payloads[0].execute_and_capture_exit(compute_job)]
-    with suppress(ConfigError):  # every run reports it itself
-        _ = RunResources(payloads[0].config).device  # sets torch's threads, which are settings of this thread
+    with suppress(ConfigError):  # each run raises this error again, in its own thread
+        _ = RunResources(payloads[0].config).device  # sets the number of torch's threads for the main thread
 
     def build_error() -> WorkDiscarded:
         assert stop.signal is not None
@@ -82,7 +80,7 @@ def compute_batch(payloads: Sequence[RunPayload]) -> list[RunExit]:
 
 
 def _run_threads(executor: BatchedExecutor, threads: Sequence[threading.Thread]) -> None:
-    """Start the threads, answer their requests, and wait until all have ended, whatever exceptions occur."""
+    """Start the threads, answer their requests, and join them; raise an exception of this thread in every run."""
     error: BaseException | None = None
     while True:
         try:
@@ -96,20 +94,20 @@ def _run_threads(executor: BatchedExecutor, threads: Sequence[threading.Thread])
             for thread in threads:
                 thread.join()
             return
-        except BaseException as raised:  # noqa: BLE001 (it is raised in every run)
-            error = raised
+        except BaseException as raised_error:  # noqa: BLE001 (it is raised in every run)
+            error = raised_error
 
 
 def process_key(config: Mapping[str, Any]) -> str:
-    """Return a text that must be equal for runs that share a process, from their resolved configs.
+    """Return a text that is computed from a resolved config and is equal for all runs that may share a process.
 
-    The environment variables that are set for them must be equal, too (`RunPayload.environment`).
+    Their environment variables (`RunPayload.environment`) must be equal, too.
     """
     return json.dumps([application_of(config).command, *(config.get(key) for key in _PROCESS_KEYS)], sort_keys=True)
 
 
 class UnsharedReason(StrEnum):
-    """Reasons why a run shares its process with no other, as texts for a table."""
+    """Reasons why a run does not share its process with other runs, as texts for a table."""
 
     LOOP = "only the loops design, learn and search can share a process"
     NO_GAIN = "it plays by itself, so sharing saves no time (hardware.rows=<n> or hardware.jobs=<n> share all the same)"
@@ -130,32 +128,31 @@ PER_RUN_SETTINGS = (
     *("learning_rate", "final_learning_rate", "decay_updates", "adam_eps", "gamma", "gae_lambda", "clip", "value_clip"),
     *("entropy_coefficient", "value_coefficient", "max_grad_norm", "advantage_eps"),
 )
-"""Settings of PPO that may differ between rows if all of them are numbers."""
+"""Settings of PPO that may differ between rows (runs of one process) if they are numbers in all rows."""
 
 _PER_RUN_KEYS = (
-    *(key for key in EXCLUDED if "." not in key and key != "observers"),
+    *(key for key in EXCLUDED if "." not in key and key != "observers"),  # keys that are not part of a run's hash
     *("principal", "llm", "prompts_digest", "adapter_digest", SOURCES_DIGEST_KEY, RESOLVED),
 )
 """Keys that may differ between rows, because each row has its own proposer, language model, folder and seeds. Keys of
 the whole process are compared separately (`batched_runs.process_key`)."""
 _PER_RUN_DESIGN_KEYS = ("steps", *OBJECTIVE_KEYS)
-"""Keys of `design` that may differ between rows: the number of steps, and the objective."""
+"""Keys of `design` that may differ between rows: the number of principal steps, and the objective."""
 
 _OBSERVATION_COPIES = 3
 """Number of copies of a rollout's observations in memory: the rollout, the minibatches, and inputs of networks."""
 _STEP_BYTES = 8 * 4
-"""Bytes of a step of an agent besides its observation: action, reward, value and similar numbers."""
+"""Bytes that a rollout holds for a step of an agent besides its observation: action, reward, value and so on."""
 _FIXED_GB = 0.05
-"""Further memory of a row, gigabytes: agents and their optimizer, a checkpoint that is being written, logs."""
+"""Other memory of a row, gigabytes: agents and their optimizers, a checkpoint during its writing, logs."""
 
 
 def find_batch_key(config: Config, environment: Mapping[str, str] | None = None) -> str | None:
-    """Return a text that is equal for two runs if they may be rows of one process; None for a run without such rows.
+    """Return the key of a run: runs with equal keys may be rows of one process. None if the run cannot be a row.
 
-    `unshared_reason` gives the reason for None. Under a principal that sets a mechanism, the shapes of environment,
-    agent and loop must be equal; principal, seed, language model, `PER_RUN_SETTINGS` and initial weights may differ.
-    Runs that learn or search by themselves may differ in everything. Hardware and variables of the process must be
-    equal in any case.
+    `unshared_reason` gives the reason for None. Keys of runs of the loop `design` depend on all settings of
+    environment, agent and loop except `PER_RUN_SETTINGS`, principal, language model, seed and initial weights. Keys of
+    other runs depend only on the kind of loop. Keys of all runs depend on hardware and environment variables.
 
     Args:
         config: resolved config as plain data, of `llmrl-train` or `llmrl-finetune`.
@@ -173,7 +170,7 @@ def find_batch_key(config: Config, environment: Mapping[str, str] | None = None)
 
 
 def _batch_shape(config: Config) -> dict[str, Any]:
-    """Return everything that is equal in runs whose games and updates are computed as one batch."""
+    """Return the settings that must be equal for runs whose games and updates are computed as one batch."""
     agent = {name: value for name, value in config["agent"].items() if name != "init_from_seed"}
     agent["init_from"] = agent.get("init_from") is not None
     [option] = _ppo_options(config)
@@ -187,12 +184,12 @@ def _batch_shape(config: Config) -> dict[str, Any]:
 
 
 def unshared_reason(config: Config) -> UnsharedReason | None:
-    """Return the reason why a run does not share its process; None if it shares it and gains by it.
+    """Return the reason why a run does not share its process; None if it does, which saves time.
 
-    `UnsharedReason.NO_GAIN`: it may share its process, but gains nothing by it.
+    A run with `UnsharedReason.NO_GAIN` can share its process, but that saves no time.
 
     Args:
-        config: config as for `find_batch_key`.
+        config: see `find_batch_key`.
 
     Raises:
         ConfigError: a part cannot be found.
@@ -209,8 +206,10 @@ def unshared_reason(config: Config) -> UnsharedReason | None:
     reason = None if kind == "search" else _agent_unshared_reason(config, builder, is_batched=kind == "design")
     if reason is not None:
         return reason
-    size = getattr(builder.locate(config["env"]["_target_"], "env"), "observation_bytes", None)
-    if (kind == "design" and size is None) or (size is not None and size(config["env"]) is None):
+    # The attribute, if an environment has it, returns None for options with which games cannot be batched.
+    observation_bytes = getattr(builder.locate(config["env"]["_target_"], "env"), "observation_bytes", None)
+    is_size_unknown = observation_bytes is not None and observation_bytes(config["env"]) is None
+    if is_size_unknown or (kind == "design" and observation_bytes is None):
         return UnsharedReason.GAMES
     uses_model = groups_using_model(config)
     if uses_model and builder.needs(config["llm"], "device", "llm"):
@@ -225,18 +224,18 @@ def unshared_reason(config: Config) -> UnsharedReason | None:
         hardware.device == "auto" and hardware.gpus > 0 and Machine.detect().gpus
     ):
         return UnsharedReason.GPU
-    # Runs that wait for a language model wait at the same time.
+    # The requests of several runs to a language model are answered concurrently, which saves time.
     return None if kind == "design" or uses_model else UnsharedReason.NO_GAIN
 
 
 def estimate_row_gb(config: Config) -> float | None:
-    """Return the approximate memory that one more row takes in a process with rows, gigabytes.
+    """Return the approximate memory of one additional row of a process, gigabytes.
 
-    It is that of `_OBSERVATION_COPIES` of a rollout of all games of the run, and `_FIXED_GB`. None if a row takes as
-    much as a process of its own, or if the environment does not report the size of an observation.
+    It is the memory of `_OBSERVATION_COPIES` copies of a rollout of all games of the run, plus `_FIXED_GB`. None if a
+    row takes as much memory as a process, or if the size of an observation or a rollout is unknown.
 
     Args:
-        config: config as for `find_batch_key`, of a run that has a key.
+        config: resolved config of a run for which `find_batch_key` returns a key.
     """
     if loop_kind(config) != "design":
         return None
@@ -251,7 +250,7 @@ def estimate_row_gb(config: Config) -> float | None:
 
 
 def _agent_unshared_reason(config: Config, builder: Builder, is_batched: bool) -> UnsharedReason | None:
-    """Return why agents cannot learn in a shared process, or, if `is_batched`, in one batch; None if they can."""
+    """Return why agents cannot learn in a shared process (if `is_batched`, in one batch of runs); None if they can."""
     from llmrl.algorithms.ppo import PPOSettings
 
     node = config["agent"]
@@ -272,9 +271,10 @@ def _agent_unshared_reason(config: Config, builder: Builder, is_batched: bool) -
 
 
 def _ppo_options(config: Config) -> list[str]:
-    """Return the options of the agent that hold settings of PPO."""
+    """Return the names of the agent's options that contain settings of PPO (`PPOSettings`)."""
     from llmrl.algorithms.ppo import PPOSettings
 
     builder = Builder(trusted=config["trusted_modules"])
-    nodes = {name: x for name, x in config["agent"].items() if isinstance(x, Mapping) and x.get("_target_")}
-    return [name for name, x in nodes.items() if builder.locate(x["_target_"], f"agent.{name}") is PPOSettings]
+    options = config["agent"].items()
+    nodes = {name: node for name, node in options if isinstance(node, Mapping) and node.get("_target_")}
+    return [name for name, node in nodes.items() if builder.locate(node["_target_"], f"agent.{name}") is PPOSettings]

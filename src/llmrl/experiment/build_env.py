@@ -13,7 +13,7 @@ from llmrl.envs.env_errors import build_engine_error, name_env_in_errors
 
 
 def build_env(node: Mapping[str, Any], builder: Builder) -> VecEnv:
-    """Build the environment that a config's `env` describes; errors that it raises later name it.
+    """Build the environment of a config's node `env`, with its name in the messages of errors that it raises later.
 
     Args:
         node: options of the environment.

@@ -1,4 +1,4 @@
-"""Composition of a config from overrides by Hydra, with or without its command line, and resolution of the config."""
+"""Composition of a config from overrides by Hydra, with or without its command line, and conversion to plain data."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from llmrl.core.threads import hold_process_lock
 log = logging.getLogger(__name__)
 
 _FOLDER_OPTIONS = ("name", "output_root", "trials_dir", "llm.cache_dir")
-"""Options that name folders which a run creates. `output_root` precedes the options that refer to it."""
+"""Options that name folders which a run creates. `output_root` precedes options that interpolate it."""
 
 _JOB_INTERPOLATION = re.compile(r'\$\{(\\.|[^"\\])*(seed|hydra[.:](?!runtime\.choices\.))')
-"""Interpolation, in a text of JSON, of the seed or of what Hydra knows of a job."""
+"""Interpolation of the seed or of Hydra's description of a job, except its chosen options, in a config as JSON."""
 
 
 @contextmanager
 def compose_config(
     primary: str, overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()
 ) -> Iterator[DictConfig]:
-    """Return a context manager for the config that overrides compose; inside it, `HydraConfig` is set.
+    """Compose a config from overrides; within the returned context `HydraConfig` describes it.
 
-    It can also be used inside a Hydra app.
+    A Hydra application can use this function, too; its own `HydraConfig` is restored afterwards.
+    `primary` is the name of the primary config, `train` or `finetune`.
 
     Raises:
         ConfigError: an unknown option, key or value, or a secret.
@@ -47,7 +48,7 @@ def compose_config(
 
     check_no_secrets_in_arguments(overrides)
     for problem in patch_hydra():
-        log.debug("%s", problem)  # commands report it once
+        log.debug("%s", problem)  # not a warning, because commands print these problems once at their start
     hydra_arguments = translate_arguments(overrides)
     folders = [f"file://{Path(folder).expanduser().absolute()}" for folder in config_dirs]
     search_path_overrides = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
@@ -66,28 +67,28 @@ def compose_config(
                 del config["hydra"]
             yield config
         finally:
-            # On exit Hydra replaces the instance by another one.
+            # `initialize_config_module` replaces the global instance on exit, so the instance is looked up again.
             GlobalHydra.instance().hydra, hydra_config.cfg = previous_state
 
 
 @functools.cache
 def compose_plain(primary: str, *overrides: str, config_dir: str | None = None) -> dict[str, Any]:
-    """Return the config that overrides compose, as plain data without digests.
+    """Compose a config from overrides and return it as plain data without digests.
 
-    It is cached, because Hydra is slow, so callers must not change it. No module that it names becomes trusted.
+    Configs are cached, because composition is slow, so callers must not modify them.
 
     Raises:
-        ConfigError: the overrides do not compose a config.
+        ConfigError: see `compose_config` and `to_plain`.
     """
     with compose_config(primary, overrides, [] if config_dir is None else [config_dir]) as config:
         return to_plain(config)
 
 
 def to_plain(config: DictConfig) -> dict[str, Any]:
-    """Return a composed config as plain data; `HydraConfig` must be set.
+    """Convert a composed config to plain data, with resolved interpolations; `HydraConfig` must be set.
 
     Raises:
-        ConfigError: a value is missing or cannot be resolved, or a value is a secret or refers to one.
+        ConfigError: a value is missing, cannot be resolved, or is or contains a secret.
     """
     from hydra.core.hydra_config import HydraConfig
 
@@ -109,9 +110,8 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
 
 
 def depends_on_seed(config: DictConfig) -> bool:
-    """Return whether values of a config that Hydra has composed may differ between runs that differ in their seed.
+    """Return whether values of a composed config may depend on the seed, according to `_JOB_INTERPOLATION`.
 
-    Such values are interpolations of the seed, or of Hydra's values of a job other than the chosen options.
     `HydraConfig` must be set.
     """
     from hydra.core.hydra_config import HydraConfig
@@ -121,9 +121,9 @@ def depends_on_seed(config: DictConfig) -> bool:
 
 
 def _redact_folders(config: DictConfig) -> None:
-    """Redact what a config has read from the environment in the options that name the folders of a run."""
-    for path in _FOLDER_OPTIONS:
-        group, _, key = path.rpartition(".")
+    """Redact texts from environment variables in the interpolated options that name folders (`_FOLDER_OPTIONS`)."""
+    for option in _FOLDER_OPTIONS:
+        group, _, key = option.rpartition(".")
         node = OmegaConf.select(config, group) if group else config
         if isinstance(node, DictConfig) and key in node and OmegaConf.is_interpolation(node, key):
             folder = str(redact_folder_names(Path(str(node[key]))))

@@ -1,7 +1,7 @@
-"""Completion of a resolved config before it is hashed.
+"""Completion of a resolved config before its hash is computed.
 
-Members of a mixed society get their full options, environments provide texts for agents that read, and sections that
-the run does not read are removed, so that an option of another loop changes no run.
+Members of a mixed society get their full options, and environments provide texts for agents that read texts. Sections
+that the run does not read are removed, so that its hash does not depend on options of other loops.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from llmrl.core.arguments import get_signature, validate_argument
 from llmrl.core.errors import ConfigError
 
 MODEL_GROUPS = ("principal", "agent", "teacher")
-"""Config groups whose parts may use a model and write prompts."""
+"""Config groups whose parts may use a language model and have prompts."""
 OBJECTIVE_KEYS = ("objective", "spending_cost")
-"""Keys of `design` that evaluate the agents of every loop."""
+"""Keys of `design` that runs of all loops read, because they define the objective by which agents are evaluated."""
 _MEMBER_KEYS = ("count", "slots", "agent", "llm", "name")
-"""Keys of a member other than the options of its agent."""
+"""Keys of a member of `agent=mixed` that are not options of its agent."""
 _MEMBER_TARGET = "llmrl.agents.mixed.mixed_agent.Member"
 _MIXED_TARGET = "llmrl.agents.mixed.mixed_agent.MixedAgent"
 _INITIAL_WEIGHTS_KEYS = ("init_from", "init_from_seed")
@@ -28,7 +28,7 @@ _TEXT_CHANNEL = "text"
 
 
 def agent_nodes(agent: Config) -> Iterator[Mapping[str, Any]]:
-    """Yield the options of each agent of a config's `agent`: itself, or those of a mixed society's members."""
+    """Yield the options of each agent of a config's node `agent`: the node itself, or the agents of its members."""
     if agent.get("_target_") != _MIXED_TARGET:
         yield agent
         return
@@ -38,7 +38,7 @@ def agent_nodes(agent: Config) -> Iterator[Mapping[str, Any]]:
 
 
 def map_agents(agent: Config, change: Callable[[Config], Config]) -> dict[str, Any]:
-    """Return a config's `agent` with `change` applied to the options of each of its agents."""
+    """Return a config's node `agent` with `change` applied to the options of each of its agents (`agent_nodes`)."""
     if agent.get("_target_") != _MIXED_TARGET:
         return dict(change(agent))
     members = [{**member, "agent": dict(change(member["agent"]))} for member in agent["members"]]
@@ -48,10 +48,9 @@ def map_agents(agent: Config, change: Callable[[Config], Config]) -> dict[str, A
 def with_members(config: Config) -> dict[str, Any]:
     """Return a resolved config with the full options of each member of `agent=mixed`.
 
-    A second application changes nothing.
-
-    A member is {count: 5, agent: ppo}, with further options of that agent, and `llm`, an option of llm=, if it uses a
-    language model. The run of a member's initial weights (`init_from`) becomes that of the society.
+    A typed member is a mapping such as {count: 5, agent: ppo}, which may contain options of that agent and `llm`, the
+    name of an option of llm=. `init_from` of a member becomes that of the society. A second application changes
+    nothing.
 
     Raises:
         ConfigError: a member is not such a mapping, an option is unknown, or members have different `init_from`.
@@ -71,7 +70,7 @@ def with_members(config: Config) -> dict[str, Any]:
 
 
 def _complete_member(index: int, member: Any, society: dict[str, Any]) -> dict[str, Any]:
-    """Return a member with the full options of its agent; the run of its initial weights is moved to `society`."""
+    """Return a member with the full options of its agent; `init_from` is moved from the member to `society`."""
     path = f"agent.members[{index}]"
     agent_names = option_files.list_option_names("agent")
     if not isinstance(member, Mapping):
@@ -99,7 +98,7 @@ def _complete_member(index: int, member: Any, society: dict[str, Any]) -> dict[s
                 f"{path}.init_from={node['init_from']} must be {society['init_from']}, because all members take "
                 "initial weights from the same run"
             )
-        has_seed = society.get("init_from_seed", "own") != "own"  # one for the society overrides those of members
+        has_seed = society.get("init_from_seed", "own") != "own"  # it overrides the seeds of members
         society |= {key: node[key] for key in _INITIAL_WEIGHTS_KEYS[: 1 if has_seed else 2] if key in node}
         node["init_from"] = None
     return {
@@ -115,12 +114,12 @@ def _complete_member(index: int, member: Any, society: dict[str, Any]) -> dict[s
 def with_texts(config: Config) -> dict[str, Any]:
     """Return a resolved config whose environment provides texts if an agent reads them.
 
-    It does so if the environment offers a choice of what is observed (`env.observe`). Applying this twice changes
-    nothing more.
+    The channel `text` is added to `env.observe`, if the environment has this option and this channel. A second
+    application changes nothing.
     """
     env = config.get("env") or {}
     channels = env.get("observe", ...) or ()
-    # Other values than lists are refused when the environment is built.
+    # A value of the wrong type raises an error when the environment is built.
     if not isinstance(channels, list | tuple) or _TEXT_CHANNEL in channels or not has_text_reader(config):
         return dict(config)
     hint = get_signature(Builder(trusted=config["trusted_modules"]).locate(env["_target_"], "env")).hints.get("observe")
@@ -132,7 +131,7 @@ def with_texts(config: Config) -> dict[str, Any]:
 
 
 def has_text_reader(config: Config) -> bool:
-    """Return whether an agent of a config reads texts."""
+    """Return whether an agent of a config reads texts (class attribute `reads_texts`)."""
     builder = Builder(trusted=config["trusted_modules"])
     return any(
         getattr(builder.locate(node["_target_"], "agent"), "reads_texts", False)
@@ -144,8 +143,8 @@ def has_text_reader(config: Config) -> bool:
 def without_unread_sections(config: Config) -> dict[str, Any]:
     """Return a resolved config without the sections that its run does not read.
 
-    These are the sections of other loops, `llm` if no part uses a model, and `prompts` if no part writes any. Every run
-    keeps the keys `OBJECTIVE_KEYS` of `design`. Applying this twice changes nothing more.
+    These are the sections of other loops, `llm` if no part uses a model, and `prompts` if no part has prompts. The keys
+    `OBJECTIVE_KEYS` of `design` are never removed. A second application changes nothing.
 
     Args:
         config: resolved config of `llmrl-train`, plain data.
@@ -156,7 +155,7 @@ def without_unread_sections(config: Config) -> dict[str, Any]:
     builder = Builder(trusted=config["trusted_modules"])
     kind = loop_kind(config, builder)
     learns = agent_learns(config, builder) if kind == "learn" else True
-    # Of some agents only the built object knows whether it learns.
+    # None: the agent determines in its constructor whether it learns, so both sections may be read.
     read_sections = {"learn", "play"} if learns is None else {config_section(kind) if learns else "play"}
     unread_sections = {config_section(loop) for loop in LOOP_CLASSES} - read_sections - {"design"}
     if not groups_using_model(config, builder=builder):
@@ -172,7 +171,7 @@ def without_unread_sections(config: Config) -> dict[str, Any]:
 def groups_using_model(
     config: Config, groups: Sequence[str] = MODEL_GROUPS, builder: Builder | None = None
 ) -> list[str]:
-    """Return the `groups` whose chosen part uses the model of `llm=`."""
+    """Return those of the `groups` whose chosen part uses the language model of `llm=`."""
     builder = builder or Builder(trusted=config["trusted_modules"])
     return [group for group in groups if any(builder.needs(config[group], name, group) for name in ("llm", "scorer"))]
 

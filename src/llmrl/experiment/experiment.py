@@ -1,4 +1,4 @@
-"""The class of experiments, which are composed, checked, planned and run."""
+"""The class `Experiment`: composes the config of a run, checks it, plans it and runs it."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 
 class Experiment:
-    """An experiment: a resolved config, which includes the seed, and the overrides it was composed from.
+    """A resolved config with a seed, and the overrides from which it was composed.
 
     >>> Experiment.compose("env=escape_room", "principal=ucb", "seed=1").config["seed"]
     1
 
     Attributes:
         config: resolved config in plain containers, with digests of the files that results depend on.
-        overrides: Hydra overrides as typed; the run folder is named after them.
-        application: training or fine-tuning.
+        overrides: Hydra overrides as typed; they determine the label of the run folder.
+        application: training of agents, or fine-tuning of a language model.
         environment: environment variables to set in the process of the run.
-        resources: device, cores and language model of the run, each made on first use.
+        resources: device, cores and language model of the run, each created on first use.
 
     Args:
         config: resolved config in plain containers; digests in it, if any, are compared with the current files.
@@ -75,12 +75,12 @@ class Experiment:
 
     @classmethod
     def compose(cls, *overrides: str, primary: str = "train", config_dirs: Sequence[str | Path] = ()) -> Experiment:
-        """Compose an experiment from overrides, in any process, without Hydra's command line.
+        """Compose an experiment from overrides, without Hydra's command line.
 
         Args:
             overrides: Hydra overrides, as typed after `llmrl-train`.
-            primary: `train`, or `finetune` for the overrides of `llmrl-finetune`.
-            config_dirs: folders with the user's own options (`--config-dir`).
+            primary: name of the primary config: `train`, or `finetune` for the overrides of `llmrl-finetune`.
+            config_dirs: folders with option files of the user (`--config-dir`).
 
         Raises:
             ConfigError: an unknown option, key or value, or a secret in the config.
@@ -124,12 +124,12 @@ class Experiment:
         Args:
             seed: whole number >= 0. No other value of the config may depend on it.
         """
-        _ = self.hash  # is copied
-        other = copy.copy(self)
-        other.config = {**self.config, "seed": seed}
-        other.overrides = [f"seed={seed}" if override_key(typed) == "seed" else typed for typed in self.overrides]
-        other.resources = RunResources(other.config, self.application.make_model, self.resources.connection)
-        return other
+        _ = self.hash  # compute the cached property, which does not depend on the seed, before it is copied
+        experiment = copy.copy(self)
+        experiment.config = {**self.config, "seed": seed}
+        experiment.overrides = [f"seed={seed}" if override_key(x) == "seed" else x for x in self.overrides]
+        experiment.resources = RunResources(experiment.config, self.application.make_model, self.resources.connection)
+        return experiment
 
     @property
     def seed(self) -> int:
@@ -153,17 +153,16 @@ class Experiment:
         )
 
     def check(self) -> None:
-        """Check the config before a run folder is created.
+        """Check all values of the config; for a run without a folder also its sinks, device and language model.
 
-        All values are checked, and for a new run also its sinks, device and language model. If the run folder exists,
-        errors of these three are recorded in it when the run starts.
+        If the run folder exists, errors of sinks, device and language model are recorded in it when the run starts.
 
         Raises:
             ConfigError, LLMError, RunFolderError: a check failed.
         """
         self.application.check_values(self.config, self.resources)
         if not self.config["dry_run"] and not self.folder.exists():
-            # Each raises if it is missing: a library or a key, the device, the language model.
+            # Each property raises an error if a library, a key, the device or the language model is missing.
             _ = self.resources.sinks, self.resources.device, self.resources.checked_model
 
     def plan(self) -> PlanRows:
@@ -178,13 +177,13 @@ class Experiment:
             self.resources.close()
 
     def run(self) -> Run:
-        """Start or resume the run in its folder, unless it is finished; return the run, closed.
+        """Start or resume the run in its folder, unless it is finished; return the closed run.
 
-        `run.finished` says whether an earlier attempt had finished it; `run.result` is its scalar result.
+        `run.finished` is true if an earlier attempt finished the run; `run.result` is its scalar result.
 
         Raises:
             LlmrlError: the run failed; the error is recorded in the folder.
-            Stopped: a signal stopped the run; its message says how much is saved.
+            Stopped: a signal stopped the run; the message contains the progress that was saved.
         """
         try:
             with ExitStack() as stack:
@@ -192,15 +191,15 @@ class Experiment:
                 with self._open() as run:
                     try:
                         if not run.finished:
-                            self.application.compute(self.config, self.resources, run, self._compute_needed)
+                            self.application.compute(self.config, self.resources, run, self._compute_prerequisite)
                     finally:
                         stack.enter_context(self.resources.detached())
         finally:
             self.resources.close()
         return run
 
-    def _compute_needed(self, config: Config, overrides: Sequence[str]) -> None:
-        """Compute a run that this run needs; this run waits until that is done."""
+    def _compute_prerequisite(self, config: Config, overrides: Sequence[str]) -> None:
+        """Compute a run that this run needs, in this thread, without batching it with other runs of the process."""
         connection = self.resources.connection
         with nullcontext() if connection is None else connection.suspend_batching():
             Experiment(config, overrides, connection).run()

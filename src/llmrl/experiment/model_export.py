@@ -22,12 +22,12 @@ def export_model(run: Path, out: Path | None, merge: bool, trusted: Sequence[str
 
     Args:
         run: run folder.
-        out: folder to write; it must not exist. None: the adapter stays in the run folder, or `<run>/merged`.
-        merge: whether to write a complete model, into which an adapter is merged, with its tokenizer.
-        trusted: modules that the caller trusts.
+        out: folder to create. None: `<run>/merged` with `merge`; without it, the adapter's folder in the run folder.
+        merge: whether to write a complete model and its tokenizer, with a trained adapter merged into the weights.
+        trusted: modules that the run's config may import code from.
 
     Raises:
-        ConfigError: the run has trained no language model, `out` exists, or all weights were trained without `merge`.
+        ConfigError: the run has trained no language model, `out` exists, or `merge` is false and there is no adapter.
     """
     adapter = run / ADAPTER
     if out is not None and out.exists():
@@ -43,16 +43,15 @@ def export_model(run: Path, out: Path | None, merge: bool, trusted: Sequence[str
         shutil.copytree(adapter, out)
         return out
     folder = run / "merged" if out is None else out
-    config = read_config(run, trusted)
-    module, model = _trained_module(run, adapter, config)
+    module, model = _load_trained_module(run, adapter, read_config(run, trusted))
     folder.mkdir(parents=True, exist_ok=True)
     module.save_pretrained(folder)
     load_tokenizer(model.model, model.settings.revision).save_pretrained(folder)
     return folder
 
 
-def _trained_module(run: Path, adapter: Path, config: dict[str, Any]) -> tuple[Any, LocalChat | LocalScorer]:
-    """Return the trained language model of a run without layers of peft, and the part that loads its files."""
+def _load_trained_module(run: Path, adapter: Path, config: dict[str, Any]) -> tuple[Any, LocalChat | LocalScorer]:
+    """Return the transformers module with a run's trained weights, and the part that describes its base model."""
     client_or_model: Any = Experiment(config).resources.model if config.get("llm") else None
     model = client_or_model.provider if isinstance(client_or_model, ChatClient) else client_or_model
     if not isinstance(model, LocalChat | LocalScorer):
@@ -68,10 +67,11 @@ def _trained_module(run: Path, adapter: Path, config: dict[str, Any]) -> tuple[A
         weights = learner["weights"]
     else:
         prefix = "network.language."
-        weights = {n.removeprefix(prefix): x for n, x in state.get("policy", {}).items() if n.startswith(prefix)}
+        policy_weights = state.get("policy", {}).items()
+        weights = {name.removeprefix(prefix): x for name, x in policy_weights if name.startswith(prefix)}
     if not weights:
         raise ConfigError(f"{run} has trained no weights of a language model")
-    unknown = module.load_state_dict(weights, strict=False).unexpected_keys
-    if unknown:
-        raise ConfigError(f"the weights of {run} do not fit {model.model}: it has no {unknown[0]}")
+    unexpected_keys = module.load_state_dict(weights, strict=False).unexpected_keys
+    if unexpected_keys:
+        raise ConfigError(f"the weights of {run} do not fit {model.model}: it has no {unexpected_keys[0]}")
     return module, model

@@ -1,4 +1,4 @@
-"""The language model of an experiment: the parts that use one, the kind they need, and its client."""
+"""Construction of the language model that the parts of an experiment use, and of its client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from llmrl.llms.rate_limit import RateLimit
 
 
 def build_llm(config: Config, folder: Path | None) -> Model:
-    """Build and check the language model of a config, with its calls logged into `folder`; None if no part uses one.
+    """Build and check the language model of a config, and log its calls in `folder`; None if no part uses one.
 
     Args:
         config: resolved config in plain containers.
@@ -45,7 +45,7 @@ def build_used_model(resources: RunResources) -> Model:
     A part with a parameter `llm` uses a chat model; one with a parameter `scorer` uses a model that scores texts.
 
     Raises:
-        ConfigError: a part needs a model, and none or one of the wrong kind was chosen; or parts need both kinds.
+        ConfigError: a part needs a model, and none or one of the wrong kind was chosen, or parts need both kinds.
     """
     config, builder = resources.config, resources.builder
     users = {service: groups_needing(config, service, builder) for service in ("llm", "scorer")}
@@ -63,7 +63,7 @@ def build_used_model(resources: RunResources) -> Model:
 
 
 def build_model(resources: RunResources, llm: Config | None = None) -> Model:
-    """Build the model of the config's `llm`, or of the node `llm`, whether or not a part uses it, without checking it.
+    """Build the language model of the node `llm`, by default that of the config, even if no part uses it, unchecked.
 
     Raises:
         ConfigError: an option is unknown, missing, mistyped or out of range, or a key would be sent to a host that the
@@ -72,7 +72,7 @@ def build_model(resources: RunResources, llm: Config | None = None) -> Model:
     config = resources.config
     builder, llm_config = resources.builder, config["llm"] if llm is None else llm
     check_permissions({"llm": llm_config, "trusted_modules": config["trusted_modules"]})
-    node, connect = resources.model_nodes if llm is None else model_nodes(llm)
+    node, client_node = resources.model_nodes if llm is None else model_nodes(llm)
     services = _model_services(resources, node, "llm")
     if node.get("make") is not None:
         from llmrl.experiment.small_models import SmallModels
@@ -85,13 +85,13 @@ def build_model(resources: RunResources, llm: Config | None = None) -> Model:
             "seed": config["seed"],
             "additional_models": _build_player_models(resources, llm_config, model),
         }
-        model = builder.replace_services(client_services).build(connect, "llm")
+        model = builder.replace_services(client_services).build(client_node, "llm")
     assert model is None or isinstance(model, ChatClient | Scorer)
     return model
 
 
 def _model_services(resources: RunResources, node: Config, path: str, seed_path: str = "llm") -> ModelServices:
-    """Return the services of the model `node`; only models that compute here get a device."""
+    """Return the services of the model `node`; only models with local weights get a torch device."""
     config = resources.config
     needs_device = resources.builder.needs(node, "device", path)
     return ModelServices(Seeds(config["seed"]).child(seed_path), resources.device if needs_device else None)
@@ -100,29 +100,30 @@ def _model_services(resources: RunResources, node: Config, path: str, seed_path:
 def _build_player_models(
     resources: RunResources, llm_config: Config, model: Provider
 ) -> dict[str, tuple[Provider, RateLimit]]:
-    """Build the further models of players, by name, each with its rate limit."""
+    """Build the models of players other than the chosen model, by name, each with its rate limit."""
     config = with_player_models({**resources.config, "llm": llm_config})
     models = {}
     for name, node in (config["llm"].get("variants") or {}).items():
         key = f"llm.variants.{name}"
         provider_options = model_options(node)
         services = _model_services(resources, provider_options, key, f"llm/{name}")
-        make = functools.partial(resources.builder.replace_services(services).build, provider_options, key)
+        build_provider = functools.partial(resources.builder.replace_services(services).build, provider_options, key)
         limits = {**llm_config["limits"], **(node.get("limits") or {})}
-        models[name] = (model.additional_provider(name, make), resources.builder.build(limits, f"{key}.limits"))
+        rate_limit = resources.builder.build(limits, f"{key}.limits")
+        models[name] = model.additional_provider(name, build_provider), rate_limit
     return models
 
 
 def with_player_models(config: Config) -> dict[str, Any]:
-    """Return a resolved config with the full options of all models in `agent.players`.
+    """Return a resolved config with the full options of each model in `agent.players`, in `llm.variants`.
 
-    Settings of `llm.variants` change them. Applying this twice changes nothing more.
-
-    If no player is the chosen model and only players use one, the first option equal to it is renamed to `llm`.
+    Settings of `llm.variants` override those of the option. If only players use models and none of them uses the chosen
+    model (`llm=`), the first of their models that is equal to it is replaced by it. A second application changes
+    nothing.
 
     Raises:
-        ConfigError: an unknown option of llm=, one that does not chat or lacks a value, a setting for a model that no
-            player uses, or a chosen model that nothing uses.
+        ConfigError: an option of llm= is unknown, is not a chat model or lacks a value; `llm.variants` has a model
+            that no player uses; or no part uses the chosen model.
     """
     llm, agent = config.get("llm"), config.get("agent") or {}
     if not isinstance(llm, Mapping):
@@ -139,7 +140,7 @@ def with_player_models(config: Config) -> dict[str, Any]:
         )
     builder = Builder(trusted=config["trusted_modules"])
     other_names = [name for name in model_names if name != CHOSEN_MODEL]
-    nodes = {name: _player_model(name, player_options.get(name) or {}, builder) for name in other_names}
+    nodes = {name: _load_player_model(name, player_options.get(name) or {}, builder) for name in other_names}
     if CHOSEN_MODEL not in model_names and groups_needing(config, "llm", builder) == ["agent"]:
         duplicate = next((name for name in model_names if model_options(nodes[name]) == model_options(llm)), None)
         if duplicate is None:
@@ -153,7 +154,7 @@ def with_player_models(config: Config) -> dict[str, Any]:
 
 
 def _rename_player(agent: Config, name: str) -> Config:
-    """Return the options of an agent in which the players `name` are the chosen model."""
+    """Return the options of an agent with the chosen model instead of the model `name` in its players."""
     players = agent.get("players")
     if not players:
         return agent
@@ -163,16 +164,17 @@ def _rename_player(agent: Config, name: str) -> Config:
     return {**agent, "players": new_names}
 
 
-def _player_model(name: str, changes: Config, builder: Builder) -> dict[str, Any]:
-    """Return the option `name` of llm=, merged with `changes`, without the policies that all models of a run share."""
+def _load_player_model(name: str, changes: Config, builder: Builder) -> dict[str, Any]:
+    """Return the option `name` of llm=, merged with `changes`, without `CALL_POLICY_KEYS` other than `limits`."""
     option_key, names = f"llm.variants.{name}", option_files.list_option_names("llm")
     if name not in names and "_target_" not in changes:
         raise ConfigError(
             f"agent.players: there is no llm={name}; use {CHOSEN_MODEL} (the chosen model) or one of "
             f"{', '.join(names)}, or define all options of that model in {option_key}"
         )
-    if common := [key for key in changes if key in CALL_POLICY_KEYS and key != "limits"]:
-        raise ConfigError(f"{option_key}.{common[0]} is common to all models of a run; set llm.{common[0]} instead")
+    if shared_keys := [key for key in changes if key in CALL_POLICY_KEYS and key != "limits"]:
+        key = shared_keys[0]
+        raise ConfigError(f"{option_key}.{key} is common to all models of a run; set llm.{key} instead")
     # A merged option no longer shows which values are missing.
     files = [option_files.read_file(path) for path, _ in option_files.list_files("llm", name)] if name in names else []
     full_options = {key: value for content in (*files, changes) for key, value in content.items()}
@@ -185,24 +187,33 @@ def _player_model(name: str, changes: Config, builder: Builder) -> dict[str, Any
 
 
 def _check_model_kind(node: Config, service: str, user: str, builder: Builder) -> None:
-    """Raise ConfigError unless the option `node` of llm= is of the kind that `user` needs; nothing is built."""
+    """Raise ConfigError unless the option `node` of llm= is a model that `user` can use, without building it.
 
-    def fits(option: Config, builder: Builder) -> bool:
+    Args:
+        node: option of llm=.
+        service: `llm` for a chat model, `scorer` for a model that scores texts.
+        user: name of the part that uses the model, for messages.
+        builder: builder of the run.
+    """
+
+    def is_suitable(option: Config, builder: Builder) -> bool:
         if option.get("_target_") is None:
             return False
         target = builder.locate(option["_target_"], "llm")
         return issubclass(target, Provider) if service == "llm" else hasattr(target, "score")
 
-    if fits(node, builder):
+    if is_suitable(node, builder):
         return
-    works = ", ".join(name for name, option in option_files.load_options("llm").items() if fits(option, Builder()))
+    options = option_files.load_options("llm")
+    names = ", ".join(name for name, option in options.items() if is_suitable(option, Builder()))
     target_path = node.get("_target_")
     if target_path is None:
         raise Incompatible(
-            IncompatibilityReason.MISSING_PART, f"the chosen {user} needs a language model; choose one of llm={works}"
+            IncompatibilityReason.MISSING_PART,
+            f"the chosen {user} needs a language model; choose one of llm={names}",
         )
     requirement = "chats" if service == "llm" else "scores texts with weights of its own"
     raise Incompatible(
         IncompatibilityReason.MODEL,
-        f"the chosen {user} needs a language model that {requirement}, unlike {target_path}; use llm={works}",
+        f"the chosen {user} needs a language model that {requirement}, unlike {target_path}; use llm={names}",
     )

@@ -1,4 +1,4 @@
-"""The parts of an experiment: checks of their values, their construction from a resolved config, and their loop."""
+"""Checks of a resolved config, and construction of the parts of its experiment and of the loop that runs them."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from llmrl.run.status import read_status
 class Parts(LoopParts):
     """The built parts of an experiment.
 
-    There is one agent for each society of each proposal tried at once, or a single agent. Each agent has its own
-    teacher, and `teacher` is the last agent's. Welfare is `objective` minus `spending_cost` for each unit that the
-    mechanism spends, also without a principal.
+    `agents` holds one agent for each society of each proposal that a principal step evaluates; loops without societies
+    have one agent. `teacher` is the teacher of the last agent. Welfare is `objective` minus `spending_cost` times the
+    reward that the mechanism spends, also in runs without a principal.
 
     Attributes:
         objective: welfare measure of a society.
         llm: language model; None if no part uses one.
-        resources: device, cores and model of the run.
-        kind: kind of loop that the parts determine.
+        resources: device, cores and language model of the run.
+        kind: kind of the loop that runs these parts (`loop_kind`).
     """
 
     objective: Objective
@@ -61,7 +61,7 @@ class Parts(LoopParts):
 
 
 def n_envs_per_society(config: Config) -> int:
-    """Return the number of games that each society plays in one step of a principal."""
+    """Return the number of games that each society plays in parallel in a principal step."""
     design = config["design"]
     return int(config["env"]["n_envs"] // (design["candidates"] * design["replicates"]))
 
@@ -81,10 +81,11 @@ def build_parts(
         config: resolved config in plain containers.
         llm: model from `build_llm`.
         render: value for `env.render`, if the environment has that option; None: the value of the config.
-        play_only: whether to leave out observers, and the principal, whose language model might cost money.
+        play_only: whether to build neither observers nor the principal, so that no principal's model is called.
         folder: run folder, for parts that write readable files there; None: nothing is written.
-        n_proposals: number of agents, one society each; only used without a principal or with `play_only`. None: one.
-        resources: device, cores and model of the run, if the caller has made them; None: they are made here.
+        n_proposals: number of agents to build, one for each society, if there is no principal or with `play_only`;
+            None: one agent.
+        resources: device, cores and language model of the run; None: create them from `config`.
 
     Raises:
         ConfigError: an option is invalid, or the parts cannot work together.
@@ -113,10 +114,11 @@ def build_parts(
             )
         design = config["design"]
         is_design = has_principal and not play_only
-        candidates, societies = (design["candidates"], design["replicates"]) if is_design else (n_proposals or 1, 1)
-        n_societies = candidates * societies
-        # In the order of `loops.societies.Societies`.
-        agent_seeds = seeds.replicates(societies) * candidates
+        n_candidates = design["candidates"] if is_design else n_proposals or 1
+        n_replicates = design["replicates"] if is_design else 1
+        n_societies = n_candidates * n_replicates
+        # `loops.societies.Societies` expects all societies of the first candidate, then those of the second, and so on.
+        agent_seeds = seeds.replicates(n_replicates) * n_candidates
         services = AgentServices(
             spec=replace(env.spec, n_envs=env.spec.games_per_group(n_societies)) if n_societies > 1 else env.spec,
             seeds=seeds,
@@ -136,8 +138,8 @@ def build_parts(
             for i, society_seeds in enumerate(agent_seeds)
         ]
         agents, teacher = [agent for agent, _ in agents_with_teachers], agents_with_teachers[-1][1]
-        if kinds := getattr(agents[0], "kinds", None):
-            env.spec = replace(env.spec, kinds=kinds)
+        if agent_kinds := getattr(agents[0], "kinds", None):  # of a mixed society: agent indices by member name
+            env.spec = replace(env.spec, kinds=agent_kinds)
         chosen_objective: Objective | None = builder.build_value(
             design["objective"], Objective | None, "design.objective"
         )
@@ -148,7 +150,7 @@ def build_parts(
         if kind in ("design", "search") and not play_only:
             spec = replace(env.spec, objective=objective, spending_cost=cost)
             principal = _build_principal(config, spec, services, agents[0], builder)
-        observers = [] if play_only else _observers(config, env, folder, kind, builder)
+        observers = [] if play_only else _build_observers(config, env, folder, kind, builder)
     except BaseException:
         env.close()
         raise
@@ -171,7 +173,7 @@ def build_parts(
 
 
 def _env_options(config: Config, render: bool | None) -> Mapping[str, Any]:
-    """Return the options of the environment, with `render` set if the run needs frames.
+    """Return the options of the environment, with `render` set if videos or agents need rendered frames.
 
     Args:
         config: resolved config.
@@ -186,7 +188,7 @@ def _env_options(config: Config, render: bool | None) -> Mapping[str, Any]:
 
 
 def _build_agent(config: Config, services: AgentServices, builder: Builder) -> tuple[Any, Any]:
-    """Return the agent of a society and its teacher, which is None without one.
+    """Return the agent of a society and its teacher, or None if there is no teacher.
 
     Args:
         config: resolved config.
@@ -203,7 +205,7 @@ def _build_agent(config: Config, services: AgentServices, builder: Builder) -> t
     if teacher is not None and not builder.needs(config["agent"], "teacher", "agent"):
         raise Incompatible(
             IncompatibilityReason.NOT_TRAINABLE,
-            "a teacher adds a loss to those of a learning agent; use agent=ppo, or teacher=none",
+            "a teacher adds a term to the loss of a learning agent; use agent=ppo, or teacher=none",
         )
     return builder.build(config["agent"], "agent"), teacher
 
@@ -215,9 +217,9 @@ def _build_principal(
 
     Args:
         config: resolved config.
-        spec: spec of all games, with the objective by which proposals are evaluated.
+        spec: spec of the environment with all its games, and with the objective and spending cost of the run.
         services: services of the agents.
-        agent: agent whose parameters are searched, unless the principal governs a mechanism.
+        agent: agent whose parameters the principal searches; not used if the principal sets a mechanism.
         builder: builder of the run.
 
     Raises:
@@ -247,15 +249,15 @@ def _build_principal(
 
 
 def without_missing_weights(config: Config, play_only: bool = False) -> Config:
-    """Return the config to build an agent from, without `agent.init_from` if those weights are missing and unneeded.
+    """Return the config with `agent.init_from` set to None if the weights that it names are missing and not needed.
 
-    They are unneeded when a run is only planned, or when the agent gets the weights of a checkpoint. Agents around a
-    language model always need them, because their checkpoints hold only the trained weights.
+    A plan does not need them, nor does an agent that gets its weights from a checkpoint. Agents with a language model
+    need them in both cases, because their checkpoints contain only the trained weights.
 
     Args:
-        config: config with its resolved run references (`run_references.resolved`); without them, the run of a preset
-            counts as missing.
-        play_only: whether the agent will be given the weights of a checkpoint.
+        config: config with resolved run references (`run_references.resolve_references`); in a config without them,
+            the run of a preset is treated as missing.
+        play_only: whether the agent gets its weights from a checkpoint.
     """
     init_from = (config.get("agent") or {}).get("init_from")
     identity = (config.get(RESOLVED) or {}).get("agent.init_from")
@@ -265,8 +267,8 @@ def without_missing_weights(config: Config, play_only: bool = False) -> Config:
     folder = Path(init_from).expanduser()
     status = read_status(folder) if is_preset and identity is not None else None
     is_available = status is not None and status.state == "finished" if is_preset else folder.is_dir()
-    is_self_contained = not Builder(trusted=config["trusted_modules"]).needs(config["agent"], "scorer", "agent")
-    if not is_available and (is_self_contained or not play_only) and (is_preset or play_only):
+    has_complete_checkpoints = not Builder(trusted=config["trusted_modules"]).needs(config["agent"], "scorer", "agent")
+    if not is_available and (has_complete_checkpoints or not play_only) and (is_preset or play_only):
         return {**config, "agent": {**config["agent"], "init_from": None}}
     return config
 
@@ -277,18 +279,15 @@ def can_search(principal: Config, builder: Builder) -> bool:
 
 
 def count_proposals(config: Config, kind: LoopKind) -> int:
-    """Return how many vectors a principal proposes in a run of the loop `design` or `search`, over all contexts.
-
-    A race proposes none.
-    """
-    node = config[kind]
-    return int(node["steps" if kind == "design" else "iterations"] * node["candidates"])
+    """Return how many vectors a principal proposes in a run of the loop `design` or `search`, over all contexts."""
+    settings = config[kind]
+    return int(settings["steps" if kind == "design" else "iterations"] * settings["candidates"])
 
 
 def build_loop(config: Config, parts: Parts, load_references: Callable[[], Any] | None = None) -> Loop:
-    """Build the loop that the parts determine (`loop_kind`); agents that do not learn get the loop `play`.
+    """Build the loop of kind `parts.kind`, or the loop `play` instead of `learn` for agents that do not learn.
 
-    `load_references` returns the results of reference runs (`LoopParts.load_references`).
+    `load_references` returns the measured reference lines (`LoopParts.load_references`).
     """
     kind = parts.kind
     if kind == "learn" and not parts.agents[0].learns:
@@ -301,11 +300,13 @@ def build_loop(config: Config, parts: Parts, load_references: Callable[[], Any] 
     return loop
 
 
-def _observers(config: Config, env: VecEnv, folder: Path | None, kind: LoopKind, builder: Builder) -> list[Observer]:
-    """Build the user's own observers.
+def _build_observers(
+    config: Config, env: VecEnv, folder: Path | None, kind: LoopKind, builder: Builder
+) -> list[Observer]:
+    """Build the observers in the config's list `observers`.
 
     Raises:
-        ConfigError: an object is not an observer, or this kind of run cannot be observed.
+        ConfigError: an object is not an observer, or the loop `kind` cannot be observed.
     """
     nodes = config.get("observers") or []
     if nodes and kind not in OBSERVED_LOOPS:
@@ -315,10 +316,10 @@ def _observers(config: Config, env: VecEnv, folder: Path | None, kind: LoopKind,
         )
     builder = builder.replace_services(ObserverServices(env.spec, env, folder))
     observers = [builder.build(node, f"observers[{i}]") for i, node in enumerate(nodes)]
-    for i, part in enumerate(observers):
-        if not isinstance(part, Observer):
+    for i, observer in enumerate(observers):
+        if not isinstance(observer, Observer):
             raise ConfigError(
-                f"observers[{i}]: {type(part).__name__} is not an observer; derive it from "
+                f"observers[{i}]: {type(observer).__name__} is not an observer; derive it from "
                 "llmrl.core.observers.Observer"
             )
     return observers
@@ -349,14 +350,14 @@ def _check_init_from(config: Config) -> None:
 
 
 def check_values(config: Config, resources: RunResources | None = None) -> None:
-    """Raise ConfigError for values that cannot work, as far as this can be checked without building a part."""
+    """Raise ConfigError for invalid values and combinations that can be detected without building a part."""
     resources = resources or RunResources(config)
     builder = resources.builder
-    parts = {group: config[group] for group in ("env", "agent", "principal", "teacher", "hardware")}
-    parts |= {f"observers[{i}]": node for i, node in enumerate(config.get("observers") or ())}
-    parts["report"] = config.get("report") or {}  # the config of an imported run may lack it
+    nodes = {group: config[group] for group in ("env", "agent", "principal", "teacher", "hardware")}
+    nodes |= {f"observers[{i}]": node for i, node in enumerate(config.get("observers") or ())}
+    nodes["report"] = config.get("report") or {}  # the config of an imported run may lack it
     errors = ErrorCollector()
-    for path, node in parts.items():
+    for path, node in nodes.items():
         with errors.collect():
             builder.validate(node, path)
     errors.raise_all()
@@ -371,64 +372,62 @@ def check_values(config: Config, resources: RunResources | None = None) -> None:
         for name, node in (config["llm"].get("variants") or {}).items():
             builder.validate(model_options(node), f"llm.variants.{name}")
     kind = loop_kind(config, builder)
-    # Whether an agent learns may be known only when it is built.
+    # Some agents decide in their constructor whether they learn, so the settings of both loops must be valid.
     for loop_name in ("learn", "play") if kind == "learn" else (kind,):
         if config_section(loop_name) in config:
             builder.validate(config[config_section(loop_name)], config_section(loop_name), LOOP_SETTINGS[loop_name])
 
 
 def check_distributed(config: Config, resources: RunResources) -> None:
-    """Raise ConfigError for an experiment that several processes would each compute completely.
-
-    The processes are those of this run, or those that jobs of a cluster will have.
-    """
-    n = max(resources.hardware.backend.processes, rank_and_world_size()[1])
-    if n == 1:
+    """Raise ConfigError if several processes of this command or of a job cannot divide the work of a run."""
+    n_processes = max(resources.hardware.backend.processes, rank_and_world_size()[1])
+    if n_processes == 1:
         return
     advice = (
         "start a single process, without torchrun, or with hardware.backend.nodes=1 "
         "hardware.backend.processes_per_node=1"
     )
     if "method" in config:
-        raise ConfigError(f"llmrl-finetune trains in one process, and there are {n}; {advice}")
+        raise ConfigError(f"llmrl-finetune trains in one process, and there are {n_processes}; {advice}")
     builder = resources.builder
-    model = config.get("llm") or {}
-    model_learns, has_sampler = ((model.get(name) or {}).get("_target_") is not None for name in ("learn", "sampler"))
-    # A model that learns divides the requests of its players, unless a server samples the replies.
+    llm_config = config.get("llm") or {}
+    model_learns, has_sampler = ((llm_config.get(x) or {}).get("_target_") is not None for x in ("learn", "sampler"))
+    # With llm/learn, each process answers a part of the requests, unless a server samples the replies (llm/sampler).
     players_learn = model_learns and not has_sampler and builder.needs(config["agent"], "llm", "agent")
     if not (players_learn or builder.needs(config["agent"], "processes", "agent")):
         agent_names = ", ".join(
             name for name, option in load_options("agent").items() if Builder().needs(option, "processes", "agent")
         )
         raise ConfigError(
-            f"{config['agent']['_target_'].rpartition('.')[2]} computes alone, so {n} processes would do the same work "
-            f"{n} times. Use an agent whose work can be divided, agent={agent_names}, or agent=llm_player with "
-            f"llm/learn and llm/sampler=none; or {advice}"
+            f"{config['agent']['_target_'].rpartition('.')[2]} computes in one process, so {n_processes} processes "
+            f"would do the same work {n_processes} times. Use an agent whose work can be divided, agent={agent_names}, "
+            f"or agent=llm_player with llm/learn and llm/sampler=none; or {advice}"
         )
     for group in ("principal", "teacher") if players_learn else ("principal", "agent", "teacher"):
         if builder.needs(config[group], "llm", group):
             raise ConfigError(
-                f"the chosen {group} uses a chat model, to which {n} processes would send each request {n} times; "
-                f"{advice}"
+                f"the chosen {group} uses a chat model, to which {n_processes} processes would send each request "
+                f"{n_processes} times; {advice}"
             )
 
 
 def current_processes() -> ProcessGroup:
-    """Return the processes that compute the run of this command together.
+    """Return the group of processes that compute the run of this command together.
 
     Raises:
         ConfigError: there are several processes, but only `llmrl-train` can use them.
     """
-    processes, n = ProcessGroup.get_joined(), rank_and_world_size()[1]
-    if processes.world_size != n:
+    processes, world_size = ProcessGroup.get_joined(), rank_and_world_size()[1]
+    if processes.world_size != world_size:
         raise ConfigError(
-            f"only llmrl-train can use several processes, and there are {n}; start this command in a single process"
+            f"only llmrl-train can use several processes, and there are {world_size}; start this command in a single "
+            "process"
         )
     return processes
 
 
 def check_deterministic(spec: EnvSpec, processes: ProcessGroup) -> None:
-    """Raise ConfigError for an environment whose games would differ between the processes."""
+    """Raise ConfigError if a run has several processes and its environment is not deterministic."""
     if processes.world_size > 1 and not spec.deterministic:
         raise ConfigError(
             f"the games of env={spec.name} are not deterministic, and the {processes.world_size} processes of a run "

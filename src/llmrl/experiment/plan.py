@@ -30,9 +30,9 @@ from llmrl.run.progress_bar import format_duration
 
 
 def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str, str]]:
-    """Return the plan as pairs (subject, description).
+    """Return the plan of a run as pairs (subject, description).
 
-    It lists parts, shapes, parameter counts, environment steps and LLM calls.
+    It lists parts, shapes, parameter counts, environment steps, time, and calls of language models with their costs.
     """
     spec = parts.env.spec
     continuous = spec.continuous_actions
@@ -45,8 +45,8 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
         ),
         *((f"  {label}", value) for label, value in spec.about),
         *(
-            (f"  {name}", f"[{spec.n_envs}, {spec.n_agents}{''.join(f', {n}' for n in c.shape)}] {c.dtype}")
-            for name, c in spec.observation.items()
+            (f"  {name}", f"[{spec.n_envs}, {spec.n_agents}{''.join(f', {n}' for n in space.shape)}] {space.dtype}")
+            for name, space in spec.observation.items()
         ),
     ]
     if spec.mechanism is not None:
@@ -55,8 +55,8 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     rows += _regime_rows(config, parts, loop)
     agent = parts.agents[0].describe()
     rows.append(("agent", ", ".join(f"{k}: {v:,}" if isinstance(v, int) else f"{k}: {v}" for k, v in agent.items())))
-    initial_runs = run_references.prerequisite_runs(config)
-    rows += [(run.purpose, run.plan_text) for run in initial_runs]
+    referenced_runs = run_references.prerequisite_runs(config)
+    rows += [(run.purpose, run.plan_text) for run in referenced_runs]
     rows += _principal_rows(config, parts)
     rows += _teacher_rows(parts, loop)
     rows += _model_rows(parts)
@@ -65,7 +65,7 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     reference_runs = reference_line_runs.prerequisite_runs(config, parts, loop)
     rows += reference_line_runs.plan_rows(config, parts, loop, reference_runs)
     rows += noise_rows(config, loop, reference_runs)
-    unfinished_runs = [run for run in (*initial_runs, *reference_runs) if not run.finished]
+    unfinished_runs = [run for run in (*referenced_runs, *reference_runs) if not run.finished]
     if isinstance(loop, DesignLoop):
         total_steps = loop.env_steps + sum(run.env_steps for run in unfinished_runs)
         if unfinished_runs:
@@ -81,7 +81,7 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
 
 
 def _regime_rows(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str, str]]:
-    """Return a row on the regime: how the agents were pre-trained, and for how long they learn in this run."""
+    """Return a row on the regime, if there is one: whether agents were pre-trained, and how long they learn."""
     name = config.get("regime_name")
     if name is None:
         return []
@@ -97,13 +97,9 @@ def _regime_rows(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tu
 
 
 def _time_rows(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: int = 0) -> list[tuple[str, str]]:
-    """Return the time of a run, and of the runs it needs, on this machine.
+    """Return the row on the time of a run and of its prerequisite runs, at the measured speed of this machine.
 
-    Args:
-        config: config of the run.
-        parts: its parts.
-        loop: its loop.
-        env_steps: environment steps of a design run and of the runs it needs.
+    `env_steps` is the number of environment steps of a design run and of the unfinished runs that it needs.
     """
     groups = (
         groups_using_model(config, ("agent", "teacher"), parts.resources.builder)
@@ -134,7 +130,7 @@ def _is_scripted(model: object) -> bool:
 
 
 def call_rows(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:
-    """Return rows on the calls, tokens and costs of a run with an empty cache: expected, and at most."""
+    """Return rows on the expected and maximum calls and costs, and on tokens, of a run with an empty cache."""
     n_repairs = estimate.max_calls - estimate.calls
     rows = [
         ("LLM calls", f"{estimate.calls:,}" + (f", at most {estimate.max_calls:,} with repairs" if n_repairs else "")),
@@ -161,7 +157,10 @@ def _format_cost(expected: float | None, maximum: float | None) -> str:
 
 
 def estimate_costs(estimate: CallEstimate, client: ChatClient) -> tuple[float | None, float | None]:
-    """Return the expected and highest cost of calls, US dollars; None if prices or the longest reply are unknown."""
+    """Return the expected and maximum cost of all calls, US dollars.
+
+    Both are None if a price is unknown; the maximum is None also if a model's longest reply is unknown.
+    """
     costs = [
         _provider_costs(estimate, share, client.endpoints[name].provider)
         for name, share in estimate.fraction_by_model.items()
@@ -176,13 +175,14 @@ def _sum_costs(costs: Sequence[float | None]) -> float | None:
 
 
 def _provider_costs(estimate: CallEstimate, share: float, provider: Provider) -> tuple[float | None, float | None]:
-    """Return `estimate_costs` of the share of calls that one model answers."""
+    """Return the expected and maximum cost of the calls that one model answers, `share` in [0, 1] of all calls."""
     max_reply_tokens = provider.max_reply_tokens
-    prompts, replies = (round(share * n) for n in (estimate.prompt_tokens, estimate.completion_tokens))
-    expected = provider.cost(prompts, replies, 0, 0)
+    input_tokens, output_tokens = (round(share * n) for n in (estimate.prompt_tokens, estimate.completion_tokens))
+    expected = provider.cost(input_tokens, output_tokens, 0, 0)
     if expected is None or max_reply_tokens is None:
         return expected, None
-    # Worst case: every reply has full length and is repaired; each repair quotes the prompt and the reply again.
+    # Maximum: every reply has the maximum length and every possible repair occurs. The request of a repair repeats the
+    # prompt and the invalid reply.
     n_repairs, max_calls = estimate.max_calls - estimate.calls, estimate.max_calls
     max_prompt_tokens = (estimate.prompt_tokens + estimate.quoted * max_reply_tokens) * max_calls // max(
         estimate.calls, 1
@@ -191,7 +191,7 @@ def _provider_costs(estimate: CallEstimate, share: float, provider: Provider) ->
 
 
 def _teacher_rows(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
-    """Return rows on the teacher and the updates in which it teaches.
+    """Return rows on the teacher and on the number of updates to whose loss it adds a term.
 
     The teacher's methods `describe` and `count_taught_updates` are optional.
     """
@@ -200,12 +200,12 @@ def _teacher_rows(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
         return [("teacher", "none")]
     describe, count_taught_updates = getattr(teacher, "describe", None), getattr(teacher, "count_taught_updates", None)
     description = (
-        type(teacher).__name__ if describe is None else ", ".join(f"{key}: {x}" for key, x in describe().items())
+        type(teacher).__name__ if describe is None else ", ".join(f"{key}: {text}" for key, text in describe().items())
     )
     if count_taught_updates is None or not parts.agents[0].learns:
         return [("teacher", description)]
     if isinstance(loop, DesignLoop):
-        # The schedule restarts when agents are reset.
+        # The teacher's schedule restarts when agents are reset.
         settings, rounds = loop.settings, loop.schedule.adapt_rounds
         updates = rounds * (1 if settings.reset_agents else settings.steps)
         suffix = " of each principal step" if settings.reset_agents else ""
@@ -218,21 +218,21 @@ def _teacher_rows(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
 
 
 def _principal_rows(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, str]]:
-    """Return rows on the principal, the measurements of each of its arms, and whether there are too many arms."""
+    """Return rows on the principal: its type, the mean number of measurements of an arm, and a warning if it is < 1."""
     principal = parts.principal
     if principal is None:
         return [("principal", "none")]
     description = type(principal).__name__
     if isinstance(principal, BanditPrincipal):
-        mean = count_proposals(config, parts.kind) / principal.space.n_context_rows / principal.n_arms
-        description += f": {principal.n_arms:,} arms, {mean:.3g} measurements of each on average"
+        mean_plays = count_proposals(config, parts.kind) / principal.space.n_context_rows / principal.n_arms
+        description += f": {principal.n_arms:,} arms, {mean_plays:.3g} measurements of each on average"
         description += " in a context" if principal.space.n_context_rows > 1 else ""
     warning = arm_shortage_warning(config, parts)
     return [("principal", description), *([] if warning is None else [("  but", warning)])]
 
 
 def _model_rows(parts: Parts) -> list[tuple[str, str]]:
-    """Return rows on the model and whether it can answer; a plan can be made without its key."""
+    """Return rows on the language model, with the reason if it cannot answer, such as a missing API key."""
     if parts.llm is None:
         return [("llm", "not used")]
     try:
@@ -243,10 +243,7 @@ def _model_rows(parts: Parts) -> list[tuple[str, str]]:
 
 
 def arm_shortage_warning(config: Mapping[str, Any], parts: Parts) -> str | None:
-    """Return a warning, with remedies, for a run with fewer proposals than its principal has arms.
-
-    None if there are enough, or the principal has no arms.
-    """
+    """Return a warning, with remedies, if the principal of a run has more arms than it makes proposals; else None."""
     kind, principal = parts.kind, parts.principal
     if not isinstance(principal, BanditPrincipal):
         return None
@@ -254,8 +251,8 @@ def arm_shortage_warning(config: Mapping[str, Any], parts: Parts) -> str | None:
     n_plays = n_proposals // space.n_context_rows
     if n_plays >= n_arms:
         return None
-    has_points = "points" in config["principal"]
-    fewer_arms_fit = has_points and len(choose_arms(space, None, FINE_GRID_POINTS, n_proposals)) <= n_plays
+    has_points_option = "points" in config["principal"]
+    fewer_arms_fit = has_points_option and len(choose_arms(space, None, FINE_GRID_POINTS, n_proposals)) <= n_plays
     proposals_text = f"{n_plays:,} proposal{'s' * (n_plays != 1)}"
     if space.n_context_rows > 1:
         proposals_text = f"about {proposals_text} in each of {space.n_context_rows} contexts"
@@ -269,7 +266,7 @@ def arm_shortage_warning(config: Mapping[str, Any], parts: Parts) -> str | None:
 
 
 MAX_RELATIVE_ERROR = 0.1
-"""Standard error, as a share of the objective's range, above which fewer vectors with more societies are preferred."""
+"""Standard error of a proposal, as a share of the objective's range, above which a plan advises more replicates."""
 
 
 def noise_rows(config: Mapping[str, Any], loop: object, runs: Sequence[PrerequisiteRun]) -> list[tuple[str, str]]:
@@ -278,7 +275,7 @@ def noise_rows(config: Mapping[str, Any], loop: object, runs: Sequence[Prerequis
     Args:
         config: resolved config of the run.
         loop: loop of the run.
-        runs: runs that measure its reference lines.
+        runs: prerequisite runs that measure the run's reference lines.
     """
     if not isinstance(loop, DesignLoop) or not loop.updates_per_round:
         return []
@@ -302,7 +299,7 @@ def noise_rows(config: Mapping[str, Any], loop: object, runs: Sequence[Prerequis
 def relative_error(references: References | None, replicates: int) -> float | None:
     """Return the standard error of a measurement over `replicates` societies, as a share of the objective's range.
 
-    The range is that of the coarse scan, averaged over contexts. None: the reference lines do not say.
+    The range is that of the coarse scan, averaged over contexts. None: it or the standard error was not measured.
     """
     error = None if references is None else references.measurement_error(replicates)
     if references is None or error is None:
@@ -312,14 +309,14 @@ def relative_error(references: References | None, replicates: int) -> float | No
 
 
 def increase_replicates(error: float, candidates: int, replicates: int) -> tuple[int, int]:
-    """Return the numbers of candidates and of societies of each, with the same product, for a small standard error.
+    """Return numbers of candidates and of replicates with the same product but a smaller standard error.
 
-    It is the highest number of candidates with a standard error of at most `MAX_RELATIVE_ERROR`, or one candidate.
+    The number of candidates is the highest with a standard error of at most `MAX_RELATIVE_ERROR`, or else 1.
 
     Args:
         error: standard error with `replicates` societies, as a share of the objective's range.
-        candidates: number of candidates of a step.
-        replicates: number of societies of a candidate.
+        candidates: number of candidates of a principal step.
+        replicates: number of societies of each candidate.
 
     >>> increase_replicates(0.2, 8, 1)
     (2, 4)

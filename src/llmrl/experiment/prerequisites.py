@@ -1,4 +1,4 @@
-"""Runs that a run needs before it can start: ordinary runs, computed when they are first needed, and shared."""
+"""Prerequisite runs: runs that must be finished before another run can start. Several runs can share one."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from llmrl.run.status import PrerequisiteRecord, RunStage, read_progress, read_s
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
+"""Seconds between two checks whether another process still computes a prerequisite run."""
 STAGE_UPDATE_SECONDS = 2.0
 """Seconds between two updates of a stage in `status.json`."""
 
@@ -40,9 +41,9 @@ class PrerequisiteRun:
 
     Attributes:
         purpose: purpose of the run, e.g. `pre-training`.
-        name: name of the run in plans.
+        name: description of the run in plans, e.g. its reference and seed.
         config: resolved config as plain data, with digests.
-        overrides: overrides that its folder is named after.
+        overrides: overrides that determine the label of its folder.
         env_steps: environment steps of the run, summed over games.
     """
 
@@ -54,7 +55,7 @@ class PrerequisiteRun:
 
     @classmethod
     def existing(cls, purpose: str, name: str, folder: Path, trusted: Sequence[str]) -> PrerequisiteRun:
-        """Create a prerequisite from a run that has a folder; errors as `saved_experiment`."""
+        """Create a prerequisite from an existing run folder; for errors see `saved_experiment`."""
         config, overrides = saved_experiment(folder, trusted)
         return cls(purpose, name, config, overrides, config.get("learn", {}).get("env_steps", 0))
 
@@ -91,7 +92,7 @@ def saved_experiment(folder: Path, trusted: Sequence[str]) -> tuple[dict[str, An
     """
     config = read_config(folder, trusted)
     check_permissions(config, str(folder / CONFIG_NAME))
-    # The folder may be a copy in another place.
+    # The folder may have been moved or copied, so its present path determines these options.
     config |= {"output_root": str(folder.parents[2]), "name": folder.parents[1].name, "seed": parse_seed(folder) or 0}
     records = (read_status(folder), read_launch_record(folder))
     overrides = next((list(record.overrides) for record in records if record is not None and record.overrides), [])
@@ -99,7 +100,7 @@ def saved_experiment(folder: Path, trusted: Sequence[str]) -> tuple[dict[str, An
 
 
 ComputeRun = Callable[[Mapping[str, Any], Sequence[str]], object]
-"""Function that computes the run of a resolved config, with the overrides that its folder is named after."""
+"""Function that computes the run of a resolved config; the overrides determine the label of its folder."""
 
 
 def ensure_finished(
@@ -110,42 +111,43 @@ def ensure_finished(
     n_stages_before: int = 0,
     n_stages_after: int = 1,
 ) -> int:
-    """Compute the runs that are not finished, in order, or wait for another process or run that computes one.
+    """Compute the unfinished prerequisite runs in order; wait for those that another process or run computes.
 
-    A run that has ended without a result since a launcher accepted `run` is not tried again.
+    A prerequisite that ended without a result after a launcher accepted `run` is not computed again.
 
     Args:
-        prerequisites: runs that are needed, in order.
+        prerequisites: runs that `run` needs, in order.
         run: run that needs them.
-        compute: function that computes a run.
+        compute: function that computes a prerequisite run.
         suspend: function that returns a context manager for the time in which `run` waits.
-        n_stages_before: number of stages of `run` before these.
-        n_stages_after: number of stages of `run` after these, including the run itself.
+        n_stages_before: number of stages of `run` before the first prerequisite.
+        n_stages_after: number of stages of `run` after the last prerequisite, including the run itself.
 
     Returns:
-        The number of finished stages: `n_stages_before`, and one for each run that was not finished.
+        The number of stages that are now finished: `n_stages_before`, plus one for each prerequisite that was
+        unfinished.
 
     Raises:
         Stopped: a signal has requested a stop.
-        PrerequisiteFailed: one of the runs ended without a result; the message gives the reason.
+        PrerequisiteFailed: a prerequisite ended without a result; the message gives the reason.
     """
-    missing = [prerequisite for prerequisite in prerequisites if not prerequisite.finished]
+    unfinished = [prerequisite for prerequisite in prerequisites if not prerequisite.finished]
     run.status.prerequisites += [
         PrerequisiteRecord(prerequisite.purpose, prerequisite.name, str(prerequisite.folder))
         for prerequisite in prerequisites
     ]
-    n_stages = n_stages_before + len(missing) + n_stages_after
-    for index, prerequisite in enumerate(missing, start=n_stages_before + 1):
+    n_stages = n_stages_before + len(unfinished) + n_stages_after
+    for index, prerequisite in enumerate(unfinished, start=n_stages_before + 1):
         stage = RunStage(prerequisite.purpose, prerequisite.name, index, n_stages)
         with _track_stage(run, stage, prerequisite.folder, prerequisite.env_steps):
             _ensure_run(prerequisite, run, compute, suspend)
-    return n_stages_before + len(missing)
+    return n_stages_before + len(unfinished)
 
 
 def _ensure_run(
     prerequisite: PrerequisiteRun, run: Run, compute: ComputeRun, suspend: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    """Compute one run, or wait for another process or run that does; arguments and errors as for `ensure_finished`."""
+    """Compute one prerequisite, or wait for the process or run that computes it; see `ensure_finished`."""
     launch_time, launch_folder = _launch_time_and_folder(run)
     is_waiting = False
     while not prerequisite.finished:
@@ -159,7 +161,7 @@ def _ensure_run(
                 launch_time = min(launch_time, time.time())
             is_waiting = True
             with suspend():
-                # Suspended until the run is free, because other rows wait while this one is active.
+                # Without `suspend`, the other rows of this process would wait for this run, too.
                 while run.stop.signal is None and is_in_use(prerequisite.folder):
                     time.sleep(_POLL_SECONDS)
         except CallNotMade:
@@ -171,9 +173,9 @@ def _ensure_run(
 
 
 def _launch_time_and_folder(run: Run) -> tuple[float, str]:
-    """Return when a launcher accepted `run` for this attempt, Unix time, and the folder of the launch.
+    """Return the Unix time at which a launcher accepted this attempt of `run`, and the sweep folder of the launch.
 
-    Infinity and an empty text if the run was started without a launcher.
+    Infinity and an empty text if the attempt was started without a launcher.
     """
     launch_record = read_launch_record(run.folder)
     if launch_record is None or run.status.attempt != launch_record.attempt + 1:
@@ -194,16 +196,15 @@ def _describe_failure(prerequisite: PrerequisiteRun, launch_time: float, launch_
 
 @contextmanager
 def _track_stage(run: Run, stage: RunStage, folder: Path, env_steps: int) -> Iterator[None]:
-    """Return a context in which a run that another run needs is computed, by this process or another one.
+    """Return a context manager that reports the progress of a prerequisite run in the `status.json` of `run`.
 
-    The stage's first and last moments are logged. Meanwhile the progress in `folder` is copied to the `status.json` of
-    `run`.
+    It also logs when the stage starts and when it is finished.
 
     Args:
-        run: run that waits.
-        stage: stage at its beginning.
-        folder: run folder of the needed run, which need not exist yet.
-        env_steps: environment steps of the needed run.
+        run: run that waits for the prerequisite.
+        stage: stage of `run` at its beginning, without progress.
+        folder: run folder of the prerequisite, which need not exist yet.
+        env_steps: environment steps of the prerequisite.
     """
     log.info("%s: started, %s environment steps", stage, f"{env_steps:,}")
     start_time = time.monotonic()
@@ -225,9 +226,9 @@ def _copy_progress(run: Run, stage: RunStage, folder: Path, stop_event: threadin
     while True:
         fraction, eta_s, inner_stage = read_progress(folder)
         name = stage.name if inner_stage is None else f"{stage.name}: {inner_stage}"
-        current = replace(stage, name=name, fraction=fraction, eta_s=eta_s)
-        if current != last_stage:
-            run.status.stage = last_stage = current
+        updated_stage = replace(stage, name=name, fraction=fraction, eta_s=eta_s)
+        if updated_stage != last_stage:
+            run.status.stage = last_stage = updated_stage
             try:
                 if run.processes.is_main:
                     run.status.write(run.folder)

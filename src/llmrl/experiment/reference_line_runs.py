@@ -1,8 +1,8 @@
 """The runs that measure the reference lines of a design run: their names, configs and results.
 
-Their configs are derived from the run's config without the parts that differ within a sweep (principal, language model,
-seed), so the runs of such a sweep share them. By default they take at most the environment steps of the run, so runs of
-different lengths may have coarse scans of different sizes.
+Their configs are the design run's config without its principal, language model and seed, so runs that differ only in
+these share the same reference runs. By default reference runs take at most as many environment steps as the design run,
+so coarse scans of longer runs may contain more vectors.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from llmrl.results.principal_scores import REFERENCE_LEVELS
 from llmrl.run.status import SUMMARY_NAME
 
 _NAME_SUFFIX = "_references"
-"""Suffix of the name of these runs; the rest is the name of the runs that need them."""
+"""Suffix that is appended to the name of a design run for the name of its reference runs."""
 
 _PLAYER_GROUPS = ("agent", "teacher")
-"""Config groups whose language model would also be called in reference measurements."""
+"""Config groups whose parts play in reference measurements, too, and would call a language model there."""
 _REPETITIONS = 2
-"""Measurements of each vector, if they are affordable."""
+"""Preferred number of measurements of each vector, if they fit into the allowed environment steps."""
 _COST_NOTE = "they would take more environment steps than the run itself; design.references=1 requests all"
 _MIN_VECTORS = 3
 """Minimum number of vectors of a coarse scan: no mechanism, the center, and the maximum."""
@@ -44,7 +44,7 @@ class ReferencePlan:
 
     Attributes:
         n_repetitions: measurements of each vector in each context; 0: nothing is measured.
-        n_vectors: number of measured vectors of the coarse scan, the first of which is not a mechanism.
+        n_vectors: number of measured vectors of the coarse scan; the first one stands for no mechanism.
         measures_untrained: whether untrained agents are measured.
         scan_size: number of vectors of the complete coarse scan.
     """
@@ -58,14 +58,14 @@ class ReferencePlan:
 def plan_within_steps(env_steps: int, vector_steps: int, untrained_steps: int, scan_size: int) -> ReferencePlan:
     """Return the reference measurements that together take at most `env_steps`.
 
-    No mechanism comes first, then untrained agents, then the vectors of the coarse scan in their order, unless fewer
-    than three vectors fit (no mechanism included). Two repetitions are preferred to more vectors, because without
-    repetitions the noise of a measurement is unknown.
+    The first priority is the vector for no mechanism, then untrained agents, then the other vectors of the coarse scan
+    in their order, unless fewer than `_MIN_VECTORS` vectors fit. Two repetitions are preferred to more vectors, because
+    the noise of a measurement cannot be estimated from one.
 
     Args:
         env_steps: environment steps that may be used.
-        vector_steps, untrained_steps: environment steps of one measurement in every context, of a vector and of
-            untrained agents.
+        vector_steps: environment steps of one measurement of a vector, summed over contexts.
+        untrained_steps: environment steps of one measurement of untrained agents, summed over contexts.
         scan_size: number of vectors of the coarse scan, >= 1.
     """
     min_vectors = min(_MIN_VECTORS, scan_size)
@@ -87,7 +87,7 @@ def reason_without_references(config: Config, parts: Parts) -> str | None:
     if config["design"]["references"] == 0:
         return "none (design.references=0)"
     for group in groups_using_model(config, _PLAYER_GROUPS, parts.resources.builder):
-        return f"none: the {group} uses a language model, which they would call, too"
+        return f"none: the {group} uses a language model, which these measurements would also call"
     if not parts.agents[0].learns:
         return "none: these agents do not learn, so they do not adapt to a mechanism"
     if "n_envs" not in config["env"]:
@@ -96,7 +96,7 @@ def reason_without_references(config: Config, parts: Parts) -> str | None:
 
 
 def count_expected_stages(config: Config, builder: Builder) -> int:
-    """Return the largest number of reference runs of `config`, before its parts are built."""
+    """Return the maximum number of reference runs of `config`, which can be computed before parts are built."""
     has_references = loop_kind(config, builder) == "design" and config["design"]["references"] != 0
     return 2 if has_references and not groups_using_model(config, _PLAYER_GROUPS, builder) else 0
 
@@ -107,16 +107,16 @@ def reference_plan(config: Config, parts: Parts, loop: DesignLoop) -> ReferenceP
     scan_size = len(space.probe_vectors)
     if requested is not None:
         return ReferencePlan(requested, scan_size, True, scan_size)
-    vector, untrained = (_measurement_steps(config, parts, adapts) for adapts in (True, False))
-    return plan_within_steps(loop.env_steps, vector, untrained, scan_size)
+    vector_steps, untrained_steps = (_measurement_steps(config, parts, adapts) for adapts in (True, False))
+    return plan_within_steps(loop.env_steps, vector_steps, untrained_steps, scan_size)
 
 
 def prerequisite_runs(config: Config, parts: Parts, loop: object) -> list[PrerequisiteRun]:
-    """Return the runs behind the reference lines of the run of `config`.
+    """Return the runs that measure the reference lines of the run of `config`.
 
-    They are the coarse scan, which begins with no mechanism, and untrained agents. There are none where
-    `reason_without_references` gives a reason, where no measurement is affordable, and for loops other than
-    `DesignLoop`.
+    They are a coarse scan, whose first vector stands for no mechanism, and a run with untrained agents. There are none
+    if `reason_without_references` returns a reason, if no measurement fits into the allowed environment steps, or for
+    loops other than `DesignLoop`.
 
     Args:
         config: resolved config of the run.
@@ -149,10 +149,10 @@ def prerequisite_runs(config: Config, parts: Parts, loop: object) -> list[Prereq
 
 
 def measured_references(reference_runs: Sequence[PrerequisiteRun]) -> References | None:
-    """Return the reference lines that `reference_runs` have measured; None if there are none, or not all are finished.
+    """Return the reference lines that `reference_runs` have measured; None without runs or if one is unfinished.
 
     Raises:
-        RunFolderError: the summary of one of them is gone or damaged.
+        RunFolderError: the summary of one of the runs is missing or damaged.
     """
     if not reference_runs or not all(run.finished for run in reference_runs):
         return None
@@ -161,9 +161,9 @@ def measured_references(reference_runs: Sequence[PrerequisiteRun]) -> References
 
 
 def _read_history(path: Path) -> list[dict[str, Any]]:
-    """Return the proposals of a finished run."""
+    """Return the proposals in the `summary.json` of a finished run, with their measurements."""
     try:
-        return [dict(entry) for entry in read_json_object(path)["history"]]
+        return [dict(proposal) for proposal in read_json_object(path)["history"]]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         remedy = "remove that run's folder, so that it is computed again"
         raise RunFolderError(f"{path} (reference lines) cannot be read ({error!r}); {remedy}") from error
@@ -185,12 +185,12 @@ def plan_rows(
     if plan.n_vectors < plan.scan_size or not plan.measures_untrained:
         rows.append(("", f"others are omitted: {_COST_NOTE}"))
     if (references := measured_references(reference_runs)) is not None:
-        rows += [("", _format_context(situation)) for situation in references.contexts]
+        rows += [("", _format_context(context_lines)) for context_lines in references.contexts]
     return rows
 
 
 def _describe_measurements(plan: ReferencePlan) -> str:
-    """Return a description of the measurements."""
+    """Describe which levels are measured, and how often."""
     measured = ["no mechanism"] + ["untrained agents"] * plan.measures_untrained
     if plan.n_vectors > 1:
         scan_prefix = (
@@ -203,25 +203,26 @@ def _describe_measurements(plan: ReferencePlan) -> str:
     return f"{', '.join(measured)}; each vector measured {times}"
 
 
-def _format_context(situation: ContextReferences) -> str:
-    """Return the lines of a context as a short text."""
-    prefix = "" if situation.context is None else f"{situation.context}: "
-    lines = zip(REFERENCE_LEVELS.values(), (situation.untrained, situation.no_mechanism, situation.best), strict=True)
+def _format_context(context_lines: ContextReferences) -> str:
+    """Format the reference lines of a context as a short text."""
+    prefix = "" if context_lines.context is None else f"{context_lines.context}: "
+    levels = (context_lines.untrained, context_lines.no_mechanism, context_lines.best)
+    lines = zip(REFERENCE_LEVELS.values(), levels, strict=True)
     return prefix + ", ".join(f"{name} {line.value:.3g}" for name, line in lines if line is not None)
 
 
 def _measurement_steps(config: Config, parts: Parts, adapts: bool) -> int:
-    """Return the environment steps of one measurement of a vector in every context."""
+    """Return the environment steps of one measurement of a vector in every context, if `adapts` with adaptation."""
     design, games = config["design"], n_envs_per_society(config)
     rounds = design["adapt_rounds"] * adapts - (-design["validate_episodes"] // games)
     return int(rounds * (parts.env.spec.horizon or 0) * games * parts.env.spec.proposals.n_context_rows)
 
 
 def _measurement_config(config: Config, vectors: list[list[float]], repetitions: int, parts: Parts) -> dict[str, Any]:
-    """Return the config of a run that measures `vectors` in each context, one after the other, `repetitions` times.
+    """Return the config of a run that measures `vectors` in each context `repetitions` times.
 
-    Vectors of one step share their random numbers, those of different steps do not. The vectors that fit into one step
-    are therefore listed together, once for each context.
+    Only vectors of the same principal step are measured with the same random numbers. Each step therefore contains as
+    many vectors as possible, and is repeated for each context.
     """
     design = config["design"]
     n_candidates = max(n for n in range(1, design["candidates"] + 1) if len(vectors) % n == 0)
@@ -229,7 +230,7 @@ def _measurement_config(config: Config, vectors: list[list[float]], repetitions:
     n_contexts = parts.env.spec.proposals.n_context_rows
     proposals = [vector for i in starts for _ in range(n_contexts) for vector in vectors[i : i + n_candidates]]
     run_config = without_digests(config)
-    run_config.pop("llm", None)  # no part uses a model or writes prompts
+    run_config.pop("llm", None)  # no part of this run uses a model or writes prompts
     run_config.pop("prompts", None)
     run_config |= {
         "name": config["name"] + _NAME_SUFFIX,
@@ -256,6 +257,7 @@ def _measurement_config(config: Config, vectors: list[list[float]], repetitions:
 
 
 def _make_run(stage: str, label: str, name: str, config: dict[str, Any], horizon: int | None) -> PrerequisiteRun:
+    """Create a prerequisite run for the stage `stage` of a run, with the folder label `reference=<label>`."""
     design, n_envs = config["design"], config["env"]["n_envs"]
     rounds = design["adapt_rounds"] - (-design["validate_episodes"] // (n_envs // design["candidates"]))
     steps = design["steps"] * rounds * (horizon or 0) * n_envs

@@ -1,4 +1,4 @@
-"""Resources of a run: hardware settings, torch device, cores, language model and sinks of metrics, each made once."""
+"""Resources of a run, each created once: hardware settings, torch device, cores, language model, sinks of metrics."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ CALL_POLICY_KEYS = (
     "max_invalid",
     "variants",
 )
-"""Keys of the config's `llm` that determine how a model is called; the other keys determine the model."""
+"""Keys of the config's node `llm` that determine how a model is called; the other keys determine the model."""
 
 
 class RunResources:
-    """Resources of the run of a config; each is made on first use and then reused.
+    """Resources of the run of a config; each is created on first use and then reused.
 
     Args:
         config: resolved config as plain data.
@@ -63,12 +63,12 @@ class RunResources:
 
     @cached_property
     def model_nodes(self) -> tuple[Config, Config]:
-        """The two nodes of `llm=` (`model_nodes`)."""
+        """The nodes of the language model and of its client (see the function `model_nodes`)."""
         return model_nodes(self.config["llm"])
 
     @cached_property
     def hardware(self) -> Hardware:
-        """The option of `hardware=` as an object.
+        """The settings of the config's node `hardware`.
 
         Raises:
             ConfigError: an option is invalid.
@@ -91,8 +91,8 @@ class RunResources:
     def cores(self) -> int:
         """Number of cores for processes that play whole episodes.
 
-        It is `hardware.cores`, or else the cores that this process may use, divided by the number of runs of a sweep on
-        this machine.
+        It is `hardware.cores`. By default it is the number of cores that this process may use, divided by the number of
+        runs that a sweep computes at the same time on this machine.
         """
         if self.hardware.cores is not None:
             return self.hardware.cores
@@ -100,7 +100,7 @@ class RunResources:
 
     @cached_property
     def model(self) -> Model:
-        """The language model, unchecked; None if no part uses one. Errors as for `models.build_used_model`."""
+        """The language model, unchecked; None if no part uses one. For errors see `models.build_used_model`."""
         return self._make_model(self)
 
     @cached_property
@@ -115,12 +115,12 @@ class RunResources:
         return self.model
 
     def join_run(self, folder: Path, should_stop: Callable[[], bool]) -> Model:
-        """Return the checked model, with its calls logged into the run folder.
+        """Log the model's calls in the run folder, and return the checked model.
 
-        `should_stop` returns whether the run should stop.
+        While `should_stop()` is true, the model makes no further calls.
 
         Raises:
-            ConfigError, LLMError: as `model` and `checked_model`.
+            ConfigError, LLMError: see `model` and `checked_model`.
         """
         if isinstance(self.model, ChatClient):
             self.model.join_run(folder, should_stop)
@@ -147,32 +147,29 @@ class RunResources:
             self.builder.validate(node, f"loggers.{name}")
 
     def detached(self) -> AbstractContextManager[None]:
-        """Return a context manager for a long wait without requests, in which other runs do not wait for this one."""
+        """Return a context manager for slow work without requests; other runs of the process do not wait for it."""
         return nullcontext() if self.connection is None else self.connection.detached()
 
     def close(self) -> None:
-        """Close the model, if there is one; the next access makes it again."""
+        """Close the model, if there is one; the next access creates a new model."""
         self.__dict__.pop("checked_model", None)
         if isinstance(model := self.__dict__.pop("model", None), ChatClient):
             model.close()
 
 
 def model_options(llm: Config) -> dict[str, Any]:
-    """Return the keys of an option of llm= that determine the model."""
+    """Return the part of an option of llm= that determines the model (without `CALL_POLICY_KEYS`)."""
     return {name: value for name, value in llm.items() if name not in CALL_POLICY_KEYS}
 
 
 def model_nodes(llm: Config) -> tuple[Config, Config]:
-    """Return the nodes to build the model of `llm` from: the model, and the client that calls it.
-
-    A model that is trained has no client: invalid replies are expected until it has learned.
-    """
+    """Split an option of llm= into the node of the model and the node of the client that calls it."""
     policies = {name: value for name, value in llm.items() if name in CALL_POLICY_KEYS and name != "variants"}
     return model_options(llm), {"_target_": "llmrl.llms.client.build_client", **policies}
 
 
 def game_processes(config: Config, builder: Builder | None = None) -> int:
-    """Return the number of game processes besides the run's own; 0 for a config without games, or for fine-tuning."""
+    """Return the number of processes that an environment starts for its games; 0 without games or for fine-tuning."""
     if "env" not in config or "method" in config:
         return 0  # in fine-tuning, games and training take turns
     env = (builder or Builder(trusted=config["trusted_modules"])).locate(config["env"]["_target_"], "env")

@@ -1,4 +1,4 @@
-"""The task of a command: it computes the run of an experiment, prints the summary and sets the exit code."""
+"""Functions that commands and jobs call: they compute a run, print its summary, and turn errors into exit codes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from llmrl.loops.batched_executor import RunConnection
 
 _VERBOSE_LIBRARIES = ("httpx", "httpcore", "LiteLLM", "transformers", "datasets")
-"""Libraries that log every request or file; this package reports their failures itself."""
+"""Libraries that log every request or file; only their warnings are shown."""
 
 
 def compute_job(
     config: dict[str, Any], overrides: list[str], connection: RunConnection | None = None, label: str = ""
 ) -> float | None:
-    """Compute the run of a resolved config as a command does, and return its result; the task of jobs of a sweep.
+    """Compute the run of a job of a sweep, print its summary and return its result.
 
     Args:
-        config, overrides, connection: as for `Experiment`.
-        label: name of the run in messages, where several runs share a process.
+        config, overrides, connection: see `Experiment`.
+        label: name of the run in messages, if several runs share a process; otherwise empty.
 
     Raises:
         SystemExit: the run did not finish.
@@ -40,13 +40,13 @@ def compute_job(
 
 
 def run_and_print(experiment: Experiment) -> float | None:
-    """Start, resume or skip the run of an experiment, and print a summary.
+    """Start or resume the run of an experiment, unless it is finished, and print a summary.
 
     Returns:
-        The result; None after a dry run, which prints the plan.
+        The run's scalar result; None after a dry run, which only prints the plan.
 
     Raises:
-        LlmrlError, Stopped: as `Experiment.run`.
+        LlmrlError, Stopped: see `Experiment.run`.
     """
     from llmrl.display.console import print_fields
     from llmrl.display.results import print_skipped
@@ -71,9 +71,9 @@ def run_and_print(experiment: Experiment) -> float | None:
 
 @contextmanager
 def report_errors(name: str) -> Iterator[None]:
-    """Return a context for the run of the command `name`, which turns errors into a message and an exit code.
+    """Return a context manager that turns errors of the command `name` into a message and an exit code.
 
-    Of several processes of a run only the first one prints messages.
+    If several processes compute a run, only the first one prints messages.
 
     Raises:
         SystemExit: the run did not finish.
@@ -99,9 +99,10 @@ def report_errors(name: str) -> Iterator[None]:
 
 @contextmanager
 def _raise_to_foreign_launchers() -> Iterator[None]:
-    """Raise the cause of an exit, if it is an unexpected error, to launchers of `--multirun` other than llmrl's.
+    """Return a context manager that replaces SystemExit by its cause, for launchers other than llmrl's.
 
-    With such a launcher an exception ends one run, but an exit ends the whole sweep.
+    It applies to causes that are not LlmrlErrors. With such a launcher, an exception ends one run of `--multirun`, but
+    SystemExit ends the whole sweep.
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
@@ -109,7 +110,8 @@ def _raise_to_foreign_launchers() -> Iterator[None]:
     try:
         yield
     except SystemExit as exit_error:
-        cause, hydra_config = exit_error.__cause__, HydraConfig.get() if HydraConfig.initialized() else None
+        cause = exit_error.__cause__
+        hydra_config = HydraConfig.get() if HydraConfig.initialized() else None
         is_foreign_sweep = (
             hydra_config is not None
             and hydra_config.mode == RunMode.MULTIRUN

@@ -16,7 +16,7 @@ ReferenceKind = Literal["run", "latest", "preset"]
 
 _REFERENCE_PATTERN = re.compile(r"(run|latest|preset):(.*?)(?:/s([0-9]{1,18}))?/?")
 _HASH_PREFIX_PATTERN = re.compile(r"[0-9a-f]{1,8}")
-_MAX_LISTED = 12
+_MAX_LISTED = 12  # runs in an error message
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class RunReference:
 
     Attributes:
         kind: `run`, `latest` or `preset`.
-        target: prefix of a hash, a name, or `<study>` or `<study>+<treatment>`, according to the kind.
+        target: prefix of a hash (`run`), name of runs (`latest`), or `<study>` or `<study>+<treatment>` (`preset`).
         seed: seed of the run; None if the reference has none.
     """
 
@@ -46,7 +46,7 @@ def parse_reference(text: str) -> RunReference | None:
     True
 
     Raises:
-        ConfigError: the text begins like a reference, but its name is empty, or is not a prefix of a hash.
+        ConfigError: nothing follows the colon, or `run:` is not followed by the first digits of a hash.
     """
     match = _REFERENCE_PATTERN.fullmatch(text)
     if match is None:
@@ -61,7 +61,7 @@ def parse_reference(text: str) -> RunReference | None:
 
 
 def add_output_root_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--output-root` to a command: the folder in which references are looked up."""
+    """Add the option `--output-root` to a command: the folder that is searched for referenced runs."""
     parser.add_argument(
         "--output-root",
         type=Path,
@@ -72,17 +72,16 @@ def add_output_root_option(parser: argparse.ArgumentParser) -> None:
 
 
 def resolve_run_folder(text: str | Path, root: Path) -> Path:
-    """Return the single run that `text` names: a reference, a run folder, or a folder that contains one run.
-
-    `latest:<name>` without a seed is the newest finished run.
+    """Return the run folder that `text` refers to.
 
     Args:
-        text: reference or folder as typed.
-        root: folder of all outputs, in which references are looked up.
+        text: reference, run folder, or folder that contains one run. `latest:<name>` without a seed is the run that was
+            finished last.
+        root: output folder that is searched for referenced runs.
 
     Raises:
-        ConfigError: an invalid reference, or a preset, which only runs can refer to.
-        RunFolderError: there is no such run, or there are several, which are listed.
+        ConfigError: an invalid reference, or a preset, which only configs of runs can refer to.
+        RunFolderError: no run or several runs match; the message lists them.
     """
     from llmrl.results.run_records import find_only_run
 
@@ -96,10 +95,12 @@ def resolve_run_folder(text: str | Path, root: Path) -> Path:
 
 
 def resolve_folder(text: str | Path, root: Path) -> Path:
-    """Return the folder that `text` names: that of an experiment or, with a seed, of a run; or `text` as a folder.
+    """Return the folder that `text` refers to.
+
+    A reference with a seed gives a run folder, one without a seed the folder of the experiment. Other texts are paths.
 
     Raises:
-        ConfigError, RunFolderError: as `resolve_run_folder`.
+        ConfigError, RunFolderError: see `resolve_run_folder`.
     """
     reference = parse_reference(str(text))
     if reference is None:
@@ -108,9 +109,10 @@ def resolve_folder(text: str | Path, root: Path) -> Path:
 
 
 def find_experiment_runs(reference: RunReference, root: Path) -> list[Path]:
-    """Return the runs of the experiment that `run:` or `latest:` names, sorted by seed.
+    """Return the runs of the experiment that a reference `run:` or `latest:` names, sorted by seed.
 
-    If the experiment is under several names, each seed counts once; for `latest:`, only finished runs are returned.
+    If the experiment has runs under several names, one run of each seed is returned, a finished one if there is any.
+    For `latest:`, only finished runs are returned.
     """
     from llmrl.results.run_records import find_runs
 
@@ -131,9 +133,10 @@ def find_experiment_runs(reference: RunReference, root: Path) -> list[Path]:
 
 
 def select_run(reference: RunReference, runs: Sequence[Path]) -> Path:
-    """Return the run with the seed of a reference, or the only run.
+    """Return the run with the seed of a reference; without a seed, the only run.
 
-    Raise RunFolderError if there is not exactly one.
+    Raises:
+        RunFolderError: not exactly one run matches.
     """
     matches = [run for run in runs if reference.seed in (None, parse_seed(run))]
     if len(matches) == 1:
@@ -173,7 +176,7 @@ def last_updated(run: Path) -> float:
 
 
 def format_runs(runs: Sequence[Path]) -> str:
-    """Return a list of runs for an error message, each with its reference."""
+    """Format runs for an error message, one a line: reference, state and folder."""
     from llmrl.results.run_records import read_run
 
     lines = [f"\n  run:{parse_hash(run)}/{run.name}  {read_run(run).state}  {run}" for run in runs[:_MAX_LISTED]]

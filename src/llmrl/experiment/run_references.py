@@ -2,7 +2,7 @@
 
 When a run is composed, `resolve_references` finds the run that each reference names, replaces the reference by its
 folder, and records its identity (`resolved_runs`). The hash covers the identity, not the reference as typed. A run that
-starts from other weights is therefore another run, and `latest:` names the same run whenever a command is repeated.
+starts from other weights therefore has another hash, and a repeated command resolves `latest:` to the same run.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _PINS_FOLDER = ".references"
 _OWN_SEED, _SHARED_SEED = "own", "shared"
 """Values of `<key>_seed`: each run's own seed, or seed 0 for all runs."""
 _PRESET_SEED_KEY = "agent.init_from"
-"""Key whose `<key>_seed` determines the seed of a preset without one, whatever key refers to the preset."""
+"""Key whose `<key>_seed` determines the seed of a preset reference without a seed, at every key of a config."""
 _INHERITED_KEYS = ("output_root", "hardware", "trusted_modules", "checkpoint_seconds", "private")
-"""Keys that the run of a preset takes from the run that needs it; they do not change results."""
+"""Keys of the config that the run of a preset takes from the run that refers to it; they do not change results."""
 
-_KEPT_ENV_KEYS = ("n_envs", "render", "engine")
-"""Options of the environment that the preset keeps: the number of games, and options that do not change its rules."""
+_PRESET_ENV_KEYS = ("n_envs", "render", "engine")
+"""Options of the environment that keep their values in the preset; they do not change the rules of the games."""
 
 _SHAPE_KEYS = (
     *("share_parameters", "observation_channels", "features", "core", "encoding", "map_channels", "planes"),
@@ -57,13 +57,13 @@ _SHAPE_KEYS = (
 
 @dataclass(frozen=True)
 class ReferenceKey:
-    """A key of a config that names a run.
+    """A key of a config whose value can be a reference to a run.
 
     Attributes:
         key: key of the config.
         subpath: file or folder inside the run folder to use; empty: the run folder itself.
         is_list: whether the value is a list, each entry of which may name all runs of an experiment.
-        accepts_preset: whether the run may be that of a preset.
+        accepts_preset: whether the value may be `preset:<study>`.
         accepts_folder: whether the value may also be the path of a run folder, or of a folder that contains the runs of
             one experiment.
     """
@@ -83,7 +83,7 @@ REFERENCE_KEYS = (
     ReferenceKey("llm.adapter", ADAPTER),
     ReferenceKey("dataset.runs", is_list=True),
 )
-"""All keys that name a run."""
+"""All keys whose values can be references to runs."""
 
 
 def resolve_references(config: Config) -> dict[str, Any]:
@@ -92,45 +92,46 @@ def resolve_references(config: Config) -> dict[str, Any]:
     A config without references, or with `resolved_runs`, is returned unchanged.
 
     Raises:
-        ConfigError: an invalid reference, a preset that cannot be used, or a preset for a key that takes none.
-        RunFolderError: there is no such run, or there are several; the message lists them.
+        ConfigError: an invalid reference, a preset that cannot be used, or a preset for a key that accepts none.
+        RunFolderError: no run or several runs match a reference; the message lists them.
     """
     if RESOLVED in config:
         return dict(config)
     identities: dict[str, dict[str, Any]] = {}
-    new_config: dict[str, Any] = dict(config)
+    resolved_config: dict[str, Any] = dict(config)
     for reference_key in REFERENCE_KEYS:
         group, _, key = reference_key.key.partition(".")
         setting = (config.get(group) or {}).get(key)
         values = list(setting or []) if reference_key.is_list else [setting]
         texts = [text for text in values if isinstance(text, str)]
-        resolved = [run for text in texts if (run := _resolve_reference(reference_key, text, config)) is not None]
-        if not resolved or len(resolved) < len(texts):
-            if resolved:
+        runs = [run for text in texts if (run := _resolve_reference(reference_key, text, config)) is not None]
+        if len(runs) < len(texts) or not runs:
+            if runs:
                 raise ConfigError(f"{reference_key.key} must name all runs by reference, or all by their folders")
             continue
-        run_paths = [run.folder / reference_key.subpath for run in resolved]
+        run_paths = [run.folder / reference_key.subpath for run in runs]
         folders = [str(path) for path in run_paths] if reference_key.is_list else str(run_paths[0])
-        new_config[group] = {**new_config[group], key: folders}
-        references = [run.pinned for run in resolved] if reference_key.is_list else resolved[0].pinned
-        identities[reference_key.key] = {"run": ",".join(run.identity for run in resolved), "as": references}
-    return {**new_config, RESOLVED: identities} if identities else new_config
+        resolved_config[group] = {**resolved_config[group], key: folders}
+        references = [run.pinned for run in runs] if reference_key.is_list else runs[0].pinned
+        identities[reference_key.key] = {"run": ",".join(run.identity for run in runs), "as": references}
+    return {**resolved_config, RESOLVED: identities} if identities else resolved_config
 
 
 def with_digests(config: Config) -> dict[str, Any]:
-    """Return a config with the identities of runs (`resolve_references`) and digests of files (`input_digests`).
-
-    These are the runs and files that affect results.
+    """Return a config with the identities of the runs and the digests of the files that affect its results.
 
     Raises:
-        ConfigError: a file is missing or has changed since the run was submitted, or as `resolve_references`.
-        RunFolderError: as `resolve_references`.
+        ConfigError: a file is missing or has changed since the run was submitted, or see `resolve_references`.
+        RunFolderError: see `resolve_references`.
     """
     return input_digests.with_digests(resolve_references(config))
 
 
 def without_digests(config: Config) -> dict[str, Any]:
-    """Return the config as it was before `with_digests`, except that `latest:` is replaced by its run."""
+    """Undo `with_digests`: return the config without digests, with references instead of the folders of runs.
+
+    A reference `latest:` is replaced by the reference `run:` that it was resolved to.
+    """
     original = {key: value for key, value in input_digests.without_digests(config).items() if key != RESOLVED}
     for path, entry in (config.get(RESOLVED) or {}).items():
         group, _, key = path.partition(".")
@@ -139,13 +140,13 @@ def without_digests(config: Config) -> dict[str, Any]:
 
 
 def prerequisite_runs(config: Config) -> list[PrerequisiteRun]:
-    """Return the runs that the run of a config refers to, which must be finished before it starts.
+    """Return the runs that a config refers to; they must be finished before its own run starts.
 
     Args:
         config: resolved config, before or after `resolve_references`.
 
     Raises:
-        ConfigError: a preset has changed since the config was resolved; or as `resolve_references`.
+        ConfigError: a preset has changed since the config was resolved; or see `resolve_references`.
     """
     config = resolve_references(config)
     runs = []
@@ -175,9 +176,9 @@ class _ResolvedReference:
     """A resolved reference.
 
     Attributes:
-        folder: folder of the run; with `is_list`, that of its experiment if all seeds are meant.
-        identity: identity of the run, which the hash covers.
-        pinned: reference that replaces the typed one; it names the same run whenever it is resolved.
+        folder: folder of the run; folder of the experiment if the reference names the runs of all its seeds.
+        identity: `<hash>/<seed>` of the run, part of the hash of the config that refers to it.
+        pinned: reference that replaces the typed one and always resolves to the same run.
     """
 
     folder: Path
@@ -186,7 +187,7 @@ class _ResolvedReference:
 
 
 def _resolve_reference(reference_key: ReferenceKey, text: str, config: Config) -> _ResolvedReference | None:
-    """Return the run that `text` names at `reference_key`; None if `text` is an ordinary value of the option."""
+    """Return the run that the value `text` of `reference_key` refers to; None if `text` is not a reference."""
     reference = parse_reference(text)
     if reference is None:
         return _resolve_folder(reference_key, text, config) if reference_key.accepts_folder else None
@@ -215,9 +216,9 @@ def _resolve_reference(reference_key: ReferenceKey, text: str, config: Config) -
 
 
 def _resolve_folder(reference_key: ReferenceKey, text: str, config: Config) -> _ResolvedReference | None:
-    """Return the run in a folder, or in a folder below it.
+    """Return the run in the folder `text` or in one of its subfolders.
 
-    None if the folder is missing or has no run; the error is then reported by whatever reads the folder.
+    None if the folder is missing or contains no run; the part that reads the folder then raises the error.
     """
     from llmrl.results.run_records import find_runs
 
@@ -232,7 +233,7 @@ def _resolve_folder(reference_key: ReferenceKey, text: str, config: Config) -> _
     run = _select_run(reference_key, None, runs, config)
     if is_finished(run.folder):
         return _ResolvedReference(run.folder, run.identity, text)
-    # The newest checkpoint is part of the identity: starting from another one gives another run.
+    # The identity includes the newest checkpoint, because results depend on the checkpoint that a run starts from.
     checkpoints = (run.folder / "checkpoints").glob("checkpoint_*.pt")
     iteration = max((path.stem.rpartition("_")[2] for path in checkpoints), default="0")
     return _ResolvedReference(run.folder, f"{run.identity}@{iteration}", text)
@@ -241,13 +242,13 @@ def _resolve_folder(reference_key: ReferenceKey, text: str, config: Config) -> _
 def _select_run(
     reference_key: ReferenceKey, reference: RunReference | None, runs: Sequence[Path], config: Config
 ) -> _ResolvedReference:
-    """Return the run that a reference means among those of one experiment.
+    """Select the run of a reference among the `runs` of one experiment.
 
-    It is the only run, the run of the reference's seed, or the run of the seed in `<key>_seed` (by default the seed of
-    the config).
+    It is the only run, the run with the reference's seed, or the run with the seed that `<key>_seed` determines (by
+    default the seed of the config).
     """
     explicit_seed = None if reference is None else reference.seed
-    # Fall back to the hash of the config if the name of the folder has none.
+    # A renamed folder may have no hash in its name.
     digest = parse_hash(runs[0]) or config_hash(read_config(runs[0], ()))
     if len(runs) == 1 and explicit_seed is None:
         single_run = runs[0]
@@ -263,7 +264,7 @@ def _select_run(
 
 
 def _pin_reference(reference_key: ReferenceKey, reference: RunReference, config: Config) -> RunReference:
-    """Return the experiment that `latest:` means in `config`, as recorded when the config was first composed."""
+    """Return the reference `run:` that replaces `latest:` in `config`, recorded when the config was first composed."""
     root = Path(config["output_root"]).expanduser()
     folder = root / sanitize_path(str(config["name"])) / _PINS_FOLDER
     path = folder / f"{config_hash({**config, 'key': reference_key.key})}.json"
@@ -289,10 +290,10 @@ def _pin_reference(reference_key: ReferenceKey, reference: RunReference, config:
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:
-    """Return the record in `path`; None if there is none."""
+    """Return the record in the JSON file `path`; None if the file does not exist."""
     try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
-        return {key: str(entry[key]) for key in ("key", "reference", "run", "time")}
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return {key: str(record[key]) for key in ("key", "reference", "run", "time")}
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -300,18 +301,17 @@ def _read_record(path: Path) -> dict[str, Any] | None:
 
 
 def _preset_run(key: str, reference: RunReference, config: Config) -> PrerequisiteRun:
-    """Return the run of a preset that the run of `config` names at `key`.
+    """Return the run of the preset that `config` refers to at `key`.
 
-    It is the run in the environment of `config`, with weights of the same shape.
+    Its environment is that of `config`, and its weights have the shapes of the agent in `config`.
 
     Args:
-        key: key of the reference.
-        reference: reference to `<study>` or `<study>+<treatment>`.
-        config: resolved config of the run that needs it, in plain containers.
+        key: key of the config that contains the reference.
+        reference: reference to the preset `<study>` or `<study>+<treatment>`.
+        config: resolved config that refers to the preset, in plain containers.
 
     Raises:
-        ConfigError: an unknown preset, one for another environment, one with a principal, or one that starts from
-            another preset.
+        ConfigError: the preset is unknown, is for another environment, has a principal, or starts from another preset.
     """
     from llmrl.experiment.composition import compose_plain
 
@@ -337,19 +337,19 @@ def _preset_run(key: str, reference: RunReference, config: Config) -> Prerequisi
 
 
 def _run_purpose(key: str) -> str:
-    """Return the purpose of the run that `key` names, in words."""
+    """Return the purpose of the run that the value of `key` refers to, for messages."""
     return "pre-training" if key == "agent.init_from" else f"the run of {key}"
 
 
 def _resolve_seed(explicit_seed: int | None, key: str, config: Config) -> tuple[int, str]:
-    """Return the seed of a referenced run, and the seed's part of the identity: `own` if each run uses its own seed.
+    """Return the seed of a referenced run, and the text of this seed in the run's identity.
 
-    Runs that differ only in their seed then share one hash.
+    The text is `own` if each run refers to the run with its own seed, so that all these runs have the same hash.
 
     Args:
-        explicit_seed: seed in the reference; None: `<key>_seed` of the config determines it.
-        key: key of the reference.
-        config: config of the run that refers to it.
+        explicit_seed: seed in the reference; None: `<key>_seed` of the config determines the seed.
+        key: key of the config that contains the reference.
+        config: config that contains the reference.
 
     Raises:
         ConfigError: the value of `<key>_seed` or `seed` is invalid.
@@ -362,7 +362,7 @@ def _resolve_seed(explicit_seed: int | None, key: str, config: Config) -> tuple[
 
 
 def _seed_rule(key: str, config: Config) -> str | int:
-    """Return `<key>_seed` of the config; `own` without such a key."""
+    """Return `<key>_seed` of the config: `own`, `shared` or a seed; `own` if the config has no such key."""
     group, _, name = key.partition(".")
     rule = (config.get(group) or {}).get(f"{name}_seed", _OWN_SEED)
     if rule in (_OWN_SEED, _SHARED_SEED) or (isinstance(rule, int) and not isinstance(rule, bool) and rule >= 0):
@@ -371,7 +371,7 @@ def _seed_rule(key: str, config: Config) -> str | int:
 
 
 def _referenced_runs(key: str, config: Config) -> list[Path]:
-    """Return the runs whose folders a resolved config has at `key`."""
+    """Return the folders of all runs that the value of `key` in a resolved config refers to."""
     from llmrl.results.run_records import find_runs
 
     [reference_key] = [reference_key for reference_key in REFERENCE_KEYS if reference_key.key == key]
@@ -385,7 +385,11 @@ def _to_list(value: str | Iterable[str]) -> list[str]:
 
 
 def _inherit_env_and_shapes(preset_config: dict[str, Any], config: Config) -> None:
-    """Copy the environment of `config`, and the options that shape its agents' weights, to the preset's config."""
+    """Copy the environment, and the options that determine the shapes of weights, from `config` to `preset_config`.
+
+    Raises:
+        Incompatible: the preset is for another environment.
+    """
     env = config["env"]
     for name in ("_target_", "substrate"):
         if preset_config["env"].get(name) != env.get(name):
@@ -396,12 +400,11 @@ def _inherit_env_and_shapes(preset_config: dict[str, Any], config: Config) -> No
             )
     preset_config["env"] = {
         **copy.deepcopy(dict(env)),
-        **{name: preset_config["env"][name] for name in _KEPT_ENV_KEYS if name in preset_config["env"]},
+        **{name: preset_config["env"][name] for name in _PRESET_ENV_KEYS if name in preset_config["env"]},
     }
-    if not has_text_reader(preset_config) and preset_config["env"].get(
-        "observe"
-    ):  # texts are only for agents that read
-        preset_config["env"]["observe"] = [channel for channel in preset_config["env"]["observe"] if channel != "text"]
+    channels = preset_config["env"].get("observe")
+    if channels and not has_text_reader(preset_config):
+        preset_config["env"]["observe"] = [channel for channel in channels if channel != "text"]
     for agent in agent_nodes(config["agent"]):
         if preset_config["agent"].get("_target_") == agent.get("_target_"):
             preset_config["agent"] |= {

@@ -1,4 +1,4 @@
-"""Small language models for the environment of a run, created when first needed and stored in the output folder."""
+"""Small language models with vocabularies of an environment, created on first use and stored in the output folder."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 _N_ENVS, _MAX_STEPS = 16, 100
 """Number of parallel copies of the environment whose texts are collected, and maximum number of steps in each."""
 _MIN_EXCHANGES = 2000
-"""Number of requests with their replies (exchanges) after which no more are collected for a chat model."""
+"""Number of exchanges (a request with its reply) after which collection of training samples for a chat model ends."""
 _MAX_LATER_ITERATIONS = 7
-"""Maximum number of iterations of a simulated search, besides the first, in which proposals are requested."""
+"""Maximum number of iterations of a simulated search, after the first, in which the proposer requests proposals."""
 
 
 class SmallModels:
@@ -97,7 +97,7 @@ class SmallModels:
             shutil.rmtree(temporary_folder, ignore_errors=True)
 
     def _with_seed(self, model: SmallModelSettings | SmallChatSettings) -> SmallModelSettings | SmallChatSettings:
-        """Return the settings with the seed of the run if they have none."""
+        """Return the settings of the model; a missing seed is replaced by the seed of the run."""
         return replace(model, seed=self._config["seed"]) if model.seed is None else model
 
 
@@ -111,7 +111,7 @@ def create_model_for_env(folder: Path, config: Config, kind: ModelKind, model: S
         model: settings of the model; without a seed, 0 is used.
 
     Raises:
-        ConfigError: the channel contains no text, `kind` cannot be pretrained, or sizes of the model do not fit.
+        ConfigError: the channel contains no text, `kind` cannot be pretrained, or sizes of layers do not fit together.
         Incompatible: the environment has no text channel at all.
     """
     from llmrl.envs.babyai.pretraining_texts import sample_stories
@@ -123,7 +123,7 @@ def create_model_for_env(folder: Path, config: Config, kind: ModelKind, model: S
             f"llm.make.reads={model.reads} needs a causal model, which is trained by next-token prediction; "
             "set llm.make.reads=nothing"
         )
-    # The tokenizer depends on no seed of a run, so models of one environment can exchange weights.
+    # The tokenizer does not depend on the run's seed, so weights fit every small model of the same environment.
     tokenizer_seeds, model_seeds = Seeds(0).child("small models"), Seeds(model.seed or 0).child("small model")
     builder = Builder(EnvServices(tokenizer_seeds.child("env")), config["trusted_modules"])
     env = build_env(_get_env_options(config), builder)
@@ -147,7 +147,7 @@ def create_model_for_env(folder: Path, config: Config, kind: ModelKind, model: S
 
 
 def create_chat_model_for_env(folder: Path, config: Config, model: SmallChatSettings) -> None:
-    """Write a small chat model that has learned the format of the replies of an agent or of a policy-search proposer.
+    """Write a small chat model, trained on valid replies to requests of an agent or of a policy-search proposer.
 
     Args:
         folder: folder to write to; missing or empty.
@@ -204,7 +204,7 @@ def _collect_agent_exchanges(config: Config, env: VecEnv, builder: Builder, seed
 
 
 def _collect_proposer_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Seeds) -> list[Exchange]:
-    """Return requests of a policy-search proposer with their replies; proposals and returns are random numbers.
+    """Return requests of a policy-search proposer with valid replies; the proposals in both, and returns, are random.
 
     Raises:
         Incompatible: the principal queries no chat model, or the agent has no parameters to propose.
@@ -242,16 +242,16 @@ def simulate_search(
     max_return: float | None,
     rng: np.random.Generator,
 ) -> None:
-    """Request proposals in the first and some later iterations of a search; all other proposals are random vectors.
+    """Request proposals in the first and in randomly chosen iterations of a search; other proposals are random vectors.
 
-    Returns are random numbers. In some of the chosen iterations, fallbacks replace proposals, as after invalid replies.
+    Returns are random numbers. Fallbacks replace some requested proposals, as they do in a run after invalid replies.
 
     Args:
         principal: proposer without a history.
         iterations: number of iterations of the search, >= 1.
         candidates: number of proposals in each iteration, >= 1.
         episodes: number of episodes of each proposal, each with one return, >= 1.
-        max_return: greatest possible return; None: it is unknown.
+        max_return: greatest possible return; None: unknown, and 100 is used.
         rng: generator of returns, of the chosen iterations and of the random vectors.
     """
     from llmrl.core.records import Outcome
@@ -262,12 +262,14 @@ def simulate_search(
     space, greatest_return = principal.space, 100.0 if max_return is None else max_return
 
     def tell_random_returns(vectors: np.ndarray) -> None:
-        # A quality of 1 gives the greatest return, as for some proposals in all episodes at the end of a search.
+        # Clipping gives some proposals a quality of 1 in every episode: the greatest return, as late in a search.
         mean_qualities = rng.uniform(-0.2, 1.2, (len(vectors), 1))
         qualities = np.clip(rng.normal(mean_qualities, 0.1, (len(vectors), episodes)), 0.0, 1.0)
         returns = (greatest_return - (abs(greatest_return) or 1.0) * (1.0 - qualities**2)).round()
         pairs = zip(vectors, returns, strict=True)
-        principal.tell([Outcome(v, float(x.mean()), x, standard_error_of_mean(x)) for v, x in pairs])
+        principal.tell(
+            [Outcome(vector, float(scores.mean()), scores, standard_error_of_mean(scores)) for vector, scores in pairs]
+        )
 
     for iteration in sorted({0, *rng.integers(iterations, size=_MAX_LATER_ITERATIONS).tolist()}):
         n_missing = candidates * iteration - len(principal.history.records)
@@ -277,7 +279,7 @@ def simulate_search(
         # No fallbacks in half of the iterations, some in a quarter, and only fallbacks in a quarter.
         is_fallback = rng.random(candidates) < rng.choice([0.0, 0.0, 0.5, 1.0])
         vectors[is_fallback] = principal.choose_fallback(None)
-        principal.notes = [FALLBACK_NOTE if x else "" for x in is_fallback]
+        principal.notes = [FALLBACK_NOTE if replaced else "" for replaced in is_fallback]
         tell_random_returns(vectors)
 
 
@@ -298,7 +300,7 @@ def _build_agent_services(config: Config, env: VecEnv, seeds: Seeds, chat: Rando
 
 
 def _get_env_options(config: Config) -> dict[str, Any]:
-    """Return the options of the environment; if it has the option `n_envs`, the number of copies is `_N_ENVS`."""
+    """Return the options of the environment, with `n_envs`, if it is one of them, set to `_N_ENVS`."""
     options = dict(config["env"])
     return {**options, "n_envs": _N_ENVS} if "n_envs" in options else options
 
@@ -325,7 +327,7 @@ def _collect_texts(env: VecEnv, channel: str, seeds: Seeds) -> list[str]:
         step = env.step(rng.integers(n_actions, size=(env.spec.n_envs, env.spec.n_agents)))
         is_done = np.asarray(step.terminated) | np.asarray(step.truncated)
         observation = env.reset(mask=is_done) if is_done.any() else step.observation
-    # A model scores actions as continuations: alone (without surrounding spaces) and at the end of a text.
+    # The tokenizer needs each action's text alone and as the continuation of a text, because models score actions so.
     action_texts = env.spec.continuations(channel)
     last_lines = [text.rpartition("\n")[2] for text in unique_texts]
     scored_texts = (text for name in action_texts for line in last_lines for text in (name.strip(), f"{line}{name}"))

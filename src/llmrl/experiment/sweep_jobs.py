@@ -1,4 +1,4 @@
-"""Conversion of experiments into jobs of a sweep, and computation of the sweep."""
+"""Conversion of experiments to jobs of a sweep, and computation of the sweep."""
 
 from __future__ import annotations
 
@@ -30,46 +30,43 @@ RUN_FUNCTION = BatchableRunFunction(compute_job, compute_batch)
 def compute_sweep(
     runs: Sequence[Experiment], folder: Path, wait: bool = True, differing_keys: set[str] | None = None
 ) -> tuple[list[JobOutcome], int]:
-    """Compute the runs of a sweep, after the runs that they need by reference; finished runs are skipped.
+    """Compute the runs of a sweep, after the runs that their configs refer to; finished runs are skipped.
 
     Args:
         runs: runs in the order in which they are started.
-        folder: folder of the sweep, for the output of its runs.
-        wait: whether to wait until all have ended; False: return after submission, which needs a scheduler.
-        differing_keys: keys in which the runs of the whole sweep differ, if `runs` are only a part of them.
+        folder: sweep folder, for the printed output of the runs.
+        wait: whether to wait until all runs have ended; False: return after submission, which needs a scheduler.
+        differing_keys: keys of the overrides that differ within the sweep; None: determine them from `runs`.
 
     Returns:
-        The outcomes of all runs, needed ones first, the sweep's own `runs` last; and the exit code.
+        The outcomes of all runs, referenced runs first, and the exit code.
 
     Raises:
-        ConfigError: the config of a run is invalid, or the sweep cannot be launched; nothing has been started.
+        ConfigError: the config of a run is invalid, or the sweep cannot be launched; no run has been started.
     """
     return launch(with_prerequisites(build_jobs(runs, differing_keys)), RUN_FUNCTION, folder, wait)
 
 
 def build_jobs(runs: Sequence[Experiment], differing_keys: set[str] | None = None) -> list[Job]:
-    """Return the jobs of the runs of a sweep, in order, without jobs for the runs that they need.
+    """Return one job for each run of a sweep, in order; see `compute_sweep` for the arguments.
 
-    Runs that differ only in the seed are checked once.
-
-    Args:
-        runs, differing_keys: as for `compute_sweep`.
+    The values of runs that differ only in the seed are checked once.
 
     Raises:
-        ConfigError: as `build_job`.
+        ConfigError: see `build_job`.
     """
     swept_keys = find_differing_keys([run.overrides for run in runs]) if differing_keys is None else differing_keys
     jobs: list[Job] = []
-    first_of_hash: dict[str, tuple[Experiment, Job]] = {}
+    first_by_hash: dict[str, tuple[Experiment, Job]] = {}
     for run in runs:
         label_overrides = select_label_overrides(run.overrides, swept_keys)
-        first, job = first_of_hash.get(run.hash, (run, None))
-        is_same_setting = {**first.config, "seed": run.seed} == run.config and first.environment == run.environment
-        if job is not None and is_same_setting:
+        first, job = first_by_hash.get(run.hash, (run, None))
+        differs_only_in_seed = {**first.config, "seed": run.seed} == run.config and first.environment == run.environment
+        if job is not None and differs_only_in_seed:
             jobs.append(job.with_seed(run.seed, run.overrides, label_overrides))
         else:
             jobs.append(build_job(run, label_overrides))
-            first_of_hash[run.hash] = run, jobs[-1]
+            first_by_hash[run.hash] = run, jobs[-1]
     return jobs
 
 
@@ -78,10 +75,10 @@ def build_job(experiment: Experiment, label_overrides: Sequence[str]) -> Job:
 
     Args:
         experiment: experiment to compute.
-        label_overrides: overrides for the label of its folder: those that differ within the sweep.
+        label_overrides: overrides that form the label of the run folder: those that differ within the sweep.
 
     Raises:
-        ConfigError: an invalid value, or a command line in a saved config that is not trusted.
+        ConfigError: a value is invalid, or a saved config contains a command line that is not trusted.
     """
     config = experiment.config
     experiment.application.check_values(config, experiment.resources)
@@ -105,10 +102,10 @@ def build_job(experiment: Experiment, label_overrides: Sequence[str]) -> Job:
 
 
 def with_prerequisites(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs of a sweep, in order, after one job for each unfinished run that they need by reference.
+    """Return the jobs of a sweep, in order, after one job for each unfinished run that their configs refer to.
 
     Raises:
-        ConfigError: as `run_references.prerequisite_runs`, and as `build_job`.
+        ConfigError: see `run_references.prerequisite_runs` and `build_job`.
     """
     swept_jobs = {job.folder: job for job in jobs}
     prerequisite_jobs: dict[Path, Job] = {}

@@ -30,19 +30,19 @@ from llmrl.sweeps.launch import group_by_backend
 from llmrl.sweeps.scheduling import query_schedulers
 
 COLUMNS = ("run", "runs", "environment steps", "LLM calls", "cost", "alone in its process, because")
-"""Columns of the table."""
+"""Columns of the table; the last one has the reason why a run does not share its process (`UnsharedReason`)."""
 
 
 @dataclass
 class _RunEstimate:
-    """Estimate of the size and cost of one run; None if unknown, or if there are no calls or costs.
+    """Estimate of the size and cost of one run; unknown numbers are None.
 
     Attributes:
         env_steps: maximum number of environment steps, summed over games.
-        calls, max_calls: calls of a language model, expected and with all repairs.
-        uses_model: whether the run uses a language model.
-        cost, max_cost: costs of the calls, US dollars.
-        prerequisites: runs that are computed once before it.
+        calls, max_calls: number of calls of a language model: expected, and with all possible repairs.
+        uses_model: whether the run uses a language model; without one, calls and costs are None.
+        cost, max_cost: costs of `calls` and `max_calls`, US dollars.
+        prerequisites: runs that measure its reference lines.
     """
 
     env_steps: int | None = None
@@ -57,14 +57,15 @@ class _RunEstimate:
 def plan_sweep(
     runs: Sequence[Experiment], differing_keys: set[str] | None = None
 ) -> tuple[str, list[list[str]], list[str]]:
-    """Build the parts of every experiment once, whatever its seeds, and return the plan of the sweep.
+    """Return the plan of a sweep; the parts of runs that differ only in their seeds are built once.
 
     Args:
-        runs, differing_keys: as for `compute_sweep`; runs of `llmrl-train`.
+        runs: runs of `llmrl-train`.
+        differing_keys: see `compute_sweep`.
 
     Returns:
-        Title of the table, with the processes and the time; rows of the table, as `COLUMNS`; and requests to a
-        scheduler, empty if runs are computed here.
+        Title of the table, with the number of processes and the time; rows of the table, with the columns `COLUMNS`;
+        and descriptions of the requests to a scheduler, empty if this machine computes the runs.
 
     Raises:
         LlmrlError: the parts of a run cannot work together, or the config of a run is invalid.
@@ -72,37 +73,37 @@ def plan_sweep(
     jobs = build_jobs(runs, differing_keys)
     check_distinct_folders(jobs)
     experiments = {job.folder: run for job, run in zip(jobs, runs, strict=True)}
-    todo, other_jobs = find_missing_jobs(jobs, query_schedulers({job.folder for job in jobs}))
+    missing_jobs, other_jobs = find_missing_jobs(jobs, query_schedulers({job.folder for job in jobs}))
     jobs_by_digest: dict[str, list[Job]] = {}
-    for job in todo:
+    for job in missing_jobs:
         jobs_by_digest.setdefault(job.digest, []).append(job)
     estimates = {
         digest: _estimate(experiments[digest_jobs[0].folder]) for digest, digest_jobs in jobs_by_digest.items()
     }
-    # Runs that are computed before others: those that they refer to, and those of reference lines.
-    prerequisites = [run for job in todo for run in run_references.prerequisite_runs(job.config)]
+    # Runs that missing runs refer to, and runs that measure their reference lines.
+    prerequisites = [run for job in missing_jobs for run in run_references.prerequisite_runs(job.config)]
     prerequisites += [run for estimate in estimates.values() for run in estimate.prerequisites]
     unfinished_prerequisites = [run for run in {run.folder: run for run in prerequisites}.values() if not run.finished]
-    batches, requests = describe_requests(todo)
-    rows = [_setting_row(group, estimates[digest]) for digest, group in jobs_by_digest.items()]
+    batches, requests = describe_requests(missing_jobs)
+    rows = [_setting_row(digest_jobs, estimates[digest]) for digest, digest_jobs in jobs_by_digest.items()]
     rows += [[f"before them: {run.name}", "1", f"{run.env_steps:,}", "-", "-", ""] for run in unfinished_prerequisites]
-    rows.append(_total_row(todo, estimates, unfinished_prerequisites))
+    rows.append(_total_row(missing_jobs, estimates, unfinished_prerequisites))
     heading = "Plan of the sweep (dry_run=true: all parts were built, and a few steps were run to estimate the time)"
-    summary = f"{len(todo):,} runs in {_format_processes(batches)}"
+    summary = f"{len(missing_jobs):,} runs in {_format_processes(batches)}"
     summary += f"; {len(other_jobs):,} are finished or computed by another process" if other_jobs else ""
     title = "\n".join([heading, summary, _format_time(batches, experiments, estimates, unfinished_prerequisites)])
     return title, rows, requests
 
 
 def describe_requests(jobs: Sequence[Job]) -> tuple[list[JobBatch], list[str]]:
-    """Return the processes of jobs, and the requests to a scheduler for them."""
+    """Return the batches of jobs, one for each process, and descriptions of the requests to a scheduler for them."""
     batches: list[JobBatch] = []
     requests: list[str] = []
-    for group in group_by_backend(jobs):
-        backend = group[0].hardware.backend
-        group_batches = backend.make_batches(group)
-        batches += group_batches
-        requests += backend.describe_requests(group_batches)
+    for backend_jobs in group_by_backend(jobs):
+        backend = backend_jobs[0].hardware.backend
+        backend_batches = backend.make_batches(backend_jobs)
+        batches += backend_batches
+        requests += backend.describe_requests(backend_batches)
     return batches, requests
 
 
@@ -129,51 +130,50 @@ def _estimate(experiment: Experiment) -> _RunEstimate:
 
 
 def _setting_row(jobs: Sequence[Job], estimate: _RunEstimate) -> list[str]:
-    """Return the row of runs that differ only in their seeds."""
-    n, reason = len(jobs), unshared_reason(jobs[0].config)
-    calls, cost = _format_calls(estimate, n), _format_cost(estimate, n)
-    steps = "unknown" if estimate.env_steps is None else f"{n * estimate.env_steps:,}"
+    """Return the row of the table for runs that differ only in their seeds."""
+    n_runs, reason = len(jobs), unshared_reason(jobs[0].config)
+    calls, cost = _format_calls(estimate, n_runs), _format_cost(estimate, n_runs)
+    steps = "unknown" if estimate.env_steps is None else f"{n_runs * estimate.env_steps:,}"
     name = format_overrides(split_overrides(jobs[0].label_overrides)) or jobs[0].folder.parent.name
-    return [name, f"{n:,}", steps, calls, cost, "" if reason is None else str(reason)]
+    return [name, f"{n_runs:,}", steps, calls, cost, "" if reason is None else str(reason)]
 
 
 def _total_row(
-    jobs: Sequence[Job], estimates: Mapping[str, _RunEstimate], needed: Sequence[PrerequisiteRun]
+    jobs: Sequence[Job], estimates: Mapping[str, _RunEstimate], prerequisites: Sequence[PrerequisiteRun]
 ) -> list[str]:
-    """Return the row of sums; a sum is unknown if a number of one run is unknown."""
+    """Return the row of sums over all runs; a sum is unknown if it is unknown for one run."""
     job_estimates = [estimates[job.digest] for job in jobs]
-    steps = [estimate.env_steps for estimate in job_estimates] + [run.env_steps for run in needed]
+    steps = [estimate.env_steps for estimate in job_estimates] + [run.env_steps for run in prerequisites]
     total_steps = "unknown" if None in steps else f"{sum(step or 0 for step in steps):,}"
     llm_runs = [estimate for estimate in job_estimates if estimate.uses_model]
     total = _RunEstimate(uses_model=bool(llm_runs))
     for name in ("calls", "max_calls", "cost", "max_cost"):
         values = [getattr(estimate, name) for estimate in llm_runs]
         setattr(total, name, None if None in values else sum(values))
-    n_runs = len(jobs) + len(needed)
+    n_runs = len(jobs) + len(prerequisites)
     return ["in all", f"{n_runs:,}", total_steps, _format_calls(total, 1), _format_cost(total, 1), ""]
 
 
-def _format_calls(estimate: _RunEstimate, n: int) -> str:
+def _format_calls(estimate: _RunEstimate, n_runs: int) -> str:
     if not estimate.uses_model:
         return "-"
     if estimate.calls is None or estimate.max_calls is None:
         return "unknown"
-    maximum_text = f", at most {n * estimate.max_calls:,}" if estimate.max_calls > estimate.calls else ""
-    return f"{n * estimate.calls:,}{maximum_text}"
+    maximum_text = f", at most {n_runs * estimate.max_calls:,}" if estimate.max_calls > estimate.calls else ""
+    return f"{n_runs * estimate.calls:,}{maximum_text}"
 
 
-def _format_cost(estimate: _RunEstimate, n: int) -> str:
+def _format_cost(estimate: _RunEstimate, n_runs: int) -> str:
     if not estimate.uses_model:
         return "-"
     if estimate.cost is None:
         return "unknown"
-    return f"${n * estimate.cost:,.4g}" + (
-        "" if estimate.max_cost is None else f", at most ${n * estimate.max_cost:,.4g}"
-    )
+    maximum_text = "" if estimate.max_cost is None else f", at most ${n_runs * estimate.max_cost:,.4g}"
+    return f"${n_runs * estimate.cost:,.4g}{maximum_text}"
 
 
 def _format_processes(batches: Sequence[JobBatch]) -> str:
-    """Return a text with the number of processes by their rows: `3 processes: 2 of 16 runs, 1 of 1 run`."""
+    """Return the number of processes of each size as a text: `3 processes: 2 of 16 runs, 1 of 1 run`."""
     sizes = sorted(Counter(len(batch.jobs) for batch in batches).items(), reverse=True)
     sizes_text = ", ".join(f"{n:,} of {size:,} run{'s' * (size != 1)}" for size, n in sizes)
     return f"{len(batches):,} process{'es' * (len(batches) != 1)}" + (f": {sizes_text}" if batches else "")
@@ -183,13 +183,13 @@ def _format_time(
     batches: Sequence[JobBatch],
     experiments: Mapping[Path, Experiment],
     estimates: Mapping[str, _RunEstimate],
-    needed: Sequence[PrerequisiteRun],
+    prerequisites: Sequence[PrerequisiteRun],
 ) -> str:
-    """Return a text with the approximate time of the sweep, at the speed of this machine."""
+    """Return a text with the approximate time of the sweep, at the measured speed of this machine."""
     rates: dict[tuple[str, int], float | None] = {}
 
     def rate_of(batch: JobBatch) -> float | None:
-        """Return the steps per second, summed over all games of a process; measured once for each shape and size."""
+        """Return the environment steps per second of a process, measured once for each batch key and number of runs."""
         job = batch.jobs[0]
         key = (job.batch_key or job.digest, len(batch.jobs))
         if key not in rates:
@@ -205,19 +205,22 @@ def _format_time(
         seconds.append(sum(step or 0 for step in steps) / rate)
     if not batches:
         return "time: none"
-    prerequisite_seconds = (
-        sum(run.env_steps for run in needed) / (rate_of(JobBatch(batches[0].jobs[:1])) or 1.0) if needed else 0.0
-    )
+    prerequisite_seconds = 0.0
+    if prerequisites:
+        single_run_rate = rate_of(JobBatch(batches[0].jobs[:1])) or 1.0
+        prerequisite_seconds = sum(run.env_steps for run in prerequisites) / single_run_rate
     n_parallel = batches[0].hardware.backend.count_parallel(batches)
     concurrency = f"{n_parallel:,} at once" if n_parallel is not None else "all at once, if the cluster has room"
     uses_model = any(estimates[job.digest].uses_model for batch in batches for job in batch.jobs)
-    waits = ", and replies of language models" if uses_model else ""
+    wait_note = ", and replies of language models" if uses_model else ""
     total_seconds = prerequisite_seconds + makespan(seconds, n_parallel or len(seconds))
-    return f"time: about {format_duration(total_seconds)} at the speed of this machine, {concurrency}{waits}"
+    return f"time: about {format_duration(total_seconds)} at the speed of this machine, {concurrency}{wait_note}"
 
 
 def makespan(seconds: Sequence[float], n_parallel: int) -> float:
-    """Return the time at which the last of several processes ends. Each starts, in order, as soon as a place is free.
+    """Return the time at which the last of several processes ends, in seconds after the start of the first ones.
+
+    Processes start in order; at most `n_parallel` of them run at the same time.
 
     >>> makespan([3.0, 1.0, 1.0, 2.0], 2)
     4.0
@@ -229,9 +232,10 @@ def makespan(seconds: Sequence[float], n_parallel: int) -> float:
 
 
 def _measure_rate(config: Mapping[str, Any], n_runs: int) -> float | None:
-    """Return the steps per second of `n_runs` runs with this config, timed as the societies of one run.
+    """Return the environment steps per second of `n_runs` runs of a config in one process.
 
-    None for other loops than mechanism design and learning, and if agents use a language model.
+    Several runs are timed as one run with `n_runs` times as many societies. None for loops other than `design` and
+    `learn`, for several runs of `learn`, and if agents or teachers use a language model.
     """
     kind = loop_kind(config)
     if (

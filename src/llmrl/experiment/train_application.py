@@ -1,4 +1,4 @@
-"""The application for experiments in environments, which `llmrl-train` computes."""
+"""The application of `llmrl-train`: experiments in environments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class TrainApplication(Application):
-    """Training of agents in an environment, with their teachers and the principals that propose to them."""
+    """Training and evaluation of agents in an environment, with their teachers and principals."""
 
     command = "llmrl-train"
 
@@ -51,7 +51,7 @@ class TrainApplication(Application):
             parts.close()
 
     def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: ComputeRun) -> None:
-        with resources.detached():  # a server may be slow to answer
+        with resources.detached():  # the check of the model may wait for a server
             llm = resources.join_run(run.folder, lambda: run.stop.requested)
         run.status.llm = "" if llm is None else llm.label
         run.status.shared = list_shared_factors(config, uses_llm=llm is not None)
@@ -59,7 +59,7 @@ class TrainApplication(Application):
         n_stages = 1 + reference_line_runs.count_expected_stages(config, resources.builder)
         runs = prerequisite_runs(config)
         n_finished_stages = ensure_finished(runs, run, compute_needed, resources.detached, n_stages_after=n_stages)
-        with hold_process_lock():  # networks are initialized by torch's global random stream, and games are compiled
+        with hold_process_lock():  # torch's global random generator initializes networks, and Numba compiles games
             parts = build_parts(config, llm, folder=run.folder, resources=resources)
         run.status.env = parts.env.spec.name
         try:
@@ -67,7 +67,8 @@ class TrainApplication(Application):
             if run.processes.is_main and (warning := arm_shortage_warning(config, parts)) is not None:
                 log.warning("%s", warning)
             reference_runs: list[PrerequisiteRun] = []
-            with hold_process_lock():  # built before the reference runs, which may take hours, to find errors early
+            # Errors in the loop's options are raised before the reference runs, which may take hours.
+            with hold_process_lock():
                 loop = build_loop(config, parts, lambda: reference_line_runs.measured_references(reference_runs))
             reference_runs += reference_line_runs.prerequisite_runs(config, parts, loop)
             ensure_finished(reference_runs, run, compute_needed, resources.detached, n_stages_before=n_finished_stages)
