@@ -1,4 +1,4 @@
-"""Computation of the numbers of a report from a folder of runs."""
+"""Computation of the estimates of a report from a folder of runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def compute_report(
     Args:
         folder: folder of the runs, at any level.
         settings: settings of the report.
-        runs: records of the runs, if they hold more than the folders do (the queue of a scheduler); None: read here.
+        runs: records of the runs, which may include the state of a scheduler's queue; None: read them from `folder`.
         on_progress: function that is called with a progress message for each task.
 
     Raises:
@@ -95,7 +95,7 @@ def compute_report(
 
 
 def _score_runs(task: ReportTask, group: Group, rule: ScoreRule, excluded: list[ExcludedRuns]) -> dict[Path, float]:
-    """Return the scores of a group's runs by folder, in order; runs without a score are added to `excluded`."""
+    """Return the scores of a group's runs by folder; append runs without a score to `excluded`."""
     scores: dict[Path, float] = {}
     reasons: dict[tuple[str, str], list[int]] = {}
     for run in group.runs:
@@ -103,7 +103,7 @@ def _score_runs(task: ReportTask, group: Group, rule: ScoreRule, excluded: list[
         if isinstance(score, float):
             scores[run.folder] = score
         else:
-            reasons.setdefault((run.state, score), []).append(run.seed)
+            reasons.setdefault((run.state, score), []).append(run.seed)  # `score` is the reason for having no score
     if group.missing_seeds:
         reasons["missing", "has no run folder; other groups of this task have this seed"] = list(group.missing_seeds)
     excluded += [ExcludedRuns(task.title, group, tuple(seeds), *reason) for reason, seeds in reasons.items()]
@@ -113,8 +113,8 @@ def _score_runs(task: ReportTask, group: Group, rule: ScoreRule, excluded: list[
 def _explain_unfinished(run: RunRecord) -> str:
     done, total = run.progress.done, run.progress.total
     share = f" ({done / total:.0%})" if total else ""
-    waiting = "waits in the queue" if run.state == "queued" else ""
-    return run.error or waiting or f"not finished: {done:,.0f} {run.progress.unit} done{share}"
+    queue_note = "waits in the queue" if run.state == "queued" else ""
+    return run.error or queue_note or f"not finished: {done:,.0f} {run.progress.unit} done{share}"
 
 
 def _build_section(
@@ -124,9 +124,9 @@ def _build_section(
 
     Args:
         task: task with its groups.
-        scores: scores of the runs of each group, by label and folder.
+        scores: scores of the runs of each group, by group label and run folder.
         settings: settings of the report.
-        frames: frames over which training episodes are compared; None without these.
+        frames: frames over which metrics of training episodes are compared; None without such metrics.
     """
     groups = [
         (group, [run for run in group.runs if run.folder in scores[group.label]])
@@ -144,7 +144,7 @@ def _build_section(
         )
     references, warnings = read_reference_lines(groups)
     study = _analyze_study(task, groups, references, settings.study, bin_width) if settings.by_name else None
-    if not isinstance(study, Landscape):  # whose proposals are identical by design
+    if not isinstance(study, Landscape):  # all runs of a landscape measure the same proposals
         warnings = (*warnings, *warn_of_identical_proposals(groups))
     summaries = tuple(_summarize_group(group, scores[group.label]) for group in task.groups)
     compared = [groups[i] for i in select_best_groups([summary for summary in summaries if summary.estimates])]
@@ -177,10 +177,7 @@ def _summarize_group(group: Group, scores: Mapping[Path, float]) -> GroupSummary
 
 
 def _summarize_efficiency(task: ReportTask, frames: FrameBudget) -> tuple[GroupSummary, ...]:
-    """Return the sample efficiency of the groups, over the same frames of training.
-
-    The result is empty if no episode can succeed.
-    """
+    """Return the sample efficiency of the groups over the same frames of training; none if no run logs success."""
     rule, summaries = ScoreRule(EFFICIENCY_METRIC, budget=frames.budget), []
     for group in task.groups:
         finished = [run for run in group.runs if run.state == "finished"]
@@ -201,10 +198,10 @@ def _analyze_study(
     settings: StudySettings | None,
     bin_width: int | None,
 ) -> StudyResult | None:
-    """Return the result of the study of a task; None if its runs are no study, or none is finished.
+    """Return the result of the study of a task; None if its runs do not belong to a study, or none is finished.
 
     Raises:
-        RunFolderError: the settings, or a run, cannot be read.
+        RunFolderError: the settings of the study or a run cannot be read.
     """
     runs = [run for _, group_runs in groups for run in group_runs]
     settings = settings or read_study_settings(runs)
@@ -219,11 +216,11 @@ def _analyze_study(
 _FIXED_PROPOSALS = ("fixed", "listed")
 """Principals whose proposals are part of the config."""
 _OBJECTIVE_KEYS = ("design.objective", "design.spending_cost")
-"""Options that define what a score is."""
+"""Options that determine which quantity the score of a run is."""
 
 
 def find_task_warnings(finished: FinishedGroups) -> tuple[str, ...]:
-    """Return warnings about runs of a debug preset, and about groups with different objectives."""
+    """Return warnings about runs of a debug preset and about groups with different objectives."""
     debug_groups = "; ".join(g.display_name for g, runs in finished if any("debug" in run.overrides for run in runs))
     warnings = [f"{debug_groups}: runs of a debug preset have minimal sizes, so their scores are not meaningful."]
     return (
@@ -239,7 +236,7 @@ def find_task_warnings(finished: FinishedGroups) -> tuple[str, ...]:
 def warn_of_identical_proposals(finished: FinishedGroups) -> tuple[str, ...]:
     """Return a warning for each group whose runs of different seeds proposed the same vectors in the same order.
 
-    Groups with a single vector, and with `principal=fixed` or `listed`, are left out.
+    There are no warnings for groups with a single vector or with `principal=fixed` or `listed`.
 
     Args:
         finished: groups and their finished runs.
@@ -256,7 +253,7 @@ def _are_proposals_identical(runs: Sequence[RunRecord]) -> bool:
     if len({run.seed for run in runs}) < 2 or any(run.overrides.get("principal") in _FIXED_PROPOSALS for run in runs):
         return False
     histories = [run.summary().get("history") or [] for run in runs]
-    [sequence, *other_sequences] = {
+    [proposals, *other_proposals] = {
         tuple((row.get("context"), *(row.get("mechanism") or {}).values()) for row in rows) for rows in histories
     }
-    return not other_sequences and len(set(sequence)) > 1
+    return not other_proposals and len(set(proposals)) > 1

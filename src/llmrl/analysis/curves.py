@@ -17,17 +17,18 @@ N_GRID_POINTS = 101
 """Number of points of the common grid if the runs of a group logged at different x coordinates."""
 
 MAX_CURVE_POINTS = 200
+"""Maximum number of points of a curve if all runs of a group logged at the same x coordinates."""
 _TRAINING_CURVES = ("train/return", "train/success")
-"""Metrics of learning agents that are both drawn by default, the second one if episodes can succeed."""
+"""Metrics of training episodes that are both drawn by default; success is logged only if episodes can succeed."""
 
 
 @dataclass(frozen=True)
 class GroupCurve:
-    """The curve of one group over one counter.
+    """The curve of a metric of one group.
 
     Attributes:
         x: x coordinates, [n_points], increasing.
-        values: value of each run at these, [n_points, n_runs].
+        values: value of each run at the x coordinates, [n_points, n_runs].
         band: mean over the top-level units with pointwise 95% intervals, [n_points].
     """
 
@@ -37,7 +38,7 @@ class GroupCurve:
 
     @property
     def rows(self) -> list[list[float]]:
-        """Rows of x coordinate, mean, and both ends of its interval."""
+        """Rows of x coordinate, mean, and lower and upper end of its interval."""
         columns = (self.x, self.band.estimate, self.band.low, self.band.high)
         rows: list[list[float]] = np.stack(columns, axis=-1).tolist()
         return rows
@@ -45,12 +46,12 @@ class GroupCurve:
 
 @dataclass(frozen=True)
 class MetricCurves:
-    """A metric of all groups that have it.
+    """The curves of one metric.
 
     Attributes:
         metric: name of the metric.
-        curve_by_group: curves of the groups, by label.
-        x_axis: x axis, one of `scores.X_AXES`.
+        curve_by_group: curve of each group that logged the metric, by group label.
+        x_axis: x axis, a key of `scores.X_AXES`.
     """
 
     metric: str
@@ -64,23 +65,24 @@ def build_curves(
     x_axis: str = "env_steps",
     bin_width: int | None = None,
 ) -> tuple[tuple[MetricCurves, ...], tuple[str, ...]]:
-    """Return a curve for each metric, and notes about missing parts.
+    """Return the curves of each metric, and notes about missing runs and curves.
 
     Args:
         groups: each group with its finished runs.
-        metrics: names in `metrics.jsonl`; empty: the first of `DEFAULT_CURVES` that a run has.
-        x_axis: x axis, one of `scores.X_AXES`.
-        bin_width: bin width of metrics of training episodes, frames.
+        metrics: names of metrics; empty: the first of `DEFAULT_CURVES` that a run has logged, and `train/success` in
+            addition to `train/return`.
+        x_axis: x axis, a key of `scores.X_AXES`.
+        bin_width: width of the bins in which metrics of training episodes are averaged, frames.
     """
     curves, notes = [], []
     for metric in metrics or (*DEFAULT_CURVES, *_TRAINING_CURVES[1:]):
         curve_by_group: dict[str, GroupCurve] = {}
         metric_notes = []
         for group, runs in groups:
-            line, reasons = _read_curve(runs, metric, x_axis, bin_width)
-            metric_notes += [f"Curve of {metric}, {group.display_name}: {reason}." for reason in reasons]
-            if line is not None:
-                curve_by_group[group.label] = line
+            curve, problems = _read_curve(runs, metric, x_axis, bin_width)
+            metric_notes += [f"Curve of {metric}, {group.display_name}: {problem}." for problem in problems]
+            if curve is not None:
+                curve_by_group[group.label] = curve
         if curve_by_group:
             curves.append(MetricCurves(metric, curve_by_group, x_axis))
         if curve_by_group or metrics:
@@ -91,10 +93,10 @@ def build_curves(
 
 
 def align_curves(runs: Sequence[Series]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return curves of several runs at common x coordinates; None if the runs have no common range.
+    """Return the values of several runs at common x coordinates, without extrapolation; None without a common range.
 
-    Nothing is extrapolated: only the range that all runs cover is used. If all runs logged at the same x coordinates,
-    these are kept, thinned evenly to `MAX_CURVE_POINTS`; otherwise values are interpolated linearly on an even grid.
+    If all runs logged at the same x coordinates, up to `MAX_CURVE_POINTS` of these are used. Otherwise values are
+    interpolated linearly at `N_GRID_POINTS` equidistant x coordinates.
 
     Returns:
         x coordinates, [n_points], and values, [n_points, n_runs].
@@ -102,13 +104,13 @@ def align_curves(runs: Sequence[Series]) -> tuple[np.ndarray, np.ndarray] | None
     start, end = max(x[0] for x, _ in runs), min(x[-1] for x, _ in runs)
     if start > end:
         return None
-    shared = runs[0][0]
-    if all(np.array_equal(x, shared) for x, _ in runs):
-        indices = np.unique(np.linspace(0, len(shared) - 1, min(len(shared), MAX_CURVE_POINTS)).round().astype(int))
-        grid = shared[indices]
-        # The last of equal x coordinates counts, as in `interp`, which is several times slower.
+    common_x = runs[0][0]
+    if all(np.array_equal(x, common_x) for x, _ in runs):
+        n_points = min(len(common_x), MAX_CURVE_POINTS)
+        grid = common_x[np.unique(np.linspace(0, len(common_x) - 1, n_points).round().astype(int))]
+        # Equivalent to `np.interp`, but several times faster: of equal x coordinates the last one is selected.
         values = np.stack([values for _, values in runs], axis=-1, dtype=float)
-        return grid, values[np.searchsorted(shared, grid, "right") - 1]
+        return grid, values[np.searchsorted(common_x, grid, "right") - 1]
     grid = np.unique(np.linspace(start, end, N_GRID_POINTS))
     return grid, np.stack([np.interp(grid, x, values) for x, values in runs], axis=-1)
 
@@ -117,26 +119,26 @@ def build_group_curve(runs: Sequence[Series], units: Sequence[object]) -> GroupC
     """Return the curve of a group; None if no x coordinate is common to all of its runs.
 
     Args:
-        runs: the metric of each run.
+        runs: series of the metric of each run.
         units: label of the top-level unit of each run.
     """
-    common = align_curves(runs)
-    if common is None:
+    aligned = align_curves(runs)
+    if aligned is None:
         return None
-    x, values = common
+    x, values = aligned
     return GroupCurve(x, values, mean_interval(values, units))
 
 
 def _read_curve(
     runs: Sequence[RunRecord], metric: str, x_axis: str, bin_width: int | None
 ) -> tuple[GroupCurve | None, list[str]]:
-    """Return the curve of the runs that have one, if there is any, and reasons why others are left out."""
-    curves, runs_with_metric, missing_seeds, reasons = [], [], [], []
+    """Return the curve of the runs that logged a metric, if there are any, and descriptions of problems."""
+    curves, runs_with_metric, missing_seeds, problems = [], [], [], []
     for run in runs:
         try:
             x, values = read_series(run.folder, metric, x_axis, bin_width)
         except RunFolderError as error:
-            reasons.append(f"left out, {error}")
+            problems.append(f"left out, {error}")
             continue
         if len(x):
             curves.append((x, values))
@@ -144,8 +146,8 @@ def _read_curve(
         else:
             missing_seeds.append(run.seed)
     if missing_seeds:
-        reasons.insert(0, f"seed {', '.join(map(str, missing_seeds))} did not log it")
-    line = build_group_curve(curves, find_replication_units(runs_with_metric)) if curves else None
-    if curves and line is None:
-        reasons.append(f"its runs have no common range of {X_AXES[x_axis][1]}")
-    return line, reasons
+        problems.insert(0, f"seed {', '.join(map(str, missing_seeds))} did not log it")
+    curve = build_group_curve(curves, find_replication_units(runs_with_metric)) if curves else None
+    if curves and curve is None:
+        problems.append(f"its runs have no common range of {X_AXES[x_axis][1]}")
+    return curve, problems

@@ -1,6 +1,6 @@
-"""Styles and elements of figures, drawn without a display; equal numbers give equal files.
+"""Styles and elements of figures, which are drawn without a display; equal data give byte-equal files.
 
-Twelve groups differ in line style and marker, so that they can be distinguished without color.
+Up to twelve groups differ in line style and marker, so that readers can distinguish them without color.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REFERENCE_STYLES: dict[str, dict[str, Any]] = {
     "scan_best": {"color": "#333333", "linestyle": "dashdot", "linewidth": 1.5},
 }
 _RC_PARAMS: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so that figures are the same everywhere
+    "font.family": "DejaVu Sans",  # included in matplotlib, so that figures are equal on all machines
     "font.size": 11,
     "axes.titlesize": 12,
     "axes.spines.top": False,
@@ -48,10 +48,10 @@ _RC_PARAMS: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class RenderedFigure:
-    """A finished figure.
+    """A figure as the contents of its files.
 
     Attributes:
-        name: name of its files.
+        name: name of its files without the extension.
         caption: description of the figure.
         png, svg: content of the files.
     """
@@ -68,8 +68,8 @@ def check_matplotlib() -> None:
         raise ConfigError("figures need matplotlib: pip install 'llmrl[plots]', or use --no-figures")
 
 
-def render_figure(name: str, caption: str, figure: Callable[[], Figure]) -> RenderedFigure:
-    """Draw the figure that `figure` makes, in the common style.
+def render_figure(name: str, caption: str, draw: Callable[[], Figure]) -> RenderedFigure:
+    """Render the figure that the function `draw` returns, in the common style.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -79,12 +79,12 @@ def render_figure(name: str, caption: str, figure: Callable[[], Figure]) -> Rend
 
     files = {}
     with matplotlib.rc_context(_RC_PARAMS):
-        matplotlib_figure = figure()
+        figure = draw()
         for file_format, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
             stream = io.BytesIO()
-            matplotlib_figure.savefig(stream, format=file_format, metadata=metadata)
-            # Keep the layout of the first format for the second, which saves a third of the time.
-            matplotlib_figure.set_layout_engine("none")
+            figure.savefig(stream, format=file_format, metadata=metadata)
+            # The second format reuses the layout of the first one, which saves a third of the time.
+            figure.set_layout_engine("none")
             files[file_format] = stream.getvalue()
     return RenderedFigure(name, caption, files["png"], files["svg"])
 
@@ -103,7 +103,7 @@ def draw_curve(ax: Axes, curve: GroupCurve, label: str, style: dict[str, Any]) -
 
 
 def draw_scores(ax: Axes, x: float, scores: np.ndarray, band: Band, style: dict[str, Any]) -> None:
-    """Draw the scores of a group at `x` as dots, and their mean with its interval."""
+    """Draw the scores of a group [n_runs] as dots around `x`, and their mean with its interval at `x`."""
     offsets = np.linspace(-0.14, 0.14, len(scores)) if len(scores) > 1 else np.zeros(1)
     color = style["color"]
     ax.scatter(x + offsets, scores, s=14, marker=style["marker"], color=color, alpha=0.45, linewidths=0)
@@ -120,7 +120,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def use_unit_prefixes(ax: Axes) -> None:
-    """Label the x axis with the prefixes of units: 20k."""
+    """Format the numbers of the x axis with SI prefixes: 20k."""
     from matplotlib.ticker import EngFormatter
 
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -162,18 +162,18 @@ LINE_STYLES: tuple[Any, ...] = (
 )
 _FONT_SIZE = 9.5
 _LABEL_HEIGHT = 1.3
-"""Height of a label relative to its font size."""
+"""Height of a label at the end of a line, relative to its font size."""
 
 
 def group_styles(names: Sequence[str], baselines: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """Return the style of each group by name, for `Axes.plot`; it does not depend on the scores.
+    """Return the style of each group by name, as keyword arguments of `Axes.plot`.
 
     Args:
-        names: names of the groups.
-        baselines: names of the groups that are gray.
+        names: names of the groups, in any order.
+        baselines: names of the groups that are drawn in gray.
     """
     styles = {}
-    # Baselines have the same color, so they get the styles that differ most.
+    # Baselines come first: all of them are gray, and the first line styles and markers are the easiest to distinguish.
     for k, name in enumerate(sorted(names, key=lambda name: (name not in baselines, name))):
         is_baseline = name in baselines
         styles[name] = {
@@ -188,14 +188,14 @@ def group_styles(names: Sequence[str], baselines: Sequence[str] = ()) -> dict[st
 
 
 def level_style(style: dict[str, Any]) -> dict[str, Any]:
-    """Return a style for a horizontal line, which has no markers."""
+    """Return the style of a group for a horizontal line, without markers."""
     return {**style, "marker": "", "linewidth": 1.5}
 
 
 def label_line_ends(ax: Axes) -> bool:
-    """Write the labels of the lines in `ax` to the right of it, each next to the end of its line, without overlap.
+    """Write the labels of the lines in `ax` to the right of the axes, near the ends of the lines, without overlap.
 
-    Call it last: it fixes the limits of the axes.
+    This fixes the limits of the axes, so all lines must have been drawn before.
 
     Returns:
         Whether there is space for all labels; if not, nothing is drawn.
@@ -204,13 +204,13 @@ def label_line_ends(ax: Axes) -> bool:
     ax.set_ylim(ax.get_ylim())
     figure = ax.get_figure(root=True)
     assert figure is not None
-    height = 72 * figure.get_size_inches()[1] * 0.8  # points; constrained layout leaves about this much
+    height = 72 * figure.get_size_inches()[1] * 0.8  # approximate height of the axes in constrained layout, points
     gap = _FONT_SIZE * _LABEL_HEIGHT / height
-    lines = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]  # those of a legend
+    lines = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]  # as in legends
     if gap * len(lines) > 1:
         return False
     points = [line.get_transform().transform(np.asarray(line.get_xydata())[-1]) for line in lines]
-    ends = ax.transAxes.inverted().transform(np.reshape(points, (-1, 2)))  # in shares of the axes
+    ends = ax.transAxes.inverted().transform(np.reshape(points, (-1, 2)))  # [n_lines, 2], in axes coordinates
     for line, end, label_y in zip(lines, ends, spread_positions(ends[:, 1], gap), strict=True):
         ax.annotate(
             str(line.get_label()),
@@ -236,18 +236,18 @@ def label_line_ends(ax: Axes) -> bool:
 
 
 def spread_positions(positions: np.ndarray, gap: float) -> np.ndarray:
-    """Return the closest positions (least squares) in [0, 1] with a minimum distance, in the same order.
+    """Return the positions in [0, 1] that are closest to target positions (least squares), with a minimum distance.
 
     Args:
-        positions: target positions, [n].
+        positions: target positions in [0, 1], [n], whose order is preserved.
         gap: minimum distance, at most 1 / n.
     """
     from scipy.optimize import isotonic_regression  # lazy: importing it takes longer than most commands
 
     order = np.argsort(positions, kind="stable")
     offsets = gap * np.arange(len(positions))
-    # With p_i = q_i + i * gap, the distances hold if q is nondecreasing.
+    # Sorted positions p_i = q_i + i * gap have the minimum distance if and only if q is nondecreasing.
     fitted = isotonic_regression(positions[order] - offsets).x
-    spread = np.empty(len(positions))
-    spread[order] = np.clip(fitted, 0.0, 1.0 - gap * max(len(positions) - 1, 0)) + offsets
-    return spread
+    label_positions = np.empty(len(positions))
+    label_positions[order] = np.clip(fitted, 0.0, 1.0 - gap * max(len(positions) - 1, 0)) + offsets
+    return label_positions

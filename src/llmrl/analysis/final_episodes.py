@@ -1,4 +1,4 @@
-"""Comparison of the final episodes of runs: players that do not learn, and players that were trained."""
+"""Comparison of the final episodes of runs, in which agents play that do not learn or have finished learning."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ MEASURES = {
     "cost": "cost, $",
     "invalid_rate": "invalid replies",
 }
-"""Measures whose means over episodes are shown with standard errors, and their display names."""
+"""Measures of an episode by their keys in `results.json`, with the titles of their columns."""
 
 
 @dataclass(frozen=True)
 class _ResultsFile:
-    """The parts of a `results.json` that are read, except `agent`; of `per_episode`, only the keys of `MEASURES`."""
+    """Keys of `results.json` that are read, with their types; only the keys of `MEASURES` in `per_episode` are read."""
 
     per_episode: dict[str, Any]
     learned: bool
@@ -48,15 +48,15 @@ class FinalEpisodes:
 
     Attributes:
         task: title of the task.
-        group: the group.
-        n_runs: number of runs.
-        n_episodes: number of their episodes.
-        learned: whether the episodes of a run share an agent that was trained in it.
-        carried: names of states that are carried from one episode of a run to the next, such as lessons; episodes are
-            then dependent.
-        means, errors: mean and standard error of each of `MEASURES` that all runs have. Errors are over runs if these
-            learned or carried a state, else over episodes; NaN if unknown.
-        default_name: name for the only group of a task, whose label is not informative.
+        group: group of runs.
+        n_runs: number of runs with final episodes.
+        n_episodes: number of final episodes of all runs.
+        learned: whether the agent of a final episode was trained in its run.
+        carried: names of states that agents keep from one episode of a run to the next, such as lessons.
+        means, errors: mean over episodes and standard error of each of `MEASURES` that all runs have. The standard
+            error is over runs if `learned` or `carried`, because episodes of a run are then dependent, else over
+            episodes; NaN if it is unknown.
+        default_name: name to use if the group is the only one of its task, because its label is then not informative.
     """
 
     task: str
@@ -71,7 +71,7 @@ class FinalEpisodes:
 
     @property
     def name(self) -> str:
-        """Label of the group; for the only group of a task `default_name`, if that is set."""
+        """Label of the group, or `default_name` if it is set and the group is the only one of its task."""
         return self.default_name if self.group.label == SINGLE_GROUP_LABEL and self.default_name else self.group.label
 
 
@@ -97,27 +97,27 @@ def summarize_final_episodes(task: ReportTask, group: Group, runs: Sequence[RunR
     player_options = [f"{key}={common[key]}" for key in ("agent", "principal", "teacher") if key in common]
     agent = results[0].get("agent")
     default_name = ", ".join(player_options) or (str(agent.get("policy", "")) if isinstance(agent, dict) else "")
-    episodes = sum(int(r["episodes"]) for r in results)
-    return FinalEpisodes(task.title, group, len(results), episodes, learned, carried, means, errors, default_name)
+    n_episodes = sum(int(result["episodes"]) for result in results)
+    return FinalEpisodes(task.title, group, len(results), n_episodes, learned, carried, means, errors, default_name)
 
 
 def build_players_table(players: Sequence[FinalEpisodes]) -> ReportTable:
-    """Return a table with a row for each group of each task: the player, and the means of its final episodes."""
+    """Return a table with a row for each group of each task: the player, and the means over its final episodes."""
     measures = [name for name in MEASURES if any(name in player.means for player in players)]
-    models = any(player.group.llm for player in players)
-    columns = ["task", "player", *(["language model"] if models else []), "runs", "episodes"]
+    has_models = any(player.group.llm for player in players)
+    columns = ["task", "player", *(["language model"] if has_models else []), "runs", "episodes"]
     columns += [MEASURES[name] for name in measures]
     rows, data = [], []
     names = _shorten_player_names(players)
     for player, name in zip(players, names, strict=True):
         group = player.group
-        cells = [player.task, name, *([group.llm or EMPTY_CELL] if models else []), str(player.n_runs)]
+        cells = [player.task, name, *([group.llm or EMPTY_CELL] if has_models else []), str(player.n_runs)]
         rows.append([*cells, f"{player.n_episodes:,}", *(_format_measure(name, player) for name in measures)])
-        line: list[object] = [player.task, player.name, group.llm, player.n_runs, player.n_episodes, player.learned]
-        line.append(" ".join(player.carried))
-        for name in measures:
-            line += [player.means.get(name), player.errors.get(name)]
-        data.append(line)
+        data_row: list[object] = [player.task, player.name, group.llm, player.n_runs, player.n_episodes, player.learned]
+        data_row.append(" ".join(player.carried))
+        for measure in measures:
+            data_row += [player.means.get(measure), player.errors.get(measure)]
+        data.append(data_row)
     header: list[object] = ["task", "player", "llm", "runs", "episodes", "learned", "carried"]
     header += [column for name in measures for column in (name, f"{name}_standard_error")]
     notes = [
@@ -136,7 +136,7 @@ def build_players_table(players: Sequence[FinalEpisodes]) -> ReportTable:
         [header, *data],
         columns,
         rows,
-        3 if models else 2,
+        3 if has_models else 2,
         notes=notes,
     )
 
@@ -146,16 +146,16 @@ _PLAYER_KEYS = ("env", "agent", "principal", "teacher", "llm")
 
 
 def _shorten_player_names(players: Sequence[FinalEpisodes]) -> list[str]:
-    """Return a name for each player: its parts without their fields, or its full label if that is ambiguous."""
-    short = []
+    """Return a name for each player: only the options of `_PLAYER_KEYS`, or the full label if these are ambiguous."""
+    short_names = []
     for player in players:
         fields = [part.partition("=") for part in player.name.split(", ")]
         parts = [f"{key}{sign}{value}" for key, sign, value in fields if not sign or key in _PLAYER_KEYS]
-        short.append(player.group.format_name(", ".join(parts)) if parts else player.group.display_name)
-    counts = Counter((player.task, name) for player, name in zip(players, short, strict=True))
+        short_names.append(player.group.format_name(", ".join(parts)) if parts else player.group.display_name)
+    counts = Counter((player.task, name) for player, name in zip(players, short_names, strict=True))
     return [
         name if counts[player.task, name] == 1 else player.group.display_name
-        for player, name in zip(players, short, strict=True)
+        for player, name in zip(players, short_names, strict=True)
     ]
 
 
@@ -164,10 +164,10 @@ def _format_measure(name: str, player: FinalEpisodes) -> str:
         return EMPTY_CELL
     mean, error = player.means[name], player.errors[name]
     if name in ("success", "invalid_rate"):
-        deviation = "" if math.isnan(error) else f" ± {100 * error:.1f}"
-        return f"{100 * mean:.1f}{deviation} %"
-    form = ",.0f" if name == "tokens" else ".4f" if name == "cost" else ".2f" if abs(mean) < 100 else ".1f"
-    return f"{mean:{form}}" + ("" if math.isnan(error) else f" ± {error:{form}}")
+        error_text = "" if math.isnan(error) else f" ± {100 * error:.1f}"
+        return f"{100 * mean:.1f}{error_text} %"
+    format_spec = ",.0f" if name == "tokens" else ".4f" if name == "cost" else ".2f" if abs(mean) < 100 else ".1f"
+    return f"{mean:{format_spec}}" + ("" if math.isnan(error) else f" ± {error:{format_spec}}")
 
 
 def _read_results(run: RunRecord) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Comparison of the groups of a study: curves, scores, and the comparisons that its settings ask for."""
+"""Comparison of the groups of a study: curves, scores, and tests of the pairs of groups in its settings."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Comparison:
     """The comparison of one group with another.
 
     Attributes:
-        group, baseline: the groups.
+        group, baseline: the compared groups.
         difference: difference of their mean scores, `group` minus `baseline`.
-        probability: probability that a run of `group` beats a run of `baseline`.
-        p: p-value of equal means (`multiple_comparisons.p_value`); NaN if a group has too few top-level units.
-        p_adjusted: p-value after Holm's correction for the comparisons of its family; NaN as `p`.
-        onset: x coordinate from which the difference of the curves (`GroupTrace.main_curve`) stays above 0 with its
-            interval; None: it does not.
+        probability: probability that a run of `group` has a higher score than a run of `baseline`.
+        p: p-value of equal means (`statistics.intervals.p_value`); NaN if a group has too few top-level units.
+        p_adjusted: `p` after Holm's correction for the number of comparisons in its family.
+        onset: x coordinate from which the interval of the difference between the curves (`GroupTrace.main_curve`)
+            stays above 0; None if there is no such coordinate.
     """
 
     group: GroupTrace
@@ -50,15 +50,14 @@ class Comparison:
 
     @property
     def is_paired(self) -> bool:
-        """True if both groups start from the same pre-training runs, within which their runs were compared."""
+        """Whether both groups start from the same pre-training runs, so that units of the groups form pairs."""
         return is_paired(self.group.replication_units, self.baseline.replication_units)
 
     @property
     def verdict(self) -> str:
-        """Verdict of the test: `above`, `below`, `unclear` or `untested`.
+        """Verdict of the test: `above` or `below` if `p_adjusted` < `SIGNIFICANCE_LEVEL`, `unclear` otherwise.
 
-        `above` and `below` need an adjusted p-value below `SIGNIFICANCE_LEVEL`. `untested` means that there are too few
-        top-level units.
+        It is `untested` if a group has too few top-level units.
         """
         if np.isnan(self.p_adjusted):
             return "untested"
@@ -72,10 +71,10 @@ class GroupComparison(StudyResult):
     """The result of a comparison of groups.
 
     Attributes:
-        traces: its groups, highest score first.
-        comparisons: comparisons that the settings ask for.
-        references: levels that were measured before the runs.
-        online_caption: caption of the figure of online performance; empty if there is none.
+        traces: curves and scores of the compared groups, highest score first.
+        comparisons: comparisons with the baselines and of the pairs in the settings.
+        references: reference lines, which were measured before the runs.
+        online_caption: caption of the figure of online performance; empty if there is no such figure.
     """
 
     traces: tuple[GroupTrace, ...]
@@ -85,7 +84,7 @@ class GroupComparison(StudyResult):
 
     @property
     def has_anytime_curves(self) -> bool:
-        """True if the main figure shows curves of recommendations."""
+        """Whether the main figure shows curves of recommendations."""
         return any(trace.anytime is not None for trace in self.traces)
 
 
@@ -102,32 +101,34 @@ def compare_groups(
         settings: settings of the study.
         names: short names of the groups, by label.
         finished: each group with its finished runs.
-        references: levels that were measured before the runs.
-        bin_width: bin width of metrics of training episodes, frames.
+        references: reference lines, which were measured before the runs.
+        bin_width: width of the bins in which metrics of training episodes are averaged, frames; None without these.
 
     Raises:
         RunFolderError: a metric of a run cannot be read.
     """
     traces = read_group_traces(settings, [(names[group.label], group, runs) for group, runs in finished], bin_width)
-    by_name = {trace.name: trace for trace in traces}
+    trace_by_name = {trace.name: trace for trace in traces}
     baseline_pairs = [
-        (trace, by_name[name])
+        (trace, trace_by_name[name])
         for i, name in enumerate(settings.baselines)
-        if name in by_name
+        if name in trace_by_name
         for trace in traces
         if trace.name not in settings.baselines[: i + 1]
     ]
-    planned_pairs = [(by_name[one], by_name[two]) for one, two in settings.pairs if one in by_name and two in by_name]
+    available_pairs = [pair for pair in settings.pairs if trace_by_name.keys() >= set(pair)]
+    planned_pairs = [(trace_by_name[group], trace_by_name[baseline]) for group, baseline in available_pairs]
     comparisons = [*_compare_pairs(baseline_pairs), *_compare_pairs(planned_pairs)]
-    missing_pairs = [" and ".join(pair) for pair in settings.pairs if not by_name.keys() >= set(pair)]
+    missing_pairs = [" and ".join(pair) for pair in settings.pairs if pair not in available_pairs]
+    # Reference lines are values of the objective.
     references = tuple(references) if settings.metric in (None, OBJECTIVE_METRIC) else ()
-    anytime = any(trace.anytime is not None for trace in traces)
-    recommended = {t.display_name: float(t.score.estimate) for t in traces if t.online_score is not None}
-    online = {t.display_name: float(t.online_score.estimate) for t in traces if t.online_score is not None}
+    has_anytime_curves = any(trace.anytime is not None for trace in traces)
+    recommendations = {x.display_name: float(x.score.estimate) for x in traces if x.online_score is not None}
+    online = {x.display_name: float(x.online_score.estimate) for x in traces if x.online_score is not None}
     sentences = (
         *_describe_comparisons(comparisons, settings.score_name),
         *([f"Not compared, because one has no finished run: {'; '.join(missing_pairs)}."] if missing_pairs else []),
-        *explain_scores(recommended, online),
+        *explain_scores(recommendations, online),
         *explain_scripted_groups(trace.group for trace in traces),
     )
     return GroupComparison(
@@ -143,15 +144,15 @@ def compare_groups(
             f"over {_describe_x_axis(settings)}; right, mean of the last fifth of each run's proposals, as a dot, and "
             "their mean with its 95% interval."
         )
-        if anytime and online
+        if has_anytime_curves and online
         else "",
     )
 
 
 def _compare_pairs(family: Sequence[tuple[GroupTrace, GroupTrace]]) -> list[Comparison]:
-    """Compare pairs of groups; p-values are adjusted for the number of pairs."""
+    """Compare the pairs (group, baseline) of a family; p-values are adjusted for the number of pairs."""
     samples = [(x.scores, y.scores, x.replication_units, y.replication_units) for x, y in family]
-    p = [p_value(*sample) for sample in samples]
+    p_values = [p_value(*sample) for sample in samples]
     return [
         Comparison(
             *pair,
@@ -161,14 +162,14 @@ def _compare_pairs(family: Sequence[tuple[GroupTrace, GroupTrace]]) -> list[Comp
             p_adjusted,
             _find_onset(*pair),
         )
-        for pair, sample, p_raw, p_adjusted in zip(family, samples, p, adjust_p_values(p), strict=True)
+        for pair, sample, p_raw, p_adjusted in zip(family, samples, p_values, adjust_p_values(p_values), strict=True)
     ]
 
 
 def _find_onset(group: GroupTrace, baseline: GroupTrace) -> float | None:
-    """Return the x after which the curve of a group stays above that of its baseline; None if it does not.
+    """Return the x coordinate from which the curve of a group stays above that of its baseline; None without such an x.
 
-    Only the range of both curves counts. A baseline without a curve has its scores at every x.
+    Only the range of x that both curves have is compared. The curve of a baseline without one is constant at its score.
     """
     curve, baseline_curve = group.main_curve, baseline.main_curve
     if curve is None:
@@ -178,16 +179,16 @@ def _find_onset(group: GroupTrace, baseline: GroupTrace) -> float | None:
         x = curve.x[(curve.x <= last) & (curve.x >= baseline_curve.x[0])]
         if not len(x):
             return None
-        levels = np.stack([np.interp(x, baseline_curve.x, run) for run in baseline_curve.values.T], axis=-1)
+        baseline_values = np.stack([np.interp(x, baseline_curve.x, run) for run in baseline_curve.values.T], axis=-1)
     else:
-        x, levels = curve.x, np.tile(baseline.scores, (len(curve.x), 1))
+        x, baseline_values = curve.x, np.tile(baseline.scores, (len(curve.x), 1))
     values = curve.values[np.isin(curve.x, x)]
-    difference = difference_interval(values, levels, group.replication_units, baseline.replication_units)
+    difference = difference_interval(values, baseline_values, group.replication_units, baseline.replication_units)
     return find_start_above_zero(x, difference.low)
 
 
 def find_start_above_zero(x: np.ndarray, low: np.ndarray) -> float | None:
-    """Return the first of `x` [n] after which `low` [n] is always above zero; None if its end is not.
+    """Return the first of the coordinates `x` [n] from which on `low` [n] is above zero; None if its last value is not.
 
     >>> find_start_above_zero(np.array([1, 2, 3, 4]), np.array([0.5, -1.0, 0.2, 0.1]))
     3.0
@@ -198,7 +199,7 @@ def find_start_above_zero(x: np.ndarray, low: np.ndarray) -> float | None:
 
 
 def _describe_comparisons(comparisons: Sequence[Comparison], unit: str) -> list[str]:
-    """Return sentences with the groups above or below others and the differences, one for each verdict."""
+    """Return a sentence for each baseline and verdict, with the groups and their differences from the baseline."""
     sentences = []
     text_by_verdict = {
         "above": "Above",
@@ -260,41 +261,42 @@ def _build_tables(
     comparisons: Sequence[Comparison],
     references: Sequence[ReferenceLine],
 ) -> Iterable[ReportTable]:
-    """Yield the tables of a study: scores first, those that are only written to files last."""
+    """Yield the tables of a study: scores first, tables that are only written to files last."""
     yield _build_scores_table(settings, traces, references)
     if settings.published:
         yield _build_published_table(settings)
-    if (times := build_solution_table(settings, traces, references, settings.score_name)) is not None:
-        yield times
-    anytime = [trace for trace in traces if trace.anytime is not None]
+    if (solution_table := build_solution_table(settings, traces, references, settings.score_name)) is not None:
+        yield solution_table
+    anytime_traces = [trace for trace in traces if trace.anytime is not None]
     if comparisons:
-        yield _build_comparisons_table(comparisons, X_AXES[MEASUREMENTS_COUNTER if anytime else settings.x_axis][1])
+        axis = X_AXES[MEASUREMENTS_COUNTER if anytime_traces else settings.x_axis][1]
+        yield _build_comparisons_table(comparisons, axis)
     yield _build_curves_table("study_curves", {trace.display_name: trace.curve for trace in traces}, settings.x_axis)
-    if anytime:
+    if anytime_traces:
         curves = {trace.display_name: trace.anytime for trace in traces}
         yield _build_curves_table("study_anytime", curves, MEASUREMENTS_COUNTER)
-        yield _build_recommendations_table(anytime)
+        yield _build_recommendations_table(anytime_traces)
 
 
 def _build_scores_table(
     settings: StudySettings, traces: Sequence[GroupTrace], references: Sequence[ReferenceLine]
 ) -> ReportTable:
-    online = any(trace.online_scores is not None for trace in traces)
+    has_online = any(trace.online_scores is not None for trace in traces)
     fmt = NumberFormat(np.concatenate([trace.scores for trace in traces]) if traces else np.array([]))
-    columns = ["group", "runs", *(["recommendation", "online performance"] if online else [settings.score_name])]
+    columns = ["group", "runs", *(["recommendation", "online performance"] if has_online else [settings.score_name])]
     header: list[object] = ["group", "runs", "pretrainings", "score", "low", "high"]
-    data = [[*header, *(["online_performance", "online_low", "online_high"] if online else [])]]
+    data = [[*header, *(["online_performance", "online_low", "online_high"] if has_online else [])]]
     rows = []
     for trace in traces:
         runs = f"{len(trace.scores)}" + (f" ({trace.n_pretrainings} pre-trained)" if trace.n_pretrainings else "")
-        bands = [trace.score, *([trace.online_score] if online else [])]
+        bands = [trace.score, *([trace.online_score] if has_online else [])]
         rows.append([trace.display_name, runs, *(format_estimate(band, fmt) for band in bands)])
         cells = [cell for band in bands for cell in interval_to_cells(band)]
         data.append([trace.display_name, len(trace.scores), trace.n_pretrainings, *cells])
     for line in references:
-        rows.append([line.label, EMPTY_CELL, fmt(line.value), *([EMPTY_CELL] if online else [])])
+        rows.append([line.label, EMPTY_CELL, fmt(line.value), *([EMPTY_CELL] if has_online else [])])
         data.append([line.label, None, None, line.value, *([None] * (len(data[0]) - 4))])
-    if online:
+    if has_online:
         caption = f"{settings.score_name}: means over the runs of a group, with 95% intervals"
     else:
         share = settings.tail_fraction
@@ -305,13 +307,13 @@ def _build_scores_table(
 
 
 def _build_published_table(settings: StudySettings) -> ReportTable:
-    """Return the table of published results, which have other agents and budgets than the runs."""
+    """Return the table of published results, which were computed with other agents and budgets than the runs."""
     columns = ["group", "published"]
-    ordered = sorted(settings.published.items(), key=lambda item: -item[1])
-    rows = [[name, f"{value:g}"] for name, value in ordered]
+    sorted_results = sorted(settings.published.items(), key=lambda item: -item[1])
+    rows = [[name, f"{score:g}"] for name, score in sorted_results]
     caption = f"Published results ({settings.score_name}), with other agents and budgets"
     notes = [settings.source] if settings.source else []
-    return ReportTable("study_published", caption, [columns, *map(list, ordered)], columns, rows, notes=notes)
+    return ReportTable("study_published", caption, [columns, *map(list, sorted_results)], columns, rows, notes=notes)
 
 
 def _build_comparisons_table(comparisons: Sequence[Comparison], axis: str) -> ReportTable:
@@ -342,7 +344,7 @@ def _build_comparisons_table(comparisons: Sequence[Comparison], axis: str) -> Re
 
 
 def _build_curves_table(name: str, curves: Mapping[str, GroupCurve | None], x_axis: str) -> ReportTable:
-    """Return a table of curves by display name of their groups, which is written as a file only."""
+    """Return a table of curves by display name of their groups, which is only written to a file."""
     data: list[list[object]] = [["group", x_axis, "mean", "low", "high"]]
     for group, curve in curves.items():
         data += [[group, *row] for row in curve.rows] if curve is not None else []
@@ -350,7 +352,7 @@ def _build_curves_table(name: str, curves: Mapping[str, GroupCurve | None], x_ax
 
 
 def _build_recommendations_table(traces: Sequence[GroupTrace]) -> ReportTable:
-    """Return the table of the recommendations of each run, which is written as a file only."""
+    """Return a table of the objective of each run's recommendations, which is only written to a file."""
     data: list[list[object]] = [["group", "run", "seed", MEASUREMENTS_COUNTER, "objective"]]
     for trace in traces:
         assert trace.anytime is not None

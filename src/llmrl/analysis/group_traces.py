@@ -1,8 +1,8 @@
 """Scores, curves and times to solution of the groups of a study.
 
-Time to solution is the number of measurements until a principal's recommendation has most of the value that can be
-reached. The level is the objective without a mechanism plus `SOLUTION_FRACTION` of the distance to the best known
-value. A run that does not reach it within its budget is censored there (Kaplan and Meier, 1958, JASA 53).
+Time to solution is the number of measurements until the objective of a principal's recommendation reaches a level: the
+objective without a mechanism plus `SOLUTION_FRACTION` of the distance to the best known objective. A run that does not
+reach the level is right-censored at its last measurement (Kaplan and Meier, 1958, JASA 53).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class GroupTrace:
 
     Attributes:
         name: short name of the group, a value of the swept key.
-        group: the group.
-        runs: its finished runs.
-        scores: scores of these runs, [n_runs].
-        online_scores: online performance of these runs, [n_runs]; None if the score is not a recommendation.
-        curve: curve of the metric; None without one, or for a group that is drawn as a line.
-        anytime: value of the recommendation from the first n measurements, over n; None if only the last one was
-            evaluated.
+        group: group of runs.
+        runs: finished runs of the group.
+        scores: score of each run, [n_runs].
+        online_scores: online performance of each run, [n_runs]; None if scores are not values of recommendations.
+        curve: curve of the study's metric; None without a metric, or for a group of `settings.levels`.
+        anytime: objective of the recommendation after the first n measurements, over n; None if only the last
+            recommendation was evaluated.
     """
 
     name: str
@@ -66,7 +66,7 @@ class GroupTrace:
 
     @property
     def n_pretrainings(self) -> int:
-        """Number of different pre-training runs that its runs start from."""
+        """Number of different pre-training runs from which the runs of the group start."""
         return count_pretrainings(self.runs)
 
     @property
@@ -76,32 +76,33 @@ class GroupTrace:
 
     @property
     def online_score(self) -> Band | None:
-        """Mean online performance with its interval; None if the score is not a recommendation."""
+        """Mean online performance with its interval; None without `online_scores`."""
         return None if self.online_scores is None else mean_interval(self.online_scores, self.replication_units)
 
     @property
     def main_curve(self) -> GroupCurve | None:
-        """The curve whose end is the score: of recommendations if there is one, else of the metric."""
+        """The curve whose last value is the score: `anytime` if there is one, else `curve`."""
         return self.anytime or self.curve
 
 
 def read_group_traces(
     settings: StudySettings, groups: Sequence[tuple[str, Group, Sequence[RunRecord]]], bin_width: int | None
 ) -> list[GroupTrace]:
-    """Return the groups of a study that have scores, highest score first.
+    """Return the scores and curves of the groups of a study, highest score first.
 
-    They have curves of recommendations only if all groups with a curve have one.
+    Groups with a run without a score are omitted. If a group with a curve has no `anytime` curve, `anytime` is None for
+    all groups, because the two types of curves cannot be compared.
 
     Args:
         settings: settings of the study.
-        groups: short name, group and finished runs of each.
-        bin_width: bin width of metrics of training episodes, frames.
+        groups: short name, group and finished runs of each group.
+        bin_width: width of the bins in which metrics of training episodes are averaged, frames.
 
     Raises:
         RunFolderError: a metric of a run cannot be read.
     """
-    candidates = [_build_trace(settings, name, group, runs, bin_width) for name, group, runs in groups if runs]
-    traces = [trace for trace in candidates if trace is not None]
+    all_traces = [_build_trace(settings, name, group, runs, bin_width) for name, group, runs in groups if runs]
+    traces = [trace for trace in all_traces if trace is not None]
     traces.sort(key=lambda trace: -float(trace.score.estimate))
     if all(trace.anytime is not None for trace in traces if trace.curve is not None):
         return traces
@@ -114,7 +115,7 @@ def _build_trace(
     """Return the scores and curves of a group; None if a run has no score."""
     curves = _read_metric(settings, runs, bin_width)
     if curves is not None and settings.tail_fraction is not None:
-        # The score of a level, which is constant, is the mean of all its values.
+        # Groups in `settings.levels` do not learn, so all values of their runs are averaged.
         share = 1.0 if name in settings.levels else settings.tail_fraction
         scores = np.array([values[-max(1, round(share * len(values))) :].mean() for _, values in curves])
     else:
@@ -137,7 +138,7 @@ def _build_trace(
 
 
 def _read_metric(settings: StudySettings, runs: Sequence[RunRecord], bin_width: int | None) -> list[Series] | None:
-    """Return the metric of every run; None if a run has none, such as one of agents that only play."""
+    """Return the series of the study's metric of every run; None if a run did not log it."""
     for metric in [settings.metric] if settings.metric else DEFAULT_CURVES:
         curves = [read_series(run.folder, metric, settings.x_axis, bin_width) for run in runs]
         if all(len(x) for x, _ in curves):
@@ -154,38 +155,37 @@ def _moving_average(values: np.ndarray, n_values: int) -> np.ndarray:
 
 
 SOLUTION_FRACTION = 0.9
-"""Share of the distance from no mechanism to the best known value that counts as the solution."""
+"""Share of the distance from the objective without a mechanism to the best known one that is the level to reach."""
 
 
 def find_solution_times(x: np.ndarray, values: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first numbers of measurements at which the runs of a group reach a level.
+    """Return the number of measurements after which each run first reaches a level.
 
     Args:
         x: numbers of measurements, [n_points], increasing.
-        values: objective of the recommendation at these, [n_points, n_runs].
+        values: objective of the recommendation after these measurements, [n_points, n_runs].
         level: objective to reach.
 
     Returns:
-        Times, [n_runs], the last of `x` for runs that do not reach the level, and whether they reach it, [n_runs].
+        Numbers of measurements, [n_runs], the last one of `x` for runs that do not reach the level; and whether each
+        run reaches it, [n_runs] bool.
     """
     is_above = values >= level
-    reached = np.asarray(is_above.any(axis=0))
-    return np.where(reached, x[is_above.argmax(axis=0)], x[-1]), reached
+    has_reached = np.asarray(is_above.any(axis=0))
+    return np.where(has_reached, x[is_above.argmax(axis=0)], x[-1]), has_reached
 
 
-def compute_kaplan_meier_median(times: np.ndarray, reached: np.ndarray) -> float | None:
-    """Return the time by which half of the runs have reached a level, from right-censored times.
-
-    The result is None if fewer than half of them reach it.
+def compute_kaplan_meier_median(times: np.ndarray, has_reached: np.ndarray) -> float | None:
+    """Return the Kaplan-Meier estimate of the median time; None if it exceeds all observed times.
 
     Args:
         times: time at which a run reached the level or was censored, [n_runs].
-        reached: whether it reached the level, [n_runs].
+        has_reached: whether the run reached the level, [n_runs] bool.
     """
     survival = 1.0
-    for time in np.unique(times[reached]):
-        survival *= 1 - float((reached & (times == time)).sum()) / float((times >= time).sum())
-        if survival <= 0.5 + 1e-12:
+    for time in np.unique(times[has_reached]):
+        survival *= 1 - float((has_reached & (times == time)).sum()) / float((times >= time).sum())
+        if survival <= 0.5 + 1e-12:  # rounding errors must not hide a survival of exactly one half
             return float(time)
     return None
 
@@ -193,31 +193,31 @@ def compute_kaplan_meier_median(times: np.ndarray, reached: np.ndarray) -> float
 def build_solution_table(
     settings: StudySettings, traces: Sequence[GroupTrace], references: Sequence[ReferenceLine], unit: str
 ) -> ReportTable | None:
-    """Return the table of times to solution, shortest first; None if they are not defined.
+    """Return the table of times to solution, shortest first.
 
-    They need a best known value, a level without mechanism, and curves of recommendations.
+    None without `settings.best_known`, an objective without a mechanism, or curves of recommendations.
 
     Raises:
         RunFolderError: `best_known` is not above the objective without a mechanism.
     """
-    levels = [line.value for line in references if line.key == "no_mechanism"]
-    # If there are several values, they belong to different groups.
-    levels = levels if len(levels) == 1 else []
-    levels += [float(trace.score.estimate) for name in settings.levels for trace in traces if trace.name == name]
-    if settings.best_known is None or not levels or all(trace.anytime is None for trace in traces):
+    base_levels = [line.value for line in references if line.key == "no_mechanism"]
+    # Groups with different reference lines have no common objective without a mechanism.
+    base_levels = base_levels if len(base_levels) == 1 else []
+    base_levels += [float(trace.score.estimate) for name in settings.levels for trace in traces if trace.name == name]
+    if settings.best_known is None or not base_levels or all(trace.anytime is None for trace in traces):
         return None
-    if not settings.best_known > levels[0]:
+    if not settings.best_known > base_levels[0]:
         raise RunFolderError(
             f"report.best_known={settings.best_known:g} must be above the objective without a mechanism, "
-            f"{levels[0]:.4g}"
+            f"{base_levels[0]:.4g}"
         )
-    level = levels[0] + SOLUTION_FRACTION * (settings.best_known - levels[0])
+    level = base_levels[0] + SOLUTION_FRACTION * (settings.best_known - base_levels[0])
     lines = []
     for trace in traces:
         if trace.anytime is not None:
-            times, reached = find_solution_times(trace.anytime.x, trace.anytime.values, level)
-            median, budget = compute_kaplan_meier_median(times, reached), float(trace.anytime.x[-1])
-            lines.append((trace.display_name, len(times), int(reached.sum()), median, budget))
+            times, has_reached = find_solution_times(trace.anytime.x, trace.anytime.values, level)
+            median, budget = compute_kaplan_meier_median(times, has_reached), float(trace.anytime.x[-1])
+            lines.append((trace.display_name, len(times), int(has_reached.sum()), median, budget))
     lines.sort(key=lambda line: (math.inf if line[3] is None else line[3], -line[2] / line[1]))
     rows = []
     for name, n_runs, n_reached, median, budget in lines:

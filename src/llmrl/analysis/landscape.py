@@ -1,4 +1,4 @@
-"""Landscapes: the mean objective over societies under each of many settings of a mechanism."""
+"""Landscapes: the mean objective of societies under each of many settings of a mechanism's parameters."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from llmrl.statistics.estimators import average_by_unit
 from llmrl.statistics.intervals import Band, mean_interval
 
 _N_BEST, _N_WORST = 10, 5
-"""Numbers of settings in the table: the best and the worst."""
+"""Numbers of the best and the worst settings in the printed table."""
 _Setting = tuple[tuple[str, float], ...]
+"""Names and values of a mechanism's parameters."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,11 @@ class Landscape(StudyResult):
     """The measurements of a landscape.
 
     Attributes:
-        names: names of the parameters of a setting.
-        vectors: the settings, [n, d].
+        names: names of the d parameters of a setting.
+        vectors: values of the parameters in each of the n settings, [n, d].
         band: mean objective of each setting with its interval, [n].
-        rounds: mean objective after each number of adaptation rounds (`design.validation_rounds`); may be empty.
+        rounds: mean objective of each setting, [n], by number of adaptation rounds (`design.validation_rounds`); empty
+            if it was measured only after the last round.
         regret: regret of the settings in each group; None for a single group.
     """
 
@@ -47,34 +49,34 @@ class Landscape(StudyResult):
         return int(self.band.estimate.argmax())
 
     def heat_maps(self) -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
-        """Return the heat maps of the landscape.
+        """Return the heat maps of the landscape, one for each value of the third parameter in `settings.map`.
 
-        Each is a tuple: the fixed parameter as text, values on the x axis [nx] and on the y axis [ny], and the index of
-        the setting in each cell, [ny, nx] int, -1 for none.
+        Each is a tuple: title with the third parameter, empty without one; values on the x axis [nx] and on the y axis
+        [ny]; index of the setting in each cell, [ny, nx] int, -1 for a cell without a setting.
         """
-        x, y, *extra = (self.names.index(name) for name in self.settings.map or ())
+        x, y, *third = (self.names.index(name) for name in self.settings.map or ())
         xs, ys = np.unique(self.vectors[:, x]), np.unique(self.vectors[:, y])
         maps = []
-        for value in np.unique(self.vectors[:, extra[0]]) if extra else [None]:
+        for value in np.unique(self.vectors[:, third[0]]) if third else [None]:
             indices = np.full((len(ys), len(xs)), -1)
             for i, vector in enumerate(self.vectors):
-                if value is None or vector[extra[0]] == value:
+                if value is None or vector[third[0]] == value:
                     indices[np.searchsorted(ys, vector[y]), np.searchsorted(xs, vector[x])] = i
-            maps.append(("" if value is None else f"{self.names[extra[0]]} = {value:g}", xs, ys, indices))
+            maps.append(("" if value is None else f"{self.names[third[0]]} = {value:g}", xs, ys, indices))
         return maps
 
 
 def build_landscape(settings: StudySettings, groups: Mapping[str, Sequence[RunRecord]]) -> Landscape:
-    """Return the landscape of finished runs of `principal=listed`, which have all measured the same settings.
+    """Build the landscape of finished runs of `principal=listed`, which have all measured the same settings.
 
-    It is that of the group of the first baseline, or of all groups if none is a baseline.
+    The landscape contains the runs of the first baseline of the study that is a group, or without one all runs.
 
     Args:
         settings: settings of the study.
         groups: runs by short name of their group, at least one run each.
 
     Raises:
-        RunFolderError: a run has other settings than the others, or its summary cannot be read.
+        RunFolderError: the settings of two runs differ, or a summary cannot be read.
     """
     all_runs = [run for group_runs in groups.values() for run in group_runs]
     runs = next((groups[name] for name in settings.baselines if name in groups), all_runs)
@@ -84,15 +86,14 @@ def build_landscape(settings: StudySettings, groups: Mapping[str, Sequence[RunRe
     values_by_run = [values_by_folder[run.folder] for run in runs]
     settings_of_first_run = values_by_run[0]
     for run in all_runs:
-        run_values = values_by_folder[run.folder]
-        if run_values.keys() != settings_of_first_run.keys():
+        if values_by_folder[run.folder].keys() != settings_of_first_run.keys():
             raise RunFolderError(
                 f"{run.folder} has measured other settings than {runs[0].folder}; move one of them to another folder"
             )
     names = tuple(name for name, _ in next(iter(settings_of_first_run)))
-    lacking = [name for name in settings.map or () if name not in names]
-    if lacking:
-        raise RunFolderError(f"report.map={settings.map}: {lacking[0]} is unknown; use {', '.join(names)}")
+    unknown_names = [name for name in settings.map or () if name not in names]
+    if unknown_names:
+        raise RunFolderError(f"report.map={settings.map}: {unknown_names[0]} is unknown; use {', '.join(names)}")
     vectors = np.array([[value for _, value in setting] for setting in settings_of_first_run])
     units = find_replication_units(runs)
 
@@ -101,10 +102,10 @@ def build_landscape(settings: StudySettings, groups: Mapping[str, Sequence[RunRe
 
     values = to_array(values_by_run)
     band = mean_interval(values, units)
-    round_counts = [{int(n) for n in row.get("validated", ())} for history in histories for row in history]
+    rounds_by_proposal = [{int(n) for n in row.get("validated", ())} for history in histories for row in history]
     rounds = {
         n: mean_interval(to_array([_mean_by_setting(history, n) for history in histories]), units)
-        for n in sorted(set.intersection(*round_counts))
+        for n in sorted(set.intersection(*rounds_by_proposal))
     }
     n_pretrainings = count_pretrainings(runs)
     basis = f"{len(runs)} runs" + (f" of {n_pretrainings} pre-trained societies" if n_pretrainings else "")
@@ -114,10 +115,10 @@ def build_landscape(settings: StudySettings, groups: Mapping[str, Sequence[RunRe
     best = int(band.estimate.argmax())
     zero_settings = np.flatnonzero((vectors == 0).all(axis=1))
     fmt = NumberFormat(band.estimate)
-    # All parameters if they are few, otherwise those that are not zero.
-    listed_values = [(name, x) for name, x in zip(names, vectors[best], strict=True) if x != 0 or len(names) <= 3]
-    setting = ", ".join(f"{name} {x:g}" for name, x in listed_values) or "nothing"
-    sentence = f"The best of {len(vectors)} settings, {setting}, brings {format_estimate(band[best], fmt)} {unit}"
+    # If there are more than three parameters, those with the value 0 are not mentioned.
+    named_values = [(name, x) for name, x in zip(names, vectors[best], strict=True) if x != 0 or len(names) <= 3]
+    setting_text = ", ".join(f"{name} {x:g}" for name, x in named_values) or "nothing"
+    sentence = f"The best of {len(vectors)} settings, {setting_text}, brings {format_estimate(band[best], fmt)} {unit}"
     unbiased_best = _compute_unbiased_best(values)
     if unbiased_best is not None:
         sentence += f" (the best by one half of the runs, measured by the other half: {fmt(unbiased_best)})"
@@ -148,7 +149,7 @@ def build_landscape(settings: StudySettings, groups: Mapping[str, Sequence[RunRe
     tables += kinds_tables
     caption = f"Mean {unit} under each setting, {basis}; intervals are in the table. "
     caption += "The lines connect measurements of one setting." if rounds else "The best is framed."
-    caption += " All settings of a run met the same random numbers."
+    caption += " All settings of a run were measured with the same random numbers."
     sentences = (sentence + ".", *kind_sentences)
     return Landscape(settings, sentences, tuple(tables), caption, names, vectors, band, rounds, regret)
 
@@ -156,11 +157,11 @@ def build_landscape(settings: StudySettings, groups: Mapping[str, Sequence[RunRe
 def _compute_unbiased_best(values: np.ndarray) -> float | None:
     """Return the objective of the best setting without selection bias; None for a single run.
 
-    The best setting is chosen by every second run and measured by the others; the result is the mean over both ways. So
-    the luck of the highest of many noisy means does not count.
+    One half of the runs selects the best setting, the other half measures it, and vice versa; the result is the mean of
+    both measurements. The highest mean over all runs would be biased upwards by noise.
 
     Args:
-        values: of each setting in each run, [n, n_runs].
+        values: objective of each setting in each run, [n, n_runs].
     """
     if values.shape[1] < 2:
         return None
@@ -169,7 +170,7 @@ def _compute_unbiased_best(values: np.ndarray) -> float | None:
 
 
 def _read_history(run: RunRecord) -> list[dict[str, Any]]:
-    """Return the proposals in the summary of a run.
+    """Return the proposals in the summary of a run, with `mechanism` as a `_Setting`.
 
     Raises:
         RunFolderError: the summary cannot be read.
@@ -184,12 +185,12 @@ def _read_history(run: RunRecord) -> list[dict[str, Any]]:
 def _mean_by_setting(
     history: Sequence[Mapping[str, Any]], rounds: int | None = None, kind: str | None = None
 ) -> dict[_Setting, float]:
-    """Return the mean objective of each setting, or the mean return of a kind of players.
+    """Return the mean objective of each setting, or the mean return of players of a kind.
 
     Args:
         history: proposals of a run.
-        rounds: number of adaptation rounds before the measurement; None: all.
-        kind: kind of players of a mixed society, with `rounds`; None: the objective.
+        rounds: number of adaptation rounds after which the objective or return was measured; None: all rounds.
+        kind: kind of players in a mixed society, whose return is averaged; needs `rounds`. None: the objective.
     """
     values_by_setting: dict[_Setting, list[float]] = defaultdict(list)
     for row in history:
@@ -204,14 +205,14 @@ def _mean_by_setting(
 def _build_settings_table(
     names: tuple[str, ...], vectors: np.ndarray, band: Band, unit: str, basis: str
 ) -> ReportTable:
-    """Return a table of the best and the worst settings, and zero; its CSV file has all."""
+    """Return a table of the best settings, the worst settings and zero; its CSV file contains all settings."""
     order = [int(i) for i in np.argsort(-band.estimate, kind="stable")]
     zero_settings = [int(i) for i in np.flatnonzero((vectors == 0).all(axis=1))]
     listed_settings = list(dict.fromkeys([*order[:_N_BEST], *zero_settings, *order[-_N_WORST:]]))
     fmt = NumberFormat(band.estimate)
-    varying = [k for k in range(len(names)) if len(np.unique(vectors[:, k])) > 1]
+    varying_columns = [k for k in range(len(names)) if len(np.unique(vectors[:, k])) > 1]
     rows = [
-        [*(f"{vectors[i, k]:g}" for k in varying), format_estimate(band[i], fmt), str(order.index(i) + 1)]
+        [*(f"{vectors[i, k]:g}" for k in varying_columns), format_estimate(band[i], fmt), str(order.index(i) + 1)]
         for i in sorted(listed_settings, key=order.index)
     ]
     data: list[list[object]] = [[*names, "mean", "low", "high"]]
@@ -220,7 +221,7 @@ def _build_settings_table(
         "study_landscape",
         f"{unit} under {len(vectors)} settings, mean over {basis} with 95% intervals",
         data,
-        [*(names[k] for k in varying), unit, "rank"],
+        [*(names[k] for k in varying_columns), unit, "rank"],
         rows,
         0,
     )
@@ -230,8 +231,7 @@ def _build_rounds_table(
     names: tuple[str, ...], vectors: np.ndarray, rounds: Mapping[int, Band], unit: str, basis: str
 ) -> ReportTable:
     """Return a table of all settings with their objective after each number of adaptation rounds, best first."""
-    last = max(rounds)
-    order = [int(i) for i in np.argsort(-rounds[last].estimate, kind="stable")]
+    order = [int(i) for i in np.argsort(-rounds[max(rounds)].estimate, kind="stable")]
     fmt = NumberFormat(np.concatenate([band.estimate for band in rounds.values()]))
     rows = [
         [*(f"{x:g}" for x in vectors[i]), *(format_estimate(band[i], fmt) for band in rounds.values())] for i in order
@@ -256,18 +256,18 @@ def _compare_kinds(
     units: Sequence[object],
     basis: str,
 ) -> tuple[list[ReportTable], list[str]]:
-    """Return a table and sentences with the changes of each kind's return; empty unless all societies were mixed.
+    """Return a table and sentences on how adaptation changes the return of each kind of players in mixed societies.
 
-    A change is the mean return of the kind's players after the last validated round minus that after the first one. It
-    is computed within each run.
+    A change is the mean return of players after the last validated round minus that after the first one, in the same
+    run. Without mixed societies or with fewer than two validated rounds, there are no tables and sentences.
 
     Args:
-        names: names of the parameters of a setting.
-        vectors: the settings, [n, d].
+        names: names of the d parameters of a setting.
+        vectors: values of the parameters in each setting, [n, d].
         histories: proposals of each run.
         settings: keys of the settings, in the order of `vectors`.
         units: label of the top-level unit of each run.
-        basis: number of runs in words.
+        basis: text with the number of runs, for captions.
     """
     rounds = sorted(set.intersection(*({int(n) for n in row.get("kinds", ())} for rows in histories for row in rows)))
     if len(rounds) < 2:
@@ -277,11 +277,11 @@ def _compare_kinds(
     data, rows, sentences, keys = [header], [], [], list(settings)
     for kind in histories[0][0]["kinds"][str(last)]:
         means = [[_mean_by_setting(history, n, kind) for history in histories] for n in (first, last)]
-        before, after = (np.array([[by_run[key] for by_run in runs] for key in keys]) for runs in means)
-        change = mean_interval(after - before, units)
-        fmt = NumberFormat(np.concatenate([before, after]))
+        first_returns, last_returns = (np.array([[by_key[key] for by_key in runs] for key in keys]) for runs in means)
+        change = mean_interval(last_returns - first_returns, units)
+        fmt = NumberFormat(np.concatenate([first_returns, last_returns]))
         for i, vector in enumerate(vectors):
-            levels = [float(average_by_unit(x[i], units).mean()) for x in (before, after)]
+            levels = [float(average_by_unit(returns[i], units).mean()) for returns in (first_returns, last_returns)]
             rows.append([kind, *(f"{x:g}" for x in vector), *map(fmt, levels), format_estimate(change[i], fmt)])
             data.append([kind, *vector, *levels, *interval_to_cells(change[i])])
         gains, losses = int((change.low > 0).sum()), int((change.high < 0).sum())

@@ -18,12 +18,12 @@ class CallTotals:
         calls: number of replies, from a provider or the cache.
         cached: number of replies from the cache.
         failed: number of calls that ended without a reply.
-        validated: number of replies that needed a certain form.
-        invalid: number of replies without this form.
-        prompt_tokens, completion_tokens: number of tokens in all replies; None if one is unknown.
-        cost: price of all replies except cached ones, US dollars; None if one is unknown.
-        lost: number of attempts whose reply was lost but may have been charged; not in token counts and `cost`.
-        lost_cost: maximum cost of lost attempts, US dollars; None if one is unknown.
+        validated: number of replies that were checked for a required format.
+        invalid: number of replies that did not have this format.
+        prompt_tokens, completion_tokens: number of tokens of all replies and their prompts; None if any is unknown.
+        cost: cost of all replies that did not come from the cache, US dollars; None if any is unknown.
+        lost: number of attempts whose reply was lost but may have been charged; not included in tokens and `cost`.
+        lost_cost: maximum cost of lost attempts, US dollars; None if any is unknown.
     """
 
     models: tuple[str, ...] = ()
@@ -77,16 +77,13 @@ class CallTotals:
 
 
 def read_call_totals(folder: Path) -> dict[Path, dict[str, CallTotals]]:
-    """Return the totals of every run in and under `folder`, by run folder and model label.
-
-    Runs without calls are left out.
-    """
+    """Return the totals of every run with calls in `folder` and below it, by run folder and model label."""
     return {
-        log.parent: totals
-        for log in sorted(folder.rglob(FILE_NAME))
-        # Content that a rerun has moved aside belongs to an earlier run.
-        if not any(part.startswith("backup_") for part in log.relative_to(folder).parts)
-        and (totals := read_model_totals(log.parent))
+        path.parent: totals
+        for path in sorted(folder.rglob(FILE_NAME))
+        # A rerun moves the files of the replaced run into a folder `backup_*`.
+        if not any(part.startswith("backup_") for part in path.relative_to(folder).parts)
+        and (totals := read_model_totals(path.parent))
     }
 
 
@@ -105,6 +102,6 @@ def read_model_totals(run: Path) -> dict[str, CallTotals]:
 
 
 def _sum_known(x: Any, y: Any) -> Any:
-    """Return the sum of two amounts; None if one of them is not a number >= 0."""
+    """Return the sum of two amounts; None if one of them is unknown, i.e. not a number >= 0."""
     are_numbers = all(isinstance(x, int | float) and not isinstance(x, bool) and x >= 0 for x in (x, y))
     return x + y if are_numbers else None

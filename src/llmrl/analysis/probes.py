@@ -1,4 +1,4 @@
-"""The figure of a run's probes: probabilities of actions in fixed situations, over training."""
+"""The figure of a run's probes: probabilities of the agent's actions in fixed situations over training."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIGURE = "probes.png"
-_MAX_COLUMNS = 3
+_MAX_COLUMNS = 3  # panels in a row
 
 
 def draw_probes(folder: Path) -> Path | None:
     """Write `probes.png` into a run folder; return None if the run has no probes, or matplotlib is not installed.
 
-    The figure has a panel for each probe, in which the line of the intended action is thick.
+    The figure has a panel for each probe and a line for each action; the line of the intended action is thicker.
 
     Raises:
         RunFolderError: the files of the run cannot be read, or the figure cannot be written.
@@ -77,7 +77,7 @@ def _draw_panels(probes: Sequence[dict[str, Any]], actions: Sequence[str], rows:
         ax.set_title(title + (f"\nintended: {probe['intended']}" if probe["intended"] else ""), fontsize=10)
         ax.set_ylim(-0.02, 1.02)
         use_unit_prefixes(ax)
-        if i + n_columns >= len(probes):  # nothing below it
+        if i + n_columns >= len(probes):  # the lowest panel of its column
             ax.set_xlabel("environment steps")
             ax.tick_params(labelbottom=True)
         if i % n_columns == 0:

@@ -1,4 +1,4 @@
-"""Regret of the settings of a mechanism in each group of a landscape, and of recommendations in other societies."""
+"""Regret of the settings of a landscape in each group, and of recommendations in other societies than their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from llmrl.results.table_format import NumberFormat, ReportTable, format_estimat
 from llmrl.statistics.intervals import Band, mean_interval
 
 TRANSFER_ROWS = ("recommended to the society", "recommended to others", "difference")
-"""Rows below those of settings: mean regret of recommendations, and their difference within societies."""
+"""Rows below those of settings: mean regret of the recommendation to the same society, mean regret of those to other
+societies, and the difference."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class GroupValues:
     """The measurements of a group.
 
     Attributes:
-        values: objective of each setting in each run, [n, n_runs].
+        values: objective of each of n settings in each run, [n, n_runs].
         units: label of the top-level unit of each run.
         seeds: seed of each run.
     """
@@ -37,9 +38,9 @@ class GroupValues:
         """
         regret = np.empty_like(self.values)
         for label in dict.fromkeys(self.units):
-            is_inside = np.array([unit == label for unit in self.units])
-            best = int(self.values[:, ~is_inside].mean(axis=1).argmax())
-            regret[:, is_inside] = self.values[best, is_inside] - self.values[:, is_inside]
+            in_unit = np.array([unit == label for unit in self.units])
+            best = int(self.values[:, ~in_unit].mean(axis=1).argmax())
+            regret[:, in_unit] = self.values[best, in_unit] - self.values[:, in_unit]
         return regret
 
 
@@ -48,9 +49,9 @@ class RegretMatrix:
     """The regret of settings in several groups.
 
     Attributes:
-        rows: texts of the settings, then `TRANSFER_ROWS` if the society of each run has a recommendation.
+        rows: labels of the rows: the settings and, if there is a recommendation for each society, `TRANSFER_ROWS`.
         groups: names of the groups.
-        bands: mean regret with its interval in each group, [n_rows] each.
+        bands: for each group, mean regret of each row with its interval, [n_rows].
         unit: unit of the objective.
     """
 
@@ -74,36 +75,37 @@ class RegretMatrix:
             f"Regret ({self.unit}): objective of the best setting, chosen by the other societies of the group, minus "
             "that of the setting; means over societies with 95% intervals"
         )
-        rows = [[row, *line] for row, line in zip(self.rows, cells, strict=True)]
+        rows = [[label, *row_cells] for label, row_cells in zip(self.rows, cells, strict=True)]
         return ReportTable("study_regret", caption, data, ["setting", *self.groups], rows)
 
 
 def compute_regret(
     groups: Mapping[str, GroupValues], settings: Sequence[str], n_recommendations: int, unit: str
 ) -> RegretMatrix | None:
-    """Return the regret of settings in each group; None unless there are several groups of two or more units.
+    """Return the regret of settings in each group; None unless there are several groups of two or more units each.
 
     Args:
-        groups: measurements by name of the group, all of the same settings.
-        settings: texts of the settings, [n].
-        n_recommendations: number of first settings that are recommendations, setting i to the society of seed i.
+        groups: measurements of the same settings, by name of the group.
+        settings: labels of the settings, [n].
+        n_recommendations: number of recommendations, which are the first settings: setting i is the recommendation for
+            the society of seed i.
         unit: unit of the objective.
     """
     if len(groups) < 2 or any(len(set(group.units)) < 2 for group in groups.values()):
         return None
-    has_transfer = n_recommendations > 1 and all(max(group.seeds) < n_recommendations for group in groups.values())
+    has_transfer_rows = n_recommendations > 1 and all(max(group.seeds) < n_recommendations for group in groups.values())
     bands = []
     for group in groups.values():
         rows = group.regret
-        if has_transfer:
+        if has_transfer_rows:
             rows = np.concatenate([rows, _compare_recommendations(rows, group.seeds, n_recommendations)])
         bands.append(mean_interval(rows, group.units))
-    names = (*settings, *(TRANSFER_ROWS if has_transfer else ()))
+    names = (*settings, *(TRANSFER_ROWS if has_transfer_rows else ()))
     return RegretMatrix(names, tuple(groups), tuple(bands), unit)
 
 
 def _compare_recommendations(regret: np.ndarray, seeds: Sequence[int], n: int) -> np.ndarray:
-    """Return the values of `TRANSFER_ROWS` in each run, [3, n_runs]; all seeds are below `n`."""
-    for_society = regret[list(seeds), np.arange(len(seeds))]
-    others = (regret[:n].sum(axis=0) - for_society) / (n - 1)
-    return np.stack([for_society, others, others - for_society])
+    """Return the values of `TRANSFER_ROWS` in each run, [3, n_runs], for `n` recommendations and seeds below `n`."""
+    own_regret = regret[list(seeds), np.arange(len(seeds))]
+    mean_other_regret = (regret[:n].sum(axis=0) - own_regret) / (n - 1)
+    return np.stack([own_regret, mean_other_regret, mean_other_regret - own_regret])

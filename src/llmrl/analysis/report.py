@@ -22,12 +22,12 @@ from llmrl.results.study_settings import StudyResult, StudySettings
 from llmrl.statistics.intervals import Band
 
 ESTIMATES = {"mean": "mean", "iqm": "IQM", "median": "median"}
-"""Point estimates and their display names; only the mean has an interval."""
+"""Point estimates of a score over runs, with their display names; only the mean has an interval."""
 
 MAX_GROUPS_IN_FIGURE = 12
 """Maximum number of groups in one figure or matrix."""
 MAX_GROUPS_COMPARED = 100
-"""Maximum number of groups of which every pair is compared."""
+"""Maximum number of groups whose pairs are all compared (probability of improvement)."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,14 @@ class ReportSettings:
 
     Args:
         rule: definition of the score of a run.
-        curves: metrics to draw; empty: the main objective of each task.
-        x_axis: x axis of the curves, one of `scores.X_AXES`.
-        bin_width: bin width of curves of training episodes, frames; None: see `training_curves.find_common_frames`.
-        budget: first frames of training, over which sample efficiency is averaged; None: as for `bin_width`.
-        study: presentation of a study; None: the settings of its newest run.
-        by_name: whether runs of different names are different tasks; False: they are compared with each other, and
-            nothing is a study.
+        curves: metrics to draw; empty: see `curves.build_curves`.
+        x_axis: x axis of the curves, a key of `scores.X_AXES`.
+        bin_width: width of the bins in curves of training episodes, frames; None: see
+            `training_curves.find_common_frames`.
+        budget: number of first training frames for sample efficiency; None: see `training_curves.find_common_frames`.
+        study: settings of the studies in the report; None: those in the newest run of each study.
+        by_name: whether runs of different names belong to different tasks. False: all runs can be compared with each
+            other, and the settings of studies are ignored.
     """
 
     rule: ScoreRule = field(default_factory=ScoreRule)
@@ -59,11 +60,11 @@ class GroupSummary:
     """The scores of one group of a task and their estimates.
 
     Attributes:
-        group: the group.
-        scores: scores of its finished runs, [n_runs].
-        estimates: the estimates of `ESTIMATES`; empty without scores.
+        group: group of runs.
+        scores: scores of the finished runs, [n_runs].
+        estimates: estimates by the keys of `ESTIMATES`; empty without scores.
         standard_error: standard error of the mean; NaN if unknown.
-        remark: reason why there are no estimates, no interval, or one that is too narrow; empty if there is none.
+        remark: reason why there are no estimates or no interval, or why the interval is too narrow; may be empty.
     """
 
     group: Group
@@ -74,7 +75,7 @@ class GroupSummary:
 
 
 def select_best_groups(compared: Sequence[GroupSummary], n: int = MAX_GROUPS_COMPARED) -> list[int]:
-    """Return the indices of the `n` groups with the highest IQM, in the order of `compared`."""
+    """Return the increasing indices of the `n` groups with the highest IQM among the groups `compared`."""
     iqm = [float(summary.estimates["iqm"].estimate) for summary in compared]
     return sorted(sorted(range(len(iqm)), key=lambda i: -iqm[i])[:n])
 
@@ -85,16 +86,17 @@ class Section:
 
     Attributes:
         title: title of the section.
-        common_overrides: overrides that all its groups share.
-        summaries: numbers of each group, in the order of their labels.
-        improvement: probability that the row's group beats the column's group, of `select_best_groups`.
+        common_overrides: overrides that are equal in all groups.
+        summaries: scores and estimates of each group, sorted by the label of the group.
+        improvement: probability that a run of one group has a higher score than a run of another one, [n, n], for the n
+            groups of `select_best_groups(compared)`.
         curves: curves of metrics over `ReportSettings.x_axis`.
-        notes: explanations for the reader.
-        efficiency: sample efficiency of each group that trained, if episodes can succeed.
-        references: reference levels of the objective.
+        notes: explanations of curves and metrics for the reader.
+        efficiency: sample efficiency of each group that trained, if its episodes log success.
+        references: reference lines of the objective.
         warnings: reasons why the scores may be misleading.
-        study: result of the study, if the runs are one; shown first.
-        story: further results in addition to the scores.
+        study: result of the study, which is shown first; None if the runs do not belong to a study.
+        story: results of the task in addition to the scores.
     """
 
     title: str
@@ -116,12 +118,12 @@ class Section:
 
     @property
     def figure_indices(self) -> list[int]:
-        """Indices in `compared` of the groups in figures and matrices."""
+        """Indices of the groups of `compared` that figures and matrices show."""
         return select_best_groups(self.compared, MAX_GROUPS_IN_FIGURE)
 
     @property
     def omitted_groups_notes(self) -> list[str]:
-        """Note for figures and matrices that do not show all groups; empty if they do."""
+        """Note for figures and matrices that do not show all groups, in a list; empty if they show all."""
         total = len(self.compared)
         return (
             [f"The {MAX_GROUPS_IN_FIGURE} groups with the highest IQM, of {total}."]
@@ -132,7 +134,7 @@ class Section:
 
 @dataclass(frozen=True)
 class ExcludedRuns:
-    """Runs of one group that are left out of the numbers for one reason."""
+    """Runs of one group that have no score, and are therefore not part of estimates, for the same reason."""
 
     task: str
     group: Group
@@ -148,10 +150,10 @@ class Report:
     Attributes:
         folder: folder that was read.
         settings: settings of the report.
-        runs: `(task, group, run, score)` of every run; a run without a score is in `excluded`.
+        runs: `(task title, group, run, score)` of every run; the score is None for runs in `excluded`.
         sections: one section for each task.
-        excluded: runs that are left out of the numbers.
-        calls: `(task, group, totals)` of the calls to language models, including those of unfinished runs.
+        excluded: runs without a score, and missing runs.
+        calls: `(task title, group, totals)` of calls to language models, including calls of unfinished runs.
         players: final episodes of each group that has any.
     """
 
@@ -165,7 +167,7 @@ class Report:
 
     @property
     def title(self) -> str:
-        """Folder relative to the working directory if it is inside it, else its absolute path."""
+        """Path of the folder, relative to the working directory if it is below it, else absolute."""
         folder = self.folder.absolute()
         is_below = folder.is_relative_to(Path.cwd()) and folder != Path.cwd()
         return str(folder.relative_to(Path.cwd()) if is_below else folder)

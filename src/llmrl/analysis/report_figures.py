@@ -40,17 +40,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAX_WIDTH = 13.0
-"""Maximum width of maps side by side, inches."""
+"""Maximum width of a row of heat maps, inches."""
 _MAX_COLUMNS = 4
-"""Maximum number of tasks side by side."""
+"""Maximum number of task panels in a row."""
 _MAX_LABELED = 5
-"""Number of settings whose lines have labels and colors."""
+"""Number of settings with the highest final objective, whose lines have labels and colors."""
 _LEGEND_COLUMNS = 5
-"""Number of columns of a legend."""
 
 
 def draw_study(study: StudyResult, name: str) -> list[RenderedFigure]:
-    """Return the figures of a study: the main one, and one of online performance if that shows recommendations.
+    """Return the main figure of a study and, if it shows recommendations, a figure of online performance.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -70,14 +69,15 @@ def draw_study(study: StudyResult, name: str) -> list[RenderedFigure]:
 
 
 def _draw_heat_maps(study: Landscape) -> Figure:
+    """Draw the mean objective of each setting as heat maps over two parameters, one for each value of a third one."""
     from matplotlib.patches import Rectangle
 
     heat_maps = study.heat_maps()
     width, height = max(3.4, 0.6 * len(heat_maps[0][1])), max(2.4, 0.5 * len(heat_maps[0][2]))
     n_columns = min(len(heat_maps), max(1, int(_MAX_WIDTH / width)))
-    rows = -(-len(heat_maps) // n_columns)
-    figure = new_figure(1.4 + n_columns * width, 0.8 + rows * (height + 0.4))
-    axes = figure.subplots(rows, n_columns, squeeze=False, sharex=True, sharey=True)
+    n_rows = -(-len(heat_maps) // n_columns)
+    figure = new_figure(1.4 + n_columns * width, 0.8 + n_rows * (height + 0.4))
+    axes = figure.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey=True)
     values = study.band.estimate
     minimum, maximum = float(values.min()), float(values.max())
     x_name, y_name = (study.settings.map or ["", ""])[:2]
@@ -90,7 +90,7 @@ def _draw_heat_maps(study: Landscape) -> Figure:
                 continue
             is_dark = (values[i] - minimum) / ((maximum - minimum) or 1.0) < 0.5
             digits = 0 if maximum - minimum >= 20 else 1
-            text = f"{round(float(values[i]), digits) + 0.0:.{digits}f}"  # no negative zero
+            text = f"{round(float(values[i]), digits) + 0.0:.{digits}f}"  # + 0.0 changes -0.0 to 0.0
             ax.text(column, row, text, ha="center", va="center", fontsize=9, color="white" if is_dark else "black")
             if i == study.best_index:
                 ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="#D55E00", linewidth=3))
@@ -101,7 +101,7 @@ def _draw_heat_maps(study: Landscape) -> Figure:
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
     for (row, column), ax in np.ndenumerate(axes):
-        if row == rows - 1 or (row + 1) * n_columns + column >= len(heat_maps):
+        if row == n_rows - 1 or (row + 1) * n_columns + column >= len(heat_maps):
             ax.set_xlabel(x_name)
             ax.tick_params(labelbottom=True)
         if column == 0:
@@ -124,7 +124,7 @@ def _draw_regret(regret: RegretMatrix) -> Figure:
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             color = "white" if abs(value) > 0.6 * maximum else "black"
-            text = f"{round(float(value), 1) + 0.0:.1f}"  # no negative zero
+            text = f"{round(float(value), 1) + 0.0:.1f}"  # + 0.0 changes -0.0 to 0.0
             ax.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
     ax.set_xticks(range(len(regret.groups)), regret.groups, fontsize=8)
     ax.set_yticks(range(len(regret.rows)), regret.rows, fontsize=9)
@@ -135,14 +135,14 @@ def _draw_regret(regret: RegretMatrix) -> Figure:
 
 
 def _draw_adaptation(study: Landscape) -> Figure:
-    """Draw the objective of each setting over adaptation rounds: the best five labeled, the others in gray."""
+    """Draw the objective of each setting over adaptation rounds, with labels for the best settings and for zero."""
     figure = new_figure(8.0, 5.0)
     ax = figure.subplots()
     rounds = list(study.rounds)
-    values = np.array([band.estimate for band in study.rounds.values()])  # [n_rounds, n]
-    best = np.argsort(-values[-1])[:_MAX_LABELED]
+    values = np.array([band.estimate for band in study.rounds.values()])  # [n_rounds, n_settings]
+    best_settings = np.argsort(-values[-1])[:_MAX_LABELED]
     zero_settings = np.flatnonzero((study.vectors == 0).all(axis=1))[:1]
-    names = {int(i): ", ".join(f"{x:g}" for x in study.vectors[i]) for i in (*best, *zero_settings)}
+    names = {int(i): ", ".join(f"{x:g}" for x in study.vectors[i]) for i in (*best_settings, *zero_settings)}
     styles = group_styles(list(names.values()), [names[int(i)] for i in zero_settings])
     for i, line in enumerate(values.T):
         if i not in names:
@@ -158,7 +158,12 @@ def _draw_adaptation(study: Landscape) -> Figure:
 
 
 def _draw_groups(study: GroupComparison, online: bool) -> Figure:
-    """Draw the groups of a study, best first: their curves on the left, if there are any, and scores on the right."""
+    """Draw the curves of a study's groups on the left, if there are any, and their scores, best first, on the right.
+
+    Args:
+        study: comparison of the groups.
+        online: whether to draw online performance instead of the scores of the study.
+    """
     traces = [trace for trace in study.traces if not online or trace.online_score is not None]
     if online:
         traces.sort(key=lambda trace: -float(trace.online_score.estimate) if trace.online_score is not None else 0.0)
@@ -199,11 +204,11 @@ def _draw_groups(study: GroupComparison, online: bool) -> Figure:
 
 
 def _draw_tasks(tasks: TaskComparison) -> Figure:
-    """Draw the groups of a study in each of its tasks, with a panel for each task."""
+    """Draw the curves or levels of a study's groups, with a panel for each task."""
     n_columns = min(len(tasks.titles), _MAX_COLUMNS)
-    rows = -(-len(tasks.titles) // n_columns)
-    figure = new_figure(3.4 * n_columns, 0.7 + 2.7 * rows)
-    axes = figure.subplots(rows, n_columns, squeeze=False)
+    n_rows = -(-len(tasks.titles) // n_columns)
+    figure = new_figure(3.4 * n_columns, 0.7 + 2.7 * n_rows)
+    axes = figure.subplots(n_rows, n_columns, squeeze=False)
     styles = group_styles(tasks.names, tasks.settings.baselines)
     handles: dict[str, Any] = {}
     for ax, title, study in zip(axes.flat, tasks.titles, tasks.studies, strict=False):
@@ -217,10 +222,10 @@ def _draw_tasks(tasks: TaskComparison) -> Figure:
         ax.set_title(title, fontsize=11)
         ax.tick_params(labelsize=8)
         use_unit_prefixes(ax)
-    for k, ax in enumerate(axes.flat):
-        if k >= len(tasks.titles):
+    for i, ax in enumerate(axes.flat):
+        if i >= len(tasks.titles):
             ax.set_visible(False)
-        elif k + n_columns >= len(tasks.titles):
+        elif i + n_columns >= len(tasks.titles):  # the lowest panel of its column
             ax.set_xlabel(X_AXES[tasks.settings.x_axis][1], fontsize=9)
     for row in axes:
         row[0].set_ylabel(textwrap.fill(tasks.settings.score_name, 30), fontsize=9)
@@ -230,12 +235,12 @@ def _draw_tasks(tasks: TaskComparison) -> Figure:
 
 
 def draw_section(section: Section, report: Report, name: str) -> list[RenderedFigure]:
-    """Return the figures of one section, scores and curves; none if no run of it has finished.
+    """Return the figures of the scores and curves of a section; none if it has no finished runs.
 
     Args:
         section: section of `report`.
-        report: report of the section.
-        name: start of the names of the section's files.
+        report: report that contains the section.
+        name: text with which the names of the section's figures begin.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -245,7 +250,7 @@ def draw_section(section: Section, report: Report, name: str) -> list[RenderedFi
     online = compute_online_performance(section, report.settings)
     unit = report.settings.rule.metric or ("recommendation" if online else "result")
     labels = [section.compared[i].group.label for i in section.figure_indices]
-    # Styles are the same in all figures of a section, and those of all its groups if there are enough.
+    # Groups have the same styles in all figures, so styles are assigned to all groups if there are enough markers.
     styles = group_styles(
         [summary.group.label for summary in section.summaries] if len(section.summaries) <= len(MARKERS) else labels
     )
@@ -266,7 +271,7 @@ def draw_section(section: Section, report: Report, name: str) -> list[RenderedFi
 
 
 def select_drawable_lines(lines: Collection[ReferenceLine]) -> Collection[ReferenceLine]:
-    """Return the reference lines to draw; none if groups have different ones, which only the table shows."""
+    """Return the reference lines to draw: none if groups have different lines, which only the table contains."""
     return lines if len(lines) == len(REFERENCE_LEVELS) else ()
 
 
@@ -302,14 +307,15 @@ def _draw_curve(
 
 _COLOR_MAP = "cividis"
 _COLOR_QUANTILE = 0.05
-"""Quantile of the objectives with the darkest color; that of the lightest is one minus it. So outliers do not reduce
-the contrast of the others."""
+"""Quantile of the objectives that gets the darkest color; one minus it gets the lightest one. Without these limits,
+outliers would reduce the contrast of the other dots."""
 
 
 def draw_proposals(groups: Sequence[GroupProposals], name: str, unit: str = "objective") -> RenderedFigure:
     """Return the figure of the proposals of groups.
 
-    It shows parameters, colored by the objective, or for policies the best objective so far.
+    It shows the parameters of each proposal in the color of its objective. Parameters of policies, which have no names,
+    are not shown; the figure then shows the highest objective up to each proposal.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -337,7 +343,7 @@ def _draw_proposals(groups: Sequence[GroupProposals], names: Sequence[str], unit
     for row, group in enumerate(groups):
         numbers = np.array([number for number, _ in group.numbered_proposals])
         objectives_of_group = np.array([proposal.objective for _, proposal in group.numbered_proposals])
-        order = np.argsort(objectives_of_group)  # the best are on top
+        order = np.argsort(objectives_of_group)  # dots with the highest objectives are drawn last, on top
         for column, parameter in enumerate(names):
             ax = axes[row, column]
             values = np.array([proposal.parameters[parameter] for _, proposal in group.numbered_proposals])
@@ -365,15 +371,13 @@ def _draw_proposals(groups: Sequence[GroupProposals], names: Sequence[str], unit
 def _draw_best_so_far(groups: Sequence[GroupProposals], unit: str) -> Figure:
     figure = new_figure(8, 3.6 + 0.23 * len(groups))
     ax = figure.subplots()
-    for k, group in enumerate(groups):
-        color = COLORS[k % len(COLORS)]
-        runs = [
-            np.maximum.accumulate([proposal.objective for proposal in best_values]) for best_values in group.proposals
-        ]
-        for best_values in runs if len(runs) > 1 else ():
+    for i, group in enumerate(groups):
+        color = COLORS[i % len(COLORS)]
+        best_by_run = [np.maximum.accumulate([proposal.objective for proposal in run]) for run in group.proposals]
+        for best_values in best_by_run if len(best_by_run) > 1 else ():
             ax.plot(np.arange(1, len(best_values) + 1), best_values, color=color, alpha=0.25, linewidth=0.8)
-        length = min(map(len, runs))
-        mean_values = np.mean([best_values[:length] for best_values in runs], axis=0)
+        length = min(map(len, best_by_run))
+        mean_values = np.mean([best_values[:length] for best_values in best_by_run], axis=0)
         ax.plot(np.arange(1, length + 1), mean_values, color=color, linewidth=2.2, label=group.name)
     ax.set_xlabel("proposals of a run")
     ax.set_ylabel(f"best {unit} so far")

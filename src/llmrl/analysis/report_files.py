@@ -1,4 +1,4 @@
-"""Files of a report: a self-contained page, a Markdown summary, tables and figures."""
+"""Files of a report: an HTML page without external files, a Markdown summary, tables and figures."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _STUDY_KINDS = (
     "study_comparisons",
     "study_published",
 )
-"""Kinds of tables and figures in the chapter of a study."""
+"""Kinds of tables and figures in the chapter of a study; a kind is the name of a table or figure without the slug."""
 _STORY_KINDS = {
     "Proposals over time": ("proposals", "best"),
     "Society of agents": ("society",),
     "Advice of teachers": ("teacher", "plans"),
 }
-"""Chapters of a story, and the kinds of tables and figures in them."""
+"""Titles of the chapters of a section's `Story`, with the kinds of tables and figures in them."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,10 @@ class Chapter:
 
     Attributes:
         title: heading; empty for the chapter of a study.
-        notes: sentences at the start.
-        drawings, tables: figures, then tables.
-        exchanges: conversations with language models.
+        notes: sentences below the heading.
+        drawings: figures, shown after the notes.
+        tables: tables, shown after the figures.
+        exchanges: requests to language models with their replies, shown last.
     """
 
     title: str
@@ -75,12 +76,12 @@ class Chapter:
 
 @dataclass(frozen=True)
 class SectionContent:
-    """A section with its chapters that are not empty.
+    """A section of a report with its chapters.
 
     Attributes:
-        name: start of the section's file names.
-        section: the section.
-        chapters: its chapters.
+        name: slug with which the section's file names begin.
+        section: results of a task.
+        chapters: chapters that have figures, tables or exchanges.
     """
 
     name: str
@@ -91,14 +92,14 @@ class SectionContent:
 def write_report(
     report: Report, out: Path, figures: bool = True, on_progress: Callable[[str], None] = lambda text: None
 ) -> Path:
-    """Write all files of `report` into a folder, each atomically and the page last; return the page.
+    """Write the files of a report into a folder, each atomically and `report.html` last; return the path of that page.
 
     The files are `report.html`, `summary.md`, `tables/*.csv` and `*.tex`, `figures/*.png` and `*.svg`. Existing files
     of these names are replaced; other files are not changed.
 
     Args:
         report: report to write.
-        out: folder; created if it does not exist.
+        out: folder to write to; created if it does not exist.
         figures: whether to draw figures, which needs matplotlib.
         on_progress: function that is called with a progress message for each section's figures.
 
@@ -107,13 +108,13 @@ def write_report(
         RunFolderError: the folder cannot be written.
     """
     tables = build_tables(report)
-    parts = []
+    contents = []
     for number, (section, name) in enumerate(zip(report.sections, build_slugs(report), strict=True), start=1):
         on_progress(f"figures of section {number} of {len(report.sections)}; --no-figures leaves them out")
         drawings = _draw_figures(section, name, report) if figures else []
-        parts.append(SectionContent(name, section, _build_chapters(section, name, tables, drawings)))
+        contents.append(SectionContent(name, section, _build_chapters(section, name, tables, drawings)))
     comparison = compare_tasks(report)
-    overview = draw_study(comparison, STUDY_TASKS) if comparison is not None and figures else []
+    comparison_drawings = draw_study(comparison, STUDY_TASKS) if comparison is not None and figures else []
     try:
         for folder in (out / "tables", out / "figures") if figures else (out / "tables",):
             folder.mkdir(parents=True, exist_ok=True)
@@ -124,16 +125,17 @@ def write_report(
         write_atomic(out / "tables" / f"{table.name}.csv", table.to_csv())
         if table.columns:
             write_atomic(out / "tables" / f"{table.name}.tex", table.to_latex())
-    for drawing in (*overview, *(d for part in parts for chapter in part.chapters for d in chapter.drawings)):
+    section_drawings = [x for content in contents for chapter in content.chapters for x in chapter.drawings]
+    for drawing in (*comparison_drawings, *section_drawings):
         write_bytes(out / "figures" / f"{drawing.name}.png", drawing.png)
         write_bytes(out / "figures" / f"{drawing.name}.svg", drawing.svg)
     for template, path in (("summary.md.j2", out / "summary.md"), ("report.html.j2", out / PAGE)):
-        write_atomic(path, _render_template(template, report, parts, tables, comparison, overview))
+        write_atomic(path, _render_template(template, report, contents, tables, comparison, comparison_drawings))
     return out / PAGE
 
 
 def _draw_figures(section: Section, name: str, report: Report) -> list[RenderedFigure]:
-    """Return the figures of a section; curves and scores of a study are in its own figures, unless they are chosen."""
+    """Return the figures of a section; a study gets the general figures of scores and curves only on request."""
     drawings = [] if section.study is None else draw_study(section.study, f"{name}_study")
     if section.story.proposals:
         is_objective = section.study is not None and section.study.settings.metric in (None, OBJECTIVE_METRIC)
@@ -147,7 +149,7 @@ def _draw_figures(section: Section, name: str, report: Report) -> list[RenderedF
 def _build_chapters(
     section: Section, name: str, tables: Sequence[ReportTable], drawings: Sequence[RenderedFigure]
 ) -> list[Chapter]:
-    """Return the chapters of a section that are not empty, in reading order."""
+    """Return the chapters of a section that are not empty, in reading order; `name` is the section's slug."""
     tables_by_kind = {
         table.name.removeprefix(f"{name}_"): table
         for table in tables
@@ -155,7 +157,7 @@ def _build_chapters(
     }
     drawings_by_kind = {drawing.name.removeprefix(f"{name}_"): drawing for drawing in drawings}
 
-    def chapter(title: str, kinds: Sequence[str], notes: Sequence[str] = ()) -> Chapter:
+    def build_chapter(title: str, kinds: Sequence[str], notes: Sequence[str] = ()) -> Chapter:
         return Chapter(
             title,
             notes,
@@ -163,27 +165,28 @@ def _build_chapters(
             [tables_by_kind[kind] for kind in kinds if kind in tables_by_kind],
         )
 
-    study = chapter("", _STUDY_KINDS, section.study.sentences if section.study is not None else ())
-    story = [chapter(title, kinds) for title, kinds in _STORY_KINDS.items()]
-    story.append(Chapter("Requests and replies of language models", exchanges=section.story.exchanges))
-    curves = [kind for kind in drawings_by_kind if kind.startswith("curve_")]
+    study_chapter = build_chapter("", _STUDY_KINDS, section.study.sentences if section.study is not None else ())
+    story_chapters = [build_chapter(title, kinds) for title, kinds in _STORY_KINDS.items()]
+    story_chapters.append(Chapter("Requests and replies of language models", exchanges=section.story.exchanges))
+    curve_kinds = [kind for kind in drawings_by_kind if kind.startswith("curve_")]
     notes = ["No run has finished."] if not section.compared else [*section.omitted_groups_notes, *section.notes]
-    scores = chapter("Scores", (*curves, "scores", "efficiency", "improvement"), notes)
-    # A study starts with its results, other runs with their scores.
-    chapters = [study, *story, scores] if section.study is not None else [scores, *story]
-    return [candidate for candidate in chapters if candidate]
+    scores_chapter = build_chapter("Scores", (*curve_kinds, "scores", "efficiency", "improvement"), notes)
+    chapters = [scores_chapter, *story_chapters]
+    if section.study is not None:  # the scores are in the chapter of the study, so the general table comes last
+        chapters = [study_chapter, *story_chapters, scores_chapter]
+    return [chapter for chapter in chapters if chapter]
 
 
 def describe_run_counts(report: Report) -> str:
-    """Return a sentence with the numbers of runs by state, and of runs in the numbers."""
+    """Return a sentence with the number of runs in each state, and the number of runs that have a score."""
     states = ", ".join(f"{count} {state}" for state, count in sorted(report.n_runs_by_state.items()))
-    missing = sum(len(excluded.seeds) for excluded in report.excluded if excluded.state == "missing")
-    missing_text = f" {missing} more {'has' if missing == 1 else 'have'} no folder." if missing else ""
+    n_missing = sum(len(excluded.seeds) for excluded in report.excluded if excluded.state == "missing")
+    missing_text = f" {n_missing} more {'has' if n_missing == 1 else 'have'} no folder." if n_missing else ""
     return f"{report.n_scored} of {len(report.runs)} runs are in the numbers ({states}).{missing_text}"
 
 
 def explain_method(report: Report) -> list[str]:
-    """Return explanations of the numbers, one per line."""
+    """Return sentences that explain how scores, intervals and curves are computed, for a list."""
     settings = report.settings
     lines = [
         f"A run's score is {settings.rule}. Higher is assumed to be better. Only finished runs count.",
@@ -207,7 +210,7 @@ def explain_method(report: Report) -> list[str]:
         )
     if any(compute_online_performance(section, settings) for section in report.sections):
         lines.append(SCORES_NOTE)
-    if not any(section.study for section in report.sections):  # otherwise the sentences of the study have these notes
+    if not any(section.study for section in report.sections):  # the sentences of a study contain these notes
         lines += explain_scripted_groups(group for _, group, _, _ in report.runs)
     return lines
 
@@ -215,10 +218,10 @@ def explain_method(report: Report) -> list[str]:
 def _render_template(
     template: str,
     report: Report,
-    parts: Sequence[SectionContent],
+    contents: Sequence[SectionContent],
     tables: Sequence[ReportTable],
     comparison: TaskComparison | None,
-    overview: Sequence[RenderedFigure],
+    comparison_drawings: Sequence[RenderedFigure],
 ) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -232,12 +235,12 @@ def _render_template(
     tables_by_name: Mapping[str, ReportTable] = {table.name: table for table in tables}
     text = environment.get_template(template).render(
         report=report,
-        parts=parts,
+        parts=contents,
         excluded=tables_by_name.get("not_in_the_numbers"),
         calls=tables_by_name.get("llm_calls"),
         players=tables_by_name.get("players"),
         comparison=comparison,
-        overview=overview,
+        overview=comparison_drawings,
         count=describe_run_counts(report),
         method=explain_method(report),
         version=llmrl.__version__,

@@ -1,4 +1,4 @@
-"""Tables of a report, the comparison of the groups of a study over its tasks, and differences between configs."""
+"""Tables of a report, comparison of the groups of a study over several tasks, and differences between configs."""
 
 from __future__ import annotations
 
@@ -42,36 +42,36 @@ def build_tables(report: Report) -> list[ReportTable]:
     tables += [build_players_table(report.players)] if report.players else []
     comparison = compare_tasks(report)
     tables += comparison.tables if comparison is not None else []
-    for section, name in zip(report.sections, build_slugs(report), strict=True):
+    for section, slug in zip(report.sections, build_slugs(report), strict=True):
         section_tables = list(section.study.tables) if section.study is not None else []
         section_tables += [*section.story.tables, build_scores_table(section, report.settings)]
         section_tables.append(_build_improvement_table(section))
         section_tables += [build_efficiency_table(section)] if section.efficiency else []
         section_tables += _build_curve_tables(section)
-        tables += [replace(table, name=f"{name}_{table.name}") for table in section_tables]
+        tables += [replace(table, name=f"{slug}_{table.name}") for table in section_tables]
     return [*tables, *([_build_llm_calls_table(report)] if report.calls else []), _build_runs_table(report)]
 
 
 def build_slugs(report: Report) -> list[str]:
-    """Return a different file name for each section of a report."""
-    names: list[str] = []
-    for name in (to_slug(section.title) for section in report.sections):
-        names.append(name if name not in names else f"{name}_{len(names)}")
-    return names
+    """Return a unique text for each section of a report, from its title, with which its file names begin."""
+    slugs: list[str] = []
+    for slug in (to_slug(section.title) for section in report.sections):
+        slugs.append(slug if slug not in slugs else f"{slug}_{len(slugs)}")
+    return slugs
 
 
 def to_slug(text: str) -> str:
-    """Return `text` as a file name, at most 60 characters: `env=cleanup, a/b` becomes `env_cleanup_a_b`."""
+    """Convert `text` to a file name of at most 60 characters: `env=cleanup, a/b` becomes `env_cleanup_a_b`."""
     return re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_.")[:60] or "_"
 
 
 def build_scores_table(section: Section, settings: ReportSettings) -> ReportTable:
-    """Return the table of estimates of each group, with numbers of runs and remarks, and the reference levels."""
+    """Return the table with the number of runs, score estimates and remark of each group, and the reference levels."""
     fmt = NumberFormat(np.concatenate([summary.scores for summary in section.summaries]))
-    models = any(summary.group.llm for summary in section.summaries)
-    online = compute_online_performance(section, settings)
-    columns = ["group", *(["language model"] if models else []), "runs", *ESTIMATES.values(), "s.e.", "min", "max"]
-    columns += ["online performance"] if online else []
+    has_models = any(summary.group.llm for summary in section.summaries)
+    online_by_name = compute_online_performance(section, settings)
+    columns = ["group", *(["language model"] if has_models else []), "runs", *ESTIMATES.values(), "s.e.", "min", "max"]
+    columns += ["online performance"] if online_by_name else []
     header: list[object] = ["group", "llm", "finished", "expected", "mean", "mean_low", "mean_high", "iqm", "median"]
     header += ["standard_error", "min", "max", "online_performance", "remark"]
     data, rows = [header], []
@@ -81,48 +81,46 @@ def build_scores_table(section: Section, settings: ReportSettings) -> ReportTabl
         points = [float(summary.estimates[key].estimate) if summary.estimates else np.nan for key in ("iqm", "median")]
         cells = [
             name,
-            *([summary.group.llm or EMPTY_CELL] if models else []),
+            *([summary.group.llm or EMPTY_CELL] if has_models else []),
             f"{len(summary.scores)} of {summary.group.n_expected_runs}",
         ]
         cells += [format_estimate(summary.estimates.get(key), fmt) for key in ESTIMATES]
         cells += [fmt(x) for x in (summary.standard_error, *extremes)]
-        rows.append([*cells, *([fmt(online.get(name, np.nan))] if online else []), summary.remark])
-        line: list[object] = [name, summary.group.llm, len(summary.scores), summary.group.n_expected_runs]
-        line += [*interval_to_cells(summary.estimates.get("mean")), *points, summary.standard_error, *extremes]
-        data.append([*line, online.get(name), summary.remark])
+        cells += [fmt(online_by_name.get(name, np.nan))] if online_by_name else []
+        rows.append([*cells, summary.remark])
+        data_row: list[object] = [name, summary.group.llm, len(summary.scores), summary.group.n_expected_runs]
+        data_row += [*interval_to_cells(summary.estimates.get("mean")), *points, summary.standard_error, *extremes]
+        data.append([*data_row, online_by_name.get(name), summary.remark])
     means = {summary.group.display_name: float(summary.estimates["mean"].estimate) for summary in section.compared}
     rows.sort(key=lambda row: -means.get(row[0], -np.inf))
-    # The levels are those of the objective.
+    # Reference levels are values of the objective, so they are not comparable to scores by another metric.
     for level in section.references if settings.rule.metric in ("", OBJECTIVE_METRIC) else ():
-        values = {"group": level.label, "mean": fmt(level.value), "s.e.": fmt(level.standard_error)}
-        rows.append([*(values.get(column, EMPTY_CELL) for column in columns), "measured before the runs"])
-        estimates = {"group": level.label, "mean": level.value, "standard_error": level.standard_error}
-        data.append([estimates.get(str(column)) for column in header])
+        level_cells = {"group": level.label, "mean": fmt(level.value), "s.e.": fmt(level.standard_error)}
+        rows.append([*(level_cells.get(column, EMPTY_CELL) for column in columns), "measured before the runs"])
+        level_numbers = {"group": level.label, "mean": level.value, "standard_error": level.standard_error}
+        data.append([level_numbers.get(str(column)) for column in header])
     return ReportTable(
         "scores",
-        f"{section.title}: {'recommendations' if online else 'scores'} over runs, with 95% intervals",
+        f"{section.title}: {'recommendations' if online_by_name else 'scores'} over runs, with 95% intervals",
         data,
         [*columns, "remark"],
         rows,
-        2 if models else 1,
+        2 if has_models else 1,
         is_last_text=True,
-        notes=explain_scores(means, online),
+        notes=explain_scores(means, online_by_name),
     )
 
 
 def compute_online_performance(section: Section, settings: ReportSettings) -> dict[str, float]:
-    """Return the mean online performance of each group by display name.
-
-    The result is empty if the scores of the section are not recommendations of principals.
-    """
+    """Return the mean online performance of each group whose scores are values of recommendations, by display name."""
     if settings.rule.metric:
         return {}
     performance = {}
     for summary in section.compared:
         finished_runs = [run for run in summary.group.runs if run.state == "finished"]
-        online = read_principal_scores(finished_runs, ONLINE_PERFORMANCE)
-        if online is not None and read_principal_scores(finished_runs, RECOMMENDATION) is not None:
-            performance[summary.group.display_name] = float(online.mean())
+        scores = read_principal_scores(finished_runs, ONLINE_PERFORMANCE)
+        if scores is not None and read_principal_scores(finished_runs, RECOMMENDATION) is not None:
+            performance[summary.group.display_name] = float(scores.mean())
     return performance
 
 
@@ -148,8 +146,8 @@ def build_efficiency_table(section: Section) -> ReportTable:
 
 
 def _build_improvement_table(section: Section) -> ReportTable:
-    """Return the table of the probabilities that a run of the row's group beats one of the column's."""
-    compared, band = select_best_groups(section.compared), section.improvement
+    """Return the matrix of probabilities that a run of the row's group has a higher score than one of the column's."""
+    compared, band = select_best_groups(section.compared), section.improvement  # `band` is indexed as `compared`
     names = [section.compared[i].group.display_name for i in compared]
     indices = [compared.index(i) for i in section.figure_indices]
     rows = [
@@ -181,7 +179,7 @@ def _build_improvement_table(section: Section) -> ReportTable:
 
 
 def build_excluded_runs_table(report: Report) -> ReportTable:
-    """Return the table of the runs that are left out of the numbers, with the reasons."""
+    """Return the table of the runs that are not part of any estimate, with the reasons."""
     columns = ["task", "group", "seeds", "state", "reason"]
     data: list[list[object]] = [["task", "group", "seed", "state", "reason"]]
     rows = []
@@ -194,14 +192,14 @@ def build_excluded_runs_table(report: Report) -> ReportTable:
 def _build_llm_calls_table(report: Report) -> ReportTable:
     """Return the table of calls to language models, with tokens and costs."""
     lines = [(task, group.display_name, group.llm, totals) for task, group, totals in report.calls]
-    total = sum((totals for *_, totals in report.calls), CallTotals())
+    grand_total = sum((totals for *_, totals in report.calls), CallTotals())
     header: list[object] = ["task", "group", "models", "calls", "cached", "failed", "lost"]
     header += ["prompt_tokens", "completion_tokens", "usd", "lost_usd"]
-    data = [[task, name, ", ".join(c.models), *c.counts, c.cost, c.lost_cost] for task, name, _, c in lines]
+    data = [[task, name, ", ".join(x.models), *x.counts, x.cost, x.lost_cost] for task, name, _, x in lines]
     columns = ["task", "group", "model", "replies", "from cache", "failed", "lost", "tokens in", "tokens out"]
     rows = [
-        [task, name, ", ".join(c.models) or model, *("unknown" if n is None else f"{n:,}" for n in c.counts), c.paid]
-        for task, name, model, c in [*lines, *([("all", "", "", total)] if len(lines) > 1 else [])]
+        [task, name, ", ".join(x.models) or model, *("unknown" if n is None else f"{n:,}" for n in x.counts), x.paid]
+        for task, name, model, x in [*lines, *([("all", "", "", grand_total)] if len(lines) > 1 else [])]
     ]
     return ReportTable(
         "llm_calls",
@@ -230,15 +228,15 @@ def _build_runs_table(report: Report) -> ReportTable:
         ["task", "group", "seed", "state", "score", "online_performance", "llm", "folder"],
     ]
     for task, group, run, score in report.runs:
-        online = read_principal_scores([run], ONLINE_PERFORMANCE) if run.state == "finished" else None
-        performance = None if online is None else float(online[0])
+        online_scores = read_principal_scores([run], ONLINE_PERFORMANCE) if run.state == "finished" else None
+        performance = None if online_scores is None else float(online_scores[0])
         folder = run.folder.relative_to(root).as_posix()
         data.append([task, group.display_name, run.seed, run.state, score, performance, run.llm, folder])
     return ReportTable("runs", "Every run", data)
 
 
 STUDY_TASKS = "study_tasks"
-"""Name of the table and the figure."""
+"""Name of the table and of the figure that compare the groups of a study over its tasks."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +246,7 @@ class TaskComparison(StudyResult):
     Attributes:
         titles: short titles of the tasks.
         studies: comparison of the groups in each task.
-        names: names of all groups of any task, sorted; those that the others are compared with are last.
+        names: names of the groups of all tasks, sorted, baselines last.
     """
 
     titles: tuple[str, ...]
@@ -257,19 +255,19 @@ class TaskComparison(StudyResult):
 
 
 def compare_tasks(report: Report) -> TaskComparison | None:
-    """Return the groups of a report's study over its tasks; None if it is not a study, or has only one task."""
+    """Compare the groups of a study over its tasks; return None unless the report has at least two tasks of a study."""
     studies = tuple(section.study for section in report.sections if isinstance(section.study, GroupComparison))
     if len(studies) < 2:
         return None
     titles = [section.title for section in report.sections if isinstance(section.study, GroupComparison)]
     short_titles, settings = _shorten_titles(titles), studies[0].settings
-    # Of different display names of a group, that of the first task counts.
+    # A group may have several display names; the name in its first task is used.
     display_names = {trace.name: trace.display_name for study in reversed(studies) for trace in study.traces}
     names = tuple(sorted(display_names, key=lambda name: (name in settings.baselines, name)))
-    runs = sorted({len(trace.scores) for study in studies for trace in study.traces})
-    counts = f"{runs[0]} to {runs[-1]}" if len(runs) > 1 else f"{runs[0]}"
+    run_counts = sorted({len(trace.scores) for study in studies for trace in study.traces})
+    n_runs = f"{run_counts[0]} to {run_counts[-1]}" if len(run_counts) > 1 else f"{run_counts[0]}"
     caption = (
-        f"{settings.score_name} in {len(titles)} tasks: means over {counts} runs a group with 95% bands; dashes at the "
+        f"{settings.score_name} in {len(titles)} tasks: means over {n_runs} runs a group with 95% bands; dashes at the "
         "right end are the scores. Groups without a curve are drawn as a level."
     )
     sentences = _describe_verdicts(settings.baselines, studies, display_names)
@@ -280,19 +278,19 @@ def compare_tasks(report: Report) -> TaskComparison | None:
 def _describe_verdicts(
     baselines: Sequence[str], studies: Sequence[GroupComparison], display_names: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return sentences with the number of tasks in which each group is above or below the compared ones."""
+    """Return a sentence for each baseline with the number of tasks in which each group is above or below it."""
     sentences = []
     for baseline in baselines:
-        verdicts: dict[str, Counter[str]] = defaultdict(Counter)
+        verdict_counts: dict[str, Counter[str]] = defaultdict(Counter)
         for comparison in (comparison for study in studies for comparison in study.comparisons):
             if comparison.baseline.name == baseline:
-                verdicts[comparison.group.name][comparison.verdict] += 1
-        if verdicts:
+                verdict_counts[comparison.group.name][comparison.verdict] += 1
+        if verdict_counts:
             texts = "; ".join(
                 f"{display_names[name]} above in {counts['above']}, below in {counts['below']}, "
                 f"no difference shown in {counts['unclear']}"
                 + (f", too few runs in {counts['untested']}" if counts["untested"] else "")
-                for name, counts in verdicts.items()
+                for name, counts in verdict_counts.items()
             )
             sentences.append(f"Against {display_names[baseline]}, of {len(studies)} tasks: {texts}.")
     return tuple(sentences)
@@ -318,27 +316,28 @@ def _build_tasks_table(
 
 
 def _shorten_titles(titles: Sequence[str]) -> tuple[str, ...]:
-    """Return titles without the parts that all of them share, and without keys.
+    """Return titles without the comma-separated parts that are common to all of them, and without keys.
 
     >>> _shorten_titles(["rooms, env=two_door", "rooms, env=lava_doorkey"])
     ('two_door', 'lava_doorkey')
     """
     title_parts = [title.split(", ") for title in titles]
-    shared = set.intersection(*(set(parts) for parts in title_parts))
-    remaining = [[part for part in parts if part not in shared] for parts in title_parts]
+    common_parts = set.intersection(*(set(parts) for parts in title_parts))
+    distinct_parts = [[part for part in parts if part not in common_parts] for parts in title_parts]
     return tuple(
         ", ".join(part.rpartition("=")[2] for part in parts) or title
-        for parts, title in zip(remaining, titles, strict=True)
+        for parts, title in zip(distinct_parts, titles, strict=True)
     )
 
 
 _MAX_GROUP_COLUMNS = 4
+"""Maximum number of groups for which differences between configs have a column for each group."""
 
 
 def build_config_differences(task: ReportTask) -> ReportTable:
-    """Return the options in which the groups of a task differ, with the value of each group's first run.
+    """Return the table of options in which the groups of a task differ, with the values in each group's first run.
 
-    Up to four groups are columns. With more groups there is a row for each value, which lists its groups.
+    Up to `_MAX_GROUP_COLUMNS` groups have a column each. With more groups, each value has a row with its groups.
 
     Raises:
         RunFolderError: the config of a run cannot be read.
@@ -352,8 +351,8 @@ def build_config_differences(task: ReportTask) -> ReportTable:
         for group in task.groups
     ]
     keys = sorted({key for config in configs for key in config})
-    values = {key: [config.get(key, EMPTY_CELL) for config in configs] for key in keys}
-    differences = {key: cells for key, cells in values.items() if len(set(cells)) > 1}
+    cells_by_key = {key: [config.get(key, EMPTY_CELL) for config in configs] for key in keys}
+    differences = {key: cells for key, cells in cells_by_key.items() if len(set(cells)) > 1}
     differences = _drop_absent_parts(differences, configs)
     names = [group.display_name for group in task.groups]
     columns, rows = ["option", *names], [[key, *cells] for key, cells in differences.items()]
@@ -371,23 +370,27 @@ def build_config_differences(task: ReportTask) -> ReportTable:
 def _drop_absent_parts(
     differences: Mapping[str, list[str]], configs: Sequence[Mapping[str, str]]
 ) -> dict[str, list[str]]:
-    """Replace the options of a part that only some groups have by one row, with the class of the part.
+    """Replace the options of a part that some groups do not have by one row with the class name of the part.
 
-    Options in which the groups that have the part differ from each other stay.
+    An option in which the groups that have the part differ keeps its own row, too.
+
+    Args:
+        differences: value of each option in each group, [n_groups], by option.
+        configs: options of each group.
     """
-    present = {
+    has_part = {
         part: [any(key.startswith(f"{part}.") for key in config) for config in configs]
         for part in dict.fromkeys(key.partition(".")[0] for key in differences if "." in key)
     }
     rows: dict[str, list[str]] = {}
     for key, cells in differences.items():
         part = key.partition(".")[0]
-        if part not in present or all(present[part]):
+        if part not in has_part or all(has_part[part]):
             rows[key] = cells
             continue
         classes = [config.get(f"{part}._target_", "set").rpartition(".")[2] for config in configs]
-        rows[part] = [x if is_present else EMPTY_CELL for x, is_present in zip(classes, present[part], strict=True)]
-        within = {cell for cell, is_present in zip(cells, present[part], strict=True) if is_present}
-        if len(within) > 1 and not key.endswith("._target_"):
+        rows[part] = [x if is_present else EMPTY_CELL for x, is_present in zip(classes, has_part[part], strict=True)]
+        different_cells = {cell for cell, is_present in zip(cells, has_part[part], strict=True) if is_present}
+        if len(different_cells) > 1 and not key.endswith("._target_"):
             rows[key] = cells
     return rows

@@ -26,12 +26,12 @@ X_AXES = {
     "samples": ("samples", "samples shown"),
     "seconds": (f"{TIME_PREFIX}elapsed_s", "seconds of the run"),
 }
-"""x axes of curves: the key in `metrics.jsonl`, and the display name."""
+"""x axes of curves by option value: key in `metrics.jsonl`, and display name."""
 DEFAULT_CURVES = ("principal/objective", "search/return", "train/return")
-"""Main objectives of the loops; the first one that a task has logged is drawn."""
+"""Metrics that the loops maximize; by default the first one that the runs of a task have logged is drawn."""
 
 Series = tuple[np.ndarray, np.ndarray]
-"""x coordinates [n_points], increasing, and the finite values [n_points] of a metric at these."""
+"""Increasing x coordinates [n_points], and the finite values of a metric at these [n_points]."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class ScoreRule:
     """The definition of the score of a finished run.
 
     Args:
-        metric: a name in `metrics.jsonl`, or `train/<name>` of training episodes; empty: the run's result in
-            `status.json`.
-        tail_fraction: share of the metric's logged values, from the end, that are averaged, in (0, 1]; 0: the last
-            value. For training episodes: share of the frames of the budget; 0: all frames, i.e. sample efficiency.
-        budget: number of first training frames whose episodes count, > 0; None: all recorded frames.
+        metric: name of a metric in `metrics.jsonl`, or `train/<name>` for a metric of training episodes; empty: the
+            run's result in `status.json`.
+        tail_fraction: share in (0, 1] of the metric's last logged values that is averaged; 0: only the last value. For
+            metrics of training episodes: share of the last frames of the budget; 0: all frames (sample efficiency).
+        budget: number of first training frames that count, > 0; None: all frames that the run's episodes cover.
 
     Raises:
         ConfigError: `tail_fraction` is set without a metric, or is outside [0, 1].
@@ -64,8 +64,8 @@ class ScoreRule:
             return "the run's result (status.json)"
         training_text = f", of training episodes over the {self._frames_text}"
         if self.tail_fraction:
-            logged = f"mean of the last {self.tail_fraction:.0%} of the logged values of {self.metric}"
-            return logged + training_text * self.metric.startswith(training_curves.TRAIN_PREFIX)
+            tail_text = f"mean of the last {self.tail_fraction:.0%} of the logged values of {self.metric}"
+            return tail_text + training_text * self.metric.startswith(training_curves.TRAIN_PREFIX)
         if self.metric.startswith(training_curves.TRAIN_PREFIX):
             return f"mean of {self.metric} over the {self._frames_text} (sample efficiency)"
         return f"last logged value of {self.metric}"
@@ -91,8 +91,8 @@ class ScoreRule:
             return str(error)
         if not rows:
             return f"did not log {self.metric}"
-        last = [row[self.metric] for row in rows[-max(1, math.ceil(self.tail_fraction * len(rows))) :]]
-        return f"{self.metric} ends in NaN or infinity" if None in last else float(np.mean(last))
+        tail = [row[self.metric] for row in rows[-max(1, math.ceil(self.tail_fraction * len(rows))) :]]
+        return f"{self.metric} ends in NaN or infinity" if None in tail else float(np.mean(tail))
 
     def _training_score(self, folder: Path) -> float | str:
         training = training_curves.read_training(folder)
@@ -106,15 +106,17 @@ class ScoreRule:
 
 
 def read_series(folder: Path, metric: str, x_axis: str = "env_steps", bin_width: int | None = None) -> Series:
-    """Return a metric of a run over one of `X_AXES`.
+    """Return the series of a metric of a run.
 
-    Rows without that axis and values that are not finite are left out; of several at one x the last counts.
+    Values that are not finite, and values without an x coordinate, are omitted. Of several values with the same x
+    coordinate, the last one is returned.
 
     Args:
         folder: run folder.
         metric: name of the metric.
-        x_axis: x axis.
-        bin_width: bin width of metrics of training episodes, frames; None: 1/50 of all frames.
+        x_axis: key of `X_AXES`.
+        bin_width: width of the bins in which metrics of training episodes are averaged, frames; None: 1/50 of all
+            frames.
 
     Raises:
         RunFolderError: a line is damaged, rows of several kinds have the metric, or `x_axis` is not `env_steps` for a
@@ -161,7 +163,10 @@ def list_metric_names(runs: Iterable[RunRecord]) -> list[str]:
 
 
 def _read_rows(folder: Path, metric: str) -> list[dict[str, Any]]:
-    """Return the rows that have the metric, with None where it was not finite; other lines are not parsed."""
+    """Return the rows of `metrics.jsonl` that have a metric, which is None if it was not finite.
+
+    To save time, lines without the metric are not parsed.
+    """
     key_bytes = json.dumps(metric).encode() + b":"
     rows = []
     for number, line in enumerate(_read_lines(folder), start=1):

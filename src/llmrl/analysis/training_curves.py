@@ -1,17 +1,17 @@
 """Curves of training over bins of equal numbers of frames, from the recorded episodes.
 
-The episodes that end in a period of training are a biased sample of those played in it: if successful episodes are
-short, more of them fit in, and the first period contains no others. Here each frame (a step of one game) gets the value
-of the next episode that starts in its game, at that frame or after it. The start of that episode does not depend on its
-own outcome, so the value is unbiased for any lengths: if every episode succeeds with probability p, each bin's mean has
-expectation p. A bin is the mean over its frames, so each frame counts once, and the mean over all bins (sample
-efficiency, the area under the curve) is one over frames.
+The episodes that end in a period of training are a biased sample of the episodes played in it: if successful episodes
+are short, more of them end in the period, and in the first period only they do. Here each frame (a step of one game)
+gets the value of the next episode that starts in its game, at that frame or after it. The start of that episode does
+not depend on its own outcome, so the value is unbiased for any lengths: if every episode succeeds with probability p,
+each bin's mean has expectation p. The value of a bin is the mean over its frames. The mean over all bins (sample
+efficiency, the area under the curve) is therefore the mean over all frames.
 
-An episode that had not ended when its games were restarted (an evaluation, the end of training) has no value, and those
-that had ended by then were the short ones. So a frame counts only if the next episode must have ended in any case. With
-a horizon of H steps and e the step at which games were restarted, frame t counts if t <= e - 2 H + 1, which does not
-depend on outcomes. Without a horizon, the longest finished episode takes its place, and bins near a restart may still
-be biased.
+An episode that had not ended when all games were reset (for an evaluation, or at the end of training) has no value, and
+short episodes are more likely to have ended before. So a frame counts only if the next episode had certainly ended.
+With a horizon of H steps and a reset of all games at step e, frame t counts if t <= e - 2 H + 1, which does not depend
+on outcomes. Without a horizon, H is the length of the longest finished episode, and bins near a reset may still be
+biased.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ EFFICIENCY_METRIC = f"{TRAIN_PREFIX}success"
 """Metric whose mean over the frames of training is the sample efficiency."""
 
 N_BINS = 50
-"""Number of bins of the shortest training of a task, unless a width is given."""
+"""Default number of bins of the run with the fewest training frames in a task."""
 
 MIN_COVERAGE = 0.5
-"""Minimum share of a bin's frames that must count for the bin to have a mean."""
+"""Minimum share of the frames of a bin that must count; bins with fewer of them have no mean."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TrainingCurves:
 
     Attributes:
         episodes: finished episodes.
-        steps: number of steps of every game so far.
+        steps: number of steps that each game has been played.
     """
 
     episodes: TrainingEpisodeTable
@@ -62,7 +62,7 @@ class TrainingCurves:
 
     @property
     def covered_frames(self) -> int:
-        """Number of frames from the start that have final values; 0 without episodes."""
+        """Number of frames from the start of training to the last frame that counts; 0 without episodes."""
         if not len(self.episodes.indices["start"]):
             return 0
         ends = [end for start, end in self._find_counted_steps() if end > start]
@@ -76,14 +76,15 @@ class TrainingCurves:
             edges: edges of the bins, in frames, increasing, [n_bins + 1].
 
         Returns:
-            Means, [n_bins]; NaN if too few of a bin's frames count (`MIN_COVERAGE`). Episodes whose metric is NaN are
-            left out, with their frames.
+            Means, [n_bins]; NaN if too few of a bin's frames count (`MIN_COVERAGE`). Frames of episodes whose metric is
+            NaN are not part of the mean.
         """
+        # Sums over all frames before each edge: of values, of frames with a value, and of frames that count.
         total, weights, frames = (np.zeros(len(edges)) for _ in range(3))
         values = self.episodes.metrics[metric]
         for game, start, stop, index in self._iterate_episode_frames():
             is_finite = ~np.isnan(values[index])
-            # Steps of this game before each edge.
+            # Number of this game's steps before each edge: frame f is step f // games of the game f % games.
             game_steps = np.clip(-(-(edges - game) // self.episodes.games), 0, self.steps)
             total += _integrate(game_steps, start[is_finite], stop[is_finite], values[index][is_finite])
             weights += _integrate(game_steps, start[is_finite], stop[is_finite], np.ones(int(is_finite.sum())))
@@ -94,7 +95,7 @@ class TrainingCurves:
         return means
 
     def _find_counted_steps(self) -> Iterator[tuple[int, int]]:
-        """Yield the intervals of steps whose frames count, each from a step at which all games were restarted."""
+        """Yield the ranges [start, end) of steps whose frames count, one after each reset of all games."""
         starts = self.episodes.reset_steps
         ends = np.append(starts[1:], self.steps)
         max_length = self.episodes.horizon or int(self.episodes.indices["length"].max(initial=1))
@@ -102,24 +103,24 @@ class TrainingCurves:
             yield start, end - 2 * max_length + 2
 
     def _iterate_episode_frames(self) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield the frames that get the values of a game's episodes.
+        """Yield for each game the steps whose frames get the values of its episodes.
 
-        For each game these are: its number, the first step of each episode's frames, the step after the last, and the
-        index of the episode.
+        Each tuple has the number of the game, and for each of its episodes the first of these steps, the step after the
+        last one, and the index of the episode, [n_episodes] each.
         """
-        places = self.episodes.indices
-        order = np.lexsort((places["start"], places["game"]))
-        game, start = places["game"][order], places["start"][order]
-        period = np.searchsorted(self.episodes.reset_steps, start, side="right") - 1
-        follows = np.zeros(len(order), dtype=bool)
-        follows[1:] = (game[1:] == game[:-1]) & (period[1:] == period[:-1])
-        start_frame, stop_frame = np.where(follows, np.append(0, start[:-1] + 1), start), start + 1
+        indices = self.episodes.indices
+        order = np.lexsort((indices["start"], indices["game"]))
+        game, start = indices["game"][order], indices["start"][order]
+        period = np.searchsorted(self.episodes.reset_steps, start, side="right") - 1  # number of the reset before it
+        has_predecessor = np.zeros(len(order), dtype=bool)
+        has_predecessor[1:] = (game[1:] == game[:-1]) & (period[1:] == period[:-1])
+        # Steps after the start of the previous episode of the same game and period, up to the start of this one.
+        first_step, stop_step = np.where(has_predecessor, np.append(0, start[:-1] + 1), start), start + 1
         limit = np.array([end for _, end in self._find_counted_steps()], dtype=np.int64)[period]
-        start_frame, stop_frame = np.minimum(start_frame, limit), np.minimum(stop_frame, limit)
-        parts = np.flatnonzero(np.diff(game)) + 1
-        for part in np.split(np.arange(len(order)), parts):
-            if len(part):
-                yield int(game[part[0]]), start_frame[part], stop_frame[part], order[part]
+        first_step, stop_step = np.minimum(first_step, limit), np.minimum(stop_step, limit)
+        for game_order in np.split(np.arange(len(order)), np.flatnonzero(np.diff(game)) + 1):
+            if len(game_order):
+                yield int(game[game_order[0]]), first_step[game_order], stop_step[game_order], order[game_order]
 
 
 @dataclass(frozen=True)
@@ -127,8 +128,8 @@ class FrameBudget:
     """Frames over which the runs of a task are compared.
 
     Attributes:
-        budget: number of frames, from the start, over which sample efficiency is averaged.
-        bin_width: number of frames of a bin of a curve.
+        budget: number of first frames of training over which sample efficiency is averaged.
+        bin_width: number of frames of each bin of a curve.
     """
 
     budget: int
@@ -148,7 +149,7 @@ def read_training(folder: Path) -> TrainingCurves | None:
 
 
 def is_training_metric(folder: Path, metric: str) -> bool:
-    """Return whether a metric of a report is one of a run's training episodes."""
+    """Return whether a metric of a report is a metric of a run's training episodes."""
     return metric.startswith(TRAIN_PREFIX) and metric.removeprefix(TRAIN_PREFIX) in read_training_metric_names(folder)
 
 
@@ -157,12 +158,12 @@ def find_common_frames(folders: Iterable[Path], budget: int | None, bin_width: i
 
     Args:
         folders: run folders.
-        budget: frames for sample efficiency; None: all frames that every run covers.
-        bin_width: frames of a bin; None: a fiftieth (`N_BINS`) of the shortest training.
+        budget: number of frames for sample efficiency; None: the smallest `covered_frames` of a run.
+        bin_width: number of frames of a bin; None: 1 / `N_BINS` of the frames of the shortest training.
     """
     trainings = []
     for folder in folders:
-        with suppress(RunFolderError):  # reported in place of its curve or score
+        with suppress(RunFolderError):  # raised again when the curve or score of the run is read
             training = read_training(folder)
             trainings += [training] if training is not None and training.covered_frames > 0 else []
     if not trainings:
@@ -174,16 +175,16 @@ def find_common_frames(folders: Iterable[Path], budget: int | None, bin_width: i
 
 
 def compute_binned_curve(training: TrainingCurves, metric: str, bin_width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a metric over bins of `bin_width` frames: their middles, and the means of covered bins, [n_bins] each."""
+    """Return the centers of the bins that have a mean, frames, and the means of a metric in them, [n_bins] each."""
     edges = np.arange(0, training.frames // bin_width + 1) * bin_width
     means = training.means(metric, edges)
     is_finite = ~np.isnan(means)
-    middles: np.ndarray = (edges[:-1] + bin_width / 2)[is_finite]
-    return middles, means[is_finite]
+    centers: np.ndarray = (edges[:-1] + bin_width / 2)[is_finite]
+    return centers, means[is_finite]
 
 
 def compute_mean(training: TrainingCurves, metric: str, start: int, stop: int) -> float | str:
-    """Return the mean of a metric over the frames from `start` to before `stop`, or the reason why there is none."""
+    """Return the mean of a metric over the frames in [start, stop), or the reason why there is none."""
     if stop > training.covered_frames:
         return (
             f"episodes cover the first {training.covered_frames:,} frames of training, of {stop:,} requested (frames "
@@ -194,7 +195,7 @@ def compute_mean(training: TrainingCurves, metric: str, start: int, stop: int) -
 
 
 def _read_env_steps(folder: Path) -> int:
-    """Return the environment steps of the newest update that a run has logged."""
+    """Return the environment steps, summed over games, at the last update that a run has logged; 0 without updates."""
     try:
         lines = read_bytes(folder / METRICS_NAME).splitlines(keepends=True)
     except OSError:
@@ -210,15 +211,16 @@ def _read_env_steps(folder: Path) -> int:
     return 0
 
 
-def _integrate(at: np.ndarray, start: np.ndarray, stop: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the sum, before each of `at`, of a function that is `values` from `start` to before `stop`, else 0.
+def _integrate(limits: np.ndarray, start: np.ndarray, stop: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Integrate a piecewise constant function from 0 to each of the upper `limits`.
 
-    `start` and `stop` do not decrease, and the ranges do not overlap.
+    The function has the value `values[i]` in [start[i], stop[i]) and 0 elsewhere. The intervals are sorted and do not
+    overlap.
     """
     nodes = np.stack([start, stop], axis=1).ravel()
     if not len(nodes):
-        return np.zeros(len(at))
+        return np.zeros(len(limits))
     sums = np.cumsum((stop - start) * values)
-    heights = np.stack([np.append(0.0, sums[:-1]), sums], axis=1).ravel()
-    result: np.ndarray = np.interp(at, nodes, heights, left=0.0, right=float(sums[-1]))
-    return result
+    integral_at_nodes = np.stack([np.append(0.0, sums[:-1]), sums], axis=1).ravel()
+    integrals: np.ndarray = np.interp(limits, nodes, integral_at_nodes, left=0.0, right=float(sums[-1]))
+    return integrals

@@ -1,4 +1,4 @@
-"""Calls to language models for the explorer, with every text stored once, because prompts repeat earlier ones."""
+"""Calls to language models in the format of the explorer, with each different text stored once to save space."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ CallRecord = dict[str, Any]
 
 
 def to_call_record(call: Mapping[str, Any], texts: TextTable) -> CallRecord:
-    """Return a record of `llm_calls.jsonl` (`read_calls`) in the explorer's format.
+    """Convert a record of `llm_calls.jsonl` (`read_calls`) to the explorer's format.
 
-    `messages` are pairs of a role and the index of a text. `reply` is null if none arrived, and `error` has the
-    reason. `valid`, `fault` and `understood` are the result of parsing the reply; null if it was not parsed.
+    `messages` are pairs of a role and the index of a text in `texts`. `reply` is None if no reply arrived; `error`
+    contains the reason. `valid`, `fault` and `understood` (the parsed content) are the result of parsing the reply;
+    `valid` and `understood` are None if it was not parsed.
     """
     is_unsettled = bool(call.get("unsettled"))
     error = f"no reply: {call.get('lost') or 'the process ended first'}" if is_unsettled else str(call.get("error", ""))
@@ -41,12 +42,12 @@ def to_call_record(call: Mapping[str, Any], texts: TextTable) -> CallRecord:
 
 
 def get_prompt_id(call: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the identity of a prompt within a run, which is the same when it is sent again after a resume."""
+    """Return the identity of a request within a run, which does not change if it is repeated after a resume."""
     return str(call.get("hash")), call.get("repeat")
 
 
 def drop_repeats(calls: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return each prompt once, in the order of first use, with the reply that arrived last."""
+    """Return one call for each different request, in the order of first use: the last one with a reply, if any."""
     last_calls: dict[tuple[str, Any], Mapping[str, Any]] = {}
     for call in calls:
         previous = last_calls.get(get_prompt_id(call))
@@ -56,34 +57,33 @@ def drop_repeats(calls: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def group_conversations(calls: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Return the calls that belong together: a call, and its repairs after it.
+    """Group calls into conversations: a call, followed by its repairs.
 
-    A repair contains all messages of the call before it, then the invalid reply, then the reason why it is invalid.
+    The messages of a repair are all messages of the previous call, its invalid reply, and the reason why it is invalid.
     """
     conversations: list[list[Mapping[str, Any]]] = []
-    by_messages: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    conversation_by_messages: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for call in drop_repeats(calls):
         messages = [(message.get("role"), _message_text(message)) for message in call.get("messages", ()) or ()]
         is_repair = len(messages) > 2 and messages[-2][0] == "assistant"
-        conversation = by_messages.get(tuple(messages[:-2])) if is_repair else None
-        # A repair follows an invalid reply; the same prompt after a valid reply is a new conversation.
+        conversation = conversation_by_messages.get(tuple(messages[:-2])) if is_repair else None
+        # After a valid reply, messages that continue a conversation are a new request, not a repair.
         if conversation is not None and conversation[-1].get("valid") is False:
             conversation.append(call)
         else:
             conversation = [call]
             conversations.append(conversation)
-        by_messages[tuple(messages)] = conversation
+        conversation_by_messages[tuple(messages)] = conversation
     return conversations
 
 
 def find_valid_call(conversation: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the call whose reply was valid; None if none was."""
+    """Return the last call of a conversation with a valid reply; None if there is none."""
     return next((call for call in reversed(conversation) if call.get("valid")), None)
 
 
 def _message_text(message: Mapping[str, Any]) -> str:
     """Return the text of a message, with a line for each picture."""
     content = message.get("content", "")
-    words = content if isinstance(content, str) else str(content)
-    pictures = [f"[picture: {name}]" for name in message.get(IMAGES_KEY, ()) or ()]
-    return "\n".join([words, *pictures]) if pictures else words
+    text = content if isinstance(content, str) else str(content)
+    return "\n".join([text, *(f"[picture: {name}]" for name in message.get(IMAGES_KEY, ()) or ())])

@@ -1,6 +1,6 @@
 """Recorded episodes of a run for the explorer: observations, calls, replies, actions, rewards and pictures of steps.
 
-The pictures of an episode, without their column of text, are combined on a few sheets for faster pages.
+The pictures of an episode, without their column of text, are combined into a few sheets, which load faster.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Calls = dict[str, list[Mapping[str, Any]]]
-"""The calls of an episode by `<player>/<decision>`, or `<player>/lesson`."""
+"""Calls of an episode by `<player>/<decision>`, or `<player>/lesson`; both are counted from 0."""
 
 _CALL_LOCATION_PATTERN = re.compile(r"episode (\d+), player (\d+), (\w+)")
 _STEP_KEYS = (
@@ -42,57 +42,61 @@ _STEP_KEYS = (
 
 
 def read_episode_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return a row for each finished or recorded episode, by number.
+    """Return a row for each finished or recorded episode, sorted by episode number.
 
-    A row is the line of `episodes.jsonl` with `recorded`, whether its steps are recorded. An unfinished episode has no
-    such line; its `end` is `not over`.
+    A row contains the line of `episodes.jsonl` and `recorded`: whether the steps of the episode are recorded. An
+    unfinished episode has no such line; its `end` is `not over`.
     """
     rows = {int(line["episode"]): dict(line) for line in read_json_lines(folder / EPISODES)}
-    recorded = {int(path.parent.name) for path in (folder / FOLDER).glob(f"*/{REPLIES}") if path.parent.name.isdigit()}
+    folder_names = [path.parent.name for path in (folder / FOLDER).glob(f"*/{REPLIES}")]
+    recorded_numbers = {int(name) for name in folder_names if name.isdigit()}
     return [
-        {"episode": k, **rows.get(k, {"end": "not over"}), "recorded": k in recorded}
-        for k in sorted(rows.keys() | recorded)
+        {"episode": number, **rows.get(number, {"end": "not over"}), "recorded": number in recorded_numbers}
+        for number in sorted(rows.keys() | recorded_numbers)
     ]
 
 
 def read_episodes(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield each episode of a run whose steps were recorded, in order.
+    """Yield each recorded episode of a run, in order.
 
-    An episode is `{episode, players, texts, steps}`. `steps` is a list of lists with a record for each player. The
-    `observation`, the `reply` and the messages of `calls` (`conversations.to_call_record`) are indices in `texts`.
+    An episode is `{episode, players, texts, steps}`: its number, number of players, texts, and for each step a list
+    with a record for each player. In a record, `observation`, `reply` and the messages of `calls`
+    (`conversations.to_call_record`) are indices of `texts`.
 
     Raises:
         ValueError, KeyError: a line is damaged.
     """
     numbers = [row["episode"] for row in read_episode_rows(folder) if row["recorded"]]
-    calls = _group_calls(folder, set(numbers))
-    for k in numbers:
-        yield _build_episode(k, read_json_lines(folder / FOLDER / str(k) / REPLIES), calls.pop(k, {}))
+    calls_by_episode = _group_calls(folder, set(numbers))
+    for number in numbers:
+        lines = read_json_lines(folder / FOLDER / str(number) / REPLIES)
+        yield _build_episode(number, lines, calls_by_episode.pop(number, {}))
 
 
 def _group_calls(folder: Path, episodes: set[int]) -> dict[int, Calls]:
-    """Return the calls of players to language models, by episode and place in it."""
-    calls: dict[int, Calls] = defaultdict(lambda: defaultdict(list))
+    """Return the calls of players to language models in the given `episodes`, by episode number."""
+    calls_by_episode: dict[int, Calls] = defaultdict(lambda: defaultdict(list))
     if not (folder / FILE_NAME).is_file():
-        return calls
-    # Prompts mostly repeat those of earlier steps, so equal texts are stored once.
-    shared: dict[int, dict[str, str]] = defaultdict(dict)
+        return calls_by_episode
+    # Most messages repeat texts of earlier steps; equal texts are stored once to save memory.
+    texts_by_episode: dict[int, dict[str, str]] = defaultdict(dict)
     for call in read_calls(folder / FILE_NAME):
-        place = _CALL_LOCATION_PATTERN.fullmatch(str(call.get("place", "")))
-        if place is None or (k := int(place[1])) not in episodes:
+        location = _CALL_LOCATION_PATTERN.fullmatch(str(call.get("place", "")))
+        if location is None or (number := int(location[1])) not in episodes:
             continue
-        texts = shared[k]
+        texts = texts_by_episode[number]
         for message in call.get("messages", ()):
             if isinstance(content := message.get("content"), str):
                 message["content"] = texts.setdefault(content, content)
-        calls[k][f"{place[2]}/{place[3]}"].append({**call, "identity": None, "spent": None, "schema": None})
-    return calls
+        reduced_call = {**call, "identity": None, "spent": None, "schema": None}
+        calls_by_episode[number][f"{location[2]}/{location[3]}"].append(reduced_call)
+    return calls_by_episode
 
 
 def _build_episode(number: int, lines: list[dict[str, Any]], calls: Calls) -> dict[str, Any]:
     texts = TextTable()
     steps: list[list[dict[str, Any]]] = []
-    decisions: dict[int, int] = defaultdict(int)
+    decision_counts: dict[int, int] = defaultdict(int)
     for line in lines:
         player = int(line.get("agent", 0))
         steps += [[] for _ in range(int(line["step"]) + 1 - len(steps))]
@@ -105,13 +109,13 @@ def _build_episode(number: int, lines: list[dict[str, Any]], calls: Calls) -> di
             record["reply"] = texts.index(str(line["reply"]))
         if "lesson" in line:
             record["lesson_calls"] = _build_call_records(calls.get(f"{player}/lesson", []), texts)
-        # A player that repeats its action makes no call, and other kinds of players never do.
+        # `asked`: the player has called a language model for this decision, instead of repeating its last action.
         if line.get("asked"):
-            record["calls"] = _build_call_records(calls.get(f"{player}/{decisions[player]}", []), texts)
-            decisions[player] += 1
+            record["calls"] = _build_call_records(calls.get(f"{player}/{decision_counts[player]}", []), texts)
+            decision_counts[player] += 1
         steps[int(line["step"])].append(record)
-    players = 1 + max((int(line.get("agent", 0)) for line in lines), default=0)
-    return {"episode": number, "players": players, "texts": texts.texts, "steps": steps}
+    n_players = 1 + max((int(line.get("agent", 0)) for line in lines), default=0)
+    return {"episode": number, "players": n_players, "texts": texts.texts, "steps": steps}
 
 
 def _build_call_records(calls: list[Mapping[str, Any]], texts: TextTable) -> list[dict[str, Any]]:
@@ -119,7 +123,7 @@ def _build_call_records(calls: list[Mapping[str, Any]], texts: TextTable) -> lis
 
 
 def format_observation(observation: Any) -> str:
-    """Return an observation as lines of `name: value`; a list of texts, such as a map, has a line for each."""
+    """Format an observation as lines `name: value`; each text of a list, such as a map, gets its own line."""
     import json
 
     if not isinstance(observation, Mapping):
@@ -134,19 +138,20 @@ def format_observation(observation: Any) -> str:
 
 
 SHEET_PICTURE_HEIGHT = 400
-"""Maximum height of a picture on a sheet, pixels; larger ones are reduced."""
+"""Maximum height of a picture on a sheet, pixels; higher pictures are scaled down."""
 MAX_COLUMNS, MAX_ROWS = 5, 5
+"""Numbers of columns and rows of pictures on a full sheet."""
 JPEG_QUALITY = 82
-"""JPEG quality, 0 to 95."""
+"""Quality of sheets in Pillow's scale, 0 to 95."""
 
 
 def write_sheets(folder: Path, episode: int, out: Path, name: str) -> dict[str, Any] | None:
-    """Write the pictures of an episode as `<name>-<i>.jpg` into `out`.
+    """Write sheets with the pictures of an episode as `<name>-<i>.jpg` into the folder `out`.
 
     Returns:
         `{width, height, across, down, count, sheets}`: size of a picture in pixels, columns and rows of a sheet, number
-        of pictures, and names of the sheets. Picture t shows the state before step t; the last one shows the end. None
-        if there is no video.
+        of pictures, and file names of the sheets. Picture t shows the state before step t, the last picture the final
+        state. None if there are no pictures.
 
     Raises:
         RunFolderError: a sheet cannot be written.
@@ -159,18 +164,18 @@ def write_sheets(folder: Path, episode: int, out: Path, name: str) -> dict[str, 
     size, count = (0, 0), 0
     for picture in _iterate_pictures(folder / FOLDER / str(episode)):
         size = size if count else picture.size
-        at = count % (MAX_COLUMNS * MAX_ROWS)
-        if at == 0:
+        cell_index = count % (MAX_COLUMNS * MAX_ROWS)
+        if cell_index == 0:
             if sheet is not None:
                 _save_sheet(sheet, out, name, sheets)
             sheet = Image.new("RGB", (size[0] * MAX_COLUMNS, size[1] * MAX_ROWS))
         assert sheet is not None
-        sheet.paste(picture, (at % MAX_COLUMNS * size[0], at // MAX_COLUMNS * size[1]))
+        sheet.paste(picture, (cell_index % MAX_COLUMNS * size[0], cell_index // MAX_COLUMNS * size[1]))
         count += 1
     if sheet is None:
         return None
     rows = math.ceil((count - len(sheets) * MAX_COLUMNS * MAX_ROWS) / MAX_COLUMNS)
-    # The last sheet is cropped in height only, so that all sheets have the same columns.
+    # The explorer expects the same number of columns on all sheets, so the last sheet is only cropped in height.
     _save_sheet(sheet.crop((0, 0, sheet.width, rows * size[1])), out, name, sheets)
     return {
         "width": size[0],
@@ -183,6 +188,7 @@ def write_sheets(folder: Path, episode: int, out: Path, name: str) -> dict[str, 
 
 
 def _save_sheet(sheet: Image, out: Path, name: str, sheets: list[str]) -> None:
+    """Write a sheet into the folder `out`, and append its file name to `sheets`."""
     content = io.BytesIO()
     sheet.save(content, "JPEG", quality=JPEG_QUALITY)
     sheets.append(f"{name}-{len(sheets)}.jpg")
@@ -190,7 +196,7 @@ def _save_sheet(sheet: Image, out: Path, name: str, sheets: list[str]) -> None:
 
 
 def _iterate_pictures(folder: Path) -> Iterator[Image]:
-    """Yield the pictures of an episode's video, or its frames so far, without their column of text."""
+    """Yield the frames of an episode's video, or of an unfinished episode, without their column of text."""
     from PIL import Image, ImageSequence
 
     video = folder / "episode.gif"

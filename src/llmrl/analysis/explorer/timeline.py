@@ -1,4 +1,4 @@
-"""Timeline of a run with a principal: proposals, their objectives, metrics of the society, conversations."""
+"""Timeline of a run with a principal: proposals, objectives, metrics of the society, and conversations."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from llmrl.statistics.estimators import Z95
 PROPOSAL_PURPOSES = ("principal", "search")
 """Purposes of calls that request proposals."""
 CONVERSATIONS_PER_FILE = 25
-"""Number of conversations in a file; prompts contain earlier proposals, so conversations grow with their number."""
+"""Number of conversations in a file. It is limited because later prompts, which contain earlier proposals, are long."""
 
 _MEASURE_KINDS = {"welfare": "welfare", "validation": "behavior"}
-"""Kinds of measures by the prefix of their metrics."""
+"""Kinds of measures by the prefix of their names in `metrics.jsonl`."""
 
 Conversation = list[Mapping[str, Any]]
+"""Calls of a conversation (`conversations.group_conversations`)."""
 
 
 def read_timeline(folder: Path) -> tuple[dict[str, Any], list[Conversation]]:
-    """Return the proposals and measures of a run, and the conversations with a language model behind them.
+    """Return the proposals and measures of a run, and the conversations in which a language model proposed.
 
-    The first is `{proposals, welfare, behavior}`. A proposal has the index of its conversation, `talk`, or null, and
-    `fallback`: whether it replaced an invalid reply. Measures are, by name, pairs of the number of proposals so far and
-    the mean over the proposals of a step.
+    The first value is `{proposals, welfare, behavior}`. In a proposal, `talk` is the index of its conversation or null,
+    and `fallback` is true if it replaced an invalid reply. `welfare` and `behavior` contain for each measure a list of
+    pairs: number of proposals up to a step, and mean of the measure over the proposals of that step.
 
     Raises:
         RunFolderError, CheckpointError, ValueError, KeyError, TypeError: a file is damaged.
@@ -43,25 +44,25 @@ def read_timeline(folder: Path) -> tuple[dict[str, Any], list[Conversation]]:
     replies = [_get_parsed_reply(conversation) for conversation in conversations]
     rows = [
         {
-            "step": row.step,
-            "candidate": row.candidate,
-            "context": row.context,
-            "objective": row.objective,
-            "low": row.objective - Z95 * row.standard_error,
-            "high": row.objective + Z95 * row.standard_error,
-            "episodes": len(row.values),
-            "parameters": dict(row.parameters),
-            "reasoning": row.reasoning or ("" if k is None else str(replies[k].get("reasoning") or "")),
-            "fallback": row.fallback or (k is not None and find_valid_call(conversations[k]) is None),
+            "step": proposal.step,
+            "candidate": proposal.candidate,
+            "context": proposal.context,
+            "objective": proposal.objective,
+            "low": proposal.objective - Z95 * proposal.standard_error,
+            "high": proposal.objective + Z95 * proposal.standard_error,
+            "episodes": len(proposal.values),
+            "parameters": dict(proposal.parameters),
+            "reasoning": proposal.reasoning or ("" if k is None else str(replies[k].get("reasoning") or "")),
+            "fallback": proposal.fallback or (k is not None and find_valid_call(conversations[k]) is None),
             "talk": k,
         }
-        for row, k in zip(proposals, match_conversations(proposals, conversations), strict=True)
+        for proposal, k in zip(proposals, match_conversations(proposals, conversations), strict=True)
     ]
     return {"proposals": rows, **_read_measures(folder)}, conversations
 
 
 def iterate_chunks(conversations: Sequence[Conversation]) -> Iterator[dict[str, Any]]:
-    """Yield the content of each file of conversations, `{texts, talks}` with `conversations.to_call_record`s."""
+    """Yield the content of each file of conversations: `talks`, lists of call records, and `texts`, their texts."""
     for start in range(0, len(conversations), CONVERSATIONS_PER_FILE):
         texts, chunk = TextTable(), conversations[start : start + CONVERSATIONS_PER_FILE]
         records = [[to_call_record(call, texts) for call in conversation] for conversation in chunk]
@@ -71,10 +72,11 @@ def iterate_chunks(conversations: Sequence[Conversation]) -> Iterator[dict[str, 
 def match_conversations(
     proposals: Sequence[MeasuredProposal], conversations: Sequence[Conversation]
 ) -> list[int | None]:
-    """Return for each proposal the index of the conversation that it came from; None if there is none.
+    """Return for each proposal the index of the conversation in which it was proposed, or None.
 
-    A conversation belongs to the next proposals with the vectors of its valid reply. Remaining proposals get, in order,
-    conversations without a valid reply between those of their neighbors.
+    A valid reply is matched with the first unmatched proposals that equal its vectors. Then each remaining proposal, a
+    fallback, gets the first unmatched conversation without a valid reply that lies between the conversations of the
+    proposals before and after it.
     """
     matches: list[int | None] = [None] * len(proposals)
     unmatched = {i: list(proposal.parameters.values()) for i, proposal in enumerate(proposals)}
@@ -85,19 +87,21 @@ def match_conversations(
                 matches[match] = conversation_index
                 del unmatched[match]
     matched_indices = set(matches)
-    invalid = [k for k, x in enumerate(conversations) if k not in matched_indices and find_valid_call(x) is None]
+    invalid_indices = [
+        k for k, x in enumerate(conversations) if k not in matched_indices and find_valid_call(x) is None
+    ]
     for i in unmatched:
         previous = max((index for index in matches[:i] if index is not None), default=-1)
         following = min((index for index in matches[i + 1 :] if index is not None), default=len(conversations))
-        candidate = next((index for index in invalid if previous <= index < following), None)
+        candidate = next((index for index in invalid_indices if previous <= index < following), None)
         if candidate is not None:
-            invalid.remove(candidate)
+            invalid_indices.remove(candidate)
             matches[i] = candidate
     return matches
 
 
 def _get_parsed_reply(conversation: Conversation) -> Mapping[str, Any]:
-    """Return what was parsed from the valid reply of a conversation; empty if there is none."""
+    """Return the parsed content of the valid reply of a conversation; empty without a valid reply."""
     parsed = (find_valid_call(conversation) or {}).get("understood")
     return parsed if isinstance(parsed, Mapping) else {}
 

@@ -1,4 +1,4 @@
-"""Files of the explorer: a page, a program, a style sheet, libraries, and content that is loaded when shown."""
+"""Files of the explorer: a page, a script, a style sheet, libraries, and data files that are loaded on demand."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ log = logging.getLogger(__name__)
 
 FOLDER, PAGE = "explorer", "index.html"
 SCRIPT_FUNCTION = "llmrlTake"
+"""JavaScript function that each data file calls with its content."""
 SCRIPT_NAMES = ("base", "conversation", "table", "runs", "episodes", "episode", "timeline", "main")
-"""Source files of the program, in the order in which they are concatenated, because browsers load no modules from a
-disk."""
+"""Source files of the script in the order of concatenation. Browsers load no JavaScript modules from `file://` URLs."""
 VENDORED_FILES = ("d3.min.js", "plot.umd.min.js", "NOTICE")
 
 
 def write_explorer(
     folder: Path, out: Path | None = None, on_progress: Callable[[str], None] = lambda text: None
 ) -> Path:
-    """Write the explorer of all runs in `folder`; return its page, which needs no server.
+    """Write the explorer of all runs in `folder`; return the path of its page, which browsers open without a server.
 
-    Existing files are replaced one by one, the page last. Files of a run that cannot be read are left out, and its
-    entry in the list of runs has the reason.
+    Existing files are replaced one by one, the page last. Data of a run that cannot be read are omitted, with the
+    reason in the list of runs.
 
     Args:
         folder: folder of runs.
@@ -68,7 +68,7 @@ def write_explorer(
 
 
 def _write_run(key: str, record: RunRecord, data: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
-    """Write the files of a run; return its entry in the list of runs."""
+    """Write the files of a run into `data/<key>`; return its record for the list of runs."""
     config = _read_config_or_empty(record)
     entry: dict[str, Any] = {
         "key": key,
@@ -102,10 +102,10 @@ def _write_run(key: str, record: RunRecord, data: Path, on_progress: Callable[[s
 def _write_episodes(key: str, folder: Path, out: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
     rows = read_episode_rows(folder)
     for episode in read_episodes(folder):
-        on_progress(f"explorer, {folder.name}, episode {episode['episode']:,}")
-        k = episode["episode"]
-        content = episode | {"frames": write_sheets(folder, k, out, f"e{k}")}
-        write_json_script(out / f"e{k}.js", SCRIPT_FUNCTION, f"{key}/e{k}", content)
+        number = episode["episode"]
+        on_progress(f"explorer, {folder.name}, episode {number:,}")
+        content = episode | {"frames": write_sheets(folder, number, out, f"e{number}")}
+        write_json_script(out / f"e{number}.js", SCRIPT_FUNCTION, f"{key}/e{number}", content)
     return {"episodes": rows}
 
 
@@ -120,11 +120,11 @@ def _read_config_or_empty(record: RunRecord) -> Mapping[str, Any]:
     try:
         return read_config(record.folder, [])
     except RunFolderError:
-        return {}  # the run has not started
+        return {}  # e.g. because the run has not started
 
 
 def _find_option(record: RunRecord, config: Mapping[str, Any], part: str) -> str:
-    """Return the option of a part: its override, or the name of its class."""
+    """Return the option that was chosen for a part by an override; without an override, the class name of the part."""
     if part in record.overrides:
         return str(record.overrides[part])
     section = config.get(part)

@@ -1,4 +1,4 @@
-"""Tables of the societies and the teachers of a task, with means over the runs of each group."""
+"""Tables of welfare, behavior and teachers in the runs of a task, with means over the runs of each group."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from llmrl.statistics.estimators import average_by_unit, standard_error
 NamedRuns = Sequence[tuple[str, Sequence[RunRecord]]]
 """Name of each group of a task, and its finished runs."""
 Estimate = tuple[float, float]
-"""A mean and its standard error; NaN if they are unknown."""
+"""A mean and its standard error; NaN for an unknown number."""
 UNKNOWN_ESTIMATE: Estimate = (float("nan"), float("nan"))
 
 
 def read_metric_rows(folder: Path, kind: RowKind | None = None) -> list[dict[str, Any]]:
-    """Return a run's rows of metrics, of one `kind` or all; empty if the file is missing or damaged.
+    """Return the rows of a run's `metrics.jsonl`, of one `kind` or of all kinds.
 
-    The tables of scores report damaged files.
+    The list is empty if the file is missing or damaged; tables of scores report damaged files.
     """
     path = folder / FILE_NAME
     try:
@@ -39,7 +39,7 @@ def read_metric_rows(folder: Path, kind: RowKind | None = None) -> list[dict[str
 
 
 def metrics_contain(folder: Path, text: str) -> bool:
-    """Return whether a run's file of metrics contains a text."""
+    """Return whether a run's `metrics.jsonl` contains a text; false if the file cannot be read."""
     try:
         return text.encode() in read_bytes(folder / FILE_NAME)
     except OSError:
@@ -47,12 +47,12 @@ def metrics_contain(folder: Path, text: str) -> bool:
 
 
 def mean_over_runs(values: Sequence[float], runs: Sequence[RunRecord]) -> Estimate:
-    """Return the mean of `values` [n_runs] over top-level units with its standard error; NaN without finite values."""
-    finite = [(value, run) for value, run in zip(values, runs, strict=True) if np.isfinite(value)]
-    if not finite:
+    """Return the mean of the finite `values` [n_runs] over top-level units with its standard error; NaN without any."""
+    finite_pairs = [(value, run) for value, run in zip(values, runs, strict=True) if np.isfinite(value)]
+    if not finite_pairs:
         return UNKNOWN_ESTIMATE
-    scores = np.array([value for value, _ in finite])
-    units = find_replication_units([run for _, run in finite])
+    scores = np.array([value for value, _ in finite_pairs])
+    units = find_replication_units([run for _, run in finite_pairs])
     return float(average_by_unit(scores, units).mean()), float(standard_error(scores, units))
 
 
@@ -72,9 +72,9 @@ def format_mean(estimate: Estimate, fmt: NumberFormat) -> str:
 
 
 TAIL_FRACTION = 0.2
-"""Share of a run's logged rows, from the end, that are averaged."""
+"""Share of a run's logged rows, counted from the last one, that is averaged."""
 MAX_MEASURES_SHOWN = 8
-"""Maximum number of behavior metrics in the table; its file has all."""
+"""Maximum number of behavior metrics in the printed table; its file contains all of them."""
 
 _OBJECTIVES = {"principal/objective": "objective", "evaluation/objective": "objective"}
 _WELFARE = {
@@ -82,24 +82,27 @@ _WELFARE = {
     "welfare/equality": "equality",
     "welfare/spending": "paid out",
 }
-"""Welfare measures in addition to the objective; sum and Gini coefficient follow from mean and equality."""
+"""Column titles of welfare measures. Sum and Gini coefficient are omitted: they follow from mean and equality."""
 _METRIC_PREFIXES: tuple[tuple[RowKind, str], ...] = (("proposal", "validation/"), ("evaluation", "evaluation/"))
-_SHOWN_ELSEWHERE = frozenset({"return", "base_return", "length", "success", "objective"})
-"""Metrics that other tables have."""
+_OTHER_TABLES_METRICS = frozenset({"return", "base_return", "length", "success", "objective"})
 _PREFERRED = ("apples_eaten", "cells_cleaned", "cleaning_shots", "zaps", "dirt", "apples_live", "apples_per_shot")
 _DETAIL_WORDS = ("quarter",)
+"""Words in the names of metrics that describe a part of an episode."""
 
 
 def select_informative_metrics(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """Return the names of the behavior metrics that deserve a column, preferred ones first.
+    """Select the behavior metrics that get a column of the table, preferred metrics first.
 
-    Details of other metrics, constant zeros and repeated columns are left out.
+    Metrics of a part of an episode (`_DETAIL_WORDS`), constant zeros and copies of other columns are omitted.
+
+    Args:
+        rows: metrics of each group by name.
 
     >>> select_informative_metrics([{"return": 1.0, "dirt": 3.0, "apples_eaten": 2.0, "paid_apples": 2.0}])
     ['apples_eaten', 'dirt']
     """
     metrics = dict.fromkeys(name for row in rows for name in row)
-    names = [name for name in metrics if name not in _SHOWN_ELSEWHERE and not any(x in name for x in _DETAIL_WORDS)]
+    names = [x for x in metrics if x not in _OTHER_TABLES_METRICS and not any(word in x for word in _DETAIL_WORDS)]
     ordered = [name for name in _PREFERRED if name in names] + [name for name in names if name not in _PREFERRED]
     selected: list[str] = []
     seen_values: set[tuple[float, ...]] = set()
@@ -115,29 +118,29 @@ def select_informative_metrics(rows: Sequence[Mapping[str, float]]) -> list[str]
 def build_society_table(groups: NamedRuns) -> ReportTable | None:
     """Return a table with the objective, welfare and behavior metrics of each group, means over its runs.
 
-    The result is None if no group has several agents, or nothing was measured.
+    None if no run has several agents and a row of welfare metrics.
     """
-    measures = {name: [_average_tail(run) for run in runs] for name, runs in groups}
-    if not any(_has_several_agents(row) for rows in measures.values() for row in rows):
+    tail_means = {name: [_average_tail(run) for run in runs] for name, runs in groups}
+    if not any(_has_several_agents(row) for rows in tail_means.values() for row in rows):
         return None
-    runs_by_name = {name: list(runs) for name, runs in groups if any(measures[name])}
-    metrics = dict.fromkeys(key for rows in measures.values() for row in rows for key in row)
+    runs_by_name = {name: list(runs) for name, runs in groups if any(tail_means[name])}
+    metrics = dict.fromkeys(key for rows in tail_means.values() for row in rows for key in row)
     means: dict[str, dict[str, Estimate]] = {
         key: {
-            name: mean_over_runs([row.get(key, np.nan) for row in measures[name]], runs)
+            name: mean_over_runs([row.get(key, np.nan) for row in tail_means[name]], runs)
             for name, runs in runs_by_name.items()
         }
         for key in metrics
     }
-    objective = [key for key in _OBJECTIVES if key in means][:1]
-    if objective:  # best group first
-        runs_by_name = dict(sorted(runs_by_name.items(), key=lambda item: -means[objective[0]][item[0]][0]))
+    objective_keys = [key for key in _OBJECTIVES if key in means][:1]
+    if objective_keys:  # best group first
+        runs_by_name = dict(sorted(runs_by_name.items(), key=lambda item: -means[objective_keys[0]][item[0]][0]))
     welfare = [key for key in _WELFARE if key in means]
     behavior_keys = [key for key in means if key.partition("/")[0] in ("validation", "evaluation")]
     behavior_rows = [{key.partition("/")[2]: means[key][name][0] for key in behavior_keys} for name in runs_by_name]
     key_by_name = {key.partition("/")[2]: key for key in behavior_keys}
     behavior = [key_by_name[name] for name in select_informative_metrics(behavior_rows)][:MAX_MEASURES_SHOWN]
-    columns = [*objective, *welfare, *behavior]
+    columns = [*objective_keys, *welfare, *behavior]
     if not welfare and not behavior:
         return None
     formats = {key: choose_number_format(list(means[key].values())) for key in columns}
@@ -145,7 +148,8 @@ def build_society_table(groups: NamedRuns) -> ReportTable | None:
     titles = [_OBJECTIVES.get(key) or _WELFARE.get(key) or key.partition("/")[2].replace("_", " ") for key in columns]
     header = ["group", "runs", *(cell for key in metrics for cell in (key, f"{key}_standard_error"))]
     data: list[list[object]] = [
-        [name, len(runs), *(x for key in metrics for x in means[key][name])] for name, runs in runs_by_name.items()
+        [name, len(runs), *(number for key in metrics for number in means[key][name])]
+        for name, runs in runs_by_name.items()
     ]
     return ReportTable(
         "society",
@@ -161,31 +165,31 @@ def build_society_table(groups: NamedRuns) -> ReportTable | None:
 
 
 def _average_tail(run: RunRecord) -> dict[str, float]:
-    """Return the mean of the last measurements of a run, by metric; empty if it has no welfare metrics."""
+    """Return the mean of each metric over the last `TAIL_FRACTION` of a run's rows; empty without welfare metrics."""
     for kind, prefix in _METRIC_PREFIXES:
         rows = read_metric_rows(run.folder, kind)
-        last = rows[-max(1, round(TAIL_FRACTION * len(rows))) :] if rows else []
-        prefixes = (prefix, "welfare/")
-        names = dict.fromkeys(n for row in last for n in row if n.startswith(prefixes) or n in _OBJECTIVES)
+        last_rows = rows[-max(1, round(TAIL_FRACTION * len(rows))) :] if rows else []
+        keys = dict.fromkeys(key for row in last_rows for key in row)
+        names = [key for key in keys if key.startswith((prefix, "welfare/")) or key in _OBJECTIVES]
         if any(name.startswith("welfare/") for name in names):
             return {
                 name: float(np.mean(values))
                 for name in names
-                if (values := [row[name] for row in last if np.isfinite(row.get(name, np.nan))])
+                if (values := [row[name] for row in last_rows if np.isfinite(row.get(name, np.nan))])
             }
     return {}
 
 
 def _has_several_agents(row: Mapping[str, float]) -> bool:
-    """Return whether a row is of several agents, whose sum then differs from their mean."""
+    """Return whether the returns of a row are those of several agents, so that their sum differs from their mean."""
     total, mean = row.get("welfare/sum", 0.0), row.get("welfare/mean", 0.0)
     return abs(total - mean) > 1e-9
 
 
 PLANS_NAME = "plans.json"
-"""File of a run whose teacher is a language model: its plans by sentence, with their shares."""
-MAX_SENTENCES = 12
-_MAX_PLANS = 3
+"""File of a run whose teacher is a language model: share of each plan, by the sentence that describes the state."""
+MAX_SENTENCES, _MAX_PLANS = 12, 3
+"""Maximum numbers in the printed table of plans: sentences of each group, and plans of each sentence."""
 _TEACHER_METRICS = {
     "teacher/states": "states",
     "teacher/requested_states": "states asked about",
@@ -194,21 +198,22 @@ _TEACHER_METRICS = {
     "teacher/fallbacks": "fallbacks",
     "teacher/agreement": "agreement of the student",
 }
-_IN_PERCENT = ("llm/invalid_share", "teacher/agreement")
+_PERCENT_KEYS = ("llm/invalid_share", "teacher/agreement")
 
 
 def build_teacher_table(groups: NamedRuns) -> ReportTable | None:
-    """Return a table with the requests to each group's teacher and the agreement of its student.
+    """Return a table with the requests to each group's teacher and the agreement of its student; None without teachers.
 
-    The result is None without teachers.
+    Groups without a teacher have no row.
     """
     estimates_by_group: dict[str, dict[str, Estimate]] = {}
-    counts = {name: len(runs) for name, runs in groups}
+    run_counts = {name: len(runs) for name, runs in groups}
     for name, runs in groups:
-        last = [_last_teacher_metrics(run) for run in runs]
-        if any(last):
+        last_metrics = [_read_last_teacher_metrics(run) for run in runs]
+        if any(last_metrics):
             estimates_by_group[name] = {
-                key: mean_over_runs([row.get(key, np.nan) for row in last], runs) for key in _TEACHER_METRICS
+                key: mean_over_runs([metrics.get(key, np.nan) for metrics in last_metrics], runs)
+                for key in _TEACHER_METRICS
             }
     keys = [
         key
@@ -218,12 +223,12 @@ def build_teacher_table(groups: NamedRuns) -> ReportTable | None:
     if not estimates_by_group:
         return None
     rows = [
-        [name, str(counts[name]), *(_teacher_cell(key, estimates[key]) for key in keys)]
+        [name, str(run_counts[name]), *(_format_teacher_cell(key, estimates[key]) for key in keys)]
         for name, estimates in estimates_by_group.items()
     ]
     header: list[object] = ["group", "runs", *(cell for key in keys for cell in (key, f"{key}_standard_error"))]
     data: list[list[object]] = [
-        [name, counts[name], *(x for key in keys for x in estimates[key])]
+        [name, run_counts[name], *(number for key in keys for number in estimates[key])]
         for name, estimates in estimates_by_group.items()
     ]
     notes = ["Means over runs, ± standard error, at the end of training."]
@@ -244,22 +249,21 @@ def build_teacher_table(groups: NamedRuns) -> ReportTable | None:
 
 
 def build_plans_table(groups: NamedRuns) -> ReportTable | None:
-    """Return a table of the plans of language models by the student's situation, shares averaged over runs.
+    """Return a table of the teacher's plans for each sentence about the student's state; None if no run has plans.
 
-    The result is None if no run has plans.
+    A run's share of a plan is averaged over runs.
     """
     data: list[list[object]] = [["group", "sentence", "plan", "share", "runs"]]
     rows = []
     for name, runs in groups:
-        plans, run_counts = _mean_plan_shares(runs)
-        for sentence_index, (sentence, shared) in enumerate(plans.items()):
-            ordered = sorted(shared.items(), key=lambda item: (-item[1], item[0]))
-            data += [[name, sentence, plan, share, run_counts[sentence]] for plan, share in ordered]
+        shares_by_sentence, run_counts = _mean_plan_shares(runs)
+        for sentence_index, (sentence, shares) in enumerate(shares_by_sentence.items()):
+            sorted_plans = sorted(shares.items(), key=lambda item: (-item[1], item[0]))
+            data += [[name, sentence, plan, share, run_counts[sentence]] for plan, share in sorted_plans]
             if sentence_index < MAX_SENTENCES:
-                plan_texts = [
-                    f"{plan} ({share:.0%})" if share < 0.995 else plan for plan, share in ordered[:_MAX_PLANS]
-                ]
-                n_omitted = len(ordered) - _MAX_PLANS
+                shown_plans = sorted_plans[:_MAX_PLANS]
+                plan_texts = [f"{plan} ({share:.0%})" if share < 0.995 else plan for plan, share in shown_plans]
+                n_omitted = len(sorted_plans) - _MAX_PLANS
                 rows.append([name, sentence, "; ".join(plan_texts) + (f"; {n_omitted} more" if n_omitted > 0 else "")])
     if not rows:
         return None
@@ -272,27 +276,24 @@ def build_plans_table(groups: NamedRuns) -> ReportTable | None:
     )
 
 
-def _last_teacher_metrics(run: RunRecord) -> dict[str, float]:
-    """Return the newest value of each of a teacher's metrics; agreement was last logged while the teacher taught."""
-    newest: dict[str, float] = {}
+def _read_last_teacher_metrics(run: RunRecord) -> dict[str, float]:
+    """Return the last logged value of each of a teacher's metrics, which need not be in the same row."""
+    last_values: dict[str, float] = {}
     if not metrics_contain(run.folder, '"teacher/'):  # most runs have no teacher, and parsing takes much longer
-        return newest
+        return last_values
     for row in read_metric_rows(run.folder):
-        newest |= {key: row[key] for key in _TEACHER_METRICS if key in row}
-    return newest if any(key.startswith("teacher/") for key in newest) else {}
+        last_values |= {key: row[key] for key in _TEACHER_METRICS if key in row}
+    return last_values if any(key.startswith("teacher/") for key in last_values) else {}
 
 
 def _mean_plan_shares(runs: Sequence[RunRecord]) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
-    """Return plans by sentence, and the number of runs with each sentence.
-
-    The share of a plan is the mean over the runs that have the sentence.
-    """
+    """Return the share of each plan by sentence, averaged over the runs with that sentence, and their number."""
     sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     run_counts: dict[str, int] = defaultdict(int)
     for run in runs:
-        for sentence, shared in _read_plans(run).items():
+        for sentence, shares in _read_plans(run).items():
             run_counts[sentence] += 1
-            for plan, share in shared.items():
+            for plan, share in shares.items():
                 sums[sentence][plan] += share
     sentences = sorted(sums, key=lambda sentence: (-run_counts[sentence], sentence))
     return {s: {plan: total / run_counts[s] for plan, total in sums[s].items()} for s in sentences}, run_counts
@@ -301,14 +302,14 @@ def _mean_plan_shares(runs: Sequence[RunRecord]) -> tuple[dict[str, dict[str, fl
 def _read_plans(run: RunRecord) -> Mapping[str, Mapping[str, float]]:
     try:
         plans = read_json_object(run.folder / PLANS_NAME).get("plans", {})
-        return {str(s): {str(plan): float(p) for plan, p in shares.items()} for s, shares in plans.items()}
+        return {str(s): {str(plan): float(share) for plan, share in shares.items()} for s, shares in plans.items()}
     except (FileNotFoundError, ValueError, AttributeError, TypeError):
         return {}
 
 
-def _teacher_cell(key: str, estimate: Estimate) -> str:
+def _format_teacher_cell(key: str, estimate: Estimate) -> str:
     value, error = estimate
     if not np.isfinite(value):
         return EMPTY_CELL
-    scale, fmt, unit = (100, ".1f", " %") if key in _IN_PERCENT else (1, ",.0f", "")
+    scale, fmt, unit = (100, ".1f", " %") if key in _PERCENT_KEYS else (1, ",.0f", "")
     return f"{scale * value:{fmt}}" + (f" ± {scale * error:{fmt}}" if np.isfinite(error) else "") + unit

@@ -1,4 +1,4 @@
-"""Proposals of the principals or searches of a task over time, and the best of each group."""
+"""Proposals of the principals or policy searches of a task, and the best recommendation or proposal of each group."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from llmrl.results.table_format import EMPTY_CELL, NumberFormat, ReportTable
 from llmrl.run.proposals import MeasuredProposal, read_measured_proposals
 
 MAX_PARAMETERS = 6
-"""Maximum number of parameters that are shown; single parameters of a large policy are not informative."""
+"""Maximum number of parameters of a proposal for which they are shown; policies have many uninformative parameters."""
 MAX_RESPONSES = 4
-"""Maximum number of behavior metrics in the table of the best."""
+"""Maximum number of behavior metrics in the table of best recommendations or proposals."""
 _PROPOSAL, _VALIDATION = "principal/", "validation/"
 
 
@@ -46,24 +46,24 @@ class GroupProposals:
 
     @property
     def numbered_proposals(self) -> Iterator[tuple[int, MeasuredProposal]]:
-        """Each proposal of each run, with its number in its run, from 1."""
+        """Each proposal of each run, with its number within the run, from 1."""
         for run_proposals in self.proposals:
             yield from enumerate(run_proposals, start=1)
 
 
 @dataclass(frozen=True)
 class BestProposal:
-    """The highest recommendation of a group's runs; without recommendations, the proposal with the highest objective.
+    """The recommendation (without recommendations, the proposal) with the highest objective among a group's runs.
 
     Attributes:
-        run: run that made it.
-        parameters: its values by parameter name.
-        objective: its objective.
+        run: run of the recommendation or proposal.
+        parameters: values of the vector by parameter name.
+        objective: measured objective.
         standard_error: standard error of the objective; NaN if it is unknown.
         measurements: number of evaluations of the recommendation, or of measurements of the proposal.
-        context: its context; empty without contexts.
-        response: behavior metrics of the agents under it, by name; empty if they are unknown.
-        is_recommendation: whether it is a recommendation.
+        context: context of the vector; empty without contexts.
+        response: behavior metrics of the agents under the vector, by name; empty if they are unknown.
+        is_recommendation: whether the vector is a recommendation.
     """
 
     run: RunRecord
@@ -86,7 +86,7 @@ def read_group_proposals(groups: NamedRuns) -> tuple[GroupProposals, ...]:
 
 
 def shared_parameters(groups: Sequence[GroupProposals]) -> list[str]:
-    """Return the names of the parameters that all proposals have; empty if these are too many to show."""
+    """Return the parameter names of the proposals; empty if proposals have different names, or > `MAX_PARAMETERS`."""
     names = [
         tuple(proposal.parameters)
         for group in groups
@@ -104,21 +104,21 @@ def build_best_table(groups: Sequence[GroupProposals]) -> ReportTable:
     bests = [best for group_bests in best_by_group.values() for best in group_bests]
     has_recommendations = all(best.is_recommendation for best in bests)
     responses = select_informative_metrics([best.response for best in bests])[:MAX_RESPONSES]
-    contexts = any(best.context for best in bests)
+    has_contexts = any(best.context for best in bests)
     fmt = choose_number_format([(best.objective, best.standard_error) for best in bests])
     means = {group.name: _average_over_runs(group, has_recommendations) for group in groups}
-    columns = ["group", "run", *(["context"] if contexts else []), *names, "objective"]
+    columns = ["group", "run", *(["context"] if has_contexts else []), *names, "objective"]
     columns += ["evaluations", "mean of the runs"] if has_recommendations else ["rounds", "highest of a run, mean"]
     columns += [*(name.replace("_", " ") for name in responses)]
     rows, data = [], []
     formats = {
         name: NumberFormat(np.array([x.response[name] for x in bests if name in x.response])) for name in responses
     }
-    ordered = [
+    sorted_pairs = [
         (group, best) for group in sorted(groups, key=lambda x: -means[x.name][0]) for best in best_by_group[group.name]
     ]
-    for group, best in ordered:
-        cells = [group.name, best.run.run_reference, *([best.context] if contexts else [])]
+    for group, best in sorted_pairs:
+        cells = [group.name, best.run.run_reference, *([best.context] if has_contexts else [])]
         cells += [f"{best.parameters[name]:.3g}" for name in names]
         cells += [format_mean((best.objective, best.standard_error), fmt), str(best.measurements)]
         cells += [format_mean(means[group.name], fmt)]
@@ -131,11 +131,14 @@ def build_best_table(groups: Sequence[GroupProposals]) -> ReportTable:
         )
     header: list[object] = ["group", "run", "context", *names, "objective", "standard_error"]
     header += ["evaluations" if has_recommendations else "rounds"]
-    mean = "mean_of_runs" if has_recommendations else "highest_of_a_run"
-    header += [mean, f"{mean}_standard_error", *responses]
+    mean_key = "mean_of_runs" if has_recommendations else "highest_of_a_run"
+    header += [mean_key, f"{mean_key}_standard_error", *responses]
     if has_recommendations:
-        selected = f"the highest recommendation{' in a context' if contexts else ''}"
-        notes = [f"A row is the run of a group with {selected}; groups are sorted by their mean."]
+        context_text = " in a context" if has_contexts else ""
+        notes = [
+            f"A row is the run of a group with the highest recommendation{context_text}; groups are sorted by their "
+            "mean."
+        ]
     else:
         notes = [
             "The highest of many noisy measurements is biased upward, and less so with more rounds of measurement."
@@ -148,7 +151,7 @@ def build_best_table(groups: Sequence[GroupProposals]) -> ReportTable:
         [header, *data],
         columns,
         rows,
-        2 + contexts,
+        2 + has_contexts,
         notes=notes,
     )
 
@@ -161,13 +164,13 @@ def _read_proposals(run: RunRecord) -> Sequence[MeasuredProposal]:
 
 
 def compute_mean_score(group: GroupProposals) -> float:
-    """Return the mean recommendation of a group's runs; without recommendations, their highest objective."""
+    """Return the mean objective of the recommendations of a group's runs; without any, the highest of a proposal."""
     scores = read_principal_scores(group.runs, RECOMMENDATION)
     return max(x.objective for _, x in group.numbered_proposals) if scores is None else float(scores.mean())
 
 
 def _average_over_runs(group: GroupProposals, use_recommendations: bool) -> Estimate:
-    """Return the mean over runs of the recommendation, or of the highest objective of a proposal."""
+    """Return the mean over runs of the recommendation's objective, or of the highest objective of a run's proposals."""
     values = read_principal_scores(group.runs, RECOMMENDATION) if use_recommendations else None
     if values is None:
         values = np.array([max(proposal.objective for proposal in run_proposals) for run_proposals in group.proposals])
@@ -175,7 +178,7 @@ def _average_over_runs(group: GroupProposals, use_recommendations: bool) -> Esti
 
 
 def _find_best_per_context(group: GroupProposals) -> list[BestProposal]:
-    """Return the best recommendation or proposal of each context."""
+    """Return the best recommendation or proposal in each context, sorted by context."""
     best_by_context: dict[str, BestProposal] = {}
     for run, run_proposals in zip(group.runs, group.proposals, strict=True):
         for best in _read_recommendations(run) or [_find_highest(run, run_proposals)]:
@@ -215,7 +218,10 @@ def _find_highest(run: RunRecord, proposals: Sequence[MeasuredProposal]) -> Best
 
 
 def _read_response(best: BestProposal, proposals: Sequence[MeasuredProposal]) -> dict[str, float]:
-    """Return the behavior metrics logged with a recommendation; empty if steps of its run had several proposals."""
+    """Return the behavior metrics of the last proposal that equals a recommendation; empty if there is none.
+
+    Metrics of a step are means over its proposals, so they are also empty if a step of the run had several proposals.
+    """
     if len({proposal.step for proposal in proposals}) < len(proposals):
         return {}
     response = {}

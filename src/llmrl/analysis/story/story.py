@@ -1,4 +1,4 @@
-"""Story of a task: proposals, tables of societies and teachers, and exchanges with language models."""
+"""The `Story` of a task: its proposals, tables of societies and teachers, and exchanges with language models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llmrl.results.table_format import ReportTable
 log = logging.getLogger(__name__)
 
 MAX_CHARACTERS = 900
-"""Maximum number of characters of a text: the end of a prompt, the beginning of a reply."""
+"""Maximum number of characters of a prompt or reply; longer texts are truncated."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Exchange:
 
     Attributes:
         name: name of the group.
-        source: decision of a player, or call of a principal, as text.
-        prompt: end of the prompt.
-        reply: beginning of the reply.
-        action: action of a player; empty for a principal.
+        source: text with the episode and step of a player's decision, or the number of a principal's call.
+        prompt: prompt, truncated at its start.
+        reply: reply, truncated at its end.
+        action: chosen action; empty for a principal.
         reward: reward of the step; 0 for a principal.
     """
 
@@ -45,19 +45,19 @@ class Exchange:
 
 
 def _find_player_call(name: str, run: RunRecord) -> Exchange | None:
-    """Return the first decision with a valid reply of a language model in a run's first recorded episode."""
+    """Return the exchange of the first decision with a valid reply in a run's first recorded episode."""
     try:
         for episode in islice(read_episodes(run.folder), 1):
-            for number, player in ((n, player) for n, step in enumerate(episode["steps"]) for player in step):
-                if player.get("calls") and player.get("valid") is not False and "reply" in player:
-                    texts, messages = episode["texts"], player["calls"][-1]["messages"]
+            for step, record in ((i, record) for i, records in enumerate(episode["steps"]) for record in records):
+                if record.get("calls") and record.get("valid") is not False and "reply" in record:
+                    texts, messages = episode["texts"], record["calls"][-1]["messages"]
                     return Exchange(
                         name,
-                        f"episode {int(episode['episode'])}, step {number}",
-                        truncate_start("\n".join(texts[text] for role, text in messages if role != "assistant")),
-                        truncate_end(texts[player["reply"]]),
-                        str(player.get("action", "")),
-                        float(player.get("reward", 0.0) or 0.0),
+                        f"episode {int(episode['episode'])}, step {step}",
+                        truncate_start("\n".join(texts[index] for role, index in messages if role != "assistant")),
+                        truncate_end(texts[record["reply"]]),
+                        str(record.get("action", "")),
+                        float(record.get("reward", 0.0) or 0.0),
                     )
     except (RunFolderError, ValueError, KeyError, TypeError) as error:
         log.warning("%s: its episodes cannot be read (%r)", run.folder, error)
@@ -65,26 +65,28 @@ def _find_player_call(name: str, run: RunRecord) -> Exchange | None:
 
 
 def _find_principal_call(name: str, run: RunRecord) -> Exchange | None:
-    """Return the last call of a run's principal with a valid reply."""
-    path, last = run.folder / FILE_NAME, None
+    """Return the exchange of the last call of a run's principal with a valid reply."""
+    path, last_exchange = run.folder / FILE_NAME, None
     for number, call in enumerate(read_calls(path), start=1) if path.exists() else ():
         if call.get("purpose") == "principal" and call.get("valid") is not False and call.get("reply"):
-            prompt = "\n".join(m["content"] for m in call.get("messages", ()) if isinstance(m["content"], str))
-            last = Exchange(name, f"principal, call {number}", prompt, str(call["reply"]))
-    return last and replace(last, prompt=truncate_start(last.prompt), reply=truncate_end(last.reply))
+            contents = [message["content"] for message in call.get("messages", ())]
+            prompt = "\n".join(content for content in contents if isinstance(content, str))
+            last_exchange = Exchange(name, f"principal, call {number}", prompt, str(call["reply"]))
+    if last_exchange is None:
+        return None
+    prompt, reply = truncate_start(last_exchange.prompt), truncate_end(last_exchange.reply)
+    return replace(last_exchange, prompt=prompt, reply=reply)
 
 
 def truncate_end(text: str) -> str:
-    """Return the first words of a text, at most `MAX_CHARACTERS` characters, with the length of a longer text."""
-    return (
-        text
-        if len(text) <= MAX_CHARACTERS
-        else f"{text[:MAX_CHARACTERS].rsplit(' ', 1)[0]}\n[{len(text):,} characters in total]"
-    )
+    """Return a text; if it is longer than `MAX_CHARACTERS`, its first words and a note with its length."""
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    return f"{text[:MAX_CHARACTERS].rsplit(' ', 1)[0]}\n[{len(text):,} characters in total]"
 
 
 def truncate_start(text: str) -> str:
-    """Return the last paragraphs of a text, at most `MAX_CHARACTERS` characters, with the number of others."""
+    """Return a text; if it is longer than `MAX_CHARACTERS`, its last lines and a note with the omitted length."""
     text = re.sub(r"\n{3,}", "\n\n", text.strip())
     if len(text) <= MAX_CHARACTERS:
         return text
@@ -100,8 +102,7 @@ class Story:
     Attributes:
         proposals: proposals of each group.
         tables: tables in the order in which they are shown.
-        exchanges: a prompt to a language model with its reply, of each group whose players (with recorded steps) or
-            principal asked one.
+        exchanges: an example of each group whose principal, or players in recorded episodes, use a language model.
     """
 
     proposals: tuple[GroupProposals, ...] = ()
@@ -136,7 +137,7 @@ def build_story(task: ReportTask, finished: FinishedGroups) -> Story:
 
 
 def _shorten_names(task: ReportTask) -> dict[str, str]:
-    """Return a short name of each group by its label: only the value if one key is compared, such as `ucb`."""
+    """Return a short name of each group by label: the value, such as `ucb`, if groups differ in only one key."""
     keys = {part.partition("=")[0] for group in task.groups for part in group.label.split(", ")} - {"llm"}
     if len(keys) == 1 and all("=" in group.label for group in task.groups):
         return shorten_group_names(task)

@@ -1,6 +1,6 @@
-// Elements, text of numbers, and content that is loaded by script tags, because pages opened from a disk may not fetch.
+// Creation of elements, number formats, and loading of data by script tags: pages from file:// URLs cannot use fetch.
 
-/** Makes an element. Strings become text and never markup: they come from models and files. */
+/** Creates an element. Strings become text, never markup, because models and files may contain any text. */
 function h(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -15,30 +15,30 @@ function h(tag, properties = {}, ...children) {
   return element;
 }
 
-const waiting = new Map();
+const pendingLoads = new Map();
 const loaded = new Map();
 
 globalThis.llmrlTake = (key, content) => {
   loaded.set(key, content);
-  waiting.get(key)?.resolve(content);
+  pendingLoads.get(key)?.resolve(content);
 };
 
-/** Returns the content of data/<file>.js, which calls llmrlTake with this key. */
+/** Returns a promise of the content of data/<file>.js, which calls llmrlTake(key, content). */
 function load(key, file) {
   if (loaded.has(key)) return Promise.resolve(loaded.get(key));
-  if (!waiting.has(key)) {
+  if (!pendingLoads.has(key)) {
     const promise = Promise.withResolvers ? Promise.withResolvers() : withResolvers();
-    waiting.set(key, promise);
+    pendingLoads.set(key, promise);
     const script = document.createElement("script");
     script.src = `data/${file}.js`;
     script.onerror = () => {
-      waiting.delete(key);
+      pendingLoads.delete(key);
       promise.reject(new Error(`data/${file}.js is missing: run llmrl-report --explore again`));
     };
     script.onload = () => script.remove();
     document.head.append(script);
   }
-  return waiting.get(key).promise;
+  return pendingLoads.get(key).promise;
 }
 
 function withResolvers() {
@@ -47,7 +47,7 @@ function withResolvers() {
   return resolvers;
 }
 
-/** Maximum number of episodes and conversations in memory, which may be large; the oldest are dropped. */
+/** Maximum number of files with episodes or conversations in memory; those that were used least recently are dropped. */
 const MAX_PARTS = 12;
 async function loadPart(run, part) {
   const key = `${run}/${part}`;
@@ -55,9 +55,9 @@ async function loadPart(run, part) {
   loaded.delete(key);
   loaded.set(key, content);
   const parts = [...loaded.keys()].filter((loadedKey) => loadedKey.includes("/"));
-  for (const old of parts.slice(0, Math.max(0, parts.length - MAX_PARTS))) {
-    loaded.delete(old);
-    waiting.delete(old);
+  for (const oldKey of parts.slice(0, Math.max(0, parts.length - MAX_PARTS))) {
+    loaded.delete(oldKey);
+    pendingLoads.delete(oldKey);
   }
   return content;
 }
@@ -71,8 +71,8 @@ function number(x, digits = 4) {
 }
 
 /**
- * Returns short labels of runs by key: the parts in which their labels differ, and always the last part. Words that all
- * share are left out, and hashes, too, if the labels still differ without them.
+ * Returns short labels of runs by key: the parts between slashes in which labels differ, and the last part. Words that
+ * occur in all labels are omitted, and hashes, too, if the labels still differ without them.
  */
 function shortLabels(runs, label = (run) => run.label) {
   const parts = runs.map((run) => label(run).split("/"));
@@ -100,18 +100,18 @@ function badge(text, kind = "") {
 
 const STATES = { finished: "good", running: "busy", queued: "busy", failed: "bad", lost: "bad", unreadable: "bad" };
 
-/** The part after #, as a path and parameters: #/episode/r0/3?step=4. */
+/** Returns the path and the parameters in the fragment of the URL, e.g. #/episode/r0/3?step=4. */
 function place() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
   return { path: path.split("/").filter(Boolean), query: new URLSearchParams(query) };
 }
 
 function link(path, query = {}) {
-  const words = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== "" && value !== null));
-  return `#/${path}${[...words].length ? `?${words}` : ""}`;
+  const parameters = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== "" && value !== null));
+  return `#/${path}${[...parameters].length ? `?${parameters}` : ""}`;
 }
 
-/** Changes the address without leaving the page. */
+/** Stores the present view in the URL without a navigation. */
 function remember(path, query) {
   history.replaceState(null, "", link(path, query));
 }

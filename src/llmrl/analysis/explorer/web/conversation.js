@@ -1,10 +1,10 @@
-// Prompts, thoughts and replies of a model, and the result of parsing them.
+// Requests to a model, its thoughts and replies, and the results of parsing the replies.
 
 function block(title, text, kind = "") {
   return h("section", { class: `block ${kind}` }, h("h4", {}, title), h("pre", {}, text));
 }
 
-/** Messages that are folded until the user opens them, because they may be many and long. */
+/** Returns collapsed messages; their texts, which may be long, are added when the user expands them. */
 function folded(title, messages, texts) {
   const details = h("details", { class: "folded" }, h("summary", {}, title));
   details.addEventListener("toggle", () => {
@@ -25,8 +25,9 @@ function verdict(call) {
   return badge("not parsed", "");
 }
 
-function callParts(call, before, texts) {
-  const messages = call.messages.slice(before);
+/** Returns the elements of a call without its first nEarlier messages. */
+function callParts(call, nEarlier, texts) {
+  const messages = call.messages.slice(nEarlier);
   const system = messages.filter(([role]) => role === "system");
   const others = messages.filter(([role]) => role !== "system");
   const parts = [];
@@ -35,28 +36,29 @@ function callParts(call, before, texts) {
   if (others.length) parts.push(block("Prompt", texts[others.at(-1)[1]] ?? "", "prompt"));
   if (call.thought) parts.push(block("Thought", call.thought, "thought"));
   if (call.reply !== null && call.reply !== undefined) parts.push(block("Reply", call.reply, "reply"));
-  parts.push(h("p", { class: "verdict" }, verdict(call), h("span", { class: "faint" }, paid(call))));
+  parts.push(h("p", { class: "verdict" }, verdict(call), h("span", { class: "faint" }, usage(call))));
   if (call.valid) parts.push(block("Parsed as", asJson(call.understood), "understood"));
   return parts;
 }
 
-function paid(call) {
+/** Returns a text with the model, tokens, cost and stop reason of a call. */
+function usage(call) {
   const [promptTokens, replyTokens] = call.tokens;
-  const words = [call.model];
-  if (promptTokens !== null || replyTokens !== null) words.push(`${number(promptTokens)} + ${number(replyTokens)} tokens`);
-  if (call.cached) words.push("from the cache");
-  else if (call.cost) words.push(`$${number(call.cost, 3)}`);
-  if (call.finish && call.finish !== "stop") words.push(`ended by ${call.finish}`);
-  return words.filter(Boolean).join(" · ");
+  const texts = [call.model];
+  if (promptTokens !== null || replyTokens !== null) texts.push(`${number(promptTokens)} + ${number(replyTokens)} tokens`);
+  if (call.cached) texts.push("from the cache");
+  else if (call.cost) texts.push(`$${number(call.cost, 3)}`);
+  if (call.finish && call.finish !== "stop") texts.push(`ended by ${call.finish}`);
+  return texts.filter(Boolean).join(" · ");
 }
 
-/** <x-conversation>: show(calls, texts); a repair shows only the messages after those of the call before it. */
+/** <x-conversation>: a call and its repairs, of which only the messages after those of the previous call are shown. */
 class Conversation extends HTMLElement {
   show(calls, texts) {
     const parts = calls.map((call, i) => {
-      const before = i ? Math.min(calls[i - 1].messages.length, call.messages.length - 1) : 0;
+      const nEarlier = i ? Math.min(calls[i - 1].messages.length, call.messages.length - 1) : 0;
       const title = i ? h("h3", {}, `Repair ${i}`) : null;
-      return h("article", { class: "call" }, title, ...callParts(call, before, texts));
+      return h("article", { class: "call" }, title, ...callParts(call, nEarlier, texts));
     });
     this.replaceChildren(...parts);
   }

@@ -1,6 +1,6 @@
-// One episode step by step: its pictures and conversations.
+// One episode, step by step: pictures, rewards and conversations.
 
-const PLAY_MS = 400;
+const PLAY_MS = 400; // time per step during playback
 
 const isBad = (line) => line.invalid || line.valid === false;
 
@@ -44,7 +44,7 @@ class Episode extends HTMLElement {
     this.frame = h("div", { class: "frame", role: "img" });
     this.chart = h("div", { class: "strip" });
     this.talk = h("div", { class: "talk", "aria-live": "off" });
-    const invalid = Array.from({ length: this.last + 1 }, (_, step) => this.lines(step)).flat().some(isBad);
+    const hasInvalid = Array.from({ length: this.last + 1 }, (_, step) => this.lines(step)).flat().some(isBad);
     const button = (text, act, title) => h("button", { onclick: act, title }, text);
     const numbers = [
       `return ${number(row.return)}`,
@@ -82,8 +82,8 @@ class Episode extends HTMLElement {
           h(
             "div",
             { class: "controls" },
-            invalid ? button("Next invalid", () => this.nextInvalid(), "the next step with a bad reply (n)") : null,
-            h("span", { class: "faint" }, `keys: ← → for a step, space to play${invalid ? ", n for the next invalid reply" : ""}`),
+            hasInvalid ? button("Next invalid", () => this.nextInvalid(), "the next step with a bad reply (n)") : null,
+            h("span", { class: "faint" }, `keys: ← → for a step, space to play${hasInvalid ? ", n for the next invalid reply" : ""}`),
           ),
         ),
         this.talk,
@@ -119,10 +119,10 @@ class Episode extends HTMLElement {
   drawFrame() {
     const frames = this.content.frames;
     if (!frames) return;
-    const at = Math.min(this.step, frames.count - 1);
+    const picture = Math.min(this.step, frames.count - 1);
     const perSheet = frames.across * frames.down;
-    const sheet = Math.floor(at / perSheet);
-    const [x, y] = [at % frames.across, Math.floor((at % perSheet) / frames.across)];
+    const sheet = Math.floor(picture / perSheet);
+    const [x, y] = [picture % frames.across, Math.floor((picture % perSheet) / frames.across)];
     const remaining = frames.count - sheet * perSheet;
     const rows = Math.min(frames.down, Math.ceil(remaining / frames.across));
     Object.assign(this.frame.style, {
@@ -130,7 +130,7 @@ class Episode extends HTMLElement {
       backgroundSize: `${frames.across * 100}% ${rows * 100}%`,
       backgroundPosition: `${(100 * x) / (frames.across - 1)}% ${rows > 1 ? (100 * y) / (rows - 1) : 0}%`,
     });
-    this.frame.setAttribute("aria-label", `picture of step ${at}`);
+    this.frame.setAttribute("aria-label", `picture of step ${picture}`);
   }
 
   lines(step) {
@@ -209,7 +209,7 @@ class Episode extends HTMLElement {
   key(event) {
     if (event.target.matches?.("input:not([type=range]), select, textarea, summary, button") && event.key === " ") return;
     if (event.target.matches?.("input:not([type=range]), select, textarea")) return;
-    const acts = {
+    const actions = {
       ArrowLeft: () => this.go(this.step - 1),
       ArrowRight: () => this.go(this.step + 1),
       Home: () => this.go(0),
@@ -217,12 +217,12 @@ class Episode extends HTMLElement {
       " ": () => this.play(),
       n: () => this.nextInvalid(),
     };
-    if (!(event.key in acts) || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!(event.key in actions) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
-    acts[event.key]();
+    actions[event.key]();
   }
 
-  /** Reward of each step as bars, the return so far as a line. */
+  /** Draws the reward of each step as bars, and the cumulative reward as a line. */
   drawChart() {
     let sum = 0;
     const steps = this.content.steps.map((_, i) => {
@@ -235,8 +235,8 @@ class Episode extends HTMLElement {
     if (width === this.drawn?.width && this.player === this.drawn.player) return;
     this.drawn = { width, player: this.player };
     const x = { domain: [-0.5, this.last + 0.5], label: null };
-    // A line of zeros has an empty range.
-    const around = (name) => {
+    // The domain contains 0; it is [-1, 1] if all values are 0, because a domain must not be empty.
+    const yScale = (name) => {
       const [low, high] = d3.extent([0, ...steps.map((d) => d[name])]);
       return { label: null, ticks: 3, nice: true, grid: true, domain: low < high ? [low, high] : [-1, 1] };
     };
@@ -247,7 +247,7 @@ class Episode extends HTMLElement {
         height: 74,
         marginBottom: 6,
         x: { ...x, axis: null },
-        y: around("reward"),
+        y: yScale("reward"),
         marks: [
           Plot.rectY(steps.filter((d) => d.reward), { x1: (d) => d.step - 0.45, x2: (d) => d.step + 0.45, y: "reward", fill: css("--accent") }),
           Plot.dot(steps.filter((d) => d.invalid), { x: "step", y: 0, fill: css("--bad"), r: 3, symbol: "triangle" }),
@@ -258,7 +258,7 @@ class Episode extends HTMLElement {
         ...shared,
         height: 92,
         marginBottom: 24,
-        y: around("sum"),
+        y: yScale("sum"),
         marks: [
           Plot.lineY(steps, { x: "step", y: "sum", stroke: css("--second"), strokeWidth: 1.75 }),
           Plot.text(["return so far"], { frameAnchor: "top-right", dx: -4, fill: css("--faint") }),

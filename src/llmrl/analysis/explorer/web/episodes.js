@@ -1,4 +1,4 @@
-// The episodes of a run: sorted by any column, and filtered.
+// The table of a run's episodes, with filters.
 
 const yesNo = (name) => (row) => (row[name] === undefined ? "–" : row[name] ? "yes" : "no");
 

@@ -1,4 +1,4 @@
-// The frame around all views, and the choice of the view by the address.
+// The header of all views, and the choice of the view by the fragment of the URL.
 
 class Explorer extends HTMLElement {
   async connectedCallback() {

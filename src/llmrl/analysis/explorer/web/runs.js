@@ -1,4 +1,4 @@
-// The list of runs, with a filter over their descriptions.
+// The table of runs, with a text filter.
 
 const RUN_COLUMNS = [
   { name: "short", title: "run", width: "minmax(14rem, 5fr)", cell: (run) => h("span", { title: run.label }, run.shortLabel) },
@@ -44,7 +44,7 @@ class Runs extends HTMLElement {
     const rows = index.runs.filter((run) => matches(description(run), this.filter.value));
     this.count.textContent = `${number(rows.length)} of ${plural(index.runs.length, "run")}`;
     remember("runs", { filter: this.filter.value });
-    // Columns that are empty for all runs are left out.
+    // Columns that are empty for all runs are not shown.
     const isEmpty = (value) => value === undefined || value === null || value === "";
     const isShown = (name, value) => (name === "episodes" || name === "proposals" ? value > 0 : !isEmpty(value));
     const columns = RUN_COLUMNS.filter(({ name }) => name === "short" || index.runs.some((run) => isShown(name, run[name])));

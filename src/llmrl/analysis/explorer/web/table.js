@@ -1,10 +1,10 @@
-// <x-table>: a table with only its visible rows in the page. Arrow keys move, Enter opens.
+// <x-table>: a table of which only the visible rows are in the DOM. Arrow keys select a row, Enter opens it.
 
-const ROW = 32;
-const BEYOND = 6;
+const ROW = 32; // height of a row, pixels
+const BEYOND = 6; // rows above and below the visible ones that are in the DOM
 
 class Table extends HTMLElement {
-  /** columns: {name, title, width, number, cell(row)}; open(row) is called on a click or Enter. */
+  /** Shows rows. columns: [{name, title, width, number, cell(row)}]; open(row) is called on a click or Enter. */
   set(columns, rows, open, sorting = null) {
     this.columns = columns;
     this.open = open;

@@ -1,9 +1,9 @@
-// The timeline of a principal: proposals, their objectives, and the conversations behind them.
+// The timeline of a principal: proposals, their objectives, and the conversations with the model that proposed them.
 
-const MAX_RUNS = 8;
+const MAX_RUNS = 8; // drawn at once
 
-/** Returns the first run of each group, then the others, so that groups are compared first. */
-function firstOfEach(runs) {
+/** Sorts runs so that the first run of each group comes first. By default the timeline compares the first two runs. */
+function sortByGroup(runs) {
   const seen = new Set();
   const isFirst = (run) => !seen.has(run.short) && seen.add(run.short);
   const first = runs.filter(isFirst);
@@ -17,7 +17,7 @@ class Timeline extends HTMLElement {
     this.short = shortLabels(this.runs);
     const known = new Set(this.runs.map((run) => run.key));
     const requested = (query.get("runs") ?? "").split(",").filter((key) => known.has(key));
-    this.chosen = new Set(requested.length ? requested : firstOfEach(this.runs).slice(0, 2).map((run) => run.key));
+    this.chosen = new Set(requested.length ? requested : sortByGroup(this.runs).slice(0, 2).map((run) => run.key));
     this.filter = h("input", {
       type: "search",
       placeholder: "filter runs",
@@ -35,7 +35,7 @@ class Timeline extends HTMLElement {
     }
     this.drawRuns();
     await this.draw();
-    // The conversation at the side reduces the width of the charts.
+    // Charts are redrawn when their width changes, e.g. because a conversation is shown next to them.
     this.observer = new ResizeObserver(() => this.width !== this.drawn && this.redraw());
     this.observer.observe(this.charts);
     const [run, at] = (query.get("open") ?? "").split(".");
@@ -77,10 +77,10 @@ class Timeline extends HTMLElement {
   }
 
   async draw() {
-    const turn = (this.turn = (this.turn ?? 0) + 1);
+    const requestNumber = (this.requestNumber = (this.requestNumber ?? 0) + 1);
     const keys = this.runs.map((run) => run.key).filter((key) => this.chosen.has(key));
     const contents = await Promise.all(keys.slice(0, MAX_RUNS).map(loadRun));
-    if (turn !== this.turn) return;
+    if (requestNumber !== this.requestNumber) return; // other runs were chosen while these were loaded
     this.contents = new Map(contents.map((content) => [content.key, content]));
     this.opened = null;
     this.side.hidden = true;
@@ -111,7 +111,7 @@ class Timeline extends HTMLElement {
     const top = this.charts.scrollTop;
     this.charts.replaceChildren(...parts);
     this.charts.scrollTop = top;
-    if (this.opened) this.selected(...this.opened);
+    if (this.opened) this.markChosen(...this.opened);
   }
 
   get width() {
@@ -149,12 +149,12 @@ class Timeline extends HTMLElement {
         }),
       ],
     });
-    this.clickable(plot, rows);
+    this.addClickHandlers(plot, rows);
     return plot;
   }
 
-  /** Makes the dots of a plot buttons; each mark has the index of its row. */
-  clickable(plot, rows) {
+  /** Makes the marks of a plot buttons that open a proposal. Plot stores in each mark the index of its row. */
+  addClickHandlers(plot, rows) {
     for (const dot of plot.querySelectorAll("[aria-label=dot] circle, [aria-label=dot] path, [aria-label=cell] rect")) {
       const row = rows[dot.__data__];
       if (!row) continue;
@@ -175,6 +175,7 @@ class Timeline extends HTMLElement {
     }
   }
 
+  /** Returns a heading and a small chart for each measure of a kind: welfare or behavior. */
   multiples(contents, kind, title) {
     const names = [...new Set(contents.flatMap((content) => Object.keys(content[kind])))];
     if (!names.length) return [];
@@ -196,26 +197,26 @@ class Timeline extends HTMLElement {
           Plot.dot(rows, { x: "place", y: "value", fill: (d) => this.color(d.run), r: 2.5 }),
         ],
       });
-      this.clickable(plot, rows);
+      this.addClickHandlers(plot, rows);
       return h("figure", { class: "multiple" }, h("figcaption", {}, name.replaceAll("_", " ")), plot);
     });
     return [h("h3", {}, title), h("div", { class: "multiples" }, ...plots)];
   }
 
-  /** Returns each parameter as a strip of cells, from pale (minimum of all runs) to dark (maximum). */
+  /** Returns a heading and a heat map for each run: a row for each parameter, a column for each proposal. */
   parameters(contents) {
-    const ends = new Map();
+    const ranges = new Map();
     for (const proposal of contents.flatMap((content) => content.proposals))
       for (const [name, value] of Object.entries(proposal.parameters))
-        ends.set(name, [Math.min(value, ends.get(name)?.[0] ?? value), Math.max(value, ends.get(name)?.[1] ?? value)]);
-    if (!ends.size) return [];
-    const names = [...ends.keys()].slice(0, 40);
+        ranges.set(name, [Math.min(value, ranges.get(name)?.[0] ?? value), Math.max(value, ranges.get(name)?.[1] ?? value)]);
+    if (!ranges.size) return [];
+    const names = [...ranges.keys()].slice(0, 40);
     const plots = contents.map((content) => {
       const rows = content.proposals.flatMap((proposal, at) =>
         names
           .filter((name) => name in proposal.parameters)
           .map((name) => {
-            const [low, high] = ends.get(name);
+            const [low, high] = ranges.get(name);
             const value = proposal.parameters[name];
             return { run: content.key, at, place: at + 1, name, value, share: high > low ? (value - low) / (high - low) : 0.5 };
           }),
@@ -232,7 +233,7 @@ class Timeline extends HTMLElement {
         color: { type: "linear", domain: [-0.15, 1], range: [css("--page"), this.color(content.key)] },
         marks: [Plot.cell(rows, { x: "place", y: "name", fill: "share", inset: 0.5 })],
       });
-      this.clickable(plot, rows);
+      this.addClickHandlers(plot, rows);
       return h("figure", { class: "strip-figure" }, h("figcaption", {}, this.short.get(content.key)), plot);
     });
     return [h("h3", {}, "Parameters, from pale (minimum of the runs shown) to dark (maximum)"), ...plots];
@@ -243,9 +244,9 @@ class Timeline extends HTMLElement {
     const proposal = content?.proposals[at];
     if (!proposal) return;
     const name = this.runs.find((candidate) => candidate.key === run).label;
-    const where = `${name} · step ${proposal.step}${proposal.context ? ` · context ${proposal.context}` : ""}`;
+    const caption = `${name} · step ${proposal.step}${proposal.context ? ` · context ${proposal.context}` : ""}`;
     const interval = proposal.low === null ? "" : ` (95 % ${number(proposal.low)} to ${number(proposal.high)})`;
-    const go = (to) => h("button", { disabled: !content.proposals[to], onclick: () => this.open({ run, at: to }) }, to < at ? "‹" : "›");
+    const stepButton = (to) => h("button", { disabled: !content.proposals[to], onclick: () => this.open({ run, at: to }) }, to < at ? "‹" : "›");
     const talk = document.createElement("x-conversation");
     this.side.hidden = false;
     this.side.replaceChildren(
@@ -253,19 +254,19 @@ class Timeline extends HTMLElement {
         "div",
         { class: "side-head" },
         h("h3", { tabIndex: -1 }, `Proposal ${at + 1}`),
-        go(at - 1),
-        go(at + 1),
+        stepButton(at - 1),
+        stepButton(at + 1),
         h("button", { onclick: () => this.close(), "aria-label": "close" }, "×"),
       ),
-      h("p", { class: "faint" }, where),
+      h("p", { class: "faint" }, caption),
       h("p", {}, h("strong", {}, `objective ${number(proposal.objective)}`), interval, h("span", { class: "faint" }, ` over ${plural(proposal.episodes, "episode")}`)),
       proposal.fallback ? h("p", {}, badge("fallback: no reply was valid", "bad")) : "",
-      this.numbers(proposal),
+      this.parameterBars(proposal),
       proposal.reasoning ? block("Reasoning", proposal.reasoning, "thought") : "",
       talk,
     );
     this.opened = [run, at];
-    this.selected(run, at);
+    this.markChosen(run, at);
     remember("timeline", { runs: [...this.contents.keys()].join(","), open: `${run}.${at}` });
     if (proposal.talk === null) {
       talk.replaceChildren(h("p", { class: "faint" }, "This proposal has no conversation with a language model."));
@@ -275,7 +276,7 @@ class Timeline extends HTMLElement {
     talk.show(part.talks[proposal.talk % content.chunk], part.texts);
   }
 
-  numbers(proposal) {
+  parameterBars(proposal) {
     const entries = Object.entries(proposal.parameters);
     const maximum = Math.max(...entries.map(([, value]) => Math.abs(value)), 1e-12);
     return h(
@@ -289,7 +290,7 @@ class Timeline extends HTMLElement {
     );
   }
 
-  selected(run, at) {
+  markChosen(run, at) {
     const name = this.short.get(run);
     for (const dot of this.charts.querySelectorAll(".mark"))
       dot.classList.toggle("chosen", dot.getAttribute("aria-label").startsWith(`${name}, proposal ${at + 1},`));
