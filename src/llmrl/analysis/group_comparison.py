@@ -50,7 +50,7 @@ class Comparison:
 
     @property
     def is_paired(self) -> bool:
-        """Whether both groups start from the same pre-training runs, so that units of the groups form pairs."""
+        """True if both groups start from the same pre-training runs, so that units of the groups form pairs."""
         return is_paired(self.group.replication_units, self.baseline.replication_units)
 
     @property
@@ -84,7 +84,7 @@ class GroupComparison(StudyResult):
 
     @property
     def has_anytime_curves(self) -> bool:
-        """Whether the main figure shows curves of recommendations."""
+        """True if the main figure shows curves of recommendations."""
         return any(trace.anytime is not None for trace in self.traces)
 
 
