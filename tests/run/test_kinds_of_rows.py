@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from experiments import only_run_folder, run
 from llmrl.analysis.scores import read_series
 from llmrl.run.metrics import MetricTable, read_metric_tables
-from llmrl.run.sinks.tensorboard import tag_of
+from llmrl.run.sinks.tensorboard import get_tag
 
 ROOM = ("env=escape_room", "env.n_envs=8")
 LEARN = ("principal=none", "learn.env_steps=320", "learn.evaluation_interval=4", "learn.evaluate_episodes=8")
@@ -89,7 +89,7 @@ def test_tensorboard_tags_use_row_steps(
         accumulator.Reload()
         for table in tables[name].values():
             metrics = [metric for metric in list(table.columns) if "/" in metric and not metric.startswith("time/")]
-            tags = {metric: tag for metric in metrics if (tag := tag_of(table.kind, metric)) is not None}
+            tags = {metric: tag for metric in metrics if (tag := get_tag(table.kind, metric)) is not None}
             assert tags
             for metric, tag in tags.items():
                 if tag == "welfare/spending":

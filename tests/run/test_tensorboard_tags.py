@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from llmrl.run.metrics import MetricLog
 from llmrl.run.sink import Opening
-from llmrl.run.sinks.tensorboard import REPEATED, TensorBoard, tag_of
+from llmrl.run.sinks.tensorboard import REPEATED, TensorBoard, get_tag
 
 
 def read_tags(folder: Path, rows: list[dict[str, float]], kind: str = "proposal") -> dict[str, list[tuple[int, float]]]:
@@ -56,7 +56,7 @@ def test_welfare_requires_multiple_agents(tmp_path: Path) -> None:
 
 
 def test_metric_tags_agree_across_runs() -> None:
-    assert tag_of("update", "episode/return") == "Compare/return"
-    assert tag_of("evaluation", "evaluation/objective") == "evaluation/objective"
-    assert tag_of("episode", "evaluation/objective") == "Compare/objective"
-    assert tag_of("proposal", "welfare/sum") is None
+    assert get_tag("update", "episode/return") == "Compare/return"
+    assert get_tag("evaluation", "evaluation/objective") == "evaluation/objective"
+    assert get_tag("episode", "evaluation/objective") == "Compare/objective"
+    assert get_tag("proposal", "welfare/sum") is None

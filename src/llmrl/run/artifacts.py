@@ -1,4 +1,4 @@
-"""Files of a run folder other than its metrics: the config, the saved state, backups and leftovers."""
+"""Files of a run folder other than its metrics: names, config, newest checkpoint, backups and temporary files."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ TRUSTED_KEY = "trusted_modules"
 RESULTS_NAME = "results.json"
 """File with the measurements of the final episodes, with standard errors."""
 RESULT_EPISODES = "result_episodes"
-"""Entry of the summary: the values of the final episodes of each society. The run's result is the mean over societies
-of the mean over their episodes."""
+"""Key in the summary: objectives of the final episodes of each society. The run's result is the mean over societies of
+the mean over their episodes."""
 PROBES_NAME = "probes.json"
-"""File with the situations whose action probabilities are among the metrics."""
+"""File with the observations for which action probabilities are logged as metrics."""
 CALL_LOG_NAME = "llm_calls.jsonl"
 """File with the requests to language models; `llmrl.llms.call_log` writes it."""
 ADAPTER = "adapter"
 """Folder with the trained adapter of a language model."""
 PARTIAL_BACKUP = "backup.partial"
+"""Folder of a backup that is not complete."""
 RUN_KEY = "run"
-"""Entry of a saved state that belongs to the run itself; the rest is the loop's."""
+"""Key in a saved state for what `Run` saves; all other keys are the loop's."""
 
 
 def save_config(path: Path, config: dict[str, Any]) -> None:
@@ -62,15 +63,15 @@ def read_config(folder: Path, trusted: Sequence[str]) -> dict[str, Any]:
     try:
         config = yaml.safe_load(read_bytes(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        first = " ".join(str(error).split())
-        raise RunFolderError(f"{path} cannot be read ({first}); start this run by its command") from error
+        error_text = " ".join(str(error).split())
+        raise RunFolderError(f"{path} cannot be read ({error_text}); start this run by its command") from error
     if not isinstance(config, dict) or not config:
         raise RunFolderError(f"{path} holds no configuration; start this run by its command")
     return {**{str(key): value for key, value in config.items()}, TRUSTED_KEY: list(trusted)}
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove half-written files of a killed attempt, but not those that a process may be using to check the owner."""
+    """Remove temporary files of a killed attempt, except those with which processes check or replace the owner file."""
     for path in folder.glob(".*.tmp"):
         if not path.name.startswith((".clock", ".owner")):
             path.unlink(missing_ok=True)
@@ -96,9 +97,9 @@ def remove_if_rejected(created_folders: Sequence[Path], error: BaseException | N
     Nothing is removed if there are metrics or requests to a language model.
 
     Args:
-        created_folders: the run folder and then its parents, as far as this attempt has created them. Parents are
+        created_folders: the run folder and then those of its parents that this attempt has created. Parents are
             removed if they are empty.
-        error: reason why the run has ended.
+        error: exception that ended the run; None without one.
     """
     rejects_config = isinstance(error, ConfigError) or isinstance(error and error.__cause__, ConfigError)
     if not created_folders or not rejects_config:
@@ -111,14 +112,14 @@ def remove_if_rejected(created_folders: Sequence[Path], error: BaseException | N
         for parent in parents:
             parent.rmdir()
     except OSError as removal_error:
-        # Another process has written to a parent folder.
+        # Usually because another process has written to a parent folder.
         log.debug("not all of %s is removed: %s", folder, removal_error)
 
 
 def move_to_backup(folder: Path) -> None:
     """Move the content of a run folder into `backup_<n>/` inside it, except the files of its owner and its launcher.
 
-    Done in two steps: if the process is killed between them, the next attempt completes the move.
+    The content is moved to a partial backup, which is then renamed. After a kill, the next attempt completes the move.
 
     Raises:
         RunFolderError: the folder for the content is a link, or cannot be created.
@@ -136,9 +137,9 @@ def move_to_backup(folder: Path) -> None:
         create_folder(partial, folder)
     except OSError as error:
         raise make_write_error(partial, error) from error
-    # The status goes last: while it is there, a finished run still counts as finished.
+    # The status is moved last: as long as it is there, a finished run counts as finished.
     for path in sorted(paths, key=lambda path: path.name == status.FILE_NAME):
-        # TensorBoard searches all folders; under another name it does not list the old curves as one more run.
+        # TensorBoard searches all folders; under another name it does not show the old curves as a further run.
         name = path.name.replace("tfevents", "tensorboard") if path.match(PATTERN) else path.name
         path.rename(partial / name)
     backup_number = 1 + max((int(p.name[7:]) for p in folder.glob("backup_*") if p.name[7:].isdecimal()), default=0)

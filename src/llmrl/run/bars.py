@@ -17,18 +17,18 @@ from llmrl.run.status import RunProgress
 
 
 class Bars(Progress):
-    """A progress bar, not started.
+    """A progress bar with columns for unit, speed, remaining time and latest result. `start` shows it.
 
     Args:
         console: console to draw on; None: standard error.
 
     Attributes:
-        note: text below the bar; empty: none.
+        note: text below the bar; empty for none.
     """
 
     def __init__(self, console: Console | None = None) -> None:
         self.note = ""
-        result_text = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        result_column = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
@@ -36,7 +36,7 @@ class Bars(Progress):
             TextColumn("{task.fields[unit]}"),
             TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[result_text]}", markup=False, table_column=result_text),
+            TextColumn("{task.fields[result_text]}", markup=False, table_column=result_column),
             console=console or Console(file=to_drawing_stream(sys.stderr)),
             expand=True,
         )

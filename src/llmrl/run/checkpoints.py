@@ -36,7 +36,7 @@ MAGIC = b"llmrl-ck"
 _FOOTER_SIZE = len(MAGIC) + hashlib.sha256().digest_size
 _FORMAT_VERSION = 7
 N_KEPT_CHECKPOINTS = 2
-"""Number of checkpoints that a run keeps."""
+"""Number of newest checkpoints of a run that are not deleted."""
 _NUMPY_KEY = "__numpy__"
 _NAME_PATTERN = re.compile(r"checkpoint_(\d{9})\.pt")
 
@@ -63,7 +63,7 @@ class CheckpointStore:
         """Write the checkpoint of `iteration`, remove checkpoints that are no longer kept, and return the new file.
 
         Raises:
-            TypeError: the state has a value other than tensors, arrays and plain data; the message names its place.
+            TypeError: the state has a value other than tensors, arrays and plain data; the message gives its key.
             CheckpointError: the file cannot be written (disk full, folder gone); earlier checkpoints are unchanged.
         """
         import torch
@@ -87,7 +87,7 @@ class CheckpointStore:
             write_error = error if isinstance(error, OSError) else writer.error
             reason = describe_write_error(path, write_error) if write_error is not None else error
             raise CheckpointError(f"cannot write {path}: {reason}") from error
-        # Files of later iterations are damaged: loading skipped them, and the run resumed from an earlier one.
+        # Files of later iterations are damaged: loading skipped them, and the run resumed from an earlier checkpoint.
         for old_path in [p for p in self.paths() if p.name > path.name] + self.paths()[:-N_KEPT_CHECKPOINTS]:
             old_path.unlink(missing_ok=True)
         return path
@@ -136,20 +136,20 @@ class CheckpointStore:
         Raises:
             CheckpointError: all are damaged, or the newest intact one cannot be used (another config or format).
         """
-        errors: list[str] = []
+        damaged_names: list[str] = []
         for path in reversed(self.paths()):
             try:
                 return self.load(path)
             except DamagedCheckpointError as error:
                 log.warning("%s; trying the one before it", error)
-                errors.append(path.name)
+                damaged_names.append(path.name)
             except CheckpointError:
                 if path.exists():
                     raise
                 log.debug("%s was replaced by a newer checkpoint while it was being read", path)
-        if errors:
+        if damaged_names:
             raise CheckpointError(
-                f"every checkpoint in {self.folder} is damaged ({', '.join(errors)}). "
+                f"every checkpoint in {self.folder} is damaged ({', '.join(damaged_names)}). "
                 "Start this run anew with rerun=true, which moves the old content aside."
             )
         return None
@@ -223,7 +223,7 @@ def _encode(value: Any, location: str) -> Any:
     if isinstance(value, Mapping):
         if _NUMPY_KEY in value:
             raise TypeError(f"{location} uses the reserved key {_NUMPY_KEY!r}")
-        return {_key(key, location): _encode(item, f"{location}.{key}") for key, item in value.items()}
+        return {_encode_key(key, location): _encode(item, f"{location}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         items = [_encode(item, f"{location}[{i}]") for i, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
@@ -233,7 +233,7 @@ def _encode(value: Any, location: str) -> Any:
     raise TypeError(f"{location} is a {type(value).__name__}; a state holds tensors, arrays and plain data only")
 
 
-def _key(key: Any, location: str) -> str | int:
+def _encode_key(key: Any, location: str) -> str | int:
     if isinstance(key, str):
         return sys.intern(key)
     if isinstance(key, int):
@@ -254,26 +254,26 @@ def _decode(value: Any) -> Any:
 
 
 LONG_INTERVAL_S = 4.0
-"""Seconds between two safe points above which a stop may discard the work between them, so the run saves earlier."""
+"""Seconds between safe points above which a run saves earlier, because a stop discards the work since the last one."""
 _MAX_SAVING_FRACTION = 0.1
-"""Maximum share of a run's time that is spent on such earlier saves."""
+"""Maximum fraction of a run's time that is spent on such earlier saves."""
 
 
 class CheckpointTimer:
-    """Timer of checkpoints.
+    """Timer that decides at which safe points a run saves a checkpoint.
 
     Args:
         interval: seconds between saves at safe points; 0: save at every safe point.
 
     Attributes:
-        duration: seconds that the last checkpoint took.
+        duration: seconds that the last checkpoint took; 0 before the first one.
     """
 
     def __init__(self, interval: float = 60.0) -> None:
         self.interval = interval
         self.duration = 0.0
         self._pending_seconds = 0.0  # seconds of work on the next checkpoint
-        self._has_warned = False  # a checkpoint took so long that a stop may take longer than `MAX_STOP_S`
+        self._has_warned = False  # whether it was logged that a stop may take longer than `MAX_STOP_S`
         self._last_checkpoint = self._last_safe_point = time.monotonic()
 
     def start(self) -> None:
@@ -304,6 +304,7 @@ class CheckpointTimer:
         apart, so that a stop discards less work.
         """
         now = time.monotonic()
-        is_long_interval, self._last_safe_point = now - self._last_safe_point > LONG_INTERVAL_S, now
+        is_long_interval = now - self._last_safe_point > LONG_INTERVAL_S
+        self._last_safe_point = now
         elapsed = now - self._last_checkpoint
         return elapsed >= self.interval or (is_long_interval and self.duration < _MAX_SAVING_FRACTION * elapsed)

@@ -33,9 +33,9 @@ def print_message(name: str, text: object) -> None:
 def handle_interrupt(name: str, composes_config: bool = False) -> Iterator[None]:
     """Return a context in which Ctrl-C ends the command `name` with one line. Enter it before the command's imports.
 
-    Ctrl-C ends the process at once while a module is imported and while Hydra composes the config (up to
-    `end_composition`), because extension modules and Hydra would turn an exception into other errors. There is nothing
-    to clean up then. Later, Ctrl-C raises `KeyboardInterrupt`. A run replaces this handler by its own (`StopFlag`).
+    While a module is imported and while Hydra composes the config (until `end_composition`), Ctrl-C ends the process at
+    once, because extension modules and Hydra would turn an exception into other errors; there is nothing to clean up
+    yet. Otherwise, Ctrl-C raises `KeyboardInterrupt`. A run replaces this handler by its own (`StopFlag`).
 
     Args:
         name: name of the command.
@@ -72,7 +72,7 @@ def handle_interrupt(name: str, composes_config: bool = False) -> Iterator[None]
 
 
 def end_composition() -> None:
-    """Record that Hydra has composed the config of the command (`handle_interrupt`)."""
+    """Record that Hydra has composed the config of the command, for the handler of `handle_interrupt`."""
     global _is_composing
     _is_composing = False
 
@@ -89,12 +89,12 @@ def _is_importing(frame: FrameType | None) -> bool:
 def exit_on_error(name: str, report: Callable[[str, object], None] = print_message) -> Iterator[None]:
     """Return a context that turns any exception of the command `name` into one message and an exit code.
 
-    An unexpected error is shown without its traceback, which is saved in the run folder if there is one. Unexpected
-    errors are raised unchanged if `HYDRA_FULL_ERROR` is set, and Hydra's own errors always are.
+    An unexpected error is shown without its traceback, which a run saves in its folder. It is raised unchanged if
+    `HYDRA_FULL_ERROR` is set. Hydra's own errors are always raised unchanged.
 
     Args:
         name: name of the command.
-        report: function that shows a message of a command.
+        report: function that shows a message, with the name of the command and the message as arguments.
 
     Raises:
         SystemExit: the command failed or was interrupted.
@@ -107,14 +107,14 @@ def exit_on_error(name: str, report: Callable[[str, object], None] = print_messa
         report(name, _INTERRUPT_MESSAGE)
         raise SystemExit(EXIT_INTERRUPTED) from None
     except LlmrlError as error:
-        if _wants_traceback() and _is_internal(error):
+        if _is_full_error_requested() and _is_internal(error):
             raise
         report(name, _append_traceback_path(str(error), error))
         code = EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED
         raise SystemExit(EXIT_IN_USE if isinstance(error, RunInUse) else code) from error
     except Exception as error:
         # Hydra itself explains errors in the typed overrides, in more than one line.
-        if _wants_traceback() or type(error).__module__ == "hydra.errors":
+        if _is_full_error_requested() or type(error).__module__ == "hydra.errors":
             raise
         report(name, _format_unexpected_error(error))
         raise SystemExit(EXIT_FAILED) from error
@@ -122,7 +122,7 @@ def exit_on_error(name: str, report: Callable[[str, object], None] = print_messa
 
 @contextmanager
 def console_command(name: str) -> Iterator[None]:
-    """Return the context of a console script: guarded output, one line after Ctrl-C, and a message for each error.
+    """Return the context of a console script: secrets in its output are redacted, and errors become messages.
 
     Args:
         name: name of the command.
@@ -139,14 +139,14 @@ def console_command(name: str) -> Iterator[None]:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM as an exception, for commands that it ends in the same way as Ctrl-C."""
+    """Exception for SIGTERM, in commands that handle SIGTERM and Ctrl-C in the same way."""
 
 
 @contextmanager
 def exit_on_signal(name: str, note: str) -> Iterator[None]:
-    """Return a context in which Ctrl-C and SIGTERM end a command that cannot be resumed at once, but cleanly.
+    """Return a context for a command that cannot be resumed: Ctrl-C and SIGTERM end it at once, after cleanup.
 
-    Pending requests to a language model are counted, and game processes end.
+    The cleanup records the cost of pending requests to a language model and ends the processes of games.
 
     Args:
         name: name of the command.
@@ -159,9 +159,9 @@ def exit_on_signal(name: str, note: str) -> Iterator[None]:
     def terminate(*_: object) -> None:
         raise _Terminated
 
-    previous = None
+    previous_handler = None
     if threading.current_thread() is threading.main_thread():
-        previous = signal.signal(signal.SIGTERM, terminate)
+        previous_handler = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -169,16 +169,16 @@ def exit_on_signal(name: str, note: str) -> Iterator[None]:
         print_message(name, f"stopped by {number.name}; {note}")
         raise SystemExit(128 + number) from interrupt
     finally:
-        if previous is not None:
-            signal.signal(signal.SIGTERM, previous)
+        if previous_handler is not None:
+            signal.signal(signal.SIGTERM, previous_handler)
 
 
-def _wants_traceback() -> bool:
+def _is_full_error_requested() -> bool:
     return os.environ.get(FULL_ERROR_VARIABLE, "0") != "0"
 
 
 def _is_internal(error: BaseException) -> bool:
-    """Return whether the code of an environment raised the error, so that its traceback is informative."""
+    """Return whether an environment's code raised the error, so that its traceback helps to find the cause."""
     from llmrl.core.errors import EngineError
 
     return isinstance(error, EngineError) and (error.__cause__ is not None or hasattr(error, "__notes__"))

@@ -25,8 +25,8 @@ EXCLUDED: tuple[str, ...] = (
     "hydra",  # settings of the launcher
     "observers",  # observe without changing anything
     "report",  # presentation of results
-    "regime_name",  # name of an option, whose values are elsewhere in the config
-    "regime_noise",  # recorded noise of measurements, for the plan
+    "regime_name",  # name of an option; the config contains its values
+    "regime_noise",  # standard deviation of measurements in earlier runs, for the plan
     "prompts",  # location of prompts; their content is in `prompts_digest`
     # Recordings of episodes for people.
     "play.videos",
@@ -34,7 +34,7 @@ EXCLUDED: tuple[str, ...] = (
     "play.fps",
     # Recordings of steps for computations.
     "play.trajectories",
-    # Measurements of a policy outside its games.
+    # Observations for which action probabilities are logged.
     "learn.probes",
     "learn.probe_interval",
     # How requests are sent to a language model.
@@ -50,8 +50,8 @@ EXCLUDED: tuple[str, ...] = (
 """Config keys that are left out of the hash and of the label, with all keys inside them."""
 
 RESOLVED = "resolved_runs"
-"""Entry of a config: for each key that names another run, the identity of that run (`llmrl.experiment.run_references`).
-The hash covers that identity instead of the key, so it does not depend on how the other run was named."""
+"""Key of a config: identity of each other run that the config names, by key (`llmrl.experiment.run_references`). The
+hash covers that identity instead of the name, because a run can be named in several ways."""
 
 HASH_LENGTH = 8
 
@@ -68,9 +68,9 @@ def config_hash(config: Mapping[str, Any]) -> str:
     """
     resolved_runs = {key: entry["run"] for key, entry in (config.get(RESOLVED) or {}).items()}
     resolved_keys = {name for key in resolved_runs for name in (key, f"{key}_seed")}
-    hashed = drop_excluded_keys({key: config[key] for key in config if key != RESOLVED}, dropped=resolved_keys)
-    hashed |= {RESOLVED: resolved_runs} if resolved_runs else {}
-    text = json.dumps(_to_canonical(hashed, "config"), sort_keys=True, separators=(",", ":"))
+    hashed_config = drop_excluded_keys({key: config[key] for key in config if key != RESOLVED}, dropped=resolved_keys)
+    hashed_config |= {RESOLVED: resolved_runs} if resolved_runs else {}
+    text = json.dumps(_to_canonical(hashed_config, "config"), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
 
 
@@ -98,7 +98,7 @@ def _to_canonical(value: Any, location: str) -> Any:
     raise TypeError(f"{location} is a {type(value).__name__}; a config holds plain data only (resolve it first)")
 
 
-@functools.lru_cache(maxsize=4096)  # called for every override of every run of a folder
+@functools.lru_cache(maxsize=4096)  # called for each override of each run in a folder
 def is_excluded(key: str) -> bool:
     """Return whether a key, such as `llm.budget.usd` or `hydra/launcher`, is one of `EXCLUDED` or inside one."""
     return re.split(r"[@/]", key, maxsplit=1)[0] in EXCLUDED or any(

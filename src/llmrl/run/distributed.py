@@ -43,12 +43,12 @@ def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, open
 
     Args:
         processes: processes that compute the run together.
-        config: config of the run.
+        config: resolved config of the run.
         seed: seed of the run.
         open_main: function that opens the run (`Run.open`); only the first process calls it.
 
     Raises:
-        RunFolderError, CheckpointError: as `Run.open`.
+        RunFolderError, CheckpointError: `Run.open` raised them.
         ConfigError: the processes were started with different configs.
         ProcessesError: the first process could not open the run.
     """
@@ -81,24 +81,24 @@ def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, open
 
 
 class WorkerRun(Run):
-    """A run whose folder another process writes.
+    """A run whose run folder the first process writes.
 
-    The loop of this process writes to a temporary folder, which starts as a copy of the files that a loop reads and is
-    removed at the end.
+    The loop of this process writes to a temporary folder, which is removed at the end. On a resume, it gets a copy of
+    the files that a loop reads.
     """
 
     def __init__(self, processes: ProcessGroup) -> None:
         super().__init__()
-        # All processes find the same reasons for warnings, and the first process logs them.
+        # The first process logs the same warnings.
         logging.getLogger("llmrl").setLevel(logging.ERROR)
         self.processes = processes
-        # The flag prints nothing and does not interrupt: the first process decides for all, and would lose this one.
+        # The flag prints nothing and does not interrupt, because the first process decides when all processes stop.
         self.stop = StopFlag(forward_signal=self._signal_main_process)
         self.main_process: tuple[str, int, str | None] = ("", 0, None)  # host, process id and start time
         self._temporary_folder: tempfile.TemporaryDirectory[str] | None = None
 
     def follow(self, folder: Path) -> None:
-        """Take the state of the run in `folder`, which the first process has just opened.
+        """Load the state of the run in `folder`, which the first process has opened.
 
         Raises:
             CheckpointError: the checkpoint to resume from cannot be read in this process.
@@ -114,9 +114,9 @@ class WorkerRun(Run):
         self.metrics = MetricLog(self.folder, position)
 
     def _signal_main_process(self) -> None:
-        """Send SIGTERM to the first process, if it is on this machine, because it may be far from a safe point.
+        """Send SIGTERM to the first process, if it is on this machine, so that it stops soon.
 
-        By SIGTERM, because a second Ctrl-C would stop it at once.
+        A second SIGINT would stop it at once, without a checkpoint.
         """
         host, pid, start = self.main_process
         if host == socket.gethostname() and ownership.get_process_start(pid) == start:
@@ -141,18 +141,15 @@ class WorkerRun(Run):
             self._temporary_folder.cleanup()
 
 
-def _copy_run_files(folder: Path, to: Path) -> None:
-    """Copy the files that a loop has written into a run folder.
-
-    Arrays are linked, because they are large and never changed.
-    """
+def _copy_run_files(folder: Path, destination: Path) -> None:
+    """Copy the files that a loop has written to a run folder; link arrays, which are large and never changed."""
     for path in folder.iterdir():
         if path.name in _NAMES_NOT_COPIED or path.name.startswith((".", "backup", "code-")) or path.match(PATTERN):
             continue
         if path.is_dir():
-            shutil.copytree(path, to / path.name, copy_function=_copy_or_link)
+            shutil.copytree(path, destination / path.name, copy_function=_copy_or_link)
         else:
-            shutil.copy2(path, to / path.name)
+            shutil.copy2(path, destination / path.name)
 
 
 def _copy_or_link(source: str, destination: str) -> None:

@@ -2,7 +2,7 @@
 
 episodes.jsonl                  one line for each finished episode
 episodes/<k>/replies.jsonl      one line for each step and player: observation, reflection, action, reward, ...
-episodes/<k>/frames/<i>.png     frames of a video, kept until the end of the run, because a kill may reopen its episode
+episodes/<k>/frames/<i>.png     frames of a video, kept until the end of the run, which may resume within the episode
 episodes/<k>/episode.gif, .mp4  the video
 """
 
@@ -40,10 +40,10 @@ class EpisodeFiles:
 
     Args:
         folder: run folder.
-        state: `state_dict()` at the resumed checkpoint; what was written later is removed. None: a new run.
+        state: `state_dict()` at the resumed checkpoint; later lines and files are removed. None: a new run.
 
     Attributes:
-        finished: lines of the finished episodes before the first unfinished one, in order; later lines wait for it.
+        finished: lines of the finished episodes before the first unfinished one, in order.
 
     Raises:
         RunFolderError: the files cannot be written, or are shorter than at the checkpoint or changed since.
@@ -51,50 +51,49 @@ class EpisodeFiles:
 
     def __init__(self, folder: Path, state: State | None) -> None:
         self._episodes_path, self._folder = folder / EPISODES, folder / FOLDER
-        self._open: dict[int, dict[str, int]] = {}
+        self._open_counts: dict[int, dict[str, int]] = {}  # numbers of frames by unfinished episode
         self._hashes: dict[Path, hashlib._Hash] = {}  # SHA-256 of each file that still grows
         self.finished: list[dict[str, Any]] = []
         self._n_episodes_shown = 0  # finished episodes whose videos `new_videos` has returned
+        # Arguments of `finish_episode` by episode, while an earlier episode is unfinished.
         self._finished_out_of_order: dict[int, tuple[dict[str, Any], float | None]] = {}
         with report_write_errors(self._folder):
             self._truncate_to({"list": _EMPTY, "open": [], "waiting": []} if state is None else state)
 
     def write_step(self, episode: int, line: Mapping[str, Any]) -> None:
-        """Append one player's step of an episode."""
+        """Append the line of one player's step in an episode."""
         self._append(self._folder / str(episode) / REPLIES, line)
 
     def write_frame(self, episode: int, picture: np.ndarray) -> None:
         """Write the next frame of an episode's video, [height, width, 3] uint8."""
         from PIL import Image
 
-        counts = self._open.setdefault(episode, {"frames": 0})
+        counts = self._open_counts.setdefault(episode, {"frames": 0})
         path = self._folder / str(episode) / "frames" / f"{counts['frames']:06d}.png"
         create_folder(path.parent, self._folder.parent)
         with open_file(path, "wb", self._folder.parent) as file:
-            # Low compression is fast, and the files are removed soon.
+            # Low compression is fast, and the files are removed at the end of the run.
             Image.fromarray(picture).save(file, format="PNG", compress_level=1)
         counts["frames"] += 1
 
     def finish_episode(self, episode: int, line: Mapping[str, Any], fps: float | None) -> None:
-        """Record the end of an episode, and make its video if it has frames.
-
-        The video has `fps` frames per second; None: no video is made.
-        """
+        """Record the end of an episode, and make its video with `fps` frames per second; None: make no video."""
         self._finished_out_of_order[episode] = dict(line), fps
-        while (k := len(self.finished)) in self._finished_out_of_order:
-            line, fps = self._finished_out_of_order.pop(k)
-            frames = sorted((self._folder / str(k) / "frames").glob("*.png"))
+        while (episode := len(self.finished)) in self._finished_out_of_order:
+            line, fps = self._finished_out_of_order.pop(episode)
+            folder = self._folder / str(episode)
+            frames = sorted((folder / "frames").glob("*.png"))
             if frames and fps is not None:
-                save_video(frames, self._folder / str(k), "episode", fps)
-            self._open.pop(k, None)
-            self._hashes.pop(self._folder / str(k) / REPLIES, None)
+                save_video(frames, folder, "episode", fps)
+            self._open_counts.pop(episode, None)
+            self._hashes.pop(folder / REPLIES, None)
             self._append(self._episodes_path, line)
             self.finished.append(dict(line))
 
     def new_videos(self, metrics: Mapping[str, Any]) -> list[Path]:
-        """Return the GIF videos of the episodes that ended since the previous row of metrics.
+        """Return the GIF videos of the episodes that ended between the previous row of metrics and this one.
 
-        Call it once for each row of `metrics.jsonl`, in order: a row counts the finished `episodes`.
+        Call it once for each row of `metrics.jsonl`, in order. `episodes` in a row is the number of finished episodes.
         """
         n_finished = metrics.get("episodes", self._n_episodes_shown)
         episodes, self._n_episodes_shown = self.finished[self._n_episodes_shown : n_finished], n_finished
@@ -108,13 +107,13 @@ class EpisodeFiles:
 
     def state_dict(self) -> State:
         """Return the lengths and digests of the files, for a checkpoint."""
-        folders = [] if not self._folder.is_dir() else sorted(int(p.name) for p in self._folder.iterdir())
+        episodes = [] if not self._folder.is_dir() else sorted(int(path.name) for path in self._folder.iterdir())
         finished_episodes = {line["episode"] for line in self.finished}
         return {
-            "list": self._end(self._episodes_path),
+            "list": self._get_end(self._episodes_path),
             "open": [
-                [k, self._end(self._folder / str(k) / REPLIES), self._open.get(k, {}).get("frames", 0)]
-                for k in folders
+                [k, self._get_end(self._folder / str(k) / REPLIES), self._open_counts.get(k, {}).get("frames", 0)]
+                for k in episodes
                 if k not in finished_episodes
             ],
             "waiting": [[k, dict(line), fps] for k, (line, fps) in self._finished_out_of_order.items()],
@@ -125,30 +124,30 @@ class EpisodeFiles:
         self.finished = read_json_lines(self._episodes_path)
         finished_episodes = {line["episode"] for line in self.finished}
         self._finished_out_of_order = {int(k): (dict(line), fps) for k, line, fps in state["waiting"]}
-        unfinished = {int(k): (end, int(frames)) for k, end, frames in state["open"]}
+        unfinished = {int(k): (end, int(n_frames)) for k, end, n_frames in state["open"]}
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
-            k = int(path.name)
-            if k in finished_episodes:
+            episode = int(path.name)
+            if episode in finished_episodes:
                 shutil.rmtree(path / "frames", ignore_errors=True)
                 continue
-            if k not in unfinished:
+            if episode not in unfinished:
                 shutil.rmtree(path)
                 continue
-            end, frames = unfinished[k]
+            end, n_frames = unfinished[episode]
             self._truncate(path / REPLIES, end)
             for picture in (path / "frames").glob("*.png"):
-                if int(picture.stem) >= frames:
+                if int(picture.stem) >= n_frames:
                     picture.unlink()
             for video in path.glob("episode.*"):
                 video.unlink()
-            self._open[k] = {"frames": frames}
+            self._open_counts[episode] = {"frames": n_frames}
 
-    def _end(self, path: Path) -> State:
+    def _get_end(self, path: Path) -> State:
         size = path.stat().st_size if path.exists() else 0
         return {"bytes": size, "sha256": self._hashes.get(path, hashlib.sha256()).hexdigest()}
 
     def _truncate(self, path: Path, end: State) -> None:
-        """Cut a file to `end`, from `_end` at the checkpoint."""
+        """Cut a file to `end`, which `_get_end` returned at the checkpoint."""
         try:
             data = read_bytes(path, self._folder.parent)
         except FileNotFoundError:

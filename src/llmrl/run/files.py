@@ -39,7 +39,7 @@ def report_write_errors(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, text: str, durable: bool = True) -> None:
-    """Write `text` to `path` (UTF-8, secrets redacted) as `atomic_write` does.
+    """Write `text` to `path` as UTF-8, with secrets redacted, atomically; `durable` as in `atomic_write`.
 
     Raises:
         RunFolderError: the folder cannot be written.
@@ -60,16 +60,16 @@ def write_bytes(path: Path, content: bytes, durable: bool = True) -> None:
 def write_json(path: Path, content: Any, durable: bool = True) -> None:
     """Write `content` to `path` as indented JSON, secrets redacted, atomically.
 
-    Numbers that are not finite become null, arrays become lists. Raises RunFolderError as `write_atomic`.
+    Numbers that are not finite become null, arrays become lists. RunFolderError: the folder cannot be written.
     """
     text = json.dumps(redact_nested(_to_json_types(content)), indent=2, ensure_ascii=False, allow_nan=False)
     write_atomic(path, text + "\n", durable)
 
 
 def write_json_script(path: Path, function: str, key: str, content: Any) -> None:
-    """Write to `path` a script that calls `function(key, content)`, atomically.
+    """Write a JavaScript file that calls `function(key, content)`, atomically.
 
-    A page opened from disk may load scripts, but no other files. `<` and non-ASCII characters are escaped, so the
+    A page opened from disk may load scripts, but not JSON files. `<` and non-ASCII characters are escaped, so the
     content cannot close the script tag or break the line.
     """
     text = json.dumps([key, redact_nested(_to_json_types(content))], separators=(",", ":"), allow_nan=False)
@@ -90,7 +90,7 @@ def _to_json_types(value: Any) -> Any:
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a UTF-8 file with one JSON object per line; an empty list if there is no file.
 
-    An unfinished last line is left out. Only a line feed ends a line, because texts may hold Unicode's other line
+    An unfinished last line is left out. Only a line feed ends a line, because texts may contain other Unicode line
     separators.
 
     Raises:
@@ -129,9 +129,9 @@ def path_inside(folder: Path, *names: str) -> Path:
     return path
 
 
-def check_no_links(folder: Path, skipped: Sequence[str] = ()) -> None:
-    """Raise RunFolderError if there is a symbolic link in `folder`, as in `find_symlink`."""
-    if (link := find_symlink(folder, skipped)) is not None:
+def check_no_links(folder: Path, excluded_patterns: Sequence[str] = ()) -> None:
+    """Raise RunFolderError if `find_symlink` finds a symbolic link in `folder`."""
+    if (link := find_symlink(folder, excluded_patterns)) is not None:
         raise RunFolderError(f"{link} is a symbolic link, which is not followed; replace it by a copy, or remove it")
 
 
@@ -140,7 +140,7 @@ class FilePosition(TypedDict):
 
     Attributes:
         lines: number of lines before the position.
-        sha256: SHA-256 of their content (see `LineFile`), hexadecimal.
+        sha256: SHA-256 of these lines, or of their extracted content (see `LineFile`), hexadecimal.
     """
 
     lines: int
@@ -153,36 +153,39 @@ class LineFile:
     Args:
         path: file; it need not exist.
         position: `position()` at the resumed checkpoint, to which the file is cut; None: the file is emptied.
-        content: function from complete lines to the bytes that the digest covers; None: all bytes.
+        extract_content: function from complete lines to the bytes that the digest covers; None: all bytes.
 
     Raises:
         RunFolderError: the file has other lines before `position`, or cannot be written.
     """
 
     def __init__(
-        self, path: Path, position: FilePosition | None = None, content: Callable[[bytes], bytes] | None = None
+        self,
+        path: Path,
+        position: FilePosition | None = None,
+        extract_content: Callable[[bytes], bytes] | None = None,
     ) -> None:
-        self._path, self._extract_content = path, content or bytes
-        self._lines = lines = 0 if position is None else position["lines"]
+        self._path, self._extract_content = path, extract_content or bytes
+        self._n_lines = n_lines = 0 if position is None else position["lines"]
         with report_write_errors(path):
             self._file = open_file(path, "a+b")
             self._file.seek(0)
             data = self._file.read()
-            complete = data.split(b"\n")[:-1]
-            if len(complete) < lines:
+            complete_lines = data.split(b"\n")[:-1]
+            if len(complete_lines) < n_lines:
                 raise RunFolderError(
-                    f"{path} has {len(complete)} lines but the checkpoint was written at {lines}: the file has been "
-                    "cut or replaced. Start this run anew with rerun=true, which moves the old content aside."
+                    f"{path} has {len(complete_lines)} lines but the checkpoint was written at {n_lines}: the file has "
+                    "been cut or replaced. Start this run anew with rerun=true, which moves the old content aside."
                 )
-            self._size = sum(len(line) + 1 for line in complete[:lines])
+            self._size = sum(len(line) + 1 for line in complete_lines[:n_lines])
             self._hash = hashlib.sha256(self._extract_content(data[: self._size]))
             if position is not None and self._hash.hexdigest() != position["sha256"]:
                 raise RunFolderError(
-                    f"{path} differs from what was written before the checkpoint: one of its first {lines} lines has "
+                    f"{path} differs from what was written before the checkpoint: one of its first {n_lines} lines has "
                     "been changed. Start this run anew with rerun=true, which moves the old content aside."
                 )
-            if len(complete) > lines:
-                log.info("%s: dropping %d lines written after the checkpoint", path, len(complete) - lines)
+            if len(complete_lines) > n_lines:
+                log.info("%s: dropping %d lines written after the checkpoint", path, len(complete_lines) - n_lines)
             self._file.truncate(self._size)
 
     def write(self, lines: Iterable[str]) -> None:
@@ -196,28 +199,28 @@ class LineFile:
         with report_write_errors(self._path):
             self._file.write(data)
             self._file.flush()
-        self._lines += len(new_lines)
+        self._n_lines += len(new_lines)
         self._size += len(data)
         self._hash.update(self._extract_content(data))
 
     def write_object(self, content: Mapping[str, Any]) -> None:
-        """Append a line of JSON; errors as `write`."""
+        """Append `content` as a line of JSON; raise RunFolderError if the file cannot be written."""
         self.write([json.dumps(content, allow_nan=False, ensure_ascii=False)])
 
     def position(self) -> FilePosition:
         """Sync the file to disk and return its end, which a checkpoint stores as the position to resume from.
 
         Raises:
-            RunFolderError: the file has been changed, see `check`.
+            RunFolderError: the file was removed, replaced or changed (`check`).
         """
         if not self._file.closed:
             os.fsync(self._file.fileno())
             self.check()
-        return {"lines": self._lines, "sha256": self.digest}
+        return {"lines": self._n_lines, "sha256": self.digest}
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the content of all lines, hexadecimal."""
+        """SHA-256 of the lines written so far, as in `FilePosition`, hexadecimal."""
         return self._hash.hexdigest()
 
     def check(self) -> None:
@@ -238,6 +241,6 @@ class LineFile:
         )
 
     def close(self) -> None:
-        """Close the file. Lines that a full disk did not accept are lost; `write` has raised an error."""
+        """Close the file. Lines that could not be written, for which `write` raised an error, are lost."""
         with suppress(OSError):
             self._file.close()

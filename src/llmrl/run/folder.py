@@ -2,7 +2,7 @@
 
 Names consist of letters, digits, `.`, `_` and `-`. The hash identifies the experiment: configs that differ only in keys
 that cannot change results (`config_hash.EXCLUDED`) have the same folder. The label is a short form of the overrides for
-people and TensorBoard's list of runs; it may be cut, and two experiments may have the same label.
+readers and TensorBoard's list of runs; it may be cut, and two experiments may have the same label.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ STUDY, TREATMENT = "experiment", "treatment"
 def split_overrides(overrides: Iterable[str]) -> dict[str, str]:
     """Return Hydra overrides as `{key: value}`, without keys of `config_hash.EXCLUDED`; of equal keys the last counts.
 
-    Choices of parts come first, then their fields, each sorted by key, so a shortened name still has the parts.
+    Choices of options come first, then values of fields, each sorted by key, so a label that is cut keeps the choices.
 
     >>> split_overrides(["env.n_envs=8", "principal=ucb", "seed=3"])
     {'principal': 'ucb', 'env.n_envs': '8'}
     """
-    split: dict[str, str] = {}
+    value_by_key: dict[str, str] = {}
     for override in overrides:
         key, _, value = override.partition("=")
-        removed = key.startswith("~")
+        is_removed = key.startswith("~")
         key = key.lstrip("+~")
         if not is_excluded(key):
-            split[key] = "none" if removed else value.strip("'\"")
-    return dict(sorted(split.items(), key=lambda item: ("." in item[0], item[0])))
+            value_by_key[key] = "none" if is_removed else value.strip("'\"")
+    return dict(sorted(value_by_key.items(), key=lambda item: ("." in item[0], item[0])))
 
 
 def format_run_label(overrides: Iterable[str], name: str = "") -> str:
     """Return the readable part of a run folder's name.
 
-    `env=<name>` is left out where it equals `name`, the folder above: TensorBoard cuts long names. A treatment comes
-    first, without its key.
+    `env=<name>` is left out if `name`, the folder above, is the same, because TensorBoard cuts long names. A treatment
+    comes first, without its key.
 
     >>> format_run_label(["principal=ucb", "env=escape_room", "seed=1"])
     'env_escape_room-principal_ucb'
@@ -62,7 +62,7 @@ def format_run_label(overrides: Iterable[str], name: str = "") -> str:
 def find_run_folder(root: Path, name: str, digest: str, overrides: Iterable[str], seed: int) -> Path:
     """Return the folder of the run whose config has the hash `digest`, whether or not it exists.
 
-    An existing folder with that hash is returned whatever its label: one experiment may be typed in several ways.
+    An existing folder with that hash is returned whatever its label, because different overrides may give one config.
 
     Raises:
         RunFolderError: `name` is empty, leaves `root` or has no usable character, or `root` cannot be read.
@@ -70,9 +70,9 @@ def find_run_folder(root: Path, name: str, digest: str, overrides: Iterable[str]
     relative = Path(name)
     if not name or relative.is_absolute() or ".." in relative.parts:
         raise RunFolderError(f"name={name!r} must be a folder name inside {root}, such as name=my_sweep")
-    if not (cleaned := sanitize_path(name)).parts:
+    if not (sanitized_name := sanitize_path(name)).parts:
         raise RunFolderError(f"name={name!r} has no character that folder names may have; use e.g. name=my_sweep")
-    parent = root.expanduser().absolute() / cleaned
+    parent = root.expanduser().absolute() / sanitized_name
     try:
         with os.scandir(parent) as entries:
             matches = [entry for entry in entries if entry.name.endswith(f"-{digest}")]
@@ -89,10 +89,10 @@ def find_run_folder(root: Path, name: str, digest: str, overrides: Iterable[str]
 def create_run_folder(
     root: Path, name: str, digest: str, overrides: Iterable[str], seed: int, private: bool = True
 ) -> Path:
-    """Return the folder as `find_run_folder`; create it if it is missing, readable by its owner only if `private`.
+    """Return the folder of `find_run_folder`; create it if it is missing. If `private`, only its owner can read it.
 
     Raises:
-        RunFolderError: as `find_run_folder`, or the folder is a symbolic link or cannot be created.
+        RunFolderError: `name` is not valid, or the folder is a symbolic link or cannot be created.
     """
     folder = find_run_folder(root, name, digest, overrides, seed)
     path_inside(folder.parents[1], *folder.parts[-2:])
@@ -121,11 +121,11 @@ LENGTH_OPTIONS = (
 """Options that set the length of a run."""
 
 LABEL_OPTIONS = (STUDY, TREATMENT, "llm", *LENGTH_OPTIONS)
-"""Options that a label always contains if they were typed, even if all runs of a sweep share them, because they
+"""Options that a label contains if they are among the overrides, even if all runs of a sweep share them, because they
 distinguish sweeps of the same name."""
 
 _KEYLESS_OPTIONS = (STUDY, TREATMENT)
-"""Choices whose values are clear without their key."""
+"""Options whose values are shown without their keys, because the values identify the option."""
 
 _LABEL_ORDER = (TREATMENT, "", "llm", STUDY)
 """Order of options in a label; the empty name stands for all others."""
@@ -151,7 +151,7 @@ def parse_seed(folder: Path) -> int | None:
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Return whether `folder` is a run folder: `s<seed>` in a folder that ends in a hash, or with a run's records."""
+    """Return whether `folder` is a run folder: `s<seed>` below a name that ends in a hash, or with a run's files."""
     return parse_seed(folder) is not None and (
         parse_hash(folder) is not None or any((folder / name).exists() for name in _RECORD_NAMES)
     )
@@ -164,7 +164,7 @@ def parse_hash(folder: Path) -> str | None:
 
 
 def sanitize(text: str) -> str:
-    """Return a text in `[A-Za-z0-9._-]` only: accents are removed, other characters become `-`; it may be empty.
+    """Return `text` with characters `[A-Za-z0-9._-]` only: accents are removed, others become `-`. It may be empty.
 
     >>> sanitize("Étude 3: Qwen/Qwen2.5 (großes)")
     'Etude-3-Qwen-Qwen2.5-gro-es'
@@ -174,15 +174,15 @@ def sanitize(text: str) -> str:
 
 
 def sanitize_path(name: str) -> Path:
-    """Return the path `name=` with each part sanitized (`sanitize`); empty if no character is left."""
+    """Return the path `name` with each part sanitized (`sanitize`); empty if no character remains."""
     return Path(*filter(None, (sanitize(part) for part in Path(name).parts)))
 
 
 def shorten_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
     """Return overrides with short keys and values.
 
-    A key is cut to its last part, or to two if another key has the same last part, or not at all if these are not
-    unique either. A path is cut to its last part, or to the hash and seed of a run folder.
+    A key is cut to its last part; if another key has the same last part, to its last two parts; if these are not unique
+    either, it is not cut. A path is cut to its last part, or to the hash and seed of a run folder.
 
     >>> shorten_overrides({"learn.env_steps": "1000", "agent.init_from": "outputs/pre/ppo-0a1b2c3d/s4"})
     {'env_steps': '1000', 'init_from': '0a1b2c3d-s4'}
@@ -193,7 +193,7 @@ def shorten_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
     for key, value in overrides.items():
         is_unique = last_parts[_last_parts(key, 1)] == 1
         name = _last_parts(key, 1 if is_unique else 2)
-        names[name if is_unique or last_two_parts[name] == 1 else key] = _short_value(value)
+        names[name if is_unique or last_two_parts[name] == 1 else key] = _shorten_value(value)
     return names
 
 
@@ -205,15 +205,15 @@ def _last_parts(key: str, n: int) -> str:
 def format_overrides(overrides: Mapping[str, str], other_keys: Iterable[str] = ()) -> str:
     """Return overrides as text for tables and figures, `principal=ucb, env_steps=1000`.
 
-    Keys are shortened so that they differ from the keys in `other_keys`, too. A treatment comes first, without its key.
+    Shortened keys also differ from the shortened `other_keys`. A treatment comes first, without its key.
     """
     keys = dict.fromkeys([*other_keys, *overrides], "")
     names = dict(zip(keys, shorten_overrides(keys), strict=True))
     ordered = sorted(overrides.items(), key=lambda item: item[0] != TREATMENT)
-    return ", ".join((f"{names[key]}=" if key != TREATMENT else "") + _short_value(value) for key, value in ordered)
+    return ", ".join((f"{names[key]}=" if key != TREATMENT else "") + _shorten_value(value) for key, value in ordered)
 
 
-def _short_value(value: str) -> str:
+def _shorten_value(value: str) -> str:
     if "://" in value:
         return value.partition("://")[2].rstrip("/")
     parts = [part for part in value.split("/") if part]
@@ -229,21 +229,20 @@ def _short_value(value: str) -> str:
 def format_label(overrides: Mapping[str, str]) -> str:
     """Return the readable part of a run folder's name, at most `MAX_LABEL_LENGTH` characters.
 
-    It is `defaults` if there are no overrides.
-
-    TensorBoard cuts long names, so overrides that are usually compared come first: a treatment, then parts, then their
-    fields. The study, which most runs of a sweep share, comes last.
+    It is `defaults` without overrides. TensorBoard cuts long names, so overrides that are usually compared come first:
+    a treatment, then choices of options, then fields. The study, which most runs of a sweep share, comes last.
 
     >>> format_label({"principal": "ucb", "learn.env_steps": "1000", "experiment": "legislative/cleanup"})
     'principal_ucb-env_steps_1000-cleanup'
     """
     redacted = dict(redact(f"{key}={value}").partition("=")[::2] for key, value in overrides.items())
-    order = sorted(
+    ordered_keys = sorted(
         redacted,
         key=lambda k: (_LABEL_ORDER.index(k if k in _LABEL_ORDER else ""), "." in k, k not in LENGTH_OPTIONS, k),
     )
-    parts = []
-    for key, (name, value) in zip(order, shorten_overrides({key: redacted[key] for key in order}).items(), strict=True):
+    label_parts = []
+    short_overrides = shorten_overrides({key: redacted[key] for key in ordered_keys})
+    for key, (name, value) in zip(ordered_keys, short_overrides.items(), strict=True):
         text = sanitize(value)[:_MAX_VALUE_LENGTH]
-        parts.append(text if key in _KEYLESS_OPTIONS else f"{sanitize(name)}_{text}")
-    return sanitize("-".join(parts))[:MAX_LABEL_LENGTH].strip("-._") or "defaults"
+        label_parts.append(text if key in _KEYLESS_OPTIONS else f"{sanitize(name)}_{text}")
+    return sanitize("-".join(label_parts))[:MAX_LABEL_LENGTH].strip("-._") or "defaults"

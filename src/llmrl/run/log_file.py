@@ -1,8 +1,8 @@
 """`run.log`: the log messages of a run.
 
 A process may compute several runs, each in a thread of its own. Messages in a thread of a run (and in threads that it
-starts by `llmrl.core.threads.daemon_thread`) go to the file of that run, and of runs that wait for it. Messages of
-other threads, such as those of libraries, go to the files of all runs.
+starts by `llmrl.core.threads.daemon_thread`) go to the file of that run, and to the files of runs that wait for it as
+their prerequisite. Messages of other threads, such as those of libraries, go to the files of all runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILE_NAME = "run.log"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _active_files: ContextVar[tuple[LogFile, ...]] = ContextVar("llmrl_log_files", default=())
-"""Log files of this thread's run: those of runs that wait for it, then its own."""
+"""Log files of this thread: those of runs that wait for the thread's run, then the file of this run."""
 
 
 class SafeFormatter(logging.Formatter):
@@ -60,25 +60,25 @@ class LogFile:
         with report_write_errors(folder / FILE_NAME):
             self._handler = _Handler(folder / FILE_NAME)
         self._handler.setFormatter(SafeFormatter(_FORMAT))
-        self._handler.addFilter(self._is_current)
+        self._handler.addFilter(self._accepts_thread)
         self._waiting_files = _active_files.get()
         _active_files.set((*self._waiting_files, self))
         _count_open_files(1)
         logging.getLogger().addHandler(self._handler)
 
-    def _is_current(self, _: logging.LogRecord) -> bool:
+    def _accepts_thread(self, _: logging.LogRecord) -> bool:
         files = _active_files.get()
         return not files or self in files
 
     @contextmanager
     def receive_messages(self) -> Iterator[None]:
         """Return a context in which messages of this thread go to this file, and to those of runs that wait for it."""
-        previous = _active_files.get()
+        previous_files = _active_files.get()
         _active_files.set((*self._waiting_files, self))
         try:
             yield
         finally:
-            _active_files.set(previous)
+            _active_files.set(previous_files)
 
     def write(self, log: logging.Logger, level: int, message: str) -> None:
         """Write a message to the file only, not to the terminal."""
@@ -93,12 +93,12 @@ class LogFile:
             _active_files.set(tuple(file for file in _active_files.get() if file is not self))
             try:
                 self._handler.close()
-            except OSError as error:  # the remaining messages could not be written; earlier writes have failed, too
+            except OSError as error:  # buffered messages could not be written
                 sys.stderr.write(f"{self._handler.baseFilename} cannot be written: {error}\n")
 
 
 def active_log_files() -> tuple[LogFile, ...]:
-    """Return the open log files of this thread's run, its own last; empty in a thread without a run."""
+    """Return the open log files of this thread, that of its own run last; empty in a thread without a run."""
     return _active_files.get()
 
 

@@ -1,9 +1,9 @@
 """`metrics.jsonl`, the record of everything that a run measures, from which its sinks get their rows.
 
-The file has one JSON object per line, a row. A row has `kind`, its subject (`KINDS`); `x`, the name of the counter that
-is its x coordinate; the counters by name, whole numbers such as `env_steps`; the metrics by name; and `time/unix`
-(seconds) and `time/elapsed_s` (seconds that the run has been running, over all attempts). Within a run, all rows of a
-kind have the same counter as x coordinate, and a metric is in rows of one kind only.
+The file has one JSON object per line, a row. A row has `kind`, the kind of its metrics (`KINDS`); `x`, the name of the
+counter that is its x coordinate; the counters by name, whole numbers such as `env_steps`; the metrics by name; and
+`time/unix` (Unix time, seconds) and `time/elapsed_s` (running time of the run, over all attempts). Within a run, all
+rows of a kind have the same counter as x coordinate, and a metric is in rows of one kind only.
 
 Wall-clock numbers are only under `time/`, so everything else of two runs of the same config and seed can be compared
 bit for bit. A number that is not finite is `null` in the file and NaN when read: JSON has neither NaN nor infinity.
@@ -35,9 +35,8 @@ FILE_NAME = "metrics.jsonl"
 TIME_PREFIX = "time/"
 USAGE_PREFIX = "usage/"
 FINAL_PREFIX = "Final/"
-"""Prefix of the tags of final numbers. It is capitalized because TensorBoard's HParams tab shows the five metrics that
-sort first, and its plots omit runs that lack one of them. Only metrics that all runs have should therefore sort
-first."""
+"""Prefix of the tags of final numbers. It is capitalized to sort first: TensorBoard's HParams tab shows the first five
+metrics, and its plots omit runs that lack one of them, so these should be metrics that all runs have."""
 KINDS: tuple[RowKind, ...] = get_args(RowKind)
 COUNTERS: tuple[CounterName, ...] = get_args(CounterName)
 KIND_KEY, X_KEY = "kind", "x"
@@ -46,9 +45,9 @@ _SHARED_PREFIXES = (TIME_PREFIX, USAGE_PREFIX)
 """Prefixes of metrics that rows of every kind may have."""
 
 TextOf = Callable[[Mapping[str, Any]], str | None]
-"""Function from a row of metrics to the Markdown text to show with it, or None. Called once for each row, in order."""
+"""Function from a row of metrics to its Markdown text, or None. It is called once for each row, in order."""
 PicturesOf = Callable[[Mapping[str, Any]], Iterable[Path]]
-"""Function from a row of metrics to the files of pictures and videos to show with it. Called as `TextOf`."""
+"""Function from a row of metrics to its picture and video files. It is called once for each row, in order."""
 
 
 class MetricLog(LineFile):
@@ -57,8 +56,8 @@ class MetricLog(LineFile):
     Args:
         folder: run folder.
         position: `position()` at the resumed checkpoint, to which an existing file is cut; None: it is emptied. The
-            remaining rows are passed to the sinks, so that they, too, continue as if uninterrupted.
-        sinks: sinks by the names of their options. A failure of a sink is not a failure of this log.
+            remaining rows are passed to the sinks, so that these also continue as if uninterrupted.
+        sinks: sinks by the names of their options. Their exceptions are logged, not raised.
         opening: description of the run for the sinks; None: one with the folder only.
 
     Raises:
@@ -92,7 +91,7 @@ class MetricLog(LineFile):
                 "content aside."
             ) from error
         self._elapsed = float(rows[-1][TIME_PREFIX + "elapsed_s"]) if rows else 0.0
-        self._x_value = _x_value(rows[-1]) if rows else 0
+        self._last_x = _get_x(rows[-1]) if rows else 0
         self._senders: list[Callable[[Row, Mapping[str, Any]], None]] = []
         opening = opening or Opening(folder, folder.parent, folder.parent.name, folder.name, started=time.time())
         self._sinks = FanOut(sinks or {}, opening)
@@ -101,7 +100,7 @@ class MetricLog(LineFile):
             self._sinks.open([to_sink_row(number, line) for number, line in enumerate(rows)])
 
     def attach(self, tag: str, text_of: TextOf) -> None:
-        """Attach a text to each row, earlier and later ones, under `tag`."""
+        """Send the text of each row, earlier rows included, to the sinks under `tag`."""
 
         def send(row: Row, line: Mapping[str, Any]) -> None:
             if (text := text_of(line)) is not None:
@@ -110,7 +109,7 @@ class MetricLog(LineFile):
         self._attach(send)
 
     def attach_pictures(self, tag: str, pictures_of: PicturesOf) -> None:
-        """Attach pictures and videos to each row, earlier and later ones, under `tag`."""
+        """Send the pictures and videos of each row, earlier rows included, to the sinks under `tag`."""
 
         def send(row: Row, line: Mapping[str, Any]) -> None:
             for path in pictures_of(line):
@@ -128,7 +127,7 @@ class MetricLog(LineFile):
         """Record a row of `metrics` (anything that `float()` accepts).
 
         Args:
-            kind: subject of the row.
+            kind: kind of the row, one of `KINDS`.
             x: counter that is the x coordinate of the row, one of `counters`.
             metrics: metrics by name.
             counters: whole numbers by their names in `COUNTERS`, such as `env_steps=800`.
@@ -145,11 +144,11 @@ class MetricLog(LineFile):
         if reserved := {KIND_KEY, X_KEY, *COUNTERS} & metrics.keys():
             raise ValueError(f"metrics cannot have the names of counters: {', '.join(sorted(reserved))}")
         self._register_row(line | dict(metrics))
-        line |= {name: self._finite(line[x], name, float(value)) for name, value in metrics.items()}
+        line |= {name: self._to_finite(line[x], name, float(value)) for name, value in metrics.items()}
         line[TIME_PREFIX + "elapsed_s"] = round(self.elapsed_s, 3)
         line[TIME_PREFIX + "unix"] = round(time.time(), 6)  # precise enough to order rows and other events
         self.write([json.dumps(line, allow_nan=False)])
-        self._x_value = line[x]
+        self._last_x = line[x]
         if self._sinks:
             row = to_sink_row(self._n_rows, line)
             self._sinks.row(row)
@@ -163,13 +162,13 @@ class MetricLog(LineFile):
         return self._elapsed + time.monotonic() - self._started
 
     def close(self, state: str = "finished", final: Mapping[str, Any] | None = None, error: str = "") -> None:
-        """Close the file and the sinks; further calls do nothing. Some sinks are still closing afterwards (`wait`).
+        """Close the file and the sinks; further calls do nothing. Sinks with a thread may close later (`wait`).
 
         Args:
             state: state of the run, as in `status.json`.
-            final: findings of the run, which sinks get as its summary. Its floats are also final numbers: metrics
-                `Final/<name>` at the x coordinate of the last row. Counts are excluded, and so are names with a slash
-                or `llm_`, because their last value is in a curve.
+            final: findings of the run, which sinks get as its summary. Sinks also get its floats as metrics
+                `Final/<name>` at the x coordinate of the last row, except names that contain a slash or start with
+                `llm_`, because rows have these metrics already.
             error: reason why the run ended, in one line.
         """
         if not self._file.closed:
@@ -180,7 +179,7 @@ class MetricLog(LineFile):
                 for name, value in summary.items()
                 if isinstance(value, float) and "/" not in name and not name.startswith("llm_")
             }
-            self._sinks.close(Ending(state, error, final_metrics, self._x_value, time.time(), summary))
+            self._sinks.close(Ending(state, error, final_metrics, self._last_x, time.time(), summary))
 
     def wait(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
         """Wait a limited time for sinks that are still closing, less if `is_stopping()`, and report incomplete ones."""
@@ -198,11 +197,11 @@ class MetricLog(LineFile):
         for name in list_metrics(row):
             if (
                 not name.startswith(_SHARED_PREFIXES)
-                and (earlier := self._kind_by_metric.setdefault(name, kind)) != kind
+                and (earlier_kind := self._kind_by_metric.setdefault(name, kind)) != kind
             ):
-                raise ValueError(f"metric {name} is in rows of kind {earlier}, and now in one of kind {kind}")
+                raise ValueError(f"metric {name} is in rows of kind {earlier_kind}, and now in one of kind {kind}")
 
-    def _finite(self, x: int, name: str, value: float) -> float | None:
+    def _to_finite(self, x: int, name: str, value: float) -> float | None:
         if math.isfinite(value):
             return value
         if name not in self._non_finite_names:
@@ -218,8 +217,8 @@ class MetricTable:
     Attributes:
         kind: kind of the rows.
         x: counter that is their x coordinate.
-        columns: numbers by name, each [n_rows]: the counter `x` first, the other counters, then the metrics in the
-            order in which they appeared; NaN where a row has no such number, or one that was not finite.
+        columns: arrays by name, [n_rows] each: the counter `x`, the other counters, then the metrics in the order of
+            their first rows; NaN where a row has no such number, or one that was not finite.
     """
 
     kind: RowKind
@@ -240,10 +239,10 @@ def read_metrics(path: Path, kind: RowKind | None = None) -> list[dict[str, Any]
         lines = read_bytes(path).split(b"\n")[:-1]
     except OSError as error:
         raise RunFolderError(f"{path} cannot be read: {error.strerror or error}") from error
-    for line_number, text in enumerate(lines, start=1):
+    for line_number, line in enumerate(lines, start=1):
         try:
-            line = json.loads(text.decode("utf-8"))
-            rows.append({name: math.nan if value is None else value for name, value in line.items()})
+            row = json.loads(line.decode("utf-8"))
+            rows.append({name: math.nan if value is None else value for name, value in row.items()})
         except UnicodeDecodeError as error:
             raise RunFolderError(f"{path}, line {line_number} is not UTF-8 (byte {error.start} of it)") from error
         except (ValueError, AttributeError, RecursionError) as error:
@@ -278,7 +277,7 @@ def read_metric_tables(path: Path) -> dict[RowKind, MetricTable]:
 
 
 def _check_numbers(row: Mapping[str, Any]) -> None:
-    """Raise ValueError if a counter or metric of a row that was read is not a number."""
+    """Raise ValueError if a counter or metric of a row is not a number."""
     for name, value in row.items():
         if name not in (KIND_KEY, X_KEY) and (not isinstance(value, int | float) or isinstance(value, bool)):
             raise ValueError(f"{name} is {repr(value)[:60]}, not a number")
@@ -289,16 +288,14 @@ def list_metrics(row: Mapping[str, Any]) -> list[str]:
     return [name for name in row if name not in _NON_METRIC_KEYS]
 
 
-def _x_value(row: Mapping[str, Any]) -> int:
+def _get_x(row: Mapping[str, Any]) -> int:
     return int(row[row[X_KEY]])
 
 
 def drop_nondeterministic_metrics(lines: bytes) -> bytes:
-    """Return complete lines of a `metrics.jsonl` without numbers that differ between equal runs.
+    """Return complete lines of a `metrics.jsonl` without times and usage, which differ between repetitions of a run.
 
-    These are wall-clock numbers and costs.
-
-    A line that is not a JSON object stays as it is.
+    A line that is not a JSON object is returned unchanged.
     """
     return b"".join(map(_drop_from_line, lines.splitlines(keepends=True)))
 
@@ -314,12 +311,12 @@ def _drop_from_line(line: bytes) -> bytes:
 
 
 def to_sink_row(number: int, line: Mapping[str, Any]) -> Row:
-    """Return the line `number`, from 0, as a `Row` for sinks."""
+    """Return a line of the file as a `Row` for sinks; `number` is its index, from 0."""
     return Row(
         number=number,
         kind=line[KIND_KEY],
         x=line[X_KEY],
-        place=_x_value(line),
+        place=_get_x(line),
         unix=float(line[TIME_PREFIX + "unix"]),
         counters={name: int(line[name]) for name in COUNTERS if name in line},
         metrics={

@@ -3,9 +3,9 @@
 The process that works on a folder keeps a file `owner.json` in it, created with O_CREAT | O_EXCL, and touches it
 every half minute. A process that finds the file of another owner decides whether that owner is alive:
 
-- on the same machine: whether that process exists, so that a killed run can be resumed at once;
-- in the same scheduler job, requeued: the process of the earlier start is dead;
-- otherwise: by the age of the last touch, measured with the file system's clock.
+- On the same machine, the owner is alive if its process exists, so a killed run can be resumed at once.
+- If the scheduler has requeued the owner's job, and this process belongs to the later start, the owner is dead.
+- Otherwise, the owner is alive if its last touch, by the clock of the file system, is recent (`STALE_AFTER_S`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,17 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that works on a run folder. `machine` identifies host, boot and container; `pid` is unique in it."""
+    """The process that works on a run folder.
+
+    Attributes:
+        host: host name.
+        machine: identifier of host, boot and container (`get_machine_id`), within which `pid` is unique.
+        process_start: start time of the process (`get_process_start`), which distinguishes later ones of the same id.
+        attempt: number of the run's attempt, from 1.
+        job_id: id of the scheduler job (`get_job_id`); empty without one.
+        restarts: number of times that SLURM has requeued the job.
+        token: random identifier of this ownership.
+    """
 
     host: str
     machine: str
@@ -119,11 +129,11 @@ class Ownership:
     def is_held(self) -> bool:
         """True while this process owns the folder; another machine may take it over after a long suspension."""
         try:
-            current = read_owner(self.folder)
+            owner = read_owner(self.folder)
         except RunFolderError as error:
             log.error("%s", error)
             return False
-        return current is not None and current.token == self.owner.token
+        return owner is not None and owner.token == self.owner.token
 
     def release(self) -> None:
         """Release the folder; in a forked child, or if the folder has been taken over, the owner file is kept."""
@@ -156,37 +166,38 @@ class Ownership:
     def _clear_stale(self) -> None:
         """Remove the owner file of a dead process; wait briefly if that is uncertain; raise if the folder is in use."""
         try:
-            current = read_owner(self.folder)
+            owner = read_owner(self.folder)
         except RunFolderError:
             if self._may_be_incomplete():
                 return
             raise
-        if current is None and self._may_be_incomplete():
+        if owner is None and self._may_be_incomplete():
             return
-        if current is not None and is_alive(current, self._path):
+        if owner is not None and is_alive(owner, self._path):
             raise RunInUse(
-                f"{self.folder} is in use by {current}; wait for that process or stop it. If its machine has crashed, "
+                f"{self.folder} is in use by {owner}; wait for that process or stop it. If its machine has crashed, "
                 f"the folder is free {STALE_AFTER_S / 60:g} minutes after the crash (or delete {self._path.name})."
             )
-        # Rename before removing: of several processes that found the same stale file, only one can move it. If it has
-        # moved a newer file instead, it notices that and puts it back.
+        # Rename before removing: of several processes that found the same stale file, only one can rename it. If that
+        # process has renamed the file of a new owner instead, it reads this from the token and restores the file.
         temporary_path = self._path.with_name(f".{FILE_NAME}.{self.owner.token}.tmp")
         try:
             self._path.rename(temporary_path)
         except FileNotFoundError:
             return
         try:
-            owner = read_owner(self.folder, temporary_path.name)
+            renamed_owner = read_owner(self.folder, temporary_path.name)
         except RunFolderError:
-            owner = None
-        if owner is not None and (current is None or owner.token != current.token) and not self._path.exists():
+            renamed_owner = None
+        is_new = renamed_owner is not None and (owner is None or renamed_owner.token != owner.token)
+        if is_new and not self._path.exists():
             temporary_path.rename(self._path)
             return
         temporary_path.unlink(missing_ok=True)
-        log.info("took over %s from %s, which is gone", self.folder, current or "a process that died while starting")
+        log.info("took over %s from %s, which is gone", self.folder, owner or "a process that died while starting")
 
     def _may_be_incomplete(self) -> bool:
-        """Return whether the owner file is gone or may still be being written; wait briefly in this case."""
+        """Return whether the owner file is missing or may not be completely written yet; if so, wait briefly."""
         age = _age(self._path)
         if age is not None and age >= _EMPTY_GRACE_S:
             return False
@@ -198,29 +209,29 @@ def is_in_use(folder: Path) -> bool:
     """Return whether a live process owns `folder`.
 
     Raises:
-        RunFolderError: as `read_owner`.
+        RunFolderError: the owner file is not a valid record.
     """
     owner = read_owner(folder)
     return owner is not None and is_alive(owner, folder / FILE_NAME)
 
 
-def release_ended_job(folder: Path, lost_job: str) -> None:
+def release_ended_job(folder: Path, ended_job_id: str) -> None:
     """Remove the owner file of a scheduler job that has ended, so that another job can take the run over at once.
 
     Args:
         folder: run folder.
-        lost_job: id of the job, all of whose processes have ended (`get_job_id`).
+        ended_job_id: id of the job, all of whose processes have ended (`get_job_id`).
 
     Raises:
-        RunFolderError: as `read_owner`.
+        RunFolderError: the owner file is not a valid record.
     """
     owner = read_owner(folder)
-    if owner is not None and owner.job_id == lost_job:
+    if owner is not None and owner.job_id == ended_job_id:
         (folder / FILE_NAME).unlink(missing_ok=True)
 
 
 def read_owner(folder: Path, file_name: str = FILE_NAME) -> Owner | None:
-    """Return the owner of `folder`, dead or alive; None without one (or if the file is just being written).
+    """Return the owner of `folder`, dead or alive; None without one, or if the owner file is still empty.
 
     Raises:
         RunFolderError: the owner file is not a valid record.
@@ -240,7 +251,7 @@ def read_owner(folder: Path, file_name: str = FILE_NAME) -> Owner | None:
 
 
 def is_alive(owner: Owner, path: Path) -> bool:
-    """Return whether `owner`, read from the owner file `path`, is alive (see the module's docstring)."""
+    """Return whether the process `owner`, read from the owner file `path`, is alive, by the rules of this module."""
     if owner.machine == get_machine_id():
         return get_process_start(owner.pid) == owner.process_start
     if (
@@ -257,7 +268,7 @@ def seems_alive(machine: str, pid: int, start: str, touched_file: Path) -> bool:
     """Return whether a process is alive, without writing a file (`is_alive` needs the clock of the file system).
 
     Args:
-        machine, pid, start: as in `Owner`.
+        machine, pid, start: `machine`, `pid` and `process_start` of the process, as in `Owner`.
         touched_file: file that the process touches (`Heartbeat`). On another machine, the process is alive if the
             file was touched in the last `STALE_AFTER_S` seconds, by this machine's clock.
     """
@@ -270,17 +281,16 @@ def seems_alive(machine: str, pid: int, start: str, touched_file: Path) -> bool:
 
 
 def has_open_for_writing(pid: int, path: Path) -> bool:
-    """Return whether process `pid` has the file `path` open for writing, as an owner has its owner file.
+    """Return whether process `pid` has the file `path` open for writing. An owner has its owner file open.
 
-    Unlike the content of that file, this cannot be forged by the user who wrote the folder.
-
-    False for processes of other users and machines, and on systems without `/proc`.
+    Unlike the content of that file, this cannot be forged by the user who wrote the folder. The result is False for
+    processes of other users and machines, and on systems without `/proc`.
     """
     try:
-        file = path.lstat()
+        file_stat = path.lstat()
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # closed meanwhile
-                if descriptor.lstat().st_mode & stat.S_IWUSR and os.path.samestat(descriptor.stat(), file):
+            with suppress(FileNotFoundError):  # closed since the folder was listed
+                if descriptor.lstat().st_mode & stat.S_IWUSR and os.path.samestat(descriptor.stat(), file_stat):
                     return True
     except OSError:
         return False
@@ -292,8 +302,8 @@ def get_job_id() -> str:
 
     Backends of other schedulers set it in `LLMRL_JOB_ID`.
     """
-    if configured := os.environ.get(JOB_ID):
-        return configured
+    if job_id := os.environ.get(JOB_ID):
+        return job_id
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
 
@@ -309,7 +319,7 @@ def get_machine_id() -> str:
 
 def get_process_start(pid: int) -> str | None:
     """Return the start time of process `pid`, in clock ticks since boot (empty outside Linux); None if it is gone."""
-    if not Path("/proc/self/stat").exists():  # outside Linux only the existence of the process is known
+    if not Path("/proc/self/stat").exists():  # other systems than Linux show only whether the process exists
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
@@ -326,14 +336,14 @@ def get_process_start(pid: int) -> str | None:
 
 def _age(path: Path) -> float | None:
     """Return the seconds since `path` was touched, by the clock of its file system; None if it does not exist."""
-    probe = path.with_name(f".clock.{uuid.uuid4().hex}.tmp")
+    clock_file = path.with_name(f".clock.{uuid.uuid4().hex}.tmp")
     try:
-        probe.touch()
-        now = probe.stat().st_mtime
+        clock_file.touch()
+        now = clock_file.stat().st_mtime
         return now - path.lstat().st_mtime
     except FileNotFoundError:
         return None
     except OSError as error:
         raise make_write_error(path.parent, error) from error
     finally:
-        probe.unlink(missing_ok=True)
+        clock_file.unlink(missing_ok=True)

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WARM_UP_FRACTION = 0.01
-"""Share of the total whose units are left out of the rate, because code is compiled and games start at first."""
+"""If the first update is below this fraction of the total, the speed omits it, because it includes compilation."""
 MAX_CHARACTERS = 80
 """Maximum number of characters of a proposal that are shown."""
 
 FIRST_LOG_S = 10.0
 """Seconds until the first log line, which shows a user early that the run makes progress."""
 LOG_INTERVAL_S = 60.0
-"""Seconds between log lines where there is neither terminal nor notebook."""
+"""Seconds between log lines without a bar."""
 REPORT_INTERVAL_S = 5.0
-"""Seconds between calls of `report`."""
+"""Seconds between calls of `on_report`."""
 NOTEBOOK_INTERVAL_S = 1.0
 """Seconds between two changes of the line in a notebook."""
 
@@ -46,8 +46,8 @@ class ProgressBar:
         unit: name of the counted units, e.g. `steps`.
         description: name of the work, e.g. `train`.
         done: first value of `done` (a resumed run does not start at zero).
-        report: function that is called with the numbers at most every `REPORT_INTERVAL_S` seconds, and at the end.
-        terminal: whether to draw a bar; None: if standard error is a terminal.
+        on_report: function that is called with the progress at most every `REPORT_INTERVAL_S` seconds, and at the end.
+        terminal: whether to draw a bar; None: draw it if standard error is a terminal.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class ProgressBar:
     ) -> None:
         self.progress = status.RunProgress(done=done, total=total, unit=unit)
         self._description = description
-        self._report = on_report
+        self._on_report = on_report
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
         self._bar: Bars | None = None
         self._in_notebook = "ipykernel" in sys.modules
         self._is_main_thread, self._files = True, active_log_files()
         self._first_done = done
-        self._is_warmed_up = self._logged = False
+        self._is_warmed_up = self._has_logged = False
         self._first_time = self._last_report = self._last_log = self._last_notebook_time = time.monotonic()
 
     def __enter__(self) -> ProgressBar:
@@ -77,7 +77,7 @@ class ProgressBar:
             from llmrl.run.bars import Bars
 
             self._bar = Bars()
-            self._bar.show_progress(self._description, self.progress, self._speed())
+            self._bar.show_progress(self._description, self.progress, self._format_speed())
             self._bar.start()
         return self
 
@@ -88,11 +88,11 @@ class ProgressBar:
             self._log()
         if self._in_notebook:
             self._write_notebook_line("\n")
-        if self._report is not None:
-            self._report(self.progress)
+        if self._on_report is not None:
+            self._on_report(self.progress)
 
     def update(self, done: float) -> None:
-        """Set the number of finished units to `done`; cheap enough for every step."""
+        """Set the number of finished units to `done`; it may be called at every step."""
         now = time.monotonic()
         progress = self.progress
         progress.done = done
@@ -106,16 +106,16 @@ class ProgressBar:
             if progress.total is not None:
                 progress.eta_s = max(progress.total - done, 0) / progress.steps_per_second
         if self._bar is not None:
-            self._bar.show_progress(self._description, progress, self._speed())
-        elif now - self._last_log >= (LOG_INTERVAL_S if self._logged else FIRST_LOG_S):
-            self._last_log, self._logged = now, True
+            self._bar.show_progress(self._description, progress, self._format_speed())
+        elif now - self._last_log >= (LOG_INTERVAL_S if self._has_logged else FIRST_LOG_S):
+            self._last_log, self._has_logged = now, True
             self._log()
         if self._in_notebook and now - self._last_notebook_time >= NOTEBOOK_INTERVAL_S:
             self._last_notebook_time = now
             self._write_notebook_line()
-        if self._report is not None and now - self._last_report >= REPORT_INTERVAL_S:
+        if self._on_report is not None and now - self._last_report >= REPORT_INTERVAL_S:
             self._last_report = now
-            self._report(progress)
+            self._on_report(progress)
 
     def advance(self, units: float) -> None:
         """Add `units` to the number of finished units."""
@@ -153,7 +153,7 @@ class ProgressBar:
         if self._is_main_thread:
             log.info("%s", self)
             return
-        for file in self._files:  # by themselves, because the main thread may compute the run
+        for file in self._files:  # those of the run's thread, because another thread may call this
             file.write(log, logging.INFO, str(self))
 
     def _write_notebook_line(self, end: str = "") -> None:
@@ -161,15 +161,15 @@ class ProgressBar:
         sys.stdout.write(f"\r{printable(str(self)):<100}{end}")
 
     def __str__(self) -> str:
-        n = self.progress
-        total = "" if n.total is None else f"/{n.total:.0f}"
-        percent = f" ({n.done / n.total:.1%})" if n.total else ""
-        remaining = "" if n.eta_s is None else f", {format_clock(n.eta_s)} left"
-        speed = f", {self._speed()}" if n.steps_per_second else ""
-        result_text = f"; {n.result_text}" if n.result_text else ""
-        return f"{self._description} {n.done:.0f}{total} {n.unit}{percent}{speed}{remaining}{result_text}"
+        progress = self.progress
+        total = "" if progress.total is None else f"/{progress.total:.0f}"
+        percent = f" ({progress.done / progress.total:.1%})" if progress.total else ""
+        remaining = "" if progress.eta_s is None else f", {format_clock(progress.eta_s)} left"
+        speed = f", {self._format_speed()}" if progress.steps_per_second else ""
+        result_text = f"; {progress.result_text}" if progress.result_text else ""
+        return f"{self._description} {progress.done:.0f}{total} {progress.unit}{percent}{speed}{remaining}{result_text}"
 
-    def _speed(self) -> str:
+    def _format_speed(self) -> str:
         speed = self.progress.steps_per_second
         if speed is None:
             return ""
@@ -183,19 +183,19 @@ def shorten(text: str, max_characters: int = MAX_CHARACTERS) -> str:
 
 def format_clock(seconds: float) -> str:
     """Return a duration as `h:mm:ss`, or `m:ss` below an hour."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{seconds_rest:02d}" if hours else f"{minutes}:{seconds_rest:02d}"
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration with its units, in the two largest that it has: `2 h 5 min`, `17 min 40 s`, `40 s`.
+    """Return a duration in its two largest units: `2 h 5 min`, `17 min 40 s`, `40 s`.
 
     >>> format_duration(7500), format_duration(1060), format_duration(0.4)
     ('2 h 5 min', '17 min 40 s', '0 s')
     """
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours:,} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes} min {seconds_rest} s" if minutes else f"{seconds_rest} s"

@@ -28,14 +28,14 @@ class MeasuredProposal:
     """A vector that was proposed and measured.
 
     Attributes:
-        step: principal step, or iteration of a search, from 1; 0 for vectors tried before a search.
-        candidate: number of the vector in that step, from 0.
-        objective, values: measured objective, which is the mean of `values`, the objectives of its episodes.
+        step: principal step, or iteration of a search, from 1; 0 for vectors that were measured before a search.
+        candidate: index of the vector in that step, from 0.
+        objective, values: measured objective, which is the mean of `values`, the objectives of single episodes.
         standard_error: standard error of the objective; NaN if unknown.
-        context: name of the context it was proposed for; empty without contexts.
-        parameters: values by name; those of a policy by index, because its parameters have no names in the file.
+        context: name of the context that the vector was proposed for; empty without contexts.
+        parameters: elements of the vector by name; for parameters of a policy, which have no names, by index.
         reasoning: reason that the principal gave; may be empty.
-        fallback: whether it replaces a proposal, because the principal could not answer.
+        fallback: whether the vector replaces a proposal that the principal failed to make.
     """
 
     step: int
@@ -52,8 +52,8 @@ class MeasuredProposal:
 def read_measured_proposals(folder: Path) -> list[MeasuredProposal]:
     """Return the proposals of the run in `folder`, in order.
 
-    Those of a search are in `proposals.jsonl`; those of mechanism design are in the summary or, before there is one, in
-    the newest checkpoint.
+    Proposals of a search are in `proposals.jsonl`. Proposals of mechanism design are in the summary, or in the newest
+    checkpoint while there is no summary.
 
     Raises:
         CheckpointError: no checkpoint can be read.

@@ -26,7 +26,8 @@ from llmrl.run.files import write_atomic, write_json
 log = logging.getLogger(__name__)
 
 FILE_NAME = "provenance.json"
-MAX_DIFF_BYTES = 1_000_000
+MAX_DIFF_CHARACTERS = 1_000_000
+"""Maximum number of characters of uncommitted changes that are saved."""
 RECORDED_VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_VISIBLE_DEVICES",
@@ -47,7 +48,7 @@ RECORDED_VARIABLES = (
 def write_provenance(folder: Path, attempt: int) -> str:
     """Append the record of this attempt to `provenance.json`; uncommitted changes go to `code-<attempt>.diff`.
 
-    Returns the digest of the code that runs.
+    Returns the digest of the imported code (`compute_code_digest`).
     """
     path = folder / FILE_NAME
     attempts: list[dict[str, Any]] = []
@@ -82,7 +83,7 @@ def write_provenance(folder: Path, attempt: int) -> str:
 def compute_code_digest() -> str:
     """Return 16 hexadecimal digits that identify the imported code of this package: its Python files and prompts.
 
-    The files are read at the first call, because later they may differ from the imported code.
+    The files are read at the first call only, because later they may differ from the imported code.
     """
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
@@ -95,7 +96,7 @@ def compute_code_digest() -> str:
 def read_checkout_state() -> tuple[str, str, str] | None:
     """Return Git revision, `git status --porcelain` and uncommitted changes of the checkout that holds this package.
 
-    They are read at the first call, as by `compute_code_digest`. The result is None for an installed wheel.
+    They are read at the first call only. The result is None if the package is not in a checkout.
     """
     package = Path(__file__).parent
     revision = _run_git(package, "rev-parse", "HEAD")
@@ -105,13 +106,13 @@ def read_checkout_state() -> tuple[str, str, str] | None:
 
 
 def _describe_code(diff_path: Path) -> dict[str, Any] | None:
-    """Return facts about the checkout that holds this package; None for an installed wheel."""
+    """Return the record of the checkout with this package, after its diff is saved; None without a checkout."""
     if (state := read_checkout_state()) is None:
         return None
     revision, changes, diff = state
     if diff := redact_code(diff):
-        if len(diff) > MAX_DIFF_BYTES:
-            diff = diff[:MAX_DIFF_BYTES] + f"\n[cut: {len(diff)} characters in all]\n"
+        if len(diff) > MAX_DIFF_CHARACTERS:
+            diff = diff[:MAX_DIFF_CHARACTERS] + f"\n[cut: {len(diff)} characters in all]\n"
         write_atomic(diff_path, diff)
     untracked = [line[3:] for line in changes.splitlines() if line.startswith("??")]
     return {
@@ -124,7 +125,7 @@ def _describe_code(diff_path: Path) -> dict[str, Any] | None:
 
 def _run_git(folder: Path, *arguments: str) -> str | None:
     """Return the output of a Git command in `folder`; None without Git, outside a checkout, or if it takes too long."""
-    # Without optional locks: a killed process would leave the lock of the index in the user's repository.
+    # Without optional locks, because a killed process would leave the lock of the index in the user's repository.
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=True).stdout
@@ -141,8 +142,8 @@ def list_package_versions() -> dict[str, str]:
 
 
 def _get_cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
+    cpuinfo_path = Path("/proc/cpuinfo")
+    lines = cpuinfo_path.read_text().splitlines() if cpuinfo_path.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
 
@@ -156,8 +157,8 @@ def _get_memory_bytes() -> int | None:
 
 def _list_gpu_names() -> list[str]:
     """Return the names of the NVIDIA GPUs of this machine, without initializing CUDA in this process."""
-    drivers = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    names = [line.partition(":")[2].strip() for f in drivers for line in f.read_text().splitlines() if "Model:" in line]
+    texts = [path.read_text() for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
+    names = [line.partition(":")[2].strip() for text in texts for line in text.splitlines() if "Model:" in line]
     if names or not shutil.which("nvidia-smi"):
         return names
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]

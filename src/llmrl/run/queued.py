@@ -1,7 +1,7 @@
 """`queued.json`, the record of the latest launcher that accepted a run, written before any process works on the run.
 
-It distinguishes waiting runs from runs that were never launched, and names the file with the job's output. Only the
-launcher writes it, never the run itself, so neither can overwrite the other's records.
+It distinguishes waiting runs from runs that were never launched, and gives the file with the job's output. Only the
+launcher writes it. The run writes `status.json`, so neither can overwrite the other's record.
 """
 
 from __future__ import annotations
@@ -20,32 +20,31 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "queued.json"
 ALIVE_NAME = "launcher.alive"
-"""File in the folder of a launch, which the launching process has open and touches as long as it lives."""
+"""File in the folder of a launch, which the launching process has open and touches until it ends."""
 
 _OPTIONAL_FIELD_DEFAULTS: dict[str, list[Any]] = {"other_run_folders": [], "after": []}
-"""Fields that are stored only if they differ from these values, as for runs in a shared process or with
-prerequisites."""
+"""Fields that are written only if they are not empty. Most runs have a process of their own and no prerequisites."""
 
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """The record of a launch: which process took a run on, and for which backend.
+    """The record of a launch: the process that launched a run, and the backend that executes it.
 
     Attributes:
         backend: dotted name of the backend's class (`llmrl.sweeps.backends`).
-        attempt: number of previous attempts; the run has started once its status has a later attempt.
+        attempt: number of previous attempts; the run has started once its status has a higher number.
         job_id: scheduler's id, `123`, or `123_4` in an array; empty if the backend has no scheduler.
-        machine, pid, process_start: launching process; without a scheduler, its queue ends with it.
+        machine, pid, process_start: launching process, as in `Owner`; without a scheduler, waiting runs end with it.
         host: host name of the launching machine.
         sweep: folder of the launch.
         log: file for the output of the job.
         cluster, user: cluster and user of the scheduler's queue; empty without a scheduler.
         submitted: time of the launch, Unix seconds.
-        code: digest of the package's code at that time (`run.provenance.code_digest`).
-        overrides: Hydra overrides of this run as typed.
+        code: digest of the package's code at that time (`compute_code_digest`).
+        overrides: Hydra overrides of this run.
         error: reason why the scheduler refused the job; empty if it accepted it.
         canceled: who or what canceled the run before it started; empty if it was not canceled.
-        other_run_folders: folders of the other runs in its process, which end when the process ends.
+        other_run_folders: folders of the other runs that the same process computes.
         after: runs of this launch that must be finished before it starts.
     """
 
@@ -70,8 +69,8 @@ class LaunchRecord:
 
     def write(self, folder: Path) -> None:
         """Replace the record in the run folder `folder`, atomically."""
-        content = asdict(self)
-        write_json(folder / FILE_NAME, {k: x for k, x in content.items() if x or k not in _OPTIONAL_FIELD_DEFAULTS})
+        content = {key: value for key, value in asdict(self).items() if value or key not in _OPTIONAL_FIELD_DEFAULTS}
+        write_json(folder / FILE_NAME, content)
 
 
 def read_launch_record(folder: Path) -> LaunchRecord | None:
@@ -90,10 +89,10 @@ def read_launch_record(folder: Path) -> LaunchRecord | None:
 
 
 def record_cancellation(folder: Path, reason: str) -> None:
-    """Record that a waiting run was canceled, and by whom or what.
+    """Record that a waiting run was canceled; `reason` states by whom or what.
 
-    If the run starts all the same, it has a later attempt and the record no longer counts. A record that cannot be
-    written is only logged as a warning.
+    If the run starts nevertheless, its attempt number is higher and the record no longer counts. If the record cannot
+    be written, a warning is logged.
     """
     try:
         launch_record = read_launch_record(folder)

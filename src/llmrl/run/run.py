@@ -1,4 +1,4 @@
-"""A run: its folder, and all files there that do not belong to the loop.
+"""The life cycle of a run: folder, ownership, status, metrics, checkpoints and signals.
 
 A loop uses it like this:
 
@@ -57,7 +57,7 @@ from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.provenance import write_provenance
 from llmrl.run.queued import warn_of_changed_code
 from llmrl.run.signals import MAX_STOP_S, StopFlag, Stopped, WorkDiscarded, agree_on_safe_point
-from llmrl.run.sink import FOLDER as SINKS
+from llmrl.run.sink import FOLDER as SINKS_FOLDER
 from llmrl.run.sink import Opening, Sink
 from llmrl.run.tensorboard_file import parse_hyperparameters
 
@@ -67,8 +67,9 @@ TRACEBACK_NAME = "traceback.txt"
 GRACE_S = 5.0
 """Seconds after a stop signal from which `Run.stop_after_grace` saves and stops. A loop that does not call it is
 interrupted later (`llmrl.run.signals.DISCARD_WORK_S`)."""
-_FOLDERS_WITH_LINKS = ("backup_*", f"{SINKS}/*")
-"""Folders of a run that may have links: nothing is written to backups, and libraries of sinks make their own links."""
+_FOLDERS_WITH_LINKS = ("backup_*", f"{SINKS_FOLDER}/*")
+"""Patterns of folders inside a run folder that may contain symbolic links: llmrl writes nothing to backups, and the
+libraries of sinks create links of their own."""
 
 
 class Run:
@@ -86,8 +87,8 @@ class Run:
         status: content of `status.json`.
         result: scalar result of the run; set it before leaving the context.
         summary: findings of the loop as plain data, saved as `summary.json`; set it before leaving the context.
-        processes: processes that compute the run together. Only the first one, which holds this object, writes to the
-            folder; the others hold a `WorkerRun` (`llmrl.run.distributed.open_run`).
+        processes: group of processes that compute the run together. Only the first process writes to the folder; the
+            others have a `WorkerRun` (`llmrl.run.distributed.open_run`).
     """
 
     metrics: MetricLog
@@ -134,12 +135,13 @@ class Run:
         run.folder = create_run_folder(root, name, run.digest, overrides, seed, private)
         run.timer.interval = config.get("checkpoint_seconds", run.timer.interval)
         last_status = status.read_latest_status(run.folder, rerun)
-        was_interrupted = (run.folder / PARTIAL_BACKUP).exists()  # a rerun was killed while it moved the old content
+        # An earlier rerun was killed while it moved the old content to a backup.
+        was_interrupted = (run.folder / PARTIAL_BACKUP).exists()
         starts_anew = rerun or was_interrupted
         if not starts_anew and run._adopt_if_finished(last_status):
             return run
         try:
-            sinks_by_name = sinks()  # before anything is moved or written
+            sinks_by_name = sinks()  # before anything is moved or written, because a sink may reject its options
         except BaseException as error:
             remove_if_rejected(run._created_folders, error)
             raise
@@ -179,7 +181,7 @@ class Run:
         self._ownership: ownership.Ownership | None = None
         self._log_file: LogFile | None = None
         self._created_folders: list[Path] = []  # the folder and its parents, if this attempt made them
-        self._saved_iteration: int | None = None  # iteration of the newest checkpoint
+        self._saved_iteration: int | None = None  # iteration of the newest checkpoint; None: no checkpoint
 
     @property
     def finished(self) -> bool:
@@ -187,7 +189,7 @@ class Run:
         return self.state == "finished"
 
     def _adopt_if_finished(self, last_status: status.Status | None) -> bool:
-        """Return whether the status `last_status` is that of a finished run; if so, take it over."""
+        """Return whether `last_status` is the status of a finished run; if so, copy state and result from it."""
         if last_status is None or last_status.state != "finished":
             return False
         self.state, self.status, self.result = "finished", last_status, last_status.result
@@ -204,12 +206,12 @@ class Run:
         self.checkpoints.clean()
         remove_leftovers(self.folder)
         newest = self.checkpoints.load_newest()
-        position = None
+        metrics_position = None
         if newest is not None:
             self.state = "resumed"
             self.iteration, self.restored = newest
             self._saved_iteration = self.iteration
-            position = self.restored.pop(RUN_KEY)["metrics"]
+            metrics_position = self.restored.pop(RUN_KEY)["metrics"]
         save_config(self.folder / CONFIG_NAME, self.config)
         warn_of_changed_code(self.folder, self.status.attempt, write_provenance(self.folder, self.status.attempt))
         opening = Opening(
@@ -221,7 +223,7 @@ class Run:
             parse_hyperparameters(overrides, self.seed),
             started=self.status.started,
         )
-        self.metrics = MetricLog(self.folder, position, sinks, opening)
+        self.metrics = MetricLog(self.folder, metrics_position, sinks, opening)
         self.status.write(self.folder)
         origin = f"resumed from iteration {self.iteration}" if self.state == "resumed" else "new"
         log.info("run %s (%s, attempt %d, config hash %s)", self.folder, origin, self.status.attempt, self.digest)
@@ -232,11 +234,13 @@ class Run:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.finished:
             return
-        cause, error = error, self.early_stop_error() if isinstance(error, WorkDiscarded) else error
+        original_error = error
+        if isinstance(error, WorkDiscarded):
+            error = self.early_stop_error()
         with self.stop.saving():
             try:
                 if error is None:
@@ -252,14 +256,16 @@ class Run:
                 self._release()
                 remove_if_rejected(self._created_folders, error)
                 self.stop.__exit__()
-        if error is None or (isinstance(error, Stopped) and error.together):
-            # All processes wait until everything is written: a launcher may kill the others once one of them exits.
+        if error is None or (isinstance(error, Stopped) and error.stops_all_processes):
+            # All processes wait until every one has written its files: a launcher may kill the others when one exits.
             self.processes.barrier()
-        if error is not cause and error is not None:
-            raise error from cause
+        if error is not original_error and error is not None:
+            raise error from original_error
 
     def checkpoint(self, iteration: int, state: State) -> Path:
-        """Save `state` now as the checkpoint of `iteration` (iterations done so far); return its file. Signals wait.
+        """Save `state` as the checkpoint of `iteration`, the number of finished iterations, and return its path.
+
+        A signal that would interrupt the save takes effect after it.
 
         Raises:
             CheckpointError: the checkpoint cannot be written.
@@ -274,17 +280,14 @@ class Run:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Return a context for work on a checkpoint.
-
-        Signals wait, and the time counts towards the checkpoint's duration.
-        """
+        """Return a context for work on a checkpoint, which signals do not interrupt and whose time is measured."""
         start = time.monotonic()
         with self.stop.saving():
             yield
             self.timer.add(time.monotonic() - start)
 
     def resume_position(self) -> State:
-        """Return the position in `metrics.jsonl` as an entry for a state that is saved later; `checkpoint` adds it."""
+        """Return the end of `metrics.jsonl` as an entry for a state that `checkpoint` saves after further rows."""
         return {RUN_KEY: {"metrics": self.metrics.position()}}
 
     def safe_point(self, iteration: int, state: Callable[[], State]) -> None:
@@ -300,10 +303,10 @@ class Run:
             ProcessesError: the processes of this run have logged different numbers.
         """
         self.metrics.check()
-        signal_number, due = agree_on_safe_point(
+        signal_number, is_due = agree_on_safe_point(
             self.processes, self.stop.signal, self.timer.is_due(), self.metrics.digest
         )
-        if due:
+        if is_due:
             self.checkpoint(iteration, state())
         if signal_number is not None:
             raise Stopped(self.folder, signal_number)
@@ -322,15 +325,15 @@ class Run:
             self.safe_point(iteration, state)
 
     def early_stop_error(self) -> Stopped:
-        """Return the exception for a run that was signaled to stop and is too far from its next safe point."""
+        """Return the exception for a run that must stop before it reaches its next safe point."""
         assert self.stop.signal is not None
         note = "there is no checkpoint yet, so the run starts anew"
         if self._saved_iteration is not None:
             note = f"the work since the checkpoint of iteration {self._saved_iteration} is repeated on resume"
-        return Stopped(self.folder, self.stop.signal, note, together=False)
+        return Stopped(self.folder, self.stop.signal, note, stops_all_processes=False)
 
     def _record_forced_exit(self) -> None:
-        """Record the end of the process when its main thread is in a call that no signal interrupts. Takes no lock."""
+        """Record that the process is ended inside a call that no signal interrupts; take no lock of the main thread."""
         stopped = self.early_stop_error()
         if self._ownership is not None and self._ownership.is_held:
             self.status.state, self.status.error = stopped.state, stopped.brief
@@ -341,19 +344,21 @@ class Run:
         os.write(2, f"\n{stopped}\n".encode())
 
     def _log_context(self) -> AbstractContextManager[None]:
-        """Return a context whose log messages go to this run's log file, also in a thread that several runs share."""
+        """Return a context in which messages go to this run's log file, even in a thread that computes several runs."""
         return nullcontext() if self._log_file is None else self._log_file.receive_messages()
 
     @contextmanager
     def save_on_llm_error(self, iteration: int, state: Callable[[], State], learns: bool = False) -> Iterator[None]:
-        """Return a context for a block that calls a language model, entered where the loop can be resumed.
+        """Return a context for a block that calls a language model; the loop must be resumable from its start.
 
-        If the model cannot be reached, the budget is used up, or a signal ends the wait, the state before the block is
-        saved.
+        If the model cannot be reached, the budget is used up, or a signal ends the wait for a reply, the state before
+        the block is saved.
 
         Args:
-            iteration, state: as for `safe_point`, before the block.
-            learns: whether the block also changes weights that `state` shares; an interrupted update is not saved.
+            iteration: number of iterations finished before the block.
+            state: function that returns the state before the block, as in `safe_point`.
+            learns: whether the block changes weights in place that the state refers to. If so, the state is not saved
+                when a signal interrupts the block.
 
         Raises:
             Stopped: a signal has requested a stop.
@@ -367,10 +372,10 @@ class Run:
                 raise Stopped(self.folder, self.stop.signal) from error
             raise
         except Stopped as stopped:
-            if stopped.together or learns:
+            if stopped.stops_all_processes or learns:
                 raise
             self.checkpoint(iteration, state_before)
-            raise Stopped(self.folder, stopped.signal, together=False) from stopped
+            raise Stopped(self.folder, stopped.signal, stops_all_processes=False) from stopped
 
     def progress(self, total: float | None, unit: str, description: str, done: float = 0) -> ProgressBar:
         """Return a progress display (context manager) that keeps `status.json` up to date.
@@ -379,8 +384,8 @@ class Run:
         """
         self.timer.start()
 
-        def write_progress(numbers: status.RunProgress) -> None:
-            self.status.progress = numbers
+        def write_progress(run_progress: status.RunProgress) -> None:
+            self.status.progress = run_progress
             self.status.write(self.folder, durable=False)
 
         return ProgressBar(total, unit, description, done=done, on_report=write_progress)
@@ -401,7 +406,7 @@ class Run:
         remove_ignoring_errors(self.folder / TRACEBACK_NAME)
         self.metrics.close(self.status.state, {"result": self.result} | self.summary)
         write_json(self.folder / status.SUMMARY_NAME, self.summary)
-        self.status.write(self.folder)  # last: this makes the run count as finished
+        self.status.write(self.folder)  # last, because a run with this status counts as finished
         log.info("run %s finished, result %s", self.folder, "none" if self.result is None else f"{self.result:.6g}")
 
     def _fail(self, error: BaseException) -> None:
@@ -435,7 +440,7 @@ class Run:
             self.metrics.close(state, error=self.status.error)
 
     def _wait_for_sinks(self) -> None:
-        """Wait a limited time for sinks to take the remaining rows; everything in the folder is written by now."""
+        """Wait a limited time until the sinks have received all rows. All other files are written before."""
         if hasattr(self, "metrics"):
             self.metrics.wait(lambda: self.stop.requested)
 

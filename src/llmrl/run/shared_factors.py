@@ -1,7 +1,7 @@
 """Random factors that several runs share, by level, so that their results are correlated.
 
-Runs of different seeds are independent only if they share no such factor. A report averages the runs of one
-pre-training run first.
+Runs of different seeds are independent only if they share no such factor. A report therefore first averages the runs
+that start from the same pre-training run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SOCIETY = "society"
 REPLIES = "replies"
 
 Shared = dict[str, list[str]]
-"""Level -> a run's factors of that level. Two runs with a common entry at a level share that factor."""
+"""Factors of a run by level. Two runs share a factor if both have it at the same level."""
 
 _REPLAY = "llmrl.llms.replay.ReplayChat"
 
@@ -37,16 +37,16 @@ def list_shared_factors(config: Mapping[str, Any], uses_llm: bool) -> Shared:
     agent, design = config.get("agent") or {}, config.get("design") or {}
     llm = config["llm"] if uses_llm else {}
     earlier_runs = [agent.get("init_from"), agent.get("data"), llm.get("adapter")]
-    factors = {PRETRAINING: [get_run_name(place) for place in earlier_runs if isinstance(place, str)]}
+    factors = {PRETRAINING: [get_run_name(folder) for folder in earlier_runs if isinstance(folder, str)]}
     if design.get("replicates", 1) != 1 and (config.get("principal") or {}).get("_target_"):
-        factors[SOCIETY] = [tree.root for tree in Seeds(config["seed"]).replicates(design["replicates"])]
+        factors[SOCIETY] = [seeds.root for seeds in Seeds(config["seed"]).replicates(design["replicates"])]
     if llm.get("_target_") != _REPLAY:
         factors[REPLIES] = ["all seeds"] if llm.get("share_cache") else []
-    elif parse_seed(Path(llm["calls"])) is not None:  # a folder of all seeds has separate replies for each seed
+    elif parse_seed(Path(llm["calls"])) is not None:  # a folder of several runs has replies for each seed
         factors[REPLIES] = [get_run_name(llm["calls"])]
     return {level: names for level, names in factors.items() if names}
 
 
 def get_run_name(folder: str) -> str:
-    """Return the end of a run folder's path, `name/run/s<seed>`, which identifies the run wherever its folder is."""
+    """Return the last three parts of a run folder's path, `name/run/s<seed>`, which do not depend on `output_root`."""
     return "/".join(Path(folder).expanduser().absolute().parts[-3:])

@@ -1,12 +1,13 @@
 """Safe stops: a signal sets a flag, and the loop stops at its next safe point, or is interrupted if it reaches none.
 
 A loop may be waiting for a rollout, a model, a build or a library. A watching thread therefore counts the seconds since
-the signal. After `DISCARD_WORK_S` it has an exception raised in the main thread, as Ctrl-C would. After `FORCED_EXIT_S`
-it ends the process: the main thread is then inside a library call that no signal interrupts. Saves are not interrupted.
+the signal. After `DISCARD_WORK_S` it makes the signal handler raise an exception in the main thread. After
+`FORCED_EXIT_S` it ends the process, because the main thread is inside a library call that no signal interrupts. Saves
+are not interrupted.
 
-A process that computes several runs has one flag in its main thread, the leader. The flags of the runs, in threads of
-their own, follow it. An interrupt discards the work in the main thread that these threads wait for. The end of the
-process ends all runs.
+A process that computes several runs has one flag in its main thread, the leader. Each run has a thread and a flag of
+its own, which gets the signal from the leader. An interrupt discards the work of the main thread, for which these
+threads wait. The end of the process ends all runs.
 
 Worker processes: forked ones inherit these handlers but ignore the signals, because the flag belongs to the process
 that made it. Spawned ones start with Python's own handlers and should ignore SIGINT and SIGUSR1/2 themselves, because a
@@ -40,18 +41,17 @@ SIGNALS = tuple(name for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SI
 """Names of the signals that stop a run: Ctrl-C, a scheduler's request to end, its early warnings of a time limit or
 preemption, and a closed terminal."""
 
-
 DISCARD_WORK_S = 8.0
 """Seconds after a signal at which the work since the last safe point is discarded, if the run has not stopped yet."""
 SECOND_DISCARD_S = 12.0
-"""Seconds after a signal of the second attempt, in case the first exception was suppressed or a save was in
-progress."""
+"""Seconds after a signal of a second exception, in case the first was suppressed or a save was in progress."""
 FORCED_EXIT_S = 16.0
 """Seconds after a signal at which the process is ended, because its main thread cannot be interrupted."""
 MAX_STOP_S = 20
 """Seconds after a stop signal within which a run ends; SLURM kills 30 s (KillWait) after SIGTERM."""
 
 _SAVING_POLL_S = 0.5
+"""Seconds between two checks whether a save has ended."""
 _RESPONSE_S = 1.0
 """Seconds within which an interruptible main thread has handled a signal."""
 _END_BYTE = 0
@@ -75,16 +75,20 @@ class Stopped(BaseException):  # not an `Exception`, which libraries catch
     Args:
         folder: run folder.
         signal_number: number of the signal.
-        kept: description of the saved work, for the message.
-        together: whether all processes of the run stop at this point.
+        saved_work: description of the work that a resume does not repeat, for the message.
+        stops_all_processes: whether all processes of the run stop at this point; False: only this one does.
     """
 
     def __init__(
-        self, folder: Path, signal_number: int, kept: str = "everything is saved", together: bool = True
+        self,
+        folder: Path,
+        signal_number: int,
+        saved_work: str = "everything is saved",
+        stops_all_processes: bool = True,
     ) -> None:
-        self.signal, self.together = signal_number, together
+        self.signal, self.stops_all_processes = signal_number, stops_all_processes
         self.exit_code = 128 + signal_number
-        self.brief = f"stopped by {signal.Signals(signal_number).name}; {kept}"
+        self.brief = f"stopped by {signal.Signals(signal_number).name}; {saved_work}"
         super().__init__(f"{self.brief}. Repeat the same command to resume {folder}")
 
     @property
@@ -94,32 +98,32 @@ class Stopped(BaseException):  # not an `Exception`, which libraries catch
 
 
 class WorkDiscarded(Stopped):
-    """The exception that discards what the main thread computes for several runs; each run reports what it has saved.
+    """The exception that discards the work of the main thread for several runs; each run replaces it by its `Stopped`.
 
     Args:
         signal_number: number of the signal.
     """
 
     def __init__(self, signal_number: int) -> None:
-        super().__init__(Path(), signal_number, "the work of all runs of this process is discarded", together=False)
+        super().__init__(Path(), signal_number, "the work of all runs of this process is discarded", False)
 
 
 _leader: ContextVar[StopFlag | None] = ContextVar("llmrl_stop", default=None)
-"""The main thread's flag, which the flags of this thread follow."""
+"""Flag of the main thread, from which flags that are entered in this thread get signals."""
 
 
 class StopFlag:
-    """A context manager in which the first of `SIGNALS` sets `requested`. A second Ctrl-C interrupts, but never a save.
+    """A context manager in which one of `SIGNALS` sets `requested`. A second Ctrl-C raises an exception outside saves.
 
-    Python delivers signals to the main thread only. In another thread the flag follows the one on which `lead` was
-    called there, which must be entered; without one, it does nothing.
+    Python delivers signals to the main thread only. In another thread the flag gets signals from the flag on which
+    `lead` was called in that thread, which must be entered; without one, it does nothing.
 
     Args:
         message: text to print on the first signal, after its name; empty: nothing is printed.
         make_interrupt: function that makes the exception to raise in the main thread `DISCARD_WORK_S` after the
             signal; None: no exception is raised.
         on_forced_exit: function to call in another thread `FORCED_EXIT_S` after the signal, before the process ends.
-        forward_signal: function to call in another thread a second after a signal; only without `make_interrupt`.
+        forward_signal: function to call in another thread a second after a signal, instead of an interrupt.
     """
 
     def __init__(
@@ -132,17 +136,17 @@ class StopFlag:
         self._message, self._make_interrupt = message, make_interrupt
         self._on_forced_exit, self._forward_signal = on_forced_exit, forward_signal
         self.signal: int | None = None
-        self._since = 0.0
+        self._signal_time = 0.0
         self._pid = os.getpid()
         self._previous: dict[int, Any] = {}
-        self._saving = 0
+        self._n_saves = 0
         self._interrupt_after_saving = False
         self._has_reported = False
         self._leader: StopFlag | None = None
         self._followers: tuple[StopFlag, ...] = ()
-        self._following = threading.Lock()
-        self._interrupts_work = False  # set by the watching thread
-        # Write end of a pipe to that thread. Python's C-level handler writes signals there at any time.
+        self._followers_lock = threading.Lock()
+        self._interrupts_work = False  # whether the next signal raises the interrupt; set by the watching thread
+        # Write end of a pipe to that thread. Python's C-level handler writes signal numbers to it, even during C calls.
         self._wakeup_fd: int | None = None
         self._previous_wakeup_fd = -1
 
@@ -154,7 +158,7 @@ class StopFlag:
     @property
     def seconds_since_signal(self) -> float:
         """Seconds since the first signal; 0 without one."""
-        return 0.0 if self.signal is None else time.monotonic() - self._since
+        return 0.0 if self.signal is None else time.monotonic() - self._signal_time
 
     def __enter__(self) -> StopFlag:
         if threading.current_thread() is not threading.main_thread():
@@ -169,12 +173,12 @@ class StopFlag:
             pipe, self._wakeup_fd = os.pipe()
             os.set_blocking(self._wakeup_fd, False)
             self._previous_wakeup_fd = signal.set_wakeup_fd(self._wakeup_fd, warn_on_full_buffer=False)
-            watch = self._watch if self._forward_signal is None else self._forward_signals
-            threading.Thread(target=watch, args=(pipe,), name="llmrl-stop", daemon=True).start()
+            target = self._watch if self._forward_signal is None else self._forward_signals
+            threading.Thread(target=target, args=(pipe,), name="llmrl-stop", daemon=True).start()
         for name in SIGNALS:
             number = getattr(signal, name)
             if name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # under nohup
+                continue  # the process was started by nohup
             self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -199,22 +203,22 @@ class StopFlag:
             self._wakeup_fd = None
         if outer is not None and self.signal is not None and outer.signal is None:
             outer._has_reported = self._has_reported
-            outer._record_signal(self.signal, self._since)  # the signal was meant for the outer flag, too
+            outer._record_signal(self.signal, self._signal_time)  # the signal was meant for the outer flag, too
             if outer._wakeup_fd is not None:
                 os.write(outer._wakeup_fd, bytes([self.signal]))
 
     @contextmanager
     def saving(self) -> Iterator[None]:
         """Return a context for a save: an interrupt waits until the save is done, and is raised then."""
-        # Only the main thread is interrupted, and it may be saving for a run of another thread.
-        main = threading.current_thread() is threading.main_thread()
-        flag = self._leader if self._leader is not None and main else self
-        flag._saving += 1
+        # Only the main thread is interrupted. It may save for a run whose flag belongs to another thread.
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        flag = self._leader if self._leader is not None and is_main_thread else self
+        flag._n_saves += 1
         try:
             yield
         finally:
-            flag._saving -= 1
-        if flag._interrupt_after_saving and not flag._saving:
+            flag._n_saves -= 1
+        if flag._interrupt_after_saving and not flag._n_saves:
             raise KeyboardInterrupt
 
     def lead(self) -> None:
@@ -223,13 +227,13 @@ class StopFlag:
 
     def _add_follower(self, follower: StopFlag) -> None:
         follower._leader, follower._has_reported = self, True
-        with self._following:
+        with self._followers_lock:
             self._followers = (*self._followers, follower)
-        if self.signal is not None:  # a signal that comes now finds it among the followers
-            follower._record_signal(self.signal, self._since)
+        if self.signal is not None:  # a later signal reaches the follower by `_record_signal`
+            follower._record_signal(self.signal, self._signal_time)
 
     def _remove_follower(self, follower: StopFlag) -> None:
-        with self._following:
+        with self._followers_lock:
             self._followers = tuple(follower_flag for follower_flag in self._followers if follower_flag is not follower)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
@@ -240,18 +244,18 @@ class StopFlag:
             self._record_signal(number, time.monotonic())
         if self._interrupts_work:
             self._interrupts_work = False
-            if self._make_interrupt is not None and not self._saving:
+            if self._make_interrupt is not None and not self._n_saves:
                 raise self._make_interrupt()
         elif number == signal.SIGINT and not is_first:
-            if not self._saving:
+            if not self._n_saves:
                 raise KeyboardInterrupt
             self._interrupt_after_saving = True
             self._print_message("stopping when the checkpoint is saved", number)
 
-    def _record_signal(self, number: int, since: float) -> None:
-        self.signal, self._since = number, since
+    def _record_signal(self, number: int, signal_time: float) -> None:
+        self.signal, self._signal_time = number, signal_time
         for follower in self._followers:
-            follower._record_signal(number, since)
+            follower._record_signal(number, signal_time)
         if self._message and not self._has_reported:
             self._has_reported = True
             self._print_message(self._message, number)
@@ -259,26 +263,27 @@ class StopFlag:
     def _forward_signals(self, pipe: int) -> None:
         """Run the watching thread of a flag that forwards signals.
 
-        It waits a second first, because a sender of signals often signals all processes.
+        It forwards a signal unless another one or the end of the flag follows within a second, because senders often
+        signal all processes.
         """
         assert self._forward_signal is not None
-        handled = {getattr(signal, name) for name in SIGNALS}
+        handled_signals = {getattr(signal, name) for name in SIGNALS}
         try:
-            while _END_BYTE not in (received := os.read(pipe, 64)):
-                if handled.intersection(received) and not select.select([pipe], [], [], _RESPONSE_S)[0]:
+            while _END_BYTE not in (received_bytes := os.read(pipe, 64)):
+                if handled_signals.intersection(received_bytes) and not select.select([pipe], [], [], _RESPONSE_S)[0]:
                     self._forward_signal()
         finally:
             os.close(pipe)
 
     def _watch(self, pipe: int) -> None:
         """Run the watching thread: wait for a signal, then make sure that the run ends."""
-        handled = {getattr(signal, name) for name in SIGNALS}
+        handled_signals = {getattr(signal, name) for name in SIGNALS}
         try:
-            while not (stop_signals := handled.intersection(received := os.read(pipe, 64))):
-                if _END_BYTE in received:
+            while not (stop_signals := handled_signals.intersection(received_bytes := os.read(pipe, 64))):
+                if _END_BYTE in received_bytes:
                     return
-            number, since = stop_signals.pop(), time.monotonic()
-            wait_for_end = partial(_wait_for_end, pipe, since)
+            number, signal_time = stop_signals.pop(), time.monotonic()
+            wait_for_end = partial(_wait_for_end, pipe, signal_time)
             if wait_for_end(min(_RESPONSE_S, DISCARD_WORK_S)):
                 return
             if self.signal is None and self._message:
@@ -287,28 +292,28 @@ class StopFlag:
             for n_seconds in (DISCARD_WORK_S, SECOND_DISCARD_S):
                 if wait_for_end(n_seconds):
                     return
-                if not self._saving:
+                if not self._n_saves:
                     self._interrupts_work = True
-                    main = threading.main_thread().ident
-                    assert main is not None
+                    main_thread_id = threading.main_thread().ident
+                    assert main_thread_id is not None
                     # Sent to the main thread, to interrupt a system call in which it waits.
-                    signal.pthread_kill(main, number)
+                    signal.pthread_kill(main_thread_id, number)
             n_seconds = FORCED_EXIT_S
             while not wait_for_end(n_seconds):
                 if not self._is_any_saving:
-                    self._force_exit(number, since)
-                while self._is_any_saving and not wait_for_end(time.monotonic() - since + _SAVING_POLL_S):
+                    self._force_exit(number, signal_time)
+                while self._is_any_saving and not wait_for_end(time.monotonic() - signal_time + _SAVING_POLL_S):
                     pass
-                # After a save the run is expected to end by itself.
-                n_seconds = time.monotonic() - since + FORCED_EXIT_S - SECOND_DISCARD_S
+                # After a save the run should end by itself.
+                n_seconds = time.monotonic() - signal_time + FORCED_EXIT_S - SECOND_DISCARD_S
         finally:
             os.close(pipe)
 
-    def _force_exit(self, number: int, since: float) -> NoReturn:
-        """End the process, which did not end by itself."""
+    def _force_exit(self, number: int, signal_time: float) -> NoReturn:
+        """Record the stop of all runs, and end the process."""
         self._has_reported = True
-        self._record_signal(number if self.signal is None else self.signal, since)
-        # Followers for which others wait come last.
+        self._record_signal(number if self.signal is None else self.signal, signal_time)
+        # A run that another run waits for was entered later, so it comes first.
         for follower in reversed(self._followers):
             follower._on_forced_exit()
         self._on_forced_exit()
@@ -317,40 +322,47 @@ class StopFlag:
 
     @property
     def _is_any_saving(self) -> bool:
-        return bool(self._saving) or any(follower._saving for follower in self._followers)
+        return bool(self._n_saves) or any(follower._n_saves for follower in self._followers)
 
     def _print_message(self, text: str, number: int) -> None:
         # Not by logging or sys.stderr: the signal may have interrupted one of their writes.
         os.write(2, f"\n{signal.Signals(number).name}: {text}\n".encode())
 
 
-def _wait_for_end(pipe: int, since: float, n_seconds: float) -> bool:
-    """Wait until `n_seconds` seconds after a signal; return whether its flag was left by then.
+def _wait_for_end(pipe: int, signal_time: float, n_seconds: float) -> bool:
+    """Wait until `n_seconds` after a signal; return whether the context of its flag was left by then.
 
     Args:
         pipe: file descriptor from which the watching thread reads.
-        since: time of the signal, by `time.monotonic`.
-        n_seconds: seconds.
+        signal_time: time of the signal, by `time.monotonic`.
+        n_seconds: seconds after the signal.
     """
-    while select.select([pipe], [], [], max(0.0, since + n_seconds - time.monotonic()))[0]:
+    while select.select([pipe], [], [], max(0.0, signal_time + n_seconds - time.monotonic()))[0]:
         if _END_BYTE in os.read(pipe, 64):
             return True
     return False
 
 
 def agree_on_safe_point(
-    processes: ProcessGroup, signal_number: int | None, due: bool, digest: str
+    processes: ProcessGroup, signal_number: int | None, is_due: bool, digest: str
 ) -> tuple[int | None, bool]:
     """Return the common decision of all processes of a run at a safe point.
 
-    It is the signal that stops them (None: none came), and whether to save. They save if any process was signaled, or
-    if `due` in the first process.
+    Args:
+        processes: processes that compute the run together.
+        signal_number: signal that this process got; None without one.
+        is_due: whether the checkpoint timer of this process requests a save.
+        digest: digest of the metrics that this process has logged.
+
+    Returns:
+        The signal that stops all processes, None without one; and whether to save. They save if any process got a
+        signal, or if `is_due` in the first process.
 
     Raises:
-        ProcessesError: the processes have logged different numbers (`digest`).
+        ProcessesError: the processes have logged different metrics.
     """
-    states = processes.all_gather_object((signal_number, due, digest))
-    if len({logged for _, _, logged in states}) > 1:
+    states = processes.all_gather_object((signal_number, is_due, digest))
+    if len({process_digest for _, _, process_digest in states}) > 1:
         raise ProcessesError(
             f"the {processes.world_size} processes of this run have logged different numbers, so they no longer "
             "compute the same run. Start them on machines with the same GPUs and the same versions of all packages"

@@ -6,14 +6,14 @@ a file of your own.
 A run calls a sink in this order:
 
 1. `open`, with a description of the run. A run that resumes from a checkpoint opens its sinks again.
-2. `rows`: all rows of the run from number 0 on, each once, in batches. The first `Opening.kept` rows are those that
-   an earlier attempt has already passed on.
-3. `text` and `picture`, each for a row that was passed before; those of rows of earlier attempts are passed again.
+2. `rows`: all rows of the run from number 0 on, each once, in batches. Earlier attempts have already passed the first
+   `Opening.kept` rows.
+3. `text` and `picture`, each for a row that was passed before. Those of rows of earlier attempts are passed again.
 4. `close`, once; not if the process is killed.
 
 **Resuming.** Rows logged after the checkpoint are cut from `metrics.jsonl` and computed again, so a sink gets them
-twice. Either it replaces everything that it has, or it keeps that and skips texts, pictures and rows whose number it
-already has. Each sink of this package documents its choice.
+twice. Either it replaces everything that it has stored, or it skips texts, pictures and rows whose number it has
+already stored. Each sink of this package documents which it does.
 
 **Failing.** An exception in a method ends neither the run nor other sinks, and is reported once. The sink is then not
 called again.
@@ -38,8 +38,8 @@ from llmrl.run.files import write_atomic
 
 FOLDER = "loggers"
 """Folder inside a run folder for the files of sinks."""
-_ID = "run_id"
-_making_id = threading.Lock()
+_ID_FILE_NAME = "run_id"
+_id_lock = threading.Lock()
 
 HyperParameters = Mapping[str, bool | int | float | str]
 
@@ -77,7 +77,7 @@ class Opening:
         name: name of the experiment or sweep, which compared runs share.
         label: short name of the run within it, `<label>-<hash>/s<n>`.
         config: resolved config as plain data, redacted.
-        hyperparameters: typed overrides of the run by key, and its seed.
+        hyperparameters: overrides of the run by key, and its seed.
         started: start of this attempt, Unix time in seconds.
         kept: number of rows that an earlier attempt has passed on already; 0 for a new run.
     """
@@ -98,9 +98,9 @@ class Opening:
         return folder
 
     def run_id(self) -> str:
-        """Return the run's random id, 16 hexadecimal digits; all attempts share it until a start with `rerun=true`."""
-        path = self.folder / FOLDER / _ID
-        with _making_id:  # sinks are opened in threads of their own
+        """Return the random id of the run, 16 hexadecimal digits. All attempts share it until one with `rerun=true`."""
+        path = self.folder / FOLDER / _ID_FILE_NAME
+        with _id_lock:  # sinks are opened in threads of their own
             if not path.is_file():
                 create_folder(path.parent, self.folder)
                 write_atomic(path, secrets.token_hex(8))
@@ -138,7 +138,7 @@ class Sink(ABC):
 
     Attributes:
         background: whether methods are called in a thread of the sink's own, so that a slow server does not slow the
-            run. False, for sinks that write local files within microseconds: the run calls them itself.
+            run. False: the thread of the run calls them; for sinks that write local files within microseconds.
     """
 
     background: bool = True
@@ -149,21 +149,21 @@ class Sink(ABC):
 
     @abstractmethod
     def rows(self, rows: Sequence[Row]) -> None:
-        """Take one row or more, in order."""
+        """Store one row or more, in order."""
 
     def text(self, row: Row, tag: str, markdown: str) -> None:  # noqa: B027 (not every sink shows texts)
-        """Take a text that belongs to `row`; by default it is ignored."""
+        """Store a Markdown text that belongs to `row`; by default it is ignored."""
 
     def picture(self, row: Row, tag: str, path: Path) -> None:  # noqa: B027 (not every sink shows pictures)
-        """Take a picture or video (.png, .gif or .mp4 file) that belongs to `row`; by default it is ignored."""
+        """Store a picture or video (.png, .gif or .mp4 file) that belongs to `row`; by default it is ignored."""
 
     def close(self, ending: Ending) -> None:  # noqa: B027 (not every sink has something to close)
-        """Write everything that is left. A stopped run waits for it only a few seconds (`llmrl.run.sink_fan_out`)."""
+        """Write the rest. A stopped run waits for this only a few seconds (`llmrl.run.sink_fan_out`)."""
 
     def abandon(self) -> None:  # noqa: B027 (few libraries hold up a process)
         """Release everything that would delay the end of the process, because `close` or an earlier call took too long.
 
-        The run calls this while that call is still going on; it must return at once.
+        The run calls this in another thread while that call is still in progress; it must return at once.
         """
 
 

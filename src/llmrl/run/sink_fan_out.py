@@ -17,14 +17,15 @@ from llmrl.run.sink import Ending, Opening, Row, Sink
 log = logging.getLogger(__name__)
 
 FINISH_TIMEOUT_S = 30.0
-"""Maximum time that a run which has ended by itself waits for its sinks to close, seconds."""
+"""Maximum time in seconds that a run that no signal has stopped waits for its sinks to close."""
 STOP_TIMEOUT_S = 5.0
-"""The same for a run that a signal stops, because schedulers soon kill it, seconds."""
+"""Maximum time in seconds that a run stopped by a signal waits for its sinks, because schedulers soon kill it."""
 MAX_QUEUED_CALLS = 20_000
 """Maximum number of rows, texts and pictures that wait for a sink; a sink with more has failed."""
 _POLL_S = 0.05
 
 SinkCall = Callable[[Sink], None]
+"""Function that calls a method of a sink."""
 
 
 class FanOut:
@@ -32,7 +33,7 @@ class FanOut:
 
     Args:
         sinks: sinks by the names of their options.
-        opening: description of the run; `open` sets its `kept`.
+        opening: description of the run; each sink gets a copy with `kept` and `started` of the earlier attempts.
     """
 
     def __init__(self, sinks: Mapping[str, Sink], opening: Opening) -> None:
@@ -46,7 +47,7 @@ class FanOut:
         return bool(self._guards)
 
     def open(self, rows: Sequence[Row]) -> None:
-        """Open all sinks and pass them the rows that are kept of earlier attempts."""
+        """Open all sinks and pass on `rows`, those of earlier attempts before the resumed checkpoint."""
         redacted_rows = [self._redact_tags(row) for row in rows]
         for guard in self._guards:
             guard.open(redacted_rows)
@@ -101,9 +102,9 @@ class FanOut:
 
 
 class _GuardedSink:
-    """A sink, whose failures are reported; it is not called again after one.
+    """A sink whose exception is logged, and which is not called after an exception.
 
-    A sink in the background is called in a thread of its own, which takes waiting messages; others by the caller.
+    With `Sink.background`, a thread of its own calls the sink with the messages in a queue; otherwise the caller does.
     """
 
     def __init__(self, name: str, sink: Sink, opening: Opening) -> None:
@@ -117,28 +118,28 @@ class _GuardedSink:
 
     @property
     def is_busy(self) -> bool:
-        """True while the thread of the sink has work."""
+        """True while the thread of the sink runs."""
         return self._thread is not None and self._thread.is_alive()
 
-    def open(self, kept: Sequence[Row]) -> None:
-        self.n_rows = len(kept)
-        started = kept[0].unix if kept else self._opening.started
-        opening = replace(self._opening, kept=len(kept), started=started)
+    def open(self, kept_rows: Sequence[Row]) -> None:
+        self.n_rows = len(kept_rows)
+        started = kept_rows[0].unix if kept_rows else self._opening.started
+        opening = replace(self._opening, kept=len(kept_rows), started=started)
 
-        def begin(sink: Sink) -> None:
+        def open_sink(sink: Sink) -> None:
             sink.open(opening)
-            self._pass_rows(kept)
+            self._pass_rows(kept_rows)
 
         if self._thread is not None:
             self._thread.start()
-        self.send(begin)
+        self.send(open_sink)
 
     def row(self, row: Row) -> None:
         self.n_rows = row.number + 1
         self.send(row)
 
     def send(self, message: Row | SinkCall) -> None:
-        """Pass a row on, or call a function with the sink, now or in the thread."""
+        """Pass a row to the sink, or call a function with the sink: now, or later in its thread."""
         if self._thread is None:
             self._deliver(message)
         elif not self.error and self._message_queue.qsize() >= MAX_QUEUED_CALLS:
@@ -162,14 +163,14 @@ class _GuardedSink:
         return f"{problem}: {error}"
 
     def abandon_if_busy(self) -> None:
-        """Abandon a sink that is not closed yet."""
+        """Call `Sink.abandon` if the sink is not closed yet."""
         self.is_abandoned = True
         if self.is_busy:
             self.error = ""
             self._deliver(lambda sink: sink.abandon())
 
     def _work(self) -> None:
-        """Run the thread: deliver messages until there is None; rows that wait together are passed on together."""
+        """Run the thread: deliver messages from the queue until one is None; consecutive rows are one call."""
         while (message := self._message_queue.get()) is not None:
             if isinstance(message, Row):
                 rows = [message]
@@ -185,7 +186,7 @@ class _GuardedSink:
             self.n_delivered_rows = rows[-1].number + 1
 
     def _deliver(self, message: Row | SinkCall) -> None:
-        """Pass a row on or call a function with the sink, unless the sink has failed."""
+        """Pass a row to the sink or call a function with it, unless the sink has failed."""
         if self.error:
             return
         try:

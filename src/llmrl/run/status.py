@@ -1,4 +1,4 @@
-"""`status.json`, the state of a run, which users, sweeps and resumes read. Each change replaces the file atomically."""
+"""`status.json`, the state of a run, for users, sweeps and later attempts. Each change replaces the file atomically."""
 
 from __future__ import annotations
 
@@ -27,11 +27,15 @@ StatusState = Literal["running", "finished", "failed", "stopped", "preempted", "
 
 @dataclass
 class RunProgress:
-    """The progress of a run: `done` of `total` in `unit`s; speed and time left are None until known.
+    """The progress of a run. Attributes that are not known yet are None.
 
     Attributes:
-        value: last objective or return (`ProgressBar.show_result`); None until known.
-        proposed: last proposal of a principal, in words; empty if there are no proposals.
+        done, total: number of finished units, and of all units.
+        unit: name of the units, e.g. `steps`.
+        steps_per_second: finished units per second.
+        eta_s: estimated seconds until the end.
+        value: last objective or return (`ProgressBar.show_result`).
+        proposed: text of the principal's last proposal; empty without one.
     """
 
     done: float = 0
@@ -44,7 +48,7 @@ class RunProgress:
 
     @property
     def result_text(self) -> str:
-        """The last value and its proposal in a few words; empty until known."""
+        """Text with the last value and its proposal; empty if no value is known."""
         if self.value is None:
             return ""
         return f"objective {self.value:.4g} with {self.proposed}" if self.proposed else f"return {self.value:.4g}"
@@ -52,14 +56,14 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class RunStage:
-    """The stage of a run that waits for a run that it needs.
+    """The stage of a run that waits for a prerequisite, another run that it needs.
 
     Attributes:
         name: kind of work, e.g. `pre-training`.
-        run: name of the needed run, e.g. `preset:regimes/cleanup_pretrain, seed 0`.
-        index, of: number of the stage, from 1, and of stages, the last of which is the run itself.
-        fraction: share of the needed run that is done, 0 to 1; None until known.
-        eta_s: seconds left of the stage; None until known.
+        run: name of the prerequisite, e.g. `preset:regimes/cleanup_pretrain, seed 0`.
+        index, of: number of this stage, from 1, and total number of stages. The last stage is the run itself.
+        fraction: finished fraction of the prerequisite, 0 to 1; None if not known yet.
+        eta_s: estimated seconds until the stage ends; None if not known yet.
     """
 
     name: str
@@ -80,7 +84,7 @@ class PrerequisiteRecord:
 
     Attributes:
         what: kind of work, e.g. `pre-training`.
-        name: name of the run, as in plans.
+        name: name of the run, e.g. `preset:regimes/cleanup_pretrain, seed 0`.
         folder: run folder.
     """
 
@@ -97,14 +101,14 @@ class Status:
         state: state of the run. It is still `running` after a `kill -9`; `owner.json` shows whether the process exists.
             `budget_exhausted`: stopped before a call to a language model that could have cost more than allowed.
         attempt: 1 for the first start, one more for each resume or rerun.
-        host, pid, job_id: where the latest attempt runs or ran; `get_job_id` is empty outside a scheduler.
+        host, pid, job_id: host, process id and scheduler job of the latest attempt; `job_id` may be empty.
         llm: label of the run's language model; empty without one.
         progress: progress of the run.
-        stage: stage while the run waits for a run that it needs; None while it is computed itself.
-        prerequisites: runs that it needs, in order.
+        stage: stage while the run waits for a prerequisite; None while the run itself is computed.
+        prerequisites: runs that it needs, in order of computation.
         env: name of the environment; empty until it is built.
-        overrides: Hydra overrides as typed.
-        shared: factors that the run shares with others, by level (`llmrl.run.shared_factors`).
+        overrides: Hydra overrides of the command.
+        shared: random factors that other runs share, by level (`llmrl.run.shared_factors`).
         result: scalar result of a finished run.
         error: reason why the run failed or stopped, in one line.
         started, updated: start of the latest attempt and time of this content, Unix seconds.
@@ -139,18 +143,16 @@ class Status:
         write_json(folder / FILE_NAME, asdict(self), durable)
 
 
-def read_latest_status(folder: Path, anew: bool) -> Status | None:
-    """Return the status of the latest attempt in `folder`; None if there is none.
-
-    None also if it cannot be read and the run starts `anew`.
+def read_latest_status(folder: Path, is_rerun: bool) -> Status | None:
+    """Return the status of the latest attempt in `folder`; None if there is none, or none that a rerun can read.
 
     Raises:
-        RunFolderError: the status cannot be read, and the run is not to begin anew.
+        RunFolderError: the status cannot be read, and the run is not a rerun.
     """
     try:
         return read_status(folder)
     except RunFolderError as error:
-        if not anew:
+        if not is_rerun:
             raise
         log.warning("%s", error)
         return None
@@ -160,7 +162,8 @@ def read_status(folder: Path) -> Status | None:
     """Return the status of the run in `folder`; None if it has not been started.
 
     Raises:
-        RunFolderError: the file is not a valid status, is of a newer llmrl, or says `finished` of an unfinished run.
+        RunFolderError: the file is not a valid status, is of a newer llmrl, or has the state `finished` although there
+            is no `summary.json`.
     """
     path = folder / FILE_NAME
     try:
@@ -188,8 +191,8 @@ def read_progress(folder: Path) -> tuple[float | None, float | None, str | None]
     """Return the progress of the run in `folder`.
 
     Returns:
-        The fraction that is done, 0 to 1, and the seconds left, None if unknown; and, while that run waits for a run
-        that it needs itself, the name of its stage, which fraction and seconds then refer to.
+        The finished fraction, 0 to 1; the estimated seconds until the end; and the name of the stage. While the run
+        waits for a prerequisite, all three describe this stage. Otherwise the name is None. Unknown numbers are None.
     """
     try:
         status = read_status(folder)

@@ -26,14 +26,17 @@ _UNPUBLISHED_NAME = ".events.tmp"
 
 
 class EventFile:
-    """The event file of `folder`, whose path relative to TensorBoard's log directory is the run's name there.
+    """The event file of a run. After `publish`, TensorBoard shows this file instead of earlier ones.
 
-    From `publish` on, TensorBoard sees this file instead of earlier ones; later records appear as they are written.
+    Every `wall_time` is a Unix time in seconds. All methods that write raise RunFolderError if the file cannot be
+    written.
 
-    `started` is the start of the run's clock. It and every `wall_time` are Unix times in seconds.
+    Args:
+        folder: run folder. TensorBoard shows its path relative to the log directory as the name of the run.
+        started: start of the run, from which TensorBoard counts relative times, Unix seconds.
 
     Raises:
-        RunFolderError: the file cannot be written; so do all methods that write.
+        RunFolderError: the file cannot be written.
     """
 
     def __init__(self, folder: Path, started: float) -> None:
@@ -50,29 +53,29 @@ class EventFile:
     def publish(self) -> None:
         """Replace all earlier event files of the folder by this one."""
         folder = self._path.parent
-        earlier = list(folder.glob(PATTERN))
+        earlier_paths = list(folder.glob(PATTERN))
         # A name that TensorBoard recognizes and sorts after the earlier ones.
         name = PATTERN.replace("*", f"{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}")
         with self._reporting_errors():
             self._path = self._path.rename(folder / name)
-        for path in earlier:
+        for path in earlier_paths:
             remove_ignoring_errors(path)
 
     def scalars(self, step: int, wall_time: float, values: Mapping[str, float]) -> None:
-        """Write all `values` of one step as one record."""
+        """Write one record with the scalars of a step; `values` by tag."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         value = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         self._write_summary(Summary(value=value), step, wall_time)
 
     def text(self, step: int, wall_time: float, tag: str, markdown: str) -> None:
-        """Write an entry of the Text tab."""
+        """Write a Markdown text for the Text tab."""
         from tensorboard.plugins.text.summary_v2 import text_pb
 
         self._write_summary(text_pb(tag, redact(markdown)), step, wall_time)
 
     def image(self, step: int, wall_time: float, tag: str, encoded: bytes, size: tuple[int, int]) -> None:
-        """Write an entry of the Images tab: bytes of a PNG, JPEG or GIF file; `size` is (height, width), pixels."""
+        """Write an image for the Images tab: content of a PNG, JPEG or GIF file; `size` is (height, width), pixels."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         height, width = size
@@ -83,7 +86,7 @@ class EventFile:
         """Write the run's row of TensorBoard's HParams table."""
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
-        # With an empty id the row has the run's name, so that runs with equal values are not merged.
+        # With an empty id, the id of the row is the run's name, so runs with equal values are not merged.
         self._write_summary(hparams_pb(redact_nested(values), trial_id="", start_time_secs=self._started))
 
     def end(self, succeeded: bool) -> None:
@@ -142,17 +145,18 @@ def parse_hyperparameters(overrides: list[str], seed: int) -> HyperParameters:
 
 
 GIF_BYTES = 5_000_000
-"""Maximum size of the animation in the event file, bytes; TensorBoard sends all of it to each browser."""
+"""Maximum size of an animation in the event file, bytes; TensorBoard sends all of it to each browser."""
 _MIN_FRAMES_TO_SKIP = 40
+"""Number of frames above which an animation is reduced by skipping frames instead of pixels."""
 
 
 def read_animation(gif: Path, max_bytes: int = GIF_BYTES) -> tuple[bytes, tuple[int, int]]:
-    """Return the animation with at most `max_bytes` bytes, and its (height, width)."""
+    """Return a GIF animation, reduced to at most `max_bytes` bytes, and its (height, width) in pixels."""
     import imageio.v3 as iio
 
     animation = gif.read_bytes()
     frames = iio.imread(gif, index=None)  # [frames, height, width, 3]
-    duration = float(iio.immeta(gif).get("duration", 50))  # milliseconds of a frame
+    duration = float(iio.immeta(gif).get("duration", 50))  # of a frame, milliseconds
     while len(animation) > max_bytes and frames.size > frames.shape[-1]:
         if len(frames) > _MIN_FRAMES_TO_SKIP:
             frames, duration = frames[::2], 2 * duration

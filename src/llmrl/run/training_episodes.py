@@ -1,9 +1,9 @@
 """`training_episodes.tsv`, the episodes that agents played while they learned, one per line.
 
-The file has a comment with facts about all episodes (`# {"games": 64, "horizon": 64}`), the names of the columns, and
-the numbers, separated by tabs. A comment marks each step at which all games were reset (`# begun anew at step 120`).
-Rows of `metrics.jsonl` hold means over the episodes that ended in a rollout, and these depend on the episodes' lengths;
-curves are therefore computed from this file (`analysis.training_curves`). A line takes about 40 bytes.
+The file has a comment with the number of games and the horizon (`# {"games": 64, "horizon": 64}`), the names of the
+columns, and the numbers, separated by tabs. A comment marks each step at which all games were reset (`# begun anew at
+step 120`). Rows of `metrics.jsonl` hold means over the episodes that ended in a rollout, and these depend on the
+episodes' lengths; curves are therefore computed from this file (`analysis.training_curves`).
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class TrainingEpisodes(LineFile):
             self.write([f"# {header}", "\t".join((*INDEX_COLUMNS, *metrics))])
 
     def record_reset(self, step: int) -> None:
-        """Record that all games were reset at `step` of every game, so that episodes in progress never end."""
+        """Record that all games were reset after `step` steps of every game, which ends no episode."""
         self.write([f"{_RESET_COMMENT}{step}"])
 
     def write_episodes(self, indices: Sequence[tuple[int, int, int]], values: Sequence[Sequence[float]]) -> None:
         """Append finished episodes.
 
         Args:
-            indices: game, first step and length of each episode. The first step is counted in steps of the game from
-                the beginning of the run.
+            indices: index of the game, first step and length of each episode, in steps. The first step is counted in
+                steps of the game from the beginning of the run.
             values: metrics of each episode, in the order of their names; NaN where a metric is undefined.
         """
         rows = zip(indices, values, strict=True)
@@ -78,7 +78,7 @@ class TrainingEpisodeTable:
     Attributes:
         games: number of games that were played side by side.
         horizon: maximum number of steps of an episode; None if unknown.
-        reset_steps: steps of every game at which all games were reset, increasing, 0 first, int64.
+        reset_steps: steps of a game at which all games were reset, increasing, the first is 0, [n_resets] int64.
         indices: columns of `INDEX_COLUMNS` by name, [n_episodes] int64 each.
         metrics: metrics by name, including `length`, [n_episodes] float64 each.
     """
@@ -91,7 +91,7 @@ class TrainingEpisodeTable:
 
 
 def read_training_episodes(folder: Path) -> TrainingEpisodeTable | None:
-    """Return the complete lines of a run's file; None if there is no such file, or no line of numbers yet.
+    """Return the content of a run's file up to its last complete line; None without a file or complete header.
 
     Raises:
         RunFolderError: the file is damaged.

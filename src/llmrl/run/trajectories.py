@@ -32,18 +32,18 @@ class Trajectories:
     """Steps of agents as columns of n rows, in the order of a file.
 
     Attributes:
-        prompts: the distinct texts that agents read.
+        prompts: distinct observed texts.
         action_names: name of each action; empty if actions are vectors.
-        prompt: index in `prompts` of the text that was read, [n] int64; -1 if none was kept.
+        prompt: index in `prompts` of the observed text, [n] int64; -1 if it was not recorded.
         action: index in `action_names`, [n] int64; or action vector, [n, a] float32.
         log_prob, value: log-probability of the action, and value estimate, [n] float32; NaN where there is none.
         reward, base_reward: reward with and without the mechanism, [n] float32.
-        terminated, truncated: whether the step ended the episode, [n] bool.
+        terminated, truncated: whether the episode ended with this step, [n] bool.
         episode: number of the episode in its run, [n] int64.
-        step: step of the episode, from 0, [n] int64.
+        step: index of the step in its episode, from 0, [n] int64.
         game, agent: index of the game and of the agent, [n] int64.
         success: metric `success` of the whole episode, [n] float32; NaN where there is none.
-        kind, mission: the environment's names of the episode's kind and mission, [n] texts; "" if it has none.
+        kind, mission: the environment's names of the kind and mission of the episode, [n] str; "" without a name.
     """
 
     prompts: list[str]
@@ -64,19 +64,19 @@ class Trajectories:
     kind: np.ndarray = field(repr=False)
     mission: np.ndarray = field(repr=False)
 
-    TABLE_FIELDS: ClassVar = ("prompts", "action_names")
-    TEXT_FIELDS: ClassVar = ("kind", "mission")
+    TABLE_FIELDS: ClassVar = ("prompts", "action_names")  # not columns: they have a length of their own
+    TEXT_FIELDS: ClassVar = ("kind", "mission")  # columns of texts
 
     def __len__(self) -> int:
         return len(self.prompt)
 
     def text(self, row: int) -> str:
-        """Return the text that was read in a row; "" if none was kept."""
+        """Return the observed text of a row; "" if it was not recorded."""
         index = int(self.prompt[row])
         return "" if index < 0 else self.prompts[index]
 
     def select(self, selection: np.ndarray) -> Trajectories:
-        """Return the rows in `selection` (indices, or [n] bool), with the same tables."""
+        """Return the rows in `selection` (indices, or [n] bool), with all prompts and action names."""
         columns = {name: getattr(self, name)[selection] for name in _column_names()}
         return Trajectories(self.prompts, self.action_names, **columns)
 
@@ -100,7 +100,7 @@ class TrajectoryFiles:
         self._folder = folder / FOLDER
         self._file_indices: list[int] = [] if state is None else list(state["written"])
         with report_write_errors(self._folder):
-            # The folder of an evaluation is inside the run's, which was searched for links.
+            # `mkdir` follows links, but run folders, which contain those of evaluations, were searched for links.
             folder.mkdir(parents=True, exist_ok=True)
             create_folder(self._folder, folder)
             for path in self._folder.glob(".*.tmp"):
@@ -111,8 +111,8 @@ class TrajectoryFiles:
         missing = [k for k in self._file_indices if not self._path(k).is_file()]
         if missing:
             raise RunFolderError(
-                f"{self._path(missing[0])} was there at the checkpoint and is gone. Start this run anew with "
-                "rerun=true, which moves the old content aside."
+                f"{self._path(missing[0])} existed at the checkpoint, but is missing now. Start this run anew "
+                "with rerun=true, which moves the old content aside."
             )
 
     def write(self, trajectories: Trajectories) -> None:
@@ -128,7 +128,7 @@ class TrajectoryFiles:
         self._file_indices.append(file_index)
 
     def state_dict(self) -> State:
-        """Return the numbers of the files written so far, for a checkpoint."""
+        """Return the indices of the files written so far, for a checkpoint."""
         return {"written": list(self._file_indices)}
 
     def _path(self, file_index: int) -> Path:
@@ -154,17 +154,17 @@ def find_trajectory_files(path: Path) -> list[Path]:
 
 
 def read_trajectories(path: Path | str) -> Trajectories:
-    """Return all steps of the trajectory `find_trajectory_files` of `path`, with one common table of texts.
+    """Return the steps of all trajectory files of `path` (`find_trajectory_files`), with one list of prompts.
 
     Raises:
         RunFolderError: there are no such files, or a file was not written by this module.
     """
-    parts = [_read_file(file) for file in find_trajectory_files(Path(path))]
-    return concatenate(parts) if len(parts) > 1 else parts[0]
+    trajectories = [_read_file(file) for file in find_trajectory_files(Path(path))]
+    return concatenate(trajectories) if len(trajectories) > 1 else trajectories[0]
 
 
 def concatenate(parts: Sequence[Trajectories]) -> Trajectories:
-    """Return several trajectories as one, with a common table of texts.
+    """Return the concatenation of `parts`, with one list of prompts.
 
     Raises:
         RunFolderError: their action names differ.
@@ -174,6 +174,7 @@ def concatenate(parts: Sequence[Trajectories]) -> Trajectories:
     indices: dict[str, int] = {}
     columns: dict[str, list[np.ndarray]] = {name: [] for name in _column_names()}
     for part in parts:
+        # The last element, at index -1, maps missing prompts to themselves.
         new_indices = [*(indices.setdefault(text, len(indices)) for text in part.prompts), -1]
         for name, column in columns.items():
             values = getattr(part, name)
@@ -185,8 +186,7 @@ def _to_arrays(trajectories: Trajectories) -> dict[str, Any]:
     arrays: dict[str, Any] = {"format": np.array(FORMAT)}
     for array_field in fields(trajectories):
         value = getattr(trajectories, array_field.name)
-        is_text = array_field.name in (*Trajectories.TABLE_FIELDS, *Trajectories.TEXT_FIELDS)
-        if is_text:
+        if array_field.name in (*Trajectories.TABLE_FIELDS, *Trajectories.TEXT_FIELDS):
             value = np.array([str(text).encode("utf-8", errors="replace") for text in value], dtype=np.bytes_)
         arrays[array_field.name] = value
     return arrays

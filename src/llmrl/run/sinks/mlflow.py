@@ -14,19 +14,20 @@ from typing import Any
 from llmrl.run.sink import Ending, Opening, Row, Sink, flatten_config, require_library
 
 _RUN_ID_TAG, _N_ROWS_TAG = "llmrl.run_id", "llmrl.rows"
-"""Tags of an MLflow run: id of the run here, and number of its rows that MLflow has."""
+"""Tags of an MLflow run: id of the llmrl run, and number of its rows that MLflow has."""
 _BATCH_SIZE = 1000
 """Maximum number of metrics of one request to MLflow."""
 FOLDER = "mlflow"
 """Folder below the output folder with the database and its artifacts."""
 _MAX_PARAMETERS = 100
+"""Maximum number of parameters of one request to MLflow."""
 _MAX_VALUE_LENGTH = 6000
 """Maximum number of characters of a parameter's value in MLflow."""
 _MLFLOW_STATE_BY_STATE = {"finished": "FINISHED", "failed": "FAILED"}
 _DEFAULT_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
-    # A request to a server that is down must not retry for minutes, or the failure would not be known at the run's end.
+    # With few retries, a request to a server that is down fails before the run ends, so the failure is reported.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
@@ -40,14 +41,13 @@ def database_uri(root: Path) -> str:
 class MLflow(Sink):
     """A sink that sends metrics, parameters, texts and pictures of a run to MLflow; texts and pictures are artifacts.
 
-    Resuming: the sink continues the same MLflow run and skips the rows that it has. If that run has rows that were
-    logged after the checkpoint and are computed anew, it is deleted (MLflow keeps it among the deleted runs), and a new
-    one is written from the beginning.
+    Resuming: the sink continues the same MLflow run and skips the rows that this has. If it has rows that were logged
+    after the checkpoint, which are computed again, it is marked as deleted, and a new MLflow run gets all rows.
 
     Args:
         tracking_uri: address of a server or a database; None: `<output_root>/mlflow/mlflow.db`, with artifacts in the
             same folder.
-        experiment: name of the MLflow experiment; None: the name of the experiment here.
+        experiment: name of the MLflow experiment; None: the value of the option `name`.
 
     Raises:
         ConfigError: MLflow is not installed.
@@ -62,7 +62,7 @@ class MLflow(Sink):
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
-        for library in ("mlflow", "alembic"):  # they log every table of a new database
+        for library in ("mlflow", "alembic"):  # both log every table of a new database
             logging.getLogger(library).setLevel(logging.WARNING)
 
         folder = opening.root / FOLDER
@@ -85,8 +85,8 @@ class MLflow(Sink):
         for row in rows:
             if row.number < self._n_logged_rows:
                 continue
-            now = int(row.unix * 1000)
-            batch = [Metric(_clean_name(tag), value, now, row.place) for tag, value in row.metrics.items()]
+            timestamp_ms = int(row.unix * 1000)
+            batch = [Metric(_clean_name(tag), value, timestamp_ms, row.place) for tag, value in row.metrics.items()]
             if len(metrics) + len(batch) > _BATCH_SIZE:
                 self._log(metrics, [RunTag(_N_ROWS_TAG, str(row.number))])
                 metrics = []
@@ -105,14 +105,15 @@ class MLflow(Sink):
     def close(self, ending: Ending) -> None:
         from mlflow.entities import Metric
 
-        now = int(ending.unix * 1000)
-        self._log([Metric(_clean_name(tag), value, now, ending.place) for tag, value in ending.final.items()], [])
+        timestamp_ms = int(ending.unix * 1000)
+        final = [Metric(_clean_name(tag), value, timestamp_ms, ending.place) for tag, value in ending.final.items()]
+        self._log(final, [])
         if ending.summary:
             self._client.log_dict(self._run_id, ending.summary, "summary.json")
         if ending.error:
             self._client.set_tag(self._run_id, "llmrl.error", ending.error[:_MAX_VALUE_LENGTH])
         self._client.set_tag(self._run_id, "llmrl.state", ending.state)
-        self._client.set_terminated(self._run_id, _MLFLOW_STATE_BY_STATE.get(ending.state, "KILLED"), now)
+        self._client.set_terminated(self._run_id, _MLFLOW_STATE_BY_STATE.get(ending.state, "KILLED"), timestamp_ms)
 
     def _experiment_id(self, name: str, artifacts: str | None) -> str:
         from mlflow.exceptions import MlflowException
@@ -128,7 +129,7 @@ class MLflow(Sink):
         return str(experiment.experiment_id)
 
     def _reopen_run(self, experiment: str, run_id: str, n_rows: int) -> str | None:
-        """Return the MLflow run of an earlier attempt. None: there is none, or it has rows that are computed anew."""
+        """Return the MLflow run of an earlier attempt; None without one, or if it has rows that are computed again."""
         runs = self._client.search_runs([experiment], f"tags.`{_RUN_ID_TAG}` = '{run_id}'", max_results=1)
         if not runs:
             return None
@@ -165,7 +166,7 @@ def _clean_name(tag: str) -> str:
 
 @contextmanager
 def _hold_database_lock(folder: Path) -> Iterator[None]:
-    """Wait for other processes that are creating the database, because only one of them can create its tables."""
+    """Return a context that only one process enters at a time, because two cannot create the tables of a database."""
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,10 +1,11 @@
 """A sink for TensorBoard: an event file in the run folder.
 
-Metrics for comparing runs are listed first, and metrics that equal others are left out.
+Metrics for the comparison of runs are listed first. Metrics that repeat another metric are left out.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,8 +27,8 @@ _COMPARE_TAGS: Mapping[tuple[str, str], str] = {
     ("episode", "evaluation/objective"): "objective",
     ("episode", "evaluation/progress"): "progress",
 }
-"""Kind of row and metric -> name in the first group. A run has one or two of these, because HParams shows the first
-five tags in character order. Digits put the recommendation, which is the result, before the objective of proposals."""
+"""Kind of row and metric -> name after `Compare/`. A run has one or two of these, because HParams shows only the first
+five tags in character order. The digits sort the recommendation, which is the result, before the online objective."""
 
 REPEATED: Mapping[str, str] = {
     "welfare/mean": "`base_return` of the same episodes",
@@ -42,7 +43,7 @@ REPEATED: Mapping[str, str] = {
     "llm/cost": "`usage/llm_cost`",
     "usage/llm_attempts": "`usage/llm_calls` and the failed ones",
 }
-"""Metrics that are not shown -> the metrics that show the same."""
+"""Metrics that are not written -> the metrics that contain the same numbers."""
 
 MORE = "More/"
 """Prefix of final numbers other than the result. It sorts after `Final/`, so that the result is among the first
@@ -51,13 +52,13 @@ _DETAIL_PREFIXES = ("area", "incumbent_")
 
 _WELFARE_PREFIX = "welfare/"
 _PAYMENT_METRICS = ("validation/incentives_paid", "evaluation/incentives_paid")
-"""Metrics of games that equal `welfare/spending`."""
+"""Metrics that, where they equal `welfare/spending`, are written instead of it."""
 
 
-def tag_of(kind: str, metric: str) -> str | None:
+def get_tag(kind: str, metric: str) -> str | None:
     """Return the tag of a metric of a kind of row; None if another metric shows the same number.
 
-    >>> tag_of("proposal", "principal/objective"), tag_of("adaptation", "train/return")
+    >>> get_tag("proposal", "principal/objective"), get_tag("adaptation", "train/return")
     ('Compare/2_online_objective', 'train/return')
     """
     if metric in REPEATED:
@@ -66,10 +67,10 @@ def tag_of(kind: str, metric: str) -> str | None:
     return metric if compare_tag is None else COMPARE + compare_tag
 
 
-def finals(final: Mapping[str, float]) -> dict[str, float]:
-    """Return the final numbers for the HParams table, without standard errors, which would take the place of a result.
+def select_final_numbers(final: Mapping[str, float]) -> dict[str, float]:
+    """Return the final numbers by their tags in the HParams table, without standard errors, to leave room for results.
 
-    >>> finals({"Final/area": 3.0, "Final/result": 2.0, "Final/result_standard_error": 0.1})
+    >>> select_final_numbers({"Final/area": 3.0, "Final/result": 2.0, "Final/result_standard_error": 0.1})
     {'More/area': 3.0, 'Final/result': 2.0}
     """
     names = {tag: tag.partition("/")[2] for tag in final if not tag.endswith("_standard_error")}
@@ -77,10 +78,10 @@ def finals(final: Mapping[str, float]) -> dict[str, float]:
 
 
 class TensorBoard(Sink):
-    """A sink that writes scalars, hyperparameters, texts and pictures for TensorBoard, which shows no MP4 videos.
+    """A sink that writes scalars, hyperparameters, texts and pictures for TensorBoard, but no MP4 videos.
 
-    Resuming: the event file is written anew from the rows that are kept and replaces those of earlier attempts, which
-    may be incomplete. TensorBoard sees it once all of these rows are in it.
+    Resuming: a new event file, with the rows before the checkpoint, replaces those of earlier attempts, which may be
+    incomplete. TensorBoard sees the new file when these rows are written.
     """
 
     background = False
@@ -96,8 +97,8 @@ class TensorBoard(Sink):
 
     def rows(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            for earlier, values in self._tags.of(row):
-                self._event_file.scalars(earlier.place, earlier.unix, values)
+            for measured_row, values in self._tags.select_values(row):
+                self._event_file.scalars(measured_row.place, measured_row.unix, values)
             if row.number + 1 == self._n_kept_rows:
                 self._event_file.publish()
 
@@ -116,30 +117,30 @@ class TensorBoard(Sink):
 
     def close(self, ending: Ending) -> None:
         if ending.final:
-            self._event_file.scalars(ending.place, ending.unix, finals(ending.final))
+            self._event_file.scalars(ending.place, ending.unix, select_final_numbers(ending.final))
         self._event_file.end(ending.succeeded)
         self._event_file.close()
 
 
 class Tags:
-    """The tags of the rows of one run.
+    """The selection of metrics to write from the rows of one run, by tag.
 
-    The welfare of a single agent is its return. Welfare measures are therefore withheld until a sum over agents differs
-    from their mean, and are then written with the rows in which they were measured.
+    With a single agent, welfare measures repeat its return. They are therefore withheld until the sum of welfare over
+    agents differs from the mean, and are then written with the rows in which they were measured.
     """
 
     def __init__(self) -> None:
         self._has_several_agents = False
         self._withheld: list[tuple[Row, dict[str, float]]] = []
 
-    def of(self, row: Row) -> Iterator[tuple[Row, dict[str, float]]]:
-        """Yield the values to write for this row, by tag, after those of earlier rows that were withheld."""
-        values = {tag: value for metric, value in row.metrics.items() if (tag := tag_of(row.kind, metric)) is not None}
+    def select_values(self, row: Row) -> Iterator[tuple[Row, dict[str, float]]]:
+        """Yield rows with the values to write for them, by tag: earlier rows with withheld values, then `row`."""
+        values = {tag: value for metric, value in row.metrics.items() if (tag := get_tag(row.kind, metric)) is not None}
         if any(row.metrics.get(name) == values.get("welfare/spending") for name in _PAYMENT_METRICS):
             values.pop("welfare/spending", None)
         if not self._has_several_agents:
             total, mean = (row.metrics.get(_WELFARE_PREFIX + name, 0.0) for name in ("sum", "mean"))
-            self._has_several_agents = total != mean and total == total and mean == mean
+            self._has_several_agents = total != mean and not math.isnan(total) and not math.isnan(mean)
             if self._has_several_agents:
                 yield from self._withheld
                 self._withheld = []

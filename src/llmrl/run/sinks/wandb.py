@@ -19,28 +19,28 @@ from llmrl.run.sink import FOLDER, Ending, Opening, Row, Sink, flatten_config, r
 
 _SERVER_URL = "https://api.wandb.ai"
 _N_ROWS_KEY = "llmrl/rows"
-"""Entry of a run's summary: number of its rows that Weights & Biases has."""
+"""Key in the summary of a run at Weights & Biases: number of rows that it has."""
 
 
 class WandB(Sink):
     """A sink that sends metrics, config, texts and videos of a run to Weights & Biases.
 
-    Each metric has the counter of its rows as its axis. Runs that differ only in their seeds form a group. The command
+    The x axis of each metric is the counter of its rows. Runs that differ only in their seeds form a group. The command
     line, code, Git remote, installed packages and the machine's name are not sent; they are in the run folder.
 
-    Resuming, online: the sink continues the same run and skips the rows that it has. Weights & Biases deletes nothing,
-    so rows that were logged after the checkpoint keep their first values. Offline: the files are written again from the
-    rows before the checkpoint and replace those of earlier attempts.
+    Resuming, online: the sink continues the same run and skips the rows that this has. Weights & Biases deletes no
+    rows, so rows that were logged after the checkpoint keep their first values. Offline: new files with the rows before
+    the checkpoint replace those of earlier attempts.
 
     Args:
         mode: `online`, or `offline`: files in `<run>/loggers/wandb`.
-        project: name of the project; None: the name of the experiment here.
-        entity: user or team; None: the key's owner.
-        finish_timeout: seconds that the end of a run waits for unsent rows, which stay in the run folder.
-        system_metrics: whether the library also measures processors, memory and GPUs.
+        project: name of the project; None: the value of the option `name`.
+        entity: user or team that has the project; None: the default of the API key's user.
+        finish_timeout: maximum seconds to wait for unsent rows at the end of a run; the rest stays in the run folder.
+        system_metrics: whether the library also records the use of processors, memory and GPUs.
 
     Raises:
-        ConfigError: the library is not installed, or there is no key for `online`.
+        ConfigError: the library is not installed, or `online` finds no API key.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class WandB(Sink):
         system_metrics: bool = False,
     ) -> None:
         require_library("wandb", "wandb", "loggers")
-        if mode == "online" and not _has_key():
+        if mode == "online" and not _has_api_key():
             raise ConfigError(
                 "loggers=wandb needs an API key: set the environment variable WANDB_API_KEY, call `wandb login`, or "
                 "keep the run on this machine with loggers.wandb.mode=offline"
@@ -71,8 +71,8 @@ class WandB(Sink):
 
         offline = self._mode == "offline"
         if offline:
-            for earlier in folder.glob("offline-run-*"):
-                shutil.rmtree(earlier)
+            for earlier_folder in folder.glob("offline-run-*"):
+                shutil.rmtree(earlier_folder)
         settings = wandb.Settings(
             mode=self._mode,
             root_dir=str(opening.folder / FOLDER),
@@ -107,11 +107,11 @@ class WandB(Sink):
         self._axes: set[str] = set()
 
     def rows(self, rows: Sequence[Row]) -> None:
-        new = [row for row in rows if row.number >= self._n_logged_rows]
-        for row in new:
+        new_rows = [row for row in rows if row.number >= self._n_logged_rows]
+        for row in new_rows:
             self._log(row, dict(row.metrics), dict(row.counters))
-        if new:
-            self._run.summary[_N_ROWS_KEY] = new[-1].number + 1
+        if new_rows:
+            self._run.summary[_N_ROWS_KEY] = new_rows[-1].number + 1
 
     def text(self, row: Row, tag: str, markdown: str) -> None:
         import wandb
@@ -155,8 +155,8 @@ class WandB(Sink):
         self._run.log({**counters, **values})
 
 
-def _has_key() -> bool:
-    """Return whether there is a key, in the environment or in the file that `wandb login` writes."""
+def _has_api_key() -> bool:
+    """Return whether the environment, or the file that `wandb login` writes, contains an API key."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
