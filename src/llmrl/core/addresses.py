@@ -1,4 +1,4 @@
-"""Addresses of servers in configs: what an address may hold, its origin, and whether it is on this machine."""
+"""Addresses of servers in configs: validation, origin, and whether the server is on this machine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def parse_origin(address: str, option_name: str) -> str:
     'https://api.example.org'
 
     Args:
-        address: http(s) address without user name, query, parameters and fragment, all of which could hold a secret.
-        option_name: option that holds the address, for messages.
+        address: http(s) address without user name, query, parameters and fragment, which could contain a secret.
+        option_name: name of the option with the address, for messages.
 
     Raises:
         ConfigError: `address` is not such an address. The message does not repeat it.
@@ -54,7 +54,7 @@ def check_transport_security(address: str, plain_http: bool, option_name: str) -
     """Raise ConfigError for an invalid address, or for plain HTTP to another machine unless `plain_http`.
 
     Args:
-        address, option_name: as for `parse_origin`.
+        address, option_name: arguments of `parse_origin`.
         plain_http: value of the option `plain_http` of the same config node.
     """
     origin = parse_origin(address, option_name)

@@ -1,7 +1,4 @@
-"""Base classes of agents that only play and of policies without values, and interfaces of agents with special needs.
-
-Special needs in training are rollouts of a minimum length, and episodes in groups.
-"""
+"""Base classes of agents that never learn and of policies without values, and optional interfaces of agents."""
 
 from __future__ import annotations
 
@@ -30,14 +27,14 @@ class PolicyWithoutValues:
         """Return zeros [n_envs, n_agents]."""
         import torch
 
-        inputs = observation[self.channels[0]]
-        return torch.zeros(inputs.shape[:2], device=inputs.device)
+        channel = observation[self.channels[0]]
+        return torch.zeros(channel.shape[:2], device=channel.device)
 
 
 class NonLearningAgent(StateFields):
     """Base class of agents that never learn.
 
-    A subclass with state that must survive a resume overrides `state_dict` and `load_state_dict`.
+    A subclass with a state that a resumed run needs overrides `state_dict` and `load_state_dict`.
     """
 
     loop: ClassVar[AgentLoop] = "play"
@@ -55,13 +52,13 @@ class RequiresMinRolloutSteps(Protocol):
     """An agent whose updates need rollouts of a minimum length."""
 
     def min_rollout_steps(self, games: int) -> int:
-        """Return the smallest number of steps of each of `games` games that an update can learn from."""
+        """Return the minimum number of steps per game that an update needs in a rollout of `games` games."""
         ...
 
 
 @runtime_checkable
 class RecordsEpisodes(Protocol):
-    """An agent that records the episodes that it learns from."""
+    """An agent that records episodes for its updates."""
 
     def pause_recording(self) -> AbstractContextManager[None]:
         """Return a context in which episodes are not recorded, for evaluations."""
@@ -83,11 +80,10 @@ class LearnsFromEpisodeGroups(RecordsEpisodes, Protocol):
     """An agent that learns from groups of complete episodes with the same initial state.
 
     Attributes:
-        group_size: number of successive games with the same initial state; None: the agent learns from rollouts of any
-            games.
-        n_continuations: number of continuations that estimate the value of each state of an episode; 0: no values are
-            needed.
-        gamma: discount per step of these values.
+        group_size: number of consecutive games with the same initial state; None: initial states may differ.
+        n_continuations: number of continuations from each state of an episode, for an estimate of its value; 0: no
+            values are needed.
+        gamma: discount factor per step of these values.
     """
 
     group_size: int | None
@@ -108,5 +104,5 @@ class TrainsAdapter(Protocol):
     """An agent or principal that may train a low-rank adapter of a language model."""
 
     def write_adapter(self, folder: Path) -> None:
-        """Write the adapter into `folder` in peft's format; do nothing if none is trained."""
+        """Write the adapter to `folder` in peft's format; do nothing if there is none."""
         ...

@@ -1,7 +1,7 @@
-"""Signatures of parts, and checks of arguments against their type hints, ranges included (`llmrl.core.ranges`).
+"""Signatures of parts, and checks of arguments against their type hints, including ranges (`llmrl.core.ranges`).
 
-A part has its options as fields of a frozen dataclass that its constructor takes as `settings`, or as plain keyword
-arguments.
+The options of a part are keyword arguments of its constructor, or fields of a frozen dataclass that the constructor
+takes as `settings`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 SETTINGS_PARAMETER = "settings"
-"""Name of the parameter that takes the options of a part as one dataclass."""
+"""Name of the constructor parameter for a dataclass of options."""
 
 
 @dataclass(frozen=True)
 class PartSignature:
-    """Parameters of a class or function, with the fields of its settings in the place of `settings`.
+    """Parameters of a class or function, with the fields of the settings dataclass instead of `settings`.
 
     Attributes:
         parameters: parameters by name.
-        hints: evaluated type hints by parameter; those that cannot be evaluated are left out.
-        settings: dataclass of the parameter `settings`; None if there is no such parameter.
+        hints: evaluated type hints by parameter, without hints that cannot be evaluated.
+        settings: type of the parameter `settings`; None if there is no such parameter.
         fields: names of the parameters that are fields of `settings`.
     """
 
@@ -43,7 +43,7 @@ class PartSignature:
     fields: frozenset[str]
 
     def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keyword arguments of a call, in which the fields of the settings are one object."""
+        """Return the keyword arguments of a call, with the fields of the settings combined in one object."""
         if self.settings is None:
             return dict(values)
         fields = {name: value for name, value in values.items() if name in self.fields}
@@ -64,8 +64,10 @@ def get_signature(target: Any) -> PartSignature:
         return PartSignature(parameters, hints, None, frozenset())
     del parameters[SETTINGS_PARAMETER], hints[SETTINGS_PARAMETER]
     fields = inspect.signature(settings).parameters
-    if common := sorted(fields.keys() & parameters.keys()):
-        raise TypeError(f"{target.__qualname__}: '{common[0]}' is a parameter and a field of {settings.__qualname__}")
+    if duplicates := sorted(fields.keys() & parameters.keys()):
+        raise TypeError(
+            f"{target.__qualname__}: '{duplicates[0]}' is a parameter and a field of {settings.__qualname__}"
+        )
     return PartSignature(
         {**parameters, **fields}, {**hints, **evaluate_type_hints(settings)}, settings, frozenset(fields)
     )
@@ -74,7 +76,7 @@ def get_signature(target: Any) -> PartSignature:
 def evaluate_type_hints(target: Any) -> dict[str, Any]:
     """Return the evaluated type hints of a function, or of a class's constructor, by argument.
 
-    Hints with names that exist only for type checkers are left out; they belong to objects that no config can hold.
+    Hints with names that exist only for type checkers are left out. No config can contain values of these types.
     """
     function = target.__init__ if inspect.isclass(target) else target
     # The inherited constructor of a class without `__init__` is a built-in without a module.
@@ -96,7 +98,7 @@ def evaluate_type_hints(target: Any) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def _build_type_adapter(hint: Any, name: str) -> TypeAdapter[Any]:
-    """Return the validator of a type hint; `name` distinguishes equal hints, such as `int | str | None`."""
+    """Return the validator of a type hint; `name`, its text, distinguishes unions of different order."""
     from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 
     try:
@@ -107,11 +109,11 @@ def _build_type_adapter(hint: Any, name: str) -> TypeAdapter[Any]:
 
 
 def validate_argument(value: Any, hint: Any, option_name: str) -> Any:
-    """Return `value` with only the conversions that its hint requires (int to float, list to tuple).
+    """Return `value`, converted to the type of its hint if the conversion is exact (int to float, list to tuple).
 
     Raises:
-        ConfigError: the value does not fit the hint; the message calls it `option_name`.
-        TypeError: the hint cannot be checked.
+        ConfigError: the value does not fit the hint; the message names it `option_name`.
+        TypeError: pydantic does not support the hint.
     """
     from pydantic import PydanticSchemaGenerationError, ValidationError
 
@@ -126,12 +128,13 @@ def validate_argument(value: Any, hint: Any, option_name: str) -> Any:
     except ValidationError as error:
         details = error.errors()[0]
         position = "".join(f"[{p}]" if isinstance(p, int) else "" for p in details["loc"])
-        found = details["input"] if position else value
-        advice = f"got {type(found).__name__}"
-        if details["type"] == "int_type" and isinstance(found, float) and found.is_integer() and abs(found) < 1e18:
-            advice = f"write {int(found)}"
+        wrong_value = details["input"] if position else value
+        advice = f"got {type(wrong_value).__name__}"
+        is_whole = isinstance(wrong_value, float) and wrong_value.is_integer() and abs(wrong_value) < 1e18
+        if details["type"] == "int_type" and is_whole:
+            advice = f"write {int(wrong_value)}"
         elif details["type"] == "bool_type":
             advice = "write true or false"
-        if details["type"] == "objective":  # its message says what is accepted
+        if details["type"] == "objective":  # its message lists the accepted values
             raise ConfigError(f"{option_name}={value!r}: {details['msg']}") from error
-        raise ConfigError(f"{option_name}{position}={found!r}: {details['msg'].lower()}, {advice}") from error
+        raise ConfigError(f"{option_name}{position}={wrong_value!r}: {details['msg'].lower()}, {advice}") from error

@@ -13,7 +13,7 @@ from typing import IO
 from llmrl.core.folder_files import open_folder
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Error numbers of a write that fails for lack of room: disk full, quota used up, file size limit."""
+"""Error numbers of a failed write: disk full, quota used up, maximum file size reached."""
 
 MIN_FREE_BYTES = 1 << 20
 """Free bytes below which a disk counts as full, whatever the error number of the write."""
@@ -29,7 +29,7 @@ def atomic_write(path: Path, root: Path | None = None, durable: bool = True) -> 
     Args:
         path: file.
         root: ancestor folder of `path`. Symbolic links below it are not followed. Defaults to the parent of `path`.
-        durable: wait until the new file would survive a power cut (fsync).
+        durable: whether to wait until the file is on the disk (fsync), where it survives a power failure.
 
     Raises:
         OSError: the file cannot be written.
@@ -57,7 +57,7 @@ def atomic_write(path: Path, root: Path | None = None, durable: bool = True) -> 
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make renames inside `folder` survive a power cut (fsync), if the file system supports it."""
+    """Write renames inside `folder` to the disk (fsync), if the file system supports it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -68,7 +68,7 @@ def fsync_folder(folder: Path) -> None:
 def remove_ignoring_errors(path: Path) -> None:
     """Remove a file if it exists.
 
-    Failures are ignored, so that cleanup in an exception handler does not mask the original error.
+    Errors are ignored, so that cleanup in an exception handler does not replace the original error.
     """
     with suppress(OSError):
         path.unlink(missing_ok=True)
@@ -82,7 +82,7 @@ def describe_write_error(path: Path, error: OSError, folder_option: str = "outpu
     Args:
         path: file or folder that was to be written.
         error: error of the write.
-        folder_option: command-line option that selects another folder; shown in the suggested fix.
+        folder_option: option of the command that selects another folder, for the message.
     """
     reason = error.strerror or (str(error).splitlines() or [type(error).__name__])[0]
     folder = next((candidate for candidate in (path, *path.absolute().parents) if candidate.is_dir()), Path("/"))

@@ -1,6 +1,6 @@
-"""Errors that are shown to the user. Each message names what is wrong and what would work.
+"""Errors that are shown to the user. Each message states the cause and a remedy.
 
-The command line prints the message without the traceback and exits non-zero. The traceback goes to the run folder.
+Commands print the message without the traceback, which is saved in the run folder, and exit with a nonzero code.
 """
 
 from collections.abc import Iterator
@@ -32,9 +32,9 @@ def get_traceback_path(error: BaseException) -> str:
 
 
 class LlmrlError(Exception):
-    """Base class of errors that the user or the machine causes, as opposed to defects of this package.
+    """Base class of errors that the user or the machine causes, in contrast to defects of this package.
 
-    Messages may quote a server or a file, so `str(error)` is `printable`.
+    Messages may quote a server or a file, so `str(error)` escapes control characters (`printable`).
     """
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class LlmrlError(Exception):
 
 
 class ConfigError(LlmrlError):
-    """An option, a value or a combination of parts that cannot work."""
+    """An option, a value or a combination of parts is invalid."""
 
 
 class ErrorCollector:
@@ -60,10 +60,7 @@ class ErrorCollector:
             self._errors.append(error)
 
     def raise_all(self) -> None:
-        """Raise one `ConfigError` with the messages of all collected errors, one per line.
-
-        Do nothing if there is none.
-        """
+        """Raise one `ConfigError` with the messages of all collected errors, one per line, if there are any."""
         if len(self._errors) == 1:
             raise self._errors[0]
         if self._errors:
@@ -130,10 +127,10 @@ class EngineError(LlmrlError):
 
 
 class LLMError(LlmrlError):
-    """A language model could not be reached or refused to serve (missing key, outage, quota).
+    """A language model could not be reached or rejected the request (missing key, outage, quota).
 
     Attributes:
-        refused: true if the server certainly generated nothing, so that nothing is charged; false if this is unknown.
+        refused: whether it is certain that the server generated no tokens and charges nothing.
     """
 
     def __init__(self, message: str = "", *, refused: bool = False) -> None:
@@ -142,11 +139,11 @@ class LLMError(LlmrlError):
 
 
 class CallNotMade(LLMError):  # noqa: N818  (no failure)
-    """A call to a language model was not made, or not repeated, because of a limit or a stop set by the user."""
+    """A call to a language model was not made, or not retried, because of a limit or a stop of the run."""
 
 
 class BudgetExhausted(CallNotMade):
-    """One more call could exceed what the run may spend on language models.
+    """A further call to a language model could exceed the budget of the run.
 
     Attributes:
         reached_limit: description of the limit that was reached, without the advice that the message adds.
@@ -158,7 +155,7 @@ class BudgetExhausted(CallNotMade):
 
 
 class CallInterrupted(CallNotMade):
-    """A call to a language model was abandoned because the run is stopping."""
+    """A call to a language model was canceled because the run is stopping."""
 
 
 class TooManyInvalidReplies(LLMError):  # noqa: N818

@@ -15,12 +15,12 @@ from typing import IO, Any
 def open_folder(root: Path, names: Sequence[str] = (), create: bool = False) -> Iterator[int]:
     """Yield a descriptor of the folder `root/<names>`, for the `dir_fd` of functions in `os`.
 
-    Each folder is opened relative to the one above it, so a folder that another process replaces by a link meanwhile
-    is not followed either.
+    Each folder is opened relative to its parent, so a symbolic link is not followed even if another process puts it in
+    the place of a folder meanwhile.
 
     Args:
         root: existing folder; its own path may contain links.
-        names: names of the folders below it.
+        names: names of nested folders, outermost first.
         create: whether to create missing folders of `names`.
 
     Raises:
@@ -46,22 +46,22 @@ def create_folder(folder: Path, root: Path) -> None:
     """Create `folder` and missing folders between it and the existing folder `root`.
 
     Raises:
-        OSError: as `open_folder`, or a folder cannot be created.
+        OSError: a folder is a symbolic link or cannot be created.
     """
     with open_folder(root, folder.relative_to(root).parts, create=True):
         pass
 
 
 def open_file(path: Path, mode: str = "rb", root: Path | None = None) -> IO[Any]:
-    """Open a regular file of a run folder or of another folder that somebody else may have made.
+    """Open a regular file in a folder that another user may have written.
 
     Args:
         path: file.
-        mode: mode of the built-in `open`; texts are UTF-8.
-        root: folder above `path`, below which no link is followed; None: the folder that has the file.
+        mode: mode of the built-in `open`; text files are UTF-8.
+        root: ancestor folder of `path`, below which no link is followed; None: the parent folder.
 
     Raises:
-        OSError: as the built-in `open`; a part of the path below `root` is a symbolic link (`errno.ELOOP`); or the
+        OSError: the file cannot be opened; a part of the path below `root` is a symbolic link (`errno.ELOOP`); or the
             file is not a regular one, e.g. a pipe.
     """
     *folders, name = (str(path),) if root is None else path.relative_to(root).parts
@@ -83,7 +83,7 @@ def read_bytes(path: Path, root: Path | None = None) -> bytes:
     """Return the content of a file, opened by `open_file`.
 
     Raises:
-        OSError: as `open_file`.
+        OSError: the file cannot be opened or read.
     """
     with open_file(path, root=root) as file:
         return bytes(file.read())
@@ -106,7 +106,7 @@ def find_symlink(folder: Path, excluded_patterns: Sequence[str] = ()) -> Path | 
 
 
 def _open_unless_symlink(name: str, flags: int, folder_fd: int | None) -> int:
-    """Open `name` if it is not a symbolic link; it is relative to the folder with descriptor `folder_fd`, if any."""
+    """Open `name`, relative to the folder with descriptor `folder_fd` if there is one, unless it is a symbolic link."""
     try:
         return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder_fd)
     except OSError as error:

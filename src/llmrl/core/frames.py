@@ -1,4 +1,4 @@
-"""Frames with a column of text beside them, and videos in GIF and MP4 format."""
+"""Scaling of frames, frames with a column of texts, and videos in GIF and MP4 format."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from llmrl.core.errors import ConfigError, RunFolderError
 log = logging.getLogger(__name__)
 
 MAX_GIF_FRAMES = 150
-"""Approximate maximum number of frames of a GIF, whose frames are not compressed as a video's are."""
+"""Approximate maximum number of frames of a GIF; longer videos are subsampled, because GIF compresses little."""
 TARGET_HEIGHT = 336
-"""Height in pixels up to which small engine frames are enlarged, by a whole factor, so that cells stay sharp."""
+"""Height in pixels up to which small frames are enlarged, by an integer factor, so that edges of cells stay sharp."""
 
 
 def enlarge(frame: np.ndarray, target: int = TARGET_HEIGHT) -> np.ndarray:
-    """Return a frame [height, width, 3] uint8 enlarged by nearest-neighbor interpolation.
+    """Return a frame [height, width, 3] uint8, enlarged by an integer factor up to `target` pixels of height.
 
     Height and width become even, because video codecs need even sizes.
 
     Raises:
-        ConfigError: `frame` is not such a picture.
+        ConfigError: `frame` has another dtype or number of axes.
     """
     if frame.dtype != np.uint8 or frame.ndim != 3:
         raise ConfigError(f"a frame must be [height, width, 3] uint8, got {frame.dtype} {frame.shape}")
@@ -39,15 +39,14 @@ def enlarge(frame: np.ndarray, target: int = TARGET_HEIGHT) -> np.ndarray:
 
 
 def add_text_column(picture: np.ndarray, texts: Sequence[tuple[str, str]], height: int, width: int) -> np.ndarray:
-    """Return a picture, scaled to `height` pixels, with a column of `width` pixels to its right that holds texts.
+    """Return a picture with a column of texts at its right, [height, w' + width, 3] uint8; the width w' is even.
 
-    Texts are wrapped. A text that is too long for the column ends in `...`; headings are never cut. All sizes are made
-    even.
+    Texts are wrapped. A text that is too long for the column ends in `...`; headings are never cut.
 
     Args:
         picture: [h, w, 3] uint8.
         texts: (heading, text) from top to bottom; an empty text is left out with its heading.
-        height: height of the result, pixels.
+        height: height of the result in pixels, to which the picture is scaled.
         width: width of the column, pixels.
     """
     from PIL import Image
@@ -62,9 +61,9 @@ def add_text_column(picture: np.ndarray, texts: Sequence[tuple[str, str]], heigh
 
 
 class LazyFrames(Sequence[np.ndarray]):
-    """Sequence of `n_frames` pictures, [height, width, 3] uint8 each, that `draw_frame(i)` draws on access.
+    """A sequence of `n_frames` pictures [height, width, 3] uint8, each drawn by `draw_frame(i)` when it is accessed.
 
-    A long video then needs the memory of one picture only.
+    A long video therefore needs the memory of one picture only.
     """
 
     def __init__(self, n_frames: int, draw_frame: Callable[[int], np.ndarray]) -> None:
@@ -80,7 +79,7 @@ class LazyFrames(Sequence[np.ndarray]):
 def scale_to_width(picture: np.ndarray, width: int) -> np.ndarray:
     """Return a picture [h, w, 3] uint8 scaled to `width` pixels, [h', width, 3].
 
-    It is enlarged by a whole factor and then averaged, which keeps cells sharp.
+    It is enlarged by an integer factor and then averaged over blocks of pixels, so that edges of cells stay sharp.
     """
     from PIL import Image
 
@@ -110,7 +109,8 @@ def _draw_texts(column: Any, texts: Sequence[tuple[str, str]]) -> None:
     width = column.width - 2 * _SIDE_MARGIN
     wrapped_texts = [(heading, wrap_text(text, width, text_font)) for heading, text in texts]
     max_lines = next(
-        (n for n in range(column.height // _LINE_HEIGHT, 1, -1) if _texts_height(wrapped_texts, n) <= column.height), 1
+        (n for n in range(column.height // _LINE_HEIGHT, 1, -1) if _sum_heights(wrapped_texts, n) <= column.height),
+        1,
     )
     y = _SIDE_MARGIN
     for heading, lines in wrapped_texts:
@@ -123,19 +123,13 @@ def _draw_texts(column: Any, texts: Sequence[tuple[str, str]]) -> None:
         y += _TEXT_GAP
 
 
-def _texts_height(texts: Sequence[tuple[str, Sequence[str]]], max_lines: int) -> int:
-    """Return the height in pixels of texts with headings and of the margin above them.
-
-    Each text has at most `max_lines` lines.
-    """
+def _sum_heights(texts: Sequence[tuple[str, Sequence[str]]], max_lines: int) -> int:
+    """Return the height in pixels of texts, cut to `max_lines` lines each, with headings and the margin above."""
     return _SIDE_MARGIN + sum(_LINE_HEIGHT * (1 + min(len(lines), max_lines)) + _TEXT_GAP for _, lines in texts)
 
 
 def wrap_text(text: str, width: float, text_font: Any) -> list[str]:
-    """Return the lines of a text, wrapped to `width` pixels in the font `text_font`.
-
-    Words that are wider than a line are cut.
-    """
+    """Return the lines of a text, wrapped to `width` pixels; words that are wider than a line are divided."""
     lines = []
     for paragraph in text.splitlines():
         line = paragraph[: len(paragraph) - len(paragraph.lstrip())]
@@ -160,15 +154,15 @@ def save_video(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps
 
     Frames are pictures [height, width, 3] of one even size, or files of them.
 
-    One frame at a time is in memory. The files are complete or do not exist. Without imageio-ffmpeg no MP4 file is
-    written, and a warning names the extra that installs it.
+    Frames are loaded one at a time. The files are written atomically. Without imageio-ffmpeg no MP4 file is written,
+    and a warning states the extra that installs it.
 
     Raises:
         RunFolderError: the files cannot be written.
     """
     writers = {".mp4": _write_mp4, ".gif": _write_gif} if _has_mp4_encoder() else {".gif": _write_gif}
     paths = [folder / f"{name}{suffix}" for suffix in writers]
-    # The encoders choose the format by the suffix, so temporary files have it, too.
+    # The encoders choose the format by the suffix, so temporary files must have it, too.
     temporary_paths = [path.with_name(f".{name}.{os.getpid()}{path.suffix}") for path in paths]
     try:
         for path in temporary_paths:
@@ -204,7 +198,7 @@ def _write_mp4(frames: Sequence[np.ndarray | Path], path: Path, fps: float) -> N
 def _write_gif(frames: Sequence[np.ndarray | Path], path: Path, fps: float) -> None:
     from PIL import Image
 
-    # Several times faster than PIL's other methods for 128 colors, which are enough for drawn worlds.
+    # Octrees are several times faster than PIL's other methods; 128 colors suffice for drawn games.
     images = (
         Image.fromarray(_load_image(frames[i])).quantize(128, method=Image.Quantize.FASTOCTREE)
         for i in range(0, len(frames), max(1, len(frames) // MAX_GIF_FRAMES))

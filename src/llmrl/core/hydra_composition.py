@@ -1,4 +1,4 @@
-"""Patches of Hydra's composition of configs: tables in option files, hidden bases, and a cache of steps.
+"""Patches of Hydra's composition of configs: tables in option files, unlisted base files, and a cache of steps.
 
 A table of an option file holds values that apply only with certain options of another group.
 
@@ -7,16 +7,16 @@ A table of an option file holds values that apply only with certain options of a
       cartpole: {principal: {optimum: 500.0}}
       hopper: {agent: {clip_actions: false}}
 
-With `env=cartpole` the file holds the row `cartpole` in addition to its other values; the row comes last. Files that
-follow in the defaults list, and the command line, override it as they override the rest of the file. The composed
-config has the values of the row and no table. A file that includes another one in its `defaults` inherits its table.
+With `env=cartpole`, the values of the row `cartpole` override the other values of the file. Later files of the defaults
+list and the command line override both. The composed config contains the values of the row and no table. A file that
+includes another one in its `defaults` inherits its table.
 
 `${option:env}` in a value at the top level of a file stands for the name of the chosen option. Unlike
 `${hydra:runtime.choices.env}`, it needs no `HydraConfig`, so the composed config can be resolved anywhere.
 
-The cache is for sweeps whose runs have most steps in common: the reading of option files, the list of the chosen
-options, and the merge of their files. Values on the command line are set afterwards, in each config. Results are
-copies, because Hydra changes them.
+The cache is for sweeps, whose runs have most steps of composition in common: the reading of option files, the list of
+chosen options, and the merge of their files. Values on the command line are set afterwards, in each config. The cache
+returns copies, because Hydra modifies them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 TABLES: Mapping[str, str] = {"per_env": "env", "per_principal": "principal"}
 """Config group whose options name the rows of a table, by the table's key."""
-_OPTION = re.compile(r"\$\{option:(\w+)\}")
+_OPTION_PATTERN = re.compile(r"\$\{option:(\w+)\}")
 
 
 def resolve_table_key(key: Sequence[str], choices: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -59,7 +59,7 @@ def resolve_table_key(key: Sequence[str], choices: Mapping[str, str]) -> tuple[s
 
 
 def read_chosen_options(defaults: Sequence[ResultDefault]) -> dict[str, str]:
-    """Return the chosen option of each group in `TABLES` in a resolved defaults list."""
+    """Return the chosen option of each group in `TABLES`, by group, from a resolved defaults list."""
     choices = {}
     for default in defaults:
         group, _, name = (default.config_path or "").partition("/")
@@ -70,7 +70,7 @@ def read_chosen_options(defaults: Sequence[ResultDefault]) -> dict[str, str]:
 
 
 def patch_table_merging() -> None:
-    """Make Hydra merge the rows of tables. It patches Hydra once per process; further calls do nothing."""
+    """Patch Hydra so that it merges the rows of tables. Further calls in this process do nothing."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
     compose = ConfigLoaderImpl._compose_config_from_defaults_list
@@ -88,9 +88,9 @@ def patch_table_merging() -> None:
 
 
 class _TableRepository:
-    """Repository of option files in which tables and `${option:<group>}` are resolved.
+    """Repository that returns option files with the rows of the chosen options instead of tables.
 
-    A table is replaced by its row for the chosen option, `${option:<group>}` by the option's name.
+    It also replaces `${option:<group>}` by the name of the chosen option.
     """
 
     def __init__(self, repo: IConfigRepository, choices: Mapping[str, str]) -> None:
@@ -118,11 +118,13 @@ class _TableRepository:
                 if (row := table.get(self._option_by_group.get(group))) is not None:
                     source.config.merge_with(row)
         for name, value in source.config.items_ex(resolve=False):
-            if isinstance(value, str) and _OPTION.search(value):
-                source.config[name] = _OPTION.sub(lambda match: self._chosen_option(match[1], config_path), value)
+            if isinstance(value, str) and _OPTION_PATTERN.search(value):
+                source.config[name] = _OPTION_PATTERN.sub(
+                    lambda match: self._get_chosen_option(match[1], config_path), value
+                )
         return source
 
-    def _chosen_option(self, group: str, config_path: str) -> str:
+    def _get_chosen_option(self, group: str, config_path: str) -> str:
         """Return the name of the chosen option of a group.
 
         Raises:
@@ -156,10 +158,7 @@ _pickle_by_step: dict[Any, bytes] | None = None
 
 @contextmanager
 def cache_compositions() -> Iterator[None]:
-    """Return a context in which composition steps with equal arguments are computed once.
-
-    Option files must not change meanwhile.
-    """
+    """Return a context in which composition steps with equal arguments are computed once; files must not change."""
     global _pickle_by_step
     _pickle_by_step = {}
     try:
@@ -171,7 +170,7 @@ def cache_compositions() -> Iterator[None]:
 def compute_cached(key: Any, compute: Callable[[], Any]) -> Any:
     """Return a copy of the cached result of an earlier call with an equal key, or else the result of `compute`."""
     if _pickle_by_step is not None and key in _pickle_by_step:
-        return pickle.loads(_pickle_by_step[key])  # noqa: S301 (of this process)
+        return pickle.loads(_pickle_by_step[key])  # noqa: S301 (this process pickled it)
     result = compute()
     if _pickle_by_step is not None:
         _pickle_by_step[key] = pickle.dumps(result, pickle.HIGHEST_PROTOCOL)  # several times faster than copy.deepcopy
@@ -179,15 +178,12 @@ def compute_cached(key: Any, compute: Callable[[], Any]) -> Any:
 
 
 def list_sources(repository: Any) -> tuple[str, ...]:
-    """Return a text for each source of a repository of option files."""
+    """Return the provider and path of each source of a repository of option files, as cache keys."""
     return tuple(f"{source.provider} {source.path}" for source in repository.get_sources())
 
 
 def patch_step_caching() -> None:
-    """Make Hydra cache files, lists and merges of options.
-
-    It patches Hydra once per process; further calls do nothing.
-    """
+    """Patch Hydra so that it caches files, lists and merges of options. Further calls in this process do nothing."""
     from hydra._internal import defaults_list
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.config_repository import ConfigRepository
@@ -199,7 +195,8 @@ def patch_step_caching() -> None:
 
     @functools.wraps(list_defaults)
     def list_defaults_cached(repo: Any, config_name: str | None, overrides: Any, **flags: bool) -> Any:
-        def copy_choices() -> dict[str, Any]:  # `list_defaults` completes them; it reads no overrides of values
+        # `list_defaults` reads and completes these attributes. It does not read overrides of values.
+        def copy_choices() -> dict[str, Any]:
             return {name: value for name, value in vars(overrides).items() if name != "config_overrides"}
 
         def compute() -> tuple[Any, dict[str, Any]]:
@@ -224,9 +221,9 @@ def patch_step_caching() -> None:
 
 
 def patch_option_listing() -> None:
-    """Make Hydra list only options that can be chosen (`--help`, messages, completion, `glob(*)`).
+    """Patch Hydra so that it lists only options that can be chosen (`--help`, messages, completion, `glob(*)`).
 
-    It patches Hydra once per process; further calls do nothing.
+    Further calls in this process do nothing.
     """
     from hydra._internal.config_repository import ConfigRepository
 

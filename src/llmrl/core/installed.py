@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PARTS_GROUP = "llmrl.parts"
-"""Group of parts of an experiment, named `<config group>.<option>`; or of trusted modules, under any name."""
+"""Group of parts, with names `<config group>.<option>`, and of trusted modules, with any other names."""
 BACKENDS_GROUP = "llmrl.backends"
-"""Group of backends, which compute the runs of a sweep."""
+"""Group of backends, which execute the runs of a sweep."""
 SINKS_GROUP = "llmrl.sinks"
 """Group of sinks, which receive metrics."""
 ENTRY_POINT_GROUPS = (PARTS_GROUP, BACKENDS_GROUP, SINKS_GROUP)
@@ -52,8 +52,8 @@ class EntryPoint:
 def entry_points() -> tuple[EntryPoint, ...]:
     """Return the entry points of all installed packages, sorted by group, name and package.
 
-    Packages in the working directory do not count. If a package is found twice, the first on `sys.path` counts, as in
-    an import.
+    Packages in the working directory are ignored. If there are several versions of a package, the first on `sys.path`
+    is used, as in an import.
     """
     working_folder = os.path.realpath(Path.cwd())
     packages: dict[str, list[EntryPoint]] = {}
@@ -72,7 +72,7 @@ def _iterate_metadata_folders(path: str) -> Iterator[str]:
         with os.scandir(path) as entries:
             folders = sorted(entry.path for entry in entries if entry.name.endswith(_METADATA_SUFFIXES))
     except OSError:
-        return  # a zip archive, or nothing at all
+        return  # `path` is a zip archive or does not exist
     for folder in folders:
         try:
             with open(f"{folder}/entry_points.txt", "rb") as file:  # noqa: PTH123 (hundreds of files at every start)

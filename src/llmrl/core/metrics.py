@@ -1,4 +1,4 @@
-"""The kinds of rows of metrics, their counters, and metrics of an episode that are derived from per-step metrics."""
+"""Kinds and counters of rows of metrics, and metrics of an episode that are derived from per-step metrics."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, Literal
 RowKind = Literal[
     "update", "adaptation", "proposal", "confirmation", "recommendation", "episode", "race", "evaluation", "probe"
 ]
-"""The subject of a row of metrics.
+"""Kind of a row of metrics.
 
 - update: one or several updates of an agent's weights, and the rollouts they used.
 - adaptation: a round in which a society plays under a mechanism and is updated.
 - proposal: the last proposals, their outcomes, and the metrics of the proposer.
-- episode: all episodes so far of agents that only play; of an external learner, the episodes since the last row.
+- episode: all episodes so far of agents that only play; of a library's learner, the episodes since the last row.
 - confirmation: a principal step that measured the leading candidates again.
 - recommendation: the evaluation of the vectors that a principal recommends after some measurements.
 - race: a round in which the best few policies of a search were measured again.
 - evaluation: agents, or the result of a search, measured without learning.
-- probe: probabilities of actions in a fixed set of situations.
+- probe: probabilities of actions for a fixed set of observations.
 """
 CounterName = Literal[
     "env_steps",
@@ -51,7 +51,7 @@ StepMetrics = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RatioOfTotals:
-    """Total of the metric `of` divided by the total of the metric `by`."""
+    """Sum of the metric `of` over an episode, divided by the sum of the metric `by`."""
 
     of: str
     by: str
@@ -63,12 +63,12 @@ class RatioOfTotals:
 
 @dataclass(frozen=True)
 class WeightedMeanStep:
-    """Mean index of a step, from 1, weighted by the metric `of` of the step."""
+    """Mean index of the steps of an episode, from 1, weighted by the metric `of`."""
 
     of: str
 
     def parts(self, rows: StepMetrics, step: Any) -> tuple[Any, Any]:
-        """Return what `Ratio.parts` does."""
+        """Return the summands of numerator and denominator, as in `RatioOfTotals`."""
         return rows[self.of] * (step + 1), rows[self.of]
 
 
@@ -81,7 +81,7 @@ class MeanWithinSteps:
     stop: int
 
     def parts(self, rows: StepMetrics, step: Any) -> tuple[Any, Any]:
-        """Return what `Ratio.parts` does."""
+        """Return the summands of numerator and denominator, as in `RatioOfTotals`."""
         mask = (step >= self.start) & (step < self.stop)
         return rows[self.of] * mask, mask
 

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class ChatModel(Protocol):
-    """A client that answers batches of chat requests.
-
-    There may be further models besides the chosen one; a request names its model (`ChatRequest.model`).
-    """
+    """A client that returns replies to batches of chat requests, of one or several models (`ChatRequest.model`)."""
 
     label: str
     """Label of the model in results, e.g. `gpt-4o (litellm)` or `scripted rule (not a language model)`."""
@@ -34,15 +31,15 @@ class ChatModel(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise LLMError if the model can never answer (missing key, unreachable server). Called before a run."""
+        """Raise LLMError if the model cannot be used (missing key, unreachable server). It is called before a run."""
         ...
 
     def fits(self, messages: Sequence[Mapping[str, str]], model: str = CHOSEN_MODEL) -> bool:
-        """Return whether `messages` and a reply fit into the model's context window; true if unknown."""
+        """Return whether `messages` and a reply of maximum length fit into the model's context; true if unknown."""
         ...
 
     def accepts_images(self, model: str = CHOSEN_MODEL) -> bool:
-        """Return whether the model accepts images; true if only its server knows."""
+        """Return whether the model accepts images; true if this is unknown."""
         ...
 
     def includes_reasoning(self, model: str = CHOSEN_MODEL) -> bool:
@@ -56,9 +53,9 @@ class ChatModel(Protocol):
 
 @runtime_checkable
 class Scorer(Protocol):
-    """A language model that scores given continuations of a prompt, for policies over text actions.
+    """A language model that computes log-probabilities of given continuations, for policies over text actions.
 
-    This takes a model with local weights; hosted chat models return no such scores.
+    It needs a model with local weights, because hosted chat models do not return these log-probabilities.
     """
 
     label: str
@@ -68,26 +65,26 @@ class Scorer(Protocol):
         """Return log p(candidate | prompt), [n_prompts, n_candidates] float32, with gradients where torch records them.
 
         `candidates` is one list for all prompts, or a list for each prompt; shorter lists are padded with -inf. Prompt
-        and candidate are concatenated as they are, so one of them must contain the space between the two
-        (`EnvSpec.continuations`).
+        and candidate are concatenated without a separator, so one of them must contain it (`EnvSpec.continuations`).
         """
         ...
 
     def check(self) -> None:
-        """Raise LLMError if the model can never answer (missing package or weights). Called before a run."""
+        """Raise LLMError if the model cannot be used (missing package or weights). It is called before a run."""
         ...
 
 
 R = TypeVar("R")
 ConversationGenerator = Generator[Sequence[ChatRequest], Sequence[ChatReply], R]
+"""Generator that yields requests, receives their replies in the same order, and returns its result."""
 
 
 @runtime_checkable
 class ConversingPolicy(Protocol):
-    """A policy that asks a chat model for actions and lets its caller send the requests.
+    """A policy with actions from a chat model, whose requests the caller can send.
 
     Attributes:
-        llm: the chat model; None if no player of the policy is a chat model.
+        llm: the chat model; None if the policy has none.
     """
 
     @property
@@ -96,9 +93,9 @@ class ConversingPolicy(Protocol):
     def act_as_conversation(
         self, observation: dict[str, Any], state: Any = None, generator: Any = None, greedy: bool = False
     ) -> ConversationGenerator[PolicyOutput]:
-        """Do the same as `Policy.act` as a generator that yields requests, receives replies, and returns the actions.
+        """Return a conversation whose result is that of `Policy.act` with the same arguments.
 
-        Random numbers are drawn from `generator` before the generator is returned.
+        Random numbers are drawn from `generator` before the conversation is returned.
         """
         ...
 
@@ -106,7 +103,7 @@ class ConversingPolicy(Protocol):
 def run_conversation(
     conversation: ConversationGenerator[R], chat: Callable[[Sequence[ChatRequest]], Sequence[ChatReply]]
 ) -> R:
-    """Run a conversation whose requests `chat` answers, batch by batch, and return its result."""
+    """Run a conversation to its end with replies from `chat`, and return its result."""
     try:
         requests = next(conversation)
         while True:
@@ -117,20 +114,20 @@ def run_conversation(
 
 
 def merge_conversations(conversations: Sequence[ConversationGenerator[R]]) -> ConversationGenerator[list[R]]:
-    """Run conversations side by side, whose requests are sent together, and return their results.
+    """Merge conversations into one, whose batches contain the requests of all and whose result is the list of results.
 
-    A conversation that waits for another one yields no requests.
+    A conversation that waits for another one yields an empty list of requests.
     """
     results: dict[int, R] = {}
     replies: dict[int, Sequence[ChatReply] | None] = dict.fromkeys(range(len(conversations)))
     while replies:
         requests: dict[int, Sequence[ChatRequest]] = {}
-        for i, answers in replies.items():
+        for i, conversation_replies in replies.items():
             try:
-                requests[i] = conversations[i].send(answers)  # type: ignore[arg-type]
+                requests[i] = conversations[i].send(conversation_replies)  # type: ignore[arg-type]
             except StopIteration as end:
                 results[i] = end.value
         batch = [request for group in requests.values() for request in group]
-        answered = iter((yield batch) if batch else ())
-        replies = {i: [next(answered) for _ in group] for i, group in requests.items()}
+        batch_replies = iter((yield batch) if batch else ())
+        replies = {i: [next(batch_replies) for _ in group] for i, group in requests.items()}
     return [results[i] for i in range(len(conversations))]

@@ -1,7 +1,7 @@
-"""Folder on disk for functions that Numba compiles.
+"""Cache on disk for functions that Numba compiles.
 
-Functions are cached in a folder named by a digest of everything that they depend on. Numba itself checks only the file
-of the outermost function, and would use outdated code after a change of an inner one.
+Functions are cached in a folder named by a digest of everything on which they depend. Numba itself checks only the file
+of the outermost function, and would use outdated code after a change of a function that it calls.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from llmrl.core.threads import hold_process_lock
 log = logging.getLogger(__name__)
 
 JIT_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
-"""Options of all functions. They allocate no memory, so Numba's reference counting (`_nrt`) is turned off."""
+"""Options of all functions. These allocate no memory, so Numba's reference counting (`_nrt`) is turned off."""
 
 
 @functools.cache
 def cache_folder(name: str, files: tuple[Path, ...]) -> Path:
-    """Return the folder of cached functions, in `$XDG_CACHE_HOME/llmrl`, else in `~/.cache/llmrl`.
+    """Return the folder for compiled functions, in `$XDG_CACHE_HOME/llmrl` or, if that is not set, `~/.cache/llmrl`.
 
     Args:
         name: prefix of the folder's name; a digest of the files, Numba and the CPU follows.
@@ -45,7 +45,7 @@ def cache_folder(name: str, files: tuple[Path, ...]) -> Path:
 
 @contextlib.contextmanager
 def numba_cache(folder: Path) -> Iterator[bool]:
-    """Let Numba cache compiled functions in a folder; yield whether it is writable."""
+    """Return a context in which Numba caches compiled functions in `folder`; its value is whether this is writable."""
     import numba
 
     try:
@@ -56,19 +56,19 @@ def numba_cache(folder: Path) -> Iterator[bool]:
         yield False
         return
     with hold_process_lock():
-        previous = numba.config.CACHE_DIR
+        previous_folder = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = str(folder)
         try:
             yield True
         finally:
-            numba.config.CACHE_DIR = previous
+            numba.config.CACHE_DIR = previous_folder
 
 
 def compile_for(function: Any, arguments: tuple[Any, ...]) -> Callable[..., Any]:
-    """Return a function that Numba compiles, for arguments of the types of `arguments` only.
+    """Return a Numba function compiled for the types of `arguments` only.
 
-    A call of it avoids Numba's dispatch, which determines the types of all arguments. It raises TypeError for arguments
-    of other types.
+    Its calls omit Numba's dispatch, which determines the types of all arguments, and raise TypeError for arguments of
+    other types.
     """
     compiled: Callable[..., Any] = function.compile(tuple(map(numba_type, arguments)))
     return compiled

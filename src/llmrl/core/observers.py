@@ -16,12 +16,12 @@ class Transition:
     """One step of all games.
 
     Attributes:
-        observation: all channels of the environment, in the state before the step. An engine may overwrite these
-            arrays two steps later: copy what you keep.
-        output: decisions of the policy.
+        observation: all channels of the environment before the step. An engine may overwrite these arrays two steps
+            later, so copy what is needed longer.
+        output: output of the policy.
         step: result of the step.
         ended: whether the game waits for its reset after the step, [n_envs] bool. The other fields have no meaning for
-            games that waited already before it.
+            games that waited before the step, too.
     """
 
     observation: Observation
@@ -51,7 +51,7 @@ class Transition:
 class StepObserver(Protocol):
     """Callbacks for resets and steps: an `Observer`, or a policy that receives the results of its actions.
 
-    A policy is called before observers, because it may use the results to choose its next actions.
+    A policy is called before observers.
     """
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
@@ -70,7 +70,7 @@ class Observer:
     run.
 
     Attributes:
-        channels: observation channels that the observer reads; they are requested where computed only on request.
+        channels: observation channels that the observer reads, which are requested (`ChannelsOnRequest`).
     """
 
     channels: tuple[str, ...] = ()
@@ -82,16 +82,16 @@ class Observer:
         """Handle a step of all games."""
 
     def on_progress(self, steps: int) -> None:
-        """Handle `steps` further steps of every game since the last call, for displays that need not see each step.
+        """Handle `steps` further steps of every game since the last call, for displays of progress.
 
-        Called about 20 times a second, if steps are that fast, and at the end of a rollout.
+        It is called at most about 20 times a second, and at the end of a rollout.
         """
 
     def on_episode_end(self, episode: Episode) -> None:
-        """Handle a finished episode. Called at the end of its rollout, in the order of ends and then of games."""
+        """Handle a finished episode. It is called after the rollout, in the order of last steps, then of games."""
 
     def on_rollout(self, rollout: Rollout) -> None:
         """Handle a collected rollout. The next one overwrites its tensors."""
 
     def close(self) -> None:
-        """Release resources at the end of a run. Not called when a run is interrupted."""
+        """Release resources at the end of a run. It is not called if the run is interrupted."""

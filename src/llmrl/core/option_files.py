@@ -2,7 +2,7 @@
 
 Files whose names begin with `_`, and files in the folders `BASE_FOLDERS`, are bases of options and cannot be chosen.
 
-A shipped file may hold further options of its group under its last key, `find_variants`:
+A shipped file may contain further options of its group under its last key, `variants`:
 
     # agent/ppo.yaml
     memory: null
@@ -11,8 +11,8 @@ A shipped file may hold further options of its group under its last key, `find_v
       lstm:
         memory: 64
 
-A variant includes the values of its file as if its `defaults` named the file first, unless they name another variant of
-the file. Functions of this module take the path that a variant would have as a file of its own (`agent/lstm.yaml`).
+A variant includes the values of its file, as if the file were the first of its `defaults`, unless these include another
+variant of the file. In this module, the path of a variant is that of a file with its name (`agent/lstm.yaml`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 BASE_FOLDERS = ("numbers",)
-"""Folders of files that options are composed from and that cannot be chosen."""
+"""Names of folders of base files, which cannot be chosen."""
 FREE_FORM_KEYS = ("kwargs", "arguments", "replace")
-"""Keys below which any entries are allowed: arguments of foreign classes, and replacements of texts."""
+"""Keys below which any entries are allowed: arguments of classes of libraries, and replacements of texts."""
 VARIANTS_KEY = "variants"
-"""Key of a file under which it holds further options."""
+"""Key of an option file for its variants."""
 SCHEMA_FOLDER = "schema"
-"""Folder of the JSON schemas for editors, if they have been built."""
+"""Folder of generated JSON schemas, which editors use to check option files."""
 
 
 @functools.cache
@@ -77,31 +77,31 @@ def list_nested_options(group: str) -> list[str]:
 def find_variants(folder: Path) -> dict[str, Path]:
     """Return the file of each variant in a folder of shipped options, by the name of the variant."""
     texts = ((file.read_text(encoding="utf-8"), file) for file in sorted(folder.glob("*.yaml")))
-    blocks = ((text.partition(f"\n{VARIANTS_KEY}:\n")[2], file) for text, file in texts)
-    return {name: file for block, file in blocks for name in re.findall(r"^  (\w+):", block, re.MULTILINE)}
+    sections = ((text.partition(f"\n{VARIANTS_KEY}:\n")[2], file) for text, file in texts)
+    return {name: file for section, file in sections for name in re.findall(r"^  (\w+):", section, re.MULTILINE)}
 
 
 def list_paths() -> list[Path]:
-    """Return the paths of all files and variants that the package ships, sorted; a file of variants alone has none."""
+    """Return the paths of all shipped files and variants, sorted, without files that contain only variants."""
     files = list(root().rglob("*.yaml"))
     variant_files = {
         folder / f"{name}.yaml": file
         for folder in {file.parent for file in files}
         for name, file in find_variants(folder).items()
     }
-    only_variants = {file for file in variant_files.values() if not read_file(file)}
-    return sorted({*files, *variant_files} - only_variants)
+    files_without_values = {file for file in variant_files.values() if not read_file(file)}
+    return sorted({*files, *variant_files} - files_without_values)
 
 
 def find_file(path: Path) -> Path | None:
-    """Return the file that holds the option of a path: the path itself, or the file of a variant; None without one."""
+    """Return the file with the option of a path: the path itself, or the file of the variant; None without one."""
     if path.is_file():
         return path
     return find_variants(path.parent).get(path.stem) if path.is_relative_to(root()) else None
 
 
 def get_file(path: Path) -> Path:
-    """Return the file that holds the option of a path.
+    """Return the file with the option of a path.
 
     Raises:
         FileNotFoundError: there is no such option.
@@ -112,7 +112,7 @@ def get_file(path: Path) -> Path:
 
 
 def list_subgroups(group: str) -> list[str]:
-    """Return the groups inside a group, e.g. `llm/learn`, each of which selects a part of its options."""
+    """Return the groups inside a group, e.g. `llm/learn`, sorted."""
     folders = (path for path in (root() / group).glob("*") if path.is_dir() and is_choosable(path.name))
     return sorted(f"{group}/{path.name}" for path in folders if list_option_names(f"{group}/{path.name}"))
 
@@ -123,43 +123,43 @@ def load_options(group: str) -> dict[str, dict[str, Any]]:
 
 
 def load_option(group: str, name: str) -> dict[str, Any]:
-    """Return an option as an unresolved plain dict, with the fields of the bases that its `defaults` name.
+    """Return an option as an unresolved plain dict, including the fields of its bases (`defaults`).
 
-    Of an option that sets keys of the whole config (`# @package _global_`), only those under the group's own key are
-    returned. Its choices of other groups' options are left out.
+    If an option sets keys of the whole config (`# @package _global_`), only those under the key of its group are
+    returned. Its choices of options of other groups are left out.
 
     Raises:
         FileNotFoundError: there is no such option.
     """
-    return copy.deepcopy(_option(group, name))
+    return copy.deepcopy(_compose_option(group, name))
 
 
 @functools.cache
-def _option(group: str, name: str) -> dict[str, Any]:
-    full_options: dict[str, Any] = {}
+def _compose_option(group: str, name: str) -> dict[str, Any]:
+    config: dict[str, Any] = {}
     for path, package in list_files(group, name):
         fields = {key: value for key, value in read_file(path).items() if key != "defaults"}
         for part in reversed(package):
             fields = {part: fields}
-        override_fields(full_options, fields)
+        override_fields(config, fields)
     for key in group.split("/"):
-        full_options = full_options.get(key, {})
-    return full_options
+        config = config.get(key, {})
+    return config
 
 
 def list_files(group: str, name: str) -> list[tuple[Path, tuple[str, ...]]]:
-    """Return the files that an option is composed from, each with the path of keys at which it stands in a config.
+    """Return the files of which an option is composed, each with the keys that lead to its values in a config.
 
-    Later files override earlier ones. The option's choices of other groups' options are left out.
+    Later files override earlier ones. The option's choices of options of other groups are left out.
 
     Raises:
         FileNotFoundError: there is no such option.
     """
     path = root() / group / f"{name}.yaml"
-    return _chain(path, () if sets_global_keys(path) else tuple(group.split("/")))
+    return _list_files_with_bases(path, () if sets_global_keys(path) else tuple(group.split("/")))
 
 
-def _chain(path: Path, package: tuple[str, ...]) -> list[tuple[Path, tuple[str, ...]]]:
+def _list_files_with_bases(path: Path, package: tuple[str, ...]) -> list[tuple[Path, tuple[str, ...]]]:
     files: list[tuple[Path, tuple[str, ...]]] = []
     for base in read_file(path).get("defaults", []):
         if isinstance(base, dict):
@@ -169,10 +169,10 @@ def _chain(path: Path, package: tuple[str, ...]) -> list[tuple[Path, tuple[str, 
                 base = f"{inner}/{option_name}@{inner}"
         if not isinstance(base, str) or base == "_self_" or base.startswith(("/experiment/", "/treatment/")):
             continue
-        reference, _, place = base.partition("@")
+        reference, _, base_package = base.partition("@")
         file = (root() / reference[1:] if reference.startswith("/") else path.parent / reference).with_suffix(".yaml")
-        target_package = () if sets_global_keys(file) else (*package, *(part for part in place.split(".") if part))
-        files += _chain(file, target_package)
+        inner_keys = (key for key in base_package.split(".") if key)
+        files += _list_files_with_bases(file, () if sets_global_keys(file) else (*package, *inner_keys))
     return [*files, (path, package)]
 
 
@@ -191,8 +191,8 @@ def read_comment(path: Path) -> list[str]:
     lines = file.read_text(encoding="utf-8").splitlines()
     if file == path:
         return list(itertools.takewhile(lambda line: line.startswith("#"), lines))
-    first = next(i for i, line in enumerate(lines) if line.startswith(f"  {path.stem}:"))
-    comment = itertools.takewhile(lambda line: line.startswith("  #"), reversed(lines[:first]))
+    variant_index = next(i for i, line in enumerate(lines) if line.startswith(f"  {path.stem}:"))
+    comment = itertools.takewhile(lambda line: line.startswith("  #"), reversed(lines[:variant_index]))
     return [line.strip() for line in comment][::-1]
 
 
@@ -209,10 +209,10 @@ def read_file(path: Path) -> dict[str, Any]:
         return values
     variant = file_variants[path.stem]
     bases = variant.get("defaults", [])
-    # Hydra takes `experiment=<folder>/<name>` for an option of the folder above.
+    # For a file in a folder of a group (`experiment=<folder>/<name>`), Hydra needs the absolute path of a base.
     folder = file.parent.relative_to(root()).as_posix()
     prefix = f"/{folder}/" if "/" in folder else ""
-    # Another variant of the file includes it already.
+    # A variant whose base is another variant of the file gets the values of the file from that one.
     if values and not any(f"{prefix}{name}" in bases for name in file_variants):
         bases = [f"{prefix}{file.stem}", *bases]
     return {**({"defaults": bases} if bases else {}), **{key: variant[key] for key in variant if key != "defaults"}}
@@ -222,14 +222,14 @@ def read_file(path: Path) -> dict[str, Any]:
 def _parse(text: str) -> dict[str, Any]:
     import yaml
 
-    # The parser in C, of which a few builds of PyYAML are without, is eight times faster.
+    # The parser in C, which is missing in a few builds of PyYAML, is eight times faster.
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
 
 
-def override_fields(below: dict[str, Any], above: Mapping[str, Any]) -> None:
-    """Override the fields of `below` with those of `above`, in place. A missing value (`???`) overrides nothing."""
-    for key, value in above.items():
-        if isinstance(value, Mapping) and isinstance(below.get(key), dict):
-            override_fields(below[key], value)
-        elif value != "???" or key not in below:
-            below[key] = copy.deepcopy(value)
+def override_fields(fields: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Override `fields` with `overrides` in place, recursively. A missing value (`???`) overrides nothing."""
+    for key, value in overrides.items():
+        if isinstance(value, Mapping) and isinstance(fields.get(key), dict):
+            override_fields(fields[key], value)
+        elif value != "???" or key not in fields:
+            fields[key] = copy.deepcopy(value)

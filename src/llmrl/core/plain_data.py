@@ -1,4 +1,4 @@
-"""Validated reading of dataclass records from JSON files that may be foreign or incomplete."""
+"""Validated reading of dataclass records from JSON files that another program or user may have written."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MAX_RECORD_BYTES = 64 << 20
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object that a file consists of.
+    """Return the JSON object in a file.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the file cannot be read, is a symbolic link, has more than `MAX_RECORD_BYTES`, or is not a JSON
-            object; the message says why.
+            object. The message gives the reason.
     """
     try:
         with open_file(path) as file:
@@ -49,9 +49,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def parse_record(record_type: type[Record], content: Mapping[str, Any]) -> Record:
-    """Return an instance of the dataclass `record_type` made from plain data, checked against its type hints.
+    """Return an instance of the dataclass `record_type` with the fields in `content`, checked against type hints.
 
-    Keys that are no fields are ignored. Fields with defaults are required, too.
+    Keys that are not fields are ignored. Fields with defaults are also required.
 
     Raises:
         ValueError: a field is missing or has the wrong type; the message names it.
@@ -70,7 +70,7 @@ def parse_value(value: Any, hint: Any, name: str) -> Any:
     `float`. NaN, infinities, integers outside +-2**63 and booleans fit neither int nor float.
 
     Raises:
-        ValueError: the value does not fit; the message calls it `name`.
+        ValueError: the value does not fit; the message names it `name`.
     """
     if hint is Any or (hint is str and isinstance(value, str)):
         return value

@@ -19,11 +19,11 @@ class Estimate:
         vector: vector that was measured.
         context: context of the measurements; None if there are no contexts.
         first: index of the vector's first measurement among all measurements of the pool, from 0.
-        value: mean over all independent numbers, so a measurement has the weight of its `units`.
-        units: number of independent numbers that `value` averages: episodes, or societies.
-        episodes: total number of episodes.
+        value: mean over all units, so a measurement is weighted by its number of units.
+        units: number of units, the independent numbers that `value` averages: episodes, or means of societies.
+        episodes: number of episodes of all measurements.
         measurements: number of measurements.
-        draws: names of the sets of random numbers that the measurements used.
+        draws: names of the random numbers of the measurements (`PooledEstimates.add`).
     """
 
     vector: VectorKey
@@ -39,15 +39,15 @@ class Estimate:
 
     @property
     def standard_error(self) -> float | None:
-        """Standard error of `value` over units; for a single unit, that of its measurement; None if unknown."""
+        """Standard error of `value` over units; for a single unit, the one of its measurement; None if unknown."""
         if self.units < 2:
             return self._only_standard_error
         return math.sqrt(self._squares / (self.units - 1) / self.units)
 
     def add(self, value: float, standard_error: float | None, units: int, episodes: int) -> None:
-        """Add a measurement: the mean `value` of `units` independent numbers, and its standard error.
+        """Add a measurement with mean `value` over `units` and its standard error.
 
-        Moments are merged as by Chan, Golub & LeVeque (1983), "Algorithms for computing the sample variance".
+        Moments are merged as in Chan, Golub & LeVeque (1983), "Algorithms for computing the sample variance".
         """
         squares = 0.0 if units < 2 or standard_error is None else standard_error**2 * units * (units - 1)
         total, shift = self.units + units, value - self.value
@@ -61,11 +61,11 @@ class PooledEstimates:
     """Estimates of vectors by context, each pooled over all measurements of the vector.
 
     The highest of several noisy estimates is biased upwards even if they are pooled (the winner's curse). Pooling only
-    removes the bias from choosing the luckiest measurement of one vector.
+    removes the bias of the highest measurement of a single vector.
 
     Args:
         min_episodes: minimum number of episodes of an estimate that `best` and `ranked` return, because the mean of a
-            few episodes may be the highest by luck.
+            few episodes may be high by chance.
     """
 
     def __init__(self, min_episodes: int = 1) -> None:
@@ -87,13 +87,13 @@ class PooledEstimates:
         """Add a measurement and return the pooled estimate of its vector.
 
         Args:
-            vector: vector that was measured, [d]. Vectors are the same only if all numbers are exactly equal.
-            value, standard_error: mean of `units` independent numbers, and its standard error.
-            units, episodes: numbers of independent numbers and of episodes (see `Estimate`).
+            vector: vector that was measured, [d]. Vectors are pooled only if all numbers are exactly equal.
+            value, standard_error: mean over units, and its standard error; None if the error is unknown.
+            units, episodes: number of units (see `Estimate`) and of episodes.
             context: context of the measurement.
             draw: name of the random numbers of this measurement. A second measurement of a vector with the same draw
-                (equal proposals in one step, seeds shared by all steps) is a repetition and not counted. None: the
-                random numbers are used by no other measurement.
+                (equal proposals in one step, seeds shared by all steps) has the same value and is not counted. None: no
+                other measurement has the same random numbers.
         """
         key = make_vector_key(vector)
         estimate = self._estimates.get((context, key))
@@ -108,8 +108,8 @@ class PooledEstimates:
             estimate.draws.add(draw)
         best = self._best.get(context)
         if best is estimate and estimate.value < previous_value:
-            self._best[context] = max(self._list_reliable(context), key=_rank)
-        elif estimate.episodes >= self.min_episodes and (best is None or _rank(estimate) > _rank(best)):
+            self._best[context] = max(self._list_reliable(context), key=_get_sort_key)
+        elif estimate.episodes >= self.min_episodes and (best is None or _get_sort_key(estimate) > _get_sort_key(best)):
             self._best[context] = estimate
         return estimate
 
@@ -117,7 +117,7 @@ class PooledEstimates:
         """Return the estimate of a vector in a context.
 
         Raises:
-            KeyError: the vector was never measured there.
+            KeyError: the vector was not measured in this context.
         """
         return self._estimates[context, make_vector_key(vector)]
 
@@ -127,12 +127,12 @@ class PooledEstimates:
         return 0 if estimate is None else estimate.measurements
 
     def best(self, context: int | str | None = None) -> Estimate | None:
-        """Return the highest estimate of a context, of equal ones the one measured first; None if there is none."""
+        """Return the highest estimate of a context, at ties the one measured first; None if there is none."""
         return self._best.get(context)
 
     def ranked(self, context: int | str | None = None) -> list[Estimate]:
         """Return the estimates of a context with at least `min_episodes` episodes, highest first."""
-        return sorted(self._list_reliable(context), key=_rank, reverse=True)
+        return sorted(self._list_reliable(context), key=_get_sort_key, reverse=True)
 
     @property
     def contexts(self) -> list[int | str | None]:
@@ -140,8 +140,8 @@ class PooledEstimates:
         return list(dict.fromkeys(context for context, _ in self._estimates))
 
     def _list_reliable(self, context: int | str | None) -> list[Estimate]:
-        estimates = self._estimates.values()
-        return [x for x in estimates if x.context == context and x.episodes >= self.min_episodes]
+        estimates = [estimate for estimate in self._estimates.values() if estimate.context == context]
+        return [estimate for estimate in estimates if estimate.episodes >= self.min_episodes]
 
 
 def make_vector_key(vector: Sequence[float] | np.ndarray) -> VectorKey:
@@ -149,5 +149,5 @@ def make_vector_key(vector: Sequence[float] | np.ndarray) -> VectorKey:
     return tuple(float(x) + 0.0 for x in vector)
 
 
-def _rank(estimate: Estimate) -> tuple[float, int]:
+def _get_sort_key(estimate: Estimate) -> tuple[float, int]:
     return estimate.value, -estimate.first

@@ -1,6 +1,6 @@
 """Escaping of text from servers, files and other processes, so that it is safe to print in a terminal.
 
-Such a text must not move the cursor, color or hide lines, or change the reading direction. Otherwise it could imitate
+Without escapes, such a text could move the cursor, color or hide lines, or change the reading direction, and so imitate
 output of this program.
 """
 
@@ -10,9 +10,9 @@ import logging
 import unicodedata
 
 _JOINERS = "\u200c\u200d"
-"""Format characters (joiners) that some scripts and emoji need; they are invisible and harmless."""
+"""Invisible format characters that are not escaped, because some scripts and emoji need them."""
 _ESCAPED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Unicode categories that are escaped: controls, formats (e.g. of the reading direction), surrogates, separators."""
+"""Escaped Unicode categories: control and format characters, surrogates, line and paragraph separators."""
 
 
 def printable(text: object, lines: bool = True) -> str:
@@ -41,7 +41,7 @@ def _escape(character: str, keep_line_breaks: bool) -> str:
 
 
 class PrintableRecord(logging.LogRecord):
-    """A log record whose message is `printable`, whichever handler writes it."""
+    """A log record whose message is `printable` for every handler."""
 
     def getMessage(self) -> str:  # noqa: N802  (its name in the standard library)
         return printable(super().getMessage())

@@ -1,4 +1,4 @@
-"""File modes that keep a run's files private to their owner."""
+"""File modes that allow only the owner of a run to read its files."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def restrict_file_permissions(private: bool = True) -> None:
 
 
 def restrict_permissions_like(folder: Path) -> None:
-    """Restrict file permissions if only its owner can access `folder`, or if it does not exist; else do not."""
+    """Call `restrict_file_permissions`; `private` is whether `folder` is missing or accessible by its owner only."""
     restrict_file_permissions(not folder.exists() or not folder.stat().st_mode & OWNER_ONLY)
 
 
 @contextmanager
 def create_files_privately(private: bool) -> Iterator[None]:
-    """Return a context in which files of this process are readable by their owner alone if `private`, else unchanged.
+    """Return a context in which, if `private`, only their owner can read new files of this process.
 
-    Concurrent contexts must have the same argument, because the umask belongs to the whole process.
+    Concurrent contexts must have the same argument, because the umask applies to the whole process.
     """
     previous_umask = os.umask(OWNER_ONLY) if private else None
     try:
@@ -52,12 +52,12 @@ def make_folder(folder: Path, private: bool) -> None:
     if not private:
         folder.mkdir(parents=True, exist_ok=True)
         return
-    missing = []
+    missing_folders = []
     for path in (folder, *folder.parents):
         if path.exists():
             break
-        missing.append(path)
-    for path in reversed(missing):
+        missing_folders.append(path)
+    for path in reversed(missing_folders):
         path.mkdir(mode=0o700, exist_ok=True)
     mode = folder.stat().st_mode
     if mode & OWNER_ONLY and folder.stat().st_uid == os.getuid():

@@ -1,9 +1,9 @@
 """The group of processes that compute one run together, and their collective operations.
 
-All processes run the same loop with the same seeds and simulate the same games. Only the work of a costly model is
-divided: each process computes its `local_slice` of a batch, and `gather` or `all_reduce` gives all of them the whole
-result. Their states are therefore equal at all times, bit for bit on machines of the same type with the same library
-builds, and a run is the same function of (config, seed) as in one process.
+All processes run the same loop with the same seeds and simulate the same games. Only the computations of large models
+are divided: each process computes its `local_slice` of a batch, and `gather` or `all_reduce` returns the full result to
+all. The processes therefore have equal states at all times, bit for bit on machines of the same type with the same
+library builds, and a run is the same function of (config, seed) as in one process.
 
 The launcher sets the environment variables RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as `torchrun`
 does.
@@ -28,23 +28,21 @@ if TYPE_CHECKING:
 
 LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 TIMEOUT_S = 1800.0
-"""Time that a process waits for another, seconds: longer than saving a large model takes."""
-_BUCKET_BYTES = 2**26
+"""Maximum seconds that a process waits for another one, which may be saving a large model."""
+_BUCKET_BYTES = 2**26  # maximum size of the tensors that are reduced together
 _FAILURE_KEY = "llmrl/failed"
-_ERROR_TIMEOUT_S = 5.0  # time that a process waits for the error message of a process that is gone
-_LEAVE_TIMEOUT_S = 5.0
+_ERROR_TIMEOUT_S = 5.0  # maximum seconds to wait for the error message of a process that has ended
+_LEAVE_TIMEOUT_S = 5.0  # maximum seconds to wait for the other processes at the end of a run
 
 
 class ProcessGroup:
-    """The group of a single process, and the base class of groups of several.
-
-    `join` returns the group that this process was started in.
+    """The group of a single process, and the base class of groups of several (`join`).
 
     All processes must call the same collective operations in the same order. They must log the same metrics, except
-    those under `time/` and `usage/`. A number that differs between processes must therefore be summed first.
+    those under `time/` and `usage/`; a number that differs between processes must be reduced before it is logged.
 
     Attributes:
-        rank: index of this process, 0 .. world_size - 1. Process 0 owns the run folder and talks to the user.
+        rank: index of this process, 0 .. world_size - 1. Process 0 owns the run folder and prints messages.
         world_size: number of processes.
     """
 
@@ -69,7 +67,7 @@ class ProcessGroup:
 
     @staticmethod
     def get_joined() -> ProcessGroup:
-        """Return the group that `join` returned before; the group of this process alone if it was not called."""
+        """Return the group that `join` returned; if it was not called, the group of this process alone."""
         return ProcessGroup() if _process_group is None else _process_group
 
     @property
@@ -89,7 +87,7 @@ class ProcessGroup:
         return tensor
 
     def all_reduce(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Replace each tensor by its sum over all processes, which must pass equally many of the same shapes."""
+        """Replace each tensor by its sum over all processes, which must pass tensors of the same shapes."""
 
     def all_reduce_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Sum `.grad` over all processes. A missing gradient counts as zero unless it is missing in every process."""
@@ -102,13 +100,10 @@ class ProcessGroup:
         """Wait until all processes have called this."""
 
     def leave_with_error(self, error: BaseException) -> None:
-        """Leave the group because of `error`.
-
-        The other processes get its message when they notice that this one is gone.
-        """
+        """Store `error` for the other processes, whose next collective operation raises it as a `ProcessesError`."""
 
     def leave(self) -> None:
-        """Leave together with the other processes at the end of the run."""
+        """Leave the group at the end of the run, after the other processes have called this, too."""
 
 
 class _TorchProcessGroup(ProcessGroup):
@@ -166,7 +161,7 @@ class _TorchProcessGroup(ProcessGroup):
         for bucket in _buckets(tensors):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
             if flat.dtype in (torch.float16, torch.bfloat16):
-                flat = flat.float()  # a sum in 16 bits would round away what the processes must agree on
+                flat = flat.float()  # rounding errors of a sum in 16 bits would be too large
             with self._translate_errors():
                 dist.all_reduce(flat)
             with torch.no_grad():
@@ -179,11 +174,11 @@ class _TorchProcessGroup(ProcessGroup):
         parameters = list(parameters)
         has_gradient = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
         self.all_reduce([has_gradient])
-        summed = [p for p, count in zip(parameters, has_gradient.tolist(), strict=True) if count]
-        for parameter in summed:
+        reduced_parameters = [p for p, count in zip(parameters, has_gradient.tolist(), strict=True) if count]
+        for parameter in reduced_parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self.all_reduce([p.grad for p in summed if p.grad is not None])
+        self.all_reduce([p.grad for p in reduced_parameters if p.grad is not None])
 
     def all_gather_object(self, value: Any) -> list[Any]:
         import torch.distributed as dist
@@ -207,7 +202,7 @@ class _TorchProcessGroup(ProcessGroup):
         try:
             self._store.compare_set(_FAILURE_KEY, "", message + "\n" + "".join(traceback.format_exception(cause)))
         except RuntimeError:
-            return  # the process that hosts the store is gone already
+            return  # the process that hosts the store has ended
 
     def leave(self) -> None:
         import torch.distributed as dist
@@ -220,7 +215,7 @@ class _TorchProcessGroup(ProcessGroup):
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Wrap an exchange: raise ProcessesError with the other process's message if that process is gone."""
+        """Return a context for a collective operation: if another process has ended, raise its error message."""
         try:
             yield
         except RuntimeError as error:
@@ -258,7 +253,7 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def local_device(device: str) -> str:
-    """Return the torch device of this process: for `cuda`, the GPU of this machine that belongs to its local rank.
+    """Return the torch device of this process: for `cuda` and several processes, the GPU with its local rank.
 
     Raises:
         ConfigError: this machine has fewer GPUs than processes.
@@ -280,12 +275,12 @@ def local_device(device: str) -> str:
 
 @contextmanager
 def leave_group_at_exit() -> Iterator[None]:
-    """Wrap a program: leave the group at its end; if this process fails, let the other processes know why."""
+    """Return a context for a program that leaves the group at its end; an error is passed to the other processes."""
     try:
         yield
     except BaseException as error:
+        # A signal stops all processes, so they leave together.
         was_signaled = isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128
-        # A signal to stop reaches all processes.
         if was_signaled:
             ProcessGroup.get_joined().leave()
         else:

@@ -35,22 +35,24 @@ Camera = Callable[[int], Sequence[np.ndarray]]
 
 @runtime_checkable
 class VecEnv(Protocol):
-    """A vectorized environment: `n_envs` games of `n_agents` agents, stepped in lock step.
+    """A vectorized environment: `n_envs` games of `n_agents` agents that are stepped together.
 
-    A game that ends stays ended until it is reset. `Step.observation` therefore always shows the state reached, from
-    which truncated episodes are bootstrapped without a special case.
+    There is no autoreset: an ended game waits for `reset`. `Step.observation` is therefore always the observation after
+    the step, also the final one of an episode, from which values of truncated episodes are bootstrapped.
     """
 
     spec: EnvSpec
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
-        """Start new episodes in the games where `mask` [n_envs] is true (None: all); return every game's observation.
+        """Start new episodes in the games where `mask` is true; return the observation of all games.
 
-        `seed` reseeds the environment's random stream first. A sequence of G seeds divides the games into G equal
-        groups, in order, each with its own stream. Group g then draws, in this reset and in later ones without `seed`,
-        what an environment of n_envs / G games draws after `reset(seed=seed[g])`. Equal seeds thus give equal games.
-        `pair_games` has no effect until the next single seed. Only environments with a mechanism (`design.replicates`),
-        or whose games can be played separately, need to accept sequences.
+        Args:
+            mask: [n_envs] bool; None: all games.
+            seed: seed of the environment's random stream; None: the stream continues. A sequence of G seeds divides the
+                games into G equal groups of consecutive games with a stream each. Until the next seed, group g
+                draws the numbers of an environment of n_envs / G games after `reset(seed=seed[g])`, and
+                `pair_games` has no effect. Only environments with a mechanism (`design.replicates`), or whose games
+                can be played separately, need to accept sequences.
 
         Raises:
             ConfigError: `n_envs` is not a multiple of the number of seeds.
@@ -58,18 +60,18 @@ class VecEnv(Protocol):
         ...
 
     def step(self, action: Array) -> Step:
-        """Advance all games by one step. A game that has ended stays as it is, with rewards of 0, until it is reset.
+        """Advance all games by one step. An ended game does not change, with rewards of 0, until it is reset.
 
-        `action` is [n_envs, n_agents] int, or [n_envs, n_agents, a] where an action is several numbers. It is a NumPy
-        array; if `spec.device` is set, it may also be a tensor on that device.
+        `action` is [n_envs, n_agents] int, or [n_envs, n_agents, a] for continuous actions. It is a NumPy array; if
+        `spec.device` is set, it may also be a tensor on that device.
         """
         ...
 
     def pair_games(self, groups: int) -> None:
         """Give game i of each of `groups` equal groups the same random numbers from the next reset on.
 
-        These are common random numbers for a comparison of groups. Groups are consecutive games; 1 makes all games
-        independent.
+        Common random numbers reduce the variance of comparisons between groups. A group is a block of consecutive
+        games; one group makes all games independent.
         """
         ...
 
@@ -82,11 +84,11 @@ class VecEnv(Protocol):
         ...
 
     def render(self, index: int = 0) -> np.ndarray:
-        """Return a frame that shows the whole world of game `index`, [height, width, 3] uint8."""
+        """Return a frame of the whole map of game `index`, [height, width, 3] uint8."""
         ...
 
     def state_dict(self) -> State:
-        """Return the state that an exact continuation needs; without the games if not `spec.deterministic`."""
+        """Return the state for an exact continuation; unless `spec.deterministic`, the games are not included."""
         ...
 
     def load_state_dict(self, state: State) -> None: ...
@@ -99,11 +101,11 @@ class Resizable(VecEnv, Protocol):
     """An environment whose games do not depend on the number of games, so that several runs can share one batch."""
 
     def resized(self, n_envs: int) -> Resizable:
-        """Return the same environment with `n_envs` games, none of which has been reset."""
+        """Return a new environment with the same options and `n_envs` games, none of which has been reset."""
         ...
 
     def set_context(self, context: int | np.ndarray) -> None:
-        """Set one context of all games, as in `VecEnv`, or the context of each game, [n_envs]."""
+        """Set one context of all games, or the context of each game, [n_envs], from their next reset on."""
         ...
 
 
@@ -112,10 +114,10 @@ class Forkable(VecEnv, Protocol):
     """An environment whose games can be continued from a saved state with other random numbers."""
 
     def fork(self, state: State, seed: int) -> None:
-        """Restore the games of `state` (`state_dict`), and draw all further random numbers from `seed`.
+        """Restore the games of `state` (from `state_dict`), and draw all further random numbers from `seed`.
 
-        Forks with different seeds are independent continuations of the same state; `load_state_dict` alone would repeat
-        the same one. States of a fork restore the fork.
+        Different seeds give independent continuations of the same state, which `load_state_dict` would always continue
+        with the same random numbers. A later `state_dict` contains the new random stream.
         """
         ...
 
@@ -131,7 +133,7 @@ class ChannelsOnRequest(Protocol):
 
 @runtime_checkable
 class Policy(Protocol):
-    """A policy, which chooses actions. `channels` names the observation channels that it reads."""
+    """A policy, which selects actions. `channels` lists the names of the observation channels that it reads."""
 
     channels: tuple[str, ...]
 
@@ -142,15 +144,18 @@ class Policy(Protocol):
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> PolicyOutput:
-        """Sample actions for [n_envs, n_agents] observations with `generator`, without gradients.
+        """Sample actions for observations [n_envs, n_agents, ...] without gradients.
 
-        `state` is the `state` of the last `PolicyOutput` (None at the first step), with zeros where an episode starts.
-        `greedy` takes the most probable action instead of a sample, if the policy knows it.
+        Args:
+            observation: tensors by channel.
+            state: `PolicyOutput.state` of the previous step, with zeros where an episode starts; None at first.
+            generator: source of random numbers.
+            greedy: whether to return the most probable actions instead of samples, if the policy has probabilities.
         """
         ...
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
-        """Return state values [n_envs, n_agents], without gradients. Called only for policies that learn."""
+        """Return state values [n_envs, n_agents] without gradients. It is called only for policies that learn."""
         ...
 
 
@@ -163,9 +168,9 @@ class NeedsCamera(Protocol):
 
 @runtime_checkable
 class Memoizing(Protocol):
-    """A policy that caches intermediate results over many steps while its weights and settings do not change.
+    """A policy that can cache intermediate results while its weights and settings do not change.
 
-    The caller marks the beginning and end of these steps. Otherwise, every output is computed from the current weights.
+    It caches inside the context `fixed_weights` only; outside, every output is computed from the current weights.
     """
 
     def fixed_weights(self) -> AbstractContextManager[None]:
@@ -187,18 +192,20 @@ class Controller(Protocol):
 
     It uses NumPy only and can be pickled, because it plays in worker processes without torch.
 
-    `channel` is the observation channel that it reads, `vector` or `state`. `space` describes its parameters.
+    Optional members: `layout`, a description of the parameters for a language model; `clip_actions`, whether actions
+    are clipped to their bounds (True); `bind_parameters(parameters)`, which returns a faster `act(observation)` for
+    fixed parameters.
 
-    Optional: `layout`, a description of the numbers for a language model; `clip_actions`, whether actions are clipped
-    to their bounds (True); `bind_parameters(parameters)`, which returns a faster `act(observation)` for fixed
-    parameters.
+    Attributes:
+        channel: observation channel that it reads, `vector` or `state`.
+        space: space of its parameters.
     """
 
     channel: str
     space: ParameterSpace
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
-        """Return the actions of n games, [n] int64, or [n, a] float64 where an action is several numbers.
+        """Return the actions of n games, [n] int64, or [n, a] float64 if actions are continuous.
 
         `observation` is [n, k] float64, or states [n] int64. `parameters` [n, d] has one vector per game.
         """
@@ -207,21 +214,21 @@ class Controller(Protocol):
 
 @runtime_checkable
 class SearchableAgent(Protocol):
-    """An agent whose policy is a `Controller` with the parameters last set."""
+    """An agent whose policy is a `Controller` with the parameters of the last `set_parameters`."""
 
     controller: Controller
 
     def set_parameters(self, parameters: np.ndarray) -> None:
-        """Use these parameters, [d], from now on."""
+        """Set the parameters of the policy, [d]."""
         ...
 
 
 AgentLoop = Literal["learn", "clone", "baseline", "search", "play"]
-"""The loop that an agent is made for, in games without a principal.
+"""Loop of an agent in games without a principal.
 
 - learn: rollouts, and `Agent.update` after each.
 - clone: epochs over recorded behavior; the agent has `imitate` (`llmrl.loops.clone.Imitator`).
-- baseline: a loop of its own; the agent has `fit` (`llmrl.loops.baseline.ExternallyTrained`).
+- baseline: the training loop of a library; the agent has `fit` (`llmrl.loops.baseline.ExternallyTrained`).
 - search: a principal proposes its parameters; the agent is a `SearchableAgent`.
 - play: the agent never learns.
 """
@@ -229,13 +236,12 @@ AgentLoop = Literal["learn", "clone", "baseline", "search", "play"]
 
 @runtime_checkable
 class Agent(Protocol):
-    """A policy, with the learner that improves it if there is one.
+    """A policy, with the learning algorithm that updates it if there is one.
 
     Attributes:
-        loop: the loop that the agent is made for; a class attribute, because the loop is chosen before an agent is
-            built.
-        policy: the policy that plays.
-        learns: whether rollouts are kept for `update`; false for an agent that only plays.
+        loop: loop of the agent; a class attribute, because the loop is selected before an agent is built.
+        policy: policy of the agent.
+        learns: whether `update` changes the policy, so that rollouts must be recorded for it.
     """
 
     loop: ClassVar[AgentLoop]
@@ -247,11 +253,11 @@ class Agent(Protocol):
         ...
 
     def reset(self) -> None:
-        """Restore the initial weights, which are those of another run if the agent was started from one."""
+        """Restore the initial weights: random ones, or the weights of the run that the agent was initialized from."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Return facts for the plan that `dry_run=true` prints, e.g. parameter counts."""
+        """Return entries of the plan that `dry_run=true` prints, e.g. numbers of parameters."""
         ...
 
     def state_dict(self) -> State: ...
@@ -261,29 +267,31 @@ class Agent(Protocol):
 
 @runtime_checkable
 class Teacher(Protocol):
-    """A source of advice for a student policy: a loss that PPO adds to its own on every minibatch.
+    """A part that adds a loss to the loss of PPO on every minibatch, computed from advice on the states of a rollout.
 
-    `channels` names the observation channels that the teacher reads. Rollouts contain them even if the student does
-    not read them.
+    Optional methods, for `dry_run=true`: `describe()`, which returns texts by name, and
+    `count_taught_updates(updates)`, which returns the number of updates with advice among the first `updates`.
 
-    Optional, for `dry_run=true`: `describe()`, which returns texts by name, and `count_taught_updates(updates)`, which
-    returns in how many of the first updates it advises.
+    Attributes:
+        channels: observation channels that the teacher reads. Rollouts contain them even if the student does not read
+            them.
     """
 
     channels: tuple[str, ...]
 
     @property
     def policy(self) -> Policy | None:
-        """The teacher as a policy, for evaluating it and displaying it next to a student; None if it cannot play."""
+        """The teacher as a policy, for evaluations and displays; None if it cannot play."""
         ...
 
     def advise(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         """Return the teacher's advice on the states of a rollout, tensors [T, n_envs, n_agents, ...] by name.
 
-        Called once per update, before the first minibatch; minibatches contain the result. Empty if there is no advice.
+        It is called once per update, before the first minibatch, and minibatches contain the result. It is empty if
+        there is no advice.
 
         Raises:
-            LLMError: a language model that the teacher asks could not be reached.
+            LLMError: a language model of the teacher could not be reached.
         """
         ...
 
@@ -292,18 +300,18 @@ class Teacher(Protocol):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the weighted loss (a scalar) and metrics for student `logits` [batch, n_actions].
 
-        Metrics are detached scalars on the device, because reading one in every minibatch would make a GPU wait.
-        `minibatch` holds the results of `advise`, the observation channels that the student reads, [batch, ...], and
-        `action`, `advantage`, `value`, each [batch].
+        Metrics are detached scalar tensors on the device, because to read one in every minibatch would synchronize a
+        GPU. `minibatch` contains the advice and the observation channels of the student, [batch, ...], and `action`,
+        `advantage` and `value`, each [batch].
         """
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers to log after an update."""
+        """Return metrics to log after an update."""
         ...
 
     def reset(self) -> None:
-        """Prepare for a student with initial weights. Knowledge about the environment is kept."""
+        """Reset the state that depends on the student, e.g. schedules, but not what is stored about the environment."""
         ...
 
     def state_dict(self) -> State: ...
@@ -313,11 +321,10 @@ class Teacher(Protocol):
 
 @runtime_checkable
 class Proposer(Protocol):
-    """An ask/tell optimizer, which proposes vectors inside bounds and is told their outcomes.
+    """An optimizer with an ask/tell interface over bounded vectors. Principals and policy searches are proposers.
 
-    Principals and policy searches are proposers.
-
-    `parallel`: whether it can propose several vectors before it is told the outcome of the first.
+    Attributes:
+        parallel: whether one `ask` can return several vectors.
     """
 
     parallel: bool
@@ -327,7 +334,7 @@ class Proposer(Protocol):
         ...
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Learn from the outcomes of the vectors of the last `ask`, in their order; return metrics to log."""
+        """Update the optimizer with the outcomes of the vectors of the last `ask`, in order; return metrics to log."""
         ...
 
     def state_dict(self) -> State: ...
@@ -337,16 +344,16 @@ class Proposer(Protocol):
 
 @runtime_checkable
 class Recommender(Protocol):
-    """A proposer with a rule of its own for the vector that it recommends.
+    """A proposer that selects the recommended vectors.
 
-    Without this method the recommendation is the incumbent: the vector with the highest mean of all its measurements.
+    For other proposers, the recommendation is the incumbent: the vector with the highest mean of all its measurements.
     Outcomes of confirmed candidates are passed to `tell` only if the class attribute `learns_from_others` is true.
     """
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the vectors that the principal's rule ranks highest in a context, best first, [m, d] with m <= n.
 
-        Incumbents follow these vectors, so a rule that names one vector returns it alone. The method changes no state
+        The caller appends incumbents, so a rule that selects one vector returns only this. The method changes no state
         and draws no random numbers. `estimates` pools all measurements so far, by context index.
         """
         ...
@@ -357,7 +364,7 @@ class EstimatesCalls(Protocol):
     """A proposer or an agent that can estimate its requests to chat models before a run."""
 
     def estimate(self, steps: int, n: int, n_earlier_outcomes: int = 0) -> CallEstimate:
-        """Return the estimate for `steps` calls of `ask(n=n)` after `n_earlier_outcomes` other outcomes.
+        """Return the estimate for `steps` calls of `ask(n=n)`, made after `n_earlier_outcomes` outcomes.
 
         For an agent that only plays, the estimate is for `n` episodes of `steps` steps.
         """
@@ -366,47 +373,47 @@ class EstimatesCalls(Protocol):
 
 @runtime_checkable
 class AcceptsBriefing(Protocol):
-    """A proposer that is told facts about its run."""
+    """A proposer that receives facts about its run."""
 
     def brief(self, briefing: PrincipalBriefing) -> None:
-        """Store the facts about the run. Called when the run is built and again when it begins."""
+        """Store facts about the run. It is called when the run is built and again when it begins."""
         ...
 
 
 @runtime_checkable
 class GradientProposer(Proposer, Protocol):
-    """A proposer that learns from `Outcome.gradient`, which requires differentiable learning of the agents."""
+    """A proposer that uses `Outcome.gradient`, for which the agents' updates must be differentiable."""
 
     needs_gradient: bool
     """Always true."""
 
     @property
     def meta_settings(self) -> MetaSettings:
-        """Settings of the gradient estimate for the vector of the last `ask`."""
+        """Settings of the gradient estimate at the vector of the last `ask`."""
         ...
 
 
 @runtime_checkable
 class MetaLearner(Protocol):
-    """The agents' learning during one principal step, as a differentiable function of the mechanism's values."""
+    """The updates of the agents in one principal step, as a differentiable function of the mechanism's values."""
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        """Update the policy as `Agent.update` does, and track how the new weights depend on the mechanism's values."""
+        """Update the policy as `Agent.update` does, and record how the weights depend on the mechanism's values."""
         ...
 
     def gradient(
         self, rollouts: Sequence[Rollout], objective: Objective, spending_cost: float, outcome: Outcome
     ) -> np.ndarray:
-        """Return the estimated derivative, [d], of the objective with respect to the mechanism's values.
+        """Return the estimated derivative of the objective by the mechanism's values, [d].
 
-        `rollouts` are the validation rollouts, `outcome` their outcome.
+        `rollouts` are the validation rollouts, and `outcome` is their outcome.
         """
         ...
 
 
 @runtime_checkable
 class DifferentiableAgent(Protocol):
-    """An agent whose learning is differentiable."""
+    """An agent whose updates can be differentiated."""
 
     def meta_learner(self, values: np.ndarray, settings: MetaSettings) -> MetaLearner:
         """Return a learner for one principal step under mechanism values [d]; it changes the agent's weights."""

@@ -1,7 +1,4 @@
-"""Checks that there is enough memory for an allocation.
-
-They run before the allocation, because a process that runs out of memory is killed without a message.
-"""
+"""Checks that there is enough memory, before an allocation: a process without memory is killed without a message."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ def free_memory(device: str) -> int | None:
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
     lines = read_system_file(Path("/proc/meminfo")).splitlines()
-    free_amounts = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    free_bytes = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     # A container or a batch job may have less memory than the machine.
     for group in list_cgroup_folders():
         limit, used = (read_system_file(group / name).strip() for name in ("memory.max", "memory.current"))
@@ -30,8 +27,8 @@ def free_memory(device: str) -> int | None:
             # The kernel frees inactive file pages before memory runs out.
             stat_fields = (line.split() for line in read_system_file(group / "memory.stat").splitlines())
             reclaimable = sum(int(n) for name, n in stat_fields if name == "inactive_file")
-            free_amounts.append(int(limit) - int(used) + reclaimable)
-    return min(free_amounts) if free_amounts else None
+            free_bytes.append(int(limit) - int(used) + reclaimable)
+    return min(free_bytes) if free_bytes else None
 
 
 def list_cgroup_folders() -> list[Path]:
@@ -50,11 +47,11 @@ def read_system_file(path: Path) -> str:
 
 
 MIN_GAME_BYTES = 256
-"""Minimum memory of one game, bytes: its state, the observations of one step, and its sums."""
+"""Minimum memory of one game, bytes: its state, one observation, and sums over its episode."""
 
 
 def require_memory_for_games(n_envs: object) -> None:
-    """Raise ConfigError if the games (`env.n_envs`) cannot fit into this machine's memory, whatever the environment."""
+    """Raise ConfigError if even the smallest games would not fit into memory; `n_envs` is the value of `env.n_envs`."""
     if isinstance(n_envs, int):
         max_games = round(MAX_FREE_FRACTION * (free_memory("cpu") or 0) / MIN_GAME_BYTES)
         advice = f"at most {max_games:,} games fit, and only a few thousand games of most environments"
@@ -62,7 +59,7 @@ def require_memory_for_games(n_envs: object) -> None:
 
 
 def require_memory(n_bytes: int, device: str, subject: str, advice: str) -> None:
-    """Raise ConfigError if `n_bytes` for `subject` do not fit into the memory of `device`; `advice` says what fits."""
+    """Raise ConfigError if `n_bytes` for `subject` exceed the free memory of `device`; `advice` is for the message."""
     free = free_memory(device)
     if free is not None and n_bytes > MAX_FREE_FRACTION * free:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Records that parts exchange. Leading axes are [n_envs, n_agents]; rollouts have a time axis [T] before them."""
+"""Records that parts exchange. Leading axes are [n_envs, n_agents], in rollouts [T, n_envs, n_agents]."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = Any
-"""A NumPy array or a torch tensor. Environments return either; the rollout converts once."""
+"""A NumPy array or a torch tensor. Environments return either, and the collector converts them."""
 
 
 def to_numpy(x: Array) -> np.ndarray:
@@ -28,7 +28,7 @@ Observation = dict[str, Array]
 
 
 def parse_if_json(text: str) -> Any:
-    """Return a text that is a JSON object or array as parsed data, to embed it in other JSON; any other text as is."""
+    """Return the parsed JSON if `text` is a JSON object or array, to embed it in other JSON; else `text`."""
     with suppress(ValueError):
         return json.loads(text) if text.startswith(("{", "[")) else text
     return text
@@ -43,11 +43,11 @@ class Step:
     """Result of one step of all games.
 
     Attributes:
-        observation: observation of the state reached, also for games that ended in this step (they wait for `reset`).
+        observation: observation after the step; for a game that ended, the final one of its episode.
         reward: reward after the mechanism, from which agents learn, [n_envs, n_agents] float32.
-        base_reward: reward before the mechanism, on which welfare is measured, [n_envs, n_agents] float32.
-        terminated: whether the episode reached an end of its own, [n_envs] bool.
-        truncated: whether the episode was cut at its horizon, [n_envs] bool.
+        base_reward: reward before the mechanism, from which welfare is computed, [n_envs, n_agents] float32.
+        terminated: whether the episode reached a terminal state, [n_envs] bool.
+        truncated: whether the episode ended at its horizon, [n_envs] bool.
         info: per-step metrics named in `EnvSpec.per_step`, each [n_envs].
         reward_jacobian: derivative of `reward` by each of the mechanism's d values, [n_envs, n_agents, d] float32;
             None unless `EnvSpec.has_reward_jacobian`.
@@ -64,19 +64,19 @@ class Step:
 
 @dataclass
 class PolicyOutput:
-    """Decisions of a policy for every agent.
+    """Output of a policy for every agent.
 
     Attributes:
-        action: [n_envs, n_agents] int64; [n_envs, n_agents, a] float32 where an action is several numbers.
-        log_prob: log-probability of the action, [n_envs, n_agents]; None if the policy has none (a bot, a chat model).
+        action: [n_envs, n_agents] int64; continuous actions: [n_envs, n_agents, a] float32.
+        log_prob: log-probability of the action, [n_envs, n_agents]; None if it is unknown (a bot, a chat model).
         value: state value, [n_envs, n_agents], or None.
         features: output of a frozen network core, [n_envs, n_agents, F], stored so that it is computed once per
             rollout; or None.
-        state: memory of the policy, to be passed to `act` at the next step, [n_envs, n_agents, k]; zeros at the start
-            of an episode. None for policies without memory.
+        state: recurrent state, which is passed to `act` at the next step, [n_envs, n_agents, k]; zeros at the start of
+            an episode. None for policies without one.
         logits: unnormalized log-probabilities of all actions, [n_envs, n_agents, n_actions], for displays; or None.
-        notes: the policy's remarks on each action, `notes[env][agent]`: small dicts of texts, numbers and booleans,
-            empty where there is no remark (a game that waits for its reset); None for policies without remarks.
+        notes: facts on each action for records and displays, `notes[env][agent]`: dicts of texts, numbers and booleans,
+            empty for a game that waits for its reset; None for policies without notes.
     """
 
     action: torch.Tensor
@@ -90,28 +90,28 @@ class PolicyOutput:
 
 @dataclass
 class Outcome:
-    """The outcome of one proposal, which its proposer is told.
+    """The outcome of one proposal, which is passed to `Proposer.tell`.
 
     Attributes:
         vector: the proposal that was evaluated, [d].
-        value: mean objective over validation episodes (over societies, where there are several); for a policy's
+        value: mean objective over validation episodes; for several societies, the mean of their means; for a policy's
             parameters, the mean return.
-        values: objective of each validation episode, [m], society by society.
-        standard_error: standard error of `value`, across societies where there are several; None if it cannot be
-            estimated from one episode.
+        values: objective of each validation episode, [m], ordered by society.
+        standard_error: standard error of `value`, over societies if there are several, else over episodes; None if it
+            cannot be estimated.
         context: index into `EnvSpec.contexts`, or None.
         returns: base return of each agent, mean over validation episodes, [n_agents].
         trajectories: `EnvSpec.principal_metrics` entries at each step, mean over validation episodes, each [T].
         summaries: the same entries aggregated over an episode, mean over validation episodes.
         welfare: every measure of welfare (`llmrl.rollout.episode_summaries.compute_welfare`), mean over validation
             episodes.
-        gradient: estimated derivative of `value` by `vector` through the agents' learning, [d]; only for a
-            `GradientProposer` that asks for it.
+        gradient: estimated derivative of `value` by `vector` through the updates of the agents, [d]; only for a
+            `GradientProposer`.
         units: number of independent values (episodes or societies) that `value` averages; None: one per episode.
         draw: name of the random numbers of this measurement. Two measurements of a vector with the same name count
-            once (`llmrl.core.pooling`). None: the numbers are its own.
-        training: mean objective over the episodes of the first and of the last training round under the proposal; None
-            without training.
+            once (`llmrl.core.pooling`). None: no other measurement has the same random numbers.
+        training: mean objective over the episodes of the first and of the last adaptation round under the proposal;
+            None without adaptation.
         net_returns: return of each agent after the mechanism, mean over validation episodes, [n_agents].
     """
 
@@ -137,7 +137,7 @@ class Pretraining:
 
     Attributes:
         env_steps: environment steps, summed over games.
-        low, high: range of each value of the mechanism that episodes were played under; empty: no mechanism was set.
+        low, high: bounds of each value of the mechanisms during the training; empty: no mechanism was set.
     """
 
     env_steps: int
@@ -147,20 +147,20 @@ class Pretraining:
 
 @dataclass(frozen=True)
 class PrincipalBriefing:
-    """Facts about the run that a language-model principal is told.
+    """Facts about the run that a language-model principal receives.
 
     Attributes:
-        steps: principal steps in which the principal proposes.
-        adapt_rounds: training rounds of a society under each proposal.
-        validate_episodes: episodes that a payoff is averaged over.
-        replicates: societies that learn independently under each proposal.
-        reset: whether agents return to their initial weights of the run before each principal step.
+        steps: number of principal steps with proposals.
+        adapt_rounds: number of adaptation rounds of a society under each proposal.
+        validate_episodes: number of episodes over which a payoff is averaged.
+        replicates: number of societies that learn independently under each proposal.
+        reset: whether the weights of agents are reset before each principal step.
         without: payoff without a mechanism, measured before the search, by context (key None: no contexts); empty if
             unknown.
-        games: games that a society plays side by side in each round.
-        updates: updates of a society per training round; 0: the agents do not learn.
-        confirmations: measurements after the last proposal that compare the leading vectors again.
-        pretraining: how the agents were trained before; None: they were not, or it is unknown.
+        games: number of games that a society plays in parallel in each round.
+        updates: number of updates of a society per round; 0: the agents do not learn.
+        confirmations: number of measurements after the last proposal, which compare the leading vectors again.
+        pretraining: training of the agents before the run; None: there was none, or it is unknown.
         observes_mechanism: whether agents observe the mechanism's values where the environment shows them.
         noise: standard deviation of payoffs of the same vector, measured before the search; None if unknown.
     """
@@ -181,12 +181,12 @@ class PrincipalBriefing:
 
 @dataclass(frozen=True)
 class MetaSettings:
-    """Settings of the estimate of the objective's derivative by the mechanism's values.
+    """Settings of the estimated derivative of the objective by the mechanism's values.
 
     Attributes:
-        gamma: discount per step of future objective, [0, 1]; 1 is the objective itself.
-        baseline: baseline of returns. `others`: the mean of the other validation episodes at the same step (with one
-            episode: `past_return`, spread evenly over its steps). `past`: `past_return` at every step.
+        gamma: discount factor per step of the future objective, [0, 1]; 1: no discount.
+        baseline: baseline of returns. `others`: mean of the other validation episodes at the same step; with a single
+            episode, `past_return` divided evenly among its steps. `past`: `past_return` at every step.
         past_return: mean objective of earlier principal steps.
         observation_gradient: whether to include the effect of observed mechanism values on the agents' actions.
         differentiate_targets: whether to include the dependence of the agents' value targets on the mechanism's values.
@@ -214,13 +214,13 @@ class ChatRequest:
         purpose: short label for the call log, e.g. `principal`.
         prompt: name of the prompt file, for the call log.
         prompt_hash: hash of the prompt file's content, for the call log.
-        repeat: 0 for the first reply to this request, 1 for an independent second one, ...
-        question_id: identifier of the question in the run. It distinguishes equal requests that are sent concurrently
-            and so have no order. "": equal requests are distinguished by counting them.
+        repeat: index of this reply among independent replies to the same request, from 0.
+        question_id: identifier of the request in the run, for equal requests that are sent concurrently and therefore
+            in no fixed order. "": equal requests are counted instead.
         parse: parser of a reply, for the call log; raises if the reply is invalid. None: every reply is valid.
-        model: name of the model among several of a run; `CHOSEN_MODEL` is the one that `llm=` chooses. It is not part
-            of a request's key in the cache, because each model has keys of its own.
-        adapter: name of the adapter of a model that learns; "" is the only one of a run with a single adapter.
+        model: name of the model, for runs with several; `CHOSEN_MODEL` is the one that `llm=` chooses. It is not part
+            of the cache key of a request, because each model has cache keys of its own.
+        adapter: name of the adapter of a model that learns; "" in a run with a single adapter.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -237,11 +237,11 @@ class ChatRequest:
 
 @dataclass(frozen=True, eq=False)
 class TokenSample:
-    """Tokens of a reply as a local model sampled them, for training without tokenizing again.
+    """Token ids of a reply that a local model sampled, for training on exactly these tokens.
 
     Attributes:
         prompt: token ids of the prompt.
-        tokens: token ids of the reply, its end token included.
+        tokens: token ids of the reply, including its end token.
         log_probs: log-probabilities of `tokens` under the distribution that they were sampled from, [n_tokens] float32.
     """
 
@@ -256,16 +256,16 @@ class ChatReply:
 
     Attributes:
         text: the reply; empty if the model refused or the call failed.
-        prompt_tokens, completion_tokens: counts by the provider; None (never 0) where it does not report one.
+        prompt_tokens, completion_tokens: token counts of the provider; None (never 0) if it does not report them.
         cached_tokens, cache_write_tokens: prompt tokens read from and written to the provider's cache, or None.
         reasoning_tokens: completion tokens that are the model's reasoning, or None.
-        cost: US dollars; None where a price or a count is unknown.
-        latency: seconds until the reply arrived, waits and retries included.
-        finish: why the model stopped, in the provider's words (`stop`, `length`, `content_filter`, ...); "" unknown.
-        attempts: number of requests that were sent; 0 if the reply comes from our cache.
-        error: why there is no reply, where the client was told to continue without one; else "".
-        thoughts: the model's reasoning, where the provider returns it apart from the answer; else "".
-        sample: sampled tokens, from a model that learns from its replies; None otherwise, and from the cache.
+        cost: US dollars; None if a price or a count is unknown.
+        latency: seconds until the reply arrived, including waits and retries.
+        finish: stop reason of the provider (`stop`, `length`, `content_filter`, ...); "" if unknown.
+        attempts: number of requests that were sent; 0 if the reply is from the cache of llmrl.
+        error: reason why there is no reply, if the options allow to continue without one; else "".
+        thoughts: reasoning of the model, if the provider returns it separately from the answer; else "".
+        sample: sampled tokens, if the model learns from its replies; None otherwise, and for cached replies.
     """
 
     text: str
@@ -284,7 +284,7 @@ class ChatReply:
 
     @property
     def is_truncated(self) -> bool:
-        """True if the reply ended at the limit of its length."""
+        """True if the reply was cut at its maximum length."""
         return self.finish.lower() in ("length", "max_tokens", "model_length", "max_output_tokens")
 
 
@@ -293,7 +293,7 @@ REPLY_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens", "cache_wr
 
 
 def find_impossible_fields(reply: ChatReply) -> list[str]:
-    """Return the names of the counts and costs of a reply that are impossible: negative, not finite, or no numbers."""
+    """Return the names of the counts and costs of a reply that are negative, not finite, or not numbers."""
     types = dict.fromkeys(REPLY_COUNTS, int) | {"cost": int | float}
     values = {name: x for name in types if (x := getattr(reply, name)) is not None}
     return [
@@ -309,10 +309,10 @@ class CallEstimate:
 
     Attributes:
         calls: number of requests if every reply is valid.
-        max_calls: number of requests if every reply needs all its repair turns.
+        max_calls: number of requests if every reply needs the maximum number of repair requests.
         prompt_tokens: estimated tokens of the prompts of all `calls`.
         completion_tokens: estimated tokens of the replies to all `calls`.
-        quoted: total number of earlier replies that the prompts contain; each may have the maximum length of a reply.
+        quoted: number of earlier replies in the prompts, summed over `calls`; each may have the maximum length.
         fraction_by_model: fraction of the requests and tokens by model (`ChatRequest.model`); fractions add up to 1.
     """
 

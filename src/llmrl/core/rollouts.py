@@ -19,11 +19,11 @@ class Episode:
         returns: return of each agent, [n_agents].
         base_returns: return before the mechanism, [n_agents].
         length: number of steps.
-        summaries: `EnvSpec.metrics` entries, aggregated as the environment says; NaN where undefined.
+        summaries: `EnvSpec.metrics` of the episode by name; NaN if undefined.
         gains: number of steps in which each agent's base reward was positive, [n_agents].
         gain_times: sum of the indices (from 0) of these steps, [n_agents].
         game: index of the game.
-        start: steps of the game before the episode, since all games were last reset together.
+        start: number of steps of the game before the episode, since the last reset of all games.
     """
 
     returns: np.ndarray
@@ -41,15 +41,14 @@ class Rollout:
     """T steps of all games. Tensors are on the policy's device, with leading axes [T, n_envs, n_agents].
 
     Attributes:
-        observation: channels that the policy reads, unless `features` replaces them, and channels kept for a teacher.
-            Text channels are `TextArray`s of the same shape.
+        observation: channels that the policy reads, unless `features` replaces them, and channels for a teacher. Text
+            channels are `TextArray`s of the same shape.
         features: output of the policy's frozen core, [T, n_envs, n_agents, F], or None.
-        action, log_prob, value, reward: [T, n_envs, n_agents]; action [T, n_envs, n_agents, a] where it is several
-            numbers.
+        action, log_prob, value, reward: [T, n_envs, n_agents]; continuous actions: [T, n_envs, n_agents, a].
         base_reward: reward before the mechanism, [T, n_envs, n_agents].
         terminated, truncated: [T, n_envs] bool.
         episode_start: whether the step is the first of its episode, [T, n_envs] bool.
-        next_value: value of the state that each step reached (0 where it terminated), [T, n_envs, n_agents].
+        next_value: value of the state after each step, 0 if this is terminal, [T, n_envs, n_agents].
         info: `EnvSpec.per_step` entries, each [T, n_envs] (NumPy).
         episodes: episodes that ended in these steps.
         reward_jacobian: derivative of `reward` by the mechanism's values, [T, n_envs, n_agents, d], if requested.
@@ -73,7 +72,7 @@ class Rollout:
     state: torch.Tensor | None = None
 
     def copy(self) -> Rollout:
-        """Return a copy that survives the next rollout of the collector, which reuses the memory of the last one."""
+        """Return a copy of the tensors that the collector overwrites in the next rollout."""
         return replace(
             self,
             observation={name: x.clone() for name, x in self.observation.items()},

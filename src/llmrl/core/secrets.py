@@ -27,21 +27,19 @@ _VARIABLE_SUFFIXES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIA
 """Endings of the names of environment variables that contain secrets."""
 _secret_variables: set[str] = set()
 _RESOLVED_NAMES_VARIABLE = "LLMRL_RESOLVED_VARIABLES"
-"""Environment variable with the names of the variables that configs have read. Child processes inherit it.
-
-The separator is `=`, which no name contains."""
+"""Environment variable with the names of the variables that configs have read, for child processes. The separator is
+`=`, which no name contains."""
 
 _WORD_START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
-"""Start of a word, also after an escaped line break in JSON."""
+"""Start of a word, which may follow an escaped line break in JSON."""
 _PREFIXES_BY_SUBSTRING = {
     "_": ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "gsk_", "r8_"),
     "-": ("glpat-", "xox", "nvapi-", "KEY-"),
     "A": ("AIza", "AKIA", "ASIA"),
     "eyJ": ("eyJ",),
 }
-"""Prefixes of service keys by a substring that they contain.
-
-Most texts contain few of the substrings, so most prefixes need not be searched for."""
+"""Prefixes of service keys by a substring that they contain. Most texts contain few of the substrings, so most prefixes
+need not be searched for."""
 _SERVICE_KEY_PATTERN = (
     rf"{_WORD_START}(?:"
     r"hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}"
@@ -71,7 +69,7 @@ _SHELL_ASSIGNMENT_PATTERN = (
 _FLAG_PATTERN = rf"(?i)^--?[\w-]*{_NAME_PATTERN}[\w-]*$"
 
 _SECRET_QUERY_NAMES = frozenset(("key", "auth", "authorization", "sig", "signature", "pass", "pw", "pwd", "passphrase"))
-"""Last words of names that denote secrets in the query of a URL; elsewhere they are ordinary words."""
+"""Last words of names of query parameters that denote secrets; in other names they are ordinary words."""
 _SECRET_NAME_SUFFIXES = (
     *("apikey", "accesskey", "secretkey", "privatekey", "password", "passwd", "secret", "token", "credentials"),
 )
@@ -102,7 +100,7 @@ def register_secret_variable(variable: str) -> None:
 
 
 def get_redaction_environment() -> dict[str, str]:
-    """Return the environment variables that child processes need to redact what configs have read."""
+    """Return the environment variables that child processes need to redact values that configs have read."""
     return {name: os.environ[name] for name in (_RESOLVED_NAMES_VARIABLE,) if name in os.environ}
 
 
@@ -120,8 +118,8 @@ def register_resolved_variable(variable: str) -> None:
         ConfigError: the value is so short that its redaction would damage other texts.
     """
     value = os.environ.get(variable, "").strip()
-    is_harmless = value.lower() in _NON_SECRET_VALUES or is_number(value) or _is_existing_path(value)
-    if len(value) < MIN_SECRET_LENGTH and not is_harmless:
+    is_not_secret = value.lower() in _NON_SECRET_VALUES or is_number(value) or _is_existing_path(value)
+    if len(value) < MIN_SECRET_LENGTH and not is_not_secret:
         raise ConfigError(
             f"${{oc.env:{variable}}}: values that a config reads from the environment are redacted in files, and the "
             f"value of {variable} has fewer than {MIN_SECRET_LENGTH} characters, too few to be recognized there. "
@@ -156,12 +154,12 @@ def list_known_secrets(include_resolved: bool = True) -> list[str]:
 def _encodings(value: str) -> frozenset[str]:
     """Return the encodings in which a text may contain a secret, in lower case.
 
-    These are the secret itself, its Base64 encoding (within any other text, in both alphabets), and the URL-quoted and
-    JSON-escaped forms of these.
+    These are the secret itself, its Base64 encodings (at each offset in a longer encoded text, in both alphabets), and
+    the URL-quoted and JSON-escaped forms of these.
     """
     secret_bytes, encodings = value.encode("utf-8", "surrogateescape"), {value}
     for offset in range(3):
-        # Only the characters that do not depend on what is encoded before and after the secret.
+        # Only the characters that do not depend on the bytes before and after the secret.
         first, end = -(-8 * offset // 6), (8 * (offset + len(secret_bytes))) // 6
         encoding = base64.b64encode(b"\0" * offset + secret_bytes).decode()[first:end]
         encodings |= {encoding, encoding.translate(str.maketrans("+/", "-_"))}
@@ -202,7 +200,7 @@ def redact(text: str, secrets: Sequence[str] | None = None) -> str:
 
 
 def redact_folder_names(folder: Path) -> Path:
-    """Return `folder` with secrets in the names of its parts redacted; parts that exist keep their names."""
+    """Return `folder` with secrets redacted in the names of its parts, except parts that exist."""
     redacted_path = Path()
     for name in folder.parts:
         redacted_path /= name if _exists(redacted_path / name) else redact(name).replace(REDACTED, "redacted")
@@ -238,7 +236,7 @@ def redact_code(text: str, secrets: Sequence[str] | None = None) -> str:
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return a command line with its secrets redacted, also if flag and value are separate (`--api-key VALUE`)."""
+    """Return a command line with its secrets redacted, including values of separate flags (`--api-key VALUE`)."""
     return [
         REDACTED if i and re.match(_FLAG_PATTERN, arguments[i - 1]) else redact_code(argument)
         for i, argument in enumerate(arguments)
@@ -277,7 +275,7 @@ def find_rejection_reason(name: str, value: str, secrets: Sequence[str] | None =
     Args:
         name: dotted name of the field.
         value: the string.
-        secrets: as in `redact`; None: `known_secrets(include_resolved=False)`.
+        secrets: result of `list_known_secrets(include_resolved=False)`; None: it is called here.
     """
     secrets = list_known_secrets(include_resolved=False) if secrets is None else secrets
     for variable in re.findall(_OC_ENV_PATTERN, value):
@@ -328,7 +326,7 @@ def find_variable_rejection_reason(name: str) -> str | None:
 def is_secret_name(name: str, is_query_parameter: bool = True) -> bool:
     """Return whether a name denotes a secret, e.g. `api_key` or `X-Auth-Token`.
 
-    With `is_query_parameter`, it is the name of a query parameter of a URL, where also `key` and `sig` denote secrets.
+    With `is_query_parameter`, it is the name of a query parameter of a URL; then `key` and `sig` also denote secrets.
     """
     snake_case_name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     words = [word for word in re.split(r"[^a-z0-9]+", snake_case_name) if word]
@@ -367,18 +365,19 @@ def _redact_sk_key(match: re.Match[str]) -> str:
 
     Keys contain capital letters or long parts with digits.
     """
-    rest = match[1]
-    is_random = any(len(part) >= 10 and any(c.isdigit() for c in part) for part in re.split("[-_]", rest))
-    return REDACTED if is_random or any(c.isupper() for c in rest) else match[0]
+    suffix = match[1]
+    is_random = any(len(part) >= 10 and any(c.isdigit() for c in part) for part in re.split("[-_]", suffix))
+    return REDACTED if is_random or any(c.isupper() for c in suffix) else match[0]
 
 
 def _redact_assignment(match: re.Match[str]) -> str:
     """Redact an assigned value unless it is a variable name, a reference or a number."""
     name, value = match[1].rstrip("\"' =:"), match[2]
-    # Fields such as `api_key_env` and `key_header` tell where a key is found and do not contain it.
-    is_harmless = name.endswith(("_env", "-env", "_header", "_query")) or name.endswith(tuple(_SPECIAL_TOKENS))
-    is_harmless = is_harmless or value.startswith(("$", "[")) or is_number(value) or value.lower() in _NON_SECRET_VALUES
-    return match[0] if is_harmless else f"{match[1]}{REDACTED}"
+    # Fields such as `api_key_env` and `key_header` contain the location of a key, not the key.
+    is_location = name.endswith(("_env", "-env", "_header", "_query"))
+    is_not_secret = is_location or name.endswith(tuple(_SPECIAL_TOKENS)) or value.lower() in _NON_SECRET_VALUES
+    is_not_secret = is_not_secret or value.startswith(("$", "[")) or is_number(value)
+    return match[0] if is_not_secret else f"{match[1]}{REDACTED}"
 
 
 def _is_existing_path(text: str) -> bool:

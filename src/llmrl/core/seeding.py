@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Seeds:
-    """A node of the seed tree: the root's seed and the path of names that leads to the node.
+    """A node of the seed tree: the seed of the root, and the path of names from the root to the node.
 
     The seed is the entropy and the path the spawn key of `numpy.random.SeedSequence`. NumPy divides integers into words
     of 32 bits and pads the entropy with zeros to four words if there is a spawn key. Different nodes therefore have
-    different streams if the seed fits into four words and every index of the path into one; a list as entropy, as in
-    `default_rng([seed, 1])`, would have the stream of `[seed, 1, 0]`.
+    different streams, because the seed fits into four words and every index of the path into one. A list as entropy
+    would not guarantee this: `default_rng([seed, 1])` has the stream of `default_rng([seed, 1, 0])`.
 
     Raises:
         ValueError: the seed is not in [0, 2**128).
@@ -48,19 +48,19 @@ class Seeds:
         return Seeds(self.seed, (*self._path, key))
 
     def replicates(self, n: int) -> list[Seeds]:
-        """Return the node with this path in the tree of each of `n` replicates (societies) of the run.
+        """Return the corresponding node for each of `n` replicates (societies) of the run.
 
-        Replicate 0 has the run's own tree. Replicate i > 0 has the sub-tree `replicate/i` of the same root. No
-        replicate of a run therefore shares random numbers with a run of another seed.
+        For replicate 0 it is this node. For replicate i > 0 it is the node with the same path in the sub-tree
+        `replicate/i`. No replicate of a run therefore shares random numbers with a run of another seed.
         """
-        sub_tree = zlib.crc32(b"replicate")
-        return [self, *(Seeds(self.seed, (sub_tree, i, *self._path)) for i in range(1, n))]
+        key = zlib.crc32(b"replicate")
+        return [self, *(Seeds(self.seed, (key, i, *self._path)) for i in range(1, n))]
 
     @property
     def root(self) -> str:
-        """Label of the replicate's tree that holds this node: `3`, or `3/1` for the second replicate of seed 3."""
-        replicated = self._path[:1] == (zlib.crc32(b"replicate"),)
-        return f"{self.seed}/{self._path[1]}" if replicated else str(self.seed)
+        """Label of the replicate of this node: `3` for the first replicate of seed 3, `3/1` for the second, ..."""
+        is_replicate = self._path[:1] == (zlib.crc32(b"replicate"),)
+        return f"{self.seed}/{self._path[1]}" if is_replicate else str(self.seed)
 
     def sequence(self, name: str | int) -> np.random.SeedSequence:
         return np.random.SeedSequence(self.seed, spawn_key=self.child(name)._path)
@@ -83,7 +83,7 @@ class Seeds:
 def make_generators(seeds: Sequence[int], shared: bool = False) -> list[torch.Generator]:
     """Return a torch generator for each seed, always on the CPU, so that all devices draw the same numbers.
 
-    With `shared`, equal seeds get the same generator object, so each draw from it advances the others' stream.
+    With `shared`, equal seeds get the same generator object, so they draw from one stream.
     """
     import torch
 

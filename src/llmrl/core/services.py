@@ -1,6 +1,6 @@
-"""Objects that are passed to the constructors of parts and that no option file describes, by type of part.
+"""Services: objects that are passed to the constructors of parts but are not options, by type of part.
 
-A part declares what it needs by the names of its constructor's parameters; `config.builder.Builder` passes them.
+A part requests services by the names of its constructor's parameters; `config.builder.Builder` passes them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Services:
-    """Base class of services, each of which is a frozen dataclass; a field has the name of the parameter it is for."""
+    """Base class of services. Subclasses are frozen dataclasses whose fields are named like constructor parameters."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class ModelServices(Services):
 
     Attributes:
         seeds: seed tree of the part.
-        device: torch device; None if the model runs on no device of this machine.
-        model_factory: factory of small models; None: the option `make` is null.
+        device: torch device; None if the model does not run on this machine.
+        model_factory: factory of the model that the option `make` describes; None if `make` is null.
     """
 
     seeds: Seeds
@@ -53,21 +53,21 @@ class ModelServices(Services):
 
 @dataclass(frozen=True)
 class TeacherServices(Services):
-    """Services of teachers, and of agents and principals.
+    """Services of teachers, which agents and principals also get.
 
     Attributes:
         spec: spec of the environment.
         seeds: seed tree of the part.
         device: torch device.
         env_options: options of the environment.
-        env_factory: function that builds further copies of the environment; None if there is none.
-        llm: chat model; None if none is chosen.
-        scorer: model that scores texts; None if none is chosen.
-        has_principal: whether a principal governs the agents.
+        env_factory: function that builds further instances of the environment; None if it cannot be built again.
+        llm: chat model; None if the config has none.
+        scorer: model that scores texts; None if the config has none.
+        has_principal: whether there is a principal.
         prompt_folder: folder of the user's prompt templates; None if there is none.
-        folder: run folder; None if nothing is stored.
-        processes: processes that train together.
-        cores: CPU cores of the run.
+        folder: run folder; None if nothing is saved.
+        processes: processes that compute the run together; None: this process alone.
+        cores: number of CPU cores of the run.
     """
 
     spec: EnvSpec
@@ -90,8 +90,8 @@ class AgentServices(TeacherServices):
 
     Attributes:
         teacher: teacher of the agent; None if it has none.
-        society_index: index of the agent's society among those that adapt to proposals.
-        member: index of the agent among the members of `agent=mixed`; None outside of it.
+        society_index: index of the agent's society among the replicates of the run, from 0.
+        member: index of the agent among the members of `agent=mixed`; None with other agents.
     """
 
     teacher: Teacher | None = None
@@ -104,7 +104,7 @@ class PrincipalServices(TeacherServices):
     """Services of principals.
 
     Attributes:
-        space: space of the vectors that the principal proposes; None if there is nothing to propose.
+        space: space of the vectors that the principal proposes; None without a mechanism and searched policy.
         controller: policy whose parameters are searched; None if the principal sets a mechanism.
         proposals: number of vectors that the principal proposes in a run; None if unknown.
     """
@@ -115,9 +115,9 @@ class PrincipalServices(TeacherServices):
 
     @classmethod
     def from_agent(cls, services: AgentServices, **changes: Any) -> PrincipalServices:
-        """Return the services of a principal that shares those of an agent, except for `changes`."""
-        shared = {field.name: getattr(services, field.name) for field in dataclasses.fields(TeacherServices)}
-        return cls(**shared | changes)
+        """Return services for a principal with the values of `services`, except for `changes`."""
+        common = {field.name: getattr(services, field.name) for field in dataclasses.fields(TeacherServices)}
+        return cls(**common | changes)
 
 
 @dataclass(frozen=True)
@@ -140,19 +140,19 @@ SERVICE_NAMES = {"trust"} | frozenset(
     for services in (EnvServices, ModelServices, AgentServices, PrincipalServices, ObserverServices)
     for service in dataclasses.fields(services)
 )
-"""Names of all services, with `trust`, which the builder adds. They count as options only where the file of an option
-has such a field."""
+"""Names of all services, including `trust`, which the builder adds. A parameter of such a name is an option only if the
+option file has a field of that name."""
 
 
 class PartFactory:
-    """A part of a config that is built later, once for each call.
+    """A function that builds a part of a config; each call builds a new instance.
 
-    A parameter with this type hint is given its config node validated, but unbuilt (`config.builder.Builder`).
+    If a parameter has this type hint, its config node is validated but not built (`config.builder.Builder`).
 
     Args:
-        build: builds the part with changed options and further injected objects.
-        target: class or function that is called.
-        where: place of the node in the config, for messages.
+        build: function of changed options and services by name that builds the part.
+        target: class or function that the config node names.
+        where: dotted key of the node in the config, for messages.
     """
 
     def __init__(self, build: Callable[[Mapping[str, Any], Mapping[str, Any]], Any], target: Any, where: str) -> None:
@@ -162,10 +162,10 @@ class PartFactory:
         """Build the part.
 
         Args:
-            changed: options that replace those of the node.
-            injected: objects by parameter name, which replace those given to its owner.
+            changed: options by name that replace those of the node.
+            injected: services by name that replace those of the builder.
 
         Raises:
-            ConfigError: as `Builder.build`.
+            ConfigError: an option is unknown, missing or invalid.
         """
         return self._build(changed or {}, injected)

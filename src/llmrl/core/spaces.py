@@ -18,22 +18,20 @@ Aggregate = Literal["sum", "mean", "last"]
 
 @dataclass(frozen=True)
 class Channel:
-    """An observation channel of one agent.
-
-    `text` channels have dtype object and hold one `str` per agent (shape `()`).
+    """An observation channel of one agent. A text channel has dtype `object`, shape `()` and one `str` per agent.
 
     Attributes:
         shape: shape without the [n_envs, n_agents] axes.
         dtype: name of the NumPy dtype.
         low, high: inclusive bounds of all entries.
-        parts: for each agent, the named entries of a one-dimensional channel: name -> slice. Entries that no part
-            covers are padding. Empty where entries have no names.
-        codes: for a map [width, height, k] of integer codes, the number of codes (0, 1, ...) of each of the k numbers
-            of a cell. Empty where numbers are amounts.
-        planes: binary features of a cell of such a map: name -> (index among the k numbers, lowest code, highest
-            code). Empty where the environment names none.
-        continuations: for a text channel, the text that each action appends to an observation, separator included, as
-            later observations show it. Empty: a space and the action's name.
+        parts: for each agent, slices of a one-dimensional channel by name. Entries outside these slices are padding.
+            Empty if entries have no names.
+        codes: for a map [width, height, k] with k integer codes per cell, the number of values of each code, which are
+            0, 1, ... Empty if the entries are not codes.
+        planes: binary features of a cell of such a map by name: (index of the code, lowest and highest value for which
+            the feature is 1). Empty if the environment defines none.
+        continuations: for a text channel, the text that later observations append to a text for each action, with its
+            separator. Empty: a space and the action's name.
     """
 
     shape: tuple[int, ...]
@@ -48,13 +46,13 @@ class Channel:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One number that a proposer sets: its name, inclusive bounds, unit and meaning.
+    """One number that a proposer sets: its name, inclusive bounds, unit and description.
 
     Attributes:
-        decimals: decimal places that the number is rounded to wherever it is used; 0: integers, None: no rounding.
-        choice: whether the values are indices of discrete alternatives, so that values out of bounds mean nothing.
-        effect: description of a value's effect that needs no knowledge of the name: a few words with `{value}`; empty
-            if name and value are clear.
+        decimals: number of decimal places to which the number is rounded; 0: integers, None: no rounding.
+        choice: whether the values are indices of discrete alternatives, so values out of bounds have no meaning.
+        effect: phrase with the placeholder `{value}` that describes the effect of a value without the name of the
+            parameter; empty: name and value describe it.
         effect_scale: factor by which the value is multiplied where it replaces `{value}`.
     """
 
@@ -76,7 +74,7 @@ class ParameterSpace:
     Attributes:
         name: kind of vector, e.g. `tax`.
         parameters: the d numbers, in the order of a vector's entries.
-        contexts: names of the contexts, each with a best vector of its own. Empty: there is one best vector.
+        contexts: names of the contexts, each of which has its own optimal vector. Empty: there is one optimal vector.
         sentence: description of a vector: a sentence in which `{effects}` stands for the effects of its parameters.
     """
 
@@ -127,10 +125,7 @@ class ParameterSpace:
         return context
 
     def round_values(self, values: np.ndarray, clip: bool = True) -> np.ndarray:
-        """Return `values` [..., d] rounded to each parameter's decimals, float64.
-
-        With `clip`, they are also clipped to the bounds.
-        """
+        """Return `values` [..., d] rounded to each parameter's decimals, and clipped to the bounds if `clip`."""
         clipped = np.clip(values, self.low, self.high) if clip else np.asarray(values, dtype=np.float64)
         decimals = [p.decimals for p in self.parameters]
         if all(digit is None for digit in decimals):
@@ -142,7 +137,7 @@ class ParameterSpace:
         return np.where(is_exact, clipped, np.round(np.where(is_exact, 0.0, clipped) * scale) / scale + 0.0)
 
     def is_out_of_bounds(self, values: np.ndarray) -> np.ndarray:
-        """Return whether each of `values` [..., d] is outside the bounds (or NaN), [..., d] bool."""
+        """Return the mask of the `values` [..., d] that are out of bounds or NaN, [..., d] bool."""
         return np.asarray(~((values >= self.low) & (values <= self.high)))
 
     @property
@@ -152,9 +147,9 @@ class ParameterSpace:
 
     @property
     def probe_vectors(self) -> np.ndarray:
-        """At most d + 3 distinct vectors that show whether the numbers have any effect, [n, d].
+        """Distinct vectors with which to test whether the parameters have any effect, [n, d] with n <= d + 3.
 
-        They are `neutral`, the center, the upper bounds, and each number at its upper bound with the others neutral.
+        They are `neutral`, the center, the upper bounds, and each upper bound with the other parameters neutral.
         """
         low, high, neutral = self.low, self.high, self.neutral
         single_maxima = [np.where(np.arange(self.dim) == i, high, neutral) for i in range(self.dim)]
@@ -167,12 +162,7 @@ class ParameterSpace:
         return ", ".join(nonzero_texts) or f"no {self.name}"
 
     def describe_effects(self, values: np.ndarray) -> str:
-        """Return the effect of a vector [d] as a sentence that needs no knowledge of the names.
-
-        An example is `Pays 3 for a step of cleaning.`
-
-        Numbers that are 0 are left out.
-        """
+        """Return a sentence on the effects of a vector [d], e.g. `Pays 3 for a step of cleaning.`, without zeros."""
         effects = [
             p.effect.format(value=x * p.effect_scale) if p.effect else f"{p.name} to {x:.3g}"
             for p, x in zip(self.parameters, values, strict=True)
@@ -222,9 +212,10 @@ class ParameterSpace:
 
 @dataclass(frozen=True)
 class ContinuousActions:
-    """An action of several numbers, each with name and inclusive bounds.
+    """An action of several numbers, each with a name and inclusive bounds.
 
-    `whole` tells which of them are integers; () means none.
+    Attributes:
+        whole: whether each number is an integer; empty: none is.
     """
 
     names: tuple[str, ...]
@@ -251,12 +242,12 @@ class EnvDescription:
     """The description of a game that language-model players receive before it begins.
 
     Attributes:
-        goal: what the game is, what is rewarded, when it ends.
+        goal: description of the game, its rewards and its end.
         observation: (name, description with unit and range) of each quantity in a text observation.
-        actions: (answer, effect) of each action, in the order of the actions; for an action of several numbers, of each
-            number.
+        actions: (answer, effect) of each action, in the order of their indices; if an action is several numbers, (name,
+            effect) of each number.
         example: an observation of typical length, used only to estimate token costs; empty if unknown.
-        states: meaning of an observed state number s as a rule, e.g. `row = s // 12, column = s % 12`; empty if
+        states: formula for the meaning of an observed state number s, e.g. `row = s // 12, column = s % 12`; empty if
             unknown.
         amount: the quantity that an action sets, if action i means i units, e.g. `how many tons of fish to catch`;
             players then answer with a number. Empty if actions are not amounts.
@@ -276,37 +267,37 @@ class EnvSpec:
 
     Attributes:
         name: option name of the environment, e.g. `cleanup`.
-        n_envs: number of games stepped in lock step.
+        n_envs: number of games that are stepped together.
         n_agents: agents per game (1 for single-agent environments).
         observation: channels that each agent observes (`pixels`, `vector`, `grid`, `text`, `action_mask`, `mechanism`).
         n_actions: size of the discrete action set; 0 where an action is several numbers.
         action_names: one name per action.
-        horizon: steps after which an episode is truncated; None where the engine alone decides.
-        mechanism: values that a principal can set; None where there is no mechanism.
-        contexts: names of the contexts that a principal is told (empty: no context).
+        horizon: steps after which an episode is truncated; None if only the engine ends episodes.
+        mechanism: values that a principal can set; None if there is no mechanism.
+        contexts: names of the contexts, which a principal receives; empty: no contexts.
         objective: default objective of a principal.
         spending_cost: loss of objective for each unit of reward that the mechanism pays out, >= 0.
-        metrics: metrics of an episode: per-step entries of `Step.info` with their aggregation, and metrics derived from
-            several of those.
-        details: per-step entries that are reported in results but not told to principals.
+        metrics: metrics of an episode by name: the aggregation of a per-step entry of `Step.info`, or a metric derived
+            from several entries.
+        details: per-step entries that results report but principals do not receive.
         has_reward_jacobian: whether steps have a `reward_jacobian`.
         deterministic: whether `state_dict` restores the environment exactly.
-        agent_names: one name per agent, where agents have roles; else empty.
-        seats: index of each of these agents among the players of the game, if the spec describes a part of a society
-            (`EnvSpec.select`); empty if it describes all players.
-        game_size: number of players of the game if the spec describes a part of them; None: `n_agents`.
-        kinds: indices of the agents of each kind, by name, in a mixed society; episodes then have returns by kind.
+        agent_names: one name per agent if agents have roles; else empty.
+        seats: if the spec describes only some players of the game (`EnvSpec.select`), the player index of each agent;
+            empty if it describes all players.
+        game_size: number of players of the game if the spec describes only some of them; None: `n_agents`.
+        kinds: in a mixed society, indices of the agents of each kind by name; metrics then include returns by kind.
         continuous_actions: the numbers of an action, for actions [n_envs, n_agents, continuous_actions.dim]; None for
             discrete actions.
         text: description for language-model players; None if the game has no text.
-        facts: facts of this game (rules, map, payments) that prompts state, by the names that prompts use.
+        facts: numbers and flags for prompts (rules, map, payments), by the names of variables in prompt templates.
         about: (subject, description) pairs for the plan of a run: engine, rules, rewards.
-        endless: whether an episode may never end, because there is no horizon and the game may never terminate.
+        endless: whether an episode may never end, because there is no horizon and the game may not terminate.
         max_return: greatest possible return of an episode; None if it is unknown.
         device: torch device of observations, rewards, metrics and reward Jacobian, e.g. `cuda`. A step or reset may
             overwrite the observation of three steps or resets before, and nothing else. `terminated`, `truncated` and
-            the masks of `reset` are NumPy arrays even then, so that nothing waits for the device to know which games
-            have ended. `cpu`: observations are tensors, all else NumPy arrays. None: everything is a NumPy array.
+            the masks of `reset` are always NumPy arrays, so the CPU need not wait for the device to find ended games.
+            `cpu`: observations are tensors, all else NumPy arrays. None: everything is a NumPy array.
     """
 
     name: str
@@ -343,12 +334,12 @@ class EnvSpec:
 
     @property
     def principal_metrics(self) -> dict[str, Aggregate]:
-        """The entries of `per_step` that principals are told."""
+        """The entries of `per_step` that principals receive."""
         return {name: aggregate for name, aggregate in self.per_step.items() if name not in self.details}
 
     @property
     def continuous_action_names(self) -> tuple[str, ...]:
-        """Names of the numbers of an action: those in `text` if it names each, else those of `continuous_actions`."""
+        """Names of the numbers of an action: from `text` if it has a name for each, else from `continuous_actions`."""
         if self.continuous_actions is None:
             return ()
         text_names = () if self.text is None else tuple(name for name, _ in self.text.actions)
@@ -356,12 +347,12 @@ class EnvSpec:
 
     @property
     def n_players(self) -> int:
-        """Number of players of a game, including those that are not among these agents."""
+        """Number of players of a game, including players that this spec does not describe."""
         return self.game_size or self.n_agents
 
     @property
     def player_names(self) -> tuple[str, ...]:
-        """Names of these agents for players: `agent_names` if they are set, else `player 1`, `player 2`, ..."""
+        """Names of the agents in texts: `agent_names` if there are any, else `player 1`, `player 2`, ..."""
         return self.agent_names or tuple(f"player {seat + 1}" for seat in self.seats or range(self.n_agents))
 
     def select(self, seats: Sequence[int], include_texts: bool) -> EnvSpec:
@@ -404,10 +395,10 @@ class EnvSpec:
         return self.n_envs // groups
 
     def require_discrete_actions(self, part_name: str) -> int:
-        """Return the number of discrete actions, for a part that supports no others; errors call it `part_name`.
+        """Return the number of discrete actions, for a part that supports only these; `part_name` names it in errors.
 
         Raises:
-            Incompatible: an action of this environment is several numbers.
+            Incompatible: actions of this environment are continuous.
         """
         if self.continuous_actions is not None:
             action = f"{self.continuous_actions.description} ({', '.join(self.continuous_actions.names)})"
@@ -421,7 +412,7 @@ class EnvSpec:
 
     @property
     def proposals(self) -> ParameterSpace:
-        """The mechanism's values with the environment's contexts.
+        """The space of the mechanism's values, with the contexts of the environment.
 
         Raises:
             ConfigError: there is no mechanism.

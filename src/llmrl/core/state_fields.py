@@ -1,4 +1,4 @@
-"""A base class whose state consists of listed attributes."""
+"""A base class with a `state_dict` of listed attributes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmrl.core.records import State
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object with a state of its own, such as a network, an optimizer or a `StateFields`."""
+    """An object with a `state_dict`, such as a network, an optimizer or a `StateFields`."""
 
     def state_dict(self) -> Any: ...
 
@@ -20,11 +20,11 @@ class Stateful(Protocol):
 
 
 class StateFields:
-    """Base with the `state_dict` and `load_state_dict` of the attributes that `_state_fields` lists.
+    """Base class with a `state_dict` and `load_state_dict` for the attributes that `_state_fields` lists.
 
     An attribute is plain data, an array, a NumPy generator, a `Stateful` object, which is loaded in place, or a list of
-    one of these. The number of generators in a list may change; that of `Stateful` objects may not. The keys of a state
-    are the names without leading underscores, and its values are copies.
+    one of these. The number of generators in a list may change; the number of `Stateful` objects may not. The keys of a
+    state are the names of attributes without leading underscores, and its values are copies.
 
     >>> class Counter(StateFields):
     ...     _state_fields = ("_count",)
@@ -51,8 +51,8 @@ class StateFields:
                     generator.bit_generator.state = element
                 setattr(self, name, generators)
             elif isinstance(attribute, list) and attribute and isinstance(attribute[0], Stateful):
-                for part, element in zip(attribute, field_state, strict=True):
-                    part.load_state_dict(element)
+                for stateful, element in zip(attribute, field_state, strict=True):
+                    stateful.load_state_dict(element)
             else:
                 setattr(self, name, field_state)
 
@@ -63,5 +63,5 @@ def _copy_state(value: Any) -> Any:
     if isinstance(value, list):
         return [_copy_state(element) for element in value]
     if isinstance(value, StateFields):
-        return value.state_dict()  # holds copies already
+        return value.state_dict()  # copies already
     return copy.deepcopy(value.state_dict() if isinstance(value, Stateful) else value)

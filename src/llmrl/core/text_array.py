@@ -43,7 +43,7 @@ class TextArray:
 
     @classmethod
     def from_texts(cls, texts: Any, table: TextTable | None = None) -> TextArray:
-        """Return the array of an array (or nested lists) of `str`, [...]; new texts are added to `table`."""
+        """Return the `TextArray` of an array or nested lists of `str`, [...]; new texts are added to `table`."""
         import numpy as np
         import torch
 
@@ -79,14 +79,14 @@ class TextArray:
         return TextArray(self.ids.to(device), self.table)
 
     def clone(self) -> TextArray:
-        """Return a copy of the indices with the same table, which only grows."""
+        """Return a copy with the same table, to which texts are only appended."""
         return TextArray(self.ids.clone(), self.table)
 
     def tolist(self) -> Any:
         """Return the texts as nested lists of `str`."""
 
-        def resolve_texts(x: Any) -> Any:
-            return [resolve_texts(y) for y in x] if isinstance(x, list) else self.table.texts[x]
+        def resolve_texts(ids: Any) -> Any:
+            return [resolve_texts(row) for row in ids] if isinstance(ids, list) else self.table.texts[ids]
 
         return resolve_texts(self.ids.tolist())
 

@@ -1,4 +1,4 @@
-"""Threads of a process that computes several runs: inherited context, and mutual exclusion."""
+"""Threads of a process that computes several runs: threads that belong to a run, and a global lock."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ os.register_at_fork(after_in_child=_process_lock._at_fork_reinit)  # type: ignor
 
 
 def daemon_thread(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
-    """Return an unstarted daemon thread that inherits the caller's context variables.
-
-    Its log messages therefore go to the same run.
-    """
+    """Return an unstarted daemon thread with the caller's context variables, so its messages go to the same run log."""
     context = contextvars.copy_context()
     return threading.Thread(target=context.run, args=(target, *args), name=name, daemon=True)
 
 
 @contextmanager
 def hold_process_lock() -> Iterator[None]:
-    """Run the block in one thread at a time (reentrant lock). The block must not wait for another run.
+    """Return a context that one thread at a time enters (reentrant lock). The block must not wait for another run.
 
-    For global state that a library changes and restores: torch's random stream, warning filters, Hydra's composed
+    It protects global state that a block changes and restores: torch's random stream, warning filters, Hydra's composed
     config, folders of compilers.
     """
     with _process_lock:

@@ -1,10 +1,10 @@
 """The check of code that a config names with `_target_`, `env.id=module:Id` or `env.text=package.Class`.
 
-Importing a module runs it. A module is therefore checked by its whole dotted name before it is imported, and an object
-in it by the module that defines it: a config cannot name an object that a trusted module has imported from another one.
+The import of a module runs its code. A module is therefore checked by its full dotted name before it is imported. An
+object is also checked by the module that defines it, because a trusted module may have imported it from another one.
 
 Trusted are the parts of this package, the modules in `Trust.modules`, and the entry points of installed packages
-(`llmrl.core.installed`). `llmrl.config.permissions` says where `Trust.modules` come from.
+(`llmrl.core.installed`). `llmrl.config.permissions` determines `Trust.modules`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
 
 SHELL_PERMISSION = "shell"
-"""Entry among trusted modules that allows command lines of a saved config, which jobs on a cluster run."""
+"""Entry of `trusted_modules` that allows jobs on a cluster to run shell commands of a saved config."""
 PART_PACKAGES = (
     *("llmrl.agents", "llmrl.chat_learning", "llmrl.envs", "llmrl.finetuning", "llmrl.algorithms", "llmrl.loops"),
     *("llmrl.networks", "llmrl.principals", "llmrl.teachers"),
-    # Not the call log, the cache and similar modules, which write to paths that a config sets.
+    # Other modules of `llmrl.llms`, such as the call log and the cache, write to paths that a config sets.
     *("llmrl.llms.budget", "llmrl.llms.rate_limit", "llmrl.llms.retry", "llmrl.llms.litellm_chat", "llmrl.llms.local"),
     *("llmrl.llms.openai_compatible", "llmrl.llms.replay", "llmrl.llms.scripted", "llmrl.llms.validity"),
 )
-"""Packages and modules of llmrl that hold parts. Within llmrl, a config may name their classes and `NAMED_TARGETS`."""
+"""Packages and modules of llmrl with parts. Within llmrl, a config may name only their classes and `NAMED_TARGETS`."""
 NAMED_TARGETS = frozenset(
     {
         "llmrl.results.study_settings.StudySettings",
@@ -61,8 +61,8 @@ class Trust:
     """Rules for the modules that may be imported, and the objects that may be called, because a config names them.
 
     Args:
-        modules: dotted names of further trusted modules; their submodules are trusted, too. Further permissions of a
-            config (`llmrl.config.permissions`) may be among them.
+        modules: dotted names of further trusted modules, whose submodules are trusted, too. Other permissions of a
+            config, such as `shell` and hosts of API keys (`llmrl.config.permissions`), may be among them.
 
     Raises:
         ConfigError: an entry is not a permission.
@@ -72,7 +72,6 @@ class Trust:
 
     def __post_init__(self) -> None:
         for module in self.modules:
-            # The name of a module, or the destination of an API key (`llmrl.config.permissions`).
             if not isinstance(module, str) or not (_is_dotted(module) or re.fullmatch(_KEY_HOST_PATTERN, module)):
                 raise ConfigError(
                     f"trusted_modules: {module!r} is not the name of a module; give names such as my_package or "
@@ -80,41 +79,41 @@ class Trust:
                 )
 
     def is_trusted(self, module: str) -> bool:
-        """Return whether code of `module` may run because a config names it."""
+        """Return whether `module` may be imported if a config names it."""
         return _matches_package(module, (*PART_PACKAGES, *self.modules, *(entry.module for entry in entry_points())))
 
-    def load(self, module: str, where: str) -> ModuleType:
+    def load(self, module: str, option: str) -> ModuleType:
         """Import and return a trusted module.
 
         Args:
             module: dotted name.
-            where: option that names the module, for messages, e.g. `env.id=my_package:Tower-v3`.
+            option: option that names the module, for messages, e.g. `env.id=my_package:Tower-v3`.
 
         Raises:
             ConfigError: the module is not trusted (it is not imported then), or cannot be imported.
         """
         if not _is_dotted(module) or not self.is_trusted(module):
-            raise ConfigError(f"{where} {self.explain_refusal(module)}")
+            raise ConfigError(f"{option} {self.explain_refusal(module)}")
         try:
             return importlib.import_module(module)
         except ImportError as error:
-            raise ConfigError(f"{where} cannot be imported: {error}{_import_advice(error, module)}") from error
+            raise ConfigError(f"{option} cannot be imported: {error}{_import_advice(error, module)}") from error
 
-    def locate(self, target: object, where: str) -> Any:
+    def locate(self, target: object, option: str) -> Any:
         """Return the class or function with a dotted name.
 
         Args:
-            target: `package.module.Class`, or the name of something nested in a class.
-            where: option that names the target, for messages, e.g. `agent._target_`.
+            target: dotted name such as `package.module.Class` or `package.module.Class.method`.
+            option: option that names the target, for messages, e.g. `agent._target_`.
 
         Raises:
             ConfigError: the target or the module that defines it is not trusted, the target is not a class or function,
                 or it cannot be imported.
         """
-        label = f"{where}={target}"
+        label = f"{option}={target}"
         if not isinstance(target, str) or not _is_dotted(target) or "." not in target:
             raise ConfigError(
-                f"{where}={target!r} is not the dotted name of a class or function, like my_package.MyClass"
+                f"{option}={target!r} is not the dotted name of a class or function, like my_package.MyClass"
             )
         if target in NAMED_TARGETS:
             return getattr(importlib.import_module(target.rpartition(".")[0]), target.rpartition(".")[2])
@@ -142,11 +141,11 @@ class Trust:
         return target_object
 
     def find_untrusted(self, names: Iterable[str]) -> list[str]:
-        """Return those dotted names (classes, functions, modules) that are not trusted, in order, without repeats."""
+        """Return the names in `names` (classes, functions, modules) that are not trusted, in order, without repeats."""
         return [name for name in dict.fromkeys(names) if not self.is_trusted(name) and name not in NAMED_TARGETS]
 
     def explain_refusal(self, name: str) -> str:
-        """Return why a name is not trusted and what the user can do, in words that follow the name."""
+        """Return why a name is not trusted and what the user can do, as the predicate of a sentence about the name."""
         if _matches_package(name, _OWN_PACKAGES):
             reason = "this module of llmrl holds no parts that a config could name"
         elif is_never_trusted(name):
@@ -186,11 +185,11 @@ def is_never_trusted(name: str) -> bool:
 
 
 NO_FURTHER_TRUST = Trust()
-"""Trust without any further modules."""
+"""Trust in llmrl and entry points only."""
 
 
 def format_trust_options(modules: Iterable[str]) -> str:
-    """Return the text that must be typed to trust modules, for commands that compose a config or read a run."""
+    """Return the options that trust `modules`, for commands that compose a config and for those that read a run."""
     names = [*modules]
     return (
         f"'trusted_modules=[{','.join(names)}]' ({' '.join(f'--trust {name}' for name in names)} where a run is read)"
@@ -198,14 +197,14 @@ def format_trust_options(modules: Iterable[str]) -> str:
 
 
 def _import_advice(error: ImportError, name: str) -> str:
-    """Return what the user can do if the package of a dotted name was not found, in words that follow the error."""
+    """Return advice to append to an import error if the package of a dotted name was not found; else empty."""
     if not isinstance(error, ModuleNotFoundError) or error.name != name.split(".")[0]:
         return ""
     return f"; install the package of {error.name}, or add the folder that contains it to PYTHONPATH"
 
 
 def _matches_package(module: str, packages: Iterable[str]) -> bool:
-    """Return whether a module is one of `packages` or below one, comparing whole components.
+    """Return whether a module is one of `packages` or inside one, by comparison of complete components.
 
     >>> _matches_package("llmrl.envs.gym", ["llmrl.envs"]), _matches_package("llmrl_evil", ["llmrl"])
     (True, False)
@@ -214,5 +213,5 @@ def _matches_package(module: str, packages: Iterable[str]) -> bool:
 
 
 def _is_dotted(name: str) -> bool:
-    """Return whether a text is identifiers joined by dots, none of which begins with two underscores."""
+    """Return whether `name` consists of identifiers joined by dots, none of which begins with two underscores."""
     return all(part.isidentifier() and not part.startswith("__") for part in name.split("."))

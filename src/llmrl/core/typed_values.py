@@ -1,4 +1,4 @@
-"""Python values as Hydra overrides, in the form in which they are typed on a command line."""
+"""Conversion of Python values to the text of Hydra overrides, as on a command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from llmrl.core.errors import ConfigError
 
 _UNQUOTED_TEXT_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*(/[A-Za-z_][A-Za-z0-9_.-]*)*")
-"""Texts that Hydra reads as texts without quotes, except `_RESERVED_WORDS`."""
+"""Texts that need no quotes in an override, except `_RESERVED_WORDS`."""
 _RESERVED_WORDS = ("null", "true", "false", "inf", "nan")
 
 
@@ -29,7 +29,7 @@ def format_override(key: str, *values: Any) -> str:
 
 
 def format_value(value: Any, key: str = "value") -> str:
-    r"""Return a Python value as the value of an override; `key` names it in errors.
+    r"""Return a Python value as the text of an override's value; `key` is the option's name, for messages.
 
     >>> format_value({"a": [1, 2.5, None], "b": "it's, so"})
     "{a:[1,2.5,null],b:'it\\'s, so'}"
@@ -50,7 +50,7 @@ def format_value(value: Any, key: str = "value") -> str:
     if isinstance(value, str):
         if _UNQUOTED_TEXT_PATTERN.fullmatch(value) and value.lower() not in _RESERVED_WORDS:
             return value
-        # A backslash counts only where it stands before a quote.
+        # Hydra treats backslashes as escapes only before a quote, where they are therefore doubled.
         escaped = re.sub(r"(\\*)'", lambda match: f"{match[1] * 2}\\'", value)
         return "'" + re.sub(r"(\\+)$", lambda match: match[1] * 2, escaped) + "'"
     if isinstance(value, Mapping):

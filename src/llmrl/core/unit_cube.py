@@ -1,4 +1,4 @@
-"""Conversion between points of the unit cube, in which searches work, and vectors of a parameter space."""
+"""Conversion between points of the unit cube, which search methods use, and vectors of a parameter space."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def count_values(space: ParameterSpace) -> np.ndarray:
 
 
 def from_unit(space: ParameterSpace, unit: np.ndarray) -> np.ndarray:
-    """Return the vectors [..., d] of points [..., d] of the unit cube, inside the bounds and rounded by the space.
+    """Return the vectors [..., d] for points [..., d] of the unit cube, inside the bounds and rounded by the space.
 
     If a parameter can take k values, its axis is divided into k equal intervals, one per value. The integers 0 to 3 are
     then equally likely under a uniform draw, which rounding to the nearest integer would not achieve.
@@ -32,7 +32,7 @@ def from_unit(space: ParameterSpace, unit: np.ndarray) -> np.ndarray:
 
 
 def to_unit(space: ParameterSpace, vectors: np.ndarray) -> np.ndarray:
-    """Return the points [..., d] of the unit cube for `vectors`; a discrete value has the center of its interval."""
+    """Return the points [..., d] of the unit cube for `vectors`; discrete values become centers of intervals."""
     low, high, n_values = space.low, space.high, count_values(space)
     span = np.where(high > low, high - low, 1.0)
     positions: np.ndarray = (vectors - low) / span

@@ -15,7 +15,7 @@ import numpy as np
 from llmrl.core.records import Array
 
 PLAYERS_PRESENT = "players_present"
-"""Entry of `EnvSpec.metrics` with the number of players in the game, where an engine can remove them."""
+"""Entry of `EnvSpec.metrics` with the number of players in the game, for engines that can remove players."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class WelfareMeasure:
     Attributes:
         name: name in options, in metrics (`welfare/<name>`) and in the documentation.
         of: function that returns the measure of each episode, [n_episodes], or None if the games do not report it.
-        formula: definition by the base returns x_1 ... x_n of an episode.
+        formula: definition in terms of the base returns x_1 ... x_n of an episode.
         source: publication that defines the measure; empty: none.
-        shown: description for a principal that is told the measure in addition to its payoff; empty: it is not told.
+        shown: description for a principal that receives the measure in addition to its payoff; empty: it does not.
     """
 
     name: str
@@ -105,7 +105,7 @@ def gini(returns: np.ndarray) -> np.ndarray:
     differences = np.abs(returns[..., :, None] - returns[..., None, :]).sum((-1, -2))
     total = 2 * max(n - 1, 1) * np.abs(returns).sum(-1)
     result = np.divide(differences, total, out=np.zeros_like(total), where=total > 0)
-    bounded: np.ndarray = np.minimum(result, 1.0)  # rounding of long sums may exceed 1
+    bounded: np.ndarray = np.minimum(result, 1.0)  # rounding errors of long sums may exceed 1
     return bounded
 
 
@@ -144,7 +144,7 @@ def _equality_productivity(episodes: SocietyEpisodes) -> np.ndarray:
 def _mean_gain_time(episodes: SocietyEpisodes) -> np.ndarray:
     has_gain = episodes.gains > 0
     times = np.where(has_gain, episodes.gain_times / np.maximum(episodes.gains, 1), 0.0)
-    # Episodes count steps from 0, the measure counts them from 1.
+    # `gain_times` counts steps from 0; `any` adds 1, because the measure counts them from 1.
     return np.asarray(times.sum(-1) / np.maximum(has_gain.sum(-1), 1) + has_gain.any(-1))
 
 
@@ -236,7 +236,7 @@ MEASURES: tuple[WelfareMeasure, ...] = (
         shown="what your numbers paid out beyond what they took, all agents together",
     ),
 )
-"""The registry: every measure that is reported of a society."""
+"""All measures that are reported for a society."""
 OBJECTIVES: Mapping[str, Objective] = {measure.name: measure for measure in MEASURES if isinstance(measure, Objective)}
 """Measures that can be a principal's objective, by the name that `design.objective` chooses."""
 MEAN, SUM = OBJECTIVES["mean"], OBJECTIVES["sum"]
