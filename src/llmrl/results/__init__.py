@@ -1,1 +1,1 @@
-"""Runs on disk as records and groups, with their scores and reference levels; reads files only."""
+"""Records and groups of runs, with their scores and reference lines, read from the files of run folders."""

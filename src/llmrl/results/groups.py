@@ -1,7 +1,6 @@
 """Groups and tasks: runs that differ only in their seeds form a group; groups of one environment form a task.
 
-The last functions describe the replication of a group: its top-level units, and why it has no interval or one that is
-too narrow.
+The last functions describe the replication of a group: its independent units, and caveats about its interval.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from llmrl.run.shared_factors import PRETRAINING, REPLIES, SOCIETY
 from llmrl.statistics.intervals import MINIMUM_UNITS
 
 SCRIPTED_LABEL = "scripted"
-"""Word in the label of the fixed rules that reply in place of a language model (`llm=scripted`)."""
+"""Word in the label of `llm=scripted`, fixed rules in place of a language model."""
 SCRIPTED_RULE = "scripted rule"
-"""Display name of a group whose replies are those of fixed rules."""
+"""Display name of `llm=scripted` in the names of groups."""
 SCRIPTED_NOTE = (
     "The scripted rule is llm=scripted: fixed rules that read the same prompts as a language model. It is not a "
     "language model."
@@ -37,11 +36,11 @@ class Group:
     """The runs of one experiment, one for each seed.
 
     Attributes:
-        label: the overrides that not all groups of its task share, such as `principal=ucb`; `default` if there are
-            none, `all runs` for the only group of a task.
-        runs: all runs that have a folder, in any state, sorted by seed.
-        llm: labels of the language models behind the results, separated by commas; empty without one.
-        missing_seeds: seeds that another group of the task has, and for which this one has no run folder.
+        label: overrides that differ between the groups of a task, such as `principal=ucb`; `default` if there are none,
+            `all runs` for the only group of a task.
+        runs: runs in any state, sorted by seed.
+        llm: labels of the language models of the runs, separated by commas; empty without one.
+        missing_seeds: seeds of other groups of the task for which this group has no run folder.
     """
 
     label: str
@@ -51,7 +50,7 @@ class Group:
 
     @property
     def display_name(self) -> str:
-        """Display name: the label, with `SCRIPTED_RULE` in place of a language model (`format_name`)."""
+        """Display name: the label, with `SCRIPTED_RULE` for `llm=scripted` (`format_name`)."""
         return self.format_name(self.label)
 
     @property
@@ -60,10 +59,10 @@ class Group:
         return SCRIPTED_LABEL in self.llm
 
     def format_name(self, name: str) -> str:
-        """Return the display name for a short name, or the label, of the group.
+        """Return a name of the group with `SCRIPTED_RULE` for `llm=scripted`.
 
         Args:
-            name: parts `key=value` or values, separated by `, `.
+            name: label or short name: parts `key=value` or `value`, separated by `, `.
 
         >>> Group("", (), "scripted rule (not a language model)").format_name("principal=llm, llm=scripted")
         'principal=scripted rule'
@@ -74,16 +73,16 @@ class Group:
             return name
         parts = [part.rpartition("=") for part in name.split(", ")]
         if any(_is_llm_option(value) for key, _, value in parts if key != _LLM_KEY):
-            renamed = [
+            new_parts = [
                 (key, sep, SCRIPTED_RULE if _is_llm_option(value) else value)
                 for key, sep, value in parts
                 if key != _LLM_KEY and value != SCRIPTED_LABEL
             ]
         elif any(value == SCRIPTED_LABEL for *_, value in parts):
-            renamed = [(key, sep, SCRIPTED_RULE if value == SCRIPTED_LABEL else value) for key, sep, value in parts]
+            new_parts = [(key, sep, SCRIPTED_RULE if value == SCRIPTED_LABEL else value) for key, sep, value in parts]
         else:
             return f"{name} ({SCRIPTED_RULE})"
-        return ", ".join(f"{key}{sep}{value}" for key, sep, value in renamed)
+        return ", ".join(f"{key}{sep}{value}" for key, sep, value in new_parts)
 
     @property
     def n_expected_runs(self) -> int:
@@ -100,7 +99,7 @@ class ReportTask:
     """Groups whose scores can be compared: runs of one environment and one `name`.
 
     Attributes:
-        title: `name` of the runs, with the path or the environment if other tasks have the same name.
+        title: `name` of the runs, with the path or the environment if this distinguishes tasks of one name.
         common_overrides: overrides that all groups share.
         groups: the groups, sorted by label.
     """
@@ -113,9 +112,9 @@ class ReportTask:
 def group_into_tasks(records: Iterable[RunRecord], root: Path, by_name: bool = True) -> list[ReportTask]:
     """Divide runs into groups, and groups into tasks; return the tasks sorted by title.
 
-    Runs in one folder of seeds are a group. Folders that differ only in the seed of the pre-training run that they
-    start from (`agent.init_from=.../s<n>`, `agent.init_from_seed=<n>`) are one group, too. Groups of one `name` are a
-    task. A name with several environments has one task for each, because scores of different games cannot be compared.
+    The runs in one parent folder are a group. Parent folders that differ only in the seed of the pre-training run
+    (`agent.init_from=.../s<n>`, `agent.init_from_seed=<n>`) are merged into one group. The groups of one `name` are a
+    task; with several environments, one task for each, because scores of different games cannot be compared.
 
     Args:
         records: records of runs in and under `root`.
@@ -123,20 +122,21 @@ def group_into_tasks(records: Iterable[RunRecord], root: Path, by_name: bool = T
         by_name: whether runs of different names are different tasks; False: all runs of one environment are a task,
             and labels start with the name if names differ.
     """
-    seeds: defaultdict[Path, list[RunRecord]] = defaultdict(list)
+    runs_by_folder: defaultdict[Path, list[RunRecord]] = defaultdict(list)
     for record in records:
-        seeds[record.folder.parent].append(record)
+        runs_by_folder[record.folder.parent].append(record)
     if not by_name:
-        return _build_tasks_by_environment(list(seeds.values()))
-    env_by_folder = {folder: _find_environment(runs) for folder, runs in seeds.items()}
+        return _build_tasks_by_environment(list(runs_by_folder.values()))
+    env_by_folder = {folder: _find_environment(runs) for folder, runs in runs_by_folder.items()}
     environments: defaultdict[Path, set[str]] = defaultdict(set)
     for folder, env in env_by_folder.items():
         environments[folder.parent] |= {env} - {""}
     groups_by_task: defaultdict[tuple[Path, str], list[list[RunRecord]]] = defaultdict(list)
     for folder, env in env_by_folder.items():
-        if not env and len(environments[folder.parent]) == 1:  # it was never built, and must be that of other folders
+        # An environment that is not recorded is taken from other runs of the same name.
+        if not env and len(environments[folder.parent]) == 1:
             [env] = environments[folder.parent]
-        groups_by_task[folder.parent, env].append(seeds[folder])
+        groups_by_task[folder.parent, env].append(runs_by_folder[folder])
     name_counts = Counter(folder.name for folder in environments)
     tasks = []
     for (parent, env), groups in groups_by_task.items():
@@ -161,17 +161,17 @@ def _build_tasks_by_environment(groups: Sequence[list[RunRecord]]) -> list[Repor
 
 
 def _find_environment(runs: Sequence[RunRecord]) -> str:
-    """Return the environment of a group, from its runs, or else from its overrides; empty if it is unknown."""
-    return next((run.env for run in runs if run.env), "") or _most_common_overrides(runs).get("env", "")
+    """Return the environment of a group, from its runs or its overrides; empty if it is unknown."""
+    return next((run.env for run in runs if run.env), "") or _find_common_overrides(runs).get("env", "")
 
 
 def _is_llm_option(value: str) -> bool:
-    """Return whether a value of a label is an option for a language model: `llm`, or a treatment such as `tax_llm`."""
+    """Return whether a value of a label is a part with a language model: `llm`, or a treatment such as `tax_llm`."""
     return value == _LLM_KEY or value.endswith(f"_{_LLM_KEY}")
 
 
 def explain_scripted_groups(groups: Iterable[Group]) -> list[str]:
-    """Return the meaning of `SCRIPTED_RULE` as one sentence; empty if no group has that name."""
+    """Return `SCRIPTED_NOTE` in a list; an empty list if no group has scripted replies."""
     return [SCRIPTED_NOTE] if any(group.is_scripted for group in groups) else []
 
 
@@ -182,30 +182,29 @@ def _merge_groups_by_pretraining(groups: Sequence[list[RunRecord]]) -> list[list
     """Merge groups that start from different seeds of one pre-training experiment and differ in nothing else."""
     groups_by_overrides: defaultdict[tuple[tuple[str, str], ...], list[list[RunRecord]]] = defaultdict(list)
     for runs in groups:
-        groups_by_overrides[tuple(_most_common_overrides(runs).items())].append(runs)
-    merged = []
+        groups_by_overrides[tuple(_find_common_overrides(runs).items())].append(runs)
+    merged_groups = []
     for candidates in groups_by_overrides.values():
-        weights_of_groups = [
+        pretrainings = [
             frozenset(name for run in runs for name in run.shared_factors.get(PRETRAINING, ())) for runs in candidates
         ]
-        # Two groups with the same initial weights must differ in a setting that is not an override.
-        have_distinct_weights = all(weights_of_groups) and sum(map(len, weights_of_groups)) == len(
-            frozenset().union(*weights_of_groups)
-        )
-        merged += [[run for runs in candidates for run in runs]] if have_distinct_weights else candidates
-    return merged
+        # Two groups that share a pre-training run must differ in a setting that is not an override.
+        n_distinct = len(frozenset().union(*pretrainings))
+        are_mergeable = all(pretrainings) and sum(map(len, pretrainings)) == n_distinct
+        merged_groups += [[run for runs in candidates for run in runs]] if are_mergeable else candidates
+    return merged_groups
 
 
 def _build_task(title: str, groups: Sequence[list[RunRecord]]) -> ReportTask:
-    overrides = [_most_common_overrides(runs) for runs in groups]
-    # The language model comes last, because it often follows from other overrides.
+    overrides = [_find_common_overrides(runs) for runs in groups]
+    # The language model comes last in labels, because other overrides often determine it.
     keys = sorted(dict.fromkeys(key for options in overrides for key in options), key=lambda key: key == "llm")
-    differing = [key for key in keys if len({options.get(key) for options in overrides}) > 1]
+    differing_keys = [key for key in keys if len({options.get(key) for options in overrides}) > 1]
     default_label = SINGLE_GROUP_LABEL if len(groups) == 1 else _DEFAULT_LABEL
-    label_keys = _label_keys(differing, overrides)
+    label_keys = _select_label_keys(differing_keys, overrides)
     label_overrides = [{key: options[key] for key in label_keys if key in options} for options in overrides]
     labels = [format_overrides(options, label_keys) or default_label for options in label_overrides]
-    # Equal overrides in different folders: another setting, such as a default value, has changed.
+    # Groups with equal overrides differ in another setting, such as a changed default, so labels get the hash.
     label_counts = Counter(labels)
     labels = [
         f"{label} ({runs[0].config_hash})" if label_counts[label] > 1 else label
@@ -221,29 +220,29 @@ def _build_task(title: str, groups: Sequence[list[RunRecord]]) -> ReportTask:
         )
         for label, runs in zip(labels, groups, strict=True)
     ]
-    common_overrides = {key: value for key, value in overrides[0].items() if key not in differing}
+    common_overrides = {key: value for key, value in overrides[0].items() if key not in differing_keys}
     return ReportTask(title, common_overrides, tuple(sorted(report_groups, key=lambda group: group.label)))
 
 
-def _label_keys(differing: Sequence[str], overrides: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the differing keys that labels show: all but a language model that follows from the treatment.
+def _select_label_keys(differing_keys: Sequence[str], overrides: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the keys for labels: the differing keys, without a language model that the treatment determines.
 
-    >>> _label_keys(["llm", "treatment"], [{"treatment": "ucb"}, {"treatment": "llm", "llm": "gpt4o_mini"}])
+    >>> _select_label_keys(["llm", "treatment"], [{"treatment": "ucb"}, {"treatment": "llm", "llm": "gpt4o_mini"}])
     ['treatment']
     """
-    if TREATMENT not in differing:
-        return list(differing)
+    if TREATMENT not in differing_keys:
+        return list(differing_keys)
     models_by_treatment: defaultdict[str | None, set[str | None]] = defaultdict(set)
     for options in overrides:
         models_by_treatment[options.get(TREATMENT)].add(options.get("llm"))
     is_determined_by_treatment = all(len(models) == 1 for models in models_by_treatment.values())
-    return [key for key in differing if key != "llm" or not is_determined_by_treatment]
+    return [key for key in differing_keys if key != "llm" or not is_determined_by_treatment]
 
 
-def _most_common_overrides(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """Return the overrides of a group; if its runs have different ones, the most common ones.
+def _find_common_overrides(runs: Sequence[RunRecord]) -> dict[str, str]:
+    """Return the overrides of a group, or the most common ones if its runs have different overrides.
 
-    The seed of the pre-training run is left out, like the run's own seed.
+    The seed of the pre-training run is left out, because groups may have runs with several.
     """
     override_counts = Counter(tuple(run.overrides.items()) for run in runs if run.overrides)
     overrides = dict(override_counts.most_common(1)[0][0]) if override_counts else {}
@@ -254,17 +253,17 @@ def _most_common_overrides(runs: Sequence[RunRecord]) -> dict[str, str]:
 
 
 def find_replication_units(runs: Sequence[RunRecord]) -> list[object]:
-    """Return the label of the top-level unit of each run, [n_runs]: its pre-training run, or else its own folder."""
+    """Return the independent unit of each run, [n_runs]: its pre-training runs, or else its own folder."""
     return [tuple(run.shared_factors.get(PRETRAINING, ())) or run.folder for run in runs]
 
 
 def count_pretrainings(runs: Sequence[RunRecord]) -> int:
-    """Return the number of different pre-training runs that some runs started from."""
+    """Return the number of distinct pre-training runs of `runs`."""
     return len({tuple(run.shared_factors[PRETRAINING]) for run in runs if PRETRAINING in run.shared_factors})
 
 
 def find_interval_caveats(runs: Sequence[RunRecord]) -> list[str]:
-    """Return reasons why the score of a group has no interval, or one that does not cover all variation.
+    """Return reasons why the score of a group has no interval, or an interval that does not cover all variation.
 
     Args:
         runs: finished runs of the group.

@@ -11,36 +11,38 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.statistics.intervals import describe_difference
 
 Statistics = Mapping[str, float | None]
+"""Statistics of a column: `mean`, `standard_error`, `low`, `high` and others; None if unknown."""
 MechanismResult = Mapping[str, Any]
-"""Results under a mechanism: `name`, `words`, `table`, `per_episode` and more."""
+"""Results under a mechanism: `name`, `words` (description), `table` (`Statistics` by column), `per_episode` (list of
+values by column) and others."""
 
 AGGREGATION_SUFFIX: Mapping[object, str] = {"mean": ", mean over steps", "last": ", at the end"}
-"""Aggregation of a metric over an episode -> its suffix in labels; sums have none."""
+"""Suffixes of the labels of metrics by aggregation over an episode; sums have none."""
 WELFARE_LABELS = {
     "welfare/spending": "paid out by the mechanism",
     "welfare/equality": "equality (1: all collect the same)",
 }
-"""Measures of welfare that are shown in addition to the objective."""
+"""Labels of the welfare measures in the table, in addition to the objective."""
 
 
 def choose_reference(names: Sequence[str]) -> str:
-    """Return the name of the mechanism that the others are compared with: `none`, else the first."""
+    """Return the name of the reference, with which other mechanisms are compared: `none`, or else the first name."""
     return "none" if "none" in names else names[0]
 
 
 def compare_with_reference(
     mechanisms: Sequence[MechanismResult], is_paired: bool, independent: bool
 ) -> list[dict[str, Any]]:
-    """Return the difference of each mechanism to the reference, for each column.
+    """Return the difference between each mechanism and the reference, for each column.
 
     Args:
         mechanisms: results under each mechanism.
-        is_paired: whether episodes of the same number had the same conditions.
+        is_paired: whether episodes with the same index had the same random numbers.
         independent: whether episodes are independent; if not, differences have no standard errors.
 
     Returns:
-        For each mechanism but the reference: its name, that of the reference, and `table` with a row
-        (`describe_difference`) for each column that both have values of.
+        For each mechanism except the reference: `name`, `reference` (name of the reference), and `table` with a row
+        (`describe_difference`) for each column with values of both.
     """
     reference_name = choose_reference([mechanism["name"] for mechanism in mechanisms])
     [reference] = [mechanism for mechanism in mechanisms if mechanism["name"] == reference_name]
@@ -63,24 +65,24 @@ def compare_with_reference(
 
 
 def select_table_columns(mechanisms: Sequence[MechanismResult], spec: EnvSpec) -> dict[str, str]:
-    """Return the most important columns with their display names.
+    """Return display names of the columns in the table, by column.
 
-    These are the objective, the metrics of the environment, the payments of the mechanism, and the length if it varies.
+    They are the objective, the metrics of the environment, welfare measures, and the length of episodes if it varies.
     """
     tables = [mechanism["table"] for mechanism in mechanisms]
-    metrics = set().union(*tables)
-    columns = {name: name for name in metrics if name.startswith("objective (")}
+    names = set().union(*tables)
+    columns = {name: name for name in names if name.startswith("objective (")}
     columns |= {
         name: name.replace("_", " ") + AGGREGATION_SUFFIX.get(aggregation, "")
         for name, aggregation in spec.metrics.items()
-        if name in metrics
+        if name in names
     }
-    columns |= {name: label for name, label in WELFARE_LABELS.items() if name in metrics}
-    lengths = {row[end] for table in tables for row in [table["length"]] for end in ("min", "max")}
+    columns |= {name: label for name, label in WELFARE_LABELS.items() if name in names}
+    lengths = {table["length"][bound] for table in tables for bound in ("min", "max")}
     if len(lengths) > 1:
         columns["length"] = "steps of an episode"
     if any(_are_columns_equal(mechanisms, name, "welfare/spending") for name in spec.metrics):
-        columns.pop("welfare/spending", None)  # the environment has the same metric
+        columns.pop("welfare/spending", None)  # a metric of the environment has the same values
     return columns
 
 
@@ -93,10 +95,12 @@ def _are_columns_equal(mechanisms: Sequence[MechanismResult], metric: str, other
 def describe_differences(
     mechanisms: Sequence[MechanismResult], comparisons: Sequence[Mapping[str, Any]], column: str
 ) -> list[str]:
-    """Return a sentence about `column`, the objective, for each mechanism but the reference."""
-    by_name = {mechanism["name"]: mechanism for mechanism in mechanisms}
+    """Return a sentence about `column`, the objective, for each mechanism except the reference."""
+    mechanism_by_name = {mechanism["name"]: mechanism for mechanism in mechanisms}
     return [
-        _describe_difference(by_name[x["name"]], by_name[x["reference"]], x["table"][column], column)
+        _describe_difference(
+            mechanism_by_name[x["name"]], mechanism_by_name[x["reference"]], x["table"][column], column
+        )
         for x in comparisons
     ]
 
@@ -123,7 +127,7 @@ def _describe_mechanism(mechanism: MechanismResult) -> str:
 
 
 def choose_decimals(numbers: Sequence[float | None]) -> int:
-    """Return the number of digits after the decimal point for the numbers of one row."""
+    """Return the number of decimals with which the numbers of one row are shown, 0 to 2."""
     max_magnitude = max((abs(x) for x in numbers if x is not None), default=0.0)
     return 0 if max_magnitude >= 1000 else 1 if max_magnitude >= 10 else 2
 
@@ -156,7 +160,7 @@ def format_count(n: int, unit: str) -> str:
 def build_table_rows(
     mechanisms: Sequence[MechanismResult], comparisons: Sequence[Mapping[str, Any]], columns: Mapping[str, str]
 ) -> list[list[str]]:
-    """Return the rows of the table: a label, the mean of each mechanism, and each difference with its interval."""
+    """Return the rows of the table: label, mean under each mechanism, and difference of each comparison."""
     rows = []
     for name, label in columns.items():
         means = [mechanism["table"].get(name, {}).get("mean") for mechanism in mechanisms]
@@ -172,5 +176,5 @@ def _format_difference(row: Statistics | None, digits: int) -> str:
         return "-"
     low, high = row["low"], row["high"]
     interval = "" if low is None or high is None else f"  ({low:,.{digits}f} … {high:,.{digits}f})"
-    mean = round(row["mean"] or 0.0, digits) + 0.0  # no negative zero
+    mean = round(row["mean"] or 0.0, digits) + 0.0  # + 0.0 turns -0.0 into 0.0
     return f"{mean:+,.{digits}f}{interval}"

@@ -1,8 +1,8 @@
-"""The two scores of a run with a principal, and the reference lines that they are compared with.
+"""The two scores of a run with a principal, and reference lines for comparison, from `summary.json`.
 
-The recommendation is the mechanism that a principal's rule selects after its last measurement; its evaluation on fresh
+The recommendation is the mechanism that a principal's rule selects after its last measurement; its objective on fresh
 seeds is the run's result and ranks groups. Online performance is the mean objective of the last fifth of the proposals.
-Reference lines are levels of the objective without that principal, such as no mechanism, from `summary.json`.
+Reference lines are objectives that do not depend on the principal, such as the objective without a mechanism.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from llmrl.run.status import SUMMARY_NAME
 from llmrl.statistics.estimators import standard_error
 
 RECOMMENDATION, ONLINE_PERFORMANCE = "recommendation", "online_performance"
-"""Keys of the scores in `summary.json`, each the mean over contexts."""
+"""Keys of the scores in `summary.json`, which are means over contexts."""
 RECOMMENDATION_ERROR = "recommendation_standard_error"
 """Key of the standard error of the recommendation."""
 ANYTIME_METRIC = "recommendation/objective"
-"""Metric of the recommendation from the first measurements of a run, over the counter `measurements`."""
+"""Metric with the objective of the recommendation after the measurements so far."""
 MEASUREMENTS_COUNTER = "measurements"
-"""Counter of these metrics."""
+"""Counter that is the x coordinate of `ANYTIME_METRIC`."""
 SCORES_NOTE = (
     "The recommendation, the mechanism that a principal selects after its last measurement, is evaluated on fresh "
     "seeds; it is the result and ranks the groups. Online performance is the mean objective of the last fifth of the "
@@ -37,7 +37,7 @@ SCORES_NOTE = (
 
 
 def read_principal_scores(runs: Sequence[RunRecord], key: str) -> np.ndarray | None:
-    """Return one of the two scores of each run, [n_runs]; None without runs, or if a run does not have it.
+    """Return one of the two scores of each run, [n_runs]; None without runs, or if a run has no such score.
 
     Args:
         runs: finished runs.
@@ -53,21 +53,21 @@ def read_principal_scores(runs: Sequence[RunRecord], key: str) -> np.ndarray | N
 
 
 def explain_scores(recommendation: Mapping[str, float], online: Mapping[str, float]) -> list[str]:
-    """Return the sentences that explain the two scores, and name the best group of each if they differ.
+    """Return sentences that explain the two scores, and the groups with the highest scores if they differ.
 
     Args:
-        recommendation: mean recommendation by display name of the group; empty if it is not shown.
-        online: mean online performance by display name; empty if it is not shown.
+        recommendation: mean objective of the recommendation by display name of the group; empty if it is not shown.
+        online: mean online performance by display name of the group; empty if it is not shown.
 
     >>> explain_scores({"gp": 3.0, "ucb": 2.0}, {"gp": 1.0, "ucb": 2.0})[1]
     'gp has the highest recommendation, ucb the highest online performance.'
     """
     if not recommendation or not online:
         return []
-    best, online_best = max(recommendation, key=recommendation.__getitem__), max(online, key=online.__getitem__)
-    if best == online_best:
+    best_group, online_best = max(recommendation, key=recommendation.__getitem__), max(online, key=online.__getitem__)
+    if best_group == online_best:
         return [SCORES_NOTE]
-    return [SCORES_NOTE, f"{best} has the highest recommendation, {online_best} the highest online performance."]
+    return [SCORES_NOTE, f"{best_group} has the highest recommendation, {online_best} the highest online performance."]
 
 
 log = logging.getLogger(__name__)
@@ -75,23 +75,23 @@ log = logging.getLogger(__name__)
 Levels = tuple[tuple[float, float], ...]
 """Value and standard error of each of `REFERENCE_LEVELS`."""
 OBJECTIVE_METRIC = "principal/objective"
-"""Metric of the reference lines, and of the result of a run with a principal."""
+"""Metric with the objective of proposals, with which reference lines are plotted."""
 
 REFERENCE_LEVELS = {
     "untrained": "untrained agents",
     "no_mechanism": "no mechanism",
     "scan_best": "best of the coarse scan",
 }
-"""Lines of each context in a summary's `references`, and their display names."""
+"""Display names of reference lines by their keys in `references` of a summary."""
 
 
 @dataclass(frozen=True)
 class ReferenceLine:
-    """A level of the objective that was measured before the runs.
+    """An objective that was measured before the principal's first proposal.
 
     Attributes:
         key: kind of the line, a key of `REFERENCE_LEVELS`.
-        label: display name, with the groups it belongs to if other groups of the task have another level.
+        label: display name, with the names of its groups if other groups of the task have other values.
         value, standard_error: mean over contexts, and its standard error, NaN if unknown.
     """
 
@@ -104,13 +104,13 @@ class ReferenceLine:
 def read_reference_lines(groups: FinishedGroups) -> tuple[tuple[ReferenceLine, ...], tuple[str, ...]]:
     """Return the reference lines of a task, and the warnings of its runs.
 
-    There are several sets of lines if groups have different ones. A warning tells that the coarse scan shows no
-    response of an objective to the mechanism.
+    There is one set of lines for each distinct set of values. A warning states that the objective did not depend on the
+    mechanism in the coarse scan.
 
     Args:
         groups: each group with its finished runs.
     """
-    # Dicts without values are sets that keep their order.
+    # Dicts with values None are used as ordered sets.
     labels_by_levels: defaultdict[Levels, dict[str, None]] = defaultdict(dict)
     labels_by_warning: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for group, runs in groups:
@@ -120,21 +120,21 @@ def read_reference_lines(groups: FinishedGroups) -> tuple[tuple[ReferenceLine, .
             if references is None:
                 continue
             try:
-                level = tuple(_average_contexts(references["contexts"], line) for line in REFERENCE_LEVELS)
+                levels = tuple(_average_contexts(references["contexts"], key) for key in REFERENCE_LEVELS)
                 warning = str(references["warning"] or "")
             except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
                 log.warning("%s: its reference lines cannot be read (%r)", run.folder / SUMMARY_NAME, error)
                 continue
-            levels_of_runs[level] = None
+            levels_of_runs[levels] = None
             if warning:
                 labels_by_warning[warning][group.display_name] = None
         if levels_of_runs:
             labels_by_levels[_average_levels(list(levels_of_runs))][group.display_name] = None
     lines = [
-        ReferenceLine(line, f"{name} ({'; '.join(labels)})" if len(labels_by_levels) > 1 else name, *level)
-        for group_levels, labels in labels_by_levels.items()
-        for (line, name), level in zip(REFERENCE_LEVELS.items(), group_levels, strict=True)
-        if not math.isnan(level[0])
+        ReferenceLine(key, f"{name} ({'; '.join(labels)})" if len(labels_by_levels) > 1 else name, value, error)
+        for levels, labels in labels_by_levels.items()
+        for (key, name), (value, error) in zip(REFERENCE_LEVELS.items(), levels, strict=True)
+        if not math.isnan(value)
     ]
     warnings = []
     for text, labels in labels_by_warning.items():
@@ -143,29 +143,28 @@ def read_reference_lines(groups: FinishedGroups) -> tuple[tuple[ReferenceLine, .
     return tuple(lines), tuple(warnings)
 
 
-def _average_levels(levels: Sequence[Levels]) -> Levels:
-    """Return the lines of a group.
+def _average_levels(levels_of_runs: Sequence[Levels]) -> Levels:
+    """Return the levels of a group from the distinct levels of its runs, one for each pre-training run.
 
-    If its runs start from several pre-training runs, these have their own lines. The result then has their means with
-    the standard errors of the means.
+    If there are several, the result contains their means with the standard errors of the means.
     """
-    if len(levels) == 1:
-        return levels[0]
-    values = np.array(sorted(levels))[:, :, 0]
+    if len(levels_of_runs) == 1:
+        return levels_of_runs[0]
+    values = np.array(sorted(levels_of_runs))[:, :, 0]
     return tuple(
         (float(mean), float(error)) for mean, error in zip(values.mean(axis=0), standard_error(values.T), strict=True)
     )
 
 
-def _average_contexts(contexts: Sequence[Mapping[str, Any]], line: str) -> tuple[float, float]:
-    """Return the mean of a line over contexts, and its standard error.
+def _average_contexts(contexts: Sequence[Mapping[str, Any]], key: str) -> tuple[float, float]:
+    """Return the mean over contexts of the reference line `key`, and its standard error.
 
-    The error is NaN if that of one context is unknown; both are NaN if the line was not measured.
+    The error is NaN if the error of one context is unknown; both are NaN if the line was not measured.
     """
-    if any(context[line] is None for context in contexts):
+    if any(context[key] is None for context in contexts):
         return math.nan, math.nan
-    values = [context[line]["value"] for context in contexts]
+    values = [context[key]["value"] for context in contexts]
     errors = [
-        math.nan if context[line]["standard_error"] is None else context[line]["standard_error"] for context in contexts
+        math.nan if context[key]["standard_error"] is None else context[key]["standard_error"] for context in contexts
     ]
     return math.fsum(values) / len(values), math.hypot(*errors) / len(errors)

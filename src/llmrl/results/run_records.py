@@ -1,7 +1,7 @@
-"""Snapshots of runs, built from their folders, whatever state the runs are in.
+"""Records of runs in any state, from the files in their folders.
 
-Records are built from files (and, on the same machine, from whether the process exists), so this also works on a folder
-copied from a cluster. The state of a scheduler's queue can be added (`queues`).
+On the machine of a run, a record also depends on whether its process exists. Folders that were copied from a cluster
+can be read, too. Snapshots of schedulers' queues add the states of jobs (`queues`).
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from llmrl.run.queued import ALIVE_NAME, LaunchRecord, read_launch_record
 from llmrl.run.status import SUMMARY_NAME, RunProgress, Status, StatusState, read_status
 
 RunState = StatusState | Literal["queued", "canceled", "lost", "unreadable"]
-"""State of a run from its records.
+"""State of a run from its files.
 
-`queued`: a launcher has accepted it, and it waits. `canceled`: the user canceled it before it started. `lost`: its
-process or its job ended without recording an outcome (possibly SIGKILL, out of memory or a node failure). `unreadable`:
-a record is damaged or was written by a newer version of llmrl.
+`queued`: the run waits in the queue of a launcher or scheduler. `canceled`: it was canceled before it started. `lost`:
+its process or job ended without recording an outcome (possibly SIGKILL, out of memory or a node failure).
+`unreadable`: a file is damaged or was written by a newer version of llmrl.
 """
 
 RESUMABLE_STATES: tuple[RunState, ...] = ("failed", "stopped", "preempted", "budget_exhausted", "canceled", "lost")
-"""States of runs that are not active and that repeating the command would resume or start."""
+"""States of inactive runs that a repetition of the command resumes or starts."""
 
 _SKIPPED_FOLDERS = {"checkpoints", "evaluation", "videos", "llm_cache", "sources", "__pycache__"}
 _LONG_KEYS = ("history", "confirmations")
-"""Keys of `summary.json` whose length grows with the run."""
+"""Keys of `summary.json` with lists that grow with the length of the run."""
 _TAIL_BYTES = 16_384
+"""Bytes at the end of `metrics.jsonl` from which the newest values are read."""
 _MAX_LISTED = 12
 """Maximum number of runs that an error message lists."""
 NO_RECORD_ERROR = "neither a launcher nor a process has left a record of this run"
@@ -57,20 +58,20 @@ class RunRecord:
         seed: seed of the run.
         state: state of the run.
         attempt: number of attempts so far; 0 if none has started.
-        overrides: overrides by key, without the seed and those that cannot change results.
-        llm: label of the language model behind the results; empty without one.
-        env: name of the environment; empty if it was never built.
+        overrides: overrides by key, without the seed and keys that cannot change results.
+        llm: label of the run's language model; empty without one.
+        env: name of the environment; empty if it has not been built.
         progress: progress of the run.
         result: scalar result of a finished run.
         shared_factors: factors shared with other runs (`llmrl.run.shared_factors`).
         prerequisites: folders of the runs that it needs: pre-training runs and baseline (reference) runs.
         error: one-line description of what went wrong or stopped the run.
-        pending_reason: reason why its job waits, from the scheduler; empty for others.
-        host: machine on which it runs, ran, or waits.
-        job_id: the scheduler's job; empty without a scheduler.
-        backend: import path of the backend class that launched it; empty for a run that no launcher started.
-        pid: process of the latest attempt; 0 if none has started.
-        log: file with the output of its job; empty if it was not started by a launcher.
+        pending_reason: reason of the scheduler why the job waits; empty if it does not wait.
+        host: machine of the latest attempt, or of the launcher while the run waits.
+        job_id: id of the scheduler's job; empty without a scheduler.
+        backend: dotted name of the class of the backend; empty if no launcher started the run.
+        pid: process id of the latest attempt; 0 if none has started.
+        log: file with the output of the job; empty if no launcher started the run.
         started: Unix time of the latest attempt's start, seconds; 0 if none.
         updated: Unix time of the latest update of its records, seconds; 0 if none.
     """
@@ -114,14 +115,13 @@ class RunRecord:
 
     @cached_property
     def compact_summary(self) -> dict[str, Any]:
-        """Content of `summary.json` without the per-proposal lists; cached after the first read."""
+        """Content of `summary.json` without `_LONG_KEYS`; cached after the first read."""
         return {key: value for key, value in self.summary().items() if key not in _LONG_KEYS}
 
     def last_metrics(self) -> dict[str, Any]:
-        """Return the newest value of each counter and metric in the last complete rows of `metrics.jsonl`.
+        """Return the newest value of each counter and metric at the end of `metrics.jsonl`; empty without rows.
 
-        Rows of different kinds alternate, so several rows are combined. Only the end of the file is read. The result is
-        empty without rows.
+        Rows of different kinds alternate, so the last rows are combined. Only `_TAIL_BYTES` of the file are read.
         """
         try:
             with open_file(self.folder / METRICS_NAME) as file:
@@ -129,23 +129,23 @@ class RunRecord:
                 lines = file.read().splitlines(keepends=True)
         except OSError:
             return {}
-        newest: dict[str, Any] = {}
+        newest_values: dict[str, Any] = {}
         for line in lines:
             if line.endswith(b"\n"):
                 try:
-                    newest |= json.loads(line)
+                    newest_values |= json.loads(line)
                 except (ValueError, TypeError, RecursionError):
                     continue  # the first line may be incomplete
         numbers = (int, float, type(None))
         return {
             name: value
-            for name, value in newest.items()
+            for name, value in newest_values.items()
             if name not in (KIND_KEY, X_KEY) and isinstance(value, numbers)
         }
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Return all run folders in `folder` (which may be one), sorted by name, seeds by number.
+    """Return all run folders in `folder`, which may be one itself, sorted by parent folder and seed.
 
     Raises:
         RunFolderError: there is no such folder.
@@ -156,10 +156,10 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def find_only_run(folder: Path) -> Path:
-    """Return the only run in `folder`, which may be the run folder.
+    """Return the folder of the only run in `folder`, which may be the run folder itself.
 
     Raises:
-        RunFolderError: there is no run, or there are several, which are listed.
+        RunFolderError: there is no run, or there are several. The message lists these.
     """
     if (folder / CONFIG_NAME).is_file():
         return folder
@@ -188,8 +188,8 @@ class JobEnd:
     """The end of a scheduler's job.
 
     Attributes:
-        description: final state as named by the scheduler.
-        canceled: whether a user canceled it.
+        description: final state of the job, as the scheduler names it.
+        canceled: whether a user canceled the job.
     """
 
     description: str
@@ -201,12 +201,12 @@ class QueueSnapshot:
     """Snapshot of the waiting and running jobs of a scheduler.
 
     Attributes:
-        backend: class of the jobs (`LaunchRecord.backend`).
+        backend: dotted name of the backend's class (`LaunchRecord.backend`).
         cluster: name of the cluster.
         users: users whose jobs were queried.
-        states: state by job id, as named by the scheduler (`PENDING`, `RUNNING`, ...).
+        states: states of the scheduler by job id (`PENDING`, `RUNNING`, ...).
         job_ends: ends of recently ended jobs by job id.
-        pending_reasons: reasons why jobs wait by job id, if they are known.
+        pending_reasons: known reasons why jobs wait, by job id.
     """
 
     backend: str
@@ -217,17 +217,13 @@ class QueueSnapshot:
     pending_reasons: Mapping[str, str] = field(default_factory=dict)
 
     def covers(self, launch_record: LaunchRecord) -> bool:
-        """Return whether a run's job would be in this queue: it has the same backend, cluster and user."""
+        """Return whether the job of a launch record belongs to this queue, by backend, cluster and user."""
         is_same_cluster = (launch_record.backend, launch_record.cluster) == (self.backend, self.cluster)
         return is_same_cluster and launch_record.user in self.users
 
 
 def _get_job_state(queue: QueueSnapshot | None, job_id: str) -> str | None:
-    """Return the state of a run's job.
-
-    Returns:
-        "" if the job has left the queue; None if the run has no job or no queue covers it.
-    """
+    """Return the state of a job in `queue`; "" if it has left the queue; None without a job or a queue."""
     return queue.states.get(job_id, "") if queue is not None and job_id else None
 
 
@@ -237,14 +233,11 @@ def read_runs(folder: Path) -> list[RunRecord]:
 
 
 def read_run(folder: Path, queues: Sequence[QueueSnapshot] = ()) -> RunRecord:
-    """Return the record of the run in `folder`.
-
-    Unreadable files are not raised but reported as state `unreadable` with an `error`.
+    """Return the record of the run in `folder`, with state `unreadable` and an `error` if a file cannot be read.
 
     Args:
         folder: run folder.
-        queues: waiting and running jobs of schedulers; a job that none of them covers is assumed to be still in its
-            queue.
+        queues: snapshots of schedulers' queues. A job that none of them covers is assumed to be in its queue.
     """
     folder = folder.absolute()
     record = RunRecord(
@@ -258,12 +251,12 @@ def read_run(folder: Path, queues: Sequence[QueueSnapshot] = ()) -> RunRecord:
             return replace(record, state="lost", error=NO_RECORD_ERROR)
         queue = next((queue for queue in queues if launch_record is not None and queue.covers(launch_record)), None)
         if status is not None:
-            state, error_text = _judge_started_run(folder, status, queue)
+            state, error_text = _determine_started_state(folder, status, queue)
             job_id = status.job_id
         if launch_record is not None and (
             status is None or (status.attempt <= launch_record.attempt and state != "running")
         ):
-            queued_state, queued_error = _judge_queued_run(launch_record, queue)
+            queued_state, queued_error = _determine_queued_state(launch_record, queue)
             if status is None or queued_state == "queued":
                 state, error_text, job_id = queued_state, queued_error, launch_record.job_id
     except RunFolderError as error:
@@ -302,8 +295,8 @@ def read_run(folder: Path, queues: Sequence[QueueSnapshot] = ()) -> RunRecord:
     )
 
 
-def _judge_queued_run(launch_record: LaunchRecord, queue: QueueSnapshot | None) -> tuple[RunState, str]:
-    """Return the state of a run that has not started, and an error message."""
+def _determine_queued_state(launch_record: LaunchRecord, queue: QueueSnapshot | None) -> tuple[RunState, str]:
+    """Return the state of a launched run that has not started, and an error text."""
     if launch_record.canceled:
         return "canceled", f"canceled before it started: {launch_record.canceled}"
     if launch_record.error:
@@ -324,11 +317,11 @@ def _judge_queued_run(launch_record: LaunchRecord, queue: QueueSnapshot | None) 
     return "lost", f"job {launch_record.job_id} left the queue before the run had started"
 
 
-def _judge_started_run(folder: Path, status: Status, queue: QueueSnapshot | None) -> tuple[RunState, str]:
-    """Return state and error message of a started run, judged by its status file, owner process and scheduler job."""
+def _determine_started_state(folder: Path, status: Status, queue: QueueSnapshot | None) -> tuple[RunState, str]:
+    """Return the state of a started run, from its status file, owner process and scheduler job, and an error text."""
     job_state = _get_job_state(queue, status.job_id)
     if status.state == "preempted" and job_state:
-        return "queued", ""  # put back into the queue, or about to start again
+        return "queued", ""  # the job was requeued
     if status.state != "running":
         return status.state, status.error
     owner = ownership.read_owner(folder)
@@ -336,7 +329,7 @@ def _judge_started_run(folder: Path, status: Status, queue: QueueSnapshot | None
     if job_state != "" and owner is not None and seems_alive(owner.machine, owner.pid, owner.process_start, owner_file):
         return "running", status.error
     if job_state:
-        return "queued", ""  # between two attempts
+        return "queued", ""  # the job was requeued, and its process has not started yet
     message = (
         f"process {status.pid} on {status.host} ended without recording an outcome (possibly SIGKILL, out of memory or "
         "a node failure)"

@@ -1,4 +1,4 @@
-"""Settings of a study (section `report` of a config), and its result."""
+"""Settings of a study (section `report` of a config), its result, and short names of its groups."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ class StudySettings:
 
     Attributes:
         question: research question of the study; None: the runs are not a study.
-        metric: metric that is drawn and compared; None: the main objective of the loop.
-        unit: name of the metric in words; None: its key.
+        metric: metric that is plotted and compared; None: the main objective of the loop.
+        unit: display name of the metric; None: its key.
         x_axis: x axis of curves, one of `scores.X_AXES`.
         smooth: number of consecutive values of a run that are averaged for each point of its curve.
-        tail_fraction: share of a run's values, from the end, whose mean is its score; None: the run's result.
-        baselines: values of the swept key with which all others are compared.
-        pairs: pairs of values of the swept key, `[one, other]`, that are also compared.
-        levels: values of the swept key that are drawn as horizontal lines.
-        map: names of the parameters on the x and y axes of heat maps, and of one with a map for each value.
-        recommendations: number of first settings of a map that are recommendations, setting i to the society of seed i.
+        tail_fraction: the score of a run is the mean of this last fraction of its values; None: the run's result.
+        baselines: values of the swept key with which all other values are compared.
+        pairs: pairs of values of the swept key that are also compared.
+        levels: values of the swept key that are plotted as horizontal lines.
+        map: names of the parameters on the x and y axes of heat maps; a third parameter has one map for each value.
+        recommendations: number of first settings of a map that are recommendations; setting i is for the society of
+            seed i.
         best_known: highest known objective, for the time to solution; None: no time to solution.
         published: results of the published study, by value of the swept key.
         source: reference for the published results.
@@ -59,7 +60,7 @@ class StudySettings:
 
     @property
     def score_name(self) -> str:
-        """Name of the score in words."""
+        """Display name of the score."""
         return self.unit or self.metric or "result"
 
 
@@ -69,8 +70,8 @@ class StudyResult:
 
     Attributes:
         settings: settings of the study.
-        sentences: findings in words.
-        tables: the same findings in numbers; names of tables begin with `study`.
+        sentences: findings as sentences.
+        tables: numbers of the findings; names of tables begin with `study`.
         caption: caption of the figure.
     """
 
@@ -81,7 +82,7 @@ class StudyResult:
 
 
 def read_study_settings(runs: Sequence[RunRecord]) -> StudySettings | None:
-    """Return the study settings of the newest of some runs; None if they are not a study.
+    """Return the study settings of the newest run in `runs`; None if the runs are not a study.
 
     Raises:
         RunFolderError: the settings are invalid.
@@ -90,7 +91,7 @@ def read_study_settings(runs: Sequence[RunRecord]) -> StudySettings | None:
         try:
             node = read_config(run.folder, ()).get(SECTION)
         except RunFolderError:
-            continue  # a run that never started
+            continue  # the run has not started
         return parse_study_settings(node, str(run.folder))
     return None
 
@@ -119,9 +120,9 @@ def parse_study_settings(node: object, source: str) -> StudySettings | None:
 
 
 def shorten_group_names(task: ReportTask) -> dict[str, str]:
-    """Return the short name of each group of a study by its label: the value of the swept key.
+    """Return the short name of each group of a study, the value of the swept key, by the group's label.
 
-    The language model is part of it only if the names would be equal without it.
+    The short name contains the language model only if names would otherwise be equal.
 
     >>> shorten_group_names(ReportTask("t", {}, (Group("principal=ucb", ()), Group("principal=llm, llm=scripted", ()))))
     {'principal=ucb': 'ucb', 'principal=llm, llm=scripted': 'llm'}

@@ -15,7 +15,7 @@ from llmrl.statistics.estimators import Interval
 from llmrl.statistics.intervals import Band
 
 EMPTY_CELL = "-"
-"""Text of a cell without a number."""
+"""Text of a cell without a value."""
 
 _LATEX_ESCAPES = {
     "\\": r"\textbackslash{}",
@@ -40,11 +40,11 @@ class ReportTable:
     """A table of a report.
 
     Attributes:
-        name: name of its files.
+        name: name of its files, without suffix.
         caption: description of the table.
-        csv_rows: lines of the CSV, header first, numbers in full precision; unknown values become empty cells.
+        csv_rows: rows of the CSV file, header first, numbers in full precision; unknown values are empty cells.
         columns, rows: headings and cells as text; without columns the table is written as CSV only.
-        n_text_columns: number of leading columns with text; the others have numbers.
+        n_text_columns: number of leading columns with text; other columns have numbers.
         is_last_text: whether the last column has text.
         notes: notes below the table.
     """
@@ -65,10 +65,10 @@ class ReportTable:
         return "l" * self.n_text_columns + "r" * numbers + "l" * self.is_last_text
 
     def to_csv(self) -> str:
-        """Return the data as CSV (RFC 4180, but lines end in a line feed)."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([_to_csv_cell(cell) for cell in row] for row in self.csv_rows)
-        return text.getvalue()
+        """Return `csv_rows` as CSV (RFC 4180, except that lines end in a line feed)."""
+        stream = io.StringIO()
+        csv.writer(stream, lineterminator="\n").writerows([_to_csv_cell(cell) for cell in row] for row in self.csv_rows)
+        return stream.getvalue()
 
     def to_markdown(self) -> str:
         """Return a Markdown pipe table with its notes."""
@@ -80,7 +80,7 @@ class ReportTable:
 
     def to_latex(self) -> str:
         """Return a LaTeX `table` environment for a document that loads booktabs."""
-        # LaTeX would read a bracket at the start of a line as an argument of the `\\` before it.
+        # `{}` prevents LaTeX from reading a bracket or star at the start of a line as an argument of the previous `\\`.
         header, *lines = [
             ("{}" if line[0].startswith(("[", "*")) else "") + " & ".join(escape_latex(cell) for cell in line) + r" \\"
             for line in (self.columns, *self.rows)
@@ -114,22 +114,22 @@ def escape_latex(text: str) -> str:
 
 
 def format_seeds(seeds: Iterable[int]) -> str:
-    """Return a list of seeds as text; three or more consecutive seeds become a range: `0, 1, 4-9`."""
-    parts: list[list[int]] = []
+    """Return seeds as text; three or more consecutive seeds become a range: `0, 1, 4-9`."""
+    ranges: list[list[int]] = []  # of consecutive seeds
     for seed in sorted(seeds):
-        if parts and seed == parts[-1][-1] + 1:
-            parts[-1].append(seed)
+        if ranges and seed == ranges[-1][-1] + 1:
+            ranges[-1].append(seed)
         else:
-            parts.append([seed])
-    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 2 else ", ".join(map(str, p)) for p in parts)
+            ranges.append([seed])
+    return ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in ranges)
 
 
 class NumberFormat:
-    """A formatter of numbers, with as many decimals as show three digits of the range of some values.
+    """A formatter of numbers with a common number of decimals, which shows three digits of the range of `values`.
 
     Args:
         values: values that determine the number of decimals.
-        errors: their standard errors; decimals beyond two digits of the largest one are not shown.
+        errors: standard errors of the values; decimals beyond two digits of the largest error are not shown.
     """
 
     def __init__(self, values: np.ndarray, errors: np.ndarray | None = None) -> None:
@@ -154,7 +154,7 @@ class NumberFormat:
 
 
 def format_estimate(interval: Band | Interval | None, format_number: Callable[[float], str]) -> str:
-    """Return an estimate and its interval as text, `12.3 [11.8, 12.8]`; `12.3` without an interval, `-` for None."""
+    """Return an estimate as text, `12.3 [11.8, 12.8]`, `12.3` without an interval, or `-` for None."""
     if interval is None:
         return EMPTY_CELL
     estimate, low, high = (float(x) for x in (interval.estimate, interval.low, interval.high))
@@ -162,7 +162,7 @@ def format_estimate(interval: Band | Interval | None, format_number: Callable[[f
 
 
 def interval_to_cells(interval: Band | Interval | None) -> list[float | None]:
-    """Return an estimate and the ends of its interval as cells of CSV data."""
+    """Return estimate, lower bound and upper bound of an interval as cells of a CSV file."""
     if interval is None:
         return [None] * 3
     return [float(x) for x in (interval.estimate, interval.low, interval.high)]
@@ -175,7 +175,7 @@ def _to_csv_cell(cell: object) -> object:
     if isinstance(cell, float):
         return repr(cell) if math.isfinite(cell) else ""
     if isinstance(cell, str):
-        return cell.replace("\r", " ")  # the csv module neither quotes nor escapes it
+        return cell.replace("\r", " ")  # the csv module neither quotes nor escapes \r
     return "" if cell is None else cell
 
 

@@ -1,1 +1,1 @@
-"""Sweeps: search for missing runs, their computation by backends, and their outcomes."""
+"""Sweeps: search for missing runs, launch by backends, outcomes, and control of running sweeps."""

@@ -1,4 +1,4 @@
-"""The runs of a sweep as jobs: search for missing runs, launch records, and outcomes."""
+"""Jobs of a sweep: search for missing runs, launch records, and outcomes."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ CANCELLATION_REASON = "the sweep was stopped before this run started"
 
 
 def find_differing_keys(overrides: Sequence[Sequence[str]]) -> set[str]:
-    """Return the override keys in which runs differ, without those that cannot change results, such as the seed.
+    """Return the override keys in which runs differ, without keys that cannot change results, and the seed.
 
     >>> find_differing_keys([["env=x", "principal=ucb", "seed=0"], ["env=x", "principal=llm", "seed=1"]])
     {'principal'}
     """
-    split = [split_overrides(run_overrides) for run_overrides in overrides]
-    keys = {key for run_values in split for key in run_values}
-    return {key for key in keys if len({run_values.get(key) for run_values in split}) > 1}
+    values_of_runs = [split_overrides(run_overrides) for run_overrides in overrides]
+    keys = {key for values in values_of_runs for key in values}
+    return {key for key in keys if len({values.get(key) for values in values_of_runs}) > 1}
 
 
 def select_label_overrides(overrides: Sequence[str], differing: set[str]) -> list[str]:
-    """Return the overrides for the label of a run folder: those that differ within its sweep, or all if none do.
+    """Return the overrides for the label of a run folder: those of `differing` keys, or all if there are none.
 
     The study, the length of the run and the language model are always included (`llmrl.run.folder.LABEL_OPTIONS`).
     """
@@ -49,10 +49,7 @@ def select_label_overrides(overrides: Sequence[str], differing: set[str]) -> lis
 
 
 def check_distinct_folders(jobs: Sequence[Job]) -> None:
-    """Raise ConfigError if jobs with different overrides have the same run folder.
-
-    A swept key then cannot change results.
-    """
+    """Raise ConfigError if jobs with different overrides have one run folder: a swept key cannot change results."""
     first_jobs: dict[Path, Job] = {}
     for job in jobs:
         first_job = first_jobs.setdefault(job.folder, job)
@@ -64,9 +61,9 @@ def check_distinct_folders(jobs: Sequence[Job]) -> None:
 
 
 def find_missing_jobs(jobs: Sequence[Job], queues: Sequence[QueueSnapshot]) -> tuple[list[Job], list[JobOutcome]]:
-    """Return the jobs that still have to be computed, and an outcome for each of the others.
+    """Return the jobs that must be computed, one for each run, and an outcome for each other run.
 
-    Jobs of the same run are merged. `queues`: see `llmrl.results.run_records.read_run`.
+    `queues` are snapshots of the queues of schedulers (`llmrl.results.run_records.read_run`).
     """
     missing: list[Job] = []
     outcomes: list[JobOutcome] = []
@@ -92,7 +89,7 @@ def find_missing_jobs(jobs: Sequence[Job], queues: Sequence[QueueSnapshot]) -> t
 
 @dataclass(frozen=True)
 class BatchLaunch:
-    """A batch of jobs with the launch record of each run.
+    """A batch of jobs whose launch has been recorded.
 
     Attributes:
         batch: jobs of one process.
@@ -108,7 +105,7 @@ class BatchLaunch:
         return {job.folder: record.attempt for job, record in zip(self.batch.jobs, self.records, strict=True)}
 
     def split_off(self, job: Job) -> BatchLaunch:
-        """Return the launch of one of the runs in a process of its own, and update its launch record."""
+        """Return the launch of `job` in a process of its own, and update its launch record."""
         record = replace(self.records[self.batch.jobs.index(job)], other_run_folders=[])
         record.write(job.folder)
         return BatchLaunch(JobBatch((job,)), (record,))
@@ -125,7 +122,8 @@ def record_batch_launch(
     """Record the launch of each run of a batch; arguments are those of `record_launch`.
 
     Returns:
-        A list with the launch of the recorded runs, empty if there are none; and the outcomes of the other runs.
+        A list with the launch of the recorded runs, or an empty list if there are none; and the outcomes of the other
+        runs.
     """
     recorded, failures = [], []
     for job in batch.jobs:
@@ -147,9 +145,9 @@ def record_launch(
     Args:
         job: job of the run.
         sweep: folder of the launch.
-        log: file for the output of the job, if known.
-        cluster, user: cluster and user of its scheduler's queue; empty without a scheduler.
-        other_run_folders: folders of the other runs of its process.
+        log: file for the output of the job; empty if unknown.
+        cluster, user: cluster and user of the scheduler's queue; empty without a scheduler.
+        other_run_folders: folders of the runs that the process of the job computes.
 
     Raises:
         RunFolderError: the folder cannot be written, or another process has just created one for this run.
@@ -176,8 +174,8 @@ def record_launch(
         submitted=time.time(),
         code=compute_code_digest(),
         overrides=job.overrides,
-        other_run_folders=[str(other) for other in other_run_folders if other != folder],
-        after=[PrerequisiteRecord(other.purpose, other.name, str(other.folder)) for other in job.prerequisites],
+        other_run_folders=[str(run_folder) for run_folder in other_run_folders if run_folder != folder],
+        after=[PrerequisiteRecord(needed.purpose, needed.name, str(needed.folder)) for needed in job.prerequisites],
     )
     if not (folder / CONFIG_NAME).exists():
         save_config(folder / CONFIG_NAME, config)
@@ -204,11 +202,11 @@ def outcome_from_exit(
 
     Args:
         job: job of the run.
-        attempt: number of attempts before its launch.
-        exit_code: exit code; negative: number of the signal that killed the process.
-        error: short error text, for a run that could not record its failure.
+        attempt: number of attempts before the launch.
+        exit_code: exit code of the process; negative: minus the number of the signal that killed it.
+        error: error text in case the run could not record its failure.
         stop_signal: number of the signal that stopped the sweep; None without one.
-        seconds: duration; None if unknown.
+        seconds: duration of the process; None if unknown.
     """
     record = read_run(job.folder)
     outcome = JobOutcome.from_record(job, record, seconds=seconds)
@@ -226,19 +224,19 @@ def outcome_from_exit(
 
 
 def has_ended(job: Job, attempt: int) -> bool:
-    """Return whether a run has ended since it was launched after `attempt` attempts."""
+    """Return whether a run has ended in an attempt after number `attempt`."""
     record = read_run(job.folder)
     return record.attempt > attempt and record.state not in ("queued", "running", "lost", "unreadable")
 
 
 def write_log_header(log: Path, batch: JobBatch) -> None:
-    """Write the header of the log file of a process: the command and folder of each of its runs."""
+    """Write a log file with the command and folder of each run of a batch."""
     lines = [f"{shlex.join([job.command, *job.overrides])}\n{job.folder}\n" for job in batch.jobs]
     write_atomic(log, "".join([*lines, "\n"]))
 
 
 def redirect_output(log_file: str) -> None:
-    """Append standard output and standard error of this process to a file from now on."""
+    """Redirect standard output and standard error of this process to the end of a file."""
     output = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -246,7 +244,7 @@ def redirect_output(log_file: str) -> None:
 
 
 def describe_outcome(outcome: JobOutcome) -> str:
-    """Return one line of text on the outcome of a run."""
+    """Return the outcome of a run as one line of text."""
     result = f", result {outcome.result:.5g}" if outcome.result is not None else ""
     error = f": {outcome.error}" if outcome.error else ""
     duration = f" after {outcome.seconds:.0f} s" if outcome.seconds is not None else ""
@@ -254,9 +252,9 @@ def describe_outcome(outcome: JobOutcome) -> str:
 
 
 def group_into_waves(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Divide jobs into waves: each job is in the earliest wave after those of its prerequisites.
+    """Divide jobs into waves: each job is in the first wave after the waves of its prerequisites.
 
-    Prerequisites that are not among `jobs` are finished, or are computed by another process.
+    Prerequisites that are not in `jobs` are finished, or another process computes them.
     """
     folders = {job.folder for job in jobs}
     wave_index: dict[Path, int] = {}
@@ -264,7 +262,7 @@ def group_into_waves(jobs: Sequence[Job]) -> list[list[Job]]:
     def compute_wave_index(job: Job) -> int:
         if job.folder not in wave_index:
             prerequisites = [prerequisite for prerequisite in job.prerequisites if prerequisite.folder in folders]
-            wave_index[job.folder] = max((1 + compute_wave_index(other) for other in prerequisites), default=0)
+            wave_index[job.folder] = max((1 + compute_wave_index(needed) for needed in prerequisites), default=0)
         return wave_index[job.folder]
 
     waves: list[list[Job]] = [[] for _ in range(1 + max(map(compute_wave_index, jobs), default=-1))]

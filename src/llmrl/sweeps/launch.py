@@ -1,4 +1,4 @@
-"""The launch of a sweep: it skips finished runs, computes the others by their backends, and returns all outcomes."""
+"""Launch of a sweep: finished runs are skipped, and backends compute the other runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EXIT_CODES = {
     "stopped": 128 + signal.SIGINT,
     "canceled": 128 + signal.SIGINT,
 }
-"""Exit code by the state of a run, worst first."""
+"""Exit code by the state of a run, most severe first."""
 
 
 def launch(
@@ -54,7 +54,7 @@ def launch(
         jobs: runs of the sweep; equal runs are computed once.
         run_function: function that computes one run.
         sweep_folder: folder for the output of jobs.
-        wait: whether to wait until all have ended; else return after submission, which needs a scheduler.
+        wait: whether to wait until all runs have ended. False: return after the submission, which needs a scheduler.
 
     Returns:
         The outcomes, in the order of `jobs`, and the exit code of the sweep.
@@ -83,22 +83,22 @@ def launch(
     if groups:
         try:
             sweep_folder.mkdir(parents=True, exist_ok=True)
-            alive = open_file(sweep_folder / ALIVE_NAME, "wb")
+            alive_file = open_file(sweep_folder / ALIVE_NAME, "wb")
         except OSError as error:
             raise make_write_error(sweep_folder, error) from error
-        with alive, closing(Heartbeat(sweep_folder / ALIVE_NAME)):
-            outcomes += _compute(groups, run_function, sweep_folder, wait)
-    folder_outcomes = {outcome.folder: outcome for outcome in outcomes}
-    job_outcomes = [folder_outcomes[job.folder] for job in jobs]
+        with alive_file, closing(Heartbeat(sweep_folder / ALIVE_NAME)):
+            outcomes += _launch_groups(groups, run_function, sweep_folder, wait)
+    outcome_by_folder = {outcome.folder: outcome for outcome in outcomes}
+    job_outcomes = [outcome_by_folder[job.folder] for job in jobs]
     has_pending = wait and any(outcome.state == "submitted" for outcome in job_outcomes)
     return job_outcomes, exit_code(job_outcomes) or (128 + signal.SIGINT if has_pending else 0)
 
 
 def group_by_backend(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Return jobs in the groups that are launched one after the other.
+    """Return jobs in groups that are launched one after the other.
 
-    A group has the jobs of one wave (`group_into_waves`) and of one backend with equal options. Groups of schedulers
-    come first, because their launch does not wait.
+    The jobs of a group belong to one wave (`group_into_waves`) and have equal backends. Groups with a scheduler come
+    first, because their launch returns after the submission.
     """
     groups = [
         group
@@ -108,13 +108,13 @@ def group_by_backend(jobs: Sequence[Job]) -> list[list[Job]]:
     return sorted(groups, key=lambda group: group[0].hardware.backend.scheduler is None)
 
 
-def _compute(
+def _launch_groups(
     groups: Sequence[Sequence[Job]], run_function: RunFunction, sweep_folder: Path, wait: bool
 ) -> list[JobOutcome]:
-    """Launch all groups; return the outcomes of their jobs, `submitted` for those that are not waited for."""
+    """Launch all groups; return the outcomes of their jobs, with state `submitted` if a job has not ended yet."""
     outcomes: list[JobOutcome] = []
-    submitted: list[list[JobOutcome]] = []
-    with StopFlag() as stop:  # a signal to a backend's own flag is passed on to this one
+    submissions_by_group: list[list[JobOutcome]] = []
+    with StopFlag() as stop:  # the inner flag of a backend passes its signal to this one
         _record_pending_groups(groups, sweep_folder)
         for group in groups:
             if stop.requested:
@@ -133,28 +133,25 @@ def _compute(
                     # The tasks of an array are one job.
                     ", ".join(dict.fromkeys(outcome.job_id.partition("_")[0] for outcome in submissions)),
                 )
-                submitted.append(submissions)
+                submissions_by_group.append(submissions)
             outcomes += [outcome for outcome in group_outcomes if outcome.state != "submitted"]
-    waiting = {outcome.folder: outcome for batch in submitted for outcome in batch}
-    interrupted = stop.requested
-    if wait and not interrupted:
+    pending = {outcome.folder: outcome for submissions in submissions_by_group for outcome in submissions}
+    is_interrupted = stop.requested
+    if wait and not is_interrupted:
         try:
-            for batch in submitted:
-                for outcome in wait_for_jobs(batch):
-                    del waiting[outcome.folder]
+            for submissions in submissions_by_group:
+                for outcome in wait_for_jobs(submissions):
+                    del pending[outcome.folder]
                     outcomes.append(outcome)
         except KeyboardInterrupt:
-            interrupted = True
-    if interrupted and waiting:
+            is_interrupted = True
+    if is_interrupted and pending:
         log.info("no longer waiting; the jobs continue (llmrl-sweep status, llmrl-sweep cancel)")
-    return outcomes + [replace(outcome, error=f"job {outcome.job_id}") for outcome in waiting.values()]
+    return outcomes + [replace(outcome, error=f"job {outcome.job_id}") for outcome in pending.values()]
 
 
 def _record_pending_groups(groups: Sequence[Sequence[Job]], sweep_folder: Path) -> None:
-    """Record the runs of all groups but the first as queued, so that `llmrl-sweep status` shows them.
-
-    Backends with a scheduler record their runs immediately.
-    """
+    """Record the runs of later groups as queued, for `llmrl-sweep status`, unless they have a scheduler."""
     for job in (job for group in groups[1:] for job in group if job.hardware.backend.scheduler is None):
         try:
             record_launch(job, sweep_folder)
@@ -163,10 +160,7 @@ def _record_pending_groups(groups: Sequence[Sequence[Job]], sweep_folder: Path) 
 
 
 def _launch_group(jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path) -> list[JobOutcome]:
-    """Launch the jobs of one backend; return an outcome for each, even if the launch fails.
-
-    Other jobs may be running.
-    """
+    """Launch the jobs of one backend; return an outcome for each, even if the launch fails, as other jobs may run."""
     backend = jobs[0].hardware.backend
     try:
         outcomes = backend.launch(jobs, run_function, sweep_folder)
@@ -181,9 +175,6 @@ def _launch_group(jobs: Sequence[Job], run_function: RunFunction, sweep_folder: 
 
 
 def exit_code(outcomes: Sequence[JobOutcome]) -> int:
-    """Return the exit code of the worst outcome, failures first; 0 if there is none.
-
-    The codes are those of `llmrl-train`.
-    """
+    """Return the exit code of the most severe state (`EXIT_CODES`); 0 if no state has one."""
     states = {outcome.state for outcome in outcomes}
     return next((code for state, code in EXIT_CODES.items() if state in states), 0)

@@ -16,12 +16,12 @@ from llmrl.core.ram import free_memory, list_cgroup_folders, read_system_file
 from llmrl.sweeps.backends.protocol import Hardware
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Variables that numerical libraries read when they are loaded; setting them later has no effect."""
+"""Environment variables for the number of threads, which numerical libraries read only when they are loaded."""
 
 N_PARALLEL_RUNS_VARIABLE = "LLMRL_RUNS_BESIDE"
 """Environment variable with the number of runs of a sweep that share this machine's cores, including the run itself."""
 
-_GPU_ID = re.compile(r"\d+|(?:GPU|MIG)-.+")
+_GPU_ID_PATTERN = re.compile(r"\d+|(?:GPU|MIG)-.+")
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,17 @@ class Machine:
 @contextmanager
 def preserve_environment() -> Iterator[None]:
     """Restore the environment variables of this process at the end of the `with` block."""
-    previous = dict(os.environ)
+    previous_environment = dict(os.environ)
     try:
         yield
     finally:
-        for name in os.environ.keys() - previous.keys():
+        for name in os.environ.keys() - previous_environment.keys():
             del os.environ[name]
-        os.environ.update(previous)
+        os.environ.update(previous_environment)
 
 
 def _count_cores() -> int:
-    """Return the number of cores for this process, by its affinity, its container's quota and SLURM's allocation."""
+    """Return the number of cores for this process: the minimum of affinity, SLURM's allocation and cgroup quotas."""
     limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
     if os.environ.get("SLURM_CPUS_ON_NODE", "").isdecimal():
         limits.append(int(os.environ["SLURM_CPUS_ON_NODE"]))
@@ -89,18 +89,18 @@ def _count_cores() -> int:
 def _available_memory_gb() -> float:
     """Return the available memory, gigabytes, within the container's limit and SLURM's allocation."""
     limits = [] if (free := free_memory("cpu")) is None else [free]
-    allocated = os.environ.get("SLURM_MEM_PER_NODE", "")
-    if allocated.isdecimal() and int(allocated) > 0:  # 0: no limit
-        limits.append(int(allocated) * 1024**2)
+    slurm_mebibytes = os.environ.get("SLURM_MEM_PER_NODE", "")
+    if slurm_mebibytes.isdecimal() and int(slurm_mebibytes) > 0:  # 0: no limit
+        limits.append(int(slurm_mebibytes) * 1024**2)
     return min(limits) / 1e9 if limits else float("inf")
 
 
 def _visible_gpu_ids() -> tuple[str, ...]:
     """Return the ids of the GPUs that this process may use, without initializing CUDA."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
+    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible_devices is not None:
         # As in CUDA: everything after the first invalid id is ignored.
-        return tuple(takewhile(_GPU_ID.fullmatch, (gpu.strip() for gpu in visible.split(","))))
+        return tuple(takewhile(_GPU_ID_PATTERN.fullmatch, (gpu.strip() for gpu in visible_devices.split(","))))
     if not shutil.which("nvidia-smi"):
         return ()
     try:

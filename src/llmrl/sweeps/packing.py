@@ -1,4 +1,4 @@
-"""Division of the runs of a sweep into batches, one for each process; runs with equal keys may share a batch."""
+"""Division of the runs of a sweep into batches, one for each process; runs with equal batch keys may share one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmrl.sweeps.payload import BatchFunction, ProcessPayload, RunExit, RunFunc
 T = TypeVar("T")
 
 _UNLIMITED_RUNS = 1_000_000
-"""A number of runs larger than that of any batch."""
+"""Number of runs that no batch reaches, in place of infinity."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,14 @@ def build_payload(batch: JobBatch, run_function: RunFunction, environment: Mappi
     Args:
         batch: runs of the process.
         run_function: function that executes a run; a `BatchableRunFunction` if there are several.
-        environment: environment variables to set, which those of the runs override.
+        environment: environment variables to set; variables of a run override them.
     """
-    shared = {**get_redaction_environment(), **environment}
+    common_environment = {**get_redaction_environment(), **environment}
     payloads = [
-        RunPayload(run_function, j.config, j.overrides, j.folder, {**shared, **j.environment}, j.batch_key)
-        for j in batch.jobs
+        RunPayload(
+            run_function, job.config, job.overrides, job.folder, common_environment | job.environment, job.batch_key
+        )
+        for job in batch.jobs
     ]
     return ProcessPayload(
         payloads, run_function.batch if isinstance(run_function, BatchableRunFunction) else _raise_not_batchable
@@ -56,14 +58,14 @@ def distribute_round_robin(items: Sequence[T], n_lists: int) -> list[list[T]]:
     >>> distribute_round_robin("abcde", 2)
     [['a', 'c', 'e'], ['b', 'd']]
     """
-    n = min(n_lists, len(items))
-    return [list(items[i::n]) for i in range(n)]
+    n_nonempty = min(n_lists, len(items))
+    return [list(items[i::n_nonempty]) for i in range(n_nonempty)]
 
 
 def batch_for_machine(jobs: Sequence[Job], n_processes: int, memory_gb: float) -> list[JobBatch]:
     """Divide jobs into batches for `n_processes` parallel processes with `memory_gb` gigabytes in total.
 
-    Runs with equal keys are distributed evenly over `n_processes` batches, or over more if the memory requires it.
+    Runs with equal batch keys are distributed evenly over `n_processes` batches, or over more if memory requires it.
     """
     batches = []
     for group in _group_by_batch_key(jobs):
@@ -73,20 +75,22 @@ def batch_for_machine(jobs: Sequence[Job], n_processes: int, memory_gb: float) -
 
 
 def batch_for_n_processes(jobs: Sequence[Job], n_processes: int | None) -> list[JobBatch]:
-    """Divide jobs into batches for `n_processes` processes; None: one run each.
+    """Divide jobs into `n_processes` batches; None: one batch for each job.
 
-    There are more batches if keys or `hardware.rows` require it, and fewer if there are fewer jobs. The largest batches
-    are divided first.
+    There are more batches if batch keys or `hardware.rows` require it, and fewer if there are fewer jobs. The group
+    with the largest batches is divided first.
     """
     if n_processes is None or len(jobs) <= n_processes:
         return [JobBatch((job,)) for job in jobs]
     groups = _group_by_batch_key(jobs)
     n_batches = [-(-len(group) // _compute_max_runs(group[0], None)) for group in groups]
     while sum(n_batches) < n_processes:
-        n_runs, i = max((-(-len(group) // k), -i) for i, (group, k) in enumerate(zip(groups, n_batches, strict=True)))
-        if n_runs == 1:
+        max_runs, negative_index = max(
+            (-(-len(group) // k), -i) for i, (group, k) in enumerate(zip(groups, n_batches, strict=True))
+        )
+        if max_runs == 1:
             break
-        n_batches[-i] += 1
+        n_batches[-negative_index] += 1
     return [
         JobBatch(tuple(sublist))
         for group, k in zip(groups, n_batches, strict=True)

@@ -50,7 +50,7 @@ class RunPayload:
         """Prepare the process, execute the run and return its objective value.
 
         Returns:
-            Its objective value (the scalar that a sweeper optimizes), or None.
+            The scalar that a sweeper optimizes, or None.
 
         Raises:
             SystemExit: the run did not finish. The code is the exit code of `llmrl-train`.
@@ -86,11 +86,7 @@ class RunPayload:
         return RunExit(self.folder, 0)
 
     def _execute(self, run_function: RunFunction) -> float | None:
-        """Execute the run with `run_function` and return its objective value; record a failure.
-
-        Raises:
-            SystemExit, Exception: as `__call__`.
-        """
+        """Execute the run with `run_function` and return its objective value; record and re-raise exceptions."""
         config = self.config
         if self._has_started():
             # The job was requeued, so its earlier attempt must be resumed.
@@ -106,22 +102,22 @@ class RunPayload:
         try:
             launch_record, status = read_launch_record(self.folder), read_status(self.folder)
         except RunFolderError:
-            return False  # the run itself reports this error
+            return False  # the run will raise this error
         return launch_record is not None and status is not None and status.attempt > launch_record.attempt
 
     def _record_failure(self, error: BaseException) -> None:
         """Record a failure that occurred before the run took ownership of its folder."""
         if not is_main_process():
-            return  # only rank 0 records the failure
+            return
         if isinstance(error, SystemExit):
             if error.code == EXIT_IN_USE:
                 return
             error = error.__cause__ or error
         if isinstance(error, KeyboardInterrupt):
-            return  # nothing has failed
+            return  # an interruption is not a failure
         try:
             if self._has_started():
-                return  # the run has recorded it
+                return  # the run has recorded the failure
             launch_record = read_launch_record(self.folder)
             attempt = 1 + (launch_record.attempt if launch_record else 0)
             write_atomic(self.folder / "traceback.txt", "".join(traceback.format_exception(error)))
@@ -157,7 +153,7 @@ class ProcessPayload:
     """Picklable description of the runs that one process executes together.
 
     Attributes:
-        payloads: one or more runs that share the same environment variables and other process-wide settings.
+        payloads: one or more runs with the same process-wide settings, such as environment variables.
         batch_function: function that executes several runs.
     """
 
@@ -165,7 +161,7 @@ class ProcessPayload:
     batch_function: BatchFunction
 
     def __call__(self) -> list[RunExit]:
-        """Execute the runs and return their exits, in order; a single run is executed by its own function."""
+        """Execute the runs and return their exits, in order. A single run is executed by its `run_function`."""
         first = self.payloads[0]
         first.prepare()
         if len(self.payloads) == 1:

@@ -1,6 +1,6 @@
-"""Modules that the server of a local sweep imports once, so that the runs forked from it need not import them.
+"""Imports of the fork server of a local sweep, so that the runs forked from it need not import these modules.
 
-Nothing here may start a thread, open a device or draw a random number. `benchmarks/launchers.py` measures the gain.
+The imports must not start a thread, open a device or draw a random number. `benchmarks/launchers.py` measures the gain.
 """
 
 import importlib
@@ -13,7 +13,7 @@ import torch  # noqa: F401
 from llmrl.run import provenance
 from llmrl.run.signals import SIGNALS
 
-# Modules that every run imports. They are given by name, because most belong to higher layers.
+# Modules that every run imports. They are imported by name, because most belong to packages that import this one.
 for name in (
     "llmrl.display.results",
     "llmrl.experiment.run_job",
@@ -34,11 +34,11 @@ for name in (
     "torch.utils.serialization",
 ):
     importlib.import_module(name)
-pydantic.TypeAdapter(int)  # looks for plugins the first time
+pydantic.TypeAdapter(int)  # pydantic searches for plugins at the first call
 provenance.compute_code_digest()  # cached here, because files may be edited during the sweep
 provenance.list_package_versions()
 provenance.read_checkout_state()
-# The launcher passes signals of its process group on. The server must survive them to report the ends of its runs.
+# The server must survive signals to report the ends of its runs. The launcher forwards signals to the runs.
 os.setpgid(0, 0)
 for name in SIGNALS:
     signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -1,6 +1,6 @@
-"""Control of the runs of a folder: records completed by schedulers, cancellation, and removal of files.
+"""Control of the runs of a folder: records with information from schedulers, cancellation, and removal of files.
 
-Files are removed if they are no longer needed. Symbolic links are never followed.
+Symbolic links are never followed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from llmrl.run.status import read_status
 from llmrl.sweeps.scheduling import find_job_ends, load_scheduler, query_schedulers
 
 _SCHEDULER_JOB_ID_PATTERN = re.compile(r"[0-9]+(_[0-9]+)?")
-"""Pattern of the job ids that may be arguments of a scheduler's command; another text could be an option of it."""
+"""Pattern of valid job ids. Another text could act as an option of a scheduler's command."""
 UNSETTLED_STATES = ("running", "queued", "lost", "preempted")
 """States for which a scheduler may have newer information than the run folder."""
 
 
 def query_run_records(folder: Path, strict: bool = False) -> list[RunRecord]:
-    """Return a record of every run in and under `folder`; schedulers are queried about jobs that may not have ended.
+    """Return a record of every run in `folder`, at any depth, with the latest states of schedulers' jobs.
 
     Args:
-        folder: folder of runs, at any level.
+        folder: folder of runs.
         strict: whether to raise if a scheduler that is needed cannot be queried.
 
     Raises:
@@ -41,28 +41,27 @@ def query_run_records(folder: Path, strict: bool = False) -> list[RunRecord]:
         SchedulerError: a scheduler cannot be queried, and `strict` is set.
     """
     runs = read_runs(folder)
-    pending_folders = [r.folder for r in runs if r.job_id and r.state in UNSETTLED_STATES]
+    pending_folders = [run.folder for run in runs if run.job_id and run.state in UNSETTLED_STATES]
     queues = query_schedulers(pending_folders, strict) if pending_folders else []
     if not queues:
         return runs
     backends = {queue.backend for queue in queues}
-    latest_runs = [read_run(r.folder, queues) if r.backend in backends else r for r in runs]
+    updated_runs = [read_run(run.folder, queues) if run.backend in backends else run for run in runs]
     job_ends: dict[tuple[str, str], JobEnd] = {}
     for backend in backends:
-        job_ids = {
-            r.job_id for r in latest_runs if r.job_id and r.backend == backend and r.state in ("lost", "preempted")
-        }
+        ended_runs = [run for run in updated_runs if run.backend == backend and run.state in ("lost", "preempted")]
+        job_ids = {run.job_id for run in ended_runs if run.job_id}
         job_ends |= {(backend, job): end for job, end in find_job_ends(backend, job_ids, queues).items()}
     return [
-        _add_job_end(r, job_ends[r.backend, r.job_id])
-        if (r.backend, r.job_id) in job_ends and r.state in RESUMABLE_STATES
-        else r
-        for r in latest_runs
+        _add_job_end(run, job_ends[run.backend, run.job_id])
+        if (run.backend, run.job_id) in job_ends and run.state in RESUMABLE_STATES
+        else run
+        for run in updated_runs
     ]
 
 
 def _add_job_end(run: RunRecord, end: JobEnd) -> RunRecord:
-    """Return the record of an unfinished run with the end of its job added."""
+    """Return the record of an unfinished run with the end of its job in the error text."""
     error = f"{run.error} ({end.description})"
     if run.state == "lost" and run.attempt == 0 and end.canceled:
         return replace(run, state="canceled", error=error)
@@ -70,31 +69,31 @@ def _add_job_end(run: RunRecord, end: JobEnd) -> RunRecord:
 
 
 def cancel(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
-    """Stop the running and waiting runs among `runs`; running ones save first.
+    """Stop the running and waiting runs of `runs`; running ones save first.
 
     Returns:
-        Number of canceled scheduler jobs, number of local processes that were signaled to stop, and a text for each
-        run that could not be reached.
+        Number of canceled scheduler jobs, number of local processes that got a signal to stop, and a text for each run
+        that could not be stopped.
 
     Raises:
-        RunFolderError: a process or a local queue also has runs that are not among `runs`, and can only be stopped as
-            a whole. With a process, nothing has been canceled; with a queue, some runs may already be.
-        SchedulerError: a scheduler refused.
+        RunFolderError: a process, or the queue of a local launcher, also has runs that are not in `runs`, and can only
+            be stopped as a whole. If it is a process, no run has been canceled; if it is a queue, some may have been.
+        SchedulerError: a scheduler rejected the request.
     """
-    active = [r for r in runs if r.state in ("running", "queued")]
-    _check_includes_peers(active)
+    active_runs = [run for run in runs if run.state in ("running", "queued")]
+    _check_includes_peers(active_runs)
     scheduled_runs: dict[str, list[RunRecord]] = {}  # by backend
-    unreachable: list[str] = []
+    unreachable_texts: list[str] = []
     local_runs: list[RunRecord] = []
-    for run in active:
+    for run in active_runs:
         try:
-            scheduled = bool(run.job_id) and load_scheduler(run.backend) is not None
-            if scheduled and not _SCHEDULER_JOB_ID_PATTERN.fullmatch(run.job_id):
+            is_scheduled = bool(run.job_id) and load_scheduler(run.backend) is not None
+            if is_scheduled and not _SCHEDULER_JOB_ID_PATTERN.fullmatch(run.job_id):
                 raise ConfigError("a job id must be a number, or a number and a task such as 12_3")
         except ConfigError as error:
-            unreachable.append(f"{run.folder} ({run.state} as job {run.job_id}; {error})")
+            unreachable_texts.append(f"{run.folder} ({run.state} as job {run.job_id}; {error})")
             continue
-        if scheduled:
+        if is_scheduled:
             scheduled_runs.setdefault(run.backend, []).append(run)
         else:
             local_runs.append(run)
@@ -109,23 +108,23 @@ def cancel(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
             if run.state == "queued":
                 record_cancellation(run.folder, f"job {run.job_id}, with llmrl-sweep cancel")
     pids: set[int] = set()
-    folders = {r.folder for r in active}
+    folders = {run.folder for run in active_runs}
     for run in local_runs:
         pid = _find_running_pid(run) if run.state == "running" else None
-        if pid is None:  # it waits, or runs on another machine
+        if pid is None:  # the run waits, or runs on another machine
             pid = _find_launcher_pid(run, folders)
         if pid is None:
-            unreachable.append(f"{run.folder} ({run.state} on {run.host})")
+            unreachable_texts.append(f"{run.folder} ({run.state} on {run.host})")
         elif pid not in pids:
             os.kill(pid, signal.SIGTERM)
             pids.add(pid)
-    return n_jobs, len(pids), unreachable
+    return n_jobs, len(pids), unreachable_texts
 
 
-def _check_includes_peers(active: Sequence[RunRecord]) -> None:
-    """Raise RunFolderError if the process or job of a run also computes runs that are not in `active`."""
-    folders = {run.folder for run in active}
-    for run in active:
+def _check_includes_peers(active_runs: Sequence[RunRecord]) -> None:
+    """Raise RunFolderError if the process or job of a run also computes active runs that are not in `active_runs`."""
+    folders = {run.folder for run in active_runs}
+    for run in active_runs:
         launch_record = read_launch_record(run.folder)
         peer_folders = [Path(folder) for folder in launch_record.other_run_folders] if launch_record is not None else []
         active_peers = [
@@ -143,14 +142,14 @@ def _check_includes_peers(active: Sequence[RunRecord]) -> None:
 
 
 def _find_running_pid(run: RunRecord) -> int | None:
-    """Return the id of the local process that computes a run; None if its lock cannot be verified."""
+    """Return the id of the local process that computes a run; None if it does not have the owner file open."""
     try:
-        holder = ownership.read_owner(run.folder)
+        owner = ownership.read_owner(run.folder)
     except RunFolderError:
         return None
-    if holder is None or not ownership.has_open_for_writing(holder.pid, run.folder / ownership.FILE_NAME):
+    if owner is None or not ownership.has_open_for_writing(owner.pid, run.folder / ownership.FILE_NAME):
         return None
-    return holder.pid
+    return owner.pid
 
 
 def _find_launcher_pid(run: RunRecord, canceled_folders: set[Path]) -> int | None:
@@ -166,7 +165,9 @@ def _find_launcher_pid(run: RunRecord, canceled_folders: set[Path]) -> int | Non
         return None
     sweep = launch_record.sweep
     peer_folders = [
-        f for f in find_runs(run.folder.parent.parent) if f not in canceled_folders and _belongs_to_launch(f, sweep)
+        folder
+        for folder in find_runs(run.folder.parent.parent)
+        if folder not in canceled_folders and _belongs_to_launch(folder, sweep)
     ]
     if peer_folders:
         raise RunFolderError(
@@ -177,7 +178,7 @@ def _find_launcher_pid(run: RunRecord, canceled_folders: set[Path]) -> int | Non
 
 
 def _belongs_to_launch(folder: Path, sweep: str) -> bool:
-    """Return whether a run waits for the launcher of a sweep, or is computed by it."""
+    """Return whether a run waits in the queue of the launcher of `sweep`, or is computed by it."""
     try:
         launch_record, status = read_launch_record(folder), read_status(folder)
     except RunFolderError:
@@ -193,14 +194,13 @@ REMOVABLE_KINDS = {
     "launches": "output of jobs and files of backends (.sweeps/ in an output root), of launches that have ended",
     "unfinished": "folders of runs that are neither finished, running nor waiting, with checkpoints and paid replies",
 }
-"""Kinds of files and folders that can be removed, with descriptions."""
+"""Kinds of removable files and folders, with descriptions."""
 
 
 def find_removable_paths(folder: Path, runs: Sequence[RunRecord], kinds: Sequence[str]) -> list[Path]:
-    """Return the files and folders of `kinds` that can be removed, including links; active runs are left out."""
+    """Return the removable files and folders of `kinds`, including links, except those of active runs."""
     paths: list[Path] = []
-    idle = [run for run in runs if run.state not in ("running", "queued")]
-    for run in idle:
+    for run in (run for run in runs if run.state not in ("running", "queued")):
         if "unfinished" in kinds and run.state in RESUMABLE_STATES:
             paths.append(run.folder)
             continue
@@ -209,20 +209,20 @@ def find_removable_paths(folder: Path, runs: Sequence[RunRecord], kinds: Sequenc
         if "checkpoints" in kinds and run.state == "finished":
             paths += sorted(run.folder.glob("checkpoints"))
     if "launches" in kinds:
-        active = [read_launch_record(run.folder) for run in runs if run.state in ("running", "queued")]
-        busy_sweep_folders = {Path(launch_record.sweep) for launch_record in active if launch_record is not None}
-        paths += [launch for launch in _find_launch_files(folder.absolute()) if launch not in busy_sweep_folders]
+        records = [read_launch_record(run.folder) for run in runs if run.state in ("running", "queued")]
+        active_sweep_folders = {Path(record.sweep) for record in records if record is not None}
+        paths += [path for path in _find_launch_files(folder.absolute()) if path not in active_sweep_folders]
     return paths
 
 
 def _find_launch_files(folder: Path) -> Iterator[Path]:
-    """Yield the contents of all folders `.sweeps` in and under `folder`, in order; no link is followed."""
+    """Yield the content of each folder `.sweeps` in `folder`, at any depth, sorted; no link is followed."""
     for parent, folders, _ in os.walk(folder):
         folders.sort()
         if ".sweeps" in folders:
             folders.remove(".sweeps")
-            launches = Path(parent) / ".sweeps"
-            yield from [launches] if launches.is_symlink() else sorted(launches.iterdir())
+            launch_folder = Path(parent) / ".sweeps"
+            yield from [launch_folder] if launch_folder.is_symlink() else sorted(launch_folder.iterdir())
 
 
 def compute_disk_usage(path: Path) -> int:
@@ -235,17 +235,17 @@ def compute_disk_usage(path: Path) -> int:
 def remove_path(folder: Path, path: Path) -> None:
     """Remove a file or folder, and the folder of a group of runs if it becomes empty.
 
-    Every folder of the path is opened without following links and kept open, so a folder that is replaced by a link
-    meanwhile is not followed either. Links inside are removed themselves.
+    Symbolic links are not followed, even if another process puts one in the place of a folder meanwhile
+    (`open_folder`). Links inside a removed folder are removed, but not their targets.
 
     Args:
         folder: folder that the user has named.
         path: path inside `folder`, or `folder` itself.
 
     Raises:
-        RunFolderError: the path is a link, leads through one, or cannot be removed.
+        RunFolderError: the path is or contains a symbolic link, or cannot be removed.
     """
-    root = folder.absolute()  # trusted, may contain links
+    root = folder.absolute()  # its own path may contain links, because the user has named it
     if path == root:
         root = root.parent
     names = path.relative_to(root).parts
@@ -258,8 +258,8 @@ def remove_path(folder: Path, path: Path) -> None:
                 shutil.rmtree(names[-1], dir_fd=parent_fd)
             else:
                 os.unlink(names[-1], dir_fd=parent_fd)
-            empty = parse_seed(path) is not None and len(names) > 1 and not os.listdir(parent_fd)  # noqa: PTH208
-        if empty:
+            has_empty_parent = parse_seed(path) is not None and len(names) > 1 and not os.listdir(parent_fd)  # noqa: PTH208
+        if has_empty_parent:
             with open_folder(root, names[:-2]) as parent_fd:
                 os.rmdir(names[-2], dir_fd=parent_fd)
     except OSError as error:

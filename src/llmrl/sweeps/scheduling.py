@@ -1,4 +1,4 @@
-"""Queries about jobs to the schedulers of any backend, and waiting for jobs to end."""
+"""Queries to the schedulers of backends, and the wait for the ends of jobs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from llmrl.sweeps.watch import SweepWatch, name_progress_bar
 log = logging.getLogger(__name__)
 
 _MIN_POLL_S, _MAX_POLL_S = 1.0, 15.0
-"""Shortest and longest time between two queries of the queue, seconds."""
+"""Minimum and maximum seconds between two queries of the queue."""
 _MAX_ABSENT_POLLS = 2
-"""Number of successive queries that must not list a job before it counts as ended, because requeueing takes a while."""
+"""Number of consecutive queries without a job after which it counts as ended; a requeued job is absent for a while."""
 
 
 def load_scheduler(backend: str) -> Scheduler | None:
-    """Return the scheduler of the backend in a run's record; None for backends whose runs end with their launcher.
+    """Return the scheduler of the backend in a launch record; None for backends without a scheduler.
 
     Args:
-        backend: dotted name of a class. Classes of other packages must be installed plugins, or trusted by the user's
-            own file, because a run folder from elsewhere must not decide what code runs.
+        backend: dotted name of a class. Classes of other packages must be entry points of installed packages, because
+            a run folder of another user must not select the code that runs.
 
     Raises:
         ConfigError: the class is not trusted, is not a backend, or cannot be imported.
@@ -46,11 +46,11 @@ def load_scheduler(backend: str) -> Scheduler | None:
 
 
 def query_schedulers(folders: Iterable[Path], strict: bool = False) -> list[QueueSnapshot]:
-    """Return the queues of the schedulers that these runs were submitted to.
+    """Return the queues of the schedulers to which these runs were submitted.
 
     Args:
         folders: run folders, which need not exist.
-        strict: whether to raise if a scheduler cannot be queried; else its jobs are assumed to exist.
+        strict: whether to raise if a scheduler cannot be queried. False: its jobs are assumed to exist.
 
     Raises:
         SchedulerError: a scheduler cannot be queried, and `strict` is set.
@@ -76,10 +76,10 @@ def query_schedulers(folders: Iterable[Path], strict: bool = False) -> list[Queu
 
 
 def find_job_ends(backend: str, job_ids: Iterable[str], queues: Sequence[QueueSnapshot]) -> Mapping[str, JobEnd]:
-    """Return the ends of a backend's jobs by id, from its queues or, for older jobs, from its scheduler's records.
+    """Return the ends of a backend's jobs by id, from `queues` or, for older jobs, from the scheduler's accounting.
 
     Raises:
-        ConfigError: as `load_scheduler`.
+        ConfigError: the backend is not trusted, is not a backend, or cannot be imported.
     """
     queue_ends = {job: end for queue in queues if queue.backend == backend for job, end in queue.job_ends.items()}
     recent_ends = {job: queue_ends[job] for job in job_ids if job in queue_ends}
@@ -89,9 +89,9 @@ def find_job_ends(backend: str, job_ids: Iterable[str], queues: Sequence[QueueSn
 
 
 def wait_for_jobs(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
-    """Yield the outcome of each submitted run of one backend, in order of ending.
+    """Yield the outcome of each submitted run of one backend when its job has ended.
 
-    A scheduler that does not answer is queried again later, because its jobs continue.
+    If a query fails, it is repeated later, because the jobs continue.
     """
     pending = {outcome.folder: _read_submission_record(outcome) for outcome in submitted}
     outcome_by_folder = {outcome.folder: outcome for outcome in submitted}

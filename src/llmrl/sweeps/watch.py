@@ -1,4 +1,4 @@
-"""Texts about the running runs of a sweep, and about the stages of runs that need other runs."""
+"""Summaries of the running runs of a sweep, and of the stages of runs that wait for prerequisites."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from llmrl.sweeps.backends.protocol import Job
 
 _LOG_INTERVAL_S, _BAR_INTERVAL_S = 60.0, 5.0
-"""Seconds between two updates without a terminal, and with a progress bar on a terminal."""
+"""Seconds between two updates without and with a progress bar on a terminal."""
 _COST_METRIC = "usage/llm_cost"
 _RESULT_METRICS = ("principal/objective", "search/best_return", "evaluation/return", "episode/return")
 
 
 class SweepWatch:
-    """A display that reads the running runs at intervals and shows a summary next to the progress bar of the sweep.
+    """A display of a summary of the running runs below the progress bar of a sweep, updated at intervals.
 
     Args:
         progress: progress bar of the sweep. Updates are more frequent if it is drawn on a terminal.
@@ -35,7 +35,7 @@ class SweepWatch:
         self._last_update = time.monotonic()
 
     def update_if_due(self, folders: Sequence[Path]) -> None:
-        """Show a summary of the runs in `folders` if an update is due; runs without a folder are left out."""
+        """Show a summary of the runs with the run folders `folders`, which need not exist, if an update is due."""
         if (now := time.monotonic()) - self._last_update < self._interval_s or not folders:
             return
         self._last_update = now
@@ -47,8 +47,8 @@ class SweepWatch:
 def summarize_running(records: Sequence[RunRecord]) -> str:
     """Return a summary of running runs as text; empty if there are none.
 
-    It contains the number of runs in each stage if any run waits for another one, the number and progress of the
-    others, the time left and the newest value of the slowest, and the costs so far.
+    It contains the number of runs in each stage, if any run waits for a prerequisite. For the other runs, it contains
+    their number and mean progress, the time left and latest result of the slowest run, and the costs so far.
 
     >>> summarize_running([])
     ''
@@ -57,22 +57,22 @@ def summarize_running(records: Sequence[RunRecord]) -> str:
     running = [record for record in records if record.state == "running" and find_stage(record) is None]
     if not running:
         return stages
-    parts = [f"{len(running)} running"]
+    texts = [f"{len(running)} running"]
     fractions = [min(r.progress.done / r.progress.total, 1.0) for r in running if r.progress.total]
     if fractions:
-        parts.append(f"{sum(fractions) / len(fractions):.0%} done")
-    slowest = max(running, key=lambda record: record.progress.eta_s or 0.0).progress
-    if slowest.eta_s is not None:
-        parts.append(f"{format_clock(slowest.eta_s)} left")
+        texts.append(f"{sum(fractions) / len(fractions):.0%} done")
+    slowest_progress = max(running, key=lambda record: record.progress.eta_s or 0.0).progress
+    if slowest_progress.eta_s is not None:
+        texts.append(f"{format_clock(slowest_progress.eta_s)} left")
     costs = [record.last_metrics().get(_COST_METRIC) for record in running]
     if any(costs):
-        parts.append(f"${sum(cost or 0.0 for cost in costs):,.2f} spent")
-    result_text = f"; {slowest.result_text}" if slowest.result_text else ""
-    return f"{stages}{'; ' * bool(stages)}{', '.join(parts)}{result_text}"
+        texts.append(f"${sum(cost or 0.0 for cost in costs):,.2f} spent")
+    result_text = f"; {slowest_progress.result_text}" if slowest_progress.result_text else ""
+    return f"{stages}{'; ' * bool(stages)}{', '.join(texts)}{result_text}"
 
 
 def name_progress_bar(jobs: Sequence[Job]) -> str:
-    """Return the name of a sweep's progress bar: the purposes of `jobs` if other runs need all of them."""
+    """Return the name of a progress bar: the purposes of `jobs` if all are prerequisites, else `sweep`."""
     purposes = dict.fromkeys(job.purpose for job in jobs)
     return ", ".join(purposes) if all(purposes) else "sweep"
 
@@ -87,25 +87,25 @@ def find_latest_value(record: RunRecord, metrics: Mapping[str, Any]) -> float | 
 
 
 def find_stage(record: RunRecord) -> RunStage | None:
-    """Return the stage of a running or queued run that waits for a run that it needs; else None."""
+    """Return the stage of a running or queued run that waits for a prerequisite; else None."""
     try:
         if record.state == "running":
             status = read_status(record.folder)
             return None if status is None else status.stage
         return _find_prerequisite_stage(record.folder) if record.state == "queued" else None
     except RunFolderError:
-        return None  # the run's record reports this error
+        return None  # `read_run` reports this error
 
 
 def _find_prerequisite_stage(folder: Path) -> RunStage | None:
-    """Return the stage of a queued run that starts after other jobs of its launch; None if it waits for none."""
+    """Return the stage of a queued run that waits for other jobs of its launch; None if it does not wait."""
     launch_record = read_launch_record(folder)
     prerequisites = [] if launch_record is None else launch_record.after
     for index, prerequisite in enumerate(prerequisites, start=1):
         status = read_status(Path(prerequisite.folder))
         if status is None or status.state != "finished":
             fraction, eta_s, _ = read_progress(Path(prerequisite.folder))
-            # A run that is one of the sweep itself has no name as a prerequisite.
+            # If the prerequisite is also a run of the sweep, `what` and `name` are empty.
             return RunStage(
                 prerequisite.what or "another run", prerequisite.name, index, len(prerequisites) + 1, fraction, eta_s
             )
@@ -123,27 +123,27 @@ def format_stage(stage: RunStage) -> str:
 
 
 def format_stage_counts(records: Sequence[RunRecord]) -> str:
-    """Return the number of running and queued runs in each stage as text; empty if no run waits for another one.
+    """Return the number of running and queued runs in each stage as text; empty if no run waits for a prerequisite.
 
-    The percentage is the mean over the runs of a stage; the time left is that of the slowest run.
+    A percentage is the mean over the runs of a stage; the time left is the longest one.
     """
     groups: dict[str, list[RunStage]] = {}
-    running = waiting = 0
+    n_running = n_waiting = 0
     for record in records:
         stage = find_stage(record)
         if stage is not None:
             prefix = "in" if record.state == "running" else "waiting for"
             groups.setdefault(f"{prefix} {stage.name}", []).append(stage)
         elif record.state == "running":
-            running += 1
+            n_running += 1
         elif record.state == "queued":
-            waiting += 1
+            n_waiting += 1
     if not groups:
         return ""
-    parts = [f"{len(stages)} {name}{_format_progress(stages)}" for name, stages in groups.items()]
-    parts += [f"{n} {word}" for n, word in ((running, "running"), (waiting, "waiting")) if n]
-    total = running + waiting + sum(map(len, groups.values()))
-    return f"{total} run{'s' * (total != 1)}: {', '.join(parts)}"
+    texts = [f"{len(stages)} {name}{_format_progress(stages)}" for name, stages in groups.items()]
+    texts += [f"{n} {word}" for n, word in ((n_running, "running"), (n_waiting, "waiting")) if n]
+    total = n_running + n_waiting + sum(map(len, groups.values()))
+    return f"{total} run{'s' * (total != 1)}: {', '.join(texts)}"
 
 
 def _format_progress(stages: Sequence[RunStage]) -> str:

@@ -1,1 +1,1 @@
-"""Backends, which compute the runs of a sweep, one module each."""
+"""Backends, which compute the runs of a sweep, and their interface."""

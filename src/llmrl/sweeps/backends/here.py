@@ -21,11 +21,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Here(Backend):
-    """A backend that computes the runs in this process, those with equal keys together and others one after the other.
+    """A backend that computes all runs in this process, for debuggers and for runs of fractions of a second.
 
-    It is for debuggers, and for runs of fractions of a second.
-
-    Runs share loaded libraries and their threads. A crash of the interpreter ends all of them.
+    Runs with equal batch keys are computed together, others one after the other. A crash of the interpreter ends all.
     """
 
     def check(self, hardware: Hardware) -> None:
@@ -56,18 +54,18 @@ class Here(Backend):
                     batch_outcomes = _compute(launch, run_function, stop)
                 outcomes += batch_outcomes
                 for outcome in batch_outcomes:
-                    log.info("%s", describe_outcome(outcome))  # the progress bar is that of the run
+                    log.info("%s", describe_outcome(outcome))  # not by a progress bar, because the run shows its own
         return outcomes
 
 
 def _compute(launch: BatchLaunch, run_function: RunFunction, stop: StopFlag) -> list[JobOutcome]:
-    """Compute the runs of a batch and return their outcomes, whatever exceptions occur."""
+    """Compute the runs of a batch and return their outcomes; exceptions of runs are not raised."""
     start = time.monotonic()
     with preserve_environment():
         run_exits = build_payload(launch.batch, run_function, {})()
     seconds = time.monotonic() - start
-    attempts, jobs = launch.attempts, {job.folder: job for job in launch.batch.jobs}
+    attempts, job_by_folder = launch.attempts, {job.folder: job for job in launch.batch.jobs}
     return [
-        outcome_from_exit(jobs[x.folder], attempts[x.folder], x.exit_code, x.error, stop.signal, seconds)
-        for x in run_exits
+        outcome_from_exit(job_by_folder[e.folder], attempts[e.folder], e.exit_code, e.error, stop.signal, seconds)
+        for e in run_exits
     ]

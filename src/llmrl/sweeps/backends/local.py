@@ -1,7 +1,7 @@
 """`hardware/backend=local`: parallel processes on this machine, each of which computes one run or several.
 
-The processes are forked from a server that has imported the modules that every run needs (Python's `forkserver`), so
-they start within hundredths of a second, and share only memory that none of them writes.
+The processes are forked from a server that has imported the modules of all runs (Python's `forkserver`). They therefore
+start within hundredths of a second and share the memory of these modules (copy-on-write).
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from llmrl.sweeps.payload import ProcessPayload, RunExit, RunFunction
 from llmrl.sweeps.watch import SweepWatch, name_progress_bar
 
 _POLL_S = 0.5
-"""Maximum time of a wait for the end of a process, seconds."""
+"""Maximum seconds between two checks of processes, displays and signals."""
 PRELOAD_MODULE = "llmrl.sweeps.preload"
-"""Module that the server imports once for all runs."""
+"""Module that the server imports."""
 
 _MAX_ERROR_CHARACTERS = 1000
-"""Maximum number of characters of the error text of a run."""
+"""Maximum number of characters of the error text that a process reports."""
 _SIGNAL_NUMBERS = [getattr(signal, name) for name in SIGNALS]
 
 
 class RunProcess:
-    """The process of a batch; it starts when it is constructed.
+    """The process of a batch. The constructor starts it.
 
     Args:
         launch: batch of the process, with launch records.
-        run_function: function that the process calls.
-        gpus: ids of the GPUs that the process may use; empty: those of this process.
+        run_function: function that executes a run; a `BatchableRunFunction` for several.
+        gpus: ids of the GPUs that the process may use; empty: no restriction.
         n_processes: number of processes that share the machine's cores, including this one.
     """
 
@@ -85,7 +85,7 @@ class RunProcess:
 
     @property
     def sentinel(self) -> int:
-        """Handle that is ready when the process has ended, or when its server has ended (then check `is_running`)."""
+        """Handle for `multiprocessing.connection.wait`, ready when the process or its server has ended."""
         return self._process.sentinel
 
     @property
@@ -100,7 +100,7 @@ class RunProcess:
                 os.kill(self._pid, signal_number)
 
     def receive_report(self) -> None:
-        """Receive the report of the process if it was sent, because the process cannot end while its pipe is full."""
+        """Receive the report of the process if there is one. A process whose pipe is full could not end."""
         try:
             if not self._pipe.closed and self._pipe.poll():
                 self._report = self._pipe.recv()
@@ -108,14 +108,14 @@ class RunProcess:
             self._pipe.close()
 
     def outcomes(self, stop_signal: int | None) -> tuple[list[JobOutcome], list[Job]]:
-        """Return the outcomes of the runs of the ended process.
+        """Return the outcomes of the runs after the process has ended.
 
         Args:
             stop_signal: number of the signal that stopped the sweep; None without one.
 
         Returns:
-            The outcomes, and the jobs to queue again: unfinished runs of a shared process that died without a stop
-            signal.
+            The outcomes, and the jobs to queue again: unfinished runs of a process with several runs that ended without
+            a report and without a stop signal.
         """
         self._process.join(timeout=10)
         self.receive_report()
@@ -138,38 +138,38 @@ class RunProcess:
 
     @property
     def exit_description(self) -> str:
-        """Description of the exit of the process: a signal or its exit code, and its error."""
+        """Text with the signal or exit code with which the process ended, and its error."""
         code = self._process.exitcode or 0
         description = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"{description} ({self._error})" if self._error else description
 
     @property
     def _error(self) -> str:
-        """Error of the process; empty if its runs reported their exits, or nothing was received."""
+        """Error that the process reported instead of the exits of its runs; empty if there is none."""
         return self._report if isinstance(self._report, str) else ""
 
 
 def preload(jobs: Sequence[Job]) -> None:
-    """Start the fork server, which imports the modules that these runs need; do nothing if it is running.
+    """Start the fork server, which imports the modules of `jobs`; do nothing if it is running.
 
-    It starts with `SIGNALS` blocked, because a terminal also sends Ctrl-C to it; `_run_process` unblocks them.
+    It starts with `SIGNALS` blocked, because a terminal sends Ctrl-C to it, too. `_run_process` unblocks them.
     """
     targets = {node.get("_target_") for job in jobs for node in job.config.values() if isinstance(node, dict)}
     project_targets = [str(target) for target in targets if str(target).startswith("llmrl.")]
     modules = sorted({target.rpartition(".")[0] for target in project_targets if NO_FURTHER_TRUST.is_trusted(target)})
     multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD_MODULE, *modules])
-    resource_tracker.ensure_running()  # here, because it unblocks signals
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNAL_NUMBERS)
+    resource_tracker.ensure_running()  # before signals are blocked, because its start unblocks them
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNAL_NUMBERS)
     try:
         with _hide_main_module():
             forkserver.ensure_running()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 @contextmanager
 def _hide_main_module() -> Iterator[None]:
-    """Hide the launching program's main module, which new processes would import although runs do not need it."""
+    """Hide the `__main__` module of this program, which new processes would import although runs do not need it."""
     namespace: dict[str, Any] = vars(sys.modules["__main__"])
     hidden: dict[str, Any] = {name: namespace.pop(name) for name in ("__spec__", "__file__") if name in namespace}
     namespace["__spec__"] = None
@@ -180,9 +180,9 @@ def _hide_main_module() -> Iterator[None]:
 
 
 def _run_process(payload: ProcessPayload, log_file: str, pipe: Connection) -> None:
-    """Execute the runs of a process; send their exits to the launcher, because a full disk prevents records."""
-    os.setpgid(0, 0)  # the launcher passes the terminal's Ctrl-C on
-    for signal_number in _SIGNAL_NUMBERS:  # the server ignores and blocks them
+    """Execute the runs of a process and send their exits to the launcher, also if a full disk prevents records."""
+    os.setpgid(0, 0)  # no Ctrl-C of the terminal reaches this process, because the launcher forwards it
+    for signal_number in _SIGNAL_NUMBERS:  # the server ignores and blocks these signals
         signal.signal(signal_number, signal.default_int_handler if signal_number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNAL_NUMBERS)
     redirect_output(log_file)
@@ -191,7 +191,7 @@ def _run_process(payload: ProcessPayload, log_file: str, pipe: Connection) -> No
         pipe.send([replace(run_exit, error=run_exit.error[:_MAX_ERROR_CHARACTERS]) for run_exit in exits])
     except BaseException as error:
         pipe.send(summarize_error(error)[:_MAX_ERROR_CHARACTERS])
-        if isinstance(error, KeyboardInterrupt):  # before a run handles signals; Python's exit code would be 1
+        if isinstance(error, KeyboardInterrupt):  # raised before a run handles signals; Python would exit with code 1
             raise SystemExit(128 + signal.SIGINT) from None
         raise
 
@@ -200,7 +200,7 @@ def _run_process(payload: ProcessPayload, log_file: str, pipe: Connection) -> No
 class Local(Backend):
     """A backend that computes runs in parallel processes on this machine.
 
-    If there are more runs than fit at once, those with equal keys share processes.
+    If more runs are missing than fit on the machine at once, runs with equal batch keys share processes.
     """
 
     def prepare(self, jobs: Sequence[Job]) -> None:
@@ -224,9 +224,9 @@ class Local(Backend):
 class BatchProcessPool:
     """A pool of processes that compute batches of runs; a failed run does not stop the others.
 
-    The first Ctrl-C or termination signal is passed on to the runs, which save and stop; no others are started. A
-    second Ctrl-C stops them at once. If a process of several runs dies, its unfinished runs are queued again, each for
-    a process of its own.
+    The first Ctrl-C or termination signal is forwarded to the runs, which save and stop; no further runs are started. A
+    second Ctrl-C stops them at once. If a process with several runs is killed, its unfinished runs are queued again,
+    each for a process of its own.
 
     Args:
         batches: runs to compute, by process.
@@ -252,7 +252,7 @@ class BatchProcessPool:
         threads = max((job.hardware.threads or job.cores for job in self.jobs), default=1)
         # The flag is entered before launches are recorded, so that waiting runs are recorded as canceled after a stop.
         with preserve_environment(), StopFlag() as stop:
-            os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))  # the server loads libraries for all runs
+            os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))  # for libraries that the server loads
             try:
                 self.log_folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -267,7 +267,7 @@ class BatchProcessPool:
         return self.outcomes + [cancel_before_start(job) for launch in self.waiting for job in launch.batch.jobs]
 
     def _run_processes(self, stop: StopFlag) -> None:
-        """Start processes and collect their outcomes, until none is left or a signal stops the sweep."""
+        """Start processes and collect their outcomes, until all runs have ended or a signal stops the sweep."""
         with ProgressBar(len(self.jobs), "runs", name_progress_bar(self.jobs), done=len(self.outcomes)) as progress:
             is_stopping, watch = False, SweepWatch(progress)
             while self.running or (self.waiting and not stop.requested):
@@ -303,9 +303,9 @@ class BatchProcessPool:
                     progress.update(len(self.outcomes))
 
     def _record_and_queue(self, batch_index: int, batch: JobBatch) -> None:
-        """Record the launch of a batch's runs, and queue those for which this succeeded."""
-        first = batch.jobs[0].folder
-        name = f"{len(batch.jobs)}-rows" if len(batch.jobs) > 1 else f"{first.parent.name}-{first.name}"
+        """Record the launch of the runs of a batch, and queue the runs for which this succeeded."""
+        folder = batch.jobs[0].folder
+        name = f"{len(batch.jobs)}-rows" if len(batch.jobs) > 1 else f"{folder.parent.name}-{folder.name}"
         log_file = self.log_folder / f"{batch_index:04d}-{name}.log"
         write_log_header(log_file, batch)
         launches, failures = record_batch_launch(batch, self.log_folder.parent, str(log_file))
@@ -313,7 +313,7 @@ class BatchProcessPool:
         self.outcomes += failures
 
     def _requeue(self, shared: BatchLaunch, jobs: Sequence[Job]) -> None:
-        """Queue the runs of a process that died, each by itself and before all others: one may have killed it."""
+        """Queue the runs of a killed process first, each in a process of its own, because one may be the cause."""
         requeued: list[BatchLaunch] = []
         for job in jobs:
             try:
@@ -324,15 +324,15 @@ class BatchProcessPool:
 
     def _start_processes(self) -> None:
         while self.waiting and self._fits(self.waiting[0].batch):
-            first = self.waiting.pop(0)
-            hardware = first.batch.hardware
+            launch = self.waiting.pop(0)
+            hardware = launch.batch.hardware
             gpus = tuple(self.free_gpus[: hardware.gpus])
             del self.free_gpus[: hardware.gpus]
-            n_processes = min(self.machine.count_parallel(hardware, first.batch.cores), len(self.batches))
-            self.running.append(RunProcess(first, self.run_function, gpus, n_processes))
+            n_processes = min(self.machine.count_parallel(hardware, launch.batch.cores), len(self.batches))
+            self.running.append(RunProcess(launch, self.run_function, gpus, n_processes))
 
     def _fits(self, batch: JobBatch) -> bool:
-        """Return whether one more process fits; with no process running, it always does."""
+        """Return whether cores, memory and GPUs suffice for one more process; the first process always fits."""
         if not self.running:
             return True
         if len(self.running) >= self.machine.count_parallel(batch.hardware, batch.cores):
@@ -349,7 +349,7 @@ class BatchProcessPool:
         for process in self.running:
             process.receive_report()
         if ready and all(process.is_running for process in self.running):
-            time.sleep(_POLL_S)  # the fork server is gone, so sentinels no longer show which process has ended
+            time.sleep(_POLL_S)  # the fork server has ended, so all sentinels are ready
 
     def _send_signal(self, signal_number: int) -> None:
         for process in self.running:

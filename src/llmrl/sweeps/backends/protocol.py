@@ -1,4 +1,4 @@
-"""The hardware of a sweep's runs (`hardware=`), and the interface of its backends, which other packages can implement.
+"""The hardware of runs (`hardware=`), and the interface of backends, which other packages can implement.
 
 `Job`, `Hardware` and `Backend` refer to each other, so they are defined in one module.
 """
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 OutcomeState = RunState | Literal["submitted", "elsewhere", "refused"]
 """State of a run as reported by its launcher.
 
-`canceled`: the launcher was stopped before the run started. `submitted`: the launcher does not wait for it.
-`elsewhere`: another process or job already computes it. `refused`: it could not be submitted.
+`canceled`: the launcher was stopped before the run started. `submitted`: the run has a job, for which the launcher does
+not wait. `elsewhere`: another process or job already computes the run. `refused`: it could not be submitted.
 """
 
 
 class SchedulerError(ConfigError):
-    """A scheduler refused a request, or does not answer."""
+    """A scheduler rejected a request, or cannot be reached."""
 
 
 class Scheduler(Protocol):
-    """A scheduler, whose jobs continue without the process that launched them.
+    """A scheduler, whose jobs continue after the end of the process that submitted them.
 
-    Its constructor takes no arguments, because `llmrl-sweep` has only the `queued.json` of a job
+    Its constructor takes no arguments, because `llmrl-sweep` has only the launch record of a job
     (`llmrl.run.queued.LaunchRecord`).
     """
 
     def query_queues(self, launch_records: Sequence[LaunchRecord]) -> list[QueueSnapshot]:
-        """Return the queues that these jobs were submitted to; a job in none of them is assumed to exist.
+        """Return the queues to which these jobs were submitted; a job that no queue covers is assumed to exist.
 
         Raises:
             SchedulerError: the scheduler cannot be queried now.
@@ -50,29 +50,29 @@ class Scheduler(Protocol):
         ...
 
     def find_job_ends(self, job_ids: Sequence[str]) -> Mapping[str, JobEnd]:
-        """Return the ends of jobs that are no longer in the queue, by job id; unknown jobs are left out."""
+        """Return the ends of jobs that have left the queue, by job id, without unknown jobs."""
         ...
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Cancel jobs; running ones get SIGTERM, so that they save first.
 
         Raises:
-            SchedulerError: the scheduler refused.
+            SchedulerError: the scheduler rejected the request.
         """
         ...
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """A backend, which computes the runs of a sweep: one class each, named by `hardware.backend._target_`.
+    """A backend, which computes the runs of a sweep. `hardware.backend._target_` names its class.
 
     Its constructor takes the options of the backend; device, precision and requirements of a run are in `Hardware`.
-    Backends of other packages derive from this class, and must define `launch` only.
+    Backends of other packages derive from this class and only need to define `launch`.
 
     Attributes:
-        scheduler: class of the scheduler of jobs that outlive the launching process; None: runs end with that process.
-        command_lines: options that a shell or a job script runs verbatim, each with a harmless value. Any other value
-            is submitted only if it was typed or is trusted (docs/extending.md#whose-code-runs).
+        scheduler: class of the scheduler of the jobs; None: runs end with the launching process.
+        command_lines: options whose text a shell or a job script executes, each with its harmless default. Any other
+            value needs a command line or option file of the user, or trust (docs/extending.md#whose-code-runs).
     """
 
     scheduler: ClassVar[type[Scheduler] | None] = None
@@ -84,52 +84,52 @@ class Backend(Protocol):
         return 1
 
     def check(self, hardware: Hardware) -> None:
-        """Check options against the rest of the hardware; called when the `Hardware` is constructed.
+        """Check the options of the backend against `hardware`, whose constructor calls this.
 
         Raises:
-            ConfigError: an option does not fit.
+            ConfigError: an option is incompatible with `hardware`.
         """
         return None
 
     def prepare(self, jobs: Sequence[Job]) -> None:
-        """Check that the jobs can be launched from here, before anything is started or written.
+        """Check that the jobs can be launched on this machine, before anything is started or written.
 
         Raises:
-            ConfigError: a common requirement of the runs is missing, or a run does not fit.
+            ConfigError: a program or package is missing, or a run needs more than the machine has.
         """
         return None
 
     def make_batches(self, jobs: Sequence[Job]) -> list[JobBatch]:
-        """Divide jobs into batches, one for each process: one run, or several with equal keys (`Job.batch_key`).
+        """Divide jobs into batches, one for each process: a single run, or several with equal `Job.batch_key`.
 
         A backend overrides this only if its `launch` computes several runs with `llmrl.sweeps.payload.ProcessPayload`.
         """
         return [JobBatch((job,)) for job in jobs]
 
     def describe_requests(self, batches: Sequence[JobBatch]) -> list[str]:
-        """Return the requests to a scheduler for these batches as text, one for each group of equal requests."""
+        """Return texts on the requests to the scheduler for these batches, one for each group of equal requests."""
         return []
 
     def count_parallel(self, batches: Sequence[JobBatch]) -> int | None:
-        """Return the number of these batches that run at the same time; None if the scheduler decides."""
+        """Return the maximum number of these batches that run at the same time; None if there is no limit."""
         return None
 
     @abstractmethod
     def launch(self, jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path) -> list[JobOutcome]:
         """Compute the runs; a run that fails does not stop the others.
 
-        Record the launch of each run first (`llmrl.sweeps.jobs.record_launch`), then compute it by a call of
-        `llmrl.sweeps.payload.RunPayload`.
-        A stop signal (`llmrl.run.signals.StopFlag`) is passed on to running runs; waiting ones become `canceled`.
+        Record the launch of each run first (`llmrl.sweeps.jobs.record_launch`), then compute it by a call of a
+        `llmrl.sweeps.payload.RunPayload`. Forward a stop signal (`llmrl.run.signals.StopFlag`) to the processes of
+        runs; runs that wait become `canceled`.
 
         Args:
-            jobs: runs that are missing, with equal options of this backend.
+            jobs: missing runs, with equal options of this backend.
             run_function: function that computes one run.
             sweep_folder: existing folder for the output of jobs.
 
         Returns:
-            One outcome for each job. Without a scheduler, after all have ended. With one, after all are submitted:
-            submitted runs have the state `submitted` and a `job_id`.
+            One outcome for each job, after all runs have ended. A backend with a scheduler returns after the submission
+            and gives submitted runs the state `submitted` and a `job_id`.
         """
         ...
 
@@ -143,10 +143,10 @@ class Hardware:
         device: torch device of policies and models; `auto`: a GPU if there is one.
         precision: precision of float32 matrix products (torch.set_float32_matmul_precision).
         threads: threads of torch and other numerical libraries in one run; None: as many as `cores`.
-        cores: processor cores of one run; None: the larger of its number of game processes and `threads`.
+        cores: number of CPU cores of one run; None: the larger of its number of game processes and `threads`.
         memory_gb: memory of one run, gigabytes.
-        gpus: GPUs of one run.
-        parallel: maximum number of processes of a sweep at once; None: as many as the backend has room for.
+        gpus: number of GPUs of one run.
+        parallel: maximum number of processes of a sweep at once; None: limited by the machine or the scheduler.
         rows: maximum number of runs that share one process; `auto`: as many as memory allows.
         jobs: maximum number of scheduler jobs of a sweep; further runs share jobs. None: one job for each run.
     """
@@ -172,21 +172,18 @@ class Hardware:
 
     @property
     def max_parallel_jobs(self) -> int | None:
-        """Maximum number of scheduler jobs at once.
-
-        It is the smaller of `parallel` and `jobs`; None: the scheduler decides.
-        """
+        """Maximum number of scheduler jobs at once, the smaller of `parallel` and `jobs`; None: no limit."""
         return min((limit for limit in (self.parallel, self.jobs) if limit is not None), default=None)
 
     def cores_for(self, game_processes: int) -> int:
-        """Return the number of cores for a run with that many game processes."""
+        """Return the number of cores for a run with `game_processes` processes of games."""
         return self.cores or max(self.threads or 1, game_processes)
 
     def apply(self, dry: bool = False) -> str:
-        """Set the threads and precision of torch in this process; return the torch device.
+        """Set the number of threads and the precision of torch in this process; return the torch device.
 
         Args:
-            dry: whether the run is only planned; a missing GPU is then replaced by `cpu`.
+            dry: whether the run is only planned; the device is then `cpu` if a GPU is missing.
 
         Raises:
             ConfigError: the device is a GPU, and torch sees none on this machine.
@@ -196,10 +193,10 @@ class Hardware:
         if (threads := self.threads or self.cores) is not None:
             torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(self.precision)
-        available = torch.cuda.is_available()
+        has_gpu = torch.cuda.is_available()
         if self.device == "auto":
-            return "cuda" if available else "cpu"
-        if self.device == "cuda" and not available:
+            return "cuda" if has_gpu else "cpu"
+        if self.device == "cuda" and not has_gpu:
             if dry:
                 return "cpu"
             raise ConfigError(
@@ -214,18 +211,18 @@ class Job:
 
     Attributes:
         config: resolved config as plain data; `output_root` is absolute.
-        overrides: Hydra overrides of this run as typed.
-        hardware: hardware to compute it on.
-        cores: number of cores for this run.
-        label_overrides: overrides for the label of its folder: those that differ within the sweep.
+        overrides: Hydra overrides of this run.
+        hardware: hardware of the run.
+        cores: number of CPU cores of the run.
+        label_overrides: overrides for the label of the run folder: those that differ within the sweep.
         environment: environment variables of its process (`hydra.job.env_set`).
         prerequisites: jobs of the same launch whose runs this one needs; it starts when they have ended.
-        purpose: purpose of a run that is computed because others need it, e.g. `pre-training`; empty for runs that the
-            user requested.
-        name: name of such a run, as in plans.
-        batch_key: runs with equal keys may share a process, as one batch; None: it has a process of its own.
-        additional_memory_gb: memory of the run in a process that has another run, gigabytes; None: as much as alone.
-        is_batching_faster: whether sharing a process saves time. If not, it is shared only at the request of options.
+        purpose: kind of a prerequisite of other runs, e.g. `pre-training`; empty for runs that the user requested.
+        name: name of a prerequisite of other runs (`PrerequisiteRecord.name`); else empty.
+        batch_key: runs with equal keys may share a process as one batch; None: a process of its own.
+        additional_memory_gb: memory that the run adds to a process with another run, gigabytes; None:
+            `hardware.memory_gb`.
+        is_batching_faster: whether a shared process is faster. If not, only the option `hardware.rows` enables it.
     """
 
     config: dict[str, Any]
@@ -246,7 +243,7 @@ class Job:
 
         Args:
             seed: whole number >= 0. No other value of the config may depend on it.
-            overrides, label_overrides: as for the constructor.
+            overrides, label_overrides: attributes of the new job.
         """
         job = replace(self, config={**self.config, "seed": seed}, overrides=overrides, label_overrides=label_overrides)
         # The hash and the folder of an experiment do not depend on the seed.
@@ -256,8 +253,8 @@ class Job:
     @cached_property
     def folder(self) -> Path:
         """The run folder, which need not exist yet."""
-        c = self.config
-        return find_run_folder(Path(c["output_root"]), c["name"], self.digest, self.label_overrides, c["seed"])
+        root, name, seed = (self.config[key] for key in ("output_root", "name", "seed"))
+        return find_run_folder(Path(root), name, self.digest, self.label_overrides, seed)
 
     @cached_property
     def digest(self) -> str:
@@ -266,33 +263,33 @@ class Job:
 
     @property
     def command(self) -> str:
-        """Console script of its config: `llmrl-finetune` if it has the key `method`, else `llmrl-train`."""
+        """Command that computes the run: `llmrl-finetune` if its config has the key `method`, else `llmrl-train`."""
         return "llmrl-finetune" if "method" in self.config else "llmrl-train"
 
 
 @dataclass(frozen=True)
 class JobBatch:
-    """The runs that one process computes; usually one.
+    """The jobs of one process.
 
     Attributes:
-        jobs: one job, or several with equal keys.
+        jobs: one job, or several with equal `batch_key`.
     """
 
     jobs: tuple[Job, ...]
 
     @property
     def hardware(self) -> Hardware:
-        """Hardware of its runs, which is the same for all."""
+        """Hardware of the runs, which is the same for all."""
         return self.jobs[0].hardware
 
     @property
     def cores(self) -> int:
-        """Number of cores, the same as for one run, because the runs of a batch take turns."""
+        """Number of CPU cores: that of one run, because the runs of a batch share one main thread."""
         return self.jobs[0].cores
 
     @property
     def memory_gb(self) -> float:
-        """Memory in gigabytes: that of one run in its own process, plus the additional memory of each further run."""
+        """Memory in gigabytes: that of one run, plus the additional memory of each further run."""
         run_gb = self.hardware.memory_gb
         return run_gb + sum(
             run_gb if job.additional_memory_gb is None else job.additional_memory_gb for job in self.jobs[1:]
@@ -312,11 +309,11 @@ class JobOutcome:
         job: job.
         folder: run folder of the job.
         state: state of the run (`OutcomeState`).
-        skipped: whether nothing was done, because the run was finished or another process computes it.
+        skipped: whether the run was not launched, because it is finished or another process computes it.
         result: scalar result of a finished run.
-        error: reason why it is not finished, or the process that computes it.
+        error: reason why the run is not finished, or the process that computes it.
         seconds: duration of the attempt; None if unknown.
-        job_id: scheduler's id of a submitted run; else empty.
+        job_id: id of the scheduler's job; empty without one.
     """
 
     job: Job
@@ -337,5 +334,5 @@ class JobOutcome:
 
 
 def qualified_backend_name(backend: Backend) -> str:
-    """Return the dotted name of a backend's class, by which records of runs refer to it."""
+    """Return the dotted name of a backend's class, as in launch records."""
     return f"{type(backend).__module__}.{type(backend).__qualname__}"

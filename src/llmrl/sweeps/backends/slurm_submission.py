@@ -1,6 +1,6 @@
-"""`hardware/backend=slurm`: jobs of a cluster, queries to its queue and accounts, submission by submitit, and payload.
+"""`hardware/backend=slurm`: submission by submitit, queries to SLURM's queue and accounting, and the payload of jobs.
 
-A job computes its runs, and is requeued after a time limit or a preemption.
+A job computes one run or several, and is requeued after a time limit or a preemption.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class SlurmQueue:
 
     @cached_property
     def cluster(self) -> str:
-        """Name of the cluster; empty if it does not answer."""
+        """Name of the cluster; empty if SLURM cannot be queried."""
         return (read_cluster_setting("ClusterName") or "") if shutil.which("squeue") else ""
 
     def query_queues(self, launch_records: Sequence[LaunchRecord]) -> list[QueueSnapshot]:
-        """Return the queue of this machine's cluster, with the jobs of the users in `launch_records`."""
+        """Return snapshots of the queue with the jobs of the users in `launch_records`, one for each backend."""
         users = frozenset(launch_record.user or getpass.getuser() for launch_record in launch_records)
         jobs = _read_queue(sorted(users)) if self.cluster else None
         if jobs is None:
@@ -66,12 +66,12 @@ class SlurmQueue:
         states = {job: state for job, (state, _) in jobs.items()}
         reasons = {job: reason for job, (state, reason) in jobs.items() if state == "PENDING" and reason != "None"}
         ends = {job: _to_job_end(state) for job, state in states.items() if state in ENDED_STATES}
-        active = {job: state for job, state in states.items() if job not in ends}
+        active_states = {job: state for job, state in states.items() if job not in ends}
         backends = dict.fromkeys(launch_record.backend for launch_record in launch_records)
-        return [QueueSnapshot(backend, self.cluster, users, active, ends, reasons) for backend in backends]
+        return [QueueSnapshot(backend, self.cluster, users, active_states, ends, reasons) for backend in backends]
 
     def find_job_ends(self, job_ids: Sequence[str]) -> Mapping[str, JobEnd]:
-        """Return the ends of jobs in the accounting database; empty if the cluster keeps none."""
+        """Return the ends of jobs from the accounting database; empty if the cluster has none."""
         if not job_ids or not shutil.which("sacct"):
             return {}
         arguments = ["--format=JobID,State", "--jobs", ",".join(job_ids)]
@@ -85,7 +85,7 @@ class SlurmQueue:
         }
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """Cancel jobs; running ones have the cluster's KillWait to save."""
+        """Cancel jobs; running ones get SIGTERM, and SIGKILL after the cluster's KillWait."""
         if not job_ids:
             return
         try:
@@ -97,11 +97,11 @@ class SlurmQueue:
 
 
 def _to_job_end(state: str) -> JobEnd:
-    return JobEnd(f"SLURM: {state}", state.startswith("CANCELLED"))  # in accounts, the name of the user follows
+    return JobEnd(f"SLURM: {state}", state.startswith("CANCELLED"))  # sacct appends the name of the user
 
 
 def _read_queue(users: Iterable[str]) -> dict[str, tuple[str, str]] | None:
-    """Return state and reason by job id (`123` or `123_4`) of the jobs of `users`; None if squeue does not answer.
+    """Return state and reason of the jobs of `users` by id (`123` or `123_4`); None if squeue fails.
 
     Jobs that ended in the last minutes are included.
     """
@@ -115,7 +115,7 @@ def _read_queue(users: Iterable[str]) -> dict[str, tuple[str, str]] | None:
 
 
 def expand_array_job_ids(jobs: str) -> list[str]:
-    """Return the jobs of one line of accounts: tasks of an array that never started share a line.
+    """Return the job ids in one line of sacct, in which tasks of an array that never started are combined.
 
     >>> expand_array_job_ids("12"), expand_array_job_ids("12_3"), expand_array_job_ids("12_[0-1,4%2]")
     (['12'], ['12_3'], ['12_0', '12_1', '12_4'])
@@ -128,7 +128,7 @@ def expand_array_job_ids(jobs: str) -> list[str]:
 
 
 def read_cluster_setting(name: str) -> str | None:
-    """Return a field of the cluster's configuration; None if the cluster does not answer."""
+    """Return a field of the cluster's configuration; None if it is unknown or scontrol fails."""
     match = re.search(rf"^{name}\s*=\s*(\S+)", run_slurm_command(["scontrol", "show", "config"]) or "", re.MULTILINE)
     return match.group(1) if match else None
 
@@ -147,10 +147,8 @@ _REQUIRED_COMMANDS = ("sbatch", "srun", "squeue")
 _SUBMITIT_PARAMETERS = ("array_parallelism", "signal_delay_s", "srun_args", "stderr_to_stdout")
 """Parameters of submitit that are not options of sbatch."""
 
-
 PEER_EXIT_TIMEOUT_S = 60
-"""Seconds after the end of one of a run's processes at which a job ends the others, so that the error can be
-recorded."""
+"""Seconds between the end of the first process of a run and the kill of the others, in which they record the error."""
 
 
 @dataclass(frozen=True)
@@ -160,21 +158,21 @@ class Slurm(Backend):
     Attributes:
         partition, account, qos, constraint: options of sbatch; None: the cluster's default.
         time_min: time limit of one attempt, minutes.
-        max_timeouts: number of times that a run which reached its time limit is queued again.
-        warn_s: seconds before the limit at which the run is signaled to save.
-        setup: shell lines before the run starts (`module load ...`).
+        max_timeouts: maximum number of times that a job is requeued after its time limit.
+        warn_s: seconds before the time limit at which runs get a signal to save and stop.
+        setup: shell commands before a run starts (`module load ...`).
         srun_args: further arguments of srun.
-        python: command that starts Python in a job; None: the interpreter that launches.
+        python: command that starts Python in a job; None: the interpreter of this process.
         extra: further sbatch options by name (`{mail-user: me@example.org}`).
-        nodes: number of machines of a job, over which its processes are distributed.
-        processes_per_node: number of processes on each machine that compute the run together. `hardware.cores` is then
-            the number of cores of each process, and memory and GPUs are those of each machine.
+        nodes: number of machines of a job.
+        processes_per_node: number of processes on each machine that compute a run together. `hardware.cores` is the
+            number of cores of each process; memory and GPUs are per machine.
     """
 
     scheduler: ClassVar[type[Scheduler] | None] = SlurmQueue
     command_lines: ClassVar[Mapping[str, Any]] = {
         "setup": None,
-        "srun_args": ["--cpu-bind=none"],  # the value of the shipped options
+        "srun_args": ["--cpu-bind=none"],  # the default of the shipped options
         "python": None,
         "extra": None,
     }
@@ -203,8 +201,8 @@ class Slurm(Backend):
                 raise ConfigError(
                     f"hardware.backend.extra: {key!r}: {value!r} must be an option of sbatch with a value on one line"
                 )
-        # submitit regards a signal in the last fifth, or ten minutes, of the time limit as a time-out; SLURM's warning
-        # comes up to a minute early.
+        # submitit treats a signal in the last fifth, or the last ten minutes, of the time limit as a time-out. SLURM
+        # may send its warning up to a minute early.
         max_warn_s = max(0.2 * 60 * self.time_min, 600.0) - 60
         if self.warn_s > max_warn_s:
             raise ConfigError(
@@ -245,7 +243,7 @@ class Slurm(Backend):
 
     def describe_requests(self, batches: Sequence[JobBatch]) -> list[str]:
         texts = []
-        for array in group_by_key(batches, _job_requirements):
+        for array in group_by_key(batches, _get_job_requirements):
             hardware = array[0].hardware
             parameters = self._submitit_parameters(hardware, array[0].cores, max(batch.memory_gb for batch in array))
             setup, extra = parameters.pop("setup"), parameters.pop("additional_parameters")
@@ -261,19 +259,19 @@ class Slurm(Backend):
         return batches[0].hardware.max_parallel_jobs
 
     def launch(self, jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path) -> list[JobOutcome]:
-        """Submit all jobs, as arrays of jobs with equal requirements that are no larger than the cluster allows."""
+        """Submit all jobs, in arrays of jobs with equal requirements that do not exceed the cluster's MaxArraySize."""
         folder = sweep_folder / "slurm"
         outcomes: list[JobOutcome] = []
         launches: list[BatchLaunch] = []
         cluster, user = SlurmQueue().cluster, getpass.getuser()
         max_array_size = int(read_cluster_setting("MaxArraySize") or 1000)
-        # A signal takes effect after submissions are recorded.
+        # A signal does not interrupt a submission before it is recorded.
         with StopFlag("no more runs are submitted") as stop:
             for batch in self.make_batches(jobs):
                 batch_launches, failures = record_batch_launch(batch, sweep_folder, cluster=cluster, user=user)
                 launches += batch_launches
                 outcomes += failures
-            for array in group_by_key(launches, lambda launch: _job_requirements(launch.batch)):
+            for array in group_by_key(launches, lambda launch: _get_job_requirements(launch.batch)):
                 previous_id = ""
                 for chunk in (array[i : i + max_array_size] for i in range(0, len(array), max_array_size)):
                     if stop.requested:
@@ -283,14 +281,16 @@ class Slurm(Backend):
                         ids = self._submit_array([launch.batch for launch in chunk], run_function, folder, previous_id)
                     except SchedulerError as error:
                         for launch in chunk:
-                            refused = launch.batch.jobs
-                            outcomes += [JobOutcome(job, job.folder, "refused", error=str(error)) for job in refused]
+                            outcomes += [
+                                JobOutcome(job, job.folder, "refused", error=str(error)) for job in launch.batch.jobs
+                            ]
                             launch.update_records(error=str(error))
                         continue
                     previous_id = ids[0].partition("_")[0]
                     for launch, job_id in zip(chunk, ids, strict=True):
-                        submitted = launch.batch.jobs
-                        outcomes += [JobOutcome(job, job.folder, "submitted", job_id=job_id) for job in submitted]
+                        outcomes += [
+                            JobOutcome(job, job.folder, "submitted", job_id=job_id) for job in launch.batch.jobs
+                        ]
                         try:
                             launch.update_records(job_id=job_id, log=str(folder / f"{job_id}_0_log.out"))
                         except RunFolderError as error:
@@ -302,9 +302,9 @@ class Slurm(Backend):
     ) -> list[str]:
         """Submit one array, or one job, of batches with equal requirements; return the job ids.
 
-        The jobs wait until the jobs whose runs they need have ended, successfully or not, because runs check this
-        themselves. If the number of jobs at once is limited, an array also waits for the array of job `previous_id`,
-        because SLURM limits each array separately.
+        The jobs wait until the jobs of their prerequisites have ended, successfully or not, because a run checks its
+        prerequisites when it starts. If the number of parallel jobs is limited, an array also waits for the array
+        `previous_id`, because SLURM limits each array separately.
         """
         import submitit
         from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -335,7 +335,7 @@ class Slurm(Backend):
             ) from error
 
     def _submitit_parameters(self, hardware: Hardware, cores: int, memory_gb: float) -> dict[str, Any]:
-        """Return the parameters for submitit."""
+        """Return submitit's parameters for a job with `cores` cores per process and `memory_gb` gigabytes."""
         threads = hardware.threads or cores
         peer_wait_options = [f"--wait={PEER_EXIT_TIMEOUT_S}"] if self.processes > 1 else []
         parameters: dict[str, Any] = {
@@ -358,8 +358,8 @@ class Slurm(Backend):
         return parameters | {name: value for name, value in optional.items() if value is not None}
 
 
-def _job_requirements(batch: JobBatch) -> tuple[Hardware, int, frozenset[Path]]:
-    """Return the requirements of a job, and the folders of the runs that it waits for."""
+def _get_job_requirements(batch: JobBatch) -> tuple[Hardware, int, frozenset[Path]]:
+    """Return hardware and cores of a job, and the folders of the runs for which it waits."""
     return (
         batch.hardware,
         batch.cores,
@@ -368,9 +368,9 @@ def _job_requirements(batch: JobBatch) -> tuple[Hardware, int, frozenset[Path]]:
 
 
 def _remove_job_environment() -> None:
-    """Remove the variables of a job that this process may be in, because sbatch would use them as options.
+    """Remove the environment variables of the job in which this process may run: sbatch would use them as options.
 
-    The location of SLURM's configuration (`SLURM_CONF`) and the user's defaults for sbatch are kept.
+    The location of SLURM's configuration (`SLURM_CONF`) and the user's defaults for sbatch are not removed.
     """
     prefixes = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "PMI_", "PMIX_", JOB_ID)
     for name in [name for name in os.environ if name.startswith(prefixes) and name != "SLURM_CONF"]:
@@ -379,23 +379,23 @@ def _remove_job_environment() -> None:
 
 @dataclass(frozen=True)
 class SlurmPayload:
-    """`ProcessPayload` as submitit runs them in a SLURM job."""
+    """A function for submitit that executes a `ProcessPayload` in a SLURM job."""
 
     payload: ProcessPayload
 
     def __call__(self) -> None:
-        """Compute the runs; requeue the job if a run was signaled to save before a time limit or a preemption.
+        """Compute the runs; requeue the job if a signal stopped a run before a time limit or a preemption.
 
-        Runs that are finished by then are not started again.
+        A requeued job skips runs that are finished.
 
         Raises:
-            SystemExit: a run did not finish; with the exit code of `llmrl-train`, of several the lowest.
+            SystemExit: a run did not finish. The exit code is the lowest of the runs' exit codes.
         """
         if int(os.environ.get("SLURM_NTASKS", "1")) > 1:
             from submitit.helpers import TorchDistributedEnvironment
 
             TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
-        # submitit's handler counts time-outs and requeues. During the runs it is replaced by one that saves first.
+        # submitit's handler counts time-outs and requeues the job. During the runs it is replaced by `StopFlag`.
         requeue = signal.getsignal(signal.SIGUSR2)
         exit_codes = [run_exit.exit_code for run_exit in self.payload() if run_exit.exit_code]
         if not exit_codes:
@@ -413,13 +413,13 @@ class SlurmPayload:
         raise SystemExit(min(exit_codes))
 
     def checkpoint(self) -> Any:
-        """Return the payload that submitit submits again: the same."""
+        """Return this payload, for submitit to submit it again."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
     def _record_requeue_error(self, text: str) -> None:
-        """Record in the status of unfinished runs why they are not continued."""
+        """Record in the status of unfinished runs the reason `text` why the job was not requeued."""
         for run in self.payload.payloads:
             try:
                 status = read_status(run.folder)
@@ -433,8 +433,8 @@ class SlurmPayload:
 def _is_job_running(n_queries: int = 5, interval_s: float = 2.0) -> bool:
     """Return whether SLURM still counts this job as running after it has sent SIGTERM.
 
-    A job that is canceled or requeued soon has another state, and SLURM ends it. A job whose preemption begins with a
-    grace period stays RUNNING, and would be FAILED if it ended within this period.
+    A canceled or requeued job soon has another state, and SLURM ends it. A job that is preempted after a grace period
+    is still RUNNING within this period, and would count as FAILED if it ended by itself.
     """
     for _ in range(n_queries):
         command = ["squeue", "--noheader", f"--jobs={os.environ.get('SLURM_JOB_ID', '')}", "--format=%T"]
