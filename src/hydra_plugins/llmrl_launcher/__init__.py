@@ -1,1 +1,1 @@
-"""Launcher and sweeper of llmrl as Hydra plugins; the implementation is in `llmrl.sweeps`."""
+"""Launcher and sweeper of llmrl as Hydra plugins. `llmrl.sweeps` has the backends."""

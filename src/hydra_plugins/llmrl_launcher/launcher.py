@@ -24,27 +24,28 @@ log = logging.getLogger(__name__)
 _MESSAGE_INTERVAL_S = 5.0
 """Seconds between two messages about the composition of a sweep."""
 _SEED_PATTERN = re.compile(r"seed=(0|[1-9][0-9]*)")
-EXIT_INTERRUPTED = 130  # also if only the wait for submitted runs was interrupted
+EXIT_INTERRUPTED = 130  # exit code after Ctrl-C, also if this only ended the wait for submitted runs
 
 
 class FinishedJob(JobReturn):
     """The result of a run for a sweeper.
 
     Attributes:
-        outcome: outcome of the run.
+        outcome: outcome of the run; None if the run was only planned.
     """
 
     outcome: JobOutcome | None = None
 
 
 class LlmrlLauncher(Launcher):
-    """A launcher that composes every run before it starts any, and computes the missing ones as `hardware` says.
-
-    A sweeper that launches in several batches sets `swept` to the keys that differ between its runs. It also sets
-    `in_batches`, so that no further commands are suggested after each batch.
+    """A launcher that composes all runs before it starts one, and computes missing runs by the backend of `hardware`.
 
     Args:
-        wait: whether to wait until all runs have ended; else return after submission (backends with a scheduler).
+        wait: whether to wait until all runs have ended. False: return after the submission to a scheduler.
+
+    Attributes:
+        swept: keys that differ between the runs of the sweep, if a sweeper sets them; None: those of each launch.
+        in_batches: whether a sweeper launches in several batches. If so, no next commands are printed after a launch.
     """
 
     def __init__(self, wait: bool) -> None:
@@ -75,9 +76,9 @@ class LlmrlLauncher(Launcher):
         with exit_on_error(application_of(self.config).command):
             runs = self._compose(job_overrides, initial_job_idx)
             end_composition()
-            if len(dry := {run.config["dry_run"] for run in runs}) > 1:
+            if len(dry_run_values := {run.config["dry_run"] for run in runs}) > 1:
                 raise ConfigError("dry_run must have the same value in all runs of a sweep")
-            if dry == {True}:
+            if dry_run_values == {True}:
                 self._print_plan(runs)
                 return [_build_job_return(list(overrides), None, 0) for overrides in job_overrides]
             sweep_folder = redact_folder_names(Path(self.config.hydra.sweep.dir)).expanduser().absolute()
@@ -86,22 +87,21 @@ class LlmrlLauncher(Launcher):
             self._print_study_results(runs, outcomes)
         run_outcomes = outcomes[-len(runs) :] if runs else []
         return [
-            _build_job_return(list(o), outcome, code) for o, outcome in zip(job_overrides, run_outcomes, strict=True)
+            _build_job_return(list(overrides), outcome, code)
+            for overrides, outcome in zip(job_overrides, run_outcomes, strict=True)
         ]
 
     def _print_study_results(self, runs: Sequence[Experiment], outcomes: Sequence[JobOutcome]) -> None:
-        """Show the results of a study if this sweep was one and is finished."""
+        """Show the results of each study in the sweep if all runs are finished."""
         from llmrl.display.sweeps import show_study
 
         studies = [run for run in runs if (run.config.get("report") or {}).get("question")]
         if studies and all(outcome.state == "finished" for outcome in outcomes):
-            for folder, report in {
-                experiment.folder.parent.parent: experiment.config["report"] for experiment in studies
-            }.items():
+            for folder, report in {run.folder.parent.parent: run.config["report"] for run in studies}.items():
                 show_study(folder, report)
 
     def _print_plan(self, runs: Sequence[Experiment]) -> None:
-        """Print the plan of the runs: all of it for one run, as without --multirun, and a table for several.
+        """Print the full plan for a single run and for fine-tuning, and a table for several runs.
 
         Raises:
             LlmrlError: the parts of a run cannot work together.
@@ -125,12 +125,12 @@ class LlmrlLauncher(Launcher):
         """Compose every run. Runs that differ only in the seed are composed once, unless other values depend on it.
 
         Raises:
-            ConfigError: a composed config makes no sense.
+            ConfigError: a composed config is invalid.
         """
         from llmrl.core.hydra_composition import cache_compositions
 
         runs: list[Experiment] = []
-        composed: dict[tuple[str, ...], Experiment] = {}
+        run_by_setting: dict[tuple[str, ...], Experiment] = {}
         previous_config = HydraConfig.instance().cfg
         report_time = time.monotonic()
         try:
@@ -141,22 +141,22 @@ class LlmrlLauncher(Launcher):
                         log.info("composed %s of %s runs", f"{i:,}", f"{len(job_overrides):,}")
                     seeds = [match[1] for override in overrides if (match := _SEED_PATTERN.fullmatch(override))]
                     setting = tuple(override for override in overrides if not _SEED_PATTERN.fullmatch(override))
-                    if seeds and setting in composed:
-                        runs.append(composed[setting].with_seed(int(seeds[-1])))
+                    if seeds and setting in run_by_setting:
+                        runs.append(run_by_setting[setting].with_seed(int(seeds[-1])))
                         continue
                     run, refers_to_seed = self._compose_run(overrides, initial_job_idx + i)
                     runs.append(run)
                     if seeds and not refers_to_seed:
-                        composed[setting] = run
+                        run_by_setting[setting] = run
         finally:
             HydraConfig.instance().cfg = previous_config
         return runs
 
     def _compose_run(self, overrides: Sequence[str], number: int) -> tuple[Experiment, bool]:
-        """Compose a run and set `HydraConfig`; return the run, and whether other values than the seed depend on it.
+        """Compose a run and set `HydraConfig`; return the run, and whether other values depend on the seed.
 
         Raises:
-            ConfigError: the composed config makes no sense.
+            ConfigError: the composed config is invalid.
         """
         from llmrl.experiment.composition import depends_on_seed
         from llmrl.experiment.experiment import Experiment
@@ -176,12 +176,12 @@ class LlmrlLauncher(Launcher):
 
 
 def _build_job_return(overrides: list[str], outcome: JobOutcome | None, code: int) -> JobReturn:
-    """Return a run's outcome as Hydra's type; `code` is the sweep's exit code."""
+    """Return the outcome of a run as Hydra's type; a failure has the exit code `code` of the sweep."""
     job = FinishedJob(overrides=overrides, status=JobStatus.COMPLETED)
     job.return_value = None if outcome is None else outcome.result
     job.outcome = outcome
-    ok_states = ("finished", "elsewhere") if code == EXIT_INTERRUPTED else ("finished", "elsewhere", "submitted")
-    if outcome is not None and outcome.state not in ok_states:
+    completed_states = ["finished", "elsewhere"] if code == EXIT_INTERRUPTED else ["finished", "elsewhere", "submitted"]
+    if outcome is not None and outcome.state not in completed_states:
         job.status = JobStatus.FAILED
         job.return_value = SystemExit(code)
     return job

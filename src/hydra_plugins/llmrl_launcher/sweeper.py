@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class LlmrlSweeper(Sweeper):
-    """A sweeper over every combination of the given values, in the order of Hydra's own sweeper.
+    """A sweeper over all combinations of the given values, in the order of Hydra's basic sweeper.
 
-    Unlike Hydra's sweeper, it does not compose runs to validate them, because the launcher composes all before it
-    starts any.
+    Unlike the basic sweeper, it does not compose runs to validate them, because the launcher composes all runs before
+    it starts one.
 
     Args:
-        params: overrides in addition to those of the command line, `{key: values}`.
+        params: further values to sweep by key, as the text of overrides.
     """
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
@@ -42,7 +42,7 @@ class LlmrlSweeper(Sweeper):
         )
 
     def all_overrides(self, arguments: list[str]) -> list[str]:
-        """Return all overrides, those of the command line last."""
+        """Return the overrides of `params`, then those of the command line."""
         return [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
 
     def sweep(self, arguments: list[str]) -> Any:
@@ -61,7 +61,7 @@ class LlmrlSweeper(Sweeper):
             self.launcher.swept = find_differing_keys(runs)
         returns = self.launcher.launch(runs, initial_job_idx=0)
         if codes := [code for job in returns if (code := _get_exit_code(job))]:
-            raise SystemExit(min(codes))  # a failure first, then a used-up budget, then a stop
+            raise SystemExit(min(codes))  # failures (1) first, then used-up budgets (3), then stops
         return [returns]
 
 

@@ -1,1 +1,1 @@
-"""The source from which Hydra reads the shipped options."""
+"""The config source from which Hydra reads the shipped options."""

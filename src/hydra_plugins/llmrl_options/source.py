@@ -1,4 +1,4 @@
-"""The shipped options as a source of configs: files, and the variants in them (`llmrl.core.option_files`).
+"""A config source of Hydra for the shipped option files and the variants in them (`llmrl.core.option_files`).
 
 Hydra imports this module at every start, so it must not import heavy modules.
 """
@@ -17,7 +17,7 @@ PACKAGE = "pkg://llmrl.conf"
 
 
 class OptionSource(ConfigSource):
-    """The options of `llmrl.conf`; those of a file and its variants look like files of their own."""
+    """A config source for the options of `llmrl.conf`, in which each variant of a file has the path of a file."""
 
     @staticmethod
     def scheme() -> str:
@@ -64,7 +64,7 @@ class OptionSource(ConfigSource):
 
 
 class OptionSearchPath(SearchPathPlugin):
-    """Make Hydra read options from `OptionSource` wherever an application names their package."""
+    """A plugin that replaces the package of the options in Hydra's search path by `OptionSource`."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for element in search_path.get_path():
@@ -73,7 +73,7 @@ class OptionSearchPath(SearchPathPlugin):
 
 
 def _is_option_package(path: str) -> bool:
-    """Return whether an entry of a search path is the package of the options, or its folder."""
+    """Return whether a path in Hydra's search path is the package of the shipped options, or their folder."""
     folder = path.removeprefix("file://")
     if "://" in folder:
         return path == PACKAGE

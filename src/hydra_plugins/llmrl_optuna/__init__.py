@@ -1,4 +1,4 @@
-"""`hydra/sweeper=optuna`: hyperparameter search over everything the command line sweeps, except the seed."""
+"""`hydra/sweeper=optuna`: hyperparameter search over all swept keys except the seed."""
 
 SEED = "seed"
-"""The one swept key that is not searched."""
+"""Swept key that is not searched: each trial runs all seeds."""

@@ -1,6 +1,6 @@
-"""Conversion of Hydra's sweep grammar to a search space.
+"""Conversion of sweep overrides in Hydra's grammar to a search space of Optuna.
 
-The underscore in its name hides this module from Hydra's scan for plugins, which would import it in every command.
+Hydra's plugin discovery imports all modules of `hydra_plugins` except those whose names begin with an underscore.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _EXAMPLE = "'agent.ppo.learning_rate=tag(log,interval(1e-5,1e-2))'"
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """The search that a command line describes.
+    """The search space and the fixed overrides of a command line.
 
     Attributes:
-        space: searched distributions by key.
-        fixed: other overrides as typed.
-        seeds: seeds of each trial; None: not given.
+        space: distributions of the searched keys.
+        fixed: overrides of other keys.
+        seeds: seeds of each trial; None: no override sets the seed.
     """
 
     space: dict[str, BaseDistribution]
@@ -40,23 +40,24 @@ class SearchRequest:
 
 
 def parse_search_request(arguments: Sequence[str], loader: ConfigLoader) -> SearchRequest:
-    """Return the search that a command line describes; of several overrides of one key the last counts.
+    """Return the search of a command line; the last override of a key replaces earlier ones.
 
     Raises:
-        ConfigError: nothing is searched, something cannot be, or Optuna is missing.
+        ConfigError: no key is searched, a key cannot be searched, or Optuna is not installed.
     """
     check_optuna()
-    parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(arguments))
-    last = {override.get_key_element(): override for override in parsed}
-    seeds = _parse_seeds(last.pop(SEED, None))
-    space = {key: _parse_distribution(key, o, loader) for key, o in last.items() if o.is_sweep_override()}
+    overrides = OverridesParser.create(config_loader=loader).parse_overrides(list(arguments))
+    override_by_key = {override.get_key_element(): override for override in overrides}
+    seeds = _parse_seeds(override_by_key.pop(SEED, None))
+    space = {key: _parse_distribution(key, o, loader) for key, o in override_by_key.items() if o.is_sweep_override()}
     if not space:
         raise ConfigError(
             f"hydra/sweeper=optuna has nothing to search; sweep a key other than {SEED}, such as {_EXAMPLE}, or leave "
             "out hydra/sweeper"
         )
-    # As typed, including quotes, so that Hydra can parse them again.
-    return SearchRequest(space, [str(o.input_line) for o in last.values() if not o.is_sweep_override()], seeds)
+    # The original text includes quotes, so that Hydra can parse it again.
+    fixed = [str(o.input_line) for o in override_by_key.values() if not o.is_sweep_override()]
+    return SearchRequest(space, fixed, seeds)
 
 
 def _parse_seeds(override: Override | None) -> list[str] | None:
@@ -79,7 +80,7 @@ def _parse_distribution(key: str, override: Override, loader: ConfigLoader) -> B
     if not isinstance(value, IntervalSweep | RangeSweep):
         if tags:
             raise ConfigError(f"{key} chooses between values, which have no scale; leave out the tag log")
-        # Not in shuffled order, which would be another search space each time.
+        # The order of `shuffle(...)` is ignored, because it would give a different search space each time.
         if isinstance(value, ChoiceSweep):
             options = [Transformer.str(option) for option in value.list]
         else:
@@ -87,8 +88,8 @@ def _parse_distribution(key: str, override: Override, loader: ConfigLoader) -> B
         if not options:
             raise ConfigError(f"{key} has no values to choose from; give at least one, as in choice(1,10)")
         return CategoricalDistribution(tuple(dict.fromkeys(options)))
-    if parts := loader.get_group_options(override.key_or_group):
-        raise ConfigError(f"{key} chooses a part, not a number; name the options: {key}={','.join(parts)}")
+    if option_names := loader.get_group_options(override.key_or_group):
+        raise ConfigError(f"{key} chooses a part, not a number; name the options: {key}={','.join(option_names)}")
     low, high, step = _parse_bounds(key, value)
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ConfigError(f"{key} is searched from {low:g} to {high:g}; give two finite numbers")
@@ -101,7 +102,7 @@ def _parse_distribution(key: str, override: Override, loader: ConfigLoader) -> B
 
 
 def _parse_bounds(key: str, sweep: IntervalSweep | RangeSweep) -> tuple[float, float, float | None]:
-    """Return the lowest and highest number of a sweep, and their distance. Hydra's range excludes its end."""
+    """Return the lowest and highest number of a sweep, and the step, None without one. A range excludes its end."""
     if isinstance(sweep, IntervalSweep):
         assert sweep.start is not None and sweep.end is not None
         return sweep.start, sweep.end, None

@@ -1,4 +1,4 @@
-"""The sweeper for Optuna. Hydra imports this module in every command, so it must not import heavy modules."""
+"""The sweeper for Optuna. Hydra imports this module at every start, so it must not import heavy modules."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 
 _SETTINGS_CLASS = "llmrl.tuning.study.TuningSettings"
 FAILED_STATES = ("failed", "lost", "unreadable")
-"""States of runs that end a trial. A run in any other unfinished state is resumed when the command is repeated."""
+"""States of runs that end a trial as failed. Runs in other unfinished states are resumed by the same command."""
 _MAX_ROWS = 10
+"""Maximum number of trials in each table of the report."""
 _MIN_RELIABLE_TRIALS = 30
-"""Trials below which importances carry a warning."""
+"""Number of trials below which the report warns of unreliable importances."""
 
 
 class OptunaSweeper(LlmrlSweeper):
-    """A sweeper that searches the swept keys; it runs all seeds of a trial by the chosen launcher.
+    """A sweeper that searches the swept keys with Optuna; the chosen launcher runs all seeds of a trial.
 
     Args:
-        params: a search space in addition to that of the command line.
+        params: further keys to search, as the text of overrides by key.
         settings: fields of `llmrl.tuning.study.TuningSettings`, checked when the search starts.
     """
 
@@ -47,7 +48,7 @@ class OptunaSweeper(LlmrlSweeper):
             self._search(self.all_overrides(arguments))
 
     def _get_command_name(self) -> str:
-        """Return the name of the command."""
+        """Return the name of the command, for messages."""
         from llmrl.experiment.experiment import application_of
 
         assert self.config is not None
@@ -62,14 +63,15 @@ class OptunaSweeper(LlmrlSweeper):
         assert self.hydra_context is not None and self.config is not None and self.launcher is not None
         settings: TuningSettings = Builder().build(self.settings, "hydra.sweeper", _SETTINGS_CLASS)
         request = parse_search_request(arguments, self.hydra_context.config_loader)
-        first = self._compose_all(request)
-        folder = Path(settings.folder or Path(first["output_root"]) / first["name"] / settings.study)
-        seeds = request.seeds or [str(first[SEED])]
+        config = self._compose_all(request)
+        runs_folder = Path(config["output_root"]) / config["name"]
+        folder = Path(settings.folder or runs_folder / settings.study)
+        seeds = request.seeds or [str(config[SEED])]
         if hasattr(self.launcher, "swept") and hasattr(self.launcher, "in_batches"):
-            self.launcher.swept = set(request.space)  # the names of runs say what was tried
+            self.launcher.swept = set(request.space)  # so that labels of run folders contain the searched values
             self.launcher.in_batches = True
-        failures = 0
-        if first["dry_run"]:
+        n_failures = 0  # consecutive
+        if config["dry_run"]:
             self._print_plan(request, settings, seeds)
             return
         with Study(folder, settings, request.space, seeds, request.fixed) as study:
@@ -78,18 +80,18 @@ class OptunaSweeper(LlmrlSweeper):
                 study.write(self._format_best_command(request, study))
                 _print_trials(f"Search '{settings.study}'", study, trials)
                 for trial in trials:
-                    failures = failures + 1 if trial.state == "failed" else 0
-                    if failures == settings.max_failures:
+                    n_failures = n_failures + 1 if trial.state == "failed" else 0
+                    if n_failures == settings.max_failures:
                         errors = [f"seed {seed}: {r}" for seed, r in trial.results.items() if isinstance(r, str)]
                         raise ConfigError(
-                            f"{failures} trials in a row failed, the last with {errors[0]}. Tracebacks are in "
+                            f"{n_failures} trials in a row failed, the last with {errors[0]}. Tracebacks are in "
                             f"the run folders, all trials in {study.folder}. Repeat the command to go on with other "
                             "trials, with a larger hydra.sweeper.max_failures if some are bound to fail"
                         )
-            self._print_report(request, study, Path(first["output_root"]) / first["name"])
+            self._print_report(request, study, runs_folder)
 
     def _print_plan(self, request: SearchRequest, settings: TuningSettings, seeds: Sequence[str]) -> None:
-        """Print the plan of a trial, with the first option of every choice and the lowest numbers."""
+        """Print the plan of one trial, which has the first option of every choice and the lowest numbers."""
         from llmrl.tuning.space import list_options
 
         assert self.launcher is not None
@@ -101,22 +103,23 @@ class OptunaSweeper(LlmrlSweeper):
         )
 
     def _evaluate(self, request: SearchRequest, study: Study, batch: Sequence[TuningTrial]) -> list[TuningTrial]:
-        """Compute the runs of some trials, and record their results.
+        """Compute the runs of the trials in `batch`, record the results, and return the final trials.
 
-        Seeds run together without a pruner. With one they run one after the other, each for the trials that are left.
+        Without a pruner, all seeds run together. With a pruner, they run one after the other, and pruned and failed
+        trials have no further seeds.
         """
         assert self.launcher is not None
         seed_batches = [study.seeds] if study.settings.pruner == "none" else [[seed] for seed in study.seeds]
         results: dict[int, list[Result]] = {trial.number: [] for trial in batch}
         final_trials: dict[int, TuningTrial] = {}
         for seeds in seed_batches:
-            running = [trial for trial in batch if trial.number not in final_trials]
-            if not running:
+            active_trials = [trial for trial in batch if trial.number not in final_trials]
+            if not active_trials:
                 break
-            jobs = [[*request.fixed, *trial.overrides, f"{SEED}={seed}"] for trial in running for seed in seeds]
+            jobs = [[*request.fixed, *trial.overrides, f"{SEED}={seed}"] for trial in active_trials for seed in seeds]
             run_results = [_get_run_result(job) for job in self.launcher.launch(jobs, initial_job_idx=self._n_launched)]
             self._n_launched += len(jobs)
-            for i, trial in enumerate(running):
+            for i, trial in enumerate(active_trials):
                 trial_results = results[trial.number]
                 trial_results += run_results[i * len(seeds) : (i + 1) * len(seeds)]
                 values = [result for result in trial_results if not isinstance(result, str)]
@@ -128,13 +131,13 @@ class OptunaSweeper(LlmrlSweeper):
         return [final_trials[trial.number] for trial in batch]
 
     def _compose_all(self, request: SearchRequest) -> dict[str, Any]:
-        """Compose a trial with every option of every choice, so that typing errors are found before anything runs.
+        """Compose trials that contain every option of every choice once, so that errors are found before a run starts.
 
         Returns:
             `output_root`, `name`, `dry_run` and `seed` of the first trial.
 
         Raises:
-            ConfigError: runs of one search would go into several folders.
+            ConfigError: the value of `name` differs between trials.
         """
         from hydra.core.hydra_config import HydraConfig
 
@@ -142,16 +145,16 @@ class OptunaSweeper(LlmrlSweeper):
         from llmrl.tuning.space import list_options
 
         assert self.hydra_context is not None and self.config is not None
-        first = {key: list_options(distribution)[0] for key, distribution in request.space.items()}
-        settings = [first]
+        first_values = {key: list_options(distribution)[0] for key, distribution in request.space.items()}
+        settings = [first_values]
         for key, distribution in request.space.items():
-            settings += [{**first, key: option} for option in list_options(distribution)[1:]]
+            settings += [{**first_values, key: option} for option in list_options(distribution)[1:]]
         previous_config, configs = HydraConfig.instance().cfg, []
         try:
             for setting in settings:
                 overrides = [*request.fixed, *(f"{key}={text}" for key, text in setting.items())]
                 config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
-                HydraConfig.instance().set_config(config)  # a user's own name may ask it for the chosen options
+                HydraConfig.instance().set_config(config)  # `name` may interpolate the chosen options
                 configs.append({key: config[key] for key in ("output_root", "name", "dry_run", SEED)})
         finally:
             HydraConfig.instance().cfg = previous_config
@@ -161,55 +164,57 @@ class OptunaSweeper(LlmrlSweeper):
         return configs[0]
 
     def _format_best_command(self, request: SearchRequest, study: Study) -> str:
-        """Return the command that runs (or finds) the best trial so far; empty if there is none."""
+        """Return the command with the runs of the best trial so far; empty if there is none."""
         if not (ranking := study.rank_trials()):
             return ""
         assert self.config is not None
         sources = self.config.hydra.runtime.config_sources
         folders = [source.path for source in sources if source.provider == "command-line"]
-        arguments = [self._get_command_name(), *(word for folder in folders for word in ("--config-dir", folder))]
+        arguments = [self._get_command_name(), *(text for folder in folders for text in ("--config-dir", folder))]
         arguments += ["--multirun"] if len(study.seeds) > 1 else []
         return shlex.join([*arguments, *request.fixed, *ranking[0].overrides, f"{SEED}={','.join(study.seeds)}"])
 
-    def _print_report(self, request: SearchRequest, study: Study, runs: Path) -> None:
+    def _print_report(self, request: SearchRequest, study: Study, runs_folder: Path) -> None:
         from llmrl.display.console import print_fields
         from llmrl.display.sweeps import print_next_commands
         from llmrl.tuning.study import BEST_NAME, TRIALS_NAME
 
         ranking = study.rank_trials()
-        failed = [trial for trial in study.trials() if trial.state == "failed"]
-        pruned = [trial for trial in study.trials() if trial.state == "pruned"]
+        failed_trials = [trial for trial in study.trials() if trial.state == "failed"]
+        n_pruned = sum(trial.state == "pruned" for trial in study.trials())
         _print_trials(f"Search '{study.settings.study}', best trials", study, ranking[:_MAX_ROWS])
-        if failed:
-            _print_trials("Failed trials", study, failed[-_MAX_ROWS:])
-        rows = [(f"importance of {key}", f"{share:.2f}") for key, share in study.compute_importances().items()]
+        if failed_trials:
+            _print_trials("Failed trials", study, failed_trials[-_MAX_ROWS:])
+        rows = [
+            (f"importance of {key}", f"{importance:.2f}") for key, importance in study.compute_importances().items()
+        ]
         if rows and len(ranking) < _MIN_RELIABLE_TRIALS:
             rows.append(("reliability", f"importances of {len(ranking)} trials are mostly noise"))
         print_fields(
             f"Search '{study.settings.study}'",
             [
-                ("trials", f"{len(ranking)} finished, {len(pruned)} pruned, {len(failed)} failed"),
+                ("trials", f"{len(ranking)} finished, {n_pruned} pruned, {len(failed_trials)} failed"),
                 *rows,
                 ("all trials", str(study.folder / TRIALS_NAME)),
                 ("best trial", str(study.folder / BEST_NAME)),
             ],
         )
-        # Not in the table, whose lines cannot be copied.
+        # Outside the table, so that the command can be copied.
         sys.stdout.write(f"The best trial again: {self._format_best_command(request, study)}\n")
         if ranking and all(seed.isdigit() for seed in study.seeds):
-            first = max(map(int, study.seeds)) + 1
-            fresh = ",".join(str(first + i) for i in range(3))
-            # The trial was selected for its score.
-            sys.stdout.write(f"An unbiased estimate needs new seeds: the same with --multirun {SEED}={fresh}\n")
-        print_next_commands(runs)
+            first_seed = max(map(int, study.seeds)) + 1
+            new_seeds = ",".join(str(first_seed + i) for i in range(3))
+            # The score of the best trial is biased upwards, because the trial was selected by it.
+            sys.stdout.write(f"An unbiased estimate needs new seeds: the same with --multirun {SEED}={new_seeds}\n")
+        print_next_commands(runs_folder)
 
 
 def _get_run_result(job: JobReturn) -> Result:
-    """Return the result of a run.
+    """Return the result of a run, or the error text of a failed one.
 
     Raises:
-        ConfigError: the launcher did not wait for results, or the runs have none.
-        BaseException: the interruption of the run, which ends the search. The same command continues it with this
+        ConfigError: the launcher did not wait for the result, or the run has none.
+        BaseException: the run was interrupted, which ends the search. The same command resumes the search with this
             trial.
     """
     from hydra.core.utils import JobStatus
@@ -226,12 +231,12 @@ def _get_run_result(job: JobReturn) -> Result:
             f"a search needs the results of its runs, and there is none of {' '.join(job.overrides or ())}; leave out "
             "dry_run=true and hydra.launcher.wait=false, or repeat the command when the process that computes it ends"
         )
-    error = job._return_value  # the property would raise it, with a message of its own
-    outcome: JobOutcome | None = getattr(job, "outcome", None)  # None with another launcher than llmrl's
+    error = job._return_value  # the property `return_value` would raise the error
+    outcome: JobOutcome | None = getattr(job, "outcome", None)  # None with launchers of other packages
     if outcome is not None and outcome.state in FAILED_STATES:
         return outcome.error
-    interrupted = isinstance(error, Stopped | BudgetExhausted | KeyboardInterrupt | SystemExit)
-    if outcome is not None or (interrupted and getattr(error, "code", None) != EXIT_FAILED):
+    is_interruption = isinstance(error, Stopped | BudgetExhausted | KeyboardInterrupt | SystemExit)
+    if outcome is not None or (is_interruption and getattr(error, "code", None) != EXIT_FAILED):
         raise error
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
@@ -243,8 +248,8 @@ def _print_trials(title: str, study: Study, trials: Sequence[TuningTrial]) -> No
     rows = []
     for trial in trials:
         results = [trial.results.get(seed, "-") for seed in study.seeds]
-        cells = [r if isinstance(r, str) else f"{r:.4g}" for r in results]
+        cells = [result if isinstance(result, str) else f"{result:.4g}" for result in results]
         value = trial.state if trial.value is None else f"{trial.value:.4g}"
         rows.append([str(trial.number), " ".join(trial.overrides), value, *cells])
-    done = sum(trial.state in ("finished", "pruned") for trial in study.trials())
-    print_table(f"{title} ({done} of {study.settings.trials} trials)", columns, rows)
+    n_done = sum(trial.state in ("finished", "pruned") for trial in study.trials())
+    print_table(f"{title} ({n_done} of {study.settings.trials} trials)", columns, rows)

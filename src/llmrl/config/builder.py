@@ -1,9 +1,8 @@
-"""The builder of objects from config nodes, the only code that looks up `_target_` and checks arguments.
+"""The builder of objects from config nodes, the only code that imports `_target_` and checks arguments.
 
-Every option file names a class and its options: the fields of its settings, or plain arguments. They are checked
-against the signature and type hints (ranges included, see `llmrl.core.ranges`) before anything is constructed. Objects
-that no file can describe (the environment's spec, the seed tree, the device, a language model) are injected by
-parameter name.
+An option file names a class and its options: the fields of its settings, or plain arguments. They are checked against
+the signature and type hints, including ranges (`llmrl.core.ranges`), before anything is constructed. Services (the
+environment's spec, the seed tree, the device, a language model) are not options and are passed by parameter name.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a config whose options fit its class or function.
+    """A config node with a `_target_` whose options have been validated.
 
     Attributes:
         target: the class or function.
         signature: parameters of the target.
-        options: values by option. Parts inside are `Part`s, also in lists and mappings.
-        options_with_parts: options with parts inside, whose type can only be checked when these are built.
+        options: values by option. Nodes inside are `Part`s, also in lists and mappings.
+        options_with_parts: options that contain parts; their types are checked when these are built.
         path: dotted path of the part in the config, for messages.
     """
 
@@ -46,16 +45,15 @@ class Builder:
     """A builder of objects from config nodes. Each node is validated once, even if several objects are built from it.
 
     Args:
-        services: objects to inject, by parameter name; these parameters cannot be set as options. `trust` is always
-            added.
-        trusted: modules that `_target_` may point into, in addition to those of `llmrl.core.trust`.
+        services: services by parameter name; these parameters cannot be set as options. `trust` is always added.
+        trusted: modules that `_target_` may name, in addition to those that are always trusted (`llmrl.core.trust`).
     """
 
     def __init__(self, services: Services | Mapping[str, Any] | None = None, trusted: Sequence[str] = ()) -> None:
         self.trust = Trust(tuple(trusted))
-        # Shared with the builders that `replace_services` returns.
+        # Both dicts are shared with the builders that `replace_services` returns.
         self._targets: dict[str, Any] = {}
-        # By the `id` of the node, which must not be changed afterwards.
+        # Nodes and parts by `id(node)`. The node is stored so that its id is not reused.
         self._validated_parts: dict[int, tuple[Mapping[str, Any], Part]] = {}
         self._set_services(services)
 
@@ -77,7 +75,7 @@ class Builder:
             target: dotted name of the class for a node without `_target_`.
 
         Raises:
-            ConfigError: as `validate`; an abstract target, or a missing argument.
+            ConfigError: the node is invalid (`validate`), its class is abstract, or an argument is missing.
         """
         part = self.validate(node, path, target)
         return None if part is None else self._construct(part)
@@ -90,7 +88,7 @@ class Builder:
             raise ConfigError(f"{path}._target_={name} is abstract: it must define {abstract_methods}")
         for name in part.options:
             if name in self.services:
-                raise self._unknown_option(name, part.options, signature, path)
+                raise self._option_error(name, part.options, signature, path)
         arguments: dict[str, Any] = {}
         for name, parameter in signature.parameters.items():
             if name in part.options:
@@ -109,21 +107,21 @@ class Builder:
         return target(**signature.arguments(arguments))
 
     def build_value(self, value: Any, hint: Any, path: str) -> Any:
-        """Return one argument, checked against the type `hint`; nodes with a `_target_` in it are built.
+        """Return a value, with its nodes built, after a check against the type `hint`.
 
         Raises:
-            ConfigError: the value does not fit `hint`, or as `build`.
+            ConfigError: the value does not fit `hint`, or a node in it is invalid (`build`).
         """
         return validate_argument(self._build_parts(self._validate_value(value, path)[0]), hint, path)
 
     def validate(self, node: Mapping[str, Any], path: str, target: str | None = None) -> Part | None:
         """Check the arguments of `node` and of the parts in it; return None if `_target_` is null or missing.
 
-        Nothing is built, so checks inside constructors are not run. Arguments are those of `build`.
+        No object is built, so checks in constructors are not executed. Arguments are those of `build`.
 
         Raises:
-            ConfigError: an untrusted or missing target, or arguments that are unknown, mistyped or out of range, all of
-                them.
+            ConfigError: the target is untrusted or cannot be imported, or arguments are unknown, of the wrong type or
+                out of range. The message contains all of these.
         """
         if not isinstance(node, Mapping):
             raise ConfigError(f"{path}={node!r} must name the class of a part: {path}._target_=my_package.MyClass")
@@ -134,14 +132,14 @@ class Builder:
             return validated[1]
         target_class = self.locate(target, path)
         signature = get_signature(target_class)
-        part = Part(target_class, signature, *self._options(target_class, signature, node, path), path)
+        part = Part(target_class, signature, *self._validate_options(target_class, signature, node, path), path)
         self._validated_parts[id(node)] = node, part
         return part
 
-    def _options(
+    def _validate_options(
         self, target: Any, signature: PartSignature, node: Mapping[str, Any], path: str
     ) -> tuple[dict[str, Any], frozenset[str]]:
-        """Return the validated options of a node, and those with parts inside (`Part.options_with_parts`)."""
+        """Return the validated options of a node, and the names of those that contain parts."""
         options: dict[str, Any] = {}
         options_with_parts = set()
         errors = ErrorCollector()
@@ -151,7 +149,7 @@ class Builder:
             with errors.collect():
                 parameter = signature.parameters.get(name)
                 if parameter is None or name in self.services:
-                    raise self._unknown_option(name, node, signature, path)
+                    raise self._option_error(name, node, signature, path)
                 if parameter.annotation is not inspect.Parameter.empty and name not in signature.hints:
                     raise TypeError(f"the type hint of {target.__qualname__}({name}) cannot be evaluated at run time")
                 hint, option_path = signature.hints.get(name, Any), f"{path}.{name}"
@@ -167,7 +165,7 @@ class Builder:
         return options, frozenset(options_with_parts)
 
     def needs(self, node: Mapping[str, Any], name: str, path: str) -> bool:
-        """Return whether the part, or a nested part, declares the injected parameter `name`."""
+        """Return whether the part of `node`, or a nested part, has a parameter for the service `name`."""
         if node.get("_target_") is None:
             return False
         if name in get_signature(self.locate(node["_target_"], path)).parameters:
@@ -179,7 +177,7 @@ class Builder:
         )
 
     def requires(self, node: Mapping[str, Any], name: str, path: str) -> bool:
-        """Return whether the part declares the injected parameter `name` without a default."""
+        """Return whether the parameter of the part for the service `name` has no default."""
         parameter = get_signature(self.locate(node["_target_"], path)).parameters[name]
         return parameter.default is inspect.Parameter.empty
 
@@ -187,14 +185,14 @@ class Builder:
         """Return the class or function that `target` names; `path` is the dotted path of its node.
 
         Raises:
-            ConfigError: as `Trust.locate`.
+            ConfigError: the target is not trusted, not a class or function, or cannot be imported.
         """
-        if not isinstance(target, str) or target not in self._targets:  # `Trust.locate` refuses other types than str
+        if not isinstance(target, str) or target not in self._targets:  # `Trust.locate` rejects other types than str
             self._targets[target] = self.trust.locate(target, f"{path}._target_")
         return self._targets[target]
 
-    def _unknown_option(self, name: str, node: Mapping[str, Any], signature: PartSignature, path: str) -> ConfigError:
-        """Return the error of an option that a part does not have."""
+    def _option_error(self, name: str, node: Mapping[str, Any], signature: PartSignature, path: str) -> ConfigError:
+        """Return the error for an option `name` that a part does not have."""
         services = self.services
         option_names = [x for x in signature.parameters if x not in services and (x not in SERVICE_NAMES or x in node)]
         return ConfigError(f"{path} has no option '{name}'; it has: {', '.join(option_names) or 'none'}")
@@ -202,20 +200,20 @@ class Builder:
     def _make_factory(self, part: Part) -> PartFactory:
         def build(overrides: Mapping[str, Any], services: Mapping[str, Any]) -> Any:
             builder = self.replace_services({**self.services, **services})
-            options, with_parts = builder._options(part.target, part.signature, overrides, part.path)
+            options, with_parts = builder._validate_options(part.target, part.signature, overrides, part.path)
             with_parts |= part.options_with_parts - overrides.keys()
             return builder._construct(replace(part, options={**part.options, **options}, options_with_parts=with_parts))
 
         return PartFactory(build, part.target, part.path)
 
     def _validate_value(self, value: Any, path: str) -> tuple[Any, bool]:
-        """Return a value with a `Part` in place of each node, and whether there are any."""
+        """Return a value in which nodes with a `_target_` are replaced by `Part`s, and whether there are any."""
         if isinstance(value, Mapping):
             if "_target_" in value:
                 part = self.validate(value, path)
                 return part, part is not None
-            pairs = {key: self._validate_value(x, f"{path}.{key}") for key, x in value.items()}
-            return {key: x for key, (x, _) in pairs.items()}, any(has_parts for _, has_parts in pairs.values())
+            elements = {key: self._validate_value(x, f"{path}.{key}") for key, x in value.items()}
+            return {key: x for key, (x, _) in elements.items()}, any(has_parts for _, has_parts in elements.values())
         if isinstance(value, list | tuple):
             items = [self._validate_value(x, f"{path}[{i}]") for i, x in enumerate(value)]
             return [x for x, _ in items], any(has_parts for _, has_parts in items)

@@ -1,4 +1,4 @@
-"""The options of `+debug=quick`, which change the sizes of an experiment."""
+"""The options of `debug=`, which reduce the sizes of an experiment."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ KEY = "debug"
 
 @dataclass(frozen=True)
 class Debugging:
-    """Sizes for debugging an experiment; they are documented in `conf/debug/`.
+    """Changes of a config for debugging (`conf/debug/`).
 
     Args:
-        upper_limits: maximum numbers by section and key of the config; larger numbers and null are replaced by them.
-        replacements: values by section and key of the config, which replace those of the config.
+        upper_limits: maximum numbers by nested key of the config; larger numbers and null are replaced by them.
+        replacements: values by nested key of the config, which replace the values of the config.
     """
 
     upper_limits: Mapping[str, Any] = field(default_factory=dict)
@@ -26,14 +26,14 @@ class Debugging:
 
 
 def apply_debug_sizes(config: dict[str, Any], override_keys: Collection[str] = ()) -> dict[str, Any]:
-    """Return a config with the sizes and values of its debugging options.
+    """Return a config with the changes of its debugging options.
 
-    Keys that the config does not have are not added, so one preset serves all experiments. Keys in `override_keys` are
-    not changed.
+    Keys that the config does not have are not added, because a preset is for all experiments. Keys in `override_keys`
+    are not changed.
 
     Args:
         config: plain data; it is not changed.
-        override_keys: dotted keys that were typed on the command line.
+        override_keys: dotted keys of overrides on the command line.
 
     Raises:
         ConfigError: a debugging option is unknown or has the wrong type.
@@ -59,7 +59,7 @@ def _apply_changes(
             new_node[key] = _apply_changes(old_value, new_value, override_keys, is_upper_limit, f"{path}.")
         elif isinstance(new_value, Mapping) or key not in new_node or path in override_keys:
             continue
-        elif not is_upper_limit or old_value is None:  # null: no limit
+        elif not is_upper_limit or old_value is None:  # null means no limit, so it exceeds every upper limit
             new_node[key] = new_value
         elif isinstance(old_value, int | float) and not isinstance(old_value, bool):
             new_node[key] = min(old_value, new_value)

@@ -1,4 +1,4 @@
-"""Adaptation of Hydra to llmrl: options of installed packages, messages about errors, redaction of the environment."""
+"""Patches of Hydra: options of installed packages, error messages, redaction of values from the environment."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from llmrl.core.secrets import register_resolved_variable
 
 HYDRA_VERSION = tuple(int(part) for part in hydra.__version__.split(".")[:2])
 VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if HYDRA_VERSION < (1, 4) else {}
-"""Arguments of `hydra.main` and `initialize` that select the defaults of 1.3; Hydra 1.4 has no such choice."""
+"""Arguments of `hydra.main` and `initialize` for the defaults of version 1.3; Hydra 1.4 has no such argument."""
 _FOLDER_OPTIONS = {
     "output_subdir": None,
     "run": {"dir": "."},
     "sweep": {"dir": "${output_root}/.sweeps/${now:%Y-%m-%d_%H-%M-%S-%f}", "subdir": "."},
 }
-"""Hydra's options for folders, as in `conf/_run.yaml`, before interpolation."""
+"""Required values of Hydra's options for folders, those of `conf/_run.yaml`, before interpolation."""
 
 
 def patch_hydra() -> list[str]:
-    """Adapt the composition of configs in this process; further calls change nothing.
+    """Patch Hydra's composition of configs in this process; further calls change nothing.
 
-    Hydra then offers the options of installed packages, hides the bases of options, describes errors of compositions as
-    llmrl does, and redacts values that it reads from the environment.
+    Hydra then has the options of installed packages, does not list base files, raises errors with llmrl's messages, and
+    registers values from the environment for redaction.
 
     Returns:
-        A sentence about each entry point of an installed package that cannot be an option.
+        A sentence about each invalid entry point of an installed package.
     """
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
@@ -48,7 +48,7 @@ def patch_hydra() -> list[str]:
     problems = register_installed_options()
     patch_option_listing()
     patch_step_caching()
-    # Every composition calls this method, whose name has changed in Hydra 1.4.
+    # Every composition calls this method, which has another name in Hydra 1.4.
     name = "_load_configuration" if hasattr(ConfigLoaderImpl, "_load_configuration") else "load_configuration"
     load = getattr(ConfigLoaderImpl, name)
     if hasattr(load, "__wrapped__"):
@@ -67,14 +67,15 @@ def patch_hydra() -> list[str]:
             config: DictConfig = load(self, *args, **kwargs)
             _check_folders(config)
         except (HydraException, OmegaConfBaseException, ConfigError, ValueError, YAMLError) as error:
-            # Hydra's ValueError: the option of a group is a number or null, or a file is not UTF-8.
+            # Hydra raises ValueError if the option of a group is a number or null, or a file is not UTF-8.
             message = " ".join(str(error).split()) if isinstance(error, YAMLError) else str(error)
             if isinstance(error, HydraException | OmegaConfBaseException):
                 message = describe_composition_error(error, overrides)
-            # Hydra prints errors of its command line itself.
+            # On the command line, Hydra prints the message without the name of the command.
             command = "llmrl-finetune" if call.arguments["config_name"] == "finetune" else "llmrl-train"
             prefix = f"{command}: " if call.arguments["from_shell"] else ""
-            cause = None if isinstance(error, OmegaConfBaseException) else error  # which Hydra would print, too
+            # Hydra would print a cause from OmegaConf in addition.
+            cause = None if isinstance(error, OmegaConfBaseException) else error
             raise ConfigCompositionException(f"{prefix}{message}") from cause
         return config
 
@@ -83,7 +84,7 @@ def patch_hydra() -> list[str]:
 
 
 def _check_folders(config: DictConfig) -> None:
-    """Raise ConfigError if one of Hydra's options for folders has another value than llmrl's."""
+    """Raise ConfigError if one of Hydra's options for folders differs from `_FOLDER_OPTIONS`."""
     hydra_options: Any = OmegaConf.to_container(config.hydra, resolve=False)
     for name, expected in _FOLDER_OPTIONS.items():
         if (value := hydra_options[name]) != expected:
@@ -94,7 +95,7 @@ def _check_folders(config: DictConfig) -> None:
 
 
 def _resolve_environment_variable(variable: str, *default: Any) -> str | None:
-    """Return what OmegaConf's own resolver `oc.env` returns, and redact it from now on."""
+    """Return the value of OmegaConf's resolver `oc.env`, and register it for redaction."""
     from omegaconf.resolvers import oc
 
     if variable in os.environ:
@@ -103,7 +104,7 @@ def _resolve_environment_variable(variable: str, *default: Any) -> str | None:
 
 
 _GROUPS_WITH_FAMILIES = ("experiment", "treatment")
-"""Groups whose options are in subfolders, `experiment=<family>/<study>`."""
+"""Groups with options in subfolders, `experiment=<family>/<study>`."""
 _FREE_FORM_KEY_PATTERN = re.compile(rf"\.({'|'.join(option_files.FREE_FORM_KEYS)})(\.|$)")
 
 
@@ -125,11 +126,11 @@ def check_removals(overrides: Iterable[str]) -> None:
 
 
 def describe_composition_error(error: HydraException | OmegaConfBaseException, overrides: Sequence[str]) -> str:
-    """Return the message of an error of Hydra or OmegaConf, with the valid names if a name does not exist.
+    """Return a message for an error of Hydra or OmegaConf, with the valid names if a name does not exist.
 
     Args:
-        error: error of a composition, or of the resolution of a config.
-        overrides: overrides as typed.
+        error: error of the composition or resolution of a config.
+        overrides: overrides of the composition.
     """
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         return _describe_missing_option(error)
@@ -166,7 +167,7 @@ def _describe_omegaconf_error(error: OmegaConfBaseException, overrides: Sequence
         parent_key = key.rpartition(".")[0] or "the config"
         return f"{parent_key} has no option '{error.key}'; it has: {', '.join(names)}.{hint}"
     task_overrides = [override for override in overrides if not override.lstrip("+~").startswith("hydra")]
-    for i, override in enumerate(task_overrides):  # Hydra also resolves its own copy of the overrides
+    for i, override in enumerate(task_overrides):  # Hydra also resolves `hydra.overrides.task`
         override_key, _, value = override.lstrip("+").partition("=")
         key_prefixes = (f"{override_key}.", f"{override_key}[", f"hydra.overrides.task[{i}]")
         if "${" in value and (override_key == key or key.startswith(key_prefixes)):
@@ -175,7 +176,7 @@ def _describe_omegaconf_error(error: OmegaConfBaseException, overrides: Sequence
 
 
 def _describe_subgroup(overrides: Sequence[str]) -> str | None:
-    """Return a message about the first `group/subgroup=option` whose subgroup the selected option of `group` lacks."""
+    """Return a message if the chosen option of a group does not have the subgroup in `group/subgroup=option`."""
     value_by_key = dict(override.partition("=")[::2] for override in overrides if "=" in override)
     for key in value_by_key:
         group, separator, subgroup = key.partition("/")

@@ -1,6 +1,6 @@
-"""Digests of files and code outside the config that results depend on.
+"""Digests of files and code that results depend on and that are not in the config.
 
-The digests are in the config, so the hash in the name of a run folder depends on the content of these files.
+The digests are added to the config, so the hash in the name of a run folder depends on the content of these files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llmrl.core.installed import entry_points
 from llmrl.run.config_hash import drop_excluded_keys
 
 SOURCES_DIGEST_KEY = "sources_digest"
-"""Key of a config: digest of the modules outside llmrl that its parts come from; absent without such modules."""
+"""Key of a config: digest of the modules outside llmrl that define its parts; absent without such modules."""
 _EXCLUDED_PACKAGES = frozenset({"llmrl", "hydra_plugins", *sys.stdlib_module_names})
 """Top-level packages whose code has no digest."""
 _SUBSTRATE_TARGET = "llmrl.envs.substrate.factory.substrate_env"
@@ -29,13 +29,13 @@ _OFFLINE_TEACHER_TARGET = "llmrl.teachers.teacher_factory.offline_teacher"
 
 
 def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the resolved config with a digest for each kind of file that it refers to.
+    """Return the resolved config with a digest for each kind of file that it names.
 
     Args:
         config: resolved config.
         only: keys of the digests to add; None: all.
 
-    The digests are `prompts_digest` (the user's own prompts), `adapter_digest` (adapter of a local model),
+    The digests are `prompts_digest` (prompts of the user), `adapter_digest` (adapter of a local model),
     `table_digest` (plan table from a file), `text_digest` (game texts from files), `personas_digest` (personas of
     players from files), `map_digest` (map and pictures of a society's games, if they are files or depend on installed
     packages), and `sources_digest` (modules outside llmrl that define parts; `module_digest`).
@@ -44,11 +44,13 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
         ConfigError: a file is missing, or has changed since the run was submitted.
     """
     digests: dict[str, str] = {}
-    for key, paths in _files_by_digest_key(config).items():
+    for key, paths in _list_files_by_digest_key(config).items():
         if not paths or (only is not None and key not in only):
             continue
-        first, *others = file_digests = [_file_digest(key, Path(path).expanduser()) for path in paths]
-        digests[key] = hashlib.sha256(" ".join(file_digests).encode()).hexdigest()[:12] if others else first
+        file_digests = [_compute_file_digest(key, Path(path).expanduser()) for path in paths]
+        digests[key] = file_digests[0]
+        if len(file_digests) > 1:
+            digests[key] = hashlib.sha256(" ".join(file_digests).encode()).hexdigest()[:12]
         if config.get(key, digests[key]) != digests[key]:
             subject = _DIGEST_DESCRIPTIONS[key][0].format(", ".join(paths))
             raise ConfigError(
@@ -66,14 +68,14 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
 
 
 def without_digests(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config as it was before `with_digests`."""
+    """Return the config without the digests of `with_digests`."""
     return {key: value for key, value in config.items() if key not in (*_DIGEST_DESCRIPTIONS, SOURCES_DIGEST_KEY)}
 
 
-def _files_by_digest_key(config: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the files that a config refers to, by the key of their digest."""
+def _list_files_by_digest_key(config: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the files that a config names, by the key of their digest."""
     agent, teacher = config.get("agent") or {}, config.get("teacher", {})
-    # Texts of the game, and of the games on which a fine-tuned model is evaluated.
+    # A fine-tuned model is also evaluated on the games in `transfer`.
     env_nodes = [config["env"], *(task["env"] for _, task in sorted(config.get("transfer", {}).items()))]
     texts = [node.get("env", node).get("text") for node in env_nodes]
     table_path = teacher.get("table") if teacher.get("_target_") == _OFFLINE_TEACHER_TARGET else None
@@ -81,30 +83,30 @@ def _files_by_digest_key(config: dict[str, Any]) -> dict[str, list[str]]:
         from llmrl.teachers.offline_planner import CORRECTED, PUBLISHED
 
         table_path = None if table_path in (PUBLISHED, CORRECTED) else table_path
-    players = [agent, *(member.get("agent") or {} for member in agent.get("members") or () if isinstance(member, dict))]
+    agents = [agent, *(member.get("agent") or {} for member in agent.get("members") or () if isinstance(member, dict))]
     values_by_key = {
         "prompts_digest": [config.get("prompts")],
         "adapter_digest": [config.get("llm", {}).get("adapter")],
         "table_digest": [table_path if isinstance(table_path, str) else None],
-        "map_digest": _map_files(config["env"]),
+        "map_digest": _list_map_files(config["env"]),
         "text_digest": [text for text in texts if isinstance(text, str) and text.endswith((".yaml", ".yml"))],
-        "personas_digest": [player.get("personas") or None for player in players if isinstance(player, dict)],
+        "personas_digest": [node.get("personas") or None for node in agents if isinstance(node, dict)],
     }
     return {key: [str(value) for value in values if value is not None] for key, values in values_by_key.items()}
 
 
-def _map_files(env: Mapping[str, Any]) -> list[str]:
-    """Return the map file, and `auto` if its meaning on the native engine depends on installed packages."""
+def _list_map_files(env: Mapping[str, Any]) -> list[str]:
+    """Return the map file, and `auto` if map or tiles of the native engine depend on installed packages."""
     if env.get("_target_") != _SUBSTRATE_TARGET:
         return []
     map_option = str(env["map"])
     files = [] if map_option in ("auto", "melting_pot", "own") or "\n" in map_option else [map_option]
-    auto_options = [map_option] if map_option == "auto" else [env["tiles"]] if "pixels" in env["observe"] else []
-    return files + (auto_options if env["engine"] == "native" and auto_options == ["auto"] else [])
+    is_automatic = map_option == "auto" or ("pixels" in env["observe"] and env["tiles"] == "auto")
+    return files + (["auto"] if env["engine"] == "native" and is_automatic else [])
 
 
-def _file_digest(key: str, path: Path) -> str:
-    """Return the digest of a file or folder for a key of `_DIGEST_DESCRIPTIONS`, 12 hexadecimal digits.
+def _compute_file_digest(key: str, path: Path) -> str:
+    """Return the digest of a file or folder for a key of `_DIGEST_DESCRIPTIONS`, mostly 12 hexadecimal digits.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -139,30 +141,29 @@ _DIGEST_DESCRIPTIONS = {
     "text_digest": ("the text {} has", "env.text"),
     "personas_digest": ("the personas in {} have", "agent.personas"),
 }
-"""For each digest in a config: text for messages, and the option that names the files."""
+"""For each digest: subject of error messages, and the option that names the files."""
 
 
 def module_digest(names: Iterable[str]) -> str:
-    """Return a digest, 12 hexadecimal digits, of the packages and single modules that define the named code.
+    """Return a digest, 12 hexadecimal digits, of the packages and modules that define some code; empty without any.
 
-    It depends on all Python files of a package without comments and layout, or on the version of an installed package.
-    Empty without such code. Nothing is imported.
+    It depends on all Python files of a package, without comments and layout, or on the version of an installed package.
+    Nothing is imported.
 
     Args:
-        names: dotted names of modules, classes or functions; unknown names, the standard library and llmrl are left
-            out.
+        names: dotted names of modules, classes or functions. Unknown names, the standard library and llmrl are ignored.
     """
     packages = sorted({name.partition(".")[0] for name in names} - _EXCLUDED_PACKAGES - {""})
     sources = [source for package in packages for source in _package_sources(package)]
     return hashlib.sha256(repr(sources).encode()).hexdigest()[:12] if sources else ""
 
 
-@functools.cache  # as imported: later edits of a file do not change the code of this process
+@functools.cache  # later edits of a file do not change the imported code of this process
 def _package_sources(package: str) -> tuple[str, ...]:
-    """Return the code of the files of a package, or the version if it is installed."""
+    """Return names and code of the files of a package, or its distributions if it is installed."""
     try:
         spec = find_spec(package)
-    except ValueError:  # a module created without a file
+    except ValueError:  # a module without a spec, which was not loaded from a file
         spec = None
     if spec is None:
         return ()
@@ -172,18 +173,18 @@ def _package_sources(package: str) -> tuple[str, ...]:
         files = [Path(spec.origin)]
     parent_folders = [folder.parent for folder in folders] or [file.parent for file in files]
     if any(next(folder.glob("*.dist-info"), None) for folder in parent_folders):
-        return _distribution_versions(package)
+        return _list_distribution_versions(package)
     return tuple(f"{file.name} {_normalize_source(file.read_bytes())}" for file in files)
 
 
 def _normalize_source(content: bytes) -> str:
     """Return the content of a Python file without comments and layout; unchanged if it is not valid."""
-    with suppress(SyntaxError, ValueError):  # the import reports them
+    with suppress(SyntaxError, ValueError):  # the import of the file reports these errors
         return ast.unparse(ast.parse(content))
     return repr(content)
 
 
-def _distribution_versions(package: str) -> tuple[str, ...]:
+def _list_distribution_versions(package: str) -> tuple[str, ...]:
     """Return name and version of the distributions of an installed top-level package."""
     from importlib.metadata import packages_distributions, version  # reads the metadata of all packages
 

@@ -1,7 +1,7 @@
-"""Options that installed packages add to the shipped ones, e.g. `principal=mine`.
+"""Options of installed packages, in addition to the shipped ones, e.g. `principal=mine`.
 
-An entry point names a class; its option holds `_target_` and the arguments of the class with defaults, so that values
-can be overridden and `--cfg job` shows them. Its package is imported when the option is chosen, not before.
+An entry point names a class. Its option consists of `_target_` and the arguments of the class with their defaults, so
+that values can be overridden and `--cfg job` shows them. A package is imported only when its option is chosen.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from llmrl.core.services import SERVICE_NAMES
 from llmrl.core.trust import NO_FURTHER_TRUST
 
 CONFIG_GROUPS = ("env", "agent", "principal", "teacher", "llm", "dataset", "method")
-"""Config groups that an entry point of `llmrl.parts` may add to."""
+"""Config groups to which entry points of `llmrl.parts` may add options."""
 
 
-def _declared_options() -> tuple[dict[tuple[str, str], list[EntryPoint]], list[str]]:
-    """Return the entry points by group and name of their options, and a sentence about each invalid one."""
+def _group_declared_options() -> tuple[dict[tuple[str, str], list[EntryPoint]], list[str]]:
+    """Return entry points by (group, name) of their options, and a sentence about each invalid entry point."""
     entry_points_by_option: dict[tuple[str, str], list[EntryPoint]] = defaultdict(list)
     problems = []
     for entry_point in entry_points():
         try:
-            if (group_and_name := _option_group_and_name(entry_point)) is not None:
+            if (group_and_name := _parse_group_and_name(entry_point)) is not None:
                 entry_points_by_option[group_and_name].append(entry_point)
         except ConfigError as error:
             problems.append(str(error))
@@ -38,12 +38,12 @@ def _declared_options() -> tuple[dict[tuple[str, str], list[EntryPoint]], list[s
 
 
 def register_installed_options() -> list[str]:
-    """Add the options of installed packages to those from which Hydra composes; further calls change nothing.
+    """Add the options of installed packages to Hydra's config store; further calls change nothing.
 
     Returns:
         A sentence about each entry point that cannot be an option.
     """
-    entry_points_by_option, problems = _declared_options()
+    entry_points_by_option, problems = _group_declared_options()
     if not entry_points_by_option:
         return problems
     repo = ConfigStore.instance().repo
@@ -61,11 +61,11 @@ def register_installed_options() -> list[str]:
 
 def installed_options(group: str) -> list[str]:
     """Return the names of the options that installed packages add to a config group."""
-    return sorted(name for option_group, name in _declared_options()[0] if option_group == group)
+    return sorted(name for option_group, name in _group_declared_options()[0] if option_group == group)
 
 
-def _option_group_and_name(entry: EntryPoint) -> tuple[str, str] | None:
-    """Return config group and name of the option of an entry point; None if it only makes a module trusted.
+def _parse_group_and_name(entry: EntryPoint) -> tuple[str, str] | None:
+    """Return the config group and name of an entry point's option; None if it only makes a module trusted.
 
     Raises:
         ConfigError: the entry point is invalid.
@@ -87,11 +87,11 @@ def _option_group_and_name(entry: EntryPoint) -> tuple[str, str] | None:
 
 
 class _InstalledOption(ConfigNode):
-    """An option whose content is created when Hydra loads it: the class is imported for its signature."""
+    """An option whose content is created when Hydra loads it, because this imports the class."""
 
     def __init__(self, group: str, name: str, entries: Sequence[EntryPoint]) -> None:
         self.name, self.group, self.provider = f"{name}.yaml", group, entries[0].package
-        # Several loggers may be chosen at once, so each has a node of its own name.
+        # Several loggers may be chosen at once, so each has a node with its name.
         self.package = f"{group}.{name}" if entries[0].group == SINKS_GROUP else group.replace("/", ".")
         self._choice, self._entries = f"{group}={name}", list(entries)
 
@@ -116,7 +116,7 @@ class _InstalledOption(ConfigNode):
 
 
 def option_content(target: str, choice: str) -> dict[str, Any]:
-    """Return an option's content from its class: `_target_`, defaults, and `???` for arguments without a default.
+    """Return the content of an option: `_target_`, and the arguments with their defaults, `???` without a default.
 
     Services (`llmrl.core.services`) and defaults that are not plain data are left out.
 
@@ -138,6 +138,6 @@ def option_content(target: str, choice: str) -> dict[str, Any]:
             text = json.dumps(parameter.default)
         except TypeError:  # not plain data
             continue
-        if "${" not in text and "???" not in text:  # texts that OmegaConf would interpret are left to the class
+        if "${" not in text and "???" not in text:  # OmegaConf would interpret these texts
             content[name] = json.loads(text)
     return content

@@ -1,4 +1,4 @@
-"""The kinds of loops, the section of the config that each reads, and the loop of a config."""
+"""Kinds of loops, their classes and config sections, and the kind of loop that a config determines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOP_CLASSES: Mapping[LoopKind, str] = {
     "learn": "llmrl.loops.learn.LearnLoop",
     "play": "llmrl.loops.play.PlayLoop",
 }
-"""The class of each kind of loop."""
+"""Class of each kind of loop."""
 
 LOOP_SETTINGS: Mapping[LoopKind, str] = {
     "design": "llmrl.loops.design_settings.DesignSettings",
@@ -30,20 +30,19 @@ LOOP_SETTINGS: Mapping[LoopKind, str] = {
     "learn": "llmrl.loops.learn.LearnSettings",
     "play": "llmrl.loops.play.PlaySettings",
 }
-"""The class that the config section of each kind of loop (`config_section`) is built as."""
-
+"""Class of the settings of each kind of loop, which are built from its config section (`config_section`)."""
 
 OBSERVED_LOOPS: tuple[LoopKind, ...] = ("design", "learn", "clone", "play")
 """Loops whose steps observers can receive."""
 
 
 def config_section(kind: LoopKind) -> str:
-    """Return the config section with the settings of a loop; a baseline uses that of the policy search."""
+    """Return the config section with the settings of a loop; a baseline has the section of policy searches."""
     return "search" if kind == "baseline" else kind
 
 
 def declared_loop(agent: Mapping[str, Any], builder: Builder) -> AgentLoop:
-    """Return the loop that the class of an agent declares.
+    """Return the loop that the class of an agent declares (`Agent.loop`).
 
     Raises:
         ConfigError: the class declares no loop, or an unknown one.
@@ -62,8 +61,8 @@ def declared_loop(agent: Mapping[str, Any], builder: Builder) -> AgentLoop:
 def agent_learns(config: Mapping[str, Any], builder: Builder | None = None) -> bool | None:
     """Return whether the agent of a config learns; None if its class does not declare it.
 
-    A class declares it by `learns`, or by `no_learning_setting`: an option of the agent, or of the model
-    (`llm.<name>`), and the value with which the agent does not learn.
+    A class declares it by the attribute `learns`, or by `no_learning_setting`: the name of an option of the agent or of
+    the model (`llm.<name>`), and the value of this option with which the agent does not learn.
     """
     builder = builder or Builder(trusted=config["trusted_modules"])
     agent = builder.locate(config["agent"]["_target_"], "agent")
@@ -84,12 +83,11 @@ def loop_kind(config: Mapping[str, Any], builder: Builder | None = None) -> Loop
     """Return the kind of loop that the parts determine, before any part is built.
 
     A principal sets the mechanism of a game (`design`), or proposes the parameters of an agent with a parametric policy
-    (`search`). Without a principal, the agent's class declares the loop (`Agent.loop`); an agent that needs
-    proposed parameters only plays (`play`). `parts.build_loop` changes `learn` to `play` if the
-    built agent does not learn.
+    (`search`). Without a principal, the agent's class declares the loop (`Agent.loop`), and an agent with parameters to
+    propose only plays (`play`). `parts.build_loop` changes `learn` to `play` if the built agent does not learn.
 
     Raises:
-        ConfigError: a principal with an agent that learns in its own loop, or an agent that declares no loop.
+        ConfigError: there is a principal, but the agent has its own training loop; or the agent declares no loop.
     """
     builder = builder or Builder(trusted=config["trusted_modules"])
     loop = declared_loop(config["agent"], builder)

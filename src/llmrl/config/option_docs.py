@@ -1,7 +1,7 @@
-"""Documentation of options: meanings from the comments of the option files, and types from the hints of their classes.
+"""Documentation of options: meanings from comments in option files, and types from type hints of classes.
 
-The comment of a key is behind it, or above it in the same column, and continues in lines below that are indented
-further. The first file that has a key documents its meaning; files that set it later may give reasons.
+The comment of a key is in the same line, or above it in the same column, and continues in lines below that are indented
+further. The comment in the first file with a key is its meaning; comments in later files may give reasons for values.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KeyPath = tuple[str, ...]
 
 _LIMIT_SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 PART_SCHEMA: dict[str, Any] = {"type": "object"}
-"""JSON schema of a part."""
+"""JSON schema of a part whose fields are not described."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class OptionFileKey:
     """A key of an option file.
 
     Attributes:
-        key: path of the key in the file.
-        line: number of its line, from 1.
-        comment: comment in one line; empty without one.
-        is_leaf: whether it holds a value instead of further keys.
+        key: names of the enclosing keys and of this one.
+        line: line number, from 1.
+        comment: comment, joined to one line; empty without one.
+        is_leaf: whether the key has a value instead of further keys.
     """
 
     key: KeyPath
@@ -61,13 +61,13 @@ class DocumentedKey:
     """A key of a composed config.
 
     Attributes:
-        key: path of the key, with dots.
+        key: dotted key.
         value: composed value; None if only files were read.
-        meaning: comment of the first file that documents it.
-        notes: comments of files that set it later, each with its location.
+        meaning: comment of the first file that documents the key; empty without one.
+        notes: (comment, `file:line`) of later files.
         meaning_location: `file:line` of the meaning.
-        value_location: `file:line` of its value, or `typed`.
-        is_leaf: whether it holds a value instead of further keys.
+        value_location: `file:line` of the value, or `typed` for an override.
+        is_leaf: whether the key has a value instead of further keys.
     """
 
     key: str
@@ -111,40 +111,40 @@ def _iterate_keys(node: yaml.MappingNode, parent: KeyPath, lines: Sequence[str])
         if key in (("defaults",), (VARIANTS_KEY,)):
             continue
         has_children = isinstance(value, yaml.MappingNode) and bool(value.value)
-        if has_children and value.flow_style:  # in one line, a part and keys of the user's choice are a single value
+        if has_children and value.flow_style:  # a part, or free-form keys, in `{...}` count as one value
             has_children = name.value not in FREE_FORM_KEYS and all(key.value != "_target_" for key, _ in value.value)
-        last = name.end_mark if has_children and not value.flow_style else value.end_mark
-        comment = _find_comment(lines, name.start_mark.line, name.start_mark.column, last.line, last.column)
+        end = name.end_mark if has_children and not value.flow_style else value.end_mark
+        comment = _find_comment(lines, name.start_mark.line, name.start_mark.column, end.line, end.column)
         yield OptionFileKey(key, name.start_mark.line + 1, comment, not has_children)
         if has_children:
             yield from _iterate_keys(value, key, lines)
 
 
 def _find_comment(lines: Sequence[str], first_line: int, column: int, last_line: int, end_column: int) -> str:
-    """Return the comment of the key at `column` of `first_line`; its value ends at `end_column` of `last_line`.
+    """Return the comment of the key at `column` of `first_line`, whose value ends at `end_column` of `last_line`.
 
-    Lines and columns count from 0.
+    Line numbers and columns are counted from 0.
     """
     comments: list[str] = []
     if last_line >= len(lines) or (last_line > first_line and end_column == 0):
         last_line, end_column = last_line - 1, len(lines[last_line - 1])
     line_index = first_line - 1
-    while line_index >= 0 and lines[line_index].strip().startswith("#") and _indentation(lines[line_index]) == column:
+    while line_index >= 0 and lines[line_index].strip().startswith("#") and _get_indent(lines[line_index]) == column:
         comments.insert(0, lines[line_index])
         line_index -= 1
     if line_index < 0:
-        comments = []  # the comment describes the file
-    trailing = lines[last_line][end_column:].lstrip(" :")
-    if trailing.startswith("#"):
-        comments.append(trailing)
+        comments = []  # a comment at the top describes the file
+    line_rest = lines[last_line][end_column:].lstrip(" :")
+    if line_rest.startswith("#"):
+        comments.append(line_rest)
         for line in lines[last_line + 1 :]:
-            if not line.strip().startswith("#") or _indentation(line) <= column:
+            if not line.strip().startswith("#") or _get_indent(line) <= column:
                 break
             comments.append(line)
     return " ".join(" ".join(text.strip().lstrip("#").split()) for text in comments)
 
 
-def _indentation(line: str) -> int:
+def _get_indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
@@ -156,35 +156,34 @@ def document_keys(
     """Return the documentation of the keys of a config by dotted key.
 
     Args:
-        files: option files, each with the place of its keys in the config; later files override earlier ones.
+        files: option files, each with the path of config keys under which its keys are; later files override earlier
+            ones.
         values: composed config; None: the documentation has no values.
-        choices: chosen options of the groups of tables (`llmrl.core.hydra_composition`), whose rows count;
-            None: no rows.
+        choices: chosen options by group, which select the rows of tables (`llmrl.core.hydra_composition`); None: no
+            rows.
     """
-    sources: dict[str, list[tuple[OptionFileKey, str]]] = {}
+    located_keys_by_key: dict[str, list[tuple[OptionFileKey, str]]] = {}
     for path, package in files:
-        for entry in read_keys(path):
-            if (relative_key := resolve_table_key(entry.key, choices or {})) is None:
+        for file_key in read_keys(path):
+            if (relative_key := resolve_table_key(file_key.key, choices or {})) is None:
                 continue
             key = ".".join((*package, *relative_key))
-            sources.setdefault(key, []).append((entry, f"{display_path(path)}:{entry.line}"))
+            located_keys_by_key.setdefault(key, []).append((file_key, f"{display_path(path)}:{file_key.line}"))
     documents = {}
-    for key, located_keys in sources.items():
-        comments = [(entry.comment, location) for entry, location in located_keys if entry.comment] or [
-            ("", located_keys[0][1])
-        ]
-        (meaning, location), notes = comments[0], tuple(comments[1:])
+    for key, located_keys in located_keys_by_key.items():
+        comments = [(file_key.comment, location) for file_key, location in located_keys if file_key.comment]
+        (meaning, location), *notes = comments or [("", located_keys[0][1])]
         value = functools.reduce(
-            lambda x, name: x.get(name) if isinstance(x, Mapping) else None, key.split("."), values
+            lambda node, name: node.get(name) if isinstance(node, Mapping) else None, key.split("."), values
         )
-        is_leaf = all(entry.is_leaf for entry, _ in located_keys)
-        documents[key] = DocumentedKey(key, value, meaning, notes, location, located_keys[-1][1], is_leaf)
+        is_leaf = all(file_key.is_leaf for file_key, _ in located_keys)
+        documents[key] = DocumentedKey(key, value, meaning, tuple(notes), location, located_keys[-1][1], is_leaf)
     return documents
 
 
 @functools.cache
 def display_path(path: Path) -> str:
-    """Return the name of an option file, relative to the parent of `conf/` if the package ships it."""
+    """Return the path of an option file as text, for shipped files relative to the parent of `conf/`."""
     file = get_file(path)
     return file.relative_to(root().parent).as_posix() if file.is_relative_to(root()) else str(file)
 
@@ -193,9 +192,9 @@ def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Pa
     """Return the documentation and value of every key of the config that `overrides` compose, by dotted key.
 
     Args:
-        primary: `train` or `finetune`.
-        overrides: overrides as typed; sweeps over several values are not supported.
-        folders: folders with the user's own options.
+        primary: name of the primary config, `train` or `finetune`.
+        overrides: overrides of one run; sweeps over several values are not supported.
+        folders: folders with options of the user.
 
     Raises:
         HydraException: the overrides do not compose a config.
@@ -220,7 +219,7 @@ def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Pa
     files = []
     for default_element in defaults:
         package, name = default_element.package or "", f"{str(default_element.config_path).removesuffix('.yaml')}.yaml"
-        # Hydra's order, with shipped files first.
+        # Shipped files come first, as in Hydra's search path.
         file = next((file for folder in (root(), *folders) if find_file(file := folder / name) is not None), None)
         if file is not None and not package.startswith("hydra"):
             files.append((file, tuple(filter(None, package.split(".")))))
@@ -253,45 +252,45 @@ def format_option_type(key: str, targets: Mapping[str, str]) -> str:
 
     Args:
         key: dotted key of a config.
-        targets: `_target_` of each place of the config that has one. At other places, all classes that the shipped
-            options have there are considered.
+        targets: `_target_` of nodes of the config by dotted key. For other nodes, all classes of shipped options are
+            considered.
     """
-    texts = (_format_schema(schema) for hint in _option_type_hints(key, targets) for schema in type_hint_schemas(hint))
+    texts = (_format_schema(schema) for hint in _list_type_hints(key, targets) for schema in type_hint_schemas(hint))
     return " | ".join(dict.fromkeys(text for text in texts if text))
 
 
-def _option_type_hints(key: str, targets: Mapping[str, str]) -> list[Any]:
-    """Return the type hints of an option in the classes that may have it."""
+def _list_type_hints(key: str, targets: Mapping[str, str]) -> list[Any]:
+    """Return the type hints of an option, one for each class that may have it."""
     from llmrl.config.builder import Builder
 
     parent_key, _, name = key.rpartition(".")
     if not parent_key:
         return [TYPE_HINTS[name]] if name in TYPE_HINTS else []
-    target_names = [targets[parent_key]] if parent_key in targets else _possible_targets(parent_key)
+    target_names = [targets[parent_key]] if parent_key in targets else _iterate_possible_targets(parent_key)
     if parent_key == "llm":
         target_names = [*target_names, "llmrl.llms.client.build_client"]
     signatures = [get_signature(Builder().locate(target, parent_key)) for target in dict.fromkeys(target_names)]
     return [signature.hints[name] for signature in signatures if name in signature.hints]
 
 
-def _possible_targets(parent_key: str) -> Iterable[str]:
-    """Yield the classes of the shipped options at a place; a section of a loop has one class without `_target_`."""
+def _iterate_possible_targets(parent_key: str) -> Iterable[str]:
+    """Yield the classes that shipped options have at a config key; the section of a loop has one class."""
     from llmrl.config.loop_sections import LOOP_SETTINGS, config_section
 
     yield from (target for kind, target in LOOP_SETTINGS.items() if config_section(kind) == parent_key)
     group, *subkeys = parent_key.split(".")
-    commands = [read_file(root() / f"{name}.yaml") for name in ("_run", "train", "finetune")]
-    for node in (*(command.get(group) for command in commands), *load_options(group).values()):
-        for part in subkeys:
-            node = node.get(part) if isinstance(node, Mapping) else None
+    primary_configs = [read_file(root() / f"{name}.yaml") for name in ("_run", "train", "finetune")]
+    for node in (*(config.get(group) for config in primary_configs), *load_options(group).values()):
+        for subkey in subkeys:
+            node = node.get(subkey) if isinstance(node, Mapping) else None
         if isinstance(node, Mapping) and node.get("_target_"):
             yield node["_target_"]
 
 
 def type_hint_schemas(hint: Any) -> list[dict[str, Any]]:
-    """Return the JSON schemas of the alternatives of a type hint; empty for a hint that accepts anything.
+    """Return the JSON schemas of the alternatives of a type hint; empty if it accepts anything.
 
-    The schema of a part, or of another class that no schema can describe, is `PART_SCHEMA`.
+    The schema of a part, or of another class without a JSON schema, is `PART_SCHEMA`.
     """
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
@@ -308,14 +307,14 @@ def type_hint_schemas(hint: Any) -> list[dict[str, Any]]:
         schema = TypeAdapter(hint).json_schema()
     except (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError):
         return [PART_SCHEMA]
-    if "$defs" in schema:  # of values of llmrl's classes only the outer type is given
+    if "$defs" in schema:  # for containers of llmrl's classes, only the type of the container
         return [{"type": schema["type"]}] if "type" in schema else []
     alternatives = schema.get("anyOf", [schema])
     return alternatives if all(alternatives) else []
 
 
 def _format_schema(schema: Mapping[str, Any]) -> str:
-    """Return the text of the JSON schema of one type."""
+    """Return the type that a JSON schema describes as text, e.g. `integer >= 1`."""
     if "const" in schema or "enum" in schema:
         return " | ".join(str(element) for element in schema.get("enum", [schema.get("const")]))
     if schema.get("type") == "array":

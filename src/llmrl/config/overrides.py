@@ -1,4 +1,4 @@
-"""Overrides in forms that Hydra does not have, and changes of the environment of an evaluation (`--env KEY=VALUE`)."""
+"""Translation of overrides to Hydra's syntax, expansion of sweeps, and options of an evaluation (`--env KEY=VALUE`)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 
-_FREE_FORM_OVERRIDE = re.compile(rf"\w+(\.\w+)*\.({'|'.join(FREE_FORM_KEYS)})(\.\w+)*=")
-"""Overrides of nodes whose keys are not in the option's file."""
+_FREE_FORM_OVERRIDE_PATTERN = re.compile(rf"\w+(\.\w+)*\.({'|'.join(FREE_FORM_KEYS)})(\.\w+)*=")
+"""Pattern of overrides below free-form keys, whose entries the option files do not list."""
 _FLAGS_WITH_VALUE = (
     *("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c"),
     *("--info", "-i", "--experimental-rerun"),
@@ -37,19 +37,19 @@ def override_key(override: str) -> str:
 
 
 def allow_new_key(argument: str) -> str:
-    """Return a command-line argument such that Hydra accepts new keys in nodes that take any key.
+    """Return a command-line argument with `++` before overrides of free-form keys, so that Hydra accepts new keys.
 
     >>> allow_new_key("env.kwargs.g=9.81"), allow_new_key("env.horizon=9")
     ('++env.kwargs.g=9.81', 'env.horizon=9')
     """
-    return f"++{argument}" if _FREE_FORM_OVERRIDE.match(argument) else argument
+    return f"++{argument}" if _FREE_FORM_OVERRIDE_PATTERN.match(argument) else argument
 
 
 def translate_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return command-line arguments in the forms that this package uses.
+    """Return command-line arguments in a form that Hydra accepts.
 
-    `+<group>=<option>` becomes `<group>=<option>`. `<group>=null` becomes `<group>=none` if the group has an option
-    `none`, because Hydra cannot choose an option by `null`.
+    `+<group>=<option>` becomes `<group>=<option>`, because the config has a default for each group. `<group>=null`
+    becomes `<group>=none`, because Hydra cannot choose an option by `null`.
 
     >>> translate_arguments(["+experiment=search/table", "seed=1"])
     ['experiment=search/table', 'seed=1']
@@ -57,14 +57,13 @@ def translate_arguments(arguments: Sequence[str]) -> list[str]:
     ['treatment=none,props', 'agent.init_from=null']
 
     Raises:
-        ConfigError: an argument has no counterpart; the message says what to write instead.
+        ConfigError: an argument cannot be translated; the message states the correct syntax.
     """
     argument_values = {override_key(argument): argument.partition("=")[2] for argument in arguments}
     if argument_values.get("treatment", "").startswith("["):
         raise ConfigError("treatment= must be a single option; compare several by --multirun treatment=a,b")
     translated = []
     for argument in arguments:
-        # Every experiment already has the option that `+<group>=` would add.
         added_group = re.match(r"\+([A-Za-z_]\w*)(?:=|$)", argument)
         is_choice = added_group is not None and (root() / added_group[1]).is_dir()
         translated.append(allow_new_key(_replace_null(argument[1:] if is_choice else argument)))
@@ -80,19 +79,19 @@ def move_overrides_first(arguments: Sequence[str]) -> list[str]:
     ['env=nim', 'seed=1', '--config-dir', 'conf', '--multirun']
     """
     overrides, flags = [], []
-    remaining = iter(arguments)
-    for argument in remaining:
+    argument_iterator = iter(arguments)
+    for argument in argument_iterator:
         if not argument.startswith("-"):
             overrides.append(argument)
             continue
         flags.append(argument)
         if argument in _FLAGS_WITH_VALUE:
-            flags += itertools.islice(remaining, 1)
+            flags += itertools.islice(argument_iterator, 1)
     return [*overrides, *flags]
 
 
 def parse_config_dirs(arguments: Sequence[str]) -> list[Path]:
-    """Return the folders of the user's own options (`--config-dir`) that a command line names."""
+    """Return the folders with options of the user (`--config-dir`) in a command line."""
     folders: list[str] = []
     for i, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
@@ -102,32 +101,31 @@ def parse_config_dirs(arguments: Sequence[str]) -> list[Path]:
 
 
 def _replace_null(argument: str) -> str:
-    """Return an argument in which the option `none` of a group replaces `null`.
+    """Return an argument in which `none` replaces `null` as the option of a group.
 
     Raises:
-        ConfigError: the group has no such option.
+        ConfigError: the group has no option `none`.
     """
     group, equals, value = argument.partition("=")
     if not equals or not group.isidentifier() or "null" not in value.split(","):
         return argument
-    if "none" not in (group_names := list_option_names(group)):
-        if group_names:
+    if "none" not in (option_names := list_option_names(group)):
+        if option_names:
             raise ConfigError(f"{argument}: null is not an option of {group}; --list {group} shows the options")
         return argument
     return f"{group}={','.join('none' if choice == 'null' else choice for choice in value.split(','))}"
 
 
 MAX_SWEEP_RUNS = 100_000
-"""Maximum number of runs of a sweep. All are composed before the first one starts, about 8 per second; those that
-differ only in the seed are composed together."""
+"""Maximum number of runs of a sweep. All are composed before the first one starts, about 8 per second; runs that differ
+only in the seed are composed once."""
 
 
 def expand_sweep(overrides: Sequence[Override]) -> list[list[str]]:
-    """Return the overrides of every run of a sweep; of several overrides of one key the last counts.
+    """Return the overrides of every run of a sweep; the last override of a key replaces earlier ones.
 
     Raises:
-        ConfigError: a key is swept over an interval, which has no values to count, or there are more than
-            `MAX_SWEEP_RUNS` runs.
+        ConfigError: a key is swept over an interval, or there are more than `MAX_SWEEP_RUNS` runs.
     """
     overrides_by_key: dict[str, list[str]] = {}
     for override in overrides:
@@ -149,7 +147,7 @@ def expand_sweep(overrides: Sequence[Override]) -> list[list[str]]:
 
 
 def parse_env_changes(changes: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the environment with changes like `engine=meltingpot`, whose values are read as YAML.
+    """Return the options of the environment after changes such as `engine=meltingpot`, whose values are parsed as YAML.
 
     Raises:
         ConfigError: a change is not of the form KEY=VALUE, or the environment has no such option.
@@ -176,7 +174,7 @@ def parse_env_changes(changes: Sequence[str], options: Mapping[str, Any]) -> dic
 def evaluation_folder_name(changes: Sequence[str]) -> str:
     """Return the name of the folder for results in the changed environment.
 
-    It is shortened and gets a digest if the changes are long or have characters that a folder's name may not have.
+    A name that is long or contains invalid characters is shortened and gets a digest.
 
     >>> evaluation_folder_name(["engine=meltingpot", "mechanism=none,best"])
     'evaluation_engine_meltingpot_mechanism_none-best'
@@ -189,12 +187,13 @@ def evaluation_folder_name(changes: Sequence[str]) -> str:
 
 
 def check_same_shapes(changes: Sequence[str], saved_weights: Mapping[str, Any], new_weights: Mapping[str, Any]) -> None:
-    """Raise ConfigError if `saved_weights` do not have the shapes of agents in the changed environment."""
+    """Raise ConfigError if `saved_weights` and the weights of agents in the changed environment differ in shape."""
     for name in sorted(set(saved_weights) | set(new_weights)):
         shapes = [getattr(weights.get(name), "shape", None) for weights in (saved_weights, new_weights)]
         if shapes[0] != shapes[1]:
-            old, new = (None if shape is None else list(shape) for shape in shapes)
+            saved_shape, new_shape = (None if shape is None else list(shape) for shape in shapes)
             raise ConfigError(
                 f"--env {' '.join(changes)}: the agents of this run do not fit the changed environment ({name} has the "
-                f"shape {old} instead of {new}). Change only options that keep the shapes of observations and actions"
+                f"shape {saved_shape} instead of {new_shape}). Change only options that keep the shapes of "
+                "observations and actions"
             )

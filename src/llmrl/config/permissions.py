@@ -1,8 +1,8 @@
-"""Permissions that a config needs besides llmrl's own parts: to run code, to send keys to hosts, to run command lines.
+"""Permissions of a config: to run code outside llmrl, to send API keys to hosts, and to run shell commands.
 
-A config that is composed from a command line and the user's option files has what it needs (`with_permissions`). A
-config that was read from a run folder, which somebody else may have written, has only what the user grants with
-`--trust` or `trusted_modules=`; the permissions of a run are not stored in its folder.
+A config that is composed from a command line and the user's option files gets all permissions that it needs
+(`with_permissions`). A config from a run folder, which another user may have written, has only the permissions that the
+user grants with `--trust` or `trusted_modules=`. They are not stored in run folders.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PROVIDER_ORIGINS = {
     "openrouter": "https://openrouter.ai",
     "xai": "https://api.x.ai",
 }
-"""Provider, as litellm names it -> origin of its API. The provider's key is `<PROVIDER>_API_KEY`."""
+"""Origins of APIs by litellm's names of providers. The variable of a provider's key is `<PROVIDER>_API_KEY`."""
 _ADDRESS_OPTIONS = ("base_url", "api_base", "tracking_uri")
-"""Fields of options of `llm=` and `loggers=` that hold an address."""
+"""Fields of options of `llm=` and `loggers=` with an address."""
 _LITELLM_TARGET = "llmrl.llms.litellm_chat.LiteLLMChat"
 _UNPREFIXED_MODEL_PATTERNS = {"openai": r"gpt-|chatgpt-|o\d", "anthropic": r"claude-"}
-"""Provider -> pattern of the names of models that litellm accepts without `<provider>/`."""
+"""Patterns of model names that litellm accepts without `<provider>/`, by provider."""
 
 
 def add_trust_option(parser: argparse.ArgumentParser) -> None:
@@ -49,9 +49,9 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
 
 
 def with_permissions(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a composed config (plain data) whose `trusted_modules` hold all permissions that it needs.
+    """Return a composed config (plain data) with all permissions that it needs in `trusted_modules`.
 
-    Modules of Python, and those of llmrl that hold no parts, are left out; a config cannot name them.
+    Modules of Python, and modules of llmrl without parts, are not added, because they are never trusted.
 
     Raises:
         ConfigError: an address is invalid, or `trusted_modules` is not a list of names.
@@ -66,14 +66,14 @@ def with_permissions(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_permissions(config: Mapping[str, Any], source: str = "the config") -> None:
-    """Check that a config names only code and hosts for keys that are granted in its `trusted_modules`.
+    """Check that `trusted_modules` of a config permits the code and the destinations of API keys that the config names.
 
     Args:
         config: plain data.
         source: file with the config, for the message.
 
     Raises:
-        ConfigError: it names others; the message says how to grant them.
+        ConfigError: a permission is missing; the message states how to grant it.
     """
     trust = Trust(tuple(config[TRUSTED_KEY]))
     untrusted_names = trust.find_untrusted(find_code_names(config))
@@ -86,7 +86,7 @@ def check_permissions(config: Mapping[str, Any], source: str = "the config") -> 
             f"{source} names code outside llmrl, which would run with your rights: {', '.join(untrusted_names)}. "
             f"If you trust it, repeat the command with {format_trust_options(modules)}"
         )
-    # Requests without a key may be sent to a host that gets a key.
+    # A permission to send a key to a host includes requests without a key.
     granted_names = {*config[TRUSTED_KEY], *(entry.rpartition("@")[2] for entry in config[TRUSTED_KEY])}
     for destination in find_destinations(config):
         if destination not in granted_names:
@@ -98,7 +98,7 @@ def check_permissions(config: Mapping[str, Any], source: str = "the config") -> 
 
 
 def check_command_lines(config: Mapping[str, Any]) -> None:
-    """Raise ConfigError if jobs of a config would run command lines that are not granted (`SHELL_PERMISSION`)."""
+    """Raise ConfigError if jobs of a config would run shell commands without `SHELL_PERMISSION`."""
     keys = find_command_line_keys(config["hardware"], config[TRUSTED_KEY])
     if keys and SHELL_PERMISSION not in config[TRUSTED_KEY]:
         raise ConfigError(
@@ -108,32 +108,32 @@ def check_command_lines(config: Mapping[str, Any]) -> None:
 
 
 def find_command_line_keys(hardware: Mapping[str, Any], trusted: list[str]) -> list[str]:
-    """Return the keys of a `hardware` node that hold command lines, as its backend declares (`Backend.command_lines`).
+    """Return the keys of a `hardware` node with shell commands (`Backend.command_lines`) that are not the defaults.
 
     Raises:
         ConfigError: the target is not a backend, or is not trusted.
     """
     node = hardware.get("backend")
     if not isinstance(node, Mapping) or "_target_" not in node:
-        return []  # errors are reported when the backend is built
+        return []  # the builder of the backend reports the error
     backend = Trust(tuple(trusted)).locate(node["_target_"], "hardware.backend._target_")
-    harmless_values: Mapping[str, Any] | None = getattr(backend, "command_lines", None)
-    if harmless_values is None:
+    default_by_option: Mapping[str, Any] | None = getattr(backend, "command_lines", None)
+    if default_by_option is None:
         raise ConfigError(
             f"hardware.backend._target_={node['_target_']} is not a backend: derive it from "
             "llmrl.sweeps.backends.protocol.Backend (docs/extending.md)"
         )
-    option_names = [name for name, harmless in harmless_values.items() if node.get(name) and node[name] != harmless]
+    option_names = [name for name, value in default_by_option.items() if node.get(name) and node[name] != value]
     return [f"hardware.backend.{name}" for name in option_names]
 
 
 def find_code_names(node: Any) -> Iterator[str]:
-    """Yield the dotted names of the code that a config names."""
+    """Yield the dotted names of modules, classes and functions in a config."""
     if isinstance(node, Mapping):
         target, name, text = node.get("_target_"), node.get("id", node.get("level")), node.get("text")
         if target is not None:
             yield str(target)
-        if isinstance(name, str) and ":" in name and "://" not in name:  # the address of a served game is no code
+        if isinstance(name, str) and ":" in name and "://" not in name:  # not the address of a game server
             yield name.rpartition(":")[0]
         if target is not None and isinstance(text, str) and "." in text and not text.endswith((".yaml", ".yml")):
             yield text
@@ -145,10 +145,11 @@ def find_code_names(node: Any) -> Iterator[str]:
 
 
 def find_destinations(config: Mapping[str, Any]) -> list[str]:
-    """Return the destinations of language models and loggers of a config that need a permission.
+    """Return the destinations of requests of language models and loggers that need a permission.
 
-    These are `VARIABLE@origin`, unless the key belongs to the host, and `origin` for requests without a key to a host
-    that is neither a provider nor this machine. For a model without an address, the origin is its provider or class.
+    A destination is `VARIABLE@origin` for requests with the API key in VARIABLE, unless the origin belongs to the
+    provider of this key; and `origin` for requests without a key, unless it is a provider or this machine. For a model
+    without an address, the origin is the name of its provider or class.
 
     Raises:
         ConfigError: an address is invalid.
@@ -165,7 +166,7 @@ def find_destinations(config: Mapping[str, Any]) -> list[str]:
 
 
 def _find_destination(path: str, node: Mapping[str, Any]) -> str | None:
-    """Return where the part with the options `node` sends a key or requests; None if that needs no permission."""
+    """Return the destination of the requests of a part (`find_destinations`); None if it needs no permission."""
     variable = node.get("api_key_env")
     provider = _find_provider(str(node.get("model"))) if node.get("_target_") == _LITELLM_TARGET else None
     origin = None
@@ -174,19 +175,19 @@ def _find_destination(path: str, node: Mapping[str, Any]) -> str | None:
         if isinstance(address, str) and (field != "tracking_uri" or re.match(r"(?i)https?:", address)):
             origin = parse_origin(address, f"{path}.{field}")
             if variable is None and provider is not None:
-                variable = _api_key_variable(provider)  # litellm reads this variable by default
+                variable = _get_api_key_variable(provider)  # litellm reads this variable by default
             break
     if variable is None:
         return None if origin is None or origin in PROVIDER_ORIGINS.values() or is_loopback(origin) else origin
     origin = origin or (str(node.get("_target_")) if provider is None else PROVIDER_ORIGINS.get(provider, provider))
     providers = {url: name for name, url in PROVIDER_ORIGINS.items()}
-    return None if variable == _api_key_variable(providers.get(origin, origin)) else f"{variable}@{origin}"
+    return None if variable == _get_api_key_variable(providers.get(origin, origin)) else f"{variable}@{origin}"
 
 
 def _find_provider(model: str) -> str:
-    """Return litellm's name of the provider of a model; the model's own name if it is unknown.
+    """Return litellm's name of the provider of a model; the name of the model if the provider is unknown.
 
-    litellm itself is not used, because its import takes seconds.
+    litellm itself is not called, because its import takes seconds.
     """
     provider, slash, _ = model.partition("/")
     if slash and "://" not in model:
@@ -194,5 +195,5 @@ def _find_provider(model: str) -> str:
     return next((name for name, pattern in _UNPREFIXED_MODEL_PATTERNS.items() if re.match(pattern, model)), model)
 
 
-def _api_key_variable(provider: str) -> str:
+def _get_api_key_variable(provider: str) -> str:
     return f"{re.sub('[^A-Za-z0-9]', '_', provider).upper()}_API_KEY"

@@ -1,4 +1,4 @@
-"""The types and ranges of the options at the top level of a config: those of a run, and the sections of its parts."""
+"""Types and ranges of the options at the top level of a config: options of a run, and sections of parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Section = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of a run; meanings are in `conf/_run.yaml`, `conf/train.yaml` and `conf/finetune.yaml`."""
+    """Options of a run, which `conf/_run.yaml`, `conf/train.yaml` and `conf/finetune.yaml` document."""
 
     seed: NonNegativeInt
     name: str
@@ -36,19 +36,19 @@ class RunOptions:
 
 
 TYPE_HINTS: Mapping[str, Any] = evaluate_type_hints(RunOptions)
-"""The type hint of each option of a run."""
+"""Type hints of the options of a run, by name."""
 _PART_SECTIONS = (
     *("agent", "env", "hardware", "llm", "principal", "teacher", "dataset", "method"),
     *("clone", "design", "learn", "play", "report", "search", "evaluation", "rewards"),
 )
-"""Keys whose value is the options of a part."""
+"""Keys whose values are mappings with the options of a part."""
 
 
 def check_run_options(config: Mapping[str, Any]) -> None:
-    """Check the options of a run in a resolved config; a config may lack those of the other command.
+    """Check the options of a run in a resolved config, except missing ones, which belong to another command.
 
     Raises:
-        ConfigError: values of the wrong type or out of range, all of them.
+        ConfigError: values have the wrong type or are out of range; the message contains all of them.
     """
     errors = ErrorCollector()
     for key, hint in [*TYPE_HINTS.items(), *((key, Section) for key in _PART_SECTIONS)]:

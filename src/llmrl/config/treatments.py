@@ -1,7 +1,8 @@
-"""Treatments and the studies they fit: `experiment=<family>/<study> treatment=<name>`.
+"""Check that a treatment is valid for a study: `experiment=<family>/<study> treatment=<name>`.
 
-The header of a treatment, or that of its file, lists its studies: `# @studies search/*,regimes/escape_room`, with `*`
-for any name. A treatment without such a line fits any study, and a study of the user's own accepts any treatment.
+The comment above a treatment, or at the top of its file, lists its studies: `# @studies search/*,regimes/escape_room`,
+where `*` matches any name. A treatment without such a line is valid for all studies, and a study of the user accepts
+all treatments.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ _STUDIES_PATTERN = re.compile(r"# @studies (\S+)$")
 
 
 def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] = ()) -> None:
-    """Raise ConfigError for a treatment without a study, for one of another study, or for one of another principal.
+    """Check that the chosen treatment is valid for the chosen study and principal.
 
     Args:
-        choices: chosen option of each config group; None or "none" without one.
-        folders: folders with the user's own options, which may have treatments, too.
+        choices: chosen options by config group; None or "none" without one.
+        folders: folders with options of the user, which may contain treatments.
 
     Raises:
-        ConfigError: the choices do not fit; the message lists the treatments or studies that would.
+        ConfigError: the treatment needs a study, or is for other studies or another principal. The message lists valid
+            choices.
     """
     treatment, study = choices.get("treatment"), choices.get("experiment")
     for group, option in (("experiment", study), ("treatment", treatment)):
@@ -54,7 +56,7 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
     if study_names is not None and study in (None, "none"):
         raise ConfigError(f"treatment={treatment} needs a study: add {_format_choices('experiment', study_names)}")
     if study_names is not None and study in list_studies() and study not in study_names:
-        compatible_treatments = [name for name, fitting in studies_by_treatment().items() if study in fitting]
+        compatible_treatments = [name for name, studies in studies_by_treatment().items() if study in studies]
         accepted = _format_choices("treatment", compatible_treatments) if compatible_treatments else "no treatment"
         raise ConfigError(
             f"treatment={treatment} is for {_format_choices('experiment', study_names)}; experiment={study} takes "
@@ -69,7 +71,7 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
 
 
 def studies_by_treatment() -> dict[str, list[str]]:
-    """Return the treatments of the package, each with the studies that it was made for; both are sorted."""
+    """Return the studies of each shipped treatment, by treatment, both sorted; empty if all studies are valid."""
     folder = root() / "treatment"
     return {
         name: _read_studies(folder / f"{name}.yaml") or [] for name in list_option_names("treatment") if name != "none"
@@ -78,34 +80,33 @@ def studies_by_treatment() -> dict[str, list[str]]:
 
 @functools.cache
 def list_studies() -> tuple[str, ...]:
-    """Return the studies of the package, `<family>/<name>`, sorted."""
+    """Return the shipped studies, `<family>/<name>`, sorted."""
     return tuple(list_nested_options("experiment"))
 
 
 def _read_studies(path: Path) -> list[str] | None:
-    """Return the studies that a treatment was made for; None if neither it nor its file lists them."""
+    """Return the studies for which a treatment is valid; None for all."""
     lines = [*read_comment(path), *read_comment(get_file(path))]
     match = next((match for line in lines if (match := _STUDIES_PATTERN.match(line))), None)
-    return None if match is None else [s for s in list_studies() if any(fnmatchcase(s, p) for p in match[1].split(","))]
+    patterns = [] if match is None else match[1].split(",")
+    studies = [study for study in list_studies() if any(fnmatchcase(study, pattern) for pattern in patterns)]
+    return None if match is None else studies
 
 
 def _read_principal(path: Path) -> str | None:
-    """Return the principal whose options a treatment sets; None if it sets none.
-
-    It is chosen in the treatment or in one that it includes.
-    """
+    """Return the principal, chosen by a treatment or its bases, whose options the treatment sets; None without any."""
     values = read_file(path)
     principal = None
-    for entry in values.get("defaults", []):
-        if isinstance(entry, str) and find_file(included_path := path.parent / f"{entry}.yaml") is not None:
-            principal = _read_principal(included_path)
-        elif isinstance(entry, dict):
-            principal = entry.get("override /principal", principal)
+    for default in values.get("defaults", []):
+        if isinstance(default, str) and find_file(base_path := path.parent / f"{default}.yaml") is not None:
+            principal = _read_principal(base_path)
+        elif isinstance(default, dict):
+            principal = default.get("override /principal", principal)
     return principal if "principal" in values else None
 
 
 def _format_choices(group: str, options: Sequence[str]) -> str:
-    """Return a text that lists choices of a group.
+    """Return choices of a group as text.
 
     >>> _format_choices("env", ["a", "b", "c"])
     'env=a, b or c'
