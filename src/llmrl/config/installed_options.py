@@ -53,8 +53,8 @@ def register_installed_options() -> list[str]:
             problems.append(f"{group}={name} is an option of llmrl, so that of {packages} is ignored")
             continue
         folder = repo
-        for part in group.split("/"):
-            folder = folder.setdefault(part, {})
+        for folder_name in group.split("/"):
+            folder = folder.setdefault(folder_name, {})
         folder[f"{name}.yaml"] = _InstalledOption(group, name, entries)
     return problems
 

@@ -148,9 +148,12 @@ def _build_node_schema(
                 "then": {"properties": allowed, "additionalProperties": False},
             }
         )
-    unknown = {"properties": {"_target_": {"type": "string", "not": {"enum": targets}}}, "required": ["_target_"]}
-    known = {"properties": properties, "additionalProperties": False, "allOf": rules}
-    return {"type": ["object", "null"], "if": unknown, "else": known}
+    has_unknown_target = {
+        "properties": {"_target_": {"type": "string", "not": {"enum": targets}}},
+        "required": ["_target_"],
+    }
+    known_schema = {"properties": properties, "additionalProperties": False, "allOf": rules}
+    return {"type": ["object", "null"], "if": has_unknown_target, "else": known_schema}
 
 
 def _get_option_type_hints(target: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a failed write: disk full, quota used up, maximum file size reached."""
 
 MIN_FREE_BYTES = 1 << 20
-"""Free bytes below which a disk counts as full, whatever the error number of the write."""
+"""Free bytes below which a disk counts as full, regardless of the error number."""
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def remove_ignoring_errors(path: Path) -> None:
 def describe_write_error(path: Path, error: OSError, folder_option: str = "output_root=<folder>") -> str:
     """Return the reason why `path` could not be written.
 
-    If the disk is full, the message also says which limit was reached and how to fix it.
+    If the disk is full, the message also states the limit and a remedy.
 
     Args:
         path: file or folder that was to be written.

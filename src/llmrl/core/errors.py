@@ -68,7 +68,7 @@ class ErrorCollector:
 
 
 class IncompatibilityReason(StrEnum):
-    """Reasons why two parts cannot work together, whatever their options.
+    """Reasons why two parts cannot work together with any options.
 
     The list is complete: any other error about two parts concerns code that could be added or an option that could be
     set. docs/matrix.md shows the reasons as sentences.
@@ -104,7 +104,7 @@ class IncompatibilityReason(StrEnum):
 
 
 class Incompatible(ConfigError):  # noqa: N818  (an adjective reads better in `raise Incompatible`)
-    """Two parts cannot work together, whatever their options.
+    """Two parts cannot work together with any options.
 
     Attributes:
         reason: the reason.
@@ -118,7 +118,7 @@ class Incompatible(ConfigError):  # noqa: N818  (an adjective reads better in `r
         return type(self), (self.reason, *self.args), self.__dict__
 
 
-class PrerequisiteFailed(LlmrlError):  # noqa: N818  (the name says what failed)
+class PrerequisiteFailed(LlmrlError):  # noqa: N818  (the name contains `Failed`)
     """A run that this run depends on has ended without a result."""
 
 

@@ -1,6 +1,6 @@
 """Patches of Hydra's composition of configs: tables in option files, unlisted base files, and a cache of steps.
 
-A table of an option file holds values that apply only with certain options of another group.
+A table of an option file has rows of values, each for one option of another group.
 
     # treatment/props.yaml
     per_env:

@@ -74,14 +74,14 @@ def compile_for(function: Any, arguments: tuple[Any, ...]) -> Callable[..., Any]
     return compiled
 
 
-def numba_type(x: Any) -> Any:
+def numba_type(value: Any) -> Any:
     """Return the Numba type of an array, of a number, or of a tuple of them.
 
     Read-only arrays get the type of writable ones, so that a function is not compiled a second time.
     """
     from numba import typeof, types
 
-    if isinstance(x, tuple):
-        return types.BaseTuple.from_types([numba_type(part) for part in x], type(x))
-    array_type = typeof(x)
+    if isinstance(value, tuple):
+        return types.BaseTuple.from_types([numba_type(element) for element in value], type(value))
+    array_type = typeof(value)
     return types.Array(array_type.dtype, array_type.ndim, "C") if isinstance(array_type, types.Array) else array_type

@@ -33,15 +33,15 @@ class Transition:
         """Return the step of some games and agents, without the notes of the policy."""
         step, jacobian = self.step, self.step.reward_jacobian
         step_part = Step(
-            observation={name: x[games][:, agents] for name, x in step.observation.items()},
+            observation={name: array[games][:, agents] for name, array in step.observation.items()},
             reward=step.reward[games][:, agents],
             base_reward=step.base_reward[games][:, agents],
             terminated=step.terminated[games],
             truncated=step.truncated[games],
-            info={name: x[games] for name, x in step.info.items()},
+            info={name: array[games] for name, array in step.info.items()},
             reward_jacobian=None if jacobian is None else jacobian[games][:, agents],
         )
-        observation_part = {name: x[games][:, agents] for name, x in self.observation.items()}
+        observation_part = {name: array[games][:, agents] for name, array in self.observation.items()}
         return Transition(
             observation_part, PolicyOutput(self.output.action[games][:, agents]), step_part, self.ended[games]
         )

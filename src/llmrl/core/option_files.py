@@ -139,8 +139,8 @@ def _compose_option(group: str, name: str) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for path, package in list_files(group, name):
         fields = {key: value for key, value in read_file(path).items() if key != "defaults"}
-        for part in reversed(package):
-            fields = {part: fields}
+        for key in reversed(package):
+            fields = {key: fields}
         override_fields(config, fields)
     for key in group.split("/"):
         config = config.get(key, {})

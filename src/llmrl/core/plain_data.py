@@ -58,8 +58,8 @@ def parse_record(record_type: type[Record], content: Mapping[str, Any]) -> Recor
     """
     hints = _get_type_hints(record_type)  # type: ignore[arg-type]  # a class can be hashed
     names = [field.name for field in fields(record_type)]  # type: ignore[arg-type]
-    if missing := [name for name in names if name not in content]:
-        raise ValueError(f"it has no {missing[0]}")
+    if missing_names := [name for name in names if name not in content]:
+        raise ValueError(f"it has no {missing_names[0]}")
     return record_type(**{name: parse_value(content[name], hints[name], name) for name in names})
 
 

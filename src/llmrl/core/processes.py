@@ -151,7 +151,7 @@ class _TorchProcessGroup(ProcessGroup):
         buffers = [torch.empty_like(buffer) for _ in counts]
         with self._translate_errors():
             dist.all_gather(buffers, buffer)
-        full_tensor = torch.cat([part[:count] for part, count in zip(buffers, counts, strict=True)])
+        full_tensor = torch.cat([buffer[:count] for buffer, count in zip(buffers, counts, strict=True)])
         return full_tensor.view(rows.dtype).reshape(sum(counts), *row_shape)
 
     def all_reduce(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -165,8 +165,8 @@ class _TorchProcessGroup(ProcessGroup):
             with self._translate_errors():
                 dist.all_reduce(flat)
             with torch.no_grad():
-                for tensor, part in zip(bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True):
-                    tensor.copy_(part.view_as(tensor))
+                for tensor, flat_sum in zip(bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True):
+                    tensor.copy_(flat_sum.view_as(tensor))
 
     def all_reduce_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         import torch

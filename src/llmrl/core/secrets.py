@@ -160,8 +160,8 @@ def _encodings(value: str) -> frozenset[str]:
     secret_bytes, encodings = value.encode("utf-8", "surrogateescape"), {value}
     for offset in range(3):
         # Only the characters that do not depend on the bytes before and after the secret.
-        first, end = -(-8 * offset // 6), (8 * (offset + len(secret_bytes))) // 6
-        encoding = base64.b64encode(b"\0" * offset + secret_bytes).decode()[first:end]
+        start, stop = -(-8 * offset // 6), (8 * (offset + len(secret_bytes))) // 6
+        encoding = base64.b64encode(b"\0" * offset + secret_bytes).decode()[start:stop]
         encodings |= {encoding, encoding.translate(str.maketrans("+/", "-_"))}
     escaped = {json.dumps(form)[1:-1] for form in encodings} | {form.replace("/", "\\/") for form in encodings}
     return frozenset(form.lower() for form in {*encodings, *escaped, *(quote(form, safe="") for form in encodings)})

@@ -162,8 +162,8 @@ class PartFactory:
         """Build the part.
 
         Args:
-            changed: options by name that replace those of the node.
-            injected: services by name that replace those of the builder.
+            changed: options by name that replace options of the node.
+            injected: services by name that replace services of the builder.
 
         Raises:
             ConfigError: an option is unknown, missing or invalid.

@@ -170,8 +170,9 @@ class ParameterSpace:
         ]
         if not effects:
             return f"No {self.name}: agents get what the game pays."
-        *first, final = effects
-        return self.sentence.format(effects=f"{', '.join(first)} and {final}" if first else final)
+        *earlier_effects, last_effect = effects
+        text = f"{', '.join(earlier_effects)} and {last_effect}" if earlier_effects else last_effect
+        return self.sentence.format(effects=text)
 
     def check(self, values: object) -> np.ndarray:
         """Return `values` as float64 [..., d].

@@ -52,14 +52,14 @@ def compare_with_reference(
             continue
         rows = {}
         for name, values in mechanism["per_episode"].items():
-            x, y = np.array(values), np.array(reference["per_episode"][name])
+            measured, baseline = np.array(values), np.array(reference["per_episode"][name])
             if is_paired:
-                is_finite = ~(np.isnan(x) | np.isnan(y))
-                x, y = x[is_finite], y[is_finite]
+                is_defined = ~(np.isnan(measured) | np.isnan(baseline))
+                measured, baseline = measured[is_defined], baseline[is_defined]
             else:
-                x, y = x[~np.isnan(x)], y[~np.isnan(y)]
-            if len(x) and len(y):
-                rows[name] = describe_difference(x, y, is_paired, independent)
+                measured, baseline = measured[~np.isnan(measured)], baseline[~np.isnan(baseline)]
+            if len(measured) and len(baseline):
+                rows[name] = describe_difference(measured, baseline, is_paired, independent)
         results.append({"name": mechanism["name"], "reference": reference["name"], "table": rows})
     return results
 

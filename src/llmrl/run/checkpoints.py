@@ -96,7 +96,7 @@ class CheckpointStore:
         """Return the iteration and state of one checkpoint file, with tensors on the CPU.
 
         Raises:
-            CheckpointError: the file is missing, damaged, of another format or config, or holds more than plain data.
+            CheckpointError: the file is missing, damaged, of another format or config, or has more than plain data.
         """
         import torch
 
@@ -223,10 +223,10 @@ def _encode(value: Any, location: str) -> Any:
     if isinstance(value, Mapping):
         if _NUMPY_KEY in value:
             raise TypeError(f"{location} uses the reserved key {_NUMPY_KEY!r}")
-        return {_encode_key(key, location): _encode(item, f"{location}.{key}") for key, item in value.items()}
+        return {_encode_key(key, location): _encode(element, f"{location}.{key}") for key, element in value.items()}
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        items = [_encode(item, f"{location}[{i}]") for i, item in enumerate(value)]
-        return items if isinstance(value, list) else tuple(items)
+        elements = [_encode(element, f"{location}[{i}]") for i, element in enumerate(value)]
+        return elements if isinstance(value, list) else tuple(elements)
     torch_module = sys.modules.get("torch")
     if torch_module is not None and isinstance(value, torch_module.Tensor):
         return value.detach().cpu().clone()  # cloned, because a slice would be saved with its full storage
@@ -244,13 +244,13 @@ def _encode_key(key: Any, location: str) -> str | int:
 def _decode(value: Any) -> Any:
     if isinstance(value, dict):
         if _NUMPY_KEY not in value:
-            return {key: _decode(item) for key, item in value.items()}
+            return {key: _decode(element) for key, element in value.items()}
         array = np.frombuffer(value["bytes"].numpy().tobytes(), dtype=np.dtype(value["dtype"]))
         array = array.reshape(value["shape"]).copy()
         return array if value[_NUMPY_KEY] == "array" else array[()]
     if isinstance(value, list):
-        return [_decode(item) for item in value]
-    return tuple(_decode(item) for item in value) if isinstance(value, tuple) else value
+        return [_decode(element) for element in value]
+    return tuple(_decode(element) for element in value) if isinstance(value, tuple) else value
 
 
 LONG_INTERVAL_S = 4.0

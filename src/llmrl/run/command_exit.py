@@ -113,7 +113,7 @@ def exit_on_error(name: str, report: Callable[[str, object], None] = print_messa
         code = EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED
         raise SystemExit(EXIT_IN_USE if isinstance(error, RunInUse) else code) from error
     except Exception as error:
-        # Hydra itself explains errors in the typed overrides, in more than one line.
+        # Hydra itself prints errors in overrides, with several lines of explanation.
         if _is_full_error_requested() or type(error).__module__ == "hydra.errors":
             raise
         report(name, _format_unexpected_error(error))

@@ -72,7 +72,7 @@ class LogFile:
 
     @contextmanager
     def receive_messages(self) -> Iterator[None]:
-        """Return a context in which messages of this thread go to this file, and to those of runs that wait for it."""
+        """Return a context in which messages of this thread go to this file and to the files of runs that wait."""
         previous_files = _active_files.get()
         _active_files.set((*self._waiting_files, self))
         try:

@@ -137,9 +137,9 @@ class MetricLog(LineFile):
                 another x coordinate; a metric has the name of a counter, or is in rows of another kind.
         """
         line: dict[str, Any] = {KIND_KEY: kind, X_KEY: x} | {name: int(value) for name, value in counters.items()}
-        if unknown := counters.keys() - set(COUNTERS):
+        if unknown_counters := counters.keys() - set(COUNTERS):
             raise ValueError(
-                f"the counters of a row must be among {', '.join(COUNTERS)}, not {', '.join(sorted(unknown))}"
+                f"the counters of a row must be among {', '.join(COUNTERS)}, not {', '.join(sorted(unknown_counters))}"
             )
         if reserved := {KIND_KEY, X_KEY, *COUNTERS} & metrics.keys():
             raise ValueError(f"metrics cannot have the names of counters: {', '.join(sorted(reserved))}")
@@ -166,7 +166,7 @@ class MetricLog(LineFile):
 
         Args:
             state: state of the run, as in `status.json`.
-            final: findings of the run, which sinks get as its summary. Sinks also get its floats as metrics
+            final: findings of the run, which sinks get as its summary. Sinks also get the floats among them as metrics
                 `Final/<name>` at the x coordinate of the last row, except names that contain a slash or start with
                 `llm_`, because rows have these metrics already.
             error: reason why the run ended, in one line.

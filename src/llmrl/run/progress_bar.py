@@ -1,7 +1,7 @@
 """Display of a run's progress: a bar on a terminal, a line in a notebook, else log lines at intervals.
 
-The numbers also go to `status.json`, which the launcher of a sweep and `llmrl-sweep status` read. Several runs of one
-process, each in a thread of its own, have lines in their `run.log` only.
+The numbers are also written to `status.json`, which the launcher of a sweep and `llmrl-sweep status` read. If a process
+computes several runs, each in a thread of its own, they have lines in their `run.log` only.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class ProgressBar:
         if self._is_main_thread:
             log.info("%s", self)
             return
-        for file in self._files:  # those of the run's thread, because another thread may call this
+        for file in self._files:  # the files of the thread that built the bar, because another thread may call this
             file.write(log, logging.INFO, str(self))
 
     def _write_notebook_line(self, end: str = "") -> None:

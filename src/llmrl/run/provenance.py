@@ -46,7 +46,7 @@ RECORDED_VARIABLES = (
 
 
 def write_provenance(folder: Path, attempt: int) -> str:
-    """Append the record of this attempt to `provenance.json`; uncommitted changes go to `code-<attempt>.diff`.
+    """Append the record of this attempt to `provenance.json`; write uncommitted changes to `code-<attempt>.diff`.
 
     Returns the digest of the imported code (`compute_code_digest`).
     """
@@ -94,7 +94,7 @@ def compute_code_digest() -> str:
 
 @functools.cache
 def read_checkout_state() -> tuple[str, str, str] | None:
-    """Return Git revision, `git status --porcelain` and uncommitted changes of the checkout that holds this package.
+    """Return Git revision, `git status --porcelain` and uncommitted changes of the checkout with this package.
 
     They are read at the first call only. The result is None if the package is not in a checkout.
     """

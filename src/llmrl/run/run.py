@@ -120,7 +120,7 @@ class Run:
                 finished run.
 
         Raises:
-            ConfigError: the config or an override holds a secret.
+            ConfigError: the config or an override contains a secret.
             RunFolderError: the folder cannot be written or is in use by another process.
             CheckpointError: there are checkpoints, but none can be used.
         """

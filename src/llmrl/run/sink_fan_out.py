@@ -158,8 +158,8 @@ class _GuardedSink:
         error = "it did not answer in time" if self.is_busy else self.error
         if not error:
             return None
-        missing = self.n_rows - self.n_delivered_rows
-        problem = f"lacks the last {missing:,} of {self.n_rows:,} rows" if missing else "was not closed properly"
+        n_missing = self.n_rows - self.n_delivered_rows
+        problem = f"lacks the last {n_missing:,} of {self.n_rows:,} rows" if n_missing else "was not closed properly"
         return f"{problem}: {error}"
 
     def abandon_if_busy(self) -> None:

@@ -108,10 +108,10 @@ class TrajectoryFiles:
             for path in self._folder.glob("*.npz"):
                 if path.stem.isdecimal() and int(path.stem) not in self._file_indices:
                     path.unlink()
-        missing = [k for k in self._file_indices if not self._path(k).is_file()]
-        if missing:
+        missing_paths = [path for path in map(self._path, self._file_indices) if not path.is_file()]
+        if missing_paths:
             raise RunFolderError(
-                f"{self._path(missing[0])} existed at the checkpoint, but is missing now. Start this run anew "
+                f"{missing_paths[0]} existed at the checkpoint, but is missing now. Start this run anew "
                 "with rerun=true, which moves the old content aside."
             )
 

@@ -65,7 +65,7 @@ def find_missing_jobs(jobs: Sequence[Job], queues: Sequence[QueueSnapshot]) -> t
 
     `queues` are snapshots of the queues of schedulers (`llmrl.results.run_records.read_run`).
     """
-    missing: list[Job] = []
+    missing_jobs: list[Job] = []
     outcomes: list[JobOutcome] = []
     folders: set[Path] = set()
     for job in jobs:
@@ -83,8 +83,8 @@ def find_missing_jobs(jobs: Sequence[Job], queues: Sequence[QueueSnapshot]) -> t
                 JobOutcome.from_record(job, record, skipped=True, state="elsewhere", error=text, seconds=None)
             )
         else:
-            missing.append(job)
-    return missing, outcomes
+            missing_jobs.append(job)
+    return missing_jobs, outcomes
 
 
 @dataclass(frozen=True)
@@ -245,10 +245,10 @@ def redirect_output(log_file: str) -> None:
 
 def describe_outcome(outcome: JobOutcome) -> str:
     """Return the outcome of a run as one line of text."""
-    result = f", result {outcome.result:.5g}" if outcome.result is not None else ""
-    error = f": {outcome.error}" if outcome.error else ""
+    result_text = f", result {outcome.result:.5g}" if outcome.result is not None else ""
+    error_text = f": {outcome.error}" if outcome.error else ""
     duration = f" after {outcome.seconds:.0f} s" if outcome.seconds is not None else ""
-    return printable(f"{outcome.state}{duration}{result}{error} ({outcome.folder})", lines=False)
+    return printable(f"{outcome.state}{duration}{result_text}{error_text} ({outcome.folder})", lines=False)
 
 
 def group_into_waves(jobs: Sequence[Job]) -> list[list[Job]]:

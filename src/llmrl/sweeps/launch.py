@@ -73,11 +73,11 @@ def launch(
                 "alive, use nohup, tmux or screen"
             )
     check_distinct_folders(jobs)
-    missing, outcomes = find_missing_jobs(jobs, query_schedulers({job.folder for job in jobs}))
+    missing_jobs, outcomes = find_missing_jobs(jobs, query_schedulers({job.folder for job in jobs}))
     if outcomes:
-        done = sum(outcome.state == "finished" for outcome in outcomes)
-        log.info("skipped %d finished runs and %d that run or wait elsewhere", done, len(outcomes) - done)
-    groups = group_by_backend(missing)
+        n_finished = sum(outcome.state == "finished" for outcome in outcomes)
+        log.info("skipped %d finished runs and %d that run or wait elsewhere", n_finished, len(outcomes) - n_finished)
+    groups = group_by_backend(missing_jobs)
     for group in groups:
         group[0].hardware.backend.prepare(group)
     if groups:

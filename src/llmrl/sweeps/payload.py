@@ -134,7 +134,7 @@ class RunExit:
 
     Attributes:
         folder: run folder.
-        exit_code: exit code of the run, as in a process of its own; 0 for a finished run.
+        exit_code: exit code that a process with this run alone would have; 0 for a finished run.
         error: short error message, used if the run could not record its failure itself; empty on success.
     """
 
@@ -162,10 +162,10 @@ class ProcessPayload:
 
     def __call__(self) -> list[RunExit]:
         """Execute the runs and return their exits, in order. A single run is executed by its `run_function`."""
-        first = self.payloads[0]
-        first.prepare()
+        first_payload = self.payloads[0]
+        first_payload.prepare()
         if len(self.payloads) == 1:
-            return [first.execute_and_capture_exit(first.run_function)]
+            return [first_payload.execute_and_capture_exit(first_payload.run_function)]
         return self.batch_function(self.payloads)
 
 
