@@ -168,7 +168,10 @@ class FinetuneLoop(StateFields):
     def _prepare_tasks(
         self, run: Run, answer: Callable[[Request], Any]
     ) -> tuple[dict[str, EvaluatedTask], PromptDataset]:
-        """Return every task with its held-out prompts, by name, and the prompts of the training task."""
+        """Return every task with its held-out prompts, by name, and the prompts of the training task.
+
+        `answer` sends a request, e.g. for a checkpoint, to the executor and returns its result.
+        """
 
         def prepare(task: SearchTask, dataset: Dataset, seeds: Seeds) -> PromptDataset:
             n_trials = dataset.trials
@@ -265,6 +268,7 @@ class FinetuneLoop(StateFields):
         scale: Scale,
         iteration_offset: int,
     ) -> None:
+        """Train from the last checkpoint on, and save the adapter; training step k is `iteration_offset + k`."""
         folder = run.folder / TRAINER_FOLDER
         resume_path = self._select_checkpoint_and_prune(folder)
         module = load_model(

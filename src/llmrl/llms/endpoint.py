@@ -152,6 +152,7 @@ class Endpoint:
             return error
 
     def _request_with_retries(self, call: Call, pending_call: PendingCall) -> ChatReply:
+        """Return the reply to the first successful attempt; raise the error of the last attempt."""
         start = time.perf_counter()
         try:
             reply, reservation = self.services.retry(

@@ -131,33 +131,33 @@ class LiteLLMChat(HostedProvider):
         Raises:
             ConfigError: the model does not support a setting.
         """
-        s = self.settings
+        settings = self.settings
         options: dict[str, Any] = {
-            "temperature": s.temperature,
-            "top_p": s.top_p,
-            "stop": None if s.stop is None else list(s.stop),
-            "reasoning_effort": s.reasoning_effort,
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "stop": None if settings.stop is None else list(settings.stop),
+            "reasoning_effort": settings.reasoning_effort,
             "max_tokens": self.max_reply_tokens,
         }
         arguments: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-        seed = {} if s.sampling_seed is None else {"seed": s.sampling_seed}
+        seed = {} if settings.sampling_seed is None else {"seed": settings.sampling_seed}
         request = self._request_parameters(arguments | seed)
-        if s.reasoning_effort is not None and not _has_effort(request, s.reasoning_effort):
+        if settings.reasoning_effort is not None and not _has_effort(request, settings.reasoning_effort):
             problem = "it would be sent as another effort, or not at all; use another one or null"
-            raise self._setting_error("reasoning_effort", s.reasoning_effort, problem)
+            raise self._setting_error("reasoning_effort", settings.reasoning_effort, problem)
         limit = arguments.get("max_tokens")
         if limit is not None and (budget := max(_thinking_budgets(request), default=0)) >= limit:
             problem = (
                 f"it means {budget} tokens of thought, which llm.max_tokens={limit} includes; increase llm.max_tokens"
             )
-            raise self._setting_error("reasoning_effort", s.reasoning_effort, problem)
-        if s.thinking_budget is not None:
-            arguments |= self._thinking_argument(arguments, s.thinking_budget)
-        if s.extra_body:
+            raise self._setting_error("reasoning_effort", settings.reasoning_effort, problem)
+        if settings.thinking_budget is not None:
+            arguments |= self._thinking_argument(arguments, settings.thinking_budget)
+        if settings.extra_body:
             if self._is_anthropic:
                 problem = "litellm does not pass further fields to Anthropic; set it to null"
                 raise self._setting_error("extra_body", "{...}", problem)
-            arguments["extra_body"] = dict(s.extra_body)
+            arguments["extra_body"] = dict(settings.extra_body)
         return arguments
 
     def _thinking_argument(self, arguments: dict[str, Any], budget: int) -> dict[str, Any]:

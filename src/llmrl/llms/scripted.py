@@ -251,6 +251,7 @@ def draw_reply(schema: Mapping[str, Any], question: str) -> str:
 
 
 def _draw(schema: Mapping[str, Any], definitions: Mapping[str, Any], rng: np.random.Generator) -> Any:
+    """Draw a value that satisfies `schema`; `definitions` are the schemas to which references point, by name."""
     if "$ref" in schema:
         return _draw(definitions[schema["$ref"].rpartition("/")[2]], definitions, rng)
     if "const" in schema:

@@ -150,6 +150,7 @@ class VLLMClient:
         return "-".join(("llmrl", self._client_id, name.replace("/", "-") or "shared", str(version)))
 
     def _request_completion(self, prompt: TokenPrompt, max_tokens: int) -> tuple[list[int], np.ndarray]:
+        """Return token ids of one sampled reply and their log-probabilities, [n_tokens] float32."""
         assert prompt.stream is not None
         body = {
             "model": self._served_name(prompt.adapter, self._version_by_adapter[prompt.adapter]),

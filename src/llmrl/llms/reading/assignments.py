@@ -19,6 +19,7 @@ _MONEY = r"(?:[$\u20ac\u00a3\u00a5]\s?)?"
 _DIGITS = rf"{_MONEY}(?<![\w.])(?:{NUMBER_IN_DIGITS})(?![\w]|\.\d)"
 _NUMBER = re.compile(rf"(?P<digits>{_DIGITS})|(?<![\w.-])(?P<words>{NUMBER_IN_WORDS})(?![\w-])", re.IGNORECASE)
 _NUM = rf"(?:{_MONEY}(?<![\w.])[+-]?(?:\d{{1,20}}(?:\.\d{{1,20}})?|\.\d{{1,20}})\s?%?)"
+# _NUM is part of other patterns; _NUMBER finds numbers in digits and in words.
 _PLURAL_NOUNS = r"(?:brackets?|knobs?|levers?|rates?|numbers?|parameters?|params?|values?|weights?|tiers?|bands?|ones?)"
 # Numbers that are not assigned to a name: old values, measured values, and numbers of turns and of names.
 _IRRELEVANT = re.compile(

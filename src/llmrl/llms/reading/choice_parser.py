@@ -51,7 +51,7 @@ _CLAUSE_BOUNDARY = re.compile(
     r"reach|keep|prevent|escape|balance|catch|stop)|\baway from\b|\bas (?=the|"
     r"it|i|we)|[\u3002\uff0c]"
 )
-_OPEN = load_pattern("open_choices")
+_UNDECIDED = load_pattern("open_choices")
 _EXPLANATION = re.compile(
     r"\b(?:not|than|instead|since|because|as|so|but|where|which|while|to|for|after|before)\b|[.(\u2014]", re.IGNORECASE
 )
@@ -171,14 +171,15 @@ class ChoiceParser(AnswerParser[int]):
             raise InvalidReply(f"the {self.answer_name} {repr(value)[:60]} does not exist")
         return index
 
-    def _parse_action(self, answer: Any, depth: int) -> int | None:
-        if isinstance(answer, str):
-            return self._parse_name(answer) if depth <= 5 else None
-        if isinstance(answer, list) and depth <= 5:
-            indices = {self._parse_action(item, depth + 1) for item in answer}
-            return indices.pop() if len(indices) == 1 and len(answer) < 4 else None
-        is_number = isinstance(answer, int | float) and not isinstance(answer, bool) and depth <= 5
-        return self.matcher.index_of_number(answer) if is_number and abs(answer) < 1e6 else None
+    def _parse_action(self, value: Any, depth: int) -> int | None:
+        """Return the index of the action that a name, a number, or a list of them means; None if it is unclear."""
+        if isinstance(value, str):
+            return self._parse_name(value) if depth <= 5 else None
+        if isinstance(value, list) and depth <= 5:
+            indices = {self._parse_action(item, depth + 1) for item in value}
+            return indices.pop() if len(indices) == 1 and len(value) < 4 else None
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and depth <= 5
+        return self.matcher.index_of_number(value) if is_number and abs(value) < 1e6 else None
 
     def contradicts(self, text: str, answer: int) -> bool:
         if self.amounts:
@@ -226,9 +227,9 @@ class ChoiceParser(AnswerParser[int]):
             for clause in _CLAUSE_BOUNDARY.split(sentence):
                 match = _DECISION_CUE.search(clause)
                 if match is not None and (contrast := _CONTRAST.search(clause, match.end())) is not None:
-                    head = clause[: contrast.start()]
-                    clause = head if self.matcher.find_mentions(head[match.end() :]) else clause
-                is_open = is_open or bool(_OPEN.search(clause[: match.start()] if match else clause))
+                    clause_start = clause[: contrast.start()]
+                    clause = clause_start if self.matcher.find_mentions(clause_start[match.end() :]) else clause
+                is_open = is_open or bool(_UNDECIDED.search(clause[: match.start()] if match else clause))
                 if _OTHER_TIME.search(clause) or _OPPONENT_DUTY.search(clause):
                     continue
                 if match is None or is_open or has_negation(clause) or sentence.rstrip().endswith("?"):
@@ -239,7 +240,7 @@ class ChoiceParser(AnswerParser[int]):
                 if self.amounts:
                     amount = self._parse_amount(rest)
                     indices = set() if amount is None else {amount}
-                if len(indices) > 1 or (indices and (_OPEN.search(clause[match.end() :]) or self._is_list(rest))):
+                if len(indices) > 1 or (indices and (_UNDECIDED.search(clause[match.end() :]) or self._is_list(rest))):
                     return None
                 decisions += indices
         if not decisions:
@@ -260,7 +261,7 @@ class ChoiceParser(AnswerParser[int]):
         """
         sentences = [part.strip() for part in re.split(r"(?<=[.!?\u3002])\s+|\n+|\u3002", text)[-200:]]
         *preceding, last = [part for part in sentences if any(c.isalnum() for c in part)] or [""]
-        if not last or last.endswith("?") or _OPEN.search(last) or _OTHER_TIME.search(last) or len(last) > 200:
+        if not last or last.endswith("?") or _UNDECIDED.search(last) or _OTHER_TIME.search(last) or len(last) > 200:
             return None
         clause_delimiters = list(_LAST_CLAUSE.finditer(last))
         if clause_delimiters and not _DECISION_LEAD.search(last[: clause_delimiters[-1].end()]):
@@ -295,7 +296,7 @@ class ChoiceParser(AnswerParser[int]):
         """Return the action if a text begins with it and contains no other: `go forward 3 times`; else None."""
         mentions = self.matcher.find_mentions(text)
         begins_with_action = len(mentions) == 1 and mentions[0][0] == 0
-        is_unclear = self.amounts or has_negation(text) or _OPEN.search(text) or _VERB.search(text)
+        is_unclear = self.amounts or has_negation(text) or _UNDECIDED.search(text) or _VERB.search(text)
         return mentions[0][2] if begins_with_action and not is_unclear else None
 
     def _parse_name(self, text: str) -> int | None:

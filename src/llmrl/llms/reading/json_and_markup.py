@@ -92,10 +92,10 @@ def find_outermost_values(text: str, truncated: bool = False) -> list[FoundValue
     If the text is `truncated`, an incomplete list has `TRUNCATION_MARKER` as last element.
     """
     calls = list(_find_calls(text))
-    text_without_calls = blank_spans(text, ((span.start, span.end) for span in calls))
+    text_without_calls = blank_spans(text, ((found_value.start, found_value.end) for found_value in calls))
     values = [*calls, *_find_json(text_without_calls, truncated), *_find_elements(text)] or _find_yaml(text)
-    values = [replace(span, value=_parse_nested_json(span.value, truncated)) for span in values]
-    return sorted(values, key=lambda span: (span.end, -span.start))
+    values = [replace(found_value, value=_parse_nested_json(found_value.value, truncated)) for found_value in values]
+    return sorted(values, key=lambda found_value: (found_value.end, -found_value.start))
 
 
 def _parse_nested_json(value: Any, truncated: bool, depth: int = 0) -> Any:
@@ -160,29 +160,29 @@ def _find_json(text: str, truncated: bool) -> Iterator[FoundValue]:
             position = end
 
 
-def repair_json(piece: str, truncated: bool = False) -> Any:
+def repair_json(text: str, truncated: bool = False) -> Any:
     """Return the value of invalid JSON; None if it cannot be repaired.
 
     Unquoted tokens such as an ellipsis, a sum or a percentage are quoted first, because json_repair would drop them.
     """
-    piece = _COMMENT.sub(lambda m: "" if m["comment"] else m[0], piece)
-    piece = re.sub(r"\\([_*\[\]<>$&#%~])", r"\1", piece)
-    piece = _LIST_REPETITION.sub(_expand_repetition, piece)
-    piece = _LIST_SUM.sub(r",\1\2", piece) if "] +" in piece or "]+" in piece else piece
+    text = _COMMENT.sub(lambda m: "" if m["comment"] else m[0], text)
+    text = re.sub(r"\\([_*\[\]<>$&#%~])", r"\1", text)
+    text = _LIST_REPETITION.sub(_expand_repetition, text)
+    text = _LIST_SUM.sub(r",\1\2", text) if "] +" in text or "]+" in text else text
     if truncated:
-        piece = _close_brackets(piece)
-    tidied = _TRAILING_COMMA.sub(lambda m: m[0] if m[0].startswith('"') else "", piece)
-    closing = "".join("}" if bracket == "{" else "]" for bracket in reversed(_unclosed_brackets(tidied)))
+        text = _close_brackets(text)
+    tidy_text = _TRAILING_COMMA.sub(lambda m: m[0] if m[0].startswith('"') else "", text)
+    closing_brackets = "".join("}" if bracket == "{" else "]" for bracket in reversed(_unclosed_brackets(tidy_text)))
     # Heuristic repair is not needed for Python literals, and JSON with only trailing commas or unclosed brackets.
     for decode, source in (
-        (_DECODER.decode, tidied),
-        (_DECODER.decode, tidied + closing),
-        (_parse_python, tidied),
+        (_DECODER.decode, tidy_text),
+        (_DECODER.decode, tidy_text + closing_brackets),
+        (_parse_python, tidy_text),
     ):
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
             return _clean_strings(decode(source))
     with contextlib.suppress(ValueError, RecursionError, IndexError, TypeError):
-        return _clean_strings(json_repair.loads(_UNQUOTED_TOKEN.sub(_quote_token, piece), skip_json_loads=True))
+        return _clean_strings(json_repair.loads(_UNQUOTED_TOKEN.sub(_quote_token, text), skip_json_loads=True))
     return None
 
 
@@ -211,26 +211,26 @@ def _quote_token(match: re.Match[str]) -> str:
     return f"{match['lead']}{json.dumps(token.strip(), ensure_ascii=False)}"
 
 
-def _close_brackets(piece: str) -> str:
+def _close_brackets(text: str) -> str:
     """Return truncated JSON with closed brackets.
 
     The incomplete last value is removed, and `TRUNCATION_MARKER` is appended to each unclosed list.
     """
-    quote = piece.find('"', max((string.end() for string in _STRING.finditer(piece)), default=0))
-    piece = piece[:quote] if quote >= 0 else re.sub(r"[^\s\[\]{},:\"]+\Z", "", piece.rstrip())
-    open_brackets = _unclosed_brackets(piece)
-    piece = re.sub(r'("(?:[^"\\]|\\.)*"\s*:|,)\s*\Z', "", piece)
+    quote = text.find('"', max((string.end() for string in _STRING.finditer(text)), default=0))
+    text = text[:quote] if quote >= 0 else re.sub(r"[^\s\[\]{},:\"]+\Z", "", text.rstrip())
+    open_brackets = _unclosed_brackets(text)
+    text = re.sub(r'("(?:[^"\\]|\\.)*"\s*:|,)\s*\Z', "", text)
     end_marker = json.dumps(TRUNCATION_MARKER)
     for bracket in reversed(open_brackets):
-        comma = "" if piece.rstrip().endswith(("[", "{", ",")) else ","
-        piece += f"{comma} {end_marker}]" if bracket == "[" else "}"
-    return piece
+        comma = "" if text.rstrip().endswith(("[", "{", ",")) else ","
+        text += f"{comma} {end_marker}]" if bracket == "[" else "}"
+    return text
 
 
-def _unclosed_brackets(piece: str) -> list[str]:
+def _unclosed_brackets(text: str) -> list[str]:
     """Return the unclosed brackets, from the outermost to the innermost."""
     open_brackets: list[str] = []
-    for token in _STRING_OR_BRACKET.finditer(piece):
+    for token in _STRING_OR_BRACKET.finditer(text):
         if token[0] in "{[":
             open_brackets.append(token[0])
         elif token[0] in "}]":
@@ -238,12 +238,12 @@ def _unclosed_brackets(piece: str) -> list[str]:
     return open_brackets
 
 
-def _is_plausible_json(piece: str) -> bool:
+def _is_plausible_json(text: str) -> bool:
     """Return whether a text with an opening bracket can be JSON: an object needs keys, a list needs elements."""
     return (
-        (":" in piece or "=" in piece)
-        if piece.startswith("{")
-        else bool(re.match(r"\[\s*(?:[\"'{\[(<]|[-+.\d]|\w[^\]\n]{0,80},)", piece))
+        (":" in text or "=" in text)
+        if text.startswith("{")
+        else bool(re.match(r"\[\s*(?:[\"'{\[(<]|[-+.\d]|\w[^\]\n]{0,80},)", text))
     )
 
 
@@ -358,19 +358,19 @@ def _find_elements(text: str) -> list[FoundValue]:
     return elements
 
 
-def _add_element(elements: list[FoundValue], open_elements: list[_OpenElement], text: str, new: FoundValue) -> None:
-    """Add the element `new`, whose value is (key, value), to the innermost open element and to `elements`."""
-    key, value = new.value
+def _add_element(elements: list[FoundValue], open_elements: list[_OpenElement], text: str, element: FoundValue) -> None:
+    """Add `element`, whose value is (key, value), to the innermost open element and to `elements`."""
+    key, value = element.value
     if open_elements:
         open_elements[-1][4].append((key, value))
-    while elements and elements[-1].start >= new.start:
+    while elements and elements[-1].start >= element.start:
         elements.pop()
-    start, pairs = new.start, [(key, value)]
-    if elements and not text[elements[-1].end : new.start].strip():
+    start, pairs = element.start, [(key, value)]
+    if elements and not text[elements[-1].end : element.start].strip():
         fields = elements[-1].value
         if key not in fields or (isinstance(value, dict) and list(fields) == [key]):
             start, pairs = elements.pop().start, [*fields.items(), (key, value)]
-    elements.append(FoundValue(start, new.end, _merge_pairs(pairs)))
+    elements.append(FoundValue(start, element.end, _merge_pairs(pairs)))
 
 
 def _merge_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -389,15 +389,15 @@ def _find_yaml(text: str) -> Iterator[FoundValue]:
     fences = list(_CODE_FENCE.finditer(text))
     blocks = [(opening.end(), closing.start()) for opening, closing in pairwise(fences) if not closing[1]]
     for start, end in [*blocks, (0, len(text))]:
-        piece = text[start:end]
+        block = text[start:end]
         if (
-            len(piece) > MAX_REPAIR_LENGTH
-            or not _NESTED_YAML.search(piece)
-            or re.search(r"[{}<&]|^\s*\*", piece, re.MULTILINE)
+            len(block) > MAX_REPAIR_LENGTH
+            or not _NESTED_YAML.search(block)
+            or re.search(r"[{}<&]|^\s*\*", block, re.MULTILINE)
         ):
             continue
         try:
-            value = yaml.load(piece, Loader=yaml.BaseLoader)
+            value = yaml.load(block, Loader=yaml.BaseLoader)
         except (yaml.YAMLError, RecursionError, ValueError):
             continue
         if isinstance(value, dict) and not any(is_doubtful(str(key)) for key in value):

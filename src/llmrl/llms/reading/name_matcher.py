@@ -95,21 +95,21 @@ class NameMatcher:
     def find_mentions(self, text: str) -> list[Mention]:
         """Return the names in a text with their spans: the longest at each position, not as parts of idioms."""
         mentions: list[Mention] = []
-        spans = split_words(text)
+        words = split_words(text)
         idioms = [(match.start(), match.start() + len(match[0].rstrip())) for match in _IDIOM.finditer(to_ascii(text))]
         i = 0
-        while i < len(spans):
+        while i < len(words):
             key, longest_match = "", None
-            for j in range(i, min(i + 8, len(spans))):
-                key += spans[j][0]
+            for j in range(i, min(i + 8, len(words))):
+                key += words[j][0]
                 if len(key) > self._max_length:
                     break
                 if (index := self._index_by_phrase.get(key)) is not None:
                     longest_match = (j, index)
-            if longest_match is None and _SPACELESS.search(spans[i][0]):
-                mentions += self._find_in_unspaced(*spans[i])
+            if longest_match is None and _SPACELESS.search(words[i][0]):
+                mentions += self._find_in_unspaced(*words[i])
             if longest_match is not None:
-                start, end = spans[i][1], spans[longest_match[0]][2]
+                start, end = words[i][1], words[longest_match[0]][2]
                 # A name that equals the idiom, such as `pick up`, is a mention.
                 if not any(low <= start < high and (start, end) != (low, high) for low, high in idioms):
                     mentions.append((start, end, longest_match[1]))
@@ -178,7 +178,7 @@ class NameMatcher:
         mentions = self.find_mentions(text)
         indices = {i for _, _, i in mentions}
         other_words = [
-            w for w, start, end in split_words(text) if not any(x <= start and end <= y for x, y, _ in mentions)
+            word for word, start, end in split_words(text) if not any(x <= start and end <= y for x, y, _ in mentions)
         ]
         return indices.pop() if len(indices) == 1 else None, other_words
 

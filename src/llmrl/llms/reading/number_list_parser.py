@@ -115,10 +115,10 @@ class NumberListFinder:
 
     def parse_numbers(self, text: str) -> list[float] | None:
         """Return the `d` numbers of a text that consists only of numbers, with or without names; else None."""
-        pairs = self._find_named_numbers(to_ascii(text), False)
-        if pairs:
-            number_by_index = {i: number for i, number, _, _ in pairs}
-            is_complete = len(pairs) == len(number_by_index) == self.d
+        named_numbers = self._find_named_numbers(to_ascii(text), False)
+        if named_numbers:
+            number_by_index = {i: number for i, number, _, _ in named_numbers}
+            is_complete = len(named_numbers) == len(number_by_index) == self.d
             return [number_by_index[i] for i in range(self.d)] if is_complete else None
         label, _, text = re.sub(r"\\[, ;!]|[\\$]", " ", to_ascii(text)).strip().rpartition("=")
         if label and not any(key in normalize_name(label) for key in (*self.position_by_name, *LIST_KEYS)):
@@ -162,7 +162,7 @@ class NumberListFinder:
 
         For `0.9 -> 0.7` the number is the new one, 0.7.
         """
-        pairs: list[NamedNumber] = []
+        named_numbers: list[NamedNumber] = []
         for match in (self._loosely_named_number if loose else self._named_number).finditer(text):
             end, number_text = match.end(), match["number"]
             group = next(k for k in range(1, match.re.groups) if match[k] is not None)
@@ -176,18 +176,18 @@ class NumberListFinder:
             )
             number = parse_number(number_text, position < self.d and self.are_fractions[position])
             if number is not None and not is_uncertain:
-                pairs.append((position, number, match.start(), end))
-        return pairs
+                named_numbers.append((position, number, match.start(), end))
+        return named_numbers
 
     def _find_named_lists(self, text: str, truncated: bool) -> Lists:
         """Return the lists of which a text contains all `d` named numbers, in order."""
-        pairs = self._find_named_numbers(text, truncated)
-        counts_from_one = self.is_indexed and {position for position, *_ in pairs} == set(range(1, self.d + 1))
+        named_numbers = self._find_named_numbers(text, truncated)
+        counts_from_one = self.is_indexed and {position for position, *_ in named_numbers} == set(range(1, self.d + 1))
         offset = 1 if counts_from_one and _INDEX_ORIGIN.search(text) else 0
         lists: Lists = []
         number_by_index: dict[int, float] = {}
         first_start = 0
-        for position, number, start, end in pairs:
+        for position, number, start, end in named_numbers:
             i = position - offset
             if i >= self.d:
                 continue
@@ -213,15 +213,15 @@ class NumberListFinder:
                     lists.append(CandidateAnswer(match.start(), match.end(), np.array(numbers), certainty=certainty))
         text = text.replace("\\$", " $")
         signs = list(re.finditer(r"\$+", text))
-        for sign, after in pairwise(signs):
-            inner = text[sign.end() : after.start()]
+        for sign, next_sign in pairwise(signs):
+            inner = text[sign.end() : next_sign.start()]
             if self.d > 1 and (numbers := self.parse_numbers(inner)) is not None:
                 # A list in round brackets is less certain: it may be any point.
                 certainty = 1 if inner.startswith("(") else 2
-                lists.append(CandidateAnswer(sign.start(), after.end(), np.array(numbers), certainty=certainty))
-        singles = list(re.finditer(rf"\$\s?({NUMBER_IN_DIGITS})\s?\$", text))
-        if not lists and singles and (numbers := self.parse_values([match[1] for match in singles])) is not None:
-            lists.append(CandidateAnswer(singles[0].start(), singles[-1].end(), np.array(numbers)))
+                lists.append(CandidateAnswer(sign.start(), next_sign.end(), np.array(numbers), certainty=certainty))
+        numerals = list(re.finditer(rf"\$\s?({NUMBER_IN_DIGITS})\s?\$", text))
+        if not lists and numerals and (numbers := self.parse_values([match[1] for match in numerals])) is not None:
+            lists.append(CandidateAnswer(numerals[0].start(), numerals[-1].end(), np.array(numbers)))
         return lists
 
     def _find_bracketed_lists(self, text: str) -> Lists:

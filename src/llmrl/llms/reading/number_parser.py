@@ -99,6 +99,7 @@ def evaluate_arithmetic(text: str) -> float | None:
 
 
 def _evaluate(node: ast.expr) -> float:
+    """Return the value of a syntax tree of numbers and the four operations; raise ValueError for another tree."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         return float(node.value)
     if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY_OPERATORS:
@@ -109,6 +110,7 @@ def _evaluate(node: ast.expr) -> float:
 
 
 def _parse_text(text: str, is_fraction: bool) -> float | None:
+    """Return the number in a text without surrounding signs; see `parse_number`."""
     if _PLAIN_NUMBER.fullmatch(text):
         return float(text.replace(" ", ""))
     if decimal_match := _DECIMAL_COMMA.fullmatch(text):

@@ -40,10 +40,10 @@ class ObjectParser(AnswerParser[Model]):
             fields = {self._fields.get(normalize_name(str(key)), key): item for key, item in value.items()}
             try:
                 return self.model.model_validate(fields)
-            except ValidationError as invalid:
+            except ValidationError as validation_error:
                 # Without any field of the model it is another object, which may contain the answer.
                 if any(key in fields for key in self._fields.values()):
-                    error = InvalidReply("; ".join(_describe(detail) for detail in invalid.errors()[:10]))
+                    error = InvalidReply("; ".join(_describe(detail) for detail in validation_error.errors()[:10]))
         # In a list of several objects, it is unclear which one is the answer.
         nested = value.values() if isinstance(value, dict) else value if len(value) == 1 else ()
         instances = (self.parse_value(inner, depth + 1) for inner in nested)

@@ -274,44 +274,44 @@ class PlanParser(AnswerParser[Plan]):
         if not items or REFUSAL.search(text) or _OPEN_PLAN.search(text):
             return []
         candidates = []
-        for run in _split_lists(text, items):
-            heading = text[max(text.rfind("\n\n", 0, run[0].start()), run[0].start() - 200, 0) : run[0].start()]
+        for lines in _split_lists(text, items):
+            heading = text[max(text.rfind("\n\n", 0, lines[0].start()), lines[0].start() - 200, 0) : lines[0].start()]
             heading = heading.strip().rsplit("\n", 1)[-1]
             if _NON_PLAN_HEADING.search(heading) or (heading.endswith(":") and is_doubtful(heading)):
                 continue
-            instructions = [_strip_reason(item[1]) for item in run]
+            instructions = [_strip_reason(item[1]) for item in lines]
             steps = [self.step_parser.parse_step(instruction) for instruction in instructions]
             if all(isinstance(step, str) for step in steps) or not is_possible(steps[0]):
                 continue
             invalid_texts = [text for text, step in zip(instructions, steps, strict=True) if isinstance(step, str)]
-            are_short = len(run) > 1 and all(len(split_words(instruction)) <= 7 for instruction in invalid_texts)
+            are_short = len(lines) > 1 and all(len(split_words(instruction)) <= 7 for instruction in invalid_texts)
             if all(map(is_possible, steps)) or are_short:
-                candidates += self._parse_items(run[0].start(), run[-1].end(), [item[1] for item in run], certainty=1)
+                line_texts = [line[1] for line in lines]
+                candidates += self._parse_items(lines[0].start(), lines[-1].end(), line_texts, certainty=1)
         return candidates
 
     def _find_call_plans(self, text: str) -> PlanCandidates:
         """Return plans of consecutive calls such as `go_to(key)`; a single call must be alone on its line."""
-        runs: list[list[tuple[int, int, str]]] = []
+        groups: list[list[tuple[int, int, str]]] = []
         for call in _CALL.finditer(text):
             # In `the calls are go_to(key)`, the call begins at the name of a skill, or otherwise at the last word.
             starts = [call.start(1), *(call.start(1) + space.end() for space in re.finditer(" ", call[1]))]
-            skills = [
-                at for at in starts if self.step_parser.skill_matcher.find_exact(text[at : call.end(1)]) is not None
-            ]
+            skills = [i for i in starts if self.step_parser.skill_matcher.find_exact(text[i : call.end(1)]) is not None]
             start = [*skills, starts[-1]][0]
-            if not runs or not _SEPARATOR.fullmatch(text[runs[-1][-1][1] : start]):
-                runs.append([])
-            runs[-1].append((start, call.end(), text[start : call.end(1)]))
+            if not groups or not _SEPARATOR.fullmatch(text[groups[-1][-1][1] : start]):
+                groups.append([])
+            groups[-1].append((start, call.end(), text[start : call.end(1)]))
         candidates = []
-        for run in runs[:50]:
-            begin, end = run[0][0], run[-1][1]
+        for calls in groups[:50]:
+            begin, end = calls[0][0], calls[-1][1]
             line = text[text.rfind("\n", 0, begin) + 1 : begin]
-            if len(run) == 1 and not (
+            if len(calls) == 1 and not (
                 _SEPARATOR.fullmatch(line) and _SEPARATOR.fullmatch(text[end:].split("\n", 1)[0])
             ):
                 continue
-            if self.step_parser.skill_matcher.find_exact(run[0][2]) is not None:
-                candidates += self._parse_items(begin, end, [text[first:last] for first, last, _ in run], certainty=1)
+            if self.step_parser.skill_matcher.find_exact(calls[0][2]) is not None:
+                instructions = [text[first:last] for first, last, _ in calls]
+                candidates += self._parse_items(begin, end, instructions, certainty=1)
         return candidates if not _OPEN_PLAN.search(text) else []
 
     def _find_table_plans(self, text: str) -> PlanCandidates:
@@ -350,7 +350,7 @@ class PlanParser(AnswerParser[Plan]):
 
 def _split_lists(text: str, items: Sequence[re.Match[str]]) -> Iterator[list[re.Match[str]]]:
     """Split list items into lists: a new list begins where numbers do not increase, or after other text."""
-    run = [*items[:1]]
+    group = [*items[:1]]
     for previous, item in pairwise(items):
         previous_number, number = _parse_item_number(previous[0]), _parse_item_number(item[0])
         if number is None or previous_number is None:
@@ -358,10 +358,10 @@ def _split_lists(text: str, items: Sequence[re.Match[str]]) -> Iterator[list[re.
         else:
             is_new_list = number <= previous_number
         if is_new_list:
-            yield run
-            run = []
-        run.append(item)
-    yield run
+            yield group
+            group = []
+        group.append(item)
+    yield group
 
 
 def _parse_item_number(line: str) -> int | None:

@@ -133,6 +133,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         return self.finder.parse_numbers(value) if isinstance(value, str) and depth <= 6 else None
 
     def _parse_object(self, value: Mapping[str, Any], depth: int) -> list[float] | None:
+        """Return the numbers of an object, in fields with their names or in one list; None if there are none."""
         if "properties" in value or "observation" in value:
             return None
         if self.question.context is not None:
@@ -210,6 +211,7 @@ class VectorParser(AnswerParser[np.ndarray]):
             raise InvalidReply(f"{self.names[i]} is given twice, with different values")
 
     def _parse_sequence(self, value: Sequence[Any], depth: int) -> list[float] | None:
+        """Return the numbers of a flat list, a list of rows, or a list of objects; None for other lists."""
         if TRUNCATION_MARKER in value:
             raise InvalidReply("a list of numbers was cut off")
         if value and all(isinstance(item, dict) for item in value):
