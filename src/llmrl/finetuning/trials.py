@@ -63,7 +63,7 @@ class TrialSeries:
     Attributes:
         trials: proposals of one search run in their order, or random trials.
         is_search: whether the trials are proposals of a search run.
-        episodes: `search.episodes` of the run; its warm-up trials may have another number of episodes.
+        episodes: `search.episodes` of the run (its warm-up trials may have another number); None: `Dataset.episodes`.
     """
 
     trials: tuple[ParameterTrial, ...]

@@ -77,6 +77,7 @@ def build_model(option: str, *, seed: int = 0, **settings: Any) -> Any:
     if missing_settings := [key for key, value in arguments.items() if value == "???"]:
         raise ConfigError(f"llm={option} needs a value of {missing_settings[0]}; set {missing_settings[0]}=...")
     arguments |= {key: value for key, value in services.items() if key in parameters and key not in arguments}
+    # `_target_: null` is an optional part of the model that is not used.
     null_components = [
         key for key, value in arguments.items() if isinstance(value, dict) and value == {"_target_": None}
     ]

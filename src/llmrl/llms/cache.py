@@ -1,8 +1,8 @@
 """Cache of replies in a folder, with one JSON file for each reply, and the keys of requests.
 
 The key of a reply is a hash of everything that can change it. Any number of processes may share the folder without
-locks, on one machine or through a shared file system: files are created atomically and never replaced, so the first of
-several replies to one request is kept.
+locks, on one machine or through a shared file system: files are created atomically and only damaged ones are replaced,
+so the first of several replies to one request is kept.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 CacheMode = Literal["off", "read", "readwrite", "only"]
 
 _REPLY_FIELDS = (*REPLY_COUNTS, "cost", "latency", "finish", "thoughts")
+"""Fields of a reply that its file contains; its text is added separately."""
 
 
 class Cache:

@@ -1,6 +1,6 @@
 """Calls of a run to one model: cache, rate limits, retries, budget and call log of a provider.
 
-A call passes through these steps, each of which is a class that can be disabled:
+A call passes through these steps, each of which is a class that can be disabled. `slot` and `pause` are rate limits:
 
     cache -> slot, cache again -> retry(budget -> pause -> call log of the attempt -> provider) -> cache -> call log
 """

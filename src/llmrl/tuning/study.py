@@ -181,7 +181,7 @@ class Study:
 
         results_by_seed = dict(zip(self.seeds, results, strict=True))
         with self._translate_errors():
-            # Stored before the state changes, so that a kill in between leaves a running trial, which is repeated.
+            # Stored before the state changes: after a kill in between, the trial is still running, and is continued.
             self._study.set_user_attr(f"results of trial {trial.number}", results_by_seed)
             if any(isinstance(result, str) for result in results):
                 self._study.tell(trial.number, state=TrialState.FAIL)

@@ -82,7 +82,7 @@ def loaded(folder, **options):
 
 def score_tokens(scorer, prompt, candidates):
     """Return the tokens of the prompt and of each candidate, as the model receives them."""
-    [query], _ = scorer._queries([prompt], [tuple(candidates)])
+    [query], _ = scorer._build_queries([prompt], [tuple(candidates)])
     rows = zip(query.tree.targets.tolist(), query.tree.lengths.tolist(), strict=True)
     return list(query.prompt), [ids[:n] for ids, n in rows]
 

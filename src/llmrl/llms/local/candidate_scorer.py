@@ -71,9 +71,9 @@ def length_batches(queries: Sequence[ScoringQuery], max_positions: int) -> list[
     batches: list[list[int]] = []
     for i in sorted(range(len(queries)), key=lambda i: queries[i].n_positions):
         batch = [*batches[-1], i] if batches else []
-        max_length = max((len(queries[j].prompt) for j in batch), default=0)
-        nodes = max((queries[j].tree.n_nodes for j in batch), default=0)
-        if batch and len(batch) * (max_length + nodes) <= max_positions:
+        max_prompt_length = max((len(queries[j].prompt) for j in batch), default=0)
+        max_nodes = max((queries[j].tree.n_nodes for j in batch), default=0)
+        if batch and len(batch) * (max_prompt_length + max_nodes) <= max_positions:
             batches[-1] = batch
         else:
             batches.append([i])
@@ -246,7 +246,7 @@ class LocalScorer(ABC):
         if not prompts:
             raise ConfigError("there are no prompts to score; give at least one")
         candidates_by_prompt = candidate_lists(len(prompts), candidates)
-        queries, query_indices = self._queries(prompts, candidates_by_prompt)
+        queries, query_indices = self._build_queries(prompts, candidates_by_prompt)
         n_candidates = max(len(texts) for texts in candidates_by_prompt)
         batches = length_batches(queries, self.settings.batch_tokens)
         outputs = [self._score_batch([queries[i] for i in batch], n_candidates) for batch in batches]
@@ -309,7 +309,7 @@ class LocalScorer(ABC):
             log_probs = log_probs / torch.tensor(counts, device=log_probs.device)
         return ScorerOutput(log_probs, state, n_positions)
 
-    def _queries(
+    def _build_queries(
         self, prompts: Sequence[str], candidates_by_prompt: Sequence[tuple[str, ...]]
     ) -> tuple[list[ScoringQuery], list[int]]:
         """Return the distinct queries, and the index of the query of each prompt."""

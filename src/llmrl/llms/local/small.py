@@ -112,7 +112,7 @@ class SmallChatSettings(SmallModelShape):
 
 
 class SmallModelFactory(Protocol):
-    """Factory that creates small models for the environment of a run. `model` is a `SmallModelShape` subclass."""
+    """Factory of small models for the environment of a run. `model`: `SmallModelSettings` or `SmallChatSettings`."""
 
     def folder(self, kind: SmallKind, model: Any) -> Path:
         """Return the model's folder, which may not exist yet."""

@@ -1,9 +1,9 @@
 """Token trees of candidates, in which common prefixes of candidates are computed once.
 
-Node 0 is the root, whose output predicts the first tokens of candidates. Every other node is a token after which a
-candidate has further tokens. The last token of a candidate is predicted but is no input, so it has a node only if it is
-not the last token of another candidate. All candidates of a prompt are scored in one sequence of nodes, in which a node
-attends only to its ancestors.
+Node 0 is the root, whose output predicts the first tokens of candidates. Every other node is a token after which some
+candidate continues. The last token of a candidate is predicted but is no input, so it has a node only if another
+candidate continues after it. All candidates of a prompt are scored in one sequence of nodes, in which a node attends
+only to its ancestors.
 
 Two alternatives were slower on a CPU, with and without gradients: one sequence per candidate with a copied
 cross-attention cache (T5), and separate passes for the prompt and, with its cache, for the tree (Llama).

@@ -213,7 +213,7 @@ class AssignmentFinder:
 
 
 def _intention_sentences(text: str) -> Iterator[str]:
-    """Yield all sentences except hedges, examples, reports of the past, and very long sentences."""
+    """Yield all sentences except hedges, examples, very long ones, and reports of the past without an intention."""
     for sentence in _SENTENCES.split(text)[:300]:
         if not (
             len(sentence) > 2000
