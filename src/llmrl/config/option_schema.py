@@ -101,7 +101,7 @@ def build_schema() -> Schema:
 
 
 def _read_meanings(files: Iterable[tuple[Path, tuple[str, ...]]]) -> dict[str, str]:
-    """Return the meanings of documented keys by dotted key; each file has the config keys above its own."""
+    """Return the meanings of documented keys by dotted key; `files` as in `document_keys`."""
     return {key: document.meaning for key, document in document_keys(list(files)).items() if document.meaning}
 
 
@@ -165,13 +165,17 @@ def _get_option_type_hints(target: str) -> dict[str, Any]:
 
 
 def _find_child_nodes(nodes: Sequence[Mapping[str, Any]], prefix: str, key: str) -> list[Mapping[str, Any]]:
-    """Return the nodes of shipped options that may be at `key` of a node, if they are parts or change parts."""
+    """Return the nodes of shipped options that may be at `key` of a node and are or contain parts."""
     values = [node[key] for node in nodes if key in node]
     group = f"{prefix}{key}".replace(".", "/")  # there may be a group for this key, e.g. `hardware/backend`
     if group.count("/") == 1 and (root() / group).is_dir():
         values += [load_option(group, name) for name in list_option_names(group)]
     mappings = [value for value in values if isinstance(value, Mapping)]
-    return [x for x in mappings if any("_target_" in y for y in (x, *x.values()) if isinstance(y, Mapping))]
+    return [
+        mapping
+        for mapping in mappings
+        if any("_target_" in node for node in (mapping, *mapping.values()) if isinstance(node, Mapping))
+    ]
 
 
 def _combine_schemas(alternatives: Sequence[Mapping[str, Any]], meaning: str | None = None) -> Schema:

@@ -160,13 +160,14 @@ def list_files(group: str, name: str) -> list[tuple[Path, tuple[str, ...]]]:
 
 
 def _list_files_with_bases(path: Path, package: tuple[str, ...]) -> list[tuple[Path, tuple[str, ...]]]:
+    """Return the files of an option, bases first; `package` has the config keys above the keys of the file `path`."""
     files: list[tuple[Path, tuple[str, ...]]] = []
     for base in read_file(path).get("defaults", []):
         if isinstance(base, dict):
-            # A choice of a group inside this one (`backend: slurm`); choices of other groups are left out.
-            ((inner, option_name),) = base.items()
-            if isinstance(option_name, str) and (path.parent / inner).is_dir():
-                base = f"{inner}/{option_name}@{inner}"
+            # The choice of an option in a subgroup (`backend: slurm`); choices of other groups are left out.
+            ((group, option_name),) = base.items()
+            if isinstance(option_name, str) and (path.parent / group).is_dir():
+                base = f"{group}/{option_name}@{group}"
         if not isinstance(base, str) or base == "_self_" or base.startswith(("/experiment/", "/treatment/")):
             continue
         reference, _, base_package = base.partition("@")

@@ -127,7 +127,7 @@ class PooledEstimates:
         return 0 if estimate is None else estimate.measurements
 
     def best(self, context: int | str | None = None) -> Estimate | None:
-        """Return the highest estimate of a context, at ties the one measured first; None if there is none."""
+        """Return the highest estimate of a context, of equal ones the first; None if there is none."""
         return self._best.get(context)
 
     def ranked(self, context: int | str | None = None) -> list[Estimate]:

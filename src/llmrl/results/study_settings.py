@@ -36,8 +36,8 @@ class StudySettings:
         pairs: pairs of values of the swept key that are also compared.
         levels: values of the swept key that are plotted as horizontal lines.
         map: names of the parameters on the x and y axes of heat maps; a third parameter has one map for each value.
-        recommendations: number of first settings of a map that are recommendations; setting i is for the society of
-            seed i.
+        recommendations: number n of recommendations in a map: its first n vectors, of which vector i was found for the
+            society of seed i.
         best_known: highest known objective, for the time to solution; None: no time to solution.
         published: results of the published study, by value of the swept key.
         source: reference for the published results.

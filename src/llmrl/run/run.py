@@ -287,7 +287,7 @@ class Run:
             self.timer.add(time.monotonic() - start)
 
     def resume_position(self) -> State:
-        """Return the end of `metrics.jsonl` as an entry for a state that `checkpoint` saves after further rows."""
+        """Return the end of `metrics.jsonl`, to add to a state that is saved only after later rows are logged."""
         return {RUN_KEY: {"metrics": self.metrics.position()}}
 
     def safe_point(self, iteration: int, state: Callable[[], State]) -> None:

@@ -138,7 +138,7 @@ class StopFlag:
         self.signal: int | None = None
         self._signal_time = 0.0
         self._pid = os.getpid()
-        self._previous: dict[int, Any] = {}
+        self._previous_handlers: dict[int, Any] = {}  # by signal
         self._n_saves = 0
         self._interrupt_after_saving = False
         self._has_reported = False
@@ -179,7 +179,7 @@ class StopFlag:
             number = getattr(signal, name)
             if name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # the process was started by nohup
-            self._previous[number] = signal.signal(number, self._handle)
+            self._previous_handlers[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -190,11 +190,11 @@ class StopFlag:
             return
         self._interrupts_work = False
         outer: StopFlag | None = None
-        for number, handler in self._previous.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
             owner = getattr(handler, "__self__", None)
             outer = owner if isinstance(owner, StopFlag) else outer
-        self._previous.clear()
+        self._previous_handlers.clear()
         if self._wakeup_fd is not None:
             _n_watched_flags -= 1
             signal.set_wakeup_fd(self._previous_wakeup_fd, warn_on_full_buffer=False)
@@ -286,6 +286,7 @@ class StopFlag:
             wait_for_end = partial(_wait_for_end, pipe, signal_time)
             if wait_for_end(min(_RESPONSE_S, DISCARD_WORK_S)):
                 return
+            # If the main thread is in a call, its handler has not printed the message yet.
             if self.signal is None and self._message:
                 self._has_reported = True
                 self._print_message(self._message, number)

@@ -158,7 +158,7 @@ class Sink(ABC):
         """Store a picture or video (.png, .gif or .mp4 file) that belongs to `row`; by default it is ignored."""
 
     def close(self, ending: Ending) -> None:  # noqa: B027 (not every sink has something to close)
-        """Write the rest. A stopped run waits for this only a few seconds (`llmrl.run.sink_fan_out`)."""
+        """Write what is not written yet. A stopped run waits for this a few seconds (`llmrl.run.sink_fan_out`)."""
 
     def abandon(self) -> None:  # noqa: B027 (few libraries hold up a process)
         """Release everything that would delay the end of the process, because `close` or an earlier call took too long.

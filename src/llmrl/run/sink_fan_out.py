@@ -170,7 +170,7 @@ class _GuardedSink:
             self._deliver(lambda sink: sink.abandon())
 
     def _work(self) -> None:
-        """Run the thread: deliver messages from the queue until one is None; consecutive rows are one call."""
+        """Run the thread: deliver queued messages until one is None; consecutive rows are passed in one call."""
         while (message := self._message_queue.get()) is not None:
             if isinstance(message, Row):
                 rows = [message]

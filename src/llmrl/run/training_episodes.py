@@ -1,9 +1,9 @@
 """`training_episodes.tsv`, the episodes that agents played while they learned, one per line.
 
 The file has a comment with the number of games and the horizon (`# {"games": 64, "horizon": 64}`), the names of the
-columns, and the numbers, separated by tabs. A comment marks each step at which all games were reset (`# begun anew at
-step 120`). Rows of `metrics.jsonl` hold means over the episodes that ended in a rollout, and these depend on the
-episodes' lengths; curves are therefore computed from this file (`analysis.training_curves`).
+columns, and the numbers, separated by tabs. Each reset of all games adds a comment (`# begun anew at step 120`). Curves
+are computed from this file (`analysis.training_curves`), because rows of `metrics.jsonl` have means over the episodes
+that ended in a rollout, which depend on the lengths of episodes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TrainingEpisodes(LineFile):
             self.write([f"# {header}", "\t".join((*INDEX_COLUMNS, *metrics))])
 
     def record_reset(self, step: int) -> None:
-        """Record that all games were reset after `step` steps of every game, which ends no episode."""
+        """Record that all games were reset after `step` steps of every game; episodes in progress have no end."""
         self.write([f"{_RESET_COMMENT}{step}"])
 
     def write_episodes(self, indices: Sequence[tuple[int, int, int]], values: Sequence[Sequence[float]]) -> None:

@@ -38,7 +38,7 @@ class Trajectories:
         action: index in `action_names`, [n] int64; or action vector, [n, a] float32.
         log_prob, value: log-probability of the action, and value estimate, [n] float32; NaN where there is none.
         reward, base_reward: reward with and without the mechanism, [n] float32.
-        terminated, truncated: whether the episode ended with this step, [n] bool.
+        terminated, truncated: whether the step terminated or truncated the episode, [n] bool.
         episode: number of the episode in its run, [n] int64.
         step: index of the step in its episode, from 0, [n] int64.
         game, agent: index of the game and of the agent, [n] int64.
