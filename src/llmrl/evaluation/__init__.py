@@ -1,1 +1,1 @@
-"""Evaluation of saved runs: episodes of their agents are played, filmed and compared, also in suites of tests."""
+"""Evaluation of saved runs: agents play episodes in the environment of the run or in suites of tests."""

@@ -59,29 +59,29 @@ from llmrl.run.artifacts import CONFIG_NAME
 from llmrl.run.files import check_no_links, path_inside, write_json
 
 Columns = Mapping[str, np.ndarray]
-"""Name of a metric -> its value in each episode, [n_episodes]; NaN in episodes without a value."""
+"""Values of each metric, [n_episodes], by name; NaN in episodes without a value."""
 
 
 def name_objective_column(objective: Objective) -> str:
-    """Return the name of the column of the objective."""
+    """Return the name of the objective's column in tables of episodes."""
     return f"objective ({objective.name})"
 
 
 def compute_columns(episodes: Sequence[Episode], spec: EnvSpec, objective: Objective, spending_cost: float) -> Columns:
-    """Return the columns of some episodes: objective, returns, length, welfare, metrics of the environment."""
-    base = np.array([episode.base_returns for episode in episodes])
+    """Return the objective, returns, length, welfare and metrics of the environment of each episode."""
+    base_returns = np.array([episode.base_returns for episode in episodes])
     return {
         name_objective_column(objective): compute_objective(episodes, objective, spending_cost),
-        "return per agent": np.array([e.returns.mean() for e in episodes]),
-        "base return per agent": base.mean(1),
-        "length": np.array([float(e.length) for e in episodes]),
-        # The welfare of a single agent is its return.
+        "return per agent": np.array([episode.returns.mean() for episode in episodes]),
+        "base return per agent": base_returns.mean(1),
+        "length": np.array([float(episode.length) for episode in episodes]),
+        # Welfare measures of a single agent are omitted, because they equal its return.
         **(
-            {f"welfare/{name}": x for name, x in compute_welfare(episodes, objective).items()}
+            {f"welfare/{name}": values for name, values in compute_welfare(episodes, objective).items()}
             if spec.n_agents > 1
             else {}
         ),
-        **{name: np.array([e.summaries[name] for e in episodes]) for name in spec.metrics},
+        **{name: np.array([episode.summaries[name] for episode in episodes]) for name in spec.metrics},
     }
 
 
@@ -92,15 +92,15 @@ def write_episodes(
 
     Args:
         file: file to write.
-        player_headings: names of the columns that identify a player.
-        columns_by_player: columns of the episodes of each player, by its values under `player_headings`.
+        player_headings: headings of the columns that identify a player, e.g. `policy` and `mode`.
+        columns_by_player: values of metrics of each player; the key has the player's cells under `player_headings`.
     """
     with file.open("w", encoding="utf-8", newline="") as stream:
         writer: Any = csv.writer(stream, lineterminator="\n")
         writer.writerow([*player_headings, "episode", *next(iter(columns_by_player.values()))])
         for player, player_columns in columns_by_player.items():
-            for k, values in enumerate(zip(*player_columns.values(), strict=True)):
-                writer.writerow([*player, k, *(f"{value:.6g}" for value in values)])
+            for number, values in enumerate(zip(*player_columns.values(), strict=True)):
+                writer.writerow([*player, number, *(f"{value:.6g}" for value in values)])
 
 
 def write_results(
@@ -109,30 +109,32 @@ def write_results(
     mechanism_episodes: Sequence[Mapping[PlayerMode, Sequence[Episode]]],
     videos: Videos,
 ) -> dict[str, Any]:
-    """Write `results.json` and `episodes.csv` of an evaluation; return the results.
+    """Write `results.json` and `episodes.csv` of an evaluation; return the content of `results.json`.
 
     Args:
         evaluation: evaluation that was played.
-        description: description of the evaluation.
-        mechanism_episodes: episodes of each player under each mechanism.
-        videos: files of videos.
+        description: fields of `results.json` that describe the evaluation.
+        mechanism_episodes: for each mechanism, the episodes of each player.
+        videos: paths of recorded videos.
     """
     is_comparison, out, objective = evaluation.is_comparison, evaluation.out, evaluation.parts.objective
     spec, spending_cost = evaluation.parts.env.spec, evaluation.parts.spending_cost
-    entries: list[dict[str, Any]] = []
+    mechanism_results: list[dict[str, Any]] = []
     columns_by_player: dict[tuple[str, ...], Columns] = {}
     for mechanism, player_episodes in zip(evaluation.mechanisms, mechanism_episodes, strict=True):
         columns = {
             player: compute_columns(episodes, spec, objective, spending_cost)
             for player, episodes in player_episodes.items()
         }
-        entries.append(_summarize_mechanism(evaluation, mechanism, columns, videos))
+        mechanism_results.append(_summarize_mechanism(evaluation, mechanism, columns, videos))
         columns_by_player |= {(*([mechanism.name] * is_comparison), *player): x for player, x in columns.items()}
     n_episodes = len(next(iter(mechanism_episodes[0].values())))
-    mechanism_results = (
-        {"mechanisms": entries, **_summarize_comparison(evaluation, entries, videos)} if is_comparison else entries[0]
-    )
-    results = {**description, "episodes": n_episodes, **mechanism_results}
+    results = {**description, "episodes": n_episodes}
+    if is_comparison:
+        comparison = _summarize_comparison(evaluation, mechanism_results, videos)
+        results |= {"mechanisms": mechanism_results, **comparison}
+    else:
+        results |= mechanism_results[0]
     write_json(out / "results.json", results)
     write_episodes(out / "episodes.csv", [*["mechanism"] * is_comparison, "policy", "mode"], columns_by_player)
     return results
@@ -144,7 +146,7 @@ def _summarize_mechanism(
     player_columns: Mapping[PlayerMode, Columns],
     videos: Videos,
 ) -> dict[str, Any]:
-    """Return the results under one mechanism; their `table` is that of the first player."""
+    """Return the results under one mechanism; `table` and `per_episode` are those of the first player."""
     vector, space = mechanism.vector, evaluation.parts.env.spec.mechanism
     players = [
         {
@@ -167,34 +169,34 @@ def _summarize_mechanism(
 
 
 def _summarize_comparison(
-    evaluation: PlannedEvaluation, entries: Sequence[Mapping[str, Any]], videos: Videos
+    evaluation: PlannedEvaluation, mechanism_results: Sequence[Mapping[str, Any]], videos: Videos
 ) -> dict[str, Any]:
-    """Return the results that only a comparison of several mechanisms has."""
+    """Return the fields of `results.json` that only a comparison of several mechanisms has."""
     spec, objective = evaluation.parts.env.spec, evaluation.parts.objective
     column, cost = name_objective_column(objective), evaluation.parts.spending_cost
-    mean_differences = compare_with_reference(entries, spec.deterministic, not evaluation.carried_states)
+    mean_differences = compare_with_reference(mechanism_results, spec.deterministic, not evaluation.carried_states)
     return {
         "paired": spec.deterministic,
         "objective": {"column": column, "formula": objective.formula, "spending_cost": cost},
-        "labels": select_table_columns(entries, spec),
+        "labels": select_table_columns(mechanism_results, spec),
         "differences": mean_differences,
-        "sentences": describe_differences(entries, mean_differences, column),
+        "sentences": describe_differences(mechanism_results, mean_differences, column),
         "videos": [str(file) for file in videos.side_by_side],
     }
 
 
 def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> dict[str, Any]:
-    """Evaluate a run; return the saved results and, under `out`, their folder.
+    """Evaluate a run; return the content of `results.json` and, under the key `out`, its folder.
 
     Args:
-        run: folder of the run.
+        run: run folder.
         settings: settings of the evaluation.
-        report: function that shows the progress.
+        report: function that shows progress messages.
 
     Raises:
         ConfigError: the config names code that is not trusted, or the mechanism is out of bounds.
         CheckpointError: the folder is not a run folder, or has no intact checkpoint.
-        LLMError: a language model that plays does not reply, or its budget is used up.
+        LLMError: a language model does not reply, or its budget is exhausted.
     """
     mechanism_names, names = parse_mechanisms(settings.mechanisms), list(settings.policies)
     if len(mechanism_names) > 1 and len(names) * len(settings.modes) > 1:
@@ -209,7 +211,6 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
     config = full_config if "teacher" in names else remove_teacher(full_config)
     plan = plan_adaptation(settings.adapt, len(mechanism_names) > 1, names, saved.config)
     out = _create_output_folder(run, settings, mechanism_names)
-    # Agents may need a language model.
     llm = build_llm(with_budget(remove_principal(config if plan is None else full_config), settings.calls), folder=out)
     parts = build_parts(config, llm, render=settings.video, play_only=True)
     try:
@@ -220,17 +221,17 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
         plan = _check_adaptation(plan, settings, agent, mechanisms)
         players, seeds = build_players(names, full_config, parts), Seeds(settings.seed).child("evaluate")
         evaluation = PlannedEvaluation(settings, parts, players, mechanisms, context, seeds, out, report)
-        llm_callers = find_llm_players(names, config, llm)
-        n_episodes = _choose_n_episodes(settings, config, parts, bool(llm_callers))
-        if llm_callers:
-            report("Requests to the language model, at most", _describe_llm_calls(evaluation, llm_callers, n_episodes))
+        llm_players = find_llm_players(names, config, llm)
+        n_episodes = _choose_n_episodes(settings, config, parts, bool(llm_players))
+        if llm_players:
+            report("Requests to the language model, at most", _describe_llm_calls(evaluation, llm_players, n_episodes))
         states: list[State] = [saved.agent] * len(mechanisms)
         if plan is not None:
             _report_adaptation(evaluation, plan, full_config)
             vectors = [mechanism.vector for mechanism in mechanisms if mechanism.vector is not None]
             states = adapt_societies(plan, saved.config, llm, vectors, context, seeds, saved.agent)
         videos = evaluation.record_videos(states) if settings.video else Videos()
-        mechanism_episodes = evaluation.play(states, n_episodes, bool(llm_callers))
+        mechanism_episodes = evaluation.play(states, n_episodes, bool(llm_players))
     except BudgetExhausted as error:
         raise explain_exhausted_budget(error) from error
     finally:
@@ -241,13 +242,13 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
 
 
 def _create_output_folder(run: Path, settings: EvaluationSettings, mechanism_names: Sequence[str]) -> Path:
-    """Create the folder of the results, and return it."""
-    comparison = (
+    """Create the folder of the results and return it; raise RunFolderError if it is a run folder."""
+    comparison_text = (
         [f"mechanism={','.join(x if x.isalpha() else f'[{x}]' for x in mechanism_names)}"]
         if len(mechanism_names) > 1
         else []
     )
-    out = settings.out or path_inside(run, evaluation_folder_name([*settings.env, *comparison]))
+    out = settings.out or path_inside(run, evaluation_folder_name([*settings.env, *comparison_text]))
     if (out / CONFIG_NAME).exists():
         raise RunFolderError(f"out={out} is a run folder, whose results would be lost; use e.g. {out / 'evaluation'}")
     out.mkdir(parents=True, exist_ok=True)
@@ -257,27 +258,29 @@ def _create_output_folder(run: Path, settings: EvaluationSettings, mechanism_nam
 
 
 def _choose_n_episodes(settings: EvaluationSettings, config: Config, parts: Parts, uses_llm: bool) -> int:
-    """Return the number of episodes of each player: that of the settings, or a default."""
+    """Return `settings.episodes`, or the default number of episodes of each player."""
     if settings.episodes is not None:
         return settings.episodes
     if uses_llm:
-        play = config.get("play", read_file(root() / "train.yaml")["play"])  # absent in runs that learned
+        play = config.get("play", read_file(root() / "train.yaml")["play"])  # runs that learned have no section `play`
         return int(play["episodes"])
     return 100 if parts.env.spec.deterministic else 10
 
 
 def _describe_llm_calls(
-    evaluation: PlannedEvaluation, llm_callers: Sequence[str], n_episodes: int
+    evaluation: PlannedEvaluation, llm_players: Sequence[str], n_episodes: int
 ) -> list[tuple[str, str]]:
-    """Return the calls of the players `llm_callers` to the chat model, as pairs of a name and a text."""
-    settings, n = evaluation.settings, len(evaluation.mechanisms)
-    steps = [limit for limit in (settings.video_steps, evaluation.parts.env.spec.horizon) if limit is not None]
-    video_steps = 0 if not settings.video or settings.policies[0] not in llm_callers else min(steps, default=None)
-    return describe_llm_calls(llm_callers, evaluation.parts, n_episodes, len(settings.modes) * n, video_steps, n)
+    """Return the number of calls of `llm_players` to the chat model and their cost, as pairs (label, text)."""
+    settings, n_mechanisms = evaluation.settings, len(evaluation.mechanisms)
+    limits = [limit for limit in (settings.video_steps, evaluation.parts.env.spec.horizon) if limit is not None]
+    has_llm_video = settings.video and settings.policies[0] in llm_players
+    video_steps = min(limits, default=None) if has_llm_video else 0
+    n_rounds = len(settings.modes) * n_mechanisms
+    return describe_llm_calls(llm_players, evaluation.parts, n_episodes, n_rounds, video_steps, n_mechanisms)
 
 
 def _describe_evaluation(saved: SavedRun, plan: AdaptationPlan | None, evaluation: PlannedEvaluation) -> dict[str, Any]:
-    """Return the fields of the results that describe the evaluation."""
+    """Return the fields of `results.json` that describe the evaluation."""
     llm, context, settings = evaluation.parts.llm, evaluation.context, evaluation.settings
     return {
         "run": str(saved.folder),
@@ -289,14 +292,14 @@ def _describe_evaluation(saved: SavedRun, plan: AdaptationPlan | None, evaluatio
         "adapted": None if plan is None else asdict(plan),
         "llm": None if llm is None else llm.label,
         "carried": evaluation.carried_states,
-        **({} if llm is None else {k: v for k, v in llm_summary(llm).items() if k in VALIDITY_KEYS}),
+        **({} if llm is None else {key: x for key, x in llm_summary(llm).items() if key in VALIDITY_KEYS}),
     }
 
 
 def _check_adaptation(
     plan: AdaptationPlan | None, settings: EvaluationSettings, agent: Agent, mechanisms: Sequence[EvaluatedMechanism]
 ) -> AdaptationPlan | None:
-    """Return the plan if agents learn and all mechanisms are vectors; None if nothing has to adapt."""
+    """Return the plan, or None if agents do not learn; raise ConfigError if a requested adaptation is impossible."""
     if plan is None or (not agent.learns and settings.adapt is None):
         return None
     if not agent.learns:
@@ -307,13 +310,13 @@ def _check_adaptation(
 
 
 def _report_adaptation(evaluation: PlannedEvaluation, plan: AdaptationPlan, full_config: Config) -> None:
-    """Show how long the adaptation takes, and that a teacher may ask a language model in it."""
-    llm, n = evaluation.parts.llm, len(evaluation.mechanisms)
+    """Report the length of the adaptation and, if a teacher calls a language model, the number of its episodes."""
+    llm, n_mechanisms = evaluation.parts.llm, len(evaluation.mechanisms)
     titles = ", ".join(mechanism.title for mechanism in evaluation.mechanisms)
     duration = f"{format_count(plan.rounds, 'round')} of {format_count(plan.games, 'game')}"
     evaluation.report(f"adapting for {duration} to: {titles}")
     if isinstance(llm, ChatClient) and find_llm_players(["teacher"], full_config, llm):
-        rows = [("model", llm.label), ("episodes", f"{n * plan.rounds * plan.games:,} with a teacher")]
+        rows = [("model", llm.label), ("episodes", f"{n_mechanisms * plan.rounds * plan.games:,} with a teacher")]
         evaluation.report(
             "Requests to the language model during adaptation",
             [*rows, ("LLM calls", "unknown; calls (--calls) limits them")],

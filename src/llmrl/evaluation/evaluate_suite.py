@@ -52,26 +52,26 @@ def evaluate_suite(
     """Evaluate one or several runs in a suite; write and return the results.
 
     Args:
-        runs: folders of the runs.
-        suite: name of the suite, or a `.yaml` file.
-        settings: settings of the evaluation; several mechanisms, a context, both modes and videos do not apply to
-            suites.
-        report: function that shows the progress.
-        changes: `key=value` for keys of the suite.
+        runs: run folders.
+        suite: name of a suite, or path of a `.yaml` file.
+        settings: settings of the evaluation. Its mechanisms are ignored; a context, `mode=both` and videos are errors.
+        report: function that shows progress messages.
+        changes: texts `key=value` that override keys of the suite.
 
     Returns:
-        The results of each run and, for several runs, of all together; each with its folder under `out`.
+        The results of each run and, if there are several runs, those of all runs together. The key `out` of each has
+        its folder.
 
     Raises:
-        LlmrlError: a folder is not a run folder, the suite is invalid or is for other runs, or none of its tests can be
+        LlmrlError: a folder is not a run folder, the suite is invalid or is for another environment, or no test can be
             played.
     """
     name, content = load_suite(suite, changes, settings.episodes)
     players = _check_players(settings, len(runs))
-    saved = [read_saved_run(run, settings.trusted) for run in runs]
+    saved_runs = [read_saved_run(run, settings.trusted) for run in runs]
     groups = group_by_experiment(runs)
     results: list[dict[str, Any]] = []
-    for i, (run, saved_run) in enumerate(zip(runs, saved, strict=True)):
+    for i, (run, saved_run) in enumerate(zip(runs, saved_runs, strict=True)):
         run_settings = settings
         if len(runs) > 1:
             report(f"Run {i + 1} of {len(runs)}: {run}")
@@ -81,7 +81,7 @@ def evaluate_suite(
             check_no_links(out)
         else:
             out = run_settings.out / f"suite_{name}"
-        # Players other than the agents play only with the first run.
+        # Players other than the run's agents play only once, in the evaluation of the first run.
         run_players = [STUDENT] if results else players
         results.append(_play_suite(saved_run, run_players, run_settings, name, content, out, report))
     if len(results) > 1:
@@ -96,11 +96,11 @@ def evaluate_suite(
     return results
 
 
-def _check_players(settings: EvaluationSettings, runs: int) -> list[str]:
-    """Return the names of the players.
+def _check_players(settings: EvaluationSettings, n_runs: int) -> list[str]:
+    """Return the names of the players in `settings.policies` without duplicates.
 
     Raises:
-        ConfigError: a setting does not apply to suites, or a player is unknown.
+        ConfigError: a setting is not supported with suites, or a player is unknown.
     """
     unsupported = {
         "video": settings.video,
@@ -112,7 +112,7 @@ def _check_players(settings: EvaluationSettings, runs: int) -> list[str]:
     players = list(dict.fromkeys(settings.policies))
     if unknown := [name for name in players if name not in PLAYERS]:
         raise ConfigError(f"policy={unknown[0]} is unknown in a suite; use {', '.join(PLAYERS)}, several with commas")
-    if runs > 1 and STUDENT not in players:
+    if n_runs > 1 and STUDENT not in players:
         raise ConfigError(f"policy={','.join(players)}: with several runs, policy must include student")
     return players
 
@@ -126,19 +126,19 @@ def _play_suite(
     out: Path,
     report: Reporter,
 ) -> dict[str, Any]:
-    """Play a suite with one run's agent and other players; write the results into `out` and return them.
+    """Play a suite with the agent of one run and other players; write the results into `out` and return them.
 
     Args:
         saved: run whose agent plays.
         names: names of the players.
         settings: settings of the evaluation.
         name: name of the suite.
-        content: content of the suite.
+        content: content of the suite as plain data.
         out: folder of the results.
-        report: function that shows the progress.
+        report: function that shows progress messages.
 
     Raises:
-        LlmrlError: the suite is invalid, or is for other runs.
+        LlmrlError: the suite is invalid, or is for another environment.
     """
     config = remove_teacher(saved.config)
     suite = parse_suite(name, content, config["env"])
@@ -162,14 +162,15 @@ def _play_suite(
     try:
         [agent] = parts.agents
         agent.load_state_dict(saved.state["agents"][0])
-        if llm_callers := find_llm_players(names, config, llm):
+        if llm_players := find_llm_players(names, config, llm):
             n_episodes = suite.episodes * sum(max(len(test.kinds), 1) for test in suite.tests)
-            report("Requests to the language model, at most", describe_llm_calls(llm_callers, parts, n_episodes, 1, 0))
+            report("Requests to the language model, at most", describe_llm_calls(llm_players, parts, n_episodes, 1, 0))
         for i, test in enumerate(suite.tests):
-            results["tests"].append(summarize_test(_play_test(test, suite, parts, config, settings, names, out)))
+            test_results = summarize_test(_play_test(test, suite, parts, config, settings, names, out))
+            results["tests"].append(test_results)
             scores = [
-                f"{name} {results['tests'][-1]['refused'][name]}" if x is None else f"{name} {x['success']:.2f}"
-                for name, x in results["tests"][-1]["players"].items()
+                f"{name} {test_results['refused'][name] if player is None else format(player['success'], '.2f')}"
+                for name, player in test_results["players"].items()
             ]
             report(printable(f"{i + 1} of {len(suite.tests)}, {test.title}: {', '.join(scores)}", lines=False))
             write_suite(results, out)
@@ -189,10 +190,10 @@ def _play_test(
     names: Sequence[str],
     out: Path,
 ) -> dict[str, Any]:
-    """Play one test of a suite; return the statistics of each player in each environment.
+    """Play one test of a suite; return the statistics of each player in each kind of task.
 
-    `refused` holds the error of each player that cannot play the test. `lacking` holds the reason for each kind of task
-    that is impossible with the available actions.
+    In the result, `refused` has the error of each player that cannot play the test, and `lacking` has the reason for
+    each kind of task that is impossible with the available actions.
     """
     run_spec = parts.env.spec
     player_statistics: dict[str, dict[str, Any]] = {name: {} for name in names}
@@ -220,7 +221,7 @@ def _play_test(
                         policy = _adapt_policy(parts.agents[0], run_spec, env.spec, test.reads)
                     suite.check_metric(env.spec)
                     collector = build_recording_collector(env, policy, parts.device, folder)
-                    # All players play the same games.
+                    # Equal seeds give all players the same games.
                     episodes = evaluate_policy(
                         collector,
                         suite.episodes,
@@ -247,17 +248,17 @@ def _play_test(
 
 
 def _adapt_policy(agent: Agent, run_spec: EnvSpec, spec: EnvSpec, reads: Sequence[str]) -> Policy:
-    """Return the policy of an agent that was built for `run_spec`, adapted to `spec`.
+    """Return the policy of an agent for the environment of a test.
 
     Args:
         agent: agent that plays.
-        run_spec: specification of the environment that the agent was built for.
+        run_spec: specification of the environment in which the agent was trained.
         spec: specification of the environment of the test.
-        reads: channels that the test changes; empty: the test is for all agents.
+        reads: channels that the test changes; empty: agents with any channels can play it.
 
     Raises:
-        ConfigError: the agent has too few actions, reads a channel that is missing or differs, or reads none of the
-            channels that the test changes.
+        ConfigError: the agent has another number of actions and cannot adapt, reads a channel that is missing or has
+            another format, or reads none of the channels that the test changes.
     """
     if reads and not set(reads) & set(agent.policy.channels):
         raise ConfigError(

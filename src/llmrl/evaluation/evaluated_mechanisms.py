@@ -1,4 +1,4 @@
-"""Mechanisms that an evaluation imposes, their context, and societies that adapt to them first."""
+"""Mechanisms of an evaluation, their context, and the adaptation of societies to them before the evaluation."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class EvaluatedMechanism:
 
     Attributes:
         name: name on the command line: one of `MECHANISM_NAMES`, or numbers like `0,2,0`.
-        vector: values, [d]; None: the initial ones of the environment, if the run has no proposals.
-        values_text: values in words.
+        vector: values of the mechanism's parameters, [d]; None: the environment keeps its initial mechanism, because it
+            has no settable mechanism or the run has no proposals.
+        values_text: text with the names and values of the parameters.
         heading: title above a video.
         sentence: effect of the mechanism, for readers who do not know its parameters.
     """
@@ -47,17 +48,18 @@ class EvaluatedMechanism:
 
     @property
     def title(self) -> str:
-        """Values in words; for `best` and `last` with that name."""
+        """The text of the values, with the name of the mechanism if it is `best` or `last`."""
         return f"{self.values_text} ({self.name})" if self.name in ("best", "last") else self.values_text
 
 
 def parse_mechanisms(texts: Sequence[str]) -> list[str]:
-    """Return the names of mechanisms in some texts, each one of `MECHANISM_NAMES` or numbers like `0,2,0`.
+    """Return the names of mechanisms, each one of `MECHANISM_NAMES` or numbers like `0,2,0`.
 
-    A text holds names, several with commas, or the numbers of one vector.
+    Args:
+        texts: texts that each contain names, separated by commas, or the numbers of one vector.
 
     Raises:
-        ConfigError: a text holds neither names nor numbers, or a mechanism is named twice.
+        ConfigError: a text contains neither names nor numbers, or a mechanism is named twice.
     """
     names: list[str] = []
     for text in texts:
@@ -80,19 +82,18 @@ def parse_mechanisms(texts: Sequence[str]) -> list[str]:
 def select_mechanisms(
     names: Sequence[str], context: int | None, state: Mapping[str, Any], spec: EnvSpec
 ) -> tuple[list[EvaluatedMechanism], int | None]:
-    """Return the mechanisms of an evaluation, and the index of their context.
-
-    The context is `context` if it is given. Otherwise it is that of the best recommendation if `best` is among the
-    names, else that of the last proposal, else the first one. `best` is the recommendation in `context`.
+    """Return the mechanisms of an evaluation and the index of their context, which is None without contexts.
 
     Args:
-        names: names of the mechanisms (`parse_mechanisms`).
-        context: index of the context; None: see above.
-        state: checkpoint of the run.
+        names: names of the mechanisms (`parse_mechanisms`). `best` is the recommendation in `context`, or the first
+            recommendation without `context`.
+        context: index of the context; None: the context of the best recommendation if `best` is among the names, else
+            of the best proposal of the last step, else the first context.
+        state: state of the loop in the checkpoint of the run.
         spec: specification of the environment.
 
     Raises:
-        ConfigError: there is no such mechanism or context, or numbers are out of bounds.
+        ConfigError: a mechanism or the context does not exist, or numbers are out of bounds.
     """
     history = state.get("history", [])
     if context is not None and spec.contexts and not 0 <= context < len(spec.contexts):
@@ -149,9 +150,9 @@ class AdaptationPlan:
     """Plan of the adaptation of societies to mechanisms.
 
     Attributes:
-        rounds: number of episodes that each game plays.
+        rounds: number of adaptation rounds, in each of which every game plays an episode.
         games: number of games of each society.
-        initial: whether societies start with the initial weights of the run, not with the saved ones.
+        initial: whether societies start with the initial weights of the run instead of the saved weights.
     """
 
     rounds: int
@@ -162,7 +163,7 @@ class AdaptationPlan:
 def plan_adaptation(
     adapt: bool | None, is_comparison: bool, names: Sequence[str], config: Config
 ) -> AdaptationPlan | None:
-    """Return how societies adapt before they are evaluated; None: the saved agents play.
+    """Return how societies adapt before they are evaluated; None if the saved agents play without adaptation.
 
     Args:
         adapt: option `adapt`; None: adapt if several mechanisms are compared and adaptation is possible.
@@ -173,12 +174,12 @@ def plan_adaptation(
     Raises:
         ConfigError: `adapt` is true, but adaptation is not possible.
     """
-    has_principal, student = loop_kind(config) == "design", list(names) == ["student"]
-    if adapt is False or (adapt is None and not (is_comparison and has_principal and student)):
+    has_principal, is_student_only = loop_kind(config) == "design", list(names) == ["student"]
+    if adapt is False or (adapt is None and not (is_comparison and has_principal and is_student_only)):
         return None
     if not has_principal:
         raise ConfigError("adapt=true needs a run with a principal, whose steps define the adaptation; remove adapt")
-    if not student:
+    if not is_student_only:
         raise ConfigError(f"adapt=true needs policy=student, not {','.join(names)}; remove adapt, or the policy")
     design = config["design"]
     return AdaptationPlan(design["adapt_rounds"], n_envs_per_society(config), design["reset_agents"])
@@ -193,31 +194,31 @@ def adapt_societies(
     seeds: Seeds,
     saved: State,
 ) -> list[State]:
-    """Adapt one society to each vector in the games of the run; return the states of the agents.
+    """Adapt one society to each mechanism vector; return the states of the societies' agents.
 
-    Each society adapts like the first society of a principal step that proposes `vectors`. All societies start with
-    the same weights, and their games and their sampled actions have the same random numbers.
+    A society adapts as in a principal step of the run. All societies start with the same weights, and use the same
+    random numbers in their games and for sampling actions.
 
     Args:
         plan: plan of the adaptation (`plan_adaptation`).
         config: config of the run, with its teacher.
-        llm: language model for parts that need one.
+        llm: language model of the parts that use one.
         vectors: mechanism vectors, [d] each.
         context: index of the context; None without contexts.
-        seeds: seed node of the step.
-        saved: state of the agent to start with, if the run does not reset its agents.
+        seeds: seed node of the evaluation.
+        saved: saved state of an agent, with which all societies start unless `plan.initial`.
 
     Raises:
         ConfigError: the vectors are out of bounds, or the environment has no horizon.
     """
-    n = len(vectors)
-    config = {**config, "env": {**config["env"], "n_envs": n * plan.games}}
-    parts = build_parts(config, llm, render=False, play_only=True, n_proposals=n)
+    n_societies = len(vectors)
+    config = {**config, "env": {**config["env"], "n_envs": n_societies * plan.games}}
+    parts = build_parts(config, llm, render=False, play_only=True, n_proposals=n_societies)
     env, agents = parts.env, parts.agents
     try:
         if env.spec.horizon is None:
             raise ConfigError("adapt=true needs env.horizon, the length of a round, which is null; set it")
-        societies = Societies(env, agents, n, 1)
+        societies = Societies(env, agents, n_societies, 1)
         if plan.initial:
             societies.reset()
         else:
@@ -227,8 +228,8 @@ def adapt_societies(
         collector = Collector(env, societies.policy, parts.device, teacher_channels)
         adaptation = AdaptationRounds(collector, societies, env.spec.horizon, config["design"]["rollout_steps"])
         for i in range(plan.rounds):
-            nodes = [seeds.child("adapt").child(i)] * len(vectors)
-            serve(adaptation.play_round(nodes, np.stack(vectors), context))
+            seed_nodes = [seeds.child("adapt").child(i)] * n_societies
+            serve(adaptation.play_round(seed_nodes, np.stack(vectors), context))
         return [agent.state_dict() for agent in agents]
     finally:
         env.close()

@@ -1,6 +1,6 @@
-"""Evaluation in one environment: each player plays in each mode under each mechanism, and is filmed.
+"""Evaluation in one environment: each player plays in each mode under each mechanism, and videos are recorded.
 
-The players are the student, the teacher, an oracle, a bot and random actions; some of them call a chat model.
+Players are the student, the teacher, an oracle, a bot and random actions. Student and teacher may call a chat model.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from llmrl.rollout.collector import Collector, evaluate_policy
 from llmrl.rollout.trajectory_writers import make_trajectory_writer
 
 PlayerMode = tuple[str, str]
-"""A policy and the mode it plays in."""
+"""Name of a player, and the mode in which it plays, `stochastic` or `deterministic`."""
 
 
 def build_recording_collector(env: VecEnv, policy: Policy, device: str, trajectories: Path | None) -> Collector:
-    """Return a collector of one policy that stores every step as arrays in the folder `trajectories`, unless None.
+    """Return a collector of one policy, which stores every step as arrays in `trajectories` unless that is None.
 
     Raises:
         ConfigError: the environment does not provide the channels that the policy reads.
@@ -46,11 +46,11 @@ def build_recording_collector(env: VecEnv, policy: Policy, device: str, trajecto
 
 @dataclass(frozen=True)
 class Videos:
-    """Files of videos.
+    """Paths of recorded videos.
 
     Attributes:
-        paths_by_mechanism: files of each mechanism, by its name.
-        side_by_side: files of the video of all mechanisms side by side; empty with one mechanism.
+        paths_by_mechanism: paths of the videos under each mechanism, by the name of the mechanism.
+        side_by_side: paths of the video of all mechanisms side by side; empty for a single mechanism.
     """
 
     paths_by_mechanism: Mapping[str, Sequence[Path]] = field(default_factory=dict)
@@ -59,17 +59,17 @@ class Videos:
 
 @dataclass(frozen=True)
 class PlannedEvaluation:
-    """An evaluation that is ready to be played.
+    """An evaluation whose parts, players and mechanisms have been built.
 
     Attributes:
         settings: settings of the evaluation.
         parts: parts of the run.
-        players: policies that play, by name; the first is filmed.
-        mechanisms: mechanisms that are imposed one after the other.
+        players: policies that play, by name; videos show the first one.
+        mechanisms: mechanisms that are set in the environment one after the other.
         context: index of the context; None without contexts.
-        seeds: seed node of the episodes, the same for all players and mechanisms.
+        seeds: seed node of the episodes, equal for all players and mechanisms.
         out: folder of the results.
-        report: function that shows the progress.
+        report: function that shows progress messages.
     """
 
     settings: EvaluationSettings
@@ -88,18 +88,18 @@ class PlannedEvaluation:
 
     @property
     def carried_states(self) -> list[str]:
-        """Names of states that the agents carry from one episode to the next."""
+        """Names of states that agents keep from one episode to the next; empty if no agents play."""
         return list(getattr(self.parts.agents[0], "carried", ())) if "student" in self.players else []
 
     def folder(self, mechanism: EvaluatedMechanism, subfolder: str = "") -> Path:
-        """Return the folder for files of one mechanism, in the subfolder `subfolder` of the evaluation."""
+        """Return the folder for files of one mechanism, in `subfolder` of the folder of the results."""
         return self.out / subfolder / mechanism.name if self.is_comparison else self.out / subfolder
 
     def record_videos(self, states: Sequence[State]) -> Videos:
-        """Film the first player under each mechanism; return the files.
+        """Record a video of the first player under each mechanism; return the paths of the files.
 
-        Of several mechanisms, only the world is filmed, all videos have the same length, and one video shows them side
-        by side.
+        If there are several mechanisms, only the world is recorded, all videos are padded to the same length, and an
+        additional video shows them side by side.
 
         Args:
             states: state of the agents for each mechanism.
@@ -110,8 +110,8 @@ class PlannedEvaluation:
             self._impose(mechanism)
             self.parts.agents[0].load_state_dict(state)
             policy, greedy = next(iter(self.players.values())), self.settings.mode == "deterministic"
-            steps, is_compared = self.settings.video_steps, self.is_comparison
-            videos.append(record_video(self.parts, policy, self.seeds, steps, greedy, is_compared))
+            max_steps = self.settings.video_steps
+            videos.append(record_video(self.parts, policy, self.seeds, max_steps, greedy, self.is_comparison))
         fps = self.settings.fps
         if not self.is_comparison:
             [mechanism], [video] = self.mechanisms, videos
@@ -119,24 +119,26 @@ class PlannedEvaluation:
             society = [video.to_society(mechanism.heading, mechanism.sentence)]
             pictures = None if video.setting is None else SocietyPictures(society, video.setting)
             return Videos({mechanism.name: video.recorder.save(folder, fps, pictures)})
-        files: dict[str, Sequence[Path]] = {}
+        paths_by_mechanism: dict[str, Sequence[Path]] = {}
         for mechanism, video in zip(self.mechanisms, videos, strict=True):
             video.pad_to(max(map(len, videos)))
-            files[mechanism.name] = video.recorder.save(self.folder(mechanism, "videos"), fps)
-        societies = [v.to_society(m.heading, m.sentence) for v, m in zip(videos, self.mechanisms, strict=True)]
+            paths_by_mechanism[mechanism.name] = video.recorder.save(self.folder(mechanism, "videos"), fps)
+        pairs = zip(videos, self.mechanisms, strict=True)
+        societies = [video.to_society(mechanism.heading, mechanism.sentence) for video, mechanism in pairs]
         assert videos[0].setting is not None
-        return Videos(files, save_side_by_side_video(societies, videos[0].setting, self.out / "videos", fps))
+        side_by_side = save_side_by_side_video(societies, videos[0].setting, self.out / "videos", fps)
+        return Videos(paths_by_mechanism, side_by_side)
 
     def play(self, states: Sequence[State], episodes: int, exactly: bool) -> list[dict[PlayerMode, list[Episode]]]:
         """Play with each player in each mode under each mechanism.
 
         Args:
             states: state of the agents for each mechanism.
-            episodes: number of episodes, at least.
-            exactly: whether to play no more than `episodes`.
+            episodes: minimum number of episodes of each player.
+            exactly: whether `episodes` is also the maximum number.
 
         Returns:
-            For each mechanism: the episodes of each player.
+            For each mechanism, the episodes of each player and mode.
         """
         players = [(name, mode) for name in self.players for mode in self.settings.modes]
         episodes_by_mechanism = []
@@ -144,7 +146,7 @@ class PlannedEvaluation:
             self._report_activity(f"{episodes} episodes", mechanism)
             folder, episodes_by_player = self.folder(mechanism), dict[PlayerMode, list[Episode]]()
             for name, mode in players:
-                # Undo changes by a video or another mode.
+                # The agents' state may have changed in a video or in another mode.
                 self.parts.agents[0].load_state_dict(state)
                 subfolder = folder if len(players) == 1 else folder / f"{name}_{mode}"
                 trajectories = subfolder if self.settings.trajectories else None
@@ -159,11 +161,12 @@ class PlannedEvaluation:
         return episodes_by_mechanism
 
     def _report_activity(self, activity: str, mechanism: EvaluatedMechanism) -> None:
-        """Show an activity, if several mechanisms are compared, because that takes long."""
+        """Report an activity if several mechanisms are compared; other evaluations are short."""
         if self.is_comparison:
             self.report(f"{activity}: {mechanism.title}")
 
     def _impose(self, mechanism: EvaluatedMechanism) -> None:
+        """Set a mechanism and the context of the evaluation in the environment."""
         if mechanism.vector is not None:
             self.parts.env.set_mechanism(mechanism.vector)
         if self.context is not None:
@@ -172,21 +175,21 @@ class PlannedEvaluation:
 
 PLAYERS = ("student", "teacher", "oracle", "bot", "random")
 _PLAYER_GROUPS = {"student": "agent", "teacher": "teacher"}
-"""Players that may call a chat model -> the config group that they are built from."""
+"""Config groups of the players that may call a chat model, by player."""
 BASELINE_POLICIES: Mapping[str, Callable[[EnvSpec], Policy]] = {"bot": BotPolicy, "random": RandomPolicy}
-"""Players that need only the specification of the environment -> their policies."""
+"""Constructors of the policies of players that need only the specification of the environment, by player."""
 
 
 def build_players(names: Sequence[str], config: Config, parts: Parts) -> dict[str, Policy]:
-    """Return the policies of some players by name, in the order of the names.
+    """Return the policies of players by name, in the order of `names`.
 
     Args:
         names: names from `PLAYERS`.
-        config: config of the run, with its teacher. An oracle uses the `domain` of the teacher if it has one.
+        config: config of the run, with its teacher. An oracle uses the options `domain` and `parity` of the teacher.
         parts: parts of the run.
 
     Raises:
-        ConfigError: there is no such player, the run has no teacher that can play, or the environment no oracle.
+        ConfigError: a name is unknown, the run has no teacher that can play, or the environment has no oracle.
     """
     players: dict[str, Policy] = {}
     for name in names:
@@ -212,33 +215,30 @@ def build_players(names: Sequence[str], config: Config, parts: Parts) -> dict[st
 
 
 def find_llm_players(names: Sequence[str], config: Config, llm: object) -> list[str]:
-    """Return the players among `names` whose actions need paid or possibly paid calls to the chat model `llm`.
-
-    These are an agent that is a chat model, and a teacher whose model is not known to be free.
-    """
+    """Return the players among `names` that call the chat model `llm`, without a teacher whose calls are free."""
     if not isinstance(llm, ChatClient):
         return []
     builder = Builder(trusted=config["trusted_modules"])
-    llm_callers = [
+    llm_players = [
         name
         for name in names
         if name in _PLAYER_GROUPS and builder.needs(config[_PLAYER_GROUPS[name]], "llm", _PLAYER_GROUPS[name])
     ]
-    is_paid = llm.provider.cost(10**6, 10**6) != 0
-    return [name for name in llm_callers if name == "student" or is_paid]
+    may_be_paid = llm.provider.cost(10**6, 10**6) != 0  # the cost is None if prices are unknown
+    return [name for name in llm_players if name == "student" or may_be_paid]
 
 
 def describe_llm_calls(
     names: Sequence[str], parts: Parts, episodes: int, rounds: int, video_steps: int | None, n_videos: int = 1
 ) -> list[tuple[str, str]]:
-    """Return the calls to a chat model that some players will make, as pairs of a name and a text.
+    """Return the number of calls of players to a chat model and their cost, as pairs (label, text).
 
     Args:
         names: names of the players (`find_llm_players`).
         parts: parts of the evaluation.
         episodes: number of episodes of each player in each round.
-        rounds: number of modes or mechanisms in which each player plays.
-        video_steps: steps of each video in which one of the players plays; 0: none; None: unknown.
+        rounds: number of rounds: combinations of a mode and a mechanism in which each player plays.
+        video_steps: number of steps of each video; 0: videos show none of the players. None: unknown.
         n_videos: number of videos.
     """
     from llmrl.experiment.plan import call_rows
@@ -255,7 +255,7 @@ def describe_llm_calls(
 
 
 def explain_exhausted_budget(error: BudgetExhausted) -> BudgetExhausted:
-    """Return the error of an evaluation whose budget is used up."""
+    """Return the error with an explanation of what the user can do, for an evaluation whose budget is exhausted."""
     return BudgetExhausted(
         error.reached_limit,
         "All evaluations of a run share the budget of the run, and this one has saved no results. Paid replies are in "

@@ -1,4 +1,4 @@
-"""Saved runs for evaluation: the config, adapted to evaluations, and the newest checkpoint."""
+"""Saved runs that are evaluated: the newest checkpoint of a run, and its config with changes for evaluations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmrl.core.records import State
 from llmrl.run.artifacts import load_saved_state, read_config
 
 Row = Mapping[str, Any]
-"""A row of a run's history."""
+"""A proposal in a run's history or recommendations, with its objective."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class SavedRun:
 
     Attributes:
         folder: run folder.
-        config: resolved config in plain containers, with `hardware.device=auto`, so that the run of a GPU can be played
-            on any machine.
-        iteration: iteration of the checkpoint.
+        config: resolved config in plain containers, with `hardware.device=auto`, so that machines without a GPU can
+            evaluate runs that were computed on a GPU.
+        iteration: iteration of the loop at the checkpoint.
         state: state of the loop in the checkpoint.
     """
 
@@ -38,8 +38,8 @@ class SavedRun:
     def society_index(self) -> int:
         """Index of the saved agent that plays.
 
-        If each step has several proposals, the agent is that of the best proposal of the last step. If each proposal
-        has several societies, the agent is that of the first one, which has the run's own seed.
+        It is the agent of the best proposal of the last step. If each proposal has several societies, it is the agent
+        of the first society, whose seed is that of the run.
         """
         row = find_best_row_of_last_step(self.state.get("history", []))
         return 0 if row is None else int(row["candidate"]) * int(self.config.get("design", {}).get("replicates", 1))
@@ -51,7 +51,7 @@ class SavedRun:
 
 
 def find_best_row_of_last_step(history: Sequence[Row]) -> Row | None:
-    """Return the row of the history with the highest objective of the last step; None without a history."""
+    """Return the proposal of the last step with the highest objective; None without a history."""
     rows = [row for row in history if row["step"] == history[-1]["step"]]
     return max(rows, key=lambda row: float(row["objective"]), default=None)
 
@@ -61,12 +61,12 @@ def read_saved_run(folder: Path, trusted: Sequence[str] = ()) -> SavedRun:
 
     Args:
         folder: run folder.
-        trusted: modules outside this package that the config may name.
+        trusted: modules outside llmrl from which the config may import code.
 
     Raises:
         CheckpointError: `folder` is not a run folder, or has no intact checkpoint.
         RunFolderError: the config cannot be read.
-        ConfigError: it is a run of `llmrl-finetune`, or names code that is not trusted.
+        ConfigError: it is a run of `llmrl-finetune`, or the config names code that is not trusted.
     """
     iteration, state = load_saved_state(folder)
     config = read_config(folder, trusted)
@@ -79,12 +79,12 @@ def read_saved_run(folder: Path, trusted: Sequence[str] = ()) -> SavedRun:
 
 
 def remove_principal(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config without its principal, so that no language model of the principal is called."""
+    """Return the config without its principal, which does not play and may need a language model."""
     return {**config, "principal": {"_target_": None}}
 
 
 def remove_teacher(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config without its teacher and the teacher's language model, unless the agent needs it."""
+    """Return the config without its teacher, unless the agent cannot be built without one."""
     builder = Builder(trusted=config["trusted_modules"])
     needs_teacher = builder.needs(config["agent"], "teacher", "agent") and builder.requires(
         config["agent"], "teacher", "agent"
@@ -93,9 +93,9 @@ def remove_teacher(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_budget(config: Mapping[str, Any], calls: int | None) -> Mapping[str, Any]:
-    """Return the config with a budget of `calls` replies (None: that of the run).
+    """Return the config with a budget of `calls` replies, if it is not None, and without `llm.max_invalid`.
 
-    Invalid replies are only counted, because an evaluation that stopped at them would save nothing.
+    Invalid replies do not end an evaluation, because it saves its results only at its end.
     """
     if "llm" not in config:  # no part uses a model
         return config

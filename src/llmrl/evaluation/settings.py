@@ -16,7 +16,7 @@ class Reporter(Protocol):
     """A function that shows messages of a running evaluation."""
 
     def __call__(self, text: str, rows: Sequence[tuple[str, str]] = ()) -> None:
-        """Show one line; if there are rows of a name and a text, `text` is the title of their table."""
+        """Show the line `text`; with `rows`, pairs (label, text), show a table with the title `text`."""
         ...
 
 
@@ -30,12 +30,12 @@ class EvaluationSettings:
         policies: players, several with commas: `student` (the run's agents), `teacher` (the run's), `oracle` (a
             scripted planner, where the environment has one), `bot` (the environment's own expert, where it has one),
             `random`; in a suite `student`, `bot` and `random`.
-        mode: `stochastic` draws actions from the policy, `deterministic` takes the most probable; `both`: each in turn.
+        mode: `stochastic` samples actions from the policy, `deterministic` takes the most probable; `both`: one after
+            the other.
         seed: seed of the episodes.
-        mechanisms: mechanism to impose: `last` (the proposal that the saved agents adapted to; of several tried at once
-            the best of the step), `best` (the current recommendation of the run), `none` (all numbers 0), or the
-            numbers of a vector, such as `0,2,0`. Several are compared: words with commas (`none,best`), or several
-            entries.
+        mechanisms: mechanism to set: `last` (the proposal that the saved agents adapted to, the best one of the last
+            step), `best` (the recommendation of the run), `none` (all numbers 0), or the numbers of a vector, such as
+            `0,2,0`. Several mechanisms are compared: words with commas (`none,best`), or several entries.
         adapt: whether a society first adapts to each mechanism, as in a principal step; None: if several are compared.
         context: index of the context; None: that of the proposal.
         env: option of the environment that differs from that of the run, such as `engine=meltingpot`; several entries
@@ -44,9 +44,9 @@ class EvaluationSettings:
         video: record a video of one episode: the world and the view of each agent, MP4 and GIF.
         video_steps: maximum number of steps of the video, >= 1; None: the full episode.
         fps: frames per second of the video, >= 1.
-        calls: paid replies of a language model that all evaluations of this run together may use, >= 0; None:
+        calls: maximum number of paid replies of a language model in all evaluations of this run together, >= 0; None:
             `llm.budget` of the run.
-        trusted: packages outside llmrl that the config of the run may name.
+        trusted: packages outside llmrl from which the config of the run may import code.
         out: folder for results; None: `evaluation` in the run folder, or `evaluation_<changes>` with other options of
             the environment or several mechanisms.
 
@@ -80,5 +80,5 @@ class EvaluationSettings:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Modes in which each policy plays."""
+        """Modes in which each player plays."""
         return ("stochastic", "deterministic") if self.mode == "both" else (self.mode,)

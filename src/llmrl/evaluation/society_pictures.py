@@ -18,10 +18,10 @@ class EpisodeMoment:
     """The state of an episode after a number of steps.
 
     Attributes:
-        step: number of steps so far.
-        objective: objective of the principal, as if the episode ended now.
-        payoffs: rewards of the game so far, before the mechanism, [n_agents].
-        counts: sums of metrics over the steps so far, by name.
+        step: number of steps that have been played.
+        objective: objective of the principal, computed from the returns up to this step.
+        payoffs: return of each agent up to this step, without the mechanism's payments, [n_agents].
+        counts: sums of metrics over the steps that have been played, by display name.
         levels: values of metrics in the last step, by name; empty before the first step.
     """
 
@@ -34,13 +34,13 @@ class EpisodeMoment:
 
 @dataclass(frozen=True)
 class SocietyEpisode:
-    """A society in an episode, to be drawn.
+    """The recorded episode of a society.
 
     Attributes:
-        title: short name.
-        sentence: effect of the mechanism.
-        worlds: picture for each moment, [height, width, 3] uint8.
-        moments: moments from before the first step to after the last.
+        title: short name of the mechanism.
+        sentence: description of the mechanism's effect.
+        worlds: picture of the world at each moment, [height, width, 3] uint8.
+        moments: state before the first step and after each step.
     """
 
     title: str
@@ -51,13 +51,13 @@ class SocietyEpisode:
 
 @dataclass(frozen=True)
 class PictureSettings:
-    """Properties that the societies of one picture share.
+    """Properties that are equal for all societies of a picture.
 
     Attributes:
         horizon: steps of an episode; None: unknown.
         objective: description of the objective.
         payoff: description of the game's rewards; empty: unknown.
-        colors: colors of the agents in the world, [n_agents, 3]; None: pictures do not distinguish agents.
+        colors: RGB color of each agent in the world, [n_agents, 3] in [0, 255]; None: all agents look the same.
     """
 
     horizon: int | None
@@ -70,36 +70,36 @@ LEVEL_STYLES: Mapping[str, tuple[str, Color]] = {
     "apples_live": ("apples", (200, 45, 45)),
     "dirt": ("dirt", (20, 140, 130)),
 }
-"""Metrics of a step that are drawn over time if the environment has them, with their display names and colors."""
+"""Display names and colors of the metrics that are drawn over time, if the environment has them."""
 
 SINGLE_WIDTH, SIDE_BY_SIDE_WIDTH = 640, 400
-"""Width of a society that is shown alone, and side by side with others; pixels."""
+"""Width of a society that is drawn alone, and of one that is drawn next to others, pixels."""
 _MARGIN, _SEPARATOR_WIDTH = 10, 4
 _TITLE_SIZE, _TEXT_SIZE, _SMALL_SIZE = 18, 14, 13
-"""Font sizes."""
+"""Font sizes, pixels."""
 _LINE_HEIGHT, _BAR_HEIGHT = 18, 15
-"""Heights of a line of text, and of the bar of an agent; pixels."""
+"""Heights of a line of text and of an agent's bar, including the space below it, pixels."""
 _PLOT_HEIGHT = 96
-"""Height of the plot of objectives, and minimum height of the plots of agents and levels; pixels."""
+"""Height of the plot of objectives, and minimum height of the plots of payoffs and levels, pixels."""
 _NUMBER_WIDTH, _STEP_WIDTH = 78, 130
-"""Widths of the objective's number at the end of its curve, and of the number of steps above it; pixels."""
+"""Widths of the numbers to the right of the objectives' curves, and of the text with the step above them, pixels."""
 _TEXT_COLOR: Color = (30, 30, 30)
 _GRAY: Color = (120, 120, 120)
 _GRID_COLOR: Color = (222, 222, 222)
 _CURVE_COLORS: Sequence[Color] = ((100, 100, 100), (31, 119, 180), (214, 110, 20), (44, 140, 60))
 _BAR_COLOR: Color = (31, 119, 180)
 _MIN_RANGE = 1e-9
-"""Smallest range of values that is drawn to scale."""
+"""Minimum range of values for which the range of a plot is proportional to it; otherwise it is about 1."""
 _SUPERSAMPLING = 3
-"""Factor by which curves are drawn larger and then reduced, which smooths them."""
+"""Factor by which curves are drawn larger than shown; scaling the image down makes them smooth."""
 
 
 class SocietyPictures(LazyFrames):
-    """Pictures of societies side by side in episodes of one length, with their objectives in one plot below.
+    """Pictures of societies side by side at each moment of an episode, above a plot with all their objectives.
 
     Args:
-        societies: societies to draw.
-        setting: properties that they share.
+        societies: societies to draw, with equal numbers of moments.
+        setting: properties that are equal for all societies.
     """
 
     def __init__(self, societies: Sequence[SocietyEpisode], setting: PictureSettings) -> None:
@@ -110,15 +110,15 @@ class SocietyPictures(LazyFrames):
         text_width = self.width - 2 * _MARGIN
         self._sentences = [wrap_text(society.sentence, text_width, load_font(_TEXT_SIZE)) for society in societies]
         self._n_sentence_lines = max(map(len, self._sentences))
-        agents = len(societies[0].moments[0].payoffs)
-        self._plot_height = max(_PLOT_HEIGHT, agents * _BAR_HEIGHT)
+        n_agents = len(societies[0].moments[0].payoffs)
+        self._plot_height = max(_PLOT_HEIGHT, n_agents * _BAR_HEIGHT)
         self._world_y = _MARGIN + 26 + self._n_sentence_lines * _LINE_HEIGHT + 6
         self._plots_y = self._world_y + self._world_height + 8
         self._objective_y = self._plots_y + _LINE_HEIGHT + 4 + self._plot_height + _LINE_HEIGHT + 12
         self.total_width = _round_up_to_even(len(societies) * self.width + (len(societies) - 1) * _SEPARATOR_WIDTH)
-        objective = f"objective: {setting.objective}" + (f" ({setting.payoff})" if setting.payoff else "")
+        objective_text = f"objective: {setting.objective}" + (f" ({setting.payoff})" if setting.payoff else "")
         self._objective_lines = wrap_text(
-            objective, self.total_width - 2 * _MARGIN - _STEP_WIDTH, load_font(_TEXT_SIZE)
+            objective_text, self.total_width - 2 * _MARGIN - _STEP_WIDTH, load_font(_TEXT_SIZE)
         )
         self._curves_y = self._objective_y + len(self._objective_lines) * _LINE_HEIGHT + 4
         self.height = _round_up_to_even(self._curves_y + _PLOT_HEIGHT + _MARGIN)
@@ -132,20 +132,21 @@ class SocietyPictures(LazyFrames):
         super().__init__(len(societies[0].moments), self.draw)
 
     def draw(self, i: int) -> np.ndarray:
-        """Draw the picture of a moment, [height, width, 3] uint8."""
+        """Draw the picture of moment `i`, [height, width, 3] uint8."""
         from PIL import Image, ImageDraw
 
         image = Image.new("RGB", (self.total_width, self.height), "white")
         draw = ImageDraw.Draw(image)
         for k in range(len(self.societies)):
             x_offset = k * (self.width + _SEPARATOR_WIDTH)
-            if k:
+            if k > 0:
                 draw.rectangle((x_offset - _SEPARATOR_WIDTH, 0, x_offset - 1, self._objective_y - 8), fill=_GRID_COLOR)
             self._draw_society(image, draw, x_offset, k, i)
         self._draw_objectives(image, draw, i)
         return np.asarray(image)
 
     def _draw_society(self, image: Any, draw: Any, x_offset: int, k: int, i: int) -> None:
+        """Draw society `k` at moment `i` at the horizontal position `x_offset` (left edge, pixels)."""
         from PIL import Image
 
         society = self.societies[k]
@@ -154,17 +155,17 @@ class SocietyPictures(LazyFrames):
         for n, line in enumerate(self._sentences[k]):
             draw.text((x, _MARGIN + 24 + n * _LINE_HEIGHT), line, fill=_TEXT_COLOR, font=load_font(_TEXT_SIZE))
         world = scale_to_width(society.worlds[i], self.width)
-        at = self._world_y + (self._world_height - world.shape[0]) // 2
-        image.paste(Image.fromarray(world), (x_offset + (self.width - world.shape[1]) // 2, at))
-        half = (self.width - 3 * _MARGIN) // 2
-        self._draw_payoffs(draw, x, half, moment)
-        self._draw_levels(image, draw, x + half + _MARGIN, half, society, i)
+        y = self._world_y + (self._world_height - world.shape[0]) // 2
+        image.paste(Image.fromarray(world), (x_offset + (self.width - world.shape[1]) // 2, y))
+        plot_width = (self.width - 3 * _MARGIN) // 2
+        self._draw_payoffs(draw, x, plot_width, moment)
+        self._draw_levels(image, draw, x + plot_width + _MARGIN, plot_width, society, i)
         counts = "   ".join(f"{name} {value:,.0f}" for name, value in moment.counts.items())
         counts_y = self._plots_y + _LINE_HEIGHT + 4 + self._plot_height + 2
         draw.text((x, counts_y), counts, fill=_GRAY, font=load_font(_SMALL_SIZE))
 
     def _draw_payoffs(self, draw: Any, x: int, width: int, moment: EpisodeMoment) -> None:
-        """Draw the payoff of each agent as a bar in its color, to the right of zero or to the left."""
+        """Draw the payoff of each agent as a horizontal bar in the agent's color, starting at zero."""
         draw.text((x, self._plots_y), "payoff of each agent", fill=_TEXT_COLOR, font=load_font(_SMALL_SIZE))
         low, high = self._payoff_range
         scale = (width - 44) / (high - low)
@@ -179,21 +180,21 @@ class SocietyPictures(LazyFrames):
         draw.line((zero, top, zero, top + len(moment.payoffs) * _BAR_HEIGHT - 1), fill=_GRAY)
 
     def _draw_levels(self, image: Any, draw: Any, x: int, width: int, society: SocietyEpisode, i: int) -> None:
-        """Draw the levels of a society over the steps so far."""
+        """Draw the levels of a society over the steps up to moment `i`, below their names and current values."""
         top, moment = self._plots_y + _LINE_HEIGHT + 4, society.moments[i]
-        box, at = (x, top, x + width, top + self._plot_height), x
+        box, label_x = (x, top, x + width, top + self._plot_height), x
         lines = []
         for name, max_level in self._max_levels.items():
             label, color = LEVEL_STYLES.get(name, (name.replace("_", " "), _BAR_COLOR))
             level_text = f"{label} {moment.levels.get(name, 0.0):,.0f}"
-            draw.text((at, self._plots_y), level_text, fill=color, font=load_font(_SMALL_SIZE))
-            at += int(load_font(_SMALL_SIZE).getlength(level_text)) + 12
+            draw.text((label_x, self._plots_y), level_text, fill=color, font=load_font(_SMALL_SIZE))
+            label_x += int(load_font(_SMALL_SIZE).getlength(level_text)) + 12
             points = [(m.step, m.levels[name]) for m in society.moments[: i + 1] if name in m.levels]
             lines.append((points, color, (0.0, max_level * 1.05)))
         _draw_curves(image, box, self._n_steps, lines)
 
     def _draw_objectives(self, image: Any, draw: Any, i: int) -> None:
-        """Draw the objectives of all societies so far in one plot, each with its number at the end."""
+        """Draw the objectives of all societies over the steps up to moment `i` in one plot, with their last values."""
         y, moments = self._objective_y, [society.moments[i] for society in self.societies]
         for n, line in enumerate(self._objective_lines):
             draw.text((_MARGIN, y + n * _LINE_HEIGHT), line, fill=_TEXT_COLOR, font=load_font(_TEXT_SIZE))
@@ -209,19 +210,19 @@ class SocietyPictures(LazyFrames):
             _draw_bold(draw, (box[2] + 8, label_y), f"{moment.objective:,.1f}", self._color(k))
 
     def _color(self, k: int) -> Color:
-        """Return the color of society k; the first color is for the reference of a comparison."""
+        """Return the color of society `k`; society 0, the reference of a comparison, is gray."""
         return _CURVE_COLORS[1] if len(self.societies) == 1 else _CURVE_COLORS[k % len(_CURVE_COLORS)]
 
     def _place_labels(self, moments: Sequence[EpisodeMoment], box: tuple[int, int, int, int]) -> list[int]:
-        """Return the y coordinates of the objectives' numbers: at the ends of the curves, without overlap."""
+        """Return the y coordinates of the objectives' numbers: close to the ends of the curves, without overlap."""
         low, high = self._objective_range
         targets = [box[3] - (m.objective - low) / (high - low) * (box[3] - box[1]) - 12 for m in moments]
-        places = dict[int, float]()
+        label_y = dict[int, float]()
         for k in sorted(range(len(targets)), key=lambda k: targets[k]):
-            previous_y = max(places.values(), default=-np.inf)
-            places[k] = max(targets[k], previous_y + 22, box[1] - 1)
-        overflow = max(0.0, max(places.values()) - (box[3] - 14))
-        return [round(places[k] - overflow) for k in range(len(targets))]
+            previous_y = max(label_y.values(), default=-np.inf)
+            label_y[k] = max(targets[k], previous_y + 22, box[1] - 1)
+        overflow = max(0.0, max(label_y.values()) - (box[3] - 14))
+        return [round(label_y[k] - overflow) for k in range(len(targets))]
 
 
 def _draw_curves(
@@ -230,7 +231,10 @@ def _draw_curves(
     steps: int,
     lines: Sequence[tuple[Sequence[tuple[int, float]], Color, tuple[float, float]]],
 ) -> None:
-    """Draw curves over the steps of an episode in a box (left, top, right, bottom), each with its color and range."""
+    """Draw curves over the `steps` of an episode into `box` (left, top, right, bottom), pixels.
+
+    Each of the `lines` has its points (step, value), its color, and the values at the bottom and the top of the box.
+    """
     from PIL import Image, ImageDraw
 
     width, height = (box[2] - box[0]) * _SUPERSAMPLING, (box[3] - box[1]) * _SUPERSAMPLING
@@ -241,15 +245,15 @@ def _draw_curves(
             zero = round(height * (1 - (0 - low) / (high - low)))
             draw.line((0, zero, width, zero), fill=_GRID_COLOR, width=_SUPERSAMPLING)
         stride = max(1, len(points) // 300)
-        samples = [*points[:-1:stride], *points[-1:]]
-        path = [(step / steps * (width - 1), (height - 1) * (1 - (y - low) / (high - low))) for step, y in samples]
+        drawn_points = [*points[:-1:stride], *points[-1:]]
+        path = [(step / steps * (width - 1), (height - 1) * (1 - (y - low) / (high - low))) for step, y in drawn_points]
         if len(path) > 1:
             draw.line(path, fill=color, width=2 * _SUPERSAMPLING, joint="curve")
     image.paste(large.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BOX), box[:2])
 
 
 def _range_with_margin(values: np.ndarray) -> tuple[float, float]:
-    """Return the range of some values, including zero and a margin; never empty."""
+    """Return a range that contains all values and zero, with a margin; its length is positive."""
     low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
     margin = 0.04 * (high - low) if high - low > _MIN_RANGE else 1.0
     return low - margin * (low < 0), high + margin
@@ -260,5 +264,5 @@ def _draw_bold(draw: Any, xy: tuple[int, int], text: str, color: Color) -> None:
 
 
 def _round_up_to_even(size: int) -> int:
-    """Return the next even number, because video codecs need even sizes."""
+    """Return the smallest even number >= `size`, because video codecs need even sizes."""
     return -(-size // 2) * 2

@@ -1,4 +1,4 @@
-"""Suites of tests: environments in which an agent is evaluated in addition to that of its training."""
+"""Suites of tests: environments other than that of its training in which an agent is evaluated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmrl.core.spaces import EnvSpec
 _TEST_KEYS = ("title", "description", "own", "env", "kinds", "needs", "rename", "reads")
 _SUITE_KEYS = ("environment", "metric", "episodes", "n_envs", "only", "kinds", "needs", "env", "tests")
 _ALL_KINDS = "all"
-"""Kind of task of tests without kinds."""
+"""Name of the only kind of task in tests without kinds."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,12 @@ class SuiteTest:
         name: name in files.
         title: name in tables.
         description: description for readers.
-        env: the run's environment with the changes of the test.
-        kinds: kinds of task (`env.kind`), each in as many episodes; empty: the `kind` of the environment is unchanged.
+        env: options of the run's environment with the changes of the test.
+        kinds: kinds of task (values of `env.kind`), each with the same number of episodes; empty: `env.kind` is not
+            changed.
         needs: minimum number of actions by kind; in tests without kinds, by `all`.
         rename: names that replace those of the run's first actions.
-        reads: channels that the test changes; agents that read none of them are not tested. Empty: all agents are.
+        reads: channels that the test changes; agents that read none of them do not play. Empty: all agents play.
     """
 
     name: str
@@ -44,20 +45,20 @@ class SuiteTest:
     reads: tuple[str, ...] = ()
 
     def environment(self, actions: Sequence[str]) -> dict[str, Any]:
-        """Return the config of the environment, for a run whose actions have these names."""
+        """Return the options of the environment, for a run whose actions have the names `actions`."""
         if not self.rename:
             return dict(self.env)
-        # As many as in the run: tests of other names do not add actions.
+        # A run with fewer actions than new names gets only as many names as it has actions.
         return {**self.env, "actions": [*self.rename[: len(actions)], *actions[len(self.rename) :]]}
 
     def environments(self, actions: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
-        """Return (kind, config of its environment) in the order of the kinds; without kinds, one named `all`."""
+        """Return pairs (kind, options of its environment); a test without kinds has one pair, with the kind `all`."""
         if not self.kinds:
             return [(_ALL_KINDS, self.environment(actions))]
         return [(kind, {**self.environment(actions), "kind": kind}) for kind in self.kinds]
 
     def check_possible(self, kind: str, run_spec: EnvSpec, spec: EnvSpec) -> None:
-        """Check that a kind of task has enough actions.
+        """Check that the environments of the run and the test have enough actions for a kind of task.
 
         Args:
             kind: kind of task.
@@ -81,9 +82,9 @@ class Suite:
 
     Attributes:
         name: name of the suite.
-        metric: metric of the environment that is 1 in a success.
-        episodes: episodes of each kind.
-        tests: the tests.
+        metric: metric of the environment that is > 0 in successful episodes.
+        episodes: number of episodes of each kind of task.
+        tests: tests in the order in which they are played.
     """
 
     name: str
@@ -92,38 +93,34 @@ class Suite:
     tests: tuple[SuiteTest, ...]
 
     def check_metric(self, spec: EnvSpec) -> None:
-        """Check that an environment measures successes.
-
-        Raises:
-            ConfigError: it does not.
-        """
+        """Raise ConfigError unless an environment has the metric of the suite."""
         if self.metric not in spec.metrics:
             metric_names = ", ".join(spec.metrics) or "none"
             raise ConfigError(f"suite.metric={self.metric} is unknown; the environment has {metric_names}")
 
 
 def parse_suite(name: str, content: Mapping[str, Any], env: Mapping[str, Any]) -> Suite:
-    """Return the suite that plain data describe, for a run with the environment `env`.
+    """Create a suite from the content of its file, for a run with the environment options `env`.
 
     Raises:
         ConfigError: a key or a value is invalid, or the suite is for runs of another environment.
     """
     location = f"suite={name}"
     _check_keys(content, _SUITE_KEYS, location)
-    if lacking := [key for key in ("environment", "metric", "tests") if key not in content]:
-        raise ConfigError(f"{location} has no {lacking[0]!r}; it needs environment, metric and tests")
+    if missing_keys := [key for key in ("environment", "metric", "tests") if key not in content]:
+        raise ConfigError(f"{location} has no {missing_keys[0]!r}; it needs environment, metric and tests")
     if content["environment"] != env["_target_"]:
         raise ConfigError(f"{location} is for runs of {content['environment']}, and this is a run of {env['_target_']}")
     episodes = validate_argument(content.get("episodes", 100), PositiveInt, "suite.episodes")
     n_envs = validate_argument(content.get("n_envs"), PositiveInt | None, "suite.n_envs")
-    common = {**env, **({} if n_envs is None else {"n_envs": n_envs})}
+    common_env = {**env, **({} if n_envs is None else {"n_envs": n_envs})}
     only = validate_argument(content.get("only"), list[str] | None, "suite.only")
     needs = validate_argument(content.get("needs", {}), dict[str, int], "suite.needs")
     tests: dict[str, dict[str, Any]] = validate_argument(content["tests"], dict[str, dict[str, Any]], "suite.tests")
     if unknown := [test_name for test_name in only or () if test_name not in tests]:
         raise ConfigError(f"suite.only: there is no test {unknown[0]!r}; use {', '.join(tests)}")
     selected_tests = {key: test for key, test in tests.items() if only is None or key in only}
-    suite_tests = tuple(_parse_test(key, test, content, common, needs, env) for key, test in selected_tests.items())
+    suite_tests = tuple(_parse_test(key, test, content, common_env, needs, env) for key, test in selected_tests.items())
     if not suite_tests:
         raise ConfigError(f"{location} has no tests")
     return Suite(name, str(content["metric"]), episodes, suite_tests)
@@ -133,16 +130,25 @@ def _parse_test(
     key: str,
     test: Mapping[str, Any],
     suite: Mapping[str, Any],
-    common: Mapping[str, Any],
+    common_env: Mapping[str, Any],
     needs: Mapping[str, int],
     env: Mapping[str, Any],
 ) -> SuiteTest:
-    """Return one test of a suite; `common` is the run's environment `env` with the suite's number of games."""
+    """Create one test of a suite.
+
+    Args:
+        key: key of the test in the suite.
+        test: content of the test.
+        suite: content of the suite.
+        common_env: environment options of the run, with the suite's number of games.
+        needs: minimum number of actions by kind, for tests without an own one.
+        env: environment options of the run.
+    """
     location = f"suite.tests.{key}"
     _check_keys(test, _TEST_KEYS, location)
-    base = common if test.get("own") else {**common, **_parse_changes(suite.get("env"), "suite.env", env)}
+    base_env = common_env if test.get("own") else {**common_env, **_parse_changes(suite.get("env"), "suite.env", env)}
     kinds = validate_argument(test.get("kinds", suite.get("kinds", [])), list[str], f"{location}.kinds")
-    env_options = {**base, **_parse_changes(test.get("env"), f"{location}.env", env)}
+    env_options = {**base_env, **_parse_changes(test.get("env"), f"{location}.env", env)}
     n_needed_actions = validate_argument(test.get("needs"), PositiveInt | None, f"{location}.needs")
     min_actions = needs if n_needed_actions is None else dict.fromkeys(kinds or [_ALL_KINDS], n_needed_actions)
     rename = validate_argument(test.get("rename", []), list[str], f"{location}.rename")
@@ -166,15 +172,15 @@ def _parse_changes(node: Any, location: str, env: Mapping[str, Any]) -> dict[str
 
 
 def load_suite(suite: str, changes: Sequence[str], episodes: int | None) -> tuple[str, dict[str, Any]]:
-    """Read a suite; return its name, and its content with the given changes.
+    """Read a suite; return its name, and its content with changes.
 
     Args:
-        suite: name of the suite, or a `.yaml` file.
-        changes: `key=value` for keys of the suite.
-        episodes: episodes of each kind; None: as in the suite.
+        suite: name of a suite, or path of a `.yaml` file.
+        changes: texts `key=value` that override keys of the suite.
+        episodes: number of episodes of each kind of task; None: the number in the suite.
 
     Raises:
-        ConfigError: there is no such suite, or it cannot be read.
+        ConfigError: the suite does not exist or cannot be read, or a change is invalid.
     """
     import yaml
     from omegaconf import OmegaConf

@@ -1,4 +1,4 @@
-"""Results of the tests of a suite: of one run, of several runs together, and their table."""
+"""Results of the tests of a suite, for one run or for several runs together, and their table."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from llmrl.statistics.intervals import MINIMUM_UNITS, describe
 
 Results = Mapping[str, Any]
 STUDENT = "student"
-"""Name of the player that is the agent of a run. In results of several experiments, the label of each experiment is a
-player, with the mean of this player over the runs of the experiment."""
+"""Name of the player that is the agent of a run. In results of several experiments, the label of each experiment is the
+name of a player, whose results are means of this player's results over the runs of the experiment."""
 _INTERVALS_NOTE = (
     f"95%; of several runs Student t over the runs, or over their pre-training runs, none below {MINIMUM_UNITS}; of "
     "one agent's episodes Wilson, and of the mean over kinds Zou and Donner"
@@ -31,10 +31,10 @@ INCOMPLETE_MARK = "‡"
 
 
 def summarize_test(test: Results) -> dict[str, Any]:
-    """Return a test with each player's results over its kinds of task; None for a player that could not play it.
+    """Return a test with a summary of each player's results over its kinds of task; None for a player that cannot play.
 
-    `success` is the equally weighted mean of the kinds' shares, with the 95% interval `low`, `high`. `kinds` holds the
-    results of each kind. `lacking` holds the reasons for kinds that could not be played.
+    In a summary, `success` is the mean success rate over kinds, with equal weights, and `low`, `high` are its 95%
+    interval. `kinds` has the results of each kind, and `lacking` the reasons for kinds that could not be played.
     """
     players: dict[str, Any] = {}
     for name, kinds in test["players"].items():
@@ -56,10 +56,12 @@ def summarize_test(test: Results) -> dict[str, Any]:
 
 
 def group_by_experiment(runs: Sequence[Path]) -> dict[str, list[RunRecord]]:
-    """Return the records of each experiment's runs by its label in reports; a single one has the label `STUDENT`.
+    """Group runs by experiment; return the records of each experiment by its label in reports.
+
+    If there is only one experiment, its label is `STUDENT`.
 
     Raises:
-        ConfigError: a run is given twice, or two experiments have one label.
+        ConfigError: a run is given twice, or two experiments have the same label.
     """
     tasks = group_into_tasks([read_run(run) for run in runs], Path(), by_name=False)
     groups = [
@@ -67,32 +69,32 @@ def group_by_experiment(runs: Sequence[Path]) -> dict[str, list[RunRecord]]:
         for task in tasks
         for group in task.groups
     ]
-    for label, members in groups:
-        if len({run.folder for run in members}) < len(members) or [name for name, _ in groups].count(label) > 1:
-            raise ConfigError(f"{members[0].folder} is the same experiment with the same seed as another run; give one")
+    for label, records in groups:
+        if len({run.folder for run in records}) < len(records) or [name for name, _ in groups].count(label) > 1:
+            raise ConfigError(f"{records[0].folder} is the same experiment with the same seed as another run; give one")
     return {STUDENT: groups[0][1]} if len(groups) == 1 else dict(groups)
 
 
 def merge_suite_results(results: Sequence[Results], groups: Mapping[str, Sequence[RunRecord]]) -> dict[str, Any]:
-    """Return the results of several runs as one, with each experiment as a player.
+    """Merge the results of several runs, with each experiment as a player.
 
-    Experiments have the means over their runs and 95% t intervals; an experiment with a single run has that run's
-    results.
+    Results of an experiment are means over its runs with 95% t intervals, or the results of its only run. They are None
+    in a test that one of its runs could not play.
 
     Args:
-        results: results of each run, with the same tests. Players other than the student are those of the first run.
-        groups: records of each experiment's runs (`group_by_experiment`). A test that one run could not play has no
-            results for its experiment.
+        results: results of each run, with the same tests. Results of players other than the student are in those of the
+            first run only.
+        groups: records of each experiment's runs (`group_by_experiment`).
     """
-    first = results[0]
+    first_results = results[0]
     results_by_folder = {Path(result["runs"][0]).absolute(): result for result in results}
-    members = {label: [results_by_folder[run.folder] for run in runs] for label, runs in groups.items()}
-    other_players = [name for name in first["players"] if name != STUDENT]
+    results_by_label = {label: [results_by_folder[run.folder] for run in runs] for label, runs in groups.items()}
+    other_players = [name for name in first_results["players"] if name != STUDENT]
     tests = []
-    for k, test in enumerate(first["tests"]):
+    for k, test in enumerate(first_results["tests"]):
         refused: dict[str, str] = {}
         players: dict[str, Any] = {}
-        for label, group_results in members.items():
+        for label, group_results in results_by_label.items():
             run_tests = [result["tests"][k] for result in group_results]
             refusals = [run_test["refused"][STUDENT] for run_test in run_tests if STUDENT in run_test["refused"]]
             players[label] = None
@@ -109,11 +111,11 @@ def merge_suite_results(results: Sequence[Results], groups: Mapping[str, Sequenc
         is_same_env = all(result["tests"][k]["env"] == test["env"] for result in results)
         tests.append({**test, "env": test["env"] if is_same_env else None, "players": players, "refused": refused})
     return {
-        **{key: value for key, value in first.items() if key not in ("checkpoint", "llm", "out")},
+        **{key: value for key, value in first_results.items() if key not in ("checkpoint", "llm", "out")},
         "runs": [run for result in results for run in result["runs"]],
         "experiments": {
             label: [{"run": x["runs"][0], "checkpoint": x["checkpoint"], "llm": x["llm"]} for x in group_results]
-            for label, group_results in members.items()
+            for label, group_results in results_by_label.items()
         },
         "intervals": _INTERVALS_NOTE,
         "players": [*groups, *other_players],
@@ -122,6 +124,8 @@ def merge_suite_results(results: Sequence[Results], groups: Mapping[str, Sequenc
 
 
 def _average_runs(players: Sequence[Results], units: Sequence[object]) -> dict[str, Any]:
+    """Average a player's results in a test over runs, whose top-level units are `units`."""
+
     def average(results: Sequence[Results]) -> dict[str, Any]:
         estimate = describe(np.array([result["success"] for result in results]), units=units)
         return {
@@ -139,23 +143,23 @@ def _average_runs(players: Sequence[Results], units: Sequence[object]) -> dict[s
 
 
 def build_suite_table(results: Results) -> ReportTable:
-    """Return a table with a row for each test and player, and columns for kinds of task.
+    """Return a table with a row for each test and player, and a column for each kind of task.
 
-    For several experiments it has a row for each test and a column for each player.
+    A table of several experiments has a row for each test and a column for each player instead.
     """
     tests, names, runs = results["tests"], results["players"], results["runs"]
     n_experiments = len(results.get("experiments", ())) or 1
     csv_rows: list[list[object]] = [
         ["test", "player", "kind", "episodes", "successes", "success", "low", "high", "return", "length", "refused"]
     ]
-    numbers = ("episodes", "successes", "success", "low", "high", "return", "length")
+    number_keys = ("episodes", "successes", "success", "low", "high", "return", "length")
     for test in tests:
         for name, player in ((name, test["players"][name]) for name in names):
             if player is None:
                 csv_rows.append([test["name"], name, "mean", *[None] * 7, test["refused"][name]])
                 continue
             for kind, result in (("mean", player), *player["kinds"].items()):
-                csv_rows.append([test["name"], name, kind, *(result.get(column) for column in numbers), ""])
+                csv_rows.append([test["name"], name, kind, *(result.get(key) for key in number_keys), ""])
             csv_rows += [[test["name"], name, kind, *[None] * 7, reason] for kind, reason in player["lacking"].items()]
     runs_text = "" if len(runs) == 1 else f", {len(runs)} runs" + (f" of {n_experiments}" if n_experiments > 1 else "")
     caption = (
@@ -173,24 +177,25 @@ def build_suite_table(results: Results) -> ReportTable:
 
 
 def _build_kind_rows(tests: Sequence[Results], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Return the columns and rows of the table of one experiment, with a row for each test and player."""
     kinds = dict.fromkeys(k for test in tests for player in test["players"].values() if player for k in player["kinds"])
     kind_columns = [kind for kind in kinds if kind != "all"]
     rows = []
     for test in tests:
         for name in names:
-            player, head = test["players"][name], [test["title"], *([name] if len(names) > 1 else [])]
+            player, labels = test["players"][name], [test["title"], *([name] if len(names) > 1 else [])]
             if player is None:
-                rows.append([*head, EMPTY_CELL, EMPTY_CELL, *[EMPTY_CELL] * len(kind_columns)])
+                rows.append([*labels, EMPTY_CELL, EMPTY_CELL, *[EMPTY_CELL] * len(kind_columns)])
                 continue
             cells = {kind: _format_percent(result["success"]) for kind, result in player["kinds"].items()}
             cells |= dict.fromkeys(player["lacking"], EMPTY_CELL)
             kind_cells = [cells.get(kind, "") for kind in kind_columns]
-            rows.append([*head, _format_success(player), _format_interval(player), *kind_cells])
+            rows.append([*labels, _format_success(player), _format_interval(player), *kind_cells])
     return ["test", *(["player"] if len(names) > 1 else []), "success", "95% interval", *kind_columns], rows
 
 
 def _incompleteness_notes(tests: Sequence[Results]) -> list[str]:
-    """Return notes on tests that players did not play, or not completely; equal reasons are combined."""
+    """Return notes on tests that players could not play, or only in part; tests with equal notes are combined."""
     incomplete_tests: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     refused_tests: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for test in tests:
@@ -226,7 +231,7 @@ def write_suite(results: Results, folder: Path) -> None:
 
 
 def _format_success(player: Results) -> str:
-    """Return the share of successes, with a mark if not all kinds were played."""
+    """Format the success rate of a player, with `INCOMPLETE_MARK` if it could not play all kinds."""
     return _format_percent(player["success"]) + (f" {INCOMPLETE_MARK}" if player["lacking"] else "")
 
 

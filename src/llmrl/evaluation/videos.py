@@ -1,4 +1,4 @@
-"""Videos of an evaluation: the episode of a game, by itself or side by side with others."""
+"""Videos of an evaluation: an episode of game 0, alone or side by side with the same game under other mechanisms."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     import torch
 
 TEXT_WIDTH = 480
-"""Width of the column of thoughts, pixels; even, as video codecs need."""
+"""Width of the text column, pixels; even, because video codecs require even sizes."""
 MAX_AGENTS = 3
-"""Maximum number of agents whose thoughts are shown."""
+"""Maximum number of agents whose decisions are described in the text column; more agents are shown as a society."""
 MAX_ACTIONS_SHOWN = 5
-"""Maximum number of actions whose probabilities are shown."""
+"""Maximum number of actions whose probabilities are shown for an agent; the most probable ones are selected."""
 
 Captions = list[tuple[str, str]]
 """Pairs of a heading and a text."""
 
 
 class ThoughtDescriber:
-    """Describer of a player's decisions in game 0: action, probabilities, reflection, and the advice of its teacher.
+    """Describer of decisions in game 0: actions, their probabilities, reflections, and probabilities of a teacher.
 
     Args:
         policy: policy that plays.
         spec: specification of the environment.
-        teacher: teacher whose action probabilities and plans (`thoughts`) are shown, too; None: no teacher is shown.
+        teacher: policy of the teacher, whose action probabilities and plans (`thoughts`) are also described, or None.
         device: torch device of the teacher.
     """
 
@@ -59,19 +59,19 @@ class ThoughtDescriber:
         self._teacher_state: torch.Tensor | None = None
 
     def describe_step(self, transition: Transition) -> Captions:
-        """Return the texts for the state in which the actions of `transition` were chosen."""
+        """Return headings and texts on the decisions of the first `MAX_AGENTS` agents in a transition."""
         output = transition.output
-        output_by_thinker: dict[str, PolicyOutput] = {"teacher" if self.policy is self.teacher else "policy": output}
+        output_by_policy: dict[str, PolicyOutput] = {"teacher" if self.policy is self.teacher else "policy": output}
         if self.teacher is not None and self.teacher is not self.policy:
-            output_by_thinker["teacher"] = self._advice(self.teacher, transition.observation)
+            output_by_policy["teacher"] = self._act_as_teacher(self.teacher, transition.observation)
         agents = range(min(self.spec.n_agents, MAX_AGENTS))
-        return [caption for agent in agents for caption in self._describe_agent(agent, output, output_by_thinker)]
+        return [caption for agent in agents for caption in self._describe_agent(agent, output, output_by_policy)]
 
-    def _advice(self, teacher: Policy, observation: Observation) -> PolicyOutput:
-        """Return the teacher's action in game 0 only, because it may have to ask a language model."""
+    def _act_as_teacher(self, teacher: Policy, observation: Observation) -> PolicyOutput:
+        """Return the teacher's output in game 0 only, because it may call a language model."""
         import torch
 
-        # A separate generator, so that thoughts do not change the game.
+        # A separate generator, so that the random numbers of the game do not depend on whether a video is recorded.
         generator = torch.Generator().manual_seed(0)
         policy_inputs = {
             name: observation[name][:1]
@@ -83,8 +83,8 @@ class ThoughtDescriber:
         self._teacher_state = output.state
         return output
 
-    def _describe_agent(self, agent: int, output: PolicyOutput, output_by_thinker: dict[str, PolicyOutput]) -> Captions:
-        """Return an agent's action, the probabilities of actions by thinker, its reflection and the teacher's plans."""
+    def _describe_agent(self, agent: int, output: PolicyOutput, output_by_policy: dict[str, PolicyOutput]) -> Captions:
+        """Return an agent's action, the action probabilities of each policy, its reflection and the teacher's plans."""
         prefix = "" if self.spec.n_agents == 1 else f"agent {agent}, "
         action = output.action[0, agent]
         if self.spec.continuous_actions is None:
@@ -93,27 +93,26 @@ class ThoughtDescriber:
             pairs = zip(self.spec.continuous_action_names, action.tolist(), strict=True)
             action_text = ", ".join(f"{name} = {value:.3g}" for name, value in pairs)
         captions = [(f"{prefix}action", action_text)]
-        for name, thinker_output in output_by_thinker.items():
-            if thinker_output.logits is not None:
-                probabilities = thinker_output.logits[0, agent].softmax(-1).tolist()
+        for name, policy_output in output_by_policy.items():
+            if policy_output.logits is not None:
+                probabilities = policy_output.logits[0, agent].softmax(-1).tolist()
                 actions = zip(probabilities, self.spec.action_names, strict=True)
-                best = sorted(actions, key=lambda pair: -pair[0])[:MAX_ACTIONS_SHOWN]
-                text = ", ".join(f"{action_name} {probability:.2f}" for probability, action_name in best)
+                most_probable = sorted(actions, key=lambda pair: -pair[0])[:MAX_ACTIONS_SHOWN]
+                text = ", ".join(f"{action_name} {probability:.2f}" for probability, action_name in most_probable)
                 captions.append((f"{prefix}probabilities of the {name}", text))
         note = {} if output.notes is None else output.notes[0][agent]
-        # Only a teacher that plans has thoughts to show.
-        teacher_thoughts = getattr(self.teacher, "thoughts", None)
-        plans = [] if teacher_thoughts is None else teacher_thoughts(0, agent)
+        describe_plans = getattr(self.teacher, "thoughts", None)  # only teachers that plan have this method
+        plans = [] if describe_plans is None else describe_plans(0, agent)
         return [*captions, (f"{prefix}reflection", note.get("reflection", "")), (f"{prefix}plans", "\n".join(plans))]
 
 
 class FrameRecorder(Observer):
-    """Recorder of frames of the world and of every agent's pixels in game 0: one frame more than steps.
+    """Recorder of frames of the world and of each agent's view in game 0, before the first and after every step.
 
     Args:
         env: environment whose game 0 is recorded.
-        with_agent_views: whether agents' pixels are recorded in addition to the world.
-        thoughts: describer of the texts that are shown beside the world; None: no texts.
+        with_agent_views: whether each agent's view is recorded in addition to the world.
+        thoughts: describer of decisions, whose texts are shown next to the world; None: no texts.
     """
 
     def __init__(self, env: VecEnv, with_agent_views: bool = True, thoughts: ThoughtDescriber | None = None) -> None:
@@ -132,17 +131,17 @@ class FrameRecorder(Observer):
         self._record(transition.step.observation)
 
     def pad_to(self, length: int) -> None:
-        """Repeat the last frames until there are `length` of them."""
+        """Repeat the last frame of the world and of each view until there are `length` frames."""
         for frames in self.frames.values():
             frames += [frames[-1]] * (length - len(frames))
 
     def save(self, folder: Path, fps: int, world: Sequence[np.ndarray] | None = None) -> list[Path]:
-        """Write `world` and `agent_<i>` as MP4 and GIF; return the files.
+        """Write the videos `world` and `agent_<i>` as MP4 and GIF; return the paths of the files.
 
         Args:
             folder: folder of the files.
             fps: frames per second.
-            world: frames to write in place of those of the world; None: the recorded ones, with the thoughts.
+            world: frames to write instead of the recorded frames of the world; None: recorded frames with texts.
         """
         folder.mkdir(parents=True, exist_ok=True)
         files = []
@@ -152,16 +151,15 @@ class FrameRecorder(Observer):
         return files
 
     def _compose_frames(self, name: str) -> LazyFrames:
-        """Return enlarged frames; those of the world have the thoughts of their states beside them."""
-        frames, has_captions = self.frames[name], name == "world" and self.thoughts is not None
+        """Return enlarged frames; frames of the world have a column with texts on the decision in their state."""
+        frames, has_text_column = self.frames[name], name == "world" and self.thoughts is not None
 
         def draw(i: int) -> np.ndarray:
             frame = enlarge(frames[i])
-            if not has_captions:
+            if not has_text_column:
                 return frame
-            return add_text_column(
-                frame, self._captions[i] if i < len(self._captions) else [], frame.shape[0], TEXT_WIDTH
-            )
+            captions = self._captions[i] if i < len(self._captions) else []  # no decision in the final state
+            return add_text_column(frame, captions, frame.shape[0], TEXT_WIDTH)
 
         return LazyFrames(len(frames), draw)
 
@@ -180,7 +178,7 @@ class FrameRecorder(Observer):
 
 
 MAX_COUNTS = 3
-"""Maximum number of counts in a picture; those of `PREFERRED_COUNTS` come first, in their order."""
+"""Maximum number of metrics whose sums are shown in a picture; `PREFERRED_COUNTS` are selected first."""
 PREFERRED_COUNTS = ("apples_eaten", "cleaning_shots", "incentives_paid", "tax_collected")
 
 
@@ -189,9 +187,9 @@ class EpisodeVideo:
     """Video of an episode of game 0.
 
     Attributes:
-        recorder: recorder of the pictures, one more than steps.
-        setting: settings of the pictures of a society; None: thoughts of the players are shown instead.
-        moments: moments of a society, one for each picture.
+        recorder: recorder of the frames.
+        setting: settings of the pictures of a society; None: texts on the decisions of agents are shown instead.
+        moments: state of the society at each frame of the world; empty without `setting`.
     """
 
     recorder: FrameRecorder
@@ -202,12 +200,12 @@ class EpisodeVideo:
         return len(self.recorder.frames["world"])
 
     def pad_to(self, length: int) -> None:
-        """Repeat the last picture until there are `length` pictures."""
+        """Repeat the last frames and the last moment until there are `length` of each."""
         self.recorder.pad_to(length)
         self.moments += self.moments[-1:] * (length - len(self.moments))
 
     def to_society(self, title: str, sentence: str) -> SocietyEpisode:
-        """Return the society to draw, with a title and a sentence about the mechanism."""
+        """Return the recorded society, with a title and a sentence about the mechanism."""
         return SocietyEpisode(title, sentence, self.recorder.frames["world"], self.moments)
 
 
@@ -221,16 +219,16 @@ def record_video(
 ) -> EpisodeVideo:
     """Play one episode and return its video.
 
-    In addition to the game, it shows what the player and a teacher that plays thought; for a society, the payoffs of
-    agents and the levels of its world.
+    In addition to the game, it shows decisions and the teacher's advice for up to `MAX_AGENTS` agents. For more agents,
+    or if `is_compared`, it shows a society: payoffs of agents, levels of its world and the objective.
 
     Args:
-        parts: parts of the evaluation; mechanism and context are set.
+        parts: parts of the evaluation; mechanism and context have been set in the environment.
         policy: policy that plays.
-        seeds: seed node of the episode, the same for all videos that are compared.
+        seeds: seed node of the episode, equal for all videos of a comparison.
         steps: maximum number of steps; None: the full episode.
-        greedy: whether to take the most probable action.
-        is_compared: whether the video is shown side by side with others: as a society, without the views of agents.
+        greedy: whether to take the most probable actions.
+        is_compared: whether the video will be shown side by side with others; agents' views are then not recorded.
     """
     spec = parts.env.spec
     is_society = is_compared or spec.n_agents > MAX_AGENTS
@@ -238,7 +236,7 @@ def record_video(
     thoughts = None if is_society else ThoughtDescriber(policy, spec, teacher, parts.device)
     recorder = FrameRecorder(parts.env, with_agent_views=not is_compared, thoughts=thoughts)
     collector = Collector(parts.env, policy, parts.device, observers=[recorder])
-    # The other games are not played, because they are not shown.
+    # Only game 0 is played, because the others are not shown.
     collector.reset(seeds.integer("video"), np.arange(spec.n_envs) == 0)
     horizon = spec.horizon or UNKNOWN_HORIZON
     n_remaining_steps, generator = min(steps or horizon, horizon), seeds.torch("video")
@@ -268,7 +266,7 @@ def _build_picture_settings(env: VecEnv, objective: Objective) -> PictureSetting
 
 
 class RunningEpisode:
-    """Sums of game 0 over its episode so far.
+    """Sums of rewards and metrics over the steps of game 0 that have been played in an episode.
 
     Args:
         spec: specification of the environment.
@@ -282,7 +280,7 @@ class RunningEpisode:
         preferred = [name for name in PREFERRED_COUNTS if name in counts]
         self._counts = list(dict.fromkeys([*preferred, *counts]))[:MAX_COUNTS]
         self._levels: dict[str, float] = {}
-        # Metrics of full episodes only are neither shown nor recorded.
+        # Metrics that need a complete episode are not shown, so only metrics of single steps are accumulated.
         self._running = EpisodeAccumulator(replace(spec, metrics=spec.per_step, device=None))
 
     def add(self, rollout: Rollout) -> None:
@@ -293,7 +291,7 @@ class RunningEpisode:
         self._levels = {name: float(rollout.info[name][-1][0]) for name in LEVEL_STYLES if name in self.spec.per_step}
 
     def to_moment(self) -> EpisodeMoment:
-        """Return the state of the episode to show."""
+        """Return the state of the episode after the steps that have been added."""
         episode = self._running.running_episode(0)
         if episode is None:
             return EpisodeMoment(
@@ -309,20 +307,20 @@ def _display_name(name: str) -> str:
 
 
 MAX_SIDE_BY_SIDE_FRAMES = 400
-"""Maximum number of pictures of a video of several societies, because drawing is slow; it suffices for 20 seconds."""
+"""Maximum number of frames of a side-by-side video, because drawing is slow: 20 seconds at 20 frames per second."""
 
 
 def save_side_by_side_video(
     societies: Sequence[SocietyEpisode], setting: PictureSettings, folder: Path, fps: int
 ) -> list[Path]:
-    """Write the video of several societies side by side; return the files.
+    """Write a video with several societies side by side; return the paths of the files.
 
-    Long videos skip steps at equal intervals, so that there are at most `MAX_SIDE_BY_SIDE_FRAMES` pictures.
+    Of longer episodes, frames at equal intervals are drawn, at most `MAX_SIDE_BY_SIDE_FRAMES`.
 
     Args:
-        societies: societies in episodes of one length.
-        setting: settings of their pictures.
-        folder: folder of the files.
+        societies: societies with equal numbers of moments.
+        setting: properties that are equal for all societies.
+        folder: folder to write to; created if it does not exist.
         fps: frames per second.
     """
     folder.mkdir(parents=True, exist_ok=True)
