@@ -1,4 +1,4 @@
-"""`llmrl-evaluate`: play a run's checkpoint for N seeded episodes; a table, and videos on request."""
+"""`llmrl-evaluate`: play episodes with the agents of a run's checkpoint; print a table and record videos."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def build_parser() -> argparse.ArgumentParser:
     from llmrl.evaluation.settings import EvaluationSettings
     from llmrl.experiment.run_lookup import add_output_root_option
 
-    p = argparse.ArgumentParser(prog="llmrl-evaluate", description=__doc__)
-    p.add_argument(
+    parser = argparse.ArgumentParser(prog="llmrl-evaluate", description=__doc__)
+    parser.add_argument(
         "run",
         type=Path,
-        help="a run: its folder, outputs/<name>/<label>-<hash>/s<seed>, a folder around a single one, "
+        help="a run: its folder, outputs/<name>/<label>-<hash>/s<seed>, a folder that contains a single run, "
         "run:<hash>[/s<seed>] or latest:<name>; with a suite all runs in a folder",
     )
-    p.add_argument(
+    parser.add_argument(
         "others", type=Path, nargs="*", default=[], help="further runs, with a suite: other seeds, other agents"
     )
-    add_output_root_option(p)
-    p.epilog = (
+    add_output_root_option(parser)
+    parser.epilog = (
         "suite=<name or .yaml file> evaluates runs by tests of generalization; suite.<key>=<value> changes its "
         "settings (docs/generalization.md)"
     )
@@ -44,19 +44,19 @@ def build_parser() -> argparse.ArgumentParser:
             flag = f"--{_FLAG_NAMES.get(setting.name, setting.name).replace('_', '-')}"
             default_text = ",".join(setting.default) if isinstance(setting.default, tuple) else setting.default
             default_note = "" if default_text in (None, False, "") else f" (default {default_text})"
-            p.add_argument(
+            parser.add_argument(
                 flag,
                 dest=setting.name,
-                default=argparse.SUPPRESS,  # settings that are not typed have the defaults of `EvaluationSettings`
+                default=argparse.SUPPRESS,  # `EvaluationSettings` has the defaults
                 help=f"{descriptions[setting.name].rstrip('.')}{default_note}".replace("None", "the default"),
                 **_type_arguments(setting.name, str(setting.type)),
             )
-    add_trust_option(p)
-    return p
+    add_trust_option(parser)
+    return parser
 
 
 _FLAG_NAMES = {"policies": "policy", "mechanisms": "mechanism"}
-"""Settings whose flag has another name, because it takes one value, or several with commas."""
+"""Names of flags that differ from the name of the setting: a flag in the singular takes one value or several."""
 
 
 def _type_arguments(name: str, hint: str) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def _type_arguments(name: str, hint: str) -> dict[str, Any]:
 def argument_descriptions(documented: type) -> dict[str, str]:
     """Return the descriptions in the section `Args` of a class's docstring, by argument."""
     args_section = (inspect.getdoc(documented) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
-    entries = re.split(r"^    (?=\w)", args_section, flags=re.MULTILINE)[1:]
-    return {name: " ".join(text.split()) for name, _, text in (entry.partition(":") for entry in entries)}
+    paragraphs = re.split(r"^    (?=\w)", args_section, flags=re.MULTILINE)[1:]
+    return {name: " ".join(text.split()) for name, _, text in (paragraph.partition(":") for paragraph in paragraphs)}
 
 
 def parse_settings(args: argparse.Namespace) -> EvaluationSettings:
@@ -91,15 +91,15 @@ def parse_settings(args: argparse.Namespace) -> EvaluationSettings:
     """
     from llmrl.evaluation.settings import EvaluationSettings
 
-    typed = {setting.name: vars(args)[setting.name] for setting in fields(EvaluationSettings) if setting.name in args}
-    return EvaluationSettings(**typed, trusted=args.trust)
+    names = [setting.name for setting in fields(EvaluationSettings) if setting.name in args]
+    return EvaluationSettings(**{name: vars(args)[name] for name in names}, trusted=args.trust)
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:
-    """Evaluate the run of a parsed command line; return the results as they were saved.
+    """Evaluate the run of a parsed command line; return the results (`evaluate_run`).
 
     Raises:
-        LlmrlError: several runs without a suite, or as `llmrl.evaluation.evaluate_run.evaluate_run`.
+        LlmrlError: several runs were given, or see `llmrl.evaluation.evaluate_run.evaluate_run`.
     """
     from llmrl.core.errors import ConfigError
     from llmrl.evaluation.evaluate_run import evaluate_run
@@ -110,7 +110,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def print_message(text: str, rows: Sequence[tuple[str, str]] = ()) -> None:
-    """Print a message of a running evaluation: tables to standard output, lines to standard error."""
+    """Print a table with `rows` and the title `text` to standard output; without rows, `text` to standard error."""
     from llmrl.display.console import print_fields
 
     if rows:
@@ -120,7 +120,7 @@ def print_message(text: str, rows: Sequence[tuple[str, str]] = ()) -> None:
 
 
 def split_suite_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the options `suite=` and `suite.<key>=` of a command line, without `suite.`, and all other arguments."""
+    """Split a command line into the options `suite=` and `suite.<key>=`, without `suite.`, and all other arguments."""
     suite_options = [argument for argument in argv if argument.startswith(("suite=", "suite."))]
     other_arguments = [argument for argument in argv if argument not in suite_options]
     return [option.removeprefix("suite.") for option in suite_options], other_arguments

@@ -1,4 +1,4 @@
-"""`llmrl-export`: results of runs for other programs: tables, trained agents and models."""
+"""`llmrl-export`: write tables, trained agents and trained models of runs in formats of other programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABLE_BY_ARGUMENT = {
     "episodes": "episodes",
     "calls": "llm_calls",
 }
-"""Value of `--what` -> table of `llmrl.load`."""
+"""Tables, as attributes of the object that `llmrl.load` returns, by the value of `--what`."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -23,8 +23,8 @@ def build_parser() -> argparse.ArgumentParser:
     from llmrl.config.permissions import add_trust_option
     from llmrl.experiment.run_lookup import add_output_root_option
 
-    p = argparse.ArgumentParser(prog="llmrl-export", description=__doc__)
-    commands = p.add_subparsers(dest="command", required=True)
+    parser = argparse.ArgumentParser(prog="llmrl-export", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
     adapter = commands.add_parser("adapter", help="the trained adapter of a run in peft's format, or a complete model")
     adapter.add_argument("run", type=Path, help="a run folder; run:<hash>, latest:<name>")
     adapter.add_argument("--out", type=Path, default=None, help="the folder (default: <run>/adapter or <run>/merged)")
@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     table.add_argument("--format", choices=("csv", "parquet"), default="csv", help="format of the file (default csv)")
     table.add_argument("--out", type=Path, default=None, help="the file (default: <folder>/tables/<what>.<format>)")
     add_output_root_option(table)
-    return p
+    return parser
 
 
 @console_command("llmrl-export")

@@ -1,6 +1,6 @@
 """`llmrl-finetune`: train the language model that proposes policy parameters, and evaluate it before and after.
 
-Nothing heavy is imported here: Ctrl-C is handled from the start of `main` on.
+Modules that are slow to import are imported in functions, so that `main` handles Ctrl-C during these imports, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def finetune(config: DictConfig) -> float | None:
-    """Run one job for Hydra; return the scalar that a sweeper optimizes."""
+    """Compute the run of a config that Hydra has composed; return the scalar that a sweeper optimizes."""
     return run_task("llmrl-finetune", config)
 
 

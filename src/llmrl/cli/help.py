@@ -31,7 +31,7 @@ GROUP_DESCRIPTIONS = {
     "dataset": "data of fine-tuning",
     "debug": "small sizes: +debug=quick",
 }
-"""Groups of options with descriptions, in the order in which they are listed."""
+"""Config groups with their descriptions, in the order of `--help`."""
 
 LISTED_GROUPS = (*GROUP_DESCRIPTIONS, "experiment", "treatment")
 """Groups that `--list` accepts."""
@@ -40,7 +40,7 @@ EXAMPLES_BY_COMMAND = {
     "train": (
         ("env=cleanup principal=llm", "a principal governs a society; llm=scripted, the default, needs no key"),
         ("env=cleanup principal=llm llm=gpt4o dry_run=true", "the plan, with calls and price; runs nothing"),
-        ("--multirun principal=ucb,thompson,llm seed=0,1,2 hardware=local", "a sweep: nine runs, side by side"),
+        ("--multirun principal=ucb,thompson,llm seed=0,1,2 hardware=local", "a sweep: nine runs, in parallel"),
         (
             "--multirun experiment=first/teacher hardware=local",
             "a small study that runs in five minutes, with figure and table",
@@ -53,7 +53,7 @@ EXAMPLES_BY_COMMAND = {
         ("env=cartpole agent=linear llm.model=<path> dry_run=true", "the plan; trains nothing"),
     ),
 }
-"""Config of a command -> examples of arguments, with descriptions."""
+"""Examples of arguments with descriptions, by the primary config of a command."""
 
 FLAG_DESCRIPTIONS = (
     ("--list GROUP", "what each option of a group is; experiment and treatment are groups, too"),
@@ -69,15 +69,15 @@ GROUPS_BY_COMMAND: dict[str, tuple[str, ...]] = {
     "train": ("env", "agent", "regime", "principal", "teacher", "llm", "hardware", "loggers", "debug"),
     "finetune": ("env", "agent", "method", "dataset", "llm", "hardware", "loggers", "debug"),
 }
-"""Config of a command -> groups of options that it accepts."""
+"""Config groups that a command accepts, by its primary config."""
 
 
 def print_if_requested(command: str, primary: str, arguments: Sequence[str]) -> bool:
-    """Print help, a list or the version if `arguments` request it; return whether they do.
+    """Print help, a list of options or the version if `arguments` request it; return whether they do.
 
     Args:
-        command: name of the command, `llmrl-train`.
-        primary: config that it composes, `train` or `finetune`.
+        command: name of the command, e.g. `llmrl-train`.
+        primary: primary config of the command, `train` or `finetune`.
         arguments: arguments of the command line.
 
     Raises:
@@ -90,17 +90,17 @@ def print_if_requested(command: str, primary: str, arguments: Sequence[str]) -> 
     elif "--help" in arguments or "-h" in arguments:
         _print(help_page(command, primary, _output_width()))
     elif "--list" in arguments:
-        rest = arguments[list(arguments).index("--list") + 1 :]
-        if len(rest) != 1:
+        list_arguments = arguments[list(arguments).index("--list") + 1 :]
+        if len(list_arguments) != 1:
             raise ConfigError(f"--list takes one group: {', '.join(LISTED_GROUPS)}")
-        _print(list_options(rest[0], _output_width()))
+        _print(list_options(list_arguments[0], _output_width()))
     else:
         return False
     return True
 
 
 def help_page(command: str, primary: str, width: int) -> str:
-    """Return the help of a command, in lines of at most `width` columns."""
+    """Return the help of a command, in lines of at most `width` characters."""
     lines = [f"{command} composes an experiment from one option of each group and runs it.", "", "Examples"]
     for arguments, description in EXAMPLES_BY_COMMAND[primary]:
         lines += [f"  {command} {arguments}", *_wrap(description, "      ", width)]
@@ -125,7 +125,7 @@ def help_page(command: str, primary: str, width: int) -> str:
 
 
 def list_options(group: str, width: int) -> str:
-    """Return the options of a group, one line each with the first sentence of the file's header.
+    """Return the options of a group as text: each name with the first sentence of the header of its file.
 
     Raises:
         ConfigError: there is no such group.
@@ -147,8 +147,8 @@ def list_options(group: str, width: int) -> str:
     for name in option_names:
         path = root() / group / f"{name}.yaml"
         header_text = read_description(path) if find_file(path) is not None else "From an installed package."
-        first, stop, _ = header_text.partition(". ")
-        lines += _wrap(first + stop.strip(), f"{name:<{name_width}}  ", width)
+        first_sentence, separator, _ = header_text.partition(". ")
+        lines += _wrap(first_sentence + separator.strip(), f"{name:<{name_width}}  ", width)
     return "\n".join(lines)
 
 
@@ -168,7 +168,7 @@ def studies_by_family() -> dict[str, list[str]]:
 
 
 def _wrap(text: str, prefix: str, width: int) -> list[str]:
-    """Return the wrapped lines of a text after `prefix`, with further lines indented."""
+    """Return the lines of a wrapped text; the first one begins with `prefix`, the others are indented by its width."""
     return textwrap.wrap(
         text,
         width,
@@ -180,7 +180,7 @@ def _wrap(text: str, prefix: str, width: int) -> list[str]:
 
 
 def _output_width() -> int:
-    """Return the number of columns of the terminal, at most 140; 100 without a terminal."""
+    """Return the width of the terminal in characters, at most 140; 100 without a terminal."""
     return min(shutil.get_terminal_size((100, 24)).columns, 140) if sys.stdout.isatty() else 100
 
 
@@ -188,7 +188,7 @@ def _print(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # The reader has closed the pipe; the rest of the buffer must not cause an error at the end of the process.
+        # The reader has closed the pipe. Python flushes the buffer at exit, which must not raise the error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -198,20 +198,20 @@ def explain(primary: str, arguments: Sequence[str]) -> None:
     Without such arguments, all options are printed.
 
     Args:
-        primary: config that the command composes, `train` or `finetune`.
+        primary: primary config of the command, `train` or `finetune`.
         arguments: arguments of the command line, without `--explain`.
 
     Raises:
-        ConfigError: there is no such option or key, or several values are swept.
+        ConfigError: an option or key does not exist, or an argument has several values, as for a sweep.
     """
     from hydra.errors import HydraException
 
     from llmrl.config.option_docs import document_config
     from llmrl.config.overrides import parse_config_dirs
 
-    no_flags = [argument for argument in arguments if not argument.startswith("-")]
-    overrides = [argument for argument in no_flags if "=" in argument]
-    keys = [argument for argument in no_flags if "=" not in argument and not Path(argument).is_dir()]
+    positional_arguments = [argument for argument in arguments if not argument.startswith("-")]
+    overrides = [argument for argument in positional_arguments if "=" in argument]
+    keys = [argument for argument in positional_arguments if "=" not in argument and not Path(argument).is_dir()]
     try:
         documents = document_config(primary, overrides, parse_config_dirs(arguments))
     except HydraException as error:
@@ -239,15 +239,15 @@ def unknown_key_message(key: str, keys: Iterable[str]) -> str:
     import difflib
 
     names = list(keys)
-    same_name = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
-    similar_keys = same_name or difflib.get_close_matches(key, names, n=3)
+    same_last_part = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    similar_keys = same_last_part or difflib.get_close_matches(key, names, n=3)
     return f"there is no option {key!r}" + (f"; did you mean {' or '.join(similar_keys)}?" if similar_keys else "")
 
 
 def _print_documents(documents: Sequence[DocumentedKey], targets: Mapping[str, str]) -> None:
     from llmrl.config.option_docs import format_option_type
 
-    rows = [_explain_cells(document, format_option_type(document.key, targets)) for document in documents]
+    rows = [_format_explain_cells(document, format_option_type(document.key, targets)) for document in documents]
     if not sys.stdout.isatty():
         _print("\n".join("\t".join(row) for row in rows))
         return
@@ -256,7 +256,7 @@ def _print_documents(documents: Sequence[DocumentedKey], targets: Mapping[str, s
     print_table("Options", EXPLAIN_COLUMNS, rows, "lllll")
 
 
-def _explain_cells(document: DocumentedKey, type_text: str) -> tuple[str, ...]:
+def _format_explain_cells(document: DocumentedKey, type_text: str) -> tuple[str, ...]:
     """Return the cells of an option under `EXPLAIN_COLUMNS`."""
     from llmrl.config.option_docs import format_value
 

@@ -1,4 +1,4 @@
-"""`llmrl-llm`: check a language model, or sum up the calls of runs."""
+"""`llmrl-llm`: check a language model, or print the total calls, tokens and costs of runs."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from llmrl.llms.client import ChatClient
 
 TEST_PURPOSE = "check"
-"""Purpose of the test request, as logged."""
+"""Purpose of the test request in the call log."""
 REQUESTED_NUMBER = 7
-"""The number that the prompt of `check` asks for."""
+"""The number that the prompt of `check` requests."""
 VALID_FORM = "a reply of the form asked for"
-"""Text that `check` prints for a usable reply; with any other text, the command exits with 1."""
+"""Text that `check` prints for a reply in the requested format; for any other text, the command exits with 1."""
 SCHEMA_IGNORED = (
     "ignored: the reply lacks a field that only the schema names, so replies have their form only as far as the model "
     "follows the prompt; llm.structured=false sends no schemas"
 )
-"""Text that is printed for a server that accepts a schema but does not follow it."""
+"""Text that `check` prints for a server that accepts a schema but whose replies do not follow it."""
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     from llmrl.experiment.run_lookup import add_output_root_option
 
-    p = argparse.ArgumentParser(prog="llmrl-llm", description=__doc__)
-    commands = p.add_subparsers(dest="command", required=True)
+    parser = argparse.ArgumentParser(prog="llmrl-llm", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser(
         "check",
         help="send one short request (well under a cent) and print the reply; exits with 1 if it is unusable",
@@ -43,14 +43,14 @@ def build_parser() -> argparse.ArgumentParser:
     totals = commands.add_parser("totals", help="calls, tokens and costs of all runs in a folder")
     totals.add_argument("folder", type=Path, help="outputs, a sweep, or one run; or run:<hash>, latest:<name>")
     add_output_root_option(totals)
-    return p
+    return parser
 
 
 def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tuple[str, str]]:
-    """Send one test request to the model that `overrides` choose; return (subject, description) pairs about its answer.
+    """Send a test request to the model that `overrides` choose; return pairs (label, text) about the reply.
 
     Raises:
-        LlmrlError: no model is chosen, or it did not answer.
+        LlmrlError: no model is chosen, or the model does not reply.
     """
     from llmrl.config.permissions import with_permissions
     from llmrl.core.errors import ConfigError
@@ -70,6 +70,7 @@ def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tupl
 
 
 def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
+    """Check the format of a reply, support of schemas, latency, tokens and cost of a chat model."""
     import time
     from dataclasses import replace
 
@@ -87,9 +88,9 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         number: int
 
     class Probe(Number):
-        word: Literal["blue", "green"]  # only in the schema, so a model that ignores the schema leaves it out
+        word: Literal["blue", "green"]  # not in the prompt, so replies that ignore the schema lack this field
 
-    client.services.cache = None  # a cached answer would not test the model
+    client.services.cache = None  # a cached reply would not test the model
     prompt = PromptFamily("cli", Path(__file__).with_name("prompts")).render("check")
     message = {"role": "user", "content": prompt.text}
     request = ChatRequest((message,), json_schema(Probe), TEST_PURPOSE, prompt.name, prompt.hash)
@@ -99,7 +100,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     try:
         [reply] = client.chat([request])
     except LLMError as error:
-        # A server that knows no schemas refuses the request as a whole.
+        # A server without support of schemas may refuse the request.
         if not uses_schema or not re.search(r"HTTP 4\d\d|BadRequest", str(error)):
             raise
         refusal = str(error)
@@ -140,6 +141,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
 
 
 def _check_scorer(scorer: Scorer) -> list[tuple[str, str]]:
+    """Score three continuations of a sentence; return their log-probabilities, nats, and the latency."""
     import time
 
     candidates = [" blue", " green", " made of cheese"]
@@ -156,7 +158,7 @@ def _check_scorer(scorer: Scorer) -> list[tuple[str, str]]:
 
 
 def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
-    """Return the columns and rows of a table of calls: one row for each model of each run in `folder`, and their sum.
+    """Return the columns and rows of a table of calls: a row for each model of each run in `folder`, and the total.
 
     Raises:
         ConfigError: `folder` does not exist, or no run in it has called a language model.
@@ -166,20 +168,22 @@ def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
 
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
-    runs = read_call_totals(folder)
-    if not runs:
+    totals_by_run = read_call_totals(folder)
+    if not totals_by_run:
         raise ConfigError(f"no run in {folder} has called a language model (there is no llm_calls.jsonl)")
 
-    def cells(name: str, total: CallTotals) -> list[str]:
-        invalid = f"{total.invalid / total.validated:.1%}" if total.validated else "-"
+    def format_cells(name: str, total: CallTotals) -> list[str]:
+        invalid_share = f"{total.invalid / total.validated:.1%}" if total.validated else "-"
         counts = (total.calls, total.cached, total.failed, total.lost)
         tokens = (_format_count(total.prompt_tokens), _format_count(total.completion_tokens))
-        return [name, ", ".join(total.models), *(f"{n:,}" for n in counts), invalid, *tokens, total.paid]
+        return [name, ", ".join(total.models), *(f"{n:,}" for n in counts), invalid_share, *tokens, total.paid]
 
-    run_totals = [(str(run.relative_to(folder)), total) for run, models in runs.items() for total in models.values()]
-    rows = [cells(run, total) for run, total in run_totals]
-    if len(run_totals) > 1:
-        rows.append(cells("all", sum((total for _, total in run_totals), CallTotals())))
+    named_totals = [
+        (str(run.relative_to(folder)), total) for run, models in totals_by_run.items() for total in models.values()
+    ]
+    rows = [format_cells(name, total) for name, total in named_totals]
+    if len(named_totals) > 1:
+        rows.append(format_cells("all", sum((total for _, total in named_totals), CallTotals())))
     columns = ["run", "model", "replies", "from cache", "failed", "lost", "invalid", "tokens in", "tokens out"]
     return [*columns, "paid, $"], rows
 
@@ -195,9 +199,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     from llmrl.display.console import print_fields, print_table
 
     if args.command == "check":
-        checked = check(args.overrides, args.config_dir)
-        print_fields("One request", checked)
-        if dict(checked).get("form", VALID_FORM) != VALID_FORM:
+        fields = check(args.overrides, args.config_dir)
+        print_fields("One request", fields)
+        if dict(fields).get("form", VALID_FORM) != VALID_FORM:
             raise SystemExit(1)
     else:
         from llmrl.experiment.run_lookup import resolve_folder

@@ -15,29 +15,37 @@ if TYPE_CHECKING:
     from llmrl.core.spaces import EnvSpec
 
 _SHUTDOWN_SECONDS = 5
-"""Seconds that open requests have to finish after a signal."""
+"""Maximum number of seconds after a signal in which open requests may finish."""
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     from llmrl.experiment.run_lookup import add_output_root_option
 
-    p = argparse.ArgumentParser(prog="llmrl-serve", description=__doc__)
-    p.add_argument(
+    parser = argparse.ArgumentParser(prog="llmrl-serve", description=__doc__)
+    parser.add_argument(
         "overrides",
         nargs="+",
         metavar="KEY=VALUE",
         help="the environment, as for llmrl-train: env=harvest env.horizon=200; principal=<run>: a run folder, "
-        "run:<hash> or latest:<name>, whose recommended mechanism is in force",
+        "run:<hash> or latest:<name>, whose recommended mechanism is set in all games",
     )
-    p.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1, this machine only)")
-    p.add_argument("--port", type=int, default=8000, help="port, 0 to 65535; 0: any free one (default 8000)")
-    p.add_argument("--sessions", type=int, default=64, help="sessions at a time, each with a game, >= 1 (default 64)")
-    p.add_argument(
-        "--timeout", type=float, default=600.0, metavar="SECONDS", help="idle sessions end after it, > 0 (default 600)"
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1, this machine only)"
     )
-    add_output_root_option(p)
-    return p
+    parser.add_argument("--port", type=int, default=8000, help="port, 0 to 65535; 0: any free one (default 8000)")
+    parser.add_argument(
+        "--sessions", type=int, default=64, help="sessions at a time, each with a game, >= 1 (default 64)"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="idle time after which a session ends, > 0 (default 600)",
+    )
+    add_output_root_option(parser)
+    return parser
 
 
 @console_command("llmrl-serve")
@@ -78,10 +86,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _recommended_mechanism(reference: str, root: Path, spec: EnvSpec) -> np.ndarray:
-    """Return the mechanism that a run recommends, in its first context, [d].
+    """Return the vector that a run recommends in its first context, [d].
 
     Raises:
-        ConfigError: the run recommends nothing, or a mechanism of another environment.
+        ConfigError: the run has no recommendation, or one with other parameters than the mechanism of `spec`.
     """
     from llmrl.core.errors import ConfigError
     from llmrl.experiment.run_lookup import resolve_run_folder

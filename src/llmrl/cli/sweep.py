@@ -33,6 +33,7 @@ COLUMNS = (
     "where",
     "",
 )
+"""Columns of the table of runs; the last one, without a title, has the error or a warning."""
 _RIGHT_ALIGNED = ("seed", "try", "done", "steps/s", "left", "last", "LLM $")
 STATE_STYLES = {"failed": "red", "lost": "red", "unreadable": "red", "running": "green"}
 RETRIED_STATES = "failed,stopped,preempted,canceled,lost"
@@ -44,32 +45,32 @@ def build_parser() -> argparse.ArgumentParser:
     from llmrl.experiment.run_lookup import add_output_root_option
     from llmrl.sweeps.run_control import REMOVABLE_KINDS
 
-    p = argparse.ArgumentParser(prog="llmrl-sweep", description=__doc__)
-    commands = p.add_subparsers(dest="command", required=True)
+    parser = argparse.ArgumentParser(prog="llmrl-sweep", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
 
-    def command(name: str, text: str, folder: str) -> argparse.ArgumentParser:
+    def add_command(name: str, text: str, folder_help: str) -> argparse.ArgumentParser:
         subparser = commands.add_parser(name, help=text, description=text)
-        subparser.add_argument("folder", type=Path, help=f"{folder}; or run:<hash>, latest:<name>")
+        subparser.add_argument("folder", type=Path, help=f"{folder_help}; or run:<hash>, latest:<name>")
         add_output_root_option(subparser)
         return subparser
 
     any_folder = "outputs, outputs/<name>, or any folder of runs"
-    status = command(
+    status = add_command(
         "status", "a table of all runs; exit code 1 if one has failed or is lost (0 with --json)", any_folder
     )
     status.add_argument("--json", action="store_true", help="one JSON list, for programs")
-    retry = command("retry", "resume unfinished runs, each with the config of its folder", any_folder)
+    retry = add_command("retry", "resume unfinished runs, each with the config of its folder", any_folder)
     retry.add_argument("--states", default=RETRIED_STATES, help=f"which runs, by state (default {RETRIED_STATES})")
     add_trust_option(retry)
     retry.add_argument("--no-wait", action="store_true", help="return after submission (backends with a scheduler)")
-    command("cancel", "stop running and waiting runs; running ones save their state first", any_folder)
-    logs = command(
+    add_command("cancel", "stop running and waiting runs; running ones save their state first", any_folder)
+    logs = add_command(
         "logs",
         "the last lines of the log files of a run and its job",
-        "a run folder, outputs/<name>/<run>/s<seed>, or one around a single run",
+        "a run folder, outputs/<name>/<run>/s<seed>, or a folder that contains a single run",
     )
     logs.add_argument("--lines", type=int, default=20, help="lines of each file (default 20)")
-    clean = command(
+    clean = add_command(
         "clean",
         "remove files that are no longer needed, of the chosen kinds; without --yes they are only listed",
         any_folder,
@@ -77,11 +78,11 @@ def build_parser() -> argparse.ArgumentParser:
     for kind, text in REMOVABLE_KINDS.items():
         clean.add_argument(f"--{kind}", action="store_true", help=text)
     clean.add_argument("--yes", action="store_true", help="remove the listed files")
-    return p
+    return parser
 
 
 def status(args: argparse.Namespace) -> int:
-    """Print the table; return 1 if a run has failed or is lost."""
+    """Print the table of runs, or JSON; return the exit code, 1 if a run has failed or is lost."""
     from llmrl.sweeps.run_control import query_run_records
 
     run_records = query_run_records(args.folder)
@@ -93,7 +94,7 @@ def status(args: argparse.Namespace) -> int:
 
 
 def print_status(records: Sequence[RunRecord], folder: Path) -> None:
-    """Print a table with a row for every run, and the overrides that all have in common below it."""
+    """Print a table with a row for each run, and below it the overrides that are equal in all runs."""
     from llmrl.display.console import print_line, print_table
     from llmrl.sweeps.watch import format_stage_counts
 
@@ -105,7 +106,7 @@ def print_status(records: Sequence[RunRecord], folder: Path) -> None:
         title += f"\n{stages}"
     parents = {record.folder.parent.parent for record in records}
     prefixes = {parent: f"{_format_parent(parent, folder)}: " if len(parents) > 1 else "" for parent in parents}
-    rows = [_status_cells(record, common, prefixes[record.folder.parent.parent]) for record in records]
+    rows = [_format_status_cells(record, common, prefixes[record.folder.parent.parent]) for record in records]
     # Empty columns are omitted.
     used_columns = [i for i in range(len(COLUMNS)) if i < 3 or any(row[i] not in ("", "-") for row in rows)]
     alignments = "".join("r" if COLUMNS[i] in _RIGHT_ALIGNED else "l" for i in used_columns)
@@ -121,8 +122,14 @@ def _format_parent(parent: Path, folder: Path) -> str:
     return str(parent.relative_to(folder)) if parent.is_relative_to(folder) and parent != folder else parent.name
 
 
-def _status_cells(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
-    """Return the cells of a run's row; `prefix` names its experiment if there are several."""
+def _format_status_cells(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
+    """Return the cells of a run's row under `COLUMNS`.
+
+    Args:
+        record: record of the run.
+        common: overrides that are equal in all runs, which are not repeated in the name of the run.
+        prefix: text before the name, which shows the folder of the experiment if there are several.
+    """
     overrides = {key: value for key, value in record.overrides.items() if key not in common}
     from llmrl.llms.validity import validity_warning
     from llmrl.run.folder import format_overrides
@@ -157,12 +164,12 @@ def _status_cells(record: RunRecord, common: dict[str, str], prefix: str) -> lis
 
 
 def to_json(record: RunRecord) -> dict[str, Any]:
-    """Return a record as plain data, with its stage and the newest values of its metrics."""
+    """Return a run record as plain data, with its stage and the last values of its metrics."""
     from llmrl.sweeps.watch import find_stage
 
     stage = find_stage(record)
     fields = asdict(record)
-    # The output keeps its own names for these.
+    # Programs that read the JSON expect these names.
     fields |= {"waits": fields.pop("pending_reason"), "shared": fields.pop("shared_factors")}
     return {
         **fields,
@@ -173,7 +180,7 @@ def to_json(record: RunRecord) -> dict[str, Any]:
 
 
 def retry(args: argparse.Namespace) -> int:
-    """Launch unfinished runs again, each with the config of its folder."""
+    """Launch unfinished runs again, each with the config in its folder; return the exit code."""
     from llmrl.core.errors import ConfigError
     from llmrl.display.console import print_line
     from llmrl.display.sweeps import print_sweep
@@ -210,7 +217,7 @@ def retry(args: argparse.Namespace) -> int:
 
 
 def cancel(args: argparse.Namespace) -> int:
-    """Cancel runs, and print how many jobs and processes were reached."""
+    """Cancel runs; print the numbers of canceled jobs and signaled processes; return 1 if a run cannot be reached."""
     from llmrl.display.console import print_line
     from llmrl.sweeps.run_control import cancel, query_run_records
 
@@ -222,7 +229,7 @@ def cancel(args: argparse.Namespace) -> int:
 
 
 def logs(args: argparse.Namespace) -> int:
-    """Print the last lines of a run's log files."""
+    """Print the state of a run and the last lines of its log files; return the exit code 0."""
     from llmrl.core.folder_files import open_file
     from llmrl.display.console import print_line
     from llmrl.results.run_records import find_only_run
@@ -245,7 +252,7 @@ def logs(args: argparse.Namespace) -> int:
 
 
 def clean(args: argparse.Namespace) -> int:
-    """List or remove files and folders that are no longer needed."""
+    """List or remove files and folders that are no longer needed; return the exit code 0."""
     from llmrl.core.errors import ConfigError, RunFolderError
     from llmrl.display.console import print_line
     from llmrl.sweeps.run_control import (

@@ -1,4 +1,4 @@
-"""`llmrl-report`: folders of runs as statistics over seeds, with tables, figures and a page."""
+"""`llmrl-report`: statistics over the seeds of runs, as tables, figures and an HTML page."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 _TERMINAL_COLUMNS = ("group", "runs", "mean", "IQM", "remark")
-"""Columns of the tables of scores that fit on a terminal."""
+"""Columns of the tables of scores that are printed, because a terminal is too narrow for all of them."""
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     from llmrl.experiment.run_lookup import add_output_root_option
 
-    p = argparse.ArgumentParser(prog="llmrl-report", description=__doc__)
-    p.add_argument(
+    parser = argparse.ArgumentParser(prog="llmrl-report", description=__doc__)
+    parser.add_argument(
         "folders",
         type=Path,
         nargs="+",
@@ -34,38 +34,40 @@ def build_parser() -> argparse.ArgumentParser:
         help="outputs, a sweep in it, any folder of runs, or an experiment: run:<hash>, latest:<name>; the runs of "
         "several folders are compared with each other, whatever their names",
     )
-    p.add_argument("--diff", action="store_true", help="print the options in which the compared runs differ")
-    add_output_root_option(p)
-    p.add_argument("--metric", default="", help="score runs by this metric of metrics.jsonl (default: their result)")
-    p.add_argument(
+    parser.add_argument("--diff", action="store_true", help="print the options in which the compared runs differ")
+    add_output_root_option(parser)
+    parser.add_argument(
+        "--metric", default="", help="score runs by this metric of metrics.jsonl (default: their result)"
+    )
+    parser.add_argument(
         "--tail-fraction",
         type=float,
         default=0.0,
         metavar="SHARE",
         help="with --metric: mean of the last share of its logged values, such as 0.1 (default: the last value)",
     )
-    p.add_argument(
+    parser.add_argument(
         "--curve",
         action="append",
         default=[],
         metavar="METRIC",
         help="draw this metric; repeatable (default: the main objective)",
     )
-    p.add_argument(
+    parser.add_argument(
         "--x-axis",
         choices=("env_steps", "proposals", "updates", "samples", "seconds"),
         default="env_steps",
         help="x axis of curves: environment steps, proposals of a principal, updates, samples of behavior cloning, or "
         "seconds",
     )
-    p.add_argument(
+    parser.add_argument(
         "--bin",
         type=int,
         default=None,
         metavar="FRAMES",
         help="frames of a bin of a curve of training episodes, train/... (default: 1/50 of the shortest training)",
     )
-    p.add_argument(
+    parser.add_argument(
         "--budget",
         type=int,
         default=None,
@@ -73,27 +75,27 @@ def build_parser() -> argparse.ArgumentParser:
         help="frames from the beginning of training over which sample efficiency is averaged (default: as many as all "
         "runs of a task have recorded)",
     )
-    p.add_argument("--no-figures", action="store_true", help="tables and texts only; needs no matplotlib")
-    p.add_argument(
+    parser.add_argument("--no-figures", action="store_true", help="tables and texts only; needs no matplotlib")
+    parser.add_argument(
         "--explore",
         action="store_true",
         help="write an explorer instead of a report: episodes step by step, proposals and conversations about them",
     )
-    p.add_argument(
+    parser.add_argument(
         "--out",
         type=Path,
         default=None,
         help="folder of the report (default: <folder>/report; with --explore <folder>/explorer; of several folders: "
         "comparison in their innermost common folder)",
     )
-    return p
+    return parser
 
 
 def write_report(args: argparse.Namespace) -> tuple[Report, Path]:
-    """Read the runs and write the report; return the report and its page.
+    """Read the runs and write the report; return the report and the path of its page.
 
     Raises:
-        LlmrlError: a missing folder, no runs, an unknown metric, invalid settings, missing matplotlib, or a folder that
+        LlmrlError: a folder is missing or has no runs, a setting is invalid, matplotlib is missing, or the report
             cannot be written.
     """
     from llmrl.analysis.report import ReportSettings
@@ -104,10 +106,10 @@ def write_report(args: argparse.Namespace) -> tuple[Report, Path]:
     curves = tuple(dict.fromkeys(args.curve))
     settings = ReportSettings(rule, curves, args.x_axis, args.bin, args.budget, by_name=len(args.folders) == 1)
     folders = [folder.absolute() for folder in args.folders]
-    common = args.folders[0] if len(folders) == 1 else Path(os.path.commonpath(folders))
-    # The report of all runs in that folder stays as it is.
-    out = args.out or (common / "comparison" if len(args.folders) > 1 else None)
-    return create_report(common, settings, out, not args.no_figures, _ProgressWriter(), args.folders)
+    common_folder = args.folders[0] if len(folders) == 1 else Path(os.path.commonpath(folders))
+    # The folder "report" may contain the report of all runs in the common folder.
+    out = args.out or (common_folder / "comparison" if len(args.folders) > 1 else None)
+    return create_report(common_folder, settings, out, not args.no_figures, _ProgressWriter(), args.folders)
 
 
 def print_differences(report: Report) -> None:
@@ -129,7 +131,7 @@ def print_differences(report: Report) -> None:
 
 
 class _ProgressWriter:
-    """A writer of progress messages to standard error, after 2 s and then at most every 10 s."""
+    """A writer of progress messages to standard error: none in the first 2 s, and then one in 10 s at most."""
 
     _FIRST_SECONDS, _INTERVAL_SECONDS = 2.0, 10.0
 
@@ -143,7 +145,7 @@ class _ProgressWriter:
 
 
 def print_report(report: Report, page: Path) -> None:
-    """Print the tables of scores, the runs that are left out, and the place of the report."""
+    """Print the tables of scores, the runs without a score, and the path of the report."""
     from llmrl.analysis.final_episodes import build_players_table
     from llmrl.analysis.report_files import describe_run_counts
     from llmrl.analysis.report_tables import (

@@ -1,6 +1,6 @@
 """`llmrl-train`: compose an experiment from config groups and run it.
 
-Nothing heavy is imported here: Ctrl-C is handled from the start of `main` on.
+Modules that are slow to import are imported in functions, so that `main` handles Ctrl-C during these imports, too.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ EXPLAIN_FLAG = "--explain"
 
 
 def run_task(name: str, config: DictConfig) -> float | None:
-    """Compute one job of the command `name`, as the task that Hydra calls; return the scalar that a sweeper optimizes.
+    """Compute the run of a config that Hydra has composed; return the scalar that a sweeper optimizes.
 
-    A run that is refused before it starts leaves no run folder.
+    The config is checked first; if a check fails, no run folder is created.
+
+    Args:
+        name: name of the command, for messages.
+        config: composed config.
 
     Raises:
         SystemExit: the config is invalid, or the run did not finish.
@@ -46,10 +50,14 @@ def run_task(name: str, config: DictConfig) -> float | None:
 
 
 def run_console_script(name: str, job: Callable[[DictConfig], float | None], config_name: str) -> None:
-    """Run a console script: make Hydra compose `config_name` and call `job` with the result.
+    """Run a console script: Hydra composes a config and calls `job` with it.
 
-    Hydra prints why a composition failed. Files that are created before the config is known are private, and typed
-    secrets are refused.
+    Secrets in arguments are refused. Files that are created before the config is composed are private.
+
+    Args:
+        name: name of the command.
+        job: function that computes the run of a composed config.
+        config_name: name of the primary config, `train` or `finetune`.
     """
     import hydra
 
@@ -77,7 +85,7 @@ def run_console_script(name: str, job: Callable[[DictConfig], float | None], con
 
 
 def train(config: DictConfig) -> float | None:
-    """Run one job for Hydra; return the scalar that a sweeper optimizes."""
+    """Compute the run of a config that Hydra has composed; return the scalar that a sweeper optimizes."""
     return run_task("llmrl-train", config)
 
 
