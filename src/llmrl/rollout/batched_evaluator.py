@@ -1,7 +1,4 @@
-"""Evaluation of policies by complete episodes that are played outside the games of a `VecEnv`.
-
-Policy searches and the baselines they are compared with share this code.
-"""
+"""Evaluation of the controllers of policy searches and baselines, by episodes played outside a `VecEnv`."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.statistics.estimators import standard_error_of_mean
 
 FINAL_FRACTION = 0.1
-"""Fraction of the iterations, at the end, that `final_return` averages over."""
+"""Fraction of the iterations, the last ones, over which `final_return` is averaged."""
 
 
 class EvaluationBatch(Protocol):
@@ -34,7 +31,7 @@ class EvaluationBatch(Protocol):
 
 
 class Evaluator(Protocol):
-    """Object that plays complete episodes of a controller."""
+    """Protocol of objects that play complete episodes of a controller."""
 
     def evaluate(self, controller: Controller, vectors: np.ndarray, seeds: np.ndarray) -> EvaluationBatch:
         """Play one episode of each parameter vector, [q, d], under each seed, [k]."""
@@ -45,24 +42,26 @@ class Evaluator(Protocol):
 
 @runtime_checkable
 class SupportsEvaluator(Protocol):
-    """Environment whose episodes can be played outside its own games."""
+    """Protocol of environments whose episodes can be played outside its own games."""
 
     def evaluator(self, clip_actions: bool, workers: int | None) -> Evaluator:
-        """Return an evaluator that plays in `workers` processes; it clips actions to their bounds if `clip_actions`."""
+        """Return an evaluator.
+
+        Args:
+            clip_actions: whether continuous actions are clipped to their bounds.
+            workers: number of processes that play; None: the number of CPU cores.
+        """
         ...
 
 
 def summarize_curve(returns: Sequence[float]) -> dict[str, float]:
-    """Return the mean return of the last tenth of the iterations and the mean over all (area under the curve)."""
+    """Return means of the returns of iterations: `final_return` of the last tenth, `area` (under the curve) of all."""
     n_final = max(1, round(FINAL_FRACTION * len(returns)))
     return {"final_return": float(np.mean(returns[-n_final:])), "area": float(np.mean(returns))}
 
 
 def make_outcome(vector: np.ndarray, batch: EvaluationBatch, i: int, draw: str) -> Outcome:
-    """Return the outcome of `vector` [d] for a proposer.
-
-    The vector is number `i` of the batch, played with seeds `draw`.
-    """
+    """Return the outcome of `vector` [d], which is vector `i` of the batch; `draw` names its seeds (`Outcome.draw`)."""
     values = np.asarray(batch.returns[i], dtype=np.float64)
     summaries = {"length": float(batch.lengths[i].mean())}
     if batch.successes is not None:
@@ -79,12 +78,12 @@ def make_outcome(vector: np.ndarray, batch: EvaluationBatch, i: int, draw: str) 
 
 
 def draw_evaluation_seeds(seeds: Seeds, n: int) -> np.ndarray:
-    """Return seeds of evaluation episodes, [n], that training never uses; `seeds` is the loop's node."""
+    """Return the seeds of `n` evaluation episodes, [n], which are used for nothing else; `seeds` is the loop's node."""
     return draw_episode_seeds(seeds.child("evaluation"), n)
 
 
 def measure_incumbent(batch: EvaluationBatch) -> dict[str, float]:
-    """Return mean return, its standard error, length and success of one policy in evaluation episodes."""
+    """Return the metrics `search/incumbent_...` of an evaluation of a single vector: means over its episodes."""
     values = np.asarray(batch.returns[0], dtype=np.float64)
     metrics = {"search/incumbent_return": float(values.mean())}
     if (error := standard_error_of_mean(values)) is not None:

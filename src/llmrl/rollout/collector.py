@@ -1,6 +1,6 @@
-"""The platform's only rollout: play a policy in a `VecEnv`, store what learners need, report finished episodes.
+"""Collector of rollouts: plays a policy in a `VecEnv`, stores the steps for learners, and returns finished episodes.
 
-`evaluate_policy` plays episodes that are the same for every policy.
+`evaluate_policy` plays evaluation episodes, whose seeds are the same for every policy.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from llmrl.core.seeding import Seeds
 from llmrl.rollout.rollout_buffer import EpisodeAccumulator, RolloutBuffer, to_device
 
 UNKNOWN_HORIZON = 1000
-"""Assumed horizon of environments without one, in steps; ends of episodes are checked after each eighth of it."""
+"""Assumed horizon, in steps, of environments without one; it determines the length of rollouts in evaluations."""
 PROGRESS_S = 0.2
-"""Minimum time between two progress reports to observers, seconds."""
+"""Minimum time in seconds between two calls of `Observer.on_progress`."""
 
 
 class Collector:
@@ -32,23 +32,24 @@ class Collector:
 
     A rollout is stored in a `RolloutBuffer`, whose large arrays the next rollout overwrites.
 
-    Observations and rewards of an environment on a device stay there, and no step waits for the device. Control flow
-    depends only on which games have ended, which the CPU knows.
+    Observations and rewards of an environment on a GPU stay there, and no step synchronizes with the GPU: control flow
+    depends only on the ends of episodes, which are NumPy arrays.
 
-    A policy that is a `StepObserver` is notified of episode starts and of every step. One that is `Memoizing` is
-    notified that its weights stay unchanged during a rollout. The other observers are notified after the policy, in
-    their order.
+    A policy that is a `StepObserver` is notified of episode starts and of every step. A policy that is `Memoizing` is
+    notified that its weights do not change during a rollout. The observers are notified after the policy, in their
+    order.
 
     Args:
-        env, policy: environment, and the policy that acts in it.
+        env: environment.
+        policy: policy that acts in it.
         device: torch device of the policy.
-        keep: channels that rollouts for learning hold in addition to those the policy reads.
-        before_reset: function called with a mask [n_envs] of the games about to be reset, e.g. to set their mechanism;
-            None: no function.
-        observers: observers of steps, episodes and rollouts; without any, no work is done for them.
+        keep: further observation channels, not read by the policy, that rollouts for learning contain.
+        before_reset: function that is called with the mask [n_envs] of the games before they are reset, for example to
+            set their mechanism; None: no function.
+        observers: observers of steps, episodes and rollouts.
 
     Raises:
-        ConfigError: the environment lacks a requested channel; in `collect`: too little memory for the rollout.
+        ConfigError: the environment has no channel of a requested name; in `collect`: there is not enough memory.
     """
 
     def __init__(
@@ -77,11 +78,13 @@ class Collector:
         self._is_text = {name: channel.dtype == "object" for name, channel in self.spec.observation.items()}
 
     def reset(self, seed: int | Sequence[int], games: np.ndarray | None = None, reseed: bool = False) -> None:
-        """Start new episodes from `seed` and discard those in progress.
+        """Start new episodes and discard those in progress.
 
-        With a mask `games` [n_envs] bool, only these are played; the others wait as if they had ended. A
-        non-deterministic engine is seeded at the first reset only, since a new seed discards the games it has built
-        ahead; `reseed` seeds it nevertheless.
+        Args:
+            seed: seed of the games, or one seed for each equal group of them (`VecEnv.reset`).
+            games: mask of the games to play, [n_envs] bool; the others wait as if they had ended. None: all.
+            reseed: whether to seed also a non-deterministic engine again. By default it is seeded at the first reset
+                only, because a new seed discards the games that it has prepared.
         """
         reseed = reseed or self.spec.deterministic or self._observation is None
         self._before_reset(np.ones(self.spec.n_envs, dtype=bool))
@@ -94,25 +97,25 @@ class Collector:
             observer.on_reset(self._is_episode_start.copy(), self._observation)
 
     def add_observers(self, *observers: Observer) -> AbstractContextManager[None]:
-        """Add `observers` after the present ones for the duration of a `with` block.
+        """Return a context in which `observers` are appended to the observers.
 
         Raises:
-            ConfigError: an observer reads a channel that the environment does not offer.
+            ConfigError: an observer reads a channel that the environment does not have.
         """
         self._request(tuple(name for observer in observers for name in observer.channels))
         return self._with_observers([*self._observers, *observers])
 
     def disable_observers(self) -> AbstractContextManager[None]:
-        """Silence all observers for the duration of a `with` block, e.g. an evaluation between training rollouts."""
+        """Return a context without observers, for example for an evaluation between training rollouts."""
         return self._with_observers([])
 
     @contextmanager
     def _with_observers(self, observers: list[Observer]) -> Iterator[None]:
-        previous, self._observers = self._observers, observers
+        previous_observers, self._observers = self._observers, observers
         try:
             yield
         finally:
-            self._observers = previous
+            self._observers = previous_observers
 
     def collect(
         self,
@@ -126,12 +129,13 @@ class Collector:
         """Play `n_steps` steps in every game and return the rollout.
 
         Args:
-            n_steps: steps in each game; fewer are played once all games wait.
-            generator: random numbers of the actions.
-            learn: store observations, log-probabilities and values.
-            keep_reward_jacobian: store `Step.reward_jacobian` (needs `EnvSpec.has_reward_jacobian`).
-            greedy: take the most probable actions.
-            restart: reset games that end; else they wait for the next `reset`, with meaningless actions meanwhile.
+            n_steps: maximum number of steps of each game; the rollout ends earlier when all games wait.
+            generator: generator of the actions of all games, or one for each society.
+            learn: whether to store observations, log-probabilities and values.
+            keep_reward_jacobian: whether to store `Step.reward_jacobian` (needs `EnvSpec.has_reward_jacobian`).
+            greedy: whether to take the most probable actions instead of sampling.
+            restart: whether to reset games that end. If not, they wait for the next `reset`; their further steps have
+                meaningless actions and rewards.
 
         Raises:
             RuntimeError: `reset` was never called.
@@ -192,32 +196,35 @@ class Collector:
         return np.zeros_like(waiting)
 
     def _act(self, generator: torch.Generator | Sequence[torch.Generator], greedy: bool) -> PolicyOutput:
-        """Let the policy act in all games, with zero memory where an episode begins, and store the output."""
+        """Return the policy's output for all games and store it; recurrent states of new episodes are zeros."""
         assert self._observation is not None
         is_episode_start, self._is_episode_start = self._is_episode_start, np.zeros_like(self._is_episode_start)
         if self._state is not None and is_episode_start.any():
             self._state = torch.where(self._buffer.tensor(is_episode_start)[:, None, None], 0, self._state)
-        state, read = self._state, self._buffer.tensors(self._observation, self.policy.channels)
-        act = self.policy.act(read, state, generator, greedy)  # type: ignore[arg-type]
-        # Learners differentiate through the memory, and autograd rejects inference tensors.
+        state, policy_inputs = self._state, self._buffer.tensors(self._observation, self.policy.channels)
+        act = self.policy.act(policy_inputs, state, generator, greedy)  # type: ignore[arg-type]
+        # Learners differentiate through the recurrent state, and autograd rejects inference tensors.
         self._state = None if act.state is None else act.state.clone() if act.state.is_inference() else act.state
-        self._buffer.add_act(is_episode_start, self._observation, read, state, act)
+        self._buffer.add_act(is_episode_start, self._observation, policy_inputs, state, act)
         return act
 
     @property
     def observation(self) -> Observation:
-        """Observation that the next action is chosen for. Raises RuntimeError before the first `reset`."""
+        """Observation before the next action.
+
+        Raises:
+            RuntimeError: `reset` was never called.
+        """
         if self._observation is None:
             raise RuntimeError("there is no observation yet; call Collector.reset(seed) first")
         return self._observation
 
     @property
     def observers(self) -> Sequence[Observer]:
-        """Present observers."""
         return self._observers
 
     def state_dict(self) -> State:
-        """Return the state of the games; empty where the engine cannot be restored, so that a resume must `reset`."""
+        """Return the state of the games; empty if the engine cannot be restored, so that a resumed run must `reset`."""
         if not self.spec.deterministic:
             return {}
         return {
@@ -230,7 +237,7 @@ class Collector:
         }
 
     def load_state_dict(self, state: State, fork: int | None = None) -> None:
-        """Restore the games; with `fork`, their further random numbers are drawn from that seed (`Forkable`)."""
+        """Restore the games; with a seed `fork`, they continue with new random numbers (`Forkable.fork`)."""
         if not state:
             return
         if fork is None:
@@ -238,7 +245,7 @@ class Collector:
         else:
             assert isinstance(self.env, Forkable)
             self.env.fork(state["env"], fork)
-        # Checkpoints are loaded onto the CPU.
+        # Checkpoints are loaded onto the CPU, so tensors must be moved.
         self._observation = None if state["observation"] is None else self._to_env(state["observation"])
         self._state = None if state["state"] is None else self._buffer.tensor(state["state"])
         self._is_episode_start = np.array(state["fresh"])
@@ -255,7 +262,7 @@ class Collector:
         return [*([self.policy] if isinstance(self.policy, StepObserver) else []), *self._observers]
 
     def _request(self, channels: Sequence[str]) -> None:
-        """Make the environment compute `channels`.
+        """Enable observation channels that the environment computes on request only.
 
         Raises:
             ConfigError: the environment has no such channel.
@@ -269,7 +276,7 @@ class Collector:
             self.env.provide(channels)
 
     def _to_env(self, stored: Mapping[str, Any]) -> Observation:
-        """Return an observation of a checkpoint with arrays of texts, on the environment's device."""
+        """Return an observation of a checkpoint (`_to_plain`) as arrays and tensors on the environment's device."""
         arrays = {name: np.array(x, dtype=object) if isinstance(x, list) else x for name, x in stored.items()}
         if self._env_device is None:
             return arrays
@@ -284,22 +291,23 @@ def evaluate_policy(
     prepare: Callable[[], None] = lambda: None,
     exactly: bool = False,
 ) -> list[Episode]:
-    """Play rounds of one episode per game until there are `n` episodes; return all of them, round by round.
+    """Play rounds of one episode in each game until there are `n` episodes; return all of them, ordered by round.
 
-    A finished game waits for the longest of its round. Otherwise short episodes would be overrepresented.
+    A game plays one episode per round and then waits for the others. If it started another one instead, short episodes
+    would be overrepresented.
 
     Args:
-        collector: environment and policy; it must be reset before any other use.
-        n: least number of episodes, >= 1.
+        collector: collector of environment and policy; it must be reset before any other use.
+        n: minimum number of episodes, >= 1; rounded up to a multiple of the games unless `exactly`.
         seeds: seed tree; round i is seeded with `env i` and draws actions from `actions i`, so that all policies play
             the same games.
-        greedy: take the most probable actions.
-        prepare: function called before each round, e.g. to set mechanism and context.
-        exactly: return exactly `n` episodes: the last round has only the missing games, for players that cost money.
+        greedy: whether to take the most probable actions instead of sampling.
+        prepare: function that is called before each round, for example to set mechanism and context.
+        exactly: whether the last round has only as many games as are missing, for players that cost money.
     """
     spec = collector.spec
     horizon = spec.horizon or UNKNOWN_HORIZON
-    # Few episodes last until the horizon, so their ends are checked after each chunk of steps.
+    # Most episodes end before the horizon, so a round is played in short rollouts until all its games have ended.
     n_chunk_steps = max(1, horizon // 8)
     episodes: list[Episode] = []
     round_index = 0
@@ -309,7 +317,7 @@ def evaluate_policy(
         collector.reset(seeds.integer(f"env {round_index}"), games)
         generator = seeds.torch(f"actions {round_index}")
         episodes_by_game: dict[int, Episode] = {}
-        with fixed_weights(collector.policy):  # so that memoized values remain valid from one chunk to the next
+        with fixed_weights(collector.policy):  # so that memoized outputs remain valid between the rollouts
             while len(episodes_by_game) < games.sum():
                 rollout = collector.collect(n_chunk_steps, generator, learn=False, greedy=greedy, restart=False)
                 episodes_by_game |= {episode.game: episode for episode in rollout.episodes}
@@ -319,15 +327,15 @@ def evaluate_policy(
 
 
 def make_camera(env: VecEnv) -> Camera:
-    """Return a function from a game's index to one frame per agent: its own view (`render_players`), else the world."""
-    views = getattr(env, "render_players", None)
-    if callable(views):
-        return lambda game: list(views(game))
+    """Return a function from a game's index to one image per agent: its own view (`render_players`), else the game."""
+    render_players = getattr(env, "render_players", None)
+    if callable(render_players):
+        return lambda game: list(render_players(game))
     return lambda game: [np.asarray(env.render(game))] * env.spec.n_agents
 
 
 def _to_plain(observation: Observation | None) -> dict[str, Any] | None:
-    """Return an observation for a checkpoint, with lists in place of arrays of texts."""
+    """Return an observation for a checkpoint, with arrays of texts converted to lists."""
     if observation is None:
         return None
     return {name: x.tolist() if str(getattr(x, "dtype", "")) == "object" else x for name, x in observation.items()}

@@ -1,4 +1,4 @@
-"""Summaries of episodes: welfare and the objective of a principal, a line per episode, and the file of results."""
+"""Summaries of episodes: welfare, the objective of a principal, metrics, and the file `results.json`."""
 
 from __future__ import annotations
 
@@ -16,58 +16,58 @@ from llmrl.run.files import write_json
 from llmrl.statistics.intervals import describe
 
 SUCCESS = "success"
-"""Metric of an episode that is 1 or 0."""
+"""Name of the metric that is 1 for a successful episode and 0 for others."""
 COST_KEYS = ("replies", "invalid", "failed", "prompt_tokens", "completion_tokens", "cost")
-"""Costs in the notes of a player that uses a language model. A sum is None as soon as one of its terms is."""
+"""Keys of counts and costs in the notes of a language-model player. A sum is None (unknown) if one of its terms is."""
 
 
 def compute_welfare(episodes: Sequence[Episode], objective: Objective | None = None) -> dict[str, np.ndarray]:
-    """Return the welfare of each episode of a society by measure, each [n_episodes] float64.
+    """Return from the name of each welfare measure to its value in each episode, [n_episodes] float64.
 
-    The measures are all of `core.welfare_measures.MEASURES` that the episodes allow, and `objective`.
+    The measures are `objective`, and those of `core.welfare_measures.MEASURES` that are defined for these episodes.
 
     Raises:
         ConfigError: a custom objective is not one number per episode, or cannot be computed from these episodes.
     """
     metric_names = list(episodes[0].summaries) if episodes else []
-    collected = SocietyEpisodes(
+    society_episodes = SocietyEpisodes(
         base=np.array([episode.base_returns for episode in episodes], dtype=np.float64),
         returns=np.array([episode.returns for episode in episodes], dtype=np.float64),
         gains=np.array([episode.gains for episode in episodes]),
         gain_times=np.array([episode.gain_times for episode in episodes]),
         metrics={name: np.array([e.summaries[name] for e in episodes]) for name in metric_names},
     )
-    welfare = {measure.name: measure.of(collected) for measure in MEASURES}
+    welfare = {measure.name: measure.of(society_episodes) for measure in MEASURES}
     if objective is not None and objective.name not in welfare:
-        welfare[objective.name] = _custom_welfare(objective, collected)
+        welfare[objective.name] = _custom_welfare(objective, society_episodes)
     return {name: values for name, values in welfare.items() if values is not None}
 
 
-def _custom_welfare(objective: Objective, collected: SocietyEpisodes) -> np.ndarray:
-    welfare = objective.of(collected)
+def _custom_welfare(objective: Objective, society_episodes: SocietyEpisodes) -> np.ndarray:
+    welfare = objective.of(society_episodes)
     if welfare is None:
         raise ConfigError(
             f"design.objective={objective.name} cannot be computed from the episodes of this environment; "
             "choose another objective"
         )
     values = np.asarray(welfare, dtype=np.float64)
-    if values.shape != collected.base.shape[:1]:
+    if values.shape != society_episodes.base.shape[:1]:
         raise ConfigError(
             f"the function of design.objective={objective.name} returned an array of shape {values.shape}; it must "
-            f"return one number per episode, shape ({len(collected.base)},)"
+            f"return one number per episode, shape ({len(society_episodes.base)},)"
         )
     return values
 
 
 def compute_objective(episodes: Sequence[Episode], objective: Objective, spending_cost: float = 0.0) -> np.ndarray:
-    """Return a principal's objective in each episode, [n_episodes]: a measure - `spending_cost` * spending."""
+    """Return a principal's objective in each episode, [n_episodes]: welfare measure - `spending_cost` * spending."""
     return objective_from_welfare(compute_welfare(episodes, objective), objective, spending_cost)
 
 
 def objective_from_welfare(
     welfare: Mapping[str, np.ndarray], objective: Objective, spending_cost: float = 0.0
 ) -> np.ndarray:
-    """Return `compute_objective` for computed `compute_welfare`.
+    """Return a principal's objective in each episode, [n_episodes], from the result of `compute_welfare`.
 
     Raises:
         ConfigError: the objective of an episode is not a finite number.
@@ -85,9 +85,9 @@ def objective_from_welfare(
 
 
 def summarize(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:
-    """Return means over episodes of returns, length and environment metrics as `prefix/name`; {} without episodes.
+    """Return means over episodes of returns, length and environment metrics as `<prefix>/<name>`; {} without episodes.
 
-    Episodes in which a metric is NaN (undefined) are left out of its mean.
+    The mean of a metric excludes episodes in which it is NaN (undefined).
     """
     if not episodes:
         return {}
@@ -104,7 +104,7 @@ def summarize(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:
 
 
 def summarize_welfare(episodes: Sequence[Episode], objective: Objective | None = None) -> dict[str, float]:
-    """Return means over episodes of every welfare measure and of `objective` as `welfare/name`; {} without episodes."""
+    """Return means over episodes of `objective` and all welfare measures, `welfare/<name>`; {} without episodes."""
     if not episodes:
         return {}
     return {f"welfare/{name}": float(values.mean()) for name, values in compute_welfare(episodes, objective).items()}
@@ -120,10 +120,10 @@ def summarize_evaluation(episodes: Sequence[Episode], objective: Objective, spen
 
 
 def make_episode_row(episode: Episode, objective: Objective, spending_cost: float) -> dict[str, Any]:
-    """Return an episode as plain numbers by name.
+    """Return the measurements of an episode as JSON-compatible numbers by name.
 
     The names are return and base_return (mean over agents), length, the environment's metrics and objective. With
-    several agents there are also returns (one per agent) and every measure of welfare as `welfare/...`.
+    several agents there are also returns (one per agent) and every measure of welfare as `welfare/<name>`.
     """
     welfare = compute_welfare([episode], objective)
     society_fields: dict[str, Any] = {}
@@ -143,10 +143,7 @@ def make_episode_row(episode: Episode, objective: Objective, spending_cost: floa
 
 
 def average_episode_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return means over episodes as `evaluation/<name>` and `welfare/<name>`.
-
-    Episodes in which a metric is NaN are left out.
-    """
+    """Return means over rows of `make_episode_row`, without NaN, as `evaluation/<name>` and `welfare/<name>`."""
     return {
         name if name.startswith("welfare/") else f"evaluation/{name}": float(values.mean())
         for name, values in _without_nan(to_columns(rows)).items()
@@ -154,7 +151,7 @@ def average_episode_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Return the numbers that all `rows` contain, each [n_episodes]; NaN where a metric is undefined."""
+    """Return the columns of rows of `make_episode_row` that are numbers in all rows, each [n_episodes]."""
     return {
         name: np.array([row[name] for row in rows], dtype=np.float64)
         for name in (rows[0] if rows else ())
@@ -166,13 +163,18 @@ def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
 def describe_measurements(
     measurements: Mapping[str, np.ndarray], independent: bool = True
 ) -> dict[str, dict[str, float | None]]:
-    """Return a row of statistics (`describe`) for each measurement with at least one value that is not NaN."""
+    """Return the statistics (`describe`) of each measurement, without NaN; measurements that are all NaN are omitted.
+
+    Args:
+        measurements: values of each measurement by name, [n_episodes] each.
+        independent: whether episodes are independent, which standard errors and intervals require.
+    """
     finite = _without_nan(measurements)
     return {name: describe(values, independent, is_proportion=name == SUCCESS) for name, values in finite.items()}
 
 
 def _without_nan(measurements: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Remove NaN, and measurements that are NaN in all episodes."""
+    """Return the measurements without NaN; those that are NaN in all episodes are omitted."""
     finite = {name: values[~np.isnan(values)] for name, values in measurements.items()}
     return {name: values for name, values in finite.items() if len(values)}
 
@@ -191,14 +193,12 @@ def write_results(
 
     Args:
         folder: the run folder.
-        rows: one line per episode.
-        learned: whether the episodes share a trained agent (trained in this run or loaded with its weights), which
-            might have come out differently. Such episodes depend on each other, and reports use the run, not the
-            episode, as the unit of a standard error.
-        about: further keys of the file, e.g. the model's label.
-        carried: names of the information passed from one episode to the next (lessons, how the last one ended). Such
-            episodes depend on each other: they have no standard error and no interval, and reports use the run as
-            the unit.
+        rows: measurements of each episode (`make_episode_row`).
+        learned: whether the episodes share a trained agent, from this run or loaded. Training is a source of variance
+            that the episodes have in common, so reports use the run, not the episode, as the unit of standard errors.
+        about: further keys of the file, such as the name of the language model.
+        carried: names of the states that agents keep between episodes, such as lessons. If there are any, episodes are
+            not independent: they have no standard error and interval, and reports use the run as the unit.
     """
     measurements = to_columns(rows)
     content = {
@@ -213,8 +213,8 @@ def write_results(
 
 
 def add_costs(total: dict[str, Any], note: Mapping[str, Any]) -> None:
-    """Add the costs in a note to the totals of an episode."""
+    """Add the counts and costs (`COST_KEYS`) of a note to the totals of an episode, in place."""
     for name in COST_KEYS:
         if name in note:
-            previous, increment = total.get(name, 0), note[name]
-            total[name] = None if previous is None or increment is None else previous + increment
+            previous_total, increment = total.get(name, 0), note[name]
+            total[name] = None if previous_total is None or increment is None else previous_total + increment

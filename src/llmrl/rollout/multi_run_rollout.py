@@ -1,4 +1,4 @@
-"""Games of several runs that are played as one batch; each run has its policies, mechanism, seeds and observers."""
+"""Games of several runs that are played as one batch, with separate policies, mechanisms, seeds and observers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from llmrl.rollout.collector import Collector
 from llmrl.run.signals import WorkDiscarded
 
 CallInContext = Callable[..., Any]
-"""Function that calls another function in the context of a run."""
+"""Function that calls its first argument in the context (`contextvars`) of a run, so that logs belong to the run."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class BatchedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeStart:
-    """Start of new episodes of a run, as in a `PlayEpisode` request.
+    """Start of new episodes of a run; the fields of a `PlayEpisode` request that may differ between runs.
 
     Attributes:
         seed: seed of the games, or one seed per society.
-        actions: seeds from which the policies draw actions (`PlaySteps.action_seeds`).
-        mechanism: mechanism parameters of each game, [n_envs, d]; None: there is no mechanism.
-        context: context of all games; None: there are no contexts.
+        actions: seeds of the generators that draw actions (`PlaySteps.action_seeds`).
+        mechanism: mechanism vector of each game, [n_envs, d]; None: there is no mechanism.
+        context: context index of all games; None: there are no contexts.
     """
 
     seed: int | Sequence[int]
@@ -55,14 +55,18 @@ class EpisodeStart:
 
 
 class RunBatch:
-    """Runs with games of one kind that are played as one batch.
+    """Runs with equal environments, whose games are played, and whose societies are updated, as one batch.
 
-    Each run gets bit for bit the results that it would get alone, since neither games (`Resizable`) nor policies
-    (`PartitionedPolicy`) nor updates (`BatchedTrainer`) depend on the number of games. If an observer of a run raises,
-    the run receives the exception after the other runs have played; its games continue without any use.
+    The results of each run are bit-equal to those of the run alone, because neither games (`Resizable`) nor policies
+    (`PartitionedPolicy`) nor updates (`BatchedTrainer`) depend on the number of games. If an observer of a run raises
+    an exception, `play` returns it in place of the run's rollout, and the other runs are not affected.
 
     Args:
         runs: runs with equal environments, networks and numbers of games and societies.
+
+    Attributes:
+        games: number of games of each run.
+        societies: number of societies of each run.
     """
 
     def __init__(self, runs: Sequence[BatchedRun]) -> None:
@@ -85,9 +89,10 @@ class RunBatch:
         """Play steps in all games; return the rollout of each run, or the exception of its observers.
 
         Args:
-            steps: number of steps in every game.
+            steps: number of steps of every game.
             starts: start of new episodes of each run; None: continue the episodes in progress.
-            absent: indices of runs whose games are played on without observers and without use.
+            absent: indices of runs that did not request these steps: their games are played, but their observers are
+                not called.
             kwargs: keyword arguments of `Collector.collect`.
         """
         self._observers.begin(absent)
@@ -97,11 +102,11 @@ class RunBatch:
             self._rollout = self._collector.collect(steps, self._generators, **kwargs)
         except _AllRunsFailed:
             return [error for error in self._observers.errors if error is not None]
-        results: list[Rollout | BaseException] = []
+        rollouts: list[Rollout | BaseException] = []
         for i, run_rollout in enumerate(split_rollout(self._rollout, len(self.runs))):
             episodes = [replace(episode, game=episode.game - i * self.games) for episode in run_rollout.episodes]
-            results.append(self._observers.finish(i, replace(run_rollout, episodes=episodes)))
-        return results
+            rollouts.append(self._observers.finish(i, replace(run_rollout, episodes=episodes)))
+        return rollouts
 
     def _start_episodes(self, starts: Sequence[EpisodeStart]) -> None:
         env = self._env
@@ -118,13 +123,13 @@ class RunBatch:
     def update(
         self, agents: Mapping[int, Sequence[Agent]], minibatches: Mapping[int, Sequence[int]]
     ) -> dict[int, list[dict[str, float] | Diverged]]:
-        """Train the societies of some runs on the newest rollout; return their metrics by run index.
+        """Update the societies of some runs from the last rollout; return from run index to metrics per society.
 
         The metrics of a run are those of `BatchedTrainer.update`.
 
         Args:
-            agents: agents of each run by its index, one per society.
-            minibatches: seeds of the societies' minibatches, by run index.
+            agents: from run index to the agents of the run, one per society.
+            minibatches: from run index to the seeds of the generators that draw minibatches, one per society.
         """
         assert self._rollout is not None
         if len(agents) == len(self.runs):
@@ -143,16 +148,20 @@ class RunBatch:
         }
 
     def _society_seeds(self, seed: int | Sequence[int]) -> list[int]:
-        """Return a seed for each society of a run; games with the same seed draw alike (`VecEnv.pair_games`)."""
+        """Return a seed for each society of a run; societies with equal seeds draw equal numbers (`VecEnv.reset`)."""
         return [seed] * self.societies if isinstance(seed, int | np.integer) else list(seed)
 
 
 class _AllRunsFailed(Exception):  # noqa: N818  (ends a rollout, not an error)
-    """Raised when the observers of every run have failed."""
+    """Raised to end a rollout when no run needs it, because each is absent or an observer of it has raised."""
 
 
 class _Observers(Observer):
-    """Observer that passes each run's part of the batch to the run's observers."""
+    """Observer that calls the observers of each run with the games of the run.
+
+    Attributes:
+        errors: exception of the observers of each run; `_AllRunsFailed` for absent runs; None: no exception.
+    """
 
     def __init__(self, runs: Sequence[BatchedRun], games: int) -> None:
         self._runs, self._games = runs, games
@@ -160,23 +169,23 @@ class _Observers(Observer):
         self._has_step_observers = True
 
     def begin(self, absent: Collection[int]) -> None:
-        """Prepare for more steps. Observers of the runs with indices `absent` are not called."""
+        """Prepare for a rollout in which the observers of the runs with indices `absent` are not called."""
         self.errors = [_AllRunsFailed() if i in absent else None for i in range(len(self._runs))]
         observers = [observer for run in self._runs for observer in run.collector.observers]
         self._has_step_observers = any(type(observer).on_step is not Observer.on_step for observer in observers)
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
-        self._notify(lambda observer, own: observer.on_reset(games[own], _slice_games(observation, own)))
+        self._notify(lambda observer, part: observer.on_reset(games[part], _slice_games(observation, part)))
 
     def on_step(self, transition: Transition) -> None:
         if self._has_step_observers:
-            self._notify(lambda observer, own: observer.on_step(_slice_games(transition, own)))
+            self._notify(lambda observer, part: observer.on_step(_slice_games(transition, part)))
 
     def on_progress(self, steps: int) -> None:
         self._notify(lambda observer, _: observer.on_progress(steps))
 
     def finish(self, i: int, rollout: Rollout) -> Rollout | BaseException:
-        """Pass the rollout to the observers of run `i`; return the rollout, or their exception."""
+        """Call the observers of run `i` with its rollout; return the rollout, or an exception of its observers."""
 
         def notify() -> None:
             for observer in self._runs[i].collector.observers:
@@ -188,6 +197,7 @@ class _Observers(Observer):
         return rollout if (error := self.errors[i]) is None else error
 
     def _notify(self, callback: Callable[[Observer, slice], None]) -> None:
+        """Call `callback` for each observer of each run, with the slice of the run's games."""
         for i, run in enumerate(self._runs):
             run_games = slice(i * self._games, (i + 1) * self._games)
 
@@ -203,14 +213,14 @@ class _Observers(Observer):
         if self.errors[i] is None:
             try:
                 self._runs[i].call_in_context(notify)
-            except (KeyboardInterrupt, WorkDiscarded):  # they concern the whole process
+            except (KeyboardInterrupt, WorkDiscarded):  # they end the process instead of one run
                 raise
-            except BaseException as error:  # noqa: BLE001 (raised again where the run asked for the rollout)
+            except BaseException as error:  # noqa: BLE001 (raised again in the thread of the run)
                 self.errors[i] = error
 
 
 def _slice_games(x: Any, games: slice) -> Any:
-    """Return some games of an array [n_envs, ...], or of all arrays in a dict or in a dataclass; None unchanged."""
+    """Return a slice of the games of an array [n_envs, ...], or of all arrays of a dict or dataclass; None for None."""
     if isinstance(x, dict):
         return {name: _slice_games(array, games) for name, array in x.items()}
     if is_dataclass(x) and not isinstance(x, type):

@@ -1,4 +1,4 @@
-"""Storage of the steps of a rollout, on the device where a learner needs them, and sums of the episodes in progress."""
+"""Storage of the steps of a rollout on the policy's device, and running sums over the episodes in progress."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.core.text_array import TextArray, TextTable
 
 MAX_SUMMED_ELEMENTS = 2**22
-"""Maximum count of numbers summed at once, which limits the memory for long rollouts of many games."""
+"""Maximum number of elements of a temporary array of summands; longer rollouts are summed in chunks of steps."""
 
 
 class EpisodeAccumulator:
-    """Running sums of the episodes in progress, updated with whole rollouts.
+    """Running sums over the steps of the episodes in progress, updated with complete rollouts.
 
     The sums stay on the environment's device; only those of finished episodes are copied to the CPU.
 
     Args:
-        spec: spec of the environment.
-        state: state of earlier sums; None: no step was played yet.
+        spec: specification of the environment.
+        state: `state_dict()` to resume from; None: no step was played.
     """
 
     def __init__(self, spec: EnvSpec, state: State | None = None) -> None:
         self.spec = spec
         self._device = torch.device(spec.device or "cpu")
-        # Columns: reward, base reward, number of gains and sum of their times, of each agent; then `spec.per_step`;
-        # then numerator and denominator of each derived metric.
+        # Columns: for each agent the reward, the base reward, the number of steps with a positive base reward ("gains")
+        # and the sum of the times of these steps; then `spec.per_step`; then both parts of each derived metric.
         self._derived = [aggregate for aggregate in spec.metrics.values() if not isinstance(aggregate, str)]
         shape = (spec.n_envs, 4 * spec.n_agents + len(spec.per_step) + 2 * len(self._derived))
         self._is_mean = np.array([aggregate == "mean" for aggregate in spec.per_step.values()], dtype=bool)
-        last = [4 * spec.n_agents + i for i, aggregate in enumerate(spec.per_step.values()) if aggregate == "last"]
-        self._last_columns = torch.tensor(last, dtype=torch.int64, device=self._device)
+        last_columns = [4 * spec.n_agents + i for i, x in enumerate(spec.per_step.values()) if x == "last"]
+        self._last_columns = torch.tensor(last_columns, dtype=torch.int64, device=self._device)
         sums = torch.zeros(shape, dtype=torch.float64) if state is None else state["sums"].clone()
         self._sums = sums.to(self._device)
-        # Number of steps since the first, and step at which each game's episode began.
+        # Time, as the number of steps played so far, and time at which each game's episode began.
         self._clock = 0 if state is None else int(state["clock"])
         self._begin_times = np.zeros(spec.n_envs, dtype=np.int64) if state is None else np.array(state["begun"])
 
@@ -56,14 +56,14 @@ class EpisodeAccumulator:
         Args:
             reward, base_reward: rewards after and before the mechanism, [T, n_envs, n_agents], on the environment's
                 device.
-            info: `EnvSpec.per_step` in their order, [rows, T, n_envs].
-            ends: whether the game's episode ends with this step, [T, n_envs] bool, NumPy.
-            waiting: whether a game waits for a reset after these steps, [n_envs] bool, NumPy; its steps after its last
-                end are discarded.
+            info: metrics of `EnvSpec.per_step`, in its order, [n_metrics, T, n_envs].
+            ends: whether a step is the last of an episode, [T, n_envs] bool.
+            waiting: whether a game waits for a reset after these steps, [n_envs] bool; its steps after the end of its
+                episode are discarded.
         """
         step_arrays = [torch.as_tensor(x) for x in (reward, base_reward)] + [torch.as_tensor(info).permute(1, 2, 0)]
         steps = self._count_episode_steps(ends) if self._derived else None
-        ending = np.flatnonzero(ends.any(1))
+        end_steps = np.flatnonzero(ends.any(1))
         sums: list[torch.Tensor] = []
         begin_times: list[np.ndarray] = []
         chunk_length = max(1, MAX_SUMMED_ELEMENTS // max(1, self._sums.numel()))
@@ -73,7 +73,7 @@ class EpisodeAccumulator:
             chunk = [x[start:stop] for x in step_arrays]
             summands = self._compute_summands(chunk, self._clock + start, chunk_steps)
             first_step = start
-            for t in ending[(ending >= start) & (ending < stop)].tolist():
+            for t in end_steps[(end_steps >= start) & (end_steps < stop)].tolist():
                 self._add_to_sums(summands[first_step - start : t + 1 - start])
                 first_step = t + 1
                 games = np.flatnonzero(ends[t])
@@ -86,12 +86,12 @@ class EpisodeAccumulator:
             self._pop_sums(np.flatnonzero(waiting), self._clock)
         if not sums:
             return []
-        times, games = np.nonzero(ends)
-        times += self._clock - len(ends)
-        return self._episodes(torch.cat(sums).cpu().numpy(), np.concatenate(begin_times), times + 1, games)
+        steps_of_ends, games = np.nonzero(ends)
+        end_times = self._clock - len(ends) + steps_of_ends + 1
+        return self._episodes(torch.cat(sums).cpu().numpy(), np.concatenate(begin_times), end_times, games)
 
     def running_episode(self, game: int) -> Episode | None:
-        """Return the present episode of `game` as if it ended now; None before its first step."""
+        """Return the episode in progress of `game` with its sums so far; None before its first step."""
         if self._clock == self._begin_times[game]:
             return None
         sums, games = self._sums[[game]].cpu().numpy(), np.array([game])
@@ -99,25 +99,31 @@ class EpisodeAccumulator:
         return episode
 
     def _count_episode_steps(self, ends: np.ndarray) -> np.ndarray:
-        """Return the number of steps of its episode that each game had played before each step, [T, n_envs] float64."""
+        """Return the index of each step within its episode, from 0, [T, n_envs] float64."""
         clock = self._clock + np.arange(len(ends))[:, None]
         begin_times = np.vstack([self._begin_times[None], np.where(ends[:-1], clock[1:], 0)])
         return (clock - np.maximum.accumulate(begin_times)).astype(np.float64)
 
     def _compute_summands(self, arrays: list[torch.Tensor], start: int, steps: torch.Tensor | None) -> torch.Tensor:
-        """Return the numbers to sum for t steps from time `start`, [t, n_envs, columns] float64."""
+        """Return the summands of t steps from time `start`, [t, n_envs, n_columns] float64.
+
+        Args:
+            arrays: reward, base reward (both [t, n_envs, n_agents]) and metrics [t, n_envs, n_metrics].
+            start: time of the first step.
+            steps: index of each step within its episode, [t, n_envs]; None without derived metrics.
+        """
         reward, base_reward, info = arrays
         metric_arrays = dict(zip(self.spec.per_step, info.unbind(-1), strict=True))
         is_gain = base_reward > 0
-        # float64 holds these sums of integers exactly.
-        clock = torch.arange(start, start + len(reward), dtype=torch.float64, device=self._device)
-        columns = [reward, base_reward, is_gain, is_gain * clock[:, None, None], info]
-        columns += [summand[..., None] for metric in self._derived for summand in metric.parts(metric_arrays, steps)]
+        # float64, because it represents sums of times (integers) exactly.
+        times = torch.arange(start, start + len(reward), dtype=torch.float64, device=self._device)
+        blocks = [reward, base_reward, is_gain, is_gain * times[:, None, None], info]
+        blocks += [summand[..., None] for metric in self._derived for summand in metric.parts(metric_arrays, steps)]
         summands = torch.empty((*reward.shape[:2], self._sums.shape[1]), dtype=torch.float64, device=self._device)
         column = 0
-        for summand in columns:
-            summands[..., column : column + summand.shape[-1]] = summand
-            column += summand.shape[-1]
+        for block in blocks:
+            summands[..., column : column + block.shape[-1]] = block
+            column += block.shape[-1]
         return summands
 
     def _add_to_sums(self, summands: torch.Tensor) -> None:
@@ -126,7 +132,7 @@ class EpisodeAccumulator:
             self._sums[:, self._last_columns] = summands[-1][:, self._last_columns]
 
     def _pop_sums(self, games: np.ndarray, clock: int) -> torch.Tensor:
-        """Return the sums of `games` [k], [k, columns], and reset them."""
+        """Return the sums [k, n_columns] of games with indices `games` [k], and reset them at time `clock`."""
         index = torch.from_numpy(games).to(self._device)
         sums = self._sums[index]
         self._sums.index_fill_(0, index, 0.0)
@@ -136,7 +142,7 @@ class EpisodeAccumulator:
     def _episodes(
         self, sums: np.ndarray, begin_times: np.ndarray, end_times: np.ndarray, games: np.ndarray
     ) -> list[Episode]:
-        """Return the episodes with `sums` [k, columns], steps from `begin_times` [k] to before `end_times` [k]."""
+        """Return k episodes from their sums [k, n_columns], times [k] (`end_times` excluded) and games [k]."""
         spec, length = self.spec, end_times - begin_times
         n_agent_sums, n_metrics = 4 * spec.n_agents, len(self._is_mean)
         returns, base_returns, gains, gain_times = np.split(sums[:, :n_agent_sums], 4, axis=1)
@@ -165,7 +171,7 @@ class EpisodeAccumulator:
         ]
 
     def _mean_by_kind(self, returns: np.ndarray, base_returns: np.ndarray) -> dict[str, float]:
-        """Return the mean returns of the players of each kind, in a mixed society."""
+        """Return the mean returns of each kind of players (`EnvSpec.kinds`); empty without kinds."""
         columns = {"return": returns, "base_return": base_returns}
         return {
             f"{prefix}_{name}": float(x[list(seats)].mean())
@@ -177,19 +183,18 @@ class EpisodeAccumulator:
 class RolloutBuffer:
     """Buffer that stores the steps of a rollout and returns them as a `Rollout`.
 
-    Large buffers are allocated once and reused: a 1000-step rollout of pixel observations takes hundreds of megabytes.
-    Small arrays (rewards, exposure, metrics, ends) are allocated for every rollout.
+    Large arrays (observations, actions, policy outputs) are allocated once and reused: a 1000-step rollout of pixel
+    observations takes hundreds of megabytes. Small arrays (rewards, metrics, ends) are allocated for every rollout.
 
     Args:
-        spec: spec of the environment.
+        spec: specification of the environment.
         device: device of the policy.
-        channels: channels that the policy reads.
-        keep: channels that rollouts for learning hold in addition.
+        channels: observation channels that the policy reads.
+        keep: further channels that rollouts for learning contain.
 
     Attributes:
         played: number of steps of the rollout so far.
-        env_device: device on which rewards and metrics remain until the end of the rollout; None: the host, where they
-            are NumPy arrays.
+        env_device: device of rewards and metrics during the rollout; None: they are NumPy arrays on the CPU.
     """
 
     def __init__(self, spec: EnvSpec, device: torch.device, channels: Sequence[str], keep: Sequence[str]) -> None:
@@ -201,10 +206,10 @@ class RolloutBuffer:
         self._buffers: dict[str, torch.Tensor] = {}
 
     def begin(self, n_steps: int, learn: bool, keep_reward_jacobian: bool) -> None:
-        """Prepare for a rollout of at most `n_steps`; without `learn`, observations and values are not stored.
+        """Prepare for a rollout of at most `n_steps` steps; without `learn`, observations and values are not stored.
 
         Raises:
-            ConfigError: too little memory for the rollout.
+            ConfigError: there is not enough memory for the rollout.
         """
         shape = (n_steps, self.spec.n_envs, self.spec.n_agents)
         self._shape, self._learn, self._keep_reward_jacobian = shape, learn, keep_reward_jacobian
@@ -224,13 +229,13 @@ class RolloutBuffer:
         )
         self._log_prob = self._buffer("log_prob", shape, torch.float32)
         self._value = self._buffer("value", shape, torch.float32)
-        # Zero unless `add_value` sets it: the state after a terminated episode has no value.
+        # Zero unless `add_value` sets it, because the value after a terminated episode is 0.
         self._next_value = self._buffer("next_value", shape, torch.float32)
         if learn:
             self._next_value.zero_()
         self._stored_channels: dict[str, Any] = {}
         self._features: torch.Tensor | None = None
-        # The environment does not overwrite these tensors, and stacking them once at the end is faster.
+        # Metrics of each step on the environment's device; stacked once at the end, which is faster than copies.
         self._device_step_infos: list[Mapping[str, Any]] = []
 
     def add_act(
@@ -241,13 +246,13 @@ class RolloutBuffer:
         state: torch.Tensor | None,
         act: PolicyOutput,
     ) -> None:
-        """Store the decisions of the next step.
+        """Store the policy's inputs and output of the next step.
 
         Args:
             is_episode_start: whether the step is the first of its episode, [n_envs] bool.
-            observation: observation that the policy acts on.
-            policy_inputs: channels of it that the policy reads, as tensors.
-            state: state of the policy's memory before the step.
+            observation: observation before the step.
+            policy_inputs: channels of `observation` that the policy reads, as tensors.
+            state: recurrent state of the policy before the step; None: initial state.
             act: output of the policy.
         """
         t = self.played
@@ -264,15 +269,12 @@ class RolloutBuffer:
                 self._features = self._buffer("features", (*self._shape, act.features.shape[-1]), act.features.dtype)
             self._features[t] = act.features
         for name, x in (policy_inputs | self.tensors(observation, self._unread_channels)).items():
-            # Features replace the channels that only the policy reads.
+            # If the policy returns features, learners use these in place of the channels that only the policy reads.
             if self._features is None or name in ("action_mask", *self._keep):
                 self._store(name, t, x)
 
     def add_step(self, step: Step, waiting: np.ndarray) -> np.ndarray:
-        """Store rewards and ends of a step; return the mask of games that wait for their next reset from now on.
-
-        Games that are already `waiting` [n_envs] bool do not end again.
-        """
+        """Store a step; return the mask [n_envs] of games that wait after it. `waiting` is the mask before the step."""
         t = self.played
         self.played += 1
         self._reward[t], self._base_reward[t], self._terminated[t] = step.reward, step.base_reward, step.terminated
@@ -293,12 +295,12 @@ class RolloutBuffer:
 
     @property
     def needs_value(self) -> bool:
-        """True if the newest state needs a separate forward pass, since the next step does not observe it."""
+        """True if the value after the newest step needs a separate forward pass, because no next step computes it."""
         t = self.played - 1
         return self._learn and bool(self._truncated[t].any() or self.played == self._shape[0])
 
     def add_value(self, value: torch.Tensor) -> None:
-        """Store the value V of the state after the newest step, [n_envs, n_agents]."""
+        """Store the values of the states after the newest step, [n_envs, n_agents]; 0 for terminated episodes."""
         t = self.played - 1
         self._next_value[t] = torch.where(self.tensor(self._terminated[t])[:, None], 0.0, value)
 
@@ -306,9 +308,9 @@ class RolloutBuffer:
         """Return the rollout of the steps so far.
 
         Args:
-            running: sums of the episodes in progress; the steps are added to them.
-            waiting: games that wait for their next reset, [n_envs] bool.
-            state: state of the policy's memory after the last step.
+            running: sums of the episodes in progress, to which the steps are added.
+            waiting: mask of games that wait for a reset, [n_envs] bool.
+            state: recurrent state of the policy after the last step; None: the policy has none.
         """
         n, info = self.played, self._info
         for i, name in enumerate(self._per_step):
@@ -317,7 +319,7 @@ class RolloutBuffer:
         self._device_step_infos = []
         reward, base_reward, info = self._reward[:n], self._base_reward[:n], info[:, :n]
         episodes = running.add(reward, base_reward, info, self._ends[:n], waiting)
-        if self._learn:  # where the episode continues, the next state is the one acted in at the next step
+        if self._learn:  # if the episode continues, the next value was computed by the forward pass of the next step
             has_ended = self.tensor(self._terminated | self._truncated)[:-1, :, None]
             self._next_value[:-1] = torch.where(has_ended, self._next_value[:-1], self._value[1:])
         initial_state = self._state if n else None
@@ -336,7 +338,7 @@ class RolloutBuffer:
             info=dict(zip(self._per_step, to_numpy(info), strict=True)),
             episodes=episodes,
             reward_jacobian=None if self._reward_jacobian is None else self.tensor(self._reward_jacobian[:n]),
-            # A policy without an initial state starts from zeros.
+            # A state of None before the first step stands for zeros.
             state=torch.zeros_like(state) if initial_state is None and state is not None else initial_state,
         )
 
@@ -381,8 +383,5 @@ class RolloutBuffer:
 
 
 def to_device(x: Any, device: torch.device) -> torch.Tensor:
-    """Move numbers to `device` without waiting for the GPU.
-
-    Memory that is not pinned is read before the call returns.
-    """
+    """Return numbers as a tensor on `device`; copies to a GPU are asynchronous, but read `x` before the return."""
     return torch.as_tensor(x).to(device, non_blocking=device.type == "cuda")

@@ -1,4 +1,4 @@
-"""Observers of a run: its progress display, its file of training episodes, and the log and videos of episodes."""
+"""Observers that update the progress display, stop a run, or write training episodes, step records and videos."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StepProgress(Observer):
 
 
 class EpisodeProgress(Observer):
-    """Counter of finished episodes, which also displays the newest return, or of their steps.
+    """Counter of finished episodes, with display of the newest return; or counter of the steps of these episodes.
 
     Args:
         display: progress display of the run.
@@ -51,7 +51,7 @@ class EpisodeProgress(Observer):
         self.display, self.in_steps = display, in_steps
 
     def on_progress(self, steps: int) -> None:
-        self.display.advance(0)  # updates the elapsed time
+        self.display.advance(0)  # refreshes the displayed time
 
     def on_episode_end(self, episode: Episode) -> None:
         self.display.advance(episode.length if self.in_steps else 1)
@@ -60,12 +60,12 @@ class EpisodeProgress(Observer):
 
 
 class GracePeriodObserver(Observer):
-    """Observer that stops a run during a rollout if the next safe point is too far away.
+    """Observer that stops a run during a rollout if the run was told to stop and its grace period has passed.
 
     Args:
-        run: run that has been asked to stop.
-        resumable: returns the position to resume from and a function that builds its state, as
-            `Run.stop_after_grace` expects them.
+        run: run to stop.
+        resumable: function that returns the arguments of `Run.stop_after_grace`: iteration from which the run resumes,
+            and a function that returns the state at this iteration.
     """
 
     def __init__(self, run: Run, resumable: Callable[[], tuple[int, Callable[[], State]]]) -> None:
@@ -79,7 +79,7 @@ class TrainingEpisodeWriter(Observer):
     """Observer that writes every training episode to a file (`llmrl.run.training_episodes`).
 
     Args:
-        spec: spec of the environment.
+        spec: specification of the environment.
         folder: folder of the run.
         state: state from the run's checkpoint; None: a new run.
     """
@@ -91,7 +91,7 @@ class TrainingEpisodeWriter(Observer):
         self._begin_step: int = 0 if state is None else state["begun"]  # step at which all games last restarted
 
     def record_reset(self, step: int) -> None:
-        """Record that all games restart at their step `step`; episodes in progress are discarded."""
+        """Record that all games restart after `step` steps of each game; episodes in progress are discarded."""
         self._begin_step = step
         self._file.record_reset(step)
 
@@ -109,22 +109,23 @@ class TrainingEpisodeWriter(Observer):
 
 
 SINGLE_PLAYER_HEIGHT, SOCIETY_HEIGHT = 480, 640
-"""Height of a frame with one player, and of one with several players, pixels."""
+"""Height in pixels of a video frame with one player, and with several players."""
 _NON_COST_KEYS = ("steps", "return", "thoughts", "recorded", "filmed")
 _EXTRA_COST_KEYS = ("lesson_took", "talk_took")
-"""Keys in a step's notes for the costs of requests that do not ask for an action."""
+"""Keys of a step's notes that hold costs of requests for other texts than an action."""
 MAX_SHOWN_PLAYERS = 9
-"""Maximum number of players whose texts fit next to a frame, with two lines each."""
+"""Maximum number of players whose texts, with two lines each, fit next to a frame."""
 
 
 @dataclass(frozen=True)
 class EpisodeLogSettings:
-    """Number of the first episodes that are recorded step by step and filmed.
+    """Numbers of episodes whose steps are recorded, and of episodes with a video.
 
     A resumed run with other numbers applies them to the episodes that begin after it resumes.
 
     Attributes:
-        records, videos: number of episodes whose steps are recorded, and number that are filmed.
+        records: number of episodes, from episode 0, whose steps are recorded.
+        videos: number of episodes, from episode 0, with a video.
         fps: frames per second of videos.
     """
 
@@ -134,18 +135,19 @@ class EpisodeLogSettings:
 
 
 class EpisodeLogger(Observer):
-    """Observer that records a batch of episodes, whose games wait after their end.
+    """Observer that writes results, step records and videos of one episode of each game; ended games must wait.
 
     Args:
         env: environment that is played.
-        files: files of the run; several loggers may share them.
+        files: episode files of the run; several loggers may share them.
         state: state from the run's checkpoint; None: a new run.
-        settings: number of recorded and filmed episodes.
-        objective, spending_cost: objective of an episode.
+        settings: numbers of episodes with step records and videos.
+        objective, spending_cost: objective of an episode: welfare measure, and cost per unit of spending.
 
     Attributes:
-        first_episode: episode of game 0, to be set before a batch begins; game i plays episode `first_episode` + i.
-        playing: games whose episode is in progress, [n_envs] bool.
+        first_episode: number of the episode of game 0, to be set before a reset; game i plays episode
+            `first_episode` + i.
+        playing: mask of the games whose episode is in progress, [n_envs] bool.
     """
 
     def __init__(
@@ -164,20 +166,20 @@ class EpisodeLogger(Observer):
         self.first_episode = 0 if state is None else state["first"]
         n = self.spec.n_envs
         self.playing = np.zeros(n, dtype=bool) if state is None else np.array(state["playing"])
-        # Totals of each game so far: steps, sum of rewards, each player's latest reflection, and costs.
+        # Of each game's episode: steps, sum of rewards, latest reflection of each player, flags, and costs.
         self._totals = [{} for _ in range(n)] if state is None else [_copy_totals(totals) for totals in state["so_far"]]
-        self._ends: dict[int, str] = {}  # by game: ends of episodes that are not written yet
-        self._frames: dict[int, np.ndarray] = {}  # by game: frames of the states in which players decide next
+        # "terminated" or "truncated", by game, from the last step of an episode until its result is written.
+        self._ends: dict[int, str] = {}
+        self._frames: dict[int, np.ndarray] = {}  # rendered states before the next actions, by game
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
-        """Begin a new batch of episodes."""
+        """Begin a new episode in each of `games`, a mask [n_envs] bool."""
         self.playing, self._frames = games.copy(), {}
-        blank = [""] * self.spec.n_agents
         self._totals = [
             {
                 "steps": 0,
                 "return": 0.0,
-                "thoughts": blank.copy(),
+                "thoughts": [""] * self.spec.n_agents,
                 "recorded": k < self.settings.records,
                 "filmed": k < self.settings.videos,
             }
@@ -195,7 +197,7 @@ class EpisodeLogger(Observer):
             for agent, note in enumerate(notes):
                 self._add_note_costs(totals, note)
                 totals["thoughts"][agent] = note.get("reflection", totals["thoughts"][agent])
-            # Texts take longer than a step of most games, so they are built only where they are written or shown.
+            # Formatting of texts takes longer than a step of most games, so it is skipped where no file needs them.
             if totals["recorded"] or game in self._frames:
                 lines = [
                     self._step_record(transition.observation, actions, reward, game, agent, note)
@@ -214,11 +216,10 @@ class EpisodeLogger(Observer):
             self._finish_episode(episode.game, row, self._ends.pop(episode.game))
 
     def render_frames(self) -> None:
-        """Render the states for the next decisions. Call it also after a batch was restored."""
+        """Render the states before the next actions of episodes with a video; also to be called after a restore."""
         self._frames |= {game: self.env.render(game) for game in self._list_playing_games() if self._is_filmed(game)}
 
     def close(self) -> None:
-        """Close the files."""
         self.files.close()
 
     def state_dict(self) -> State:
@@ -233,11 +234,11 @@ class EpisodeLogger(Observer):
         return [game for game in np.flatnonzero(self.playing).tolist() if game not in self._ends]
 
     def _is_filmed(self, game: int) -> bool:
-        # A resumed run decides by its present number of videos.
+        # The number of videos may be lower in a resumed run than it was at the start of the episode.
         return bool(self._totals[game]["filmed"]) and self.first_episode + game < self.settings.videos
 
     def _write_step(self, game: int, lines: list[dict[str, Any]]) -> None:
-        """Write the lines of a step to the file and next to the frame, for recorded and filmed episodes."""
+        """Write the lines of a step to the step records and next to the video frame, where the episode has these."""
         episode = self.first_episode + game
         for line in lines if self._totals[game]["recorded"] else ():
             self.files.write_step(episode, line)
@@ -305,7 +306,7 @@ class EpisodeLogger(Observer):
         if line.get("valid") is False:
             action += "  (no valid reply)"
         if "agent" in line:
-            # The frame shows all players, so one line for other observations is enough.
+            # The frame itself shows all players, so one line of text for each is enough.
             summary = _scalar_summary(line.get("observation", ""))
             player = f"player {line['agent'] + 1}" + (f", {line['model']}" if "model" in line else "")
             message_text = f'says "{line["said"]}"' if line.get("said") else ""
@@ -337,8 +338,8 @@ def _scalar_summary(observation: Any) -> str:
     """Return the scalar fields of an observation as one line of text."""
     if not isinstance(observation, Mapping):
         return ""
-    plain = {name: value for name, value in observation.items() if not isinstance(value, list | Mapping)}
-    return ", ".join(f"{name} {value}" for name, value in plain.items())
+    scalars = {name: value for name, value in observation.items() if not isinstance(value, list | Mapping)}
+    return ", ".join(f"{name} {value}" for name, value in scalars.items())
 
 
 def _format_observation(observation: Any) -> str:
@@ -350,7 +351,7 @@ def _format_observation(observation: Any) -> str:
 
 
 def _format_numbers(action: Any) -> str:
-    """Format an action of several numbers, by name or in order, with three significant digits."""
+    """Format the numbers of a continuous action, a mapping by name or a list, with three significant digits."""
     if isinstance(action, Mapping):
         return ", ".join(f"{name} {_format_numbers(value)}" for name, value in action.items())
     if isinstance(action, list):

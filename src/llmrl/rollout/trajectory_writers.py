@@ -1,4 +1,4 @@
-"""Observers that write trajectories, the steps of played episodes."""
+"""Observers that write trajectories: every step of played episodes, as arrays."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from llmrl.core.state_fields import StateFields
 from llmrl.run.trajectories import Trajectories, TrajectoryFiles
 
 CHUNK_STEPS = 8192
-"""Approximate number of steps in a file of played episodes, also held in memory and in a checkpoint."""
+"""Approximate number of rows (steps x agents) of a file; unwritten rows are held in memory and in checkpoints."""
 PROMPT_CHANNEL, TEXT_CHANNEL = "prompt", "text"
 
 
 @runtime_checkable
 class HasTaskLabels(Protocol):
-    """Environment whose episodes are labeled by kind of task and by mission.
+    """Protocol of environments whose episodes are labeled by kind of task and by mission (the text of the goal).
 
-    Each property has one label per game, [n_envs], for its present or latest episode.
+    Each property has one label per game, [n_envs], for the episode in progress or, after its end, the last one.
     """
 
     @property
@@ -35,39 +35,37 @@ class HasTaskLabels(Protocol):
 
 
 def stored_text_channel(spec: EnvSpec, policy: Policy) -> str | None:
-    """Return the channel whose texts are stored in trajectories.
-
-    It is the complete prompt where one exists, else the text that the policy reads.
-    """
+    """Return the channel of texts to store: the complete prompt, else the text that the policy reads, else None."""
     if PROMPT_CHANNEL in spec.observation:
         return PROMPT_CHANNEL
     return TEXT_CHANNEL if TEXT_CHANNEL in policy.channels else None
 
 
 class EpisodeQueue:
-    """Queue that writes complete episodes to files in the order of their numbers, whichever ends first.
+    """Queue that writes complete episodes to files in the order of their numbers, independent of when they end.
 
     Args:
-        spec: spec of the environment.
-        chunk: number of steps after which a file is written.
+        spec: specification of the environment.
+        chunk: number of rows after which a file is written.
     """
 
     def __init__(self, spec: EnvSpec, chunk: int = CHUNK_STEPS) -> None:
         self.spec, self.chunk = spec, chunk
-        self._next_number = 0  # number of the first episode that is still expected
+        self._next_number = 0  # lowest number of an episode that is neither ready nor discarded
         self._ready: list[dict[str, Any]] = []  # episodes to write in the next file
         self._n_ready_steps = 0
-        self._pending: dict[int, dict[str, Any]] = {}  # finished episodes after one that is still expected
-        self._discarded: set[int] = set()  # numbers of episodes that are not expected any more
+        self._pending: dict[int, dict[str, Any]] = {}  # finished episodes with numbers above `_next_number`
+        self._discarded: set[int] = set()  # numbers of episodes that will not be added
         self._files: TrajectoryFiles | None = None
 
     def open(self, folder: Path, state: State | None = None, begun: Iterable[int] = ()) -> None:
-        """Begin to write into `folder`, or continue from `state`.
+        """Open the files in `folder`, or continue them from `state`.
 
         Args:
             folder: folder of the run or of the evaluation.
-            state: state from the run's checkpoint; None: nothing was stored so far.
-            begun: numbers of episodes that will not be added any more, unless `state` holds them.
+            state: state from the run's checkpoint; None: there are no files.
+            begun: numbers of episodes that will not be added, unless they are in `state`: finished episodes, and
+                episodes that began before trajectories were stored.
         """
         self._files = TrajectoryFiles(folder, None if state is None else state["files"])
         self._pending = {} if state is None else {int(episode["episode"]): dict(episode) for episode in state["over"]}
@@ -80,7 +78,7 @@ class EpisodeQueue:
         self._write_ready()
 
     def drop(self, number: int) -> None:
-        """Stop waiting for the discarded episode `number`."""
+        """Record that episode `number` was discarded and will not be added."""
         self._discarded.add(number)
         self._write_ready()
 
@@ -92,7 +90,7 @@ class EpisodeQueue:
             self._write()
 
     def state_dict(self) -> State:
-        """Return the episodes that are in no file yet, and the list of files."""
+        """Return the finished episodes that are in no file, and the state of the files."""
         assert self._files is not None
         return {"files": self._files.state_dict(), "over": [*map(dict, [*self._ready, *self._pending.values()])]}
 
@@ -104,9 +102,8 @@ class EpisodeQueue:
             if episode is not None:
                 self._ready.append(episode)
                 self._n_ready_steps += len(episode["rows"])
-            if (
-                self._n_ready_steps >= self.chunk
-            ):  # even if more is ready, so that files do not depend on the order of ends
+            # Within the loop, so that the episodes of a file do not depend on the order in which episodes end.
+            if self._n_ready_steps >= self.chunk:
                 self._write()
 
     def _write(self) -> None:
@@ -125,14 +122,14 @@ class EpisodeQueue:
 
 
 class TrajectoryWriter(StateFields, Observer):
-    """Observer that writes the complete episodes of a player, in the order of their numbers.
+    """Observer that collects the steps of complete episodes and adds the episodes to an `EpisodeQueue`.
 
     Args:
         env: environment that is played.
-        text: channel whose texts are stored; None: no texts.
+        text: name of the channel whose texts are stored (`stored_text_channel`); None: no texts.
         episodes: queue that receives the episodes, possibly shared by several writers; None: a new queue.
-        games: number of games of the run: episode k is played in game k % `games`; None: the games of `env`, in any
-            order.
+        games: number of games of the run, where episode k is stored as played in game k % `games`; None: the index of
+            the game in `env` is stored.
 
     Attributes:
         first_episode: number of the next episode that begins.
@@ -147,19 +144,17 @@ class TrajectoryWriter(StateFields, Observer):
         self.channels = () if text is None else (text,)
         self.episodes = EpisodeQueue(self.spec) if episodes is None else episodes
         self.first_episode = 0
+        # Rows of the episode in progress of each game (None: no such episode), and its number.
         self._open_rows: list[list[tuple[Any, ...]] | None] = [None] * self.spec.n_envs
         self._numbers = [0] * self.spec.n_envs
 
     @property
     def open_episodes(self) -> set[int]:
-        """Numbers of the episodes in progress that are recorded."""
+        """Numbers of the episodes in progress."""
         return {self._numbers[game] for game, rows in enumerate(self._open_rows) if rows is not None}
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
-        """Begin new episodes in `games` [n_envs] bool, numbered in the order of the games.
-
-        Episodes that were in progress in them are discarded.
-        """
+        """Begin new episodes in `games`, a mask [n_envs] bool, and discard episodes in progress in these games."""
         for game in np.flatnonzero(games):
             if self._open_rows[game] is not None:
                 self.episodes.drop(self._numbers[game])
@@ -171,7 +166,7 @@ class TrajectoryWriter(StateFields, Observer):
         act, step = transition.output, transition.step
         actions = to_numpy(act.action)
         log_prob, value = (None if x is None else to_numpy(x) for x in (act.log_prob, act.value))
-        reward, base = to_numpy(step.reward), to_numpy(step.base_reward)
+        reward, base_reward = to_numpy(step.reward), to_numpy(step.base_reward)
         terminated = np.asarray(step.terminated)
         truncated = np.asarray(step.truncated) & ~terminated
         success = to_numpy(step.info["success"]) if "success" in self.spec.per_step else None
@@ -188,7 +183,7 @@ class TrajectoryWriter(StateFields, Observer):
                         np.nan if log_prob is None else float(log_prob[index]),
                         np.nan if value is None else float(value[index]),
                         float(reward[index]),
-                        float(base[index]),
+                        float(base_reward[index]),
                         bool(terminated[game]),
                         bool(truncated[game]),
                         np.nan if success is None else float(success[game]),
@@ -204,10 +199,10 @@ class TrajectoryWriter(StateFields, Observer):
     def _finish_episode(self, game: int) -> None:
         rows, self._open_rows[game] = self._open_rows[game], None
         assert rows is not None
-        # Success is the same for all agents of a game.
-        per_step = np.array([row[-1] for row in rows[:: self.spec.n_agents]])
-        aggregate = self.spec.per_step.get("success")
-        success = {"sum": per_step.sum(), "mean": per_step.mean(), "last": per_step[-1], None: np.nan}[aggregate]
+        # One row per step, because all agents of a game have the same success.
+        step_successes = np.array([row[-1] for row in rows[:: self.spec.n_agents]])
+        aggregates = {"sum": step_successes.sum(), "mean": step_successes.mean(), "last": step_successes[-1]}
+        success = (aggregates | {None: np.nan})[self.spec.per_step.get("success")]
         number = self._numbers[game]
         self.episodes.add(
             {
