@@ -1,8 +1,8 @@
-"""Statistics of results: point estimates of scores over runs, their standard errors, tests and proportions.
+"""Point estimates of scores over runs, their standard errors, proportions, and analysis of variance.
 
-Scores are [..., n_runs]; estimates are taken over the last axis. Runs are the seeds of one experiment. The
-interquartile mean is that of Agarwal et al. (2021), "Deep Reinforcement Learning at the Edge of the Statistical
-Precipice", arXiv 2108.13264. Intervals are in `llmrl.statistics.intervals`.
+Scores are arrays [..., n_runs]; estimates reduce the last axis. Runs differ in their seeds only. The interquartile mean
+is that of Agarwal et al. (2021), "Deep Reinforcement Learning at the Edge of the Statistical Precipice", arXiv
+2108.13264. Intervals of means are in `llmrl.statistics.intervals`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its confidence interval; the bounds are NaN if there are too few scores, such as one run."""
+    """An estimate with its confidence interval; the bounds are NaN if there are too few scores for an interval."""
 
     estimate: float
     low: float
@@ -34,12 +34,12 @@ def mean(scores: np.ndarray) -> np.ndarray:
 
 
 def median(scores: np.ndarray) -> np.ndarray:
-    """Return the median, [..., n_runs] -> [...]; errors as for `mean`."""
+    """Return the median, [..., n_runs] -> [...]; invalid scores raise ValueError."""
     return np.asarray(np.median(validate_scores(scores), axis=-1))
 
 
 def average_by_unit(scores: np.ndarray, units: Sequence[object] | None = None) -> np.ndarray:
-    """Return the mean score of each top-level unit, [..., n_runs] -> [..., n_units], units in order of appearance.
+    """Return the mean score of each top-level unit, [..., n_runs] -> [..., n_units], in order of first appearance.
 
     Args:
         scores: scores [..., n_runs].
@@ -59,14 +59,12 @@ def average_by_unit(scores: np.ndarray, units: Sequence[object] | None = None) -
 
 
 def standard_error(scores: np.ndarray, units: Sequence[object] | None = None) -> np.ndarray:
-    """Return the standard error of the mean of unit means, [..., n_runs] -> [...]; NaN for one unit.
-
-    It is std(ddof=1) / sqrt(n_units); `units` as for `average_by_unit`.
-    """
+    """Return the standard error std(ddof=1) / sqrt(n_units) of the mean of unit means, [...]; NaN for one unit."""
     means = average_by_unit(scores, units)
     n_units = means.shape[-1]
-    has_error = n_units > 1
-    return np.asarray(means.std(axis=-1, ddof=1) / np.sqrt(n_units)) if has_error else np.full(means.shape[:-1], np.nan)
+    if n_units == 1:
+        return np.full(means.shape[:-1], np.nan)
+    return np.asarray(means.std(axis=-1, ddof=1) / np.sqrt(n_units))
 
 
 def standard_error_of_mean(scores: np.ndarray) -> float | None:
@@ -102,21 +100,18 @@ def proportion(successes: int, n: int) -> Interval:
 
 
 def wilson(proportions: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of Wilson's 95% score interval of proportions [...] of `n` (Wilson 1927), each [...].
-
-    They are within [0, 1].
-    """
+    """Return the bounds, in [0, 1], of Wilson's 95% score interval (1927) of proportions of `n` trials, [...] each."""
     centers = (proportions + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
     half_width = Z95 / (1 + Z95**2 / n) * np.sqrt(proportions * (1 - proportions) / n + Z95**2 / (4 * n * n))
     low, high = np.maximum(centers - half_width, 0.0), np.minimum(centers + half_width, 1.0)
-    # The proportion must stay inside in spite of rounding.
+    # Rounding errors must not exclude the proportion itself from its interval.
     return np.minimum(low, proportions), np.maximum(high, proportions)
 
 
 def mean_proportion(intervals: Sequence[Interval]) -> Interval:
-    """Return the equally weighted mean of independent proportions, with an interval from their intervals.
+    """Return the equally weighted mean of independent proportions, with an interval derived from their intervals.
 
-    Its limits are square-and-add limits (Zou & Donner 2008, Statistics in Medicine 27, eq. 3 for a sum), within [0, 1].
+    The method is square-and-add (Zou & Donner 2008, Statistics in Medicine 27, eq. 3 for a sum), clipped to [0, 1].
 
     Raises:
         ValueError: there are no proportions.
@@ -132,12 +127,12 @@ def mean_proportion(intervals: Sequence[Interval]) -> Interval:
 
 @dataclass(frozen=True)
 class AnalysisOfVariance:
-    """The result of an analysis of variance: differences of groups, and differences expected by chance.
+    """The result of an analysis of variance.
 
     Attributes:
         spread: standard deviation of the group means.
         noise: standard error of a group mean, pooled over groups; None if no group has two scores.
-        p: p-value: probability of such differences if all groups have the same mean; None if `noise` is None.
+        p: p-value of the F test of equal group means; None if `noise` is None.
     """
 
     spread: float
@@ -146,9 +141,9 @@ class AnalysisOfVariance:
 
 
 def analysis_of_variance(strata: Sequence[Sequence[np.ndarray]]) -> AnalysisOfVariance:
-    """Return a one-way analysis of variance with Fisher's F test; groups are compared within their stratum.
+    """Return a one-way analysis of variance with Fisher's F test, in which groups are compared within their stratum.
 
-    Sums of squares and degrees of freedom are added over strata, so one test says whether groups differ in any stratum.
+    Sums of squares and degrees of freedom are added over strata, so one test covers the differences in all strata.
 
     Args:
         strata: for each stratum, the scores of its groups, [n_scores] each; one stratum needs two groups.
@@ -156,7 +151,7 @@ def analysis_of_variance(strata: Sequence[Sequence[np.ndarray]]) -> AnalysisOfVa
     Raises:
         ValueError: no stratum has two groups.
     """
-    from scipy.special import fdtrc  # lazy: only the end of a design run needs it
+    from scipy.special import fdtrc  # lazy: importing it takes longer than most commands
 
     groups = [[validate_scores(scores) for scores in stratum] for stratum in strata]
     between_groups, mean_deviation_squares = 0.0, 0.0

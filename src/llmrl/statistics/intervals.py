@@ -1,10 +1,9 @@
-"""Confidence intervals of means, differences and other estimates over the top level of replication, and tests.
+"""Confidence intervals of means, differences and other estimates over independent units of runs, and tests.
 
 Runs may share a *top-level unit*, such as a pre-training run, and are then correlated. The scores of one unit are
 averaged first; the unit means are independent. Intervals are Student t intervals of unit means (Welch-Satterthwaite for
-two samples of unequal variance), because a percentile bootstrap of few units covers too rarely: 74 % instead of
-95 % with three. With fewer than `MINIMUM_UNITS` units there is no interval; its bounds are NaN. Tests of planned
-comparisons of two groups are corrected for the number of comparisons.
+two samples of unequal variance). A percentile bootstrap is not used, because its coverage is too low for few units:
+74 % instead of 95 % with three. With fewer than `MINIMUM_UNITS` units there is no interval; its bounds are NaN.
 
 `benchmarks/sweep_report.py --coverage` simulates the coverage of all intervals.
 """
@@ -33,9 +32,9 @@ from llmrl.statistics.estimators import (
 )
 
 MINIMUM_UNITS = 5
-"""Number of top-level units below which an estimate has no interval."""
+"""Minimum number of top-level units for an interval."""
 CONFIDENCE_LEVEL = 0.95
-"""Confidence level."""
+"""Nominal coverage probability of all intervals."""
 
 Units = Sequence[object] | None
 """Labels of the top-level units of runs, [n_runs]; None: each run is a unit."""
@@ -43,7 +42,7 @@ Units = Sequence[object] | None
 
 @dataclass(frozen=True)
 class Band:
-    """Estimates [...] with pointwise confidence intervals; the bounds are NaN without an interval."""
+    """Estimates with pointwise confidence intervals, arrays of equal shape; bounds without an interval are NaN."""
 
     estimate: np.ndarray
     low: np.ndarray
@@ -82,10 +81,10 @@ def t_quantile(degrees_of_freedom: np.ndarray) -> np.ndarray:
 
 
 def mean_interval(scores: np.ndarray, units: Units = None) -> Band:
-    """Return the mean of the unit means with its t interval.
+    """Return the mean of the unit means with its t interval, [..., n_runs] -> [...].
 
     Args:
-        scores: scores [..., n_runs]; leading axes, such as points of a curve, are independent of each other.
+        scores: scores [..., n_runs]; a separate estimate is computed for each index of the leading axes.
         units: labels of the top-level units.
     """
     values = average_by_unit(scores, units)
@@ -96,9 +95,9 @@ def mean_interval(scores: np.ndarray, units: Units = None) -> Band:
 def estimates(scores: np.ndarray, units: Units = None) -> dict[str, Band]:
     """Return the estimates of a group's scores [n_runs]: `iqm`, `mean` and `median`.
 
-    Only the mean has an interval. A t interval of a trimmed mean (Tukey & McLaughlin, 1963) of five scores covers 93 %
-    if they are normally distributed and 67 % if they are bimodal; one of the median of five scores does not exist at
-    95 %.
+    Only the mean has an interval. A t interval of a trimmed mean (Tukey & McLaughlin, 1963) of five scores has a
+    coverage of 93 % for normal and 67 % for bimodal distributions. An interval of the median of five scores at 95 %
+    does not exist.
     """
     no_bound = np.array(np.nan)
     points = {"iqm": interquartile_mean(scores), "median": median(scores)}
@@ -107,7 +106,7 @@ def estimates(scores: np.ndarray, units: Units = None) -> dict[str, Band]:
 
 
 def is_paired(units_x: Units, units_y: Units) -> bool:
-    """Return whether two groups have the same top-level units, so that they can be compared within each."""
+    """Return whether two groups have the same top-level units, so that they can be compared within each unit."""
     return units_x is not None and units_y is not None and set(units_x) == set(units_y)
 
 
@@ -140,11 +139,12 @@ def difference_interval(x: np.ndarray, y: np.ndarray, units_x: Units = None, uni
 
 
 def probability_of_improvement(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Units = None) -> Interval:
-    """Return P(X > Y): the share of pairs in which a run of X beats a run of Y; ties count half.
+    """Return P(X > Y): the share of pairs of runs in which the score of X is higher; ties count half.
 
-    It is the Mann-Whitney statistic divided by the number of pairs (arXiv 2108.13264, section 4.3). Pairs are within
-    the units that both have, else all pairs of runs. The interval is Newcombe's (2006, Statistics in Medicine 25: 559,
-    method 5). It supposes that runs are independent: if a unit has several runs, or groups are paired, there is none.
+    It is the Mann-Whitney statistic divided by the number of pairs (arXiv 2108.13264, section 4.3). If both groups have
+    the same units, it is the mean over units of the share of pairs within the unit. The interval is Newcombe's (2006,
+    Statistics in Medicine 25: 559, method 5). It requires independent runs, so it is NaN if a unit has several runs or
+    the groups are paired.
 
     Args:
         x: scores [n].
@@ -160,21 +160,22 @@ def probability_of_improvement(x: np.ndarray, y: np.ndarray, units_x: Units = No
         shares = [_compare_pairs(x[i], y[indices_y[label]]).mean() for label, i in indices_x.items()]
         return Interval(float(np.mean(shares)), math.nan, math.nan)
     estimate = float(_compare_pairs(x, y).mean())
-    independent = all(labels is None or len(set(labels)) == len(labels) for labels in (units_x, units_y))
-    if not independent or min(len(x), len(y)) < MINIMUM_UNITS:
+    are_independent = all(labels is None or len(set(labels)) == len(labels) for labels in (units_x, units_y))
+    if not are_independent or min(len(x), len(y)) < MINIMUM_UNITS:
         return Interval(estimate, math.nan, math.nan)
     return Interval(estimate, *_mann_whitney_bounds(estimate, len(x), len(y)))
 
 
 def improvement_matrix(groups: Sequence[np.ndarray], units: Sequence[Units] | None = None) -> Band:
-    """Return `probability_of_improvement` of every group over every other.
+    """Return `probability_of_improvement` for all pairs of groups.
 
     Args:
         groups: scores of each group, [n_runs] each.
-        units: labels of the top-level units of each group.
+        units: labels of the top-level units of each group; None: each run is a unit.
 
     Returns:
-        Band [n_groups, n_groups], row over column; 1/2 without an interval on the diagonal.
+        Band [n_groups, n_groups]: probability that the group of the row exceeds that of the column; 1/2 without an
+        interval on the diagonal.
     """
     n = len(groups)
     units = [None] * n if units is None else units
@@ -190,11 +191,11 @@ def improvement_matrix(groups: Sequence[np.ndarray], units: Sequence[Units] | No
 def describe(
     scores: np.ndarray, independent: bool = True, units: Units = None, is_proportion: bool = False
 ) -> dict[str, float | None]:
-    """Return a row of a table for scores [n]: mean, standard error, 95 % t interval of the mean, min, max.
+    """Return statistics of scores [n]: `mean`, `standard_error`, interval of the mean (`low`, `high`), `min`, `max`.
 
-    The interval is None for fewer than `MINIMUM_UNITS` top-level units. Standard error and interval are None for a
-    single unit, and for scores that are not `independent`. With `is_proportion`, scores of 0 and 1 have Wilson's
-    interval, which stays within [0, 1] and is not empty if all are equal.
+    The interval is a 95 % t interval; it is None for fewer than `MINIMUM_UNITS` top-level units. Standard error and
+    interval are None for a single unit, and for scores that are not `independent`. With `is_proportion`, scores of 0
+    and 1 have Wilson's interval, which is within [0, 1] and has a positive width even if all scores are equal.
     """
     scores, lowest, highest = average_by_unit(scores, units), float(np.min(scores)), float(np.max(scores))
     row = {"mean": float(mean(scores)), **dict.fromkeys(("standard_error", "low", "high"))}
@@ -214,10 +215,12 @@ def describe(
 def describe_difference(
     x: np.ndarray, reference: np.ndarray, paired: bool, independent: bool = True
 ) -> dict[str, float | None]:
-    """Return a row of a table for mean(x [n]) - mean(reference [m]): mean, standard error, 95 % t interval.
+    """Return statistics of mean(x) - mean(reference): `mean`, `standard_error`, 95 % t interval (`low`, `high`).
 
-    Scores that are `paired` (n = m) were measured under the same conditions one by one. Unknown values are None, as in
-    `describe`.
+    Args:
+        x, reference: scores, [n] and [m].
+        paired: whether x[i] and reference[i] were measured under the same conditions; n = m.
+        independent: whether the scores are independent; if not, standard error and interval are None.
     """
     if paired:
         row = describe(validate_scores(x) - validate_scores(reference), independent)
@@ -231,9 +234,9 @@ def describe_difference(
 
 
 def _standard_error_and_degrees(samples: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the standard error of a sum of means of independent samples, and its degrees of freedom.
+    """Return the standard error of a sum of means of independent samples, and its degrees of freedom, both [...].
 
-    Samples have shape [..., n_k] (Satterthwaite, 1946; Welch, 1947). Both results are NaN if a sample has one value.
+    The samples have shapes [..., n_k] (Satterthwaite, 1946; Welch, 1947). Both are NaN if a sample has one value.
     """
     if min(sample.shape[-1] for sample in samples) < 2:
         unknown = np.full(samples[0].shape[:-1], np.nan)
@@ -241,7 +244,7 @@ def _standard_error_and_degrees(samples: Sequence[np.ndarray]) -> tuple[np.ndarr
     variances = np.stack([sample.var(axis=-1, ddof=1) / sample.shape[-1] for sample in samples])
     degrees = np.array([sample.shape[-1] - 1 for sample in samples]).reshape(-1, *(1,) * (variances.ndim - 1))
     total = variances.sum(axis=0)
-    # Computed in shares of the total, because the square of a small variance underflows.
+    # Computed from shares of the total variance, because the square of a small variance underflows.
     shares = np.divide(variances, total, out=np.full_like(variances, 1 / len(samples)), where=total > 0)
     return np.sqrt(total), 1 / (shares**2 / degrees).sum(axis=0)
 
@@ -253,23 +256,24 @@ def _make_band(estimate: np.ndarray, half_width: np.ndarray, units: int) -> Band
 
 @functools.lru_cache(maxsize=65_536)  # many pairs of groups have the same arguments
 def _mann_whitney_bounds(estimate: float, n: int, m: int) -> tuple[float, float]:
-    """Return the probabilities whose distance from the estimate is `Z95` of their standard errors, found by bisection.
+    """Return the bounds of the interval of a Mann-Whitney estimate from groups of n and m runs.
 
-    Newcombe (2006), method 5: the variance is that of exponential distributions, with (n + m) / 2 runs in each group.
+    A bound is a probability p with |estimate - p| = `Z95` * standard_error(p), found by bisection. The standard error
+    is that for exponential distributions, with (n + m) / 2 runs in each group (Newcombe 2006, method 5).
     """
-    n_others = (n + m) / 2 - 1
+    n_others = (n + m) / 2 - 1  # other runs in a group, in Newcombe's formula
 
-    def distance(p: float) -> float:
+    def is_inside(p: float) -> bool:
         variance = p * (1 - p) * (1 + n_others * (1 - p) / (2 - p) + n_others * p / (1 + p)) / (n * m)
-        return abs(estimate - p) - Z95 * math.sqrt(variance)
+        return abs(estimate - p) - Z95 * math.sqrt(variance) < 0
 
     bounds = []
     for limit in (0.0, 1.0):
-        nearest, farthest = estimate, limit
+        inside, outside = estimate, limit
         for _ in range(50):
-            middle = (nearest + farthest) / 2
-            nearest, farthest = (middle, farthest) if distance(middle) < 0 else (nearest, middle)
-        bounds.append(limit if estimate == limit else farthest)
+            middle = (inside + outside) / 2
+            inside, outside = (middle, outside) if is_inside(middle) else (inside, middle)
+        bounds.append(limit if estimate == limit else outside)
     return bounds[0], bounds[1]
 
 
@@ -284,13 +288,13 @@ def _or_none(bound: np.ndarray) -> float | None:
 
 
 SIGNIFICANCE_LEVEL = 0.05
-"""Probability below which an adjusted p-value counts as a difference."""
+"""Significance level: a difference with an adjusted p-value below it is significant."""
 
 
 def p_value(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Units = None) -> float:
-    """Return the two-sided p-value of equal means; NaN if a group has fewer than `MINIMUM_UNITS` top-level units.
+    """Return the two-sided p-value of the hypothesis of equal means; NaN for fewer than `MINIMUM_UNITS` units.
 
-    It is that of a paired t test of unit means if both groups have the same units, else that of Welch's t test.
+    The test is a paired t test of unit means if both groups have the same units, else Welch's t test.
 
     Args:
         x: scores [n].
@@ -310,10 +314,10 @@ def p_value(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Units 
 
 
 def adjust_p_values(p_values: Sequence[float]) -> list[float]:
-    """Return p-values adjusted for their number, in the same order (Holm, 1979, Scand. J. Statistics 6: 65).
+    """Return p-values adjusted for multiple tests, in the same order (Holm, 1979, Scand. J. Statistics 6: 65).
 
-    The k-th smallest of m is multiplied by m - k + 1, and is at least the one before it and at most 1. NaN, a
-    comparison that could not be tested, stays NaN and does not count.
+    The k-th smallest of m p-values is multiplied by m - k + 1; it is at least the adjusted p-value of the (k - 1)-th
+    and at most 1. NaN, for comparisons that could not be tested, remains NaN and is not counted in m.
 
     Args:
         p_values: p-values of one family of comparisons, in [0, 1] or NaN.
