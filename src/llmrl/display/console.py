@@ -1,4 +1,4 @@
-"""The console for all printed output, and its tables."""
+"""Functions that print lines and tables; all printed output uses them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 
 
 class Terminal(Console):
-    """A console that prints texts literally.
-
-    Brackets are not markup, colons are not emoji, and control characters are spelled out.
+    """Console that prints texts literally: without markup or emoji, and with control characters escaped.
 
     Args:
-        width: width in columns if the output is not a terminal, because 80 columns are too few for tables in a file.
+        width: width in characters if the output is not a terminal; rich's default of 80 is too small for tables.
     """
 
     def __init__(self, width: int = 120) -> None:
@@ -34,7 +32,7 @@ class Terminal(Console):
 
 
 def print_line(text: object, style: str | None = None) -> None:
-    """Print a line without wrapping it, with control characters spelled out, in a style of rich if there is one."""
+    """Print a line without wrapping, with control characters escaped, and with a style of rich unless it is None."""
     if style is None:
         sys.stdout.write(f"{printable(text)}\n")
     else:
@@ -42,7 +40,7 @@ def print_line(text: object, style: str | None = None) -> None:
 
 
 def print_fields(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Print a table of names and values."""
+    """Print a table with rows (name, value)."""
     table = Table(title=title, show_header=False, min_width=70)
     for name, value in rows:
         table.add_row(name, value)
@@ -56,16 +54,14 @@ def print_table(
     alignments: str = "ll",
     styles: Sequence[str | None] = (),
 ) -> None:
-    """Print a table, up to 200 columns wide in a file, because names of runs are long.
-
-    The title is an unwrapped line above it, so that it can be copied.
+    """Print a table, at most 200 characters wide in a file, because names of runs are long.
 
     Args:
-        title: title of the table.
+        title: title, printed as a line above the table without wrapping, so that it can be copied.
         columns: names of the columns.
         rows: cells of each row.
-        alignments: alignment of each column: `l` is flush left; other letters and missing ones are flush right.
-        styles: style of each row, of rich; empty: none.
+        alignments: one letter per column: `l` aligns left; other letters, and missing ones, align right.
+        styles: style of rich for each row; empty: no styles.
     """
     print_line(f"\n{title}")
     table = Table()
@@ -77,7 +73,7 @@ def print_table(
 
 
 def print_report_table(table: ReportTable) -> None:
-    """Print a table of a report with its notes; nothing if it is only written to a file."""
+    """Print a table of a report with its notes; nothing for a table without columns, which is only in a file."""
     if table.columns:
         print_table(table.caption, table.columns, table.rows, table.alignments)
         for note in table.notes:
@@ -85,5 +81,5 @@ def print_report_table(table: ReportTable) -> None:
 
 
 def relative_to_cwd(folder: Path) -> Path:
-    """Return a folder relative to the working directory if it is inside it, else unchanged."""
+    """Return a folder relative to the working directory if it is inside this directory, else unchanged."""
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder

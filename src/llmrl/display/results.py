@@ -1,4 +1,4 @@
-"""Printed plans of runs, messages about finished runs, and results of runs and evaluations."""
+"""Printed results of runs and evaluations, and messages about runs that are already finished."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 
 _SCORE_KEYS = (RECOMMENDATION, RECOMMENDATION_ERROR, ONLINE_PERFORMANCE)
-"""Keys of a summary that `build_objective_rows` shows in words."""
+"""Keys of `summary.json` that `build_objective_rows` includes."""
 _LEVEL_NAMES = {**REFERENCE_LEVELS, "last_proposals": "mean of the last proposals", "recommendation": "recommendation"}
-"""Levels of each context in a summary's `references`, in the order of the table, and their display names."""
+"""From keys of the contexts in `references` of `summary.json` to display names, in the order of the printed table."""
 
 
 def print_skipped(run: Run) -> None:
-    """Print that a run of the same configuration and seed is already finished."""
+    """Print that a run with the same config and seed is already finished, and which requested files it lacks."""
     result = "" if run.result is None else f" (result {run.result:.4g})"
     print_line(f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old content.")
     print_validity_warning(read_json_or_empty(run.folder / SUMMARY_NAME))
     previous_config: dict[str, Any] = {}
     with suppress(RunFolderError):
         previous_config = read_config(run.folder, ())
-    n_videos, n_previous_videos = (x.get("play", {}).get("videos", 0) for x in (run.config, previous_config))
+    n_videos, n_previous_videos = (config.get("play", {}).get("videos", 0) for config in (run.config, previous_config))
     new_loggers = sorted(set(run.config.get("loggers", {})) - set(previous_config.get("loggers", {})))
     if previous_config and new_loggers:
         print_line(f"It was run without loggers {', '.join(new_loggers)}; rerun=true runs it again with them.")
@@ -58,16 +58,16 @@ def print_summary(run: Run) -> None:
         print_recommendations(run.summary)
         if "references" in run.summary:
             print_reference_levels(run.summary["references"])
-    final_results = read_json_or_empty(run.folder / RESULTS_NAME)  # measurements of the final episodes
+    final_results = read_json_or_empty(run.folder / RESULTS_NAME)
     if final_results:
         print_estimates(f"{final_results['episodes']} final episodes", final_results["table"])
         print_dependence_note(final_results["carried"])
     rows = build_objective_rows(run.summary) if history else []
     for name, value in run.summary.items():
-        is_repeated = (history and name in _SCORE_KEYS) or (
+        is_already_printed = (history and name in _SCORE_KEYS) or (
             final_results and name.startswith(("evaluation/", "welfare/"))
         )
-        if isinstance(value, int | float | str) and not is_repeated:
+        if isinstance(value, int | float | str) and not is_already_printed:
             rows.append((name.replace("_", " "), _format_value(value)))
     print_fields(f"{run.folder.parent.parent.name}, {run.folder.name}", rows)
     print_line(f"Run folder: {relative_to_cwd(run.folder)}")
@@ -80,27 +80,27 @@ def print_summary(run: Run) -> None:
 
 
 def _format_value(value: float | str) -> str:
-    """Return an entry of a summary as text: whole numbers in full, other numbers with four digits."""
+    """Return a value of a summary as text: whole numbers in full, other numbers with four significant digits."""
     if not isinstance(value, float):
         return f"{value}"
     return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:,.4g}"
 
 
 def format_evaluate_command(config: Mapping[str, Any], folder: Path) -> str:
-    """Return the command that films a run, with the modules outside llmrl that it needs.
+    """Return the command that evaluates a run with a video, and trusts the modules outside llmrl that it needs.
 
     Args:
         config: config of the run, with `trusted_modules`.
         folder: run folder.
     """
-    entries = config.get(TRUSTED_KEY, ())
-    modules = [entry for entry in entries if entry != SHELL_PERMISSION and "@" not in entry and "://" not in entry]
+    permissions = config.get(TRUSTED_KEY, ())
+    modules = [x for x in permissions if x != SHELL_PERMISSION and "@" not in x and "://" not in x]
     trust_arguments = [word for module in modules for word in ("--trust", module)]
     return shlex.join(["llmrl-evaluate", str(folder), "--video", *trust_arguments])
 
 
 def describe_loggers(loggers: Mapping[str, Any], folder: Path) -> list[str]:
-    """Return where the records of each logger are, with the command or address that shows them.
+    """Return a line for each logger with the location of its records, or the command that shows them.
 
     Args:
         loggers: section `loggers` of the config.
@@ -112,22 +112,24 @@ def describe_loggers(loggers: Mapping[str, Any], folder: Path) -> list[str]:
     if "wandb" in loggers:
         settings = loggers["wandb"]
         project = settings.get("project") or folder.parent.parent.name
-        runs = folder / LOGGERS_FOLDER / "wandb"
-        offline = f"in {runs}; to send it: {shlex.join(['wandb', 'sync', str(runs)])}/offline-run-*"
-        lines.append(f"Weights & Biases: {offline if settings.get('mode') == 'offline' else f'project {project}'}")
+        wandb_folder = folder / LOGGERS_FOLDER / "wandb"
+        sync_command = f"{shlex.join(['wandb', 'sync', str(wandb_folder)])}/offline-run-*"
+        is_offline = settings.get("mode") == "offline"
+        location = f"in {wandb_folder}; to send it: {sync_command}" if is_offline else f"project {project}"
+        lines.append(f"Weights & Biases: {location}")
     if "mlflow" in loggers:
         from llmrl.run.sinks.mlflow import database_uri
 
         uri = loggers["mlflow"].get("tracking_uri") or database_uri(folder.parents[2])
         is_server = "://" in uri and not uri.startswith("sqlite")
-        # The extra `loggers` installs only the client, which cannot serve a database.
+        # The extra `loggers` installs only the client of MLflow, without its server.
         command = f"{shlex.join(['mlflow', 'server', '--backend-store-uri', uri])} (after pip install mlflow)"
         lines.append(f"MLflow: {uri if is_server else command}")
     return lines
 
 
 def find_validity_warning(summary: Mapping[str, Any]) -> str:
-    """Return a warning that the replies of a language model could not be used; empty if they could."""
+    """Return a warning that all or many replies of a language model were invalid; "" if there is nothing to report."""
     if summary.get(FAILED_CALLS_KEY):
         return f"THE MODEL NEVER ANSWERED: all of its {summary[FAILED_CALLS_KEY]:,.0f} calls failed"
     n_replies, share = (summary.get(name) for name in VALIDITY_KEYS)
@@ -135,7 +137,7 @@ def find_validity_warning(summary: Mapping[str, Any]) -> str:
 
 
 def print_validity_warning(summary: Mapping[str, Any]) -> None:
-    """Print a warning if results rest on fallbacks, because a language model was not understood."""
+    """Print the warning of `find_validity_warning`, if there is one."""
     if warning := find_validity_warning(summary):
         print_line(
             f"WARNING: {warning}. These results rest on fallbacks; the replies are in {FILE_NAME}.", style="bold red"
@@ -143,17 +145,22 @@ def print_validity_warning(summary: Mapping[str, Any]) -> None:
 
 
 def print_estimates(title: str, rows: Mapping[str, Mapping[str, float | None]]) -> None:
-    """Print the `table` of a `results.json`, whose rows are those of `statistics.intervals.describe`."""
-    cells = []
+    """Print statistics of measurements.
+
+    Args:
+        title: title of the table.
+        rows: `table` of `results.json`: statistics (`statistics.intervals.describe`) by name of the measurement.
+    """
+    table_rows = []
     for name, row in rows.items():
-        number = {key: "-" if value is None else f"{value:,.3f}" for key, value in row.items()}
-        numbers = [number["mean"], number["standard_error"], format_interval(row), number["min"], number["max"]]
-        cells.append([name.replace("_", " "), *numbers])
-    print_table(title, ["", "mean", "s.e.", "95% interval", "min", "max"], cells, "l")
+        texts = {key: "-" if value is None else f"{value:,.3f}" for key, value in row.items()}
+        cells = [texts["mean"], texts["standard_error"], format_interval(row), texts["min"], texts["max"]]
+        table_rows.append([name.replace("_", " "), *cells])
+    print_table(title, ["", "mean", "s.e.", "95% interval", "min", "max"], table_rows, "l")
 
 
 def print_principal_steps(summary: Mapping[str, Any]) -> None:
-    """Print the first and newest proposals of a principal, those that it recommends in bold."""
+    """Print the proposals of a principal, if there are many the first and the last; recommended vectors are bold."""
     history = summary["history"]
     names = list(history[0]["mechanism"])
     context_columns = [] if history[0]["context"] is None else ["context"]
@@ -178,25 +185,25 @@ def _format_error(error: float | None) -> str:
 
 
 def print_recommendations(summary: Mapping[str, Any]) -> None:
-    """Print the recommendation of each context."""
+    """Print the recommended vector of each context with its evaluation."""
     rows = summary["recommendations"]
     context_columns = [] if rows[0]["context"] is None else ["context"]
     columns = [*rows[0]["mechanism"], *context_columns, "objective", "± s.e.", "evaluations"]
     table_rows = []
     for row in rows:
-        # A principal that made no proposal in a context recommends no mechanism there.
-        mark = "" if row["measurements"] else " (not tried)"
-        cells = [*(f"{x:.3g}" for x in row["mechanism"].values()), *(f"{row[key]}{mark}" for key in context_columns)]
+        # A vector without measurements is recommended only in a context without proposals.
+        suffix = "" if row["measurements"] else " (not tried)"
+        cells = [*(f"{x:.3g}" for x in row["mechanism"].values()), *(f"{row[key]}{suffix}" for key in context_columns)]
         cells += ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("objective", "standard_error")]
         table_rows.append([*cells, str(row["evaluations"])])
     print_table("Recommendations" if len(rows) > 1 else "Recommendation", columns, table_rows, "")
 
 
 def build_objective_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the objective of a run with a principal at each stage of selection, as (name, value) rows.
+    """Return pairs (name, text) of objectives of a run with a principal: highest, measured, evaluated and online.
 
-    The highest of many noisy measurements and the mean of the measurements that selected a vector are biased upward;
-    the evaluation of the recommendation on fresh seeds is not.
+    The highest of many noisy measurements is biased upward, as is the mean of the measurements by which a vector was
+    selected. The evaluation of the recommendation on fresh seeds is unbiased.
     """
     recommendations = summary["recommendations"]
     highest = max(row["objective"] for row in (*summary["history"], *summary["confirmations"]))
@@ -207,15 +214,19 @@ def build_objective_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("recommendation, measurements", f"{mean:,.4g} (mean of {n} that selected it, biased upward)"))
     if RECOMMENDATION in summary:
         error = summary[RECOMMENDATION_ERROR]
-        value = f"{summary[RECOMMENDATION]:,.4g}" + ("" if error is None else f" ± {error:.3g} (s.e.)")
-        rows.append(("recommendation, evaluation on fresh seeds", f"{value}: the result"))
-    online = f"{summary[ONLINE_PERFORMANCE]:,.4g} (mean of the last fifth of the proposals)"
+        evaluation_text = f"{summary[RECOMMENDATION]:,.4g}" + ("" if error is None else f" ± {error:.3g} (s.e.)")
+        rows.append(("recommendation, evaluation on fresh seeds", f"{evaluation_text}: the result"))
+    online_text = f"{summary[ONLINE_PERFORMANCE]:,.4g} (mean of the last fifth of the proposals)"
     result_note = "" if RECOMMENDATION in summary else ": the result, because design.evaluations=0"
-    return [*rows, ("online performance", online + result_note)]
+    return [*rows, ("online performance", online_text + result_note)]
 
 
 def print_dependence_note(carried: Sequence[str]) -> None:
-    """Print why episodes that depend on each other have no standard error; nothing if none do."""
+    """Print that dependent episodes have no standard error; nothing if they are independent.
+
+    Args:
+        carried: names of the states that agents keep from one episode to the next; empty: episodes are independent.
+    """
     if carried:
         print_line(
             f"Agents carry a state from one episode to the next ({', '.join(carried)}), so episodes depend on each "
@@ -224,49 +235,49 @@ def print_dependence_note(carried: Sequence[str]) -> None:
 
 
 def format_interval(row: Mapping[str, float | None]) -> str:
-    """Return an interval as text; `-` if it is unknown."""
+    """Return the interval from `low` to `high` of a row of statistics as text; `-` if it is unknown."""
     low, high = row["low"], row["high"]
     return "-" if low is None or high is None else f"{low:.3f} … {high:.3f}"
 
 
 def print_reference_levels(references: Mapping[str, Any]) -> None:
-    """Print the table of a summary's `references`, and sentences about it."""
+    """Print the reference levels of each context, and sentences about them, from `references` of `summary.json`."""
     contexts = references["contexts"]
     has_contexts = contexts[0]["context"] is not None
     columns = [*(["context"] if has_contexts else []), "", "objective", "± s.e.", "mechanism"]
     rows, styles = [], []
     for context in contexts:
-        for i, (line, display_name) in enumerate(_LEVEL_NAMES.items()):
-            row = context[line]
+        for i, (level, display_name) in enumerate(_LEVEL_NAMES.items()):
+            row = context[level]
             if row is None:
                 continue
             cells = [context["context"] if i == 0 else ""] if has_contexts else []
             cells += [display_name, f"{row['value']:,.3f}"]
             cells.append(_format_error(row["standard_error"]))
-            has_mechanism = line in ("scan_best", "recommendation")
+            has_mechanism = level in ("scan_best", "recommendation")
             cells.append(", ".join(f"{name} {x:.3g}" for name, x in row["mechanism"].items()) if has_mechanism else "")
             rows.append(cells)
-            styles.append("bold" if line == "recommendation" else None)
+            styles.append("bold" if level == "recommendation" else None)
     print_table("Reference levels", columns, rows, "llrrl"[not has_contexts :], styles)
     for sentence in describe_references(references):
         print_line(sentence)
 
 
 def describe_references(references: Mapping[str, Any]) -> list[str]:
-    """Return sentences about a summary's `references`."""
-    texts = [
+    """Return sentences about gains, learning and warnings, from `references` of `summary.json`."""
+    sentences = [
         f"{_describe_gain(context)}{_describe_shortfall(context)}"
         for context in references["contexts"]
         if context["gain"] is not None
     ]
     if references["learned"] is False:
-        texts.append(
+        sentences.append(
             "By online performance, the last proposals are not significantly better than the first ones or than the "
             "mean of the coarse scan: nothing shows that the principal learned."
         )
     if references["warning"]:
-        texts.append(f"Warning: {references['warning']}.")
-    return texts
+        sentences.append(f"Warning: {references['warning']}.")
+    return sentences
 
 
 def _describe_gain(context: Mapping[str, Any]) -> str:
@@ -281,7 +292,7 @@ def _describe_gain(context: Mapping[str, Any]) -> str:
 
 
 def _describe_shortfall(context: Mapping[str, Any]) -> str:
-    """Return a sentence if the recommendation is not better than the best of the coarse scan; else empty."""
+    """Return a sentence if the recommendation is not better than the best vector of the coarse scan; else ""."""
     if context["scan_best"] is None:
         return ""
     shortfall = context["scan_best"]["value"] - context["recommendation"]["value"]
@@ -293,7 +304,7 @@ def _describe_shortfall(context: Mapping[str, Any]) -> str:
 
 
 def print_evaluation(results: dict[str, Any]) -> None:
-    """Print the results of `llmrl-evaluate`."""
+    """Print the results of `llmrl-evaluate`, the content of `results.json` with the folder `out`."""
     mechanism = results.get("mechanism")
     title = f"{results['episodes']} episodes, seed {results['seed']}, checkpoint {results['checkpoint']}"
     if mechanism:
@@ -316,10 +327,10 @@ def _print_comparison(title: str, results: dict[str, Any]) -> None:
     """Print a comparison of mechanisms: table, method, files and conclusions."""
     from llmrl.results.mechanism_comparison import build_table_rows, describe_method
 
-    entries, differences = results["mechanisms"], results["differences"]
-    columns = ["means of an episode", *(f"{mechanism['name']}\n{mechanism['words']}" for mechanism in entries)]
+    mechanisms, differences = results["mechanisms"], results["differences"]
+    columns = ["means of an episode", *(f"{mechanism['name']}\n{mechanism['words']}" for mechanism in mechanisms)]
     columns += [f"{difference['name']} - {difference['reference']}\n(95% interval)" for difference in differences]
-    print_table(title, columns, build_table_rows(entries, differences, results["labels"]), "l")
+    print_table(title, columns, build_table_rows(mechanisms, differences, results["labels"]), "l")
     objective = results["objective"]
     cost = f" - {objective['spending_cost']:g} x spending of the mechanism" if objective["spending_cost"] else ""
     print_line(
@@ -332,17 +343,14 @@ def _print_comparison(title: str, results: dict[str, Any]) -> None:
     out = Path(results["out"])
     videos = ", videos/" if results["videos"] else ""
     print_line(f"Saved in {relative_to_cwd(out)}: results.json, episodes.csv{videos}")
-    for file in results["videos"][:1]:  # MP4, or GIF where no MP4 could be written; stills follow
+    for file in results["videos"][:1]:  # the first is the video (MP4 or GIF), the others are images
         print_line(f"Video, side by side: {relative_to_cwd(Path(file))}")
     for sentence in results["sentences"]:
         print_line(sentence, style="bold")
 
 
 def _print_player_table(title: str, players: Sequence[dict[str, Any]]) -> None:
-    """Print a table with a column for each player and a row for each measurement except welfare.
-
-    A `-` marks measurements without a value.
-    """
+    """Print a table with a column for each player and a row for each measurement except welfare and base returns."""
     table_rows = []
     for name in dict.fromkeys(name for player in players for name in player["table"]):
         if not name.startswith(("welfare/", "base ")):

@@ -1,4 +1,4 @@
-"""The printed table at the end of a sweep, reports of folders of runs, and printed results of studies."""
+"""Printed results of sweeps and studies, and the report of a folder of runs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
-    """Print the final table of a sweep.
+    """Print the states and results of the runs of a sweep.
 
     Args:
-        outcomes: outcomes of all jobs.
-        commands: whether to print commands for further steps, too.
+        outcomes: outcomes of all jobs; prerequisite runs are not in the table.
+        commands: whether to print the commands that show the runs.
     """
     from llmrl.run.folder import format_overrides, split_overrides
 
@@ -49,9 +49,8 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
     print_table(counts_text, ["run", "seed", "state", "result", *([""] if any(notes) else [])], rows, "lrlrl", styles)
     incomplete = [o for o in unique_outcomes if o.state not in ("finished", "elsewhere", "submitted")]
     if incomplete:
-        print_line(
-            f"Log of the first: {shlex.join(['llmrl-sweep', 'logs', str(relative_to_cwd(incomplete[0].folder))])}"
-        )
+        logs_command = shlex.join(["llmrl-sweep", "logs", str(relative_to_cwd(incomplete[0].folder))])
+        print_line(f"Log of the first: {logs_command}")
         print_line("The same command continues the unfinished runs.")
     if not commands:
         return
@@ -59,10 +58,10 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
 
 
 def print_next_commands(folder: Path) -> None:
-    """Print the commands that show a folder of runs."""
-    root = shlex.quote(str(relative_to_cwd(folder)))
+    """Print the commands that show the state and the results of the runs in a folder."""
+    quoted_folder = shlex.quote(str(relative_to_cwd(folder)))
     for command in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
-        print_line(f"{command} {root}")
+        print_line(f"{command} {quoted_folder}")
 
 
 def create_report(
@@ -76,15 +75,15 @@ def create_report(
     """Read the runs in a folder and write their report.
 
     Args:
-        folder: folder of the runs, at any level.
-        settings: settings of the report; None: the defaults.
+        folder: folder that contains run folders, directly or in subfolders.
+        settings: settings of the report; None: `ReportSettings()`.
         out: folder of the report; None: `<folder>/report`.
         figures: whether to draw figures, which needs matplotlib.
         on_progress: function that is called with progress messages.
-        folders: folders in `folder` to which the report is restricted; empty: all.
+        folders: folders in `folder` to whose runs the report is restricted; empty: all runs.
 
     Returns:
-        The report and its page.
+        The report and the path of its page.
 
     Raises:
         LlmrlError: there are no runs, a setting or metric is invalid, matplotlib is missing, or the report cannot be
@@ -99,7 +98,7 @@ def create_report(
 
     if figures:
         check_matplotlib()
-    runs = list({run.folder: run for part in folders or [folder] for run in query_run_records(part)}.values())
+    runs = list({run.folder: run for root in folders or [folder] for run in query_run_records(root)}.values())
     report = compute_report(folder, settings or ReportSettings(), runs, on_progress)
     for run in runs if figures else ():
         draw_probes(run.folder)
@@ -107,13 +106,13 @@ def create_report(
 
 
 def show_study(folder: Path, settings_node: Mapping[str, Any]) -> None:
-    """Write the report of a study whose sweep has ended, and print its results, figures and page.
+    """Write the report of a study whose sweep has ended; print its results and the paths of its figures and page.
 
-    Without matplotlib there are no figures, and a line tells how to get them.
+    Without matplotlib there are no figures, and a line with the installation command is printed.
 
     Args:
         folder: folder of the study's runs.
-        settings_node: current section `report` of the study, which may have changed since the runs started.
+        settings_node: section `report` of the study's current file, which may differ from that of the runs.
 
     Raises:
         LlmrlError: a run cannot be read, or the report cannot be written.
@@ -136,16 +135,16 @@ def show_study(folder: Path, settings_node: Mapping[str, Any]) -> None:
         print_study(comparison)
     if not has_matplotlib:
         print_line("Figures need matplotlib: pip install 'llmrl[plots]', then run llmrl-report.")
-    drawings = [
+    figure_names = [
         f"{name}_study" for name, section in zip(build_slugs(report), report.sections, strict=True) if section.study
     ]
-    for name in [] if not has_matplotlib else drawings if comparison is None else [STUDY_TASKS]:
+    for name in [] if not has_matplotlib else figure_names if comparison is None else [STUDY_TASKS]:
         print_line(f"Figure: {relative_to_cwd(page.parent / 'figures' / f'{name}.png')}")
     print_line(f"Report: {relative_to_cwd(page)}")
 
 
 def print_study(study: StudyResult) -> None:
-    """Print the question and the results of a study."""
+    """Print the question, the tables and the conclusions of a study."""
     print_line(study.settings.question or "")
     for table in study.tables:
         print_report_table(table)
