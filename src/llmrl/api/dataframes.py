@@ -1,7 +1,4 @@
-"""Tables of runs as pandas data frames. All frames of one kind have the same first columns.
-
-If a file of a run cannot be read, a warning names it, its rows are left out, and the other runs remain.
-"""
+"""Tables of runs as pandas data frames; files that cannot be read are left out, with a warning in the log."""
 
 from __future__ import annotations
 
@@ -35,13 +32,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Schema = Mapping[str, str]
-"""Name -> dtype of pandas, in order."""
+"""From column names to dtypes of pandas, in the order of the columns."""
 RunColumns = Mapping[str, Any]
-"""Columns that identify a run: `run`, a unique name; `label`, the label of its group; `seed`."""
+"""Values of the columns that identify a run: `run`, a unique name; `label`, the label of its group; `seed`."""
 LabeledRuns = Sequence[tuple[RunRecord, RunColumns]]
 
 _RUN_COLUMNS: Schema = {"run": "category", "label": "category", "seed": "int64"}
-"""First columns of every table but `RUNS_SCHEMA`, which has them, too."""
+"""First columns of every table except `runs`, which has them in another order and as texts."""
 
 RUNS_SCHEMA: Schema = {
     "run": "str",
@@ -142,10 +139,10 @@ def import_pandas() -> Any:
 
 
 def write_frame(frame: pd.DataFrame, path: Path, format: str) -> None:
-    """Write a frame as `csv` or as `parquet` with Apache Arrow's types; the folder is created.
+    """Write a frame to a file and create its folder; `format` is `csv`, or `parquet` with Apache Arrow's types.
 
     Raises:
-        ConfigError: pyarrow is not installed.
+        ConfigError: the format is `parquet` and pyarrow is not installed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if format == "csv":
@@ -162,13 +159,14 @@ def write_frame(frame: pd.DataFrame, path: Path, format: str) -> None:
 def build_runs_frame(runs: LabeledRuns) -> pd.DataFrame:
     """Return a frame with one row for each run.
 
-    Overrides that differ between runs have their own columns, numeric if all their values are numbers.
+    Each override that differs between runs has a column; it is numeric if all its values are numbers. If its name is in
+    `RUNS_SCHEMA`, "=" is appended to it.
     """
     pd = import_pandas()
     prerequisites = {folder for run, _ in runs for folder in run.prerequisites}
     rows = [
         {
-            **names,
+            **run_columns,
             "name": run.name,
             "hash": run.config_hash,
             "state": run.state,
@@ -187,7 +185,7 @@ def build_runs_frame(runs: LabeledRuns) -> pd.DataFrame:
             "error": run.error,
             "folder": str(run.folder),
         }
-        for run, names in runs
+        for run, run_columns in runs
     ]
     frame = _with_dtypes(pd.DataFrame(rows), RUNS_SCHEMA)
     for key in dict.fromkeys(key for run, _ in runs for key in run.overrides):
@@ -205,25 +203,29 @@ def _principal_score(run: RunRecord, key: str) -> float:
 
 
 def read_table(name: str, runs: LabeledRuns) -> pd.DataFrame:
-    """Return the table `name` of all runs (`_TABLES`): the columns of its schema first, then other, numeric ones."""
+    """Return the table `name` of `_TABLES` for all runs: the columns of its schema, then further numeric columns."""
     schema, readers = _TABLES[name]
     pd = import_pandas()
     frames = [_with_dtypes(pd.DataFrame(), schema)]
-    for run, names in runs:
+    for run, run_columns in runs:
         for source, reader in readers.items():
             try:
-                frames += [_with_dtypes(frame.assign(**names), schema) for frame in reader(run.folder) if len(frame)]
+                run_frames = [frame.assign(**run_columns) for frame in reader(run.folder) if len(frame)]
+                frames += [_with_dtypes(frame, schema) for frame in run_frames]
             except (RunFolderError, CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 log.warning("%s: %s cannot be read and is left out: %s", run.folder, source, error)
     frame = pd.concat(frames, ignore_index=True)
     for name in (name for name, dtype in schema.items() if dtype == "category"):
-        # Categories of an empty column are texts, too.
+        # An explicit dtype, because the categories of an empty column would not be texts.
         frame[name] = pd.Categorical(frame[name], pd.Index(frame[name].dropna().unique(), dtype="str"))
     return frame
 
 
 def _with_dtypes(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
-    """Return a frame with the columns of `schema` first, all with their dtypes but text instead of categories."""
+    """Return a frame with the columns and dtypes of `schema`, then further columns as float64.
+
+    Categories remain texts, because a concatenation of frames would convert different categories to objects.
+    """
     other_dtypes = dict.fromkeys((name for name in frame if name not in schema), "float64")
     dtypes = {**schema, **other_dtypes}
     frame = frame.reindex(columns=list(dtypes))
@@ -231,7 +233,7 @@ def _with_dtypes(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
 
 
 def _convert_column(column: pd.Series, dtype: str) -> pd.Series:
-    """Return a column with a dtype; values that do not fit it are missing, and missing texts are empty."""
+    """Return a column with a dtype; values that cannot be converted become missing, and missing texts empty."""
     pd = import_pandas()
     if dtype in ("str", "category"):
         texts = column.astype(object).map(str, na_action="ignore").astype("str")
@@ -309,7 +311,7 @@ def _read_evaluations(folder: Path) -> list[pd.DataFrame]:
 
 
 def _episodes_frame(per_episode: Mapping[str, Sequence[float | None]]) -> pd.DataFrame:
-    """Return a frame of measurements, under the names that all sources share."""
+    """Return a frame of measurements of episodes, with the column names of `EPISODES_SCHEMA`."""
     columns = {_COLUMN_NAMES.get(name, _OBJECTIVE_PATTERN.sub("objective", name)): x for name, x in per_episode.items()}
     frame = import_pandas().DataFrame(columns)
     return frame.assign(episode=frame.index)
@@ -322,7 +324,7 @@ def _read_calls(folder: Path) -> list[pd.DataFrame]:
         is_lost, is_cached = bool(call.get("unsettled")), bool(call.get("cached"))
         derived = {
             "time": call.get("time") or None,
-            # `failed`: the provider generated nothing; `lost`: it is unknown whether the call was charged.
+            # `failed`: the provider returned no reply; `lost`: it is unknown whether the call was charged.
             "outcome": "lost" if is_lost else "failed" if "error" in call else "reply",
             "attempts": call.get("attempt", call.get("attempts")),
             "cost": 0.0 if is_cached else call.get("cost"),
@@ -346,4 +348,5 @@ _TABLES: Mapping[str, tuple[Schema, Mapping[str, Callable[[Path], list[pd.DataFr
     ),
     "llm_calls": (CALLS_SCHEMA, {CALLS: _read_calls}),
 }
-"""Schema and readers of each table but `runs`. A reader returns the rows of a run folder; its key is for warnings."""
+"""Schema and readers of each table except `runs`. A reader is a function from a run folder to frames, by a name of what
+it reads, which warnings contain."""

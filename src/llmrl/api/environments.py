@@ -1,4 +1,4 @@
-"""Construction of environments by their names on the command line, for any training code.
+"""Construction of environments by the names of their options, for any training code.
 
 `trl_environment` makes environments for the multi-turn training of TRL (`GRPOTrainer(environment_factory=...)`).
 """
@@ -75,23 +75,23 @@ def make_env(
     device: str = "cpu",
     **options: Any,
 ) -> VecEnv | GymnasiumAdapter | GymnasiumVectorAdapter | ParallelAdapter:
-    """Make an environment as a run would.
+    """Make an environment with the options that a run would use.
 
     Args:
-        env: name, as in `env=cleanup`.
-        n_envs: number of games at once; None: that of the option, or one for the other interfaces.
-        api: `vec`, the interface of this package, with all games and agents as arrays (`llmrl.core.protocols.VecEnv`);
-            `gymnasium`, for environments of one agent: an `Env`, or a `VectorEnv` if `n_envs` is more than 1;
-            `pettingzoo`: a `ParallelEnv` of one game.
-        render_mode: `rgb_array`: `render()` of the other interfaces returns pictures.
-        seed: root of the random numbers, as in `seed=1`; `reset(seed=...)` sets another one.
-        device: device of environments made of tensors, e.g. `cuda`.
-        options: fields of the option, e.g. `horizon=200`, `mechanism=None`; nested fields are merged:
+        env: name of the option, such as `cleanup` for `env=cleanup`.
+        n_envs: number of parallel games; None: for `vec` the number of the option, for other interfaces 1.
+        api: interface of the environment. `vec`: `llmrl.core.protocols.VecEnv`, with all games and agents as arrays;
+            `gymnasium`, for environments with one agent: an `Env`, or a `VectorEnv` if `n_envs` is more than 1;
+            `pettingzoo`: a `ParallelEnv` with one game.
+        render_mode: `rgb_array`: `render()` of a Gymnasium or PettingZoo environment returns images; None: no images.
+        seed: root seed of the random numbers; `reset(seed=...)` sets another one.
+        device: torch device of environments that compute with tensors.
+        options: fields of the option, such as `horizon=200` or `mechanism=None`; nested fields are merged, such as
             `task={"max_size": 8}`.
 
     Raises:
-        ConfigError: there is no such environment, option or value; or it has several agents or games, and the interface
-            is for one.
+        ConfigError: the environment, a field or a value does not exist; or the interface does not support its number of
+            agents or games.
 
     Example:
         >>> env = make_env("cleanup", n_envs=4, horizon=100)  # doctest: +SKIP
@@ -107,9 +107,12 @@ def make_env(
 def build_from_node(
     node: Mapping[str, Any], api: Interface, render_mode: str | None, seed: int, device: str, modules: Sequence[str]
 ) -> VecEnv | GymnasiumAdapter | GymnasiumVectorAdapter | ParallelAdapter:
-    """Build an environment from section `env` of a config, which may name code of `modules`.
+    """Build an environment from section `env` of a config.
 
-    The other arguments are those of `make_env`.
+    Args:
+        node: section `env` of a config.
+        modules: packages outside llmrl whose code `node` may use.
+        api, render_mode, seed, device: see `make_env`.
     """
     from llmrl.config.builder import Builder
     from llmrl.core.seeding import Seeds
@@ -137,17 +140,17 @@ def build_from_node(
 
 
 def merge_options(node: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `node` with some fields set; nested sections are merged."""
+    """Return a copy of `node` with the fields `options`; sections are merged, unless the new one has a `_target_`."""
     merged = dict(node)
     for name, value in options.items():
-        nested = merged.get(name)
-        is_nested = isinstance(value, Mapping) and isinstance(nested, Mapping) and "_target_" not in value
-        merged[name] = merge_options(nested, value) if is_nested and nested is not None else value
+        section = merged.get(name)
+        is_section = isinstance(value, Mapping) and isinstance(section, Mapping) and "_target_" not in value
+        merged[name] = merge_options(section, value) if is_section and section is not None else value
     return merged
 
 
 def compose_env_options(env: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the resolved option `env` of the group with some fields set, and the permissions that it needs."""
+    """Return section `env` of the config for an option and fields of it, and `trusted_modules` of this config."""
     from llmrl.experiment.experiment import Experiment
 
     overrides = [
@@ -159,10 +162,10 @@ def compose_env_options(env: str, options: Mapping[str, Any]) -> tuple[dict[str,
 
 
 class TextEnvironment:
-    """One game that a language model plays by calls of the tool `act`; subclasses are made by `trl_environment`.
+    """Base class of one game that a language model plays by calls of the tool `act` (`trl_environment`).
 
-    TRL calls `reset` before a rollout, the tools of the class during it, and `get_reward` after it. Public functions of
-    a subclass other than `reset` and `get_reward` are tools.
+    TRL calls `reset` before a rollout, the tools during it, and `get_reward` after it. All other public methods of a
+    subclass are tools.
     """
 
     _options: ClassVar[Mapping[str, Any]]
@@ -186,8 +189,8 @@ class TextEnvironment:
         """Start an episode; return the rules of the game and its first observation.
 
         Args:
-            seed: seed of the episode, e.g. a column of the training dataset, so that the rollouts of a group begin
-                equally; None: the next episode of this object's own stream.
+            seed: seed of the episode, for example a column of the training dataset, so that the rollouts of a group
+                have equal starts; None: the next episode in the random stream of this object.
         """
         self._observation = self._env.reset(seed=seed)
         self._return, self._is_over = 0.0, False
@@ -198,7 +201,7 @@ class TextEnvironment:
         return self._return
 
     def _step(self, text: str) -> str:
-        """Take the action that a text names; return what the model reads next, a JSON object."""
+        """Take the action that a text names; return the next observation, or an error, as a JSON object."""
         from llmrl.agents.llm_player.answer_format import parse_player_reply
         from llmrl.llms.invalid_reply import InvalidReply
 
@@ -227,18 +230,18 @@ class TextEnvironment:
 def trl_environment(env: str, /, *, seed: int = 0, **options: Any) -> type[TextEnvironment]:
     """Return a class of environments for `environment_factory` of TRL's `GRPOTrainer`.
 
-    The reward of a rollout is the return of its episode. A tool call that names no legal action costs a turn, but no
-    step of the game. `chat_learning` trains the same games with per-turn advantages and resumable runs
-    (`llm/learn=grpo`).
+    The reward of a rollout is the return of its episode. A tool call without a legal action uses a turn of the
+    conversation but no step of the game. `chat_learning` (`llm/learn=grpo`) trains on the same games with per-turn
+    advantages and resumable runs.
 
     Args:
-        env: name of an environment of one agent with texts, as in `env=taxi`.
-        seed: root of the random numbers of episodes without a seed of their own.
-        options: fields of the option, as in `make_env`.
+        env: name of the option of an environment with one agent and text observations, such as `taxi`.
+        seed: root seed of the random numbers of episodes that are reset without a seed.
+        options: fields of the option (`make_env`).
 
     Raises:
-        ConfigError: there is no such environment, option or value.
-        Incompatible: the environment has several agents, or no texts.
+        ConfigError: the environment, a field or a value does not exist.
+        Incompatible: the environment has several agents, or no text observations.
 
     Example:
         >>> prompts = [[{"role": "user", "content": ""}]] * 64
@@ -267,7 +270,7 @@ def trl_environment(env: str, /, *, seed: int = 0, **options: Any) -> type[TextE
 
     names = ", ".join(name for name, _ in spec.text.actions)
     Environment.__name__ = "".join(word.capitalize() for word in env.split("_")) + "Environment"
-    # TRL describes the tool to the model by this text.
+    # TRL copies this docstring into the description of the tool in prompts.
     Environment.act.__doc__ = (
         f"Take an action of the game.\n\nArgs:\n    action: The action: {names}.\n\nReturns:\n    The next observation."
     )

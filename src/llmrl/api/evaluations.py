@@ -1,4 +1,4 @@
-"""Evaluation of runs from Python, as by `llmrl-evaluate`."""
+"""Evaluation of runs from Python, like the command `llmrl-evaluate`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 StrPath = str | os.PathLike[str]
 Mechanism = str | Sequence[float]
-"""`none`, `last` or `best`, or the numbers of a vector."""
+"""`none`, `last` or `best`, or a mechanism vector, [d]."""
 
 
 def evaluate(
@@ -40,46 +40,47 @@ def evaluate(
     trusted: Sequence[str] = (),
     out: StrPath | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a run: its newest checkpoint plays seeded episodes, and the measurements are written.
+    """Evaluate the newest checkpoint of a run in seeded episodes, and write the measurements.
 
     Args:
-        run: run folder, or the result of a run; with a suite also several.
+        run: run folder or `RunResult`; with `suite` one or several.
         episodes: number of episodes, rounded up to a multiple of the games; None: 100, or 10 on the Melting Pot engine.
-            It is exact if a player asks a language model; None is then `play.episodes` of the run.
+            If a language model plays, it is not rounded up, and None is `play.episodes` of the run.
         policy: one or several players: `student` (the run's agents), `teacher` (the run's), `oracle`, `bot`, `random`.
-        mode: `stochastic` draws actions from the policy, `deterministic` takes the most probable; `both`: each in turn.
+        mode: `stochastic`: actions are sampled; `deterministic`: the most probable action; `both`: both in turn.
         seed: seed of the episodes.
-        mechanism: mechanism to impose: `last` (that of the saved agents), `best` (the current recommendation), `none`,
-            or numbers; several are compared.
-        adapt: whether a society first adapts to each mechanism, as in a principal step; None: if several are compared.
-        context: index of the context; None: that of the proposal.
-        env: options of the environment that differ from those of the run: `{"engine": "meltingpot"}`.
-        suite: tests of generalization, a name or a `.yaml` file (docs/generalization.md).
-        suite_options: keys of the suite to change.
+        mechanism: mechanism of the games: `last` (the one in the checkpoint), `best` (the current recommendation),
+            `none`, or a vector; a list of several mechanisms is compared.
+        adapt: whether a society first adapts to each mechanism, like in a principal step; None: True if several
+            mechanisms are compared.
+        context: index of the context; None: the context of the proposal.
+        env: fields of the environment option that differ from the run, such as `{"engine": "meltingpot"}`.
+        suite: name or `.yaml` file of tests of generalization (docs/generalization.md); None: no suite.
+        suite_options: keys of the suite with changed values.
         trajectories: whether to store every step as arrays, `trajectories/<k>.npz`.
         video: whether to record a video of one episode.
         video_steps: maximum number of steps of the video; None: the full episode.
         fps: frames per second of the video.
-        calls: paid replies of a language model that all evaluations of this run together may use; None: `llm.budget` of
-            the run.
-        trusted: packages outside llmrl that the run's config may name.
+        calls: maximum number of paid replies of a language model in all evaluations of this run together; None:
+            `llm.budget` of the run.
+        trusted: packages outside llmrl whose code the run's config may use.
         out: folder of the results; None: `evaluation` in the run folder, or `evaluation_<changes>` with `env` or
             several mechanisms.
 
     Returns:
-        The content of `results.json`, and under `out` its folder. `table` has mean, standard error and 95% interval of
-        every measurement; `per_episode` has the values. With a suite and several runs, the results of all runs
-        together. `llmrl.load(run).episodes` has the episodes as a table.
+        The content of `results.json`, with its folder as `out`. `table` has mean, standard error and 95% interval of
+        every measurement, `per_episode` its value in each episode. With a suite and several runs, the results are those
+        of all runs together. `llmrl.load(run).episodes` is a table of the episodes.
 
     Raises:
         CheckpointError: the folder is not a run folder, or has no intact checkpoint.
-        ConfigError: an argument is invalid, or the run's config names code that is not trusted.
-        LLMError: a language model that plays does not reply, or its budget is used up.
+        ConfigError: an argument is invalid, or the run's config uses code that is not trusted.
+        LLMError: a language-model player does not reply, or its budget is used up.
     """
     from llmrl.core.errors import ConfigError
     from llmrl.evaluation.settings import EvaluationSettings
 
-    runs = [Path(place).expanduser() for place in ([run] if isinstance(run, str | os.PathLike) else run)]
+    runs = [Path(path).expanduser() for path in ([run] if isinstance(run, str | os.PathLike) else run)]
     settings = EvaluationSettings(
         episodes=episodes,
         policies=policy.split(",") if isinstance(policy, str) else list(policy),
@@ -113,7 +114,7 @@ def _log_message(text: str, rows: Sequence[tuple[str, str]] = ()) -> None:
 
 
 def _format_mechanisms(mechanisms: Mechanism | Sequence[Mechanism]) -> list[str]:
-    """Return mechanisms as texts: words unchanged, vectors as numbers with commas."""
+    """Return mechanisms in the syntax of `llmrl-evaluate`: words unchanged, vectors as comma-separated numbers."""
     if isinstance(mechanisms, str):
         return [mechanisms]
     mechanism_list = list(mechanisms)
@@ -127,7 +128,7 @@ def _format_vector(numbers: Sequence[Any]) -> str:
 
 
 def _format_options(options: Mapping[str, Any]) -> list[str]:
-    """Return options as `key=value`, with values as YAML and plain texts unquoted."""
+    """Return options as `key=value`, with values in JSON; texts that YAML reads as the same text are unquoted."""
     import yaml
 
     def format_value(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Runs, plans and sweeps of experiments from Python, as by `llmrl-train`, with results instead of exit codes."""
+"""Functions that run, plan and sweep experiments like the command `llmrl-train`, and return results."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ Command = Literal["train", "finetune"]
 
 @dataclass(frozen=True)
 class RunResult:
-    """The outcome of a run; can be used in place of its run folder.
+    """Outcome of a run; a path-like object of its run folder.
 
     Attributes:
         folder: run folder.
         seed: seed of the run.
         state: `finished`; runs of a sweep may have other states (`failed`, `stopped`, `submitted`, ...).
-        result: scalar result of a finished run, else None.
-        skipped: whether nothing was computed, because the run was finished before, or is being computed elsewhere.
-        error: reason why it is not finished; empty if there is none.
+        result: scalar result of a finished run; None if it is not finished.
+        skipped: whether nothing was computed, because the run was finished before or another process computes it.
+        error: reason why the run is not finished; "" if there is none.
     """
 
     folder: Path
@@ -65,7 +65,7 @@ class RunResult:
 
 
 class SweepResult(Sequence[RunResult]):
-    """The outcomes of the runs of a sweep, in their order."""
+    """Outcomes of the runs of a sweep, in the order of the sweep."""
 
     def __init__(self, runs: Sequence[RunResult]) -> None:
         self.runs = tuple(runs)
@@ -86,7 +86,7 @@ class SweepResult(Sequence[RunResult]):
 
     @property
     def unfinished(self) -> tuple[RunResult, ...]:
-        """Runs that are neither finished nor in progress; the same call of `sweep` continues them."""
+        """Runs that are neither finished nor in progress; a repeated call of `sweep` continues them."""
         return tuple(run for run in self.runs if run.state not in ("finished", "elsewhere", "submitted"))
 
     def load(self) -> Results:
@@ -97,7 +97,7 @@ class SweepResult(Sequence[RunResult]):
 
 
 class Plan(tuple[tuple[str, str], ...]):
-    """The plan of a run: pairs of a name and a text, shown one per line."""
+    """Plan of a run: pairs of a name and a text; its `repr` has one line for each pair."""
 
     def __repr__(self) -> str:
         width = max((len(name) for name, _ in self), default=0)
@@ -107,13 +107,13 @@ class Plan(tuple[tuple[str, str], ...]):
 def train(
     *overrides: str, command: Command = "train", config_dirs: StrPath | Sequence[StrPath] = (), **options: Any
 ) -> RunResult:
-    """Run an experiment in the folder that the same command line would use, or continue it; skip a finished one.
+    """Run an experiment in the same folder as `llmrl-train`; continue an unfinished run, skip a finished one.
 
     Args:
-        overrides: overrides as after `llmrl-train`: `"env=cleanup"`, `"design.steps=12"`.
-        command: `finetune` for overrides as after `llmrl-finetune`.
+        overrides: overrides in the syntax of the command line, such as `"env=cleanup"` or `"design.steps=12"`.
+        command: `train`: the overrides are those of `llmrl-train`; `finetune`: those of `llmrl-finetune`.
         config_dirs: one or several folders of additional options (`--config-dir`).
-        options: overrides with Python values: `seed=1`, `name="demo"`, `**{"env.observe": ["grid"]}`.
+        options: overrides with Python values, such as `seed=1`, `name="demo"` or `**{"env.observe": ["grid"]}`.
 
     Returns:
         The finished run.
@@ -121,7 +121,7 @@ def train(
     Raises:
         ConfigError: an option, a value or a combination of parts is invalid.
         LlmrlError: the run failed; its folder has details.
-        KeyboardInterrupt: the run was interrupted and saved; the same call continues it.
+        KeyboardInterrupt: the run was interrupted and saved; a repeated call continues it.
 
     Example:
         >>> run = llmrl.train("env=escape_room", "principal=ucb", seed=1)  # doctest: +SKIP
@@ -145,13 +145,10 @@ def train(
 def plan(
     *overrides: str, command: Command = "train", config_dirs: StrPath | Sequence[StrPath] = (), **options: Any
 ) -> Plan:
-    """Build every part of an experiment, and return what a run would do and cost, without running it.
+    """Build the parts of an experiment without running it; return the planned amounts and costs of a run.
 
     Args:
-        overrides: as in `train`.
-        command: as in `train`.
-        config_dirs: as in `train`.
-        options: as in `train`.
+        overrides, command, config_dirs, options: see `train`.
 
     Returns:
         Pairs of a name and a text: shapes, steps, calls of a language model and their price.
@@ -176,20 +173,20 @@ def sweep(
     """Run every combination of the given values, as `--multirun` does; finished runs are skipped.
 
     Args:
-        overrides: overrides as after `llmrl-train --multirun`: `"principal=ucb,llm"`, `"seed=range(5)"`.
-        parallel: number of processes at once; None: that of `hardware=`, by default one.
-        wait: whether to wait until all have ended; False: return when they are submitted, which needs a scheduler such
-            as SLURM.
-        command: as in `train`.
-        config_dirs: as in `train`.
-        options: overrides with Python values; a list, tuple or range is swept over: `seed=range(5)`.
+        overrides: overrides in the syntax of `llmrl-train --multirun`, such as `"principal=ucb,llm"` or
+            `"seed=range(5)"`.
+        parallel: number of parallel processes; None: `hardware.parallel`, by default 1.
+        wait: whether to wait until all runs have ended; False: return when they are submitted, which requires a
+            scheduler such as SLURM.
+        command, config_dirs: see `train`.
+        options: overrides with Python values; lists, tuples and ranges are swept over, such as `seed=range(5)`.
 
     Returns:
-        The outcome of each run. Runs that fail do not stop the others; see `unfinished`.
+        The outcome of each run. Failed runs do not stop the others; see `SweepResult.unfinished`.
 
     Raises:
         ConfigError: a run is invalid, or the sweep cannot be launched; no run has been started.
-        KeyboardInterrupt: the sweep was interrupted; started runs have saved their state, and the same call continues.
+        KeyboardInterrupt: the sweep was interrupted and its runs saved; a repeated call continues it.
 
     Example:
         >>> runs = llmrl.sweep("env=escape_room", principal=["ucb", "random"], seed=range(3), parallel=2)
@@ -216,7 +213,7 @@ def sweep(
     sweep_result = SweepResult(
         [
             RunResult(o.folder, int(o.job.config["seed"]), o.state, o.result, o.skipped, o.error)
-            for o in outcomes[len(outcomes) - len(runs) :]
+            for o in outcomes[len(outcomes) - len(runs) :]  # without the prerequisite runs, which are first
         ]
     )
     interrupted = [
@@ -235,7 +232,7 @@ def _check_no_dry_run(experiment: Experiment) -> None:
 
 
 def _expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of each run."""
+    """Return the list of overrides of each run of a sweep."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -255,7 +252,7 @@ def _expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 def _compose(
     overrides: Sequence[str], options: Mapping[str, Any], command: Command, config_dirs: StrPath | Sequence[StrPath]
 ) -> Experiment:
-    """Compose the experiment of a run."""
+    """Compose an experiment; the arguments are those of `train`."""
     from llmrl.experiment.experiment import Experiment
 
     typed_options = [format_override(key, value) for key, value in options.items()]
@@ -265,7 +262,7 @@ def _compose(
 
 @contextmanager
 def _show_warnings() -> Iterator[None]:
-    """Show warnings on standard error, unless logging is configured; otherwise only the run's log file has them."""
+    """Return a context in which warnings are printed to standard error, unless the caller has configured logging."""
     root = logging.getLogger()
     if root.handlers:
         yield

@@ -1,6 +1,6 @@
-"""Environments as a server with the protocol of OpenEnv; each session is one game.
+"""Server of environments with the protocol of OpenEnv; each session plays one game.
 
-The package `openenv` needs an older Pillow than the extras of llmrl, so it is none of them (docs/with_other_tools.md).
+The package `openenv` is in no extra of llmrl, because it needs an older Pillow (docs/with_other_tools.md).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class AgentActions(Action):  # type: ignore[misc]
-    """Actions of all agents in one step: for each agent an index, the numbers of its action, or the action's name."""
+    """Actions of all agents in one step: each is an index, a list of numbers (continuous actions) or a name."""
 
     actions: dict[str, int | list[float] | str] = Field(description="action of each agent, by agent id")
 
@@ -41,12 +41,12 @@ class AgentObservations(Observation):  # type: ignore[misc]
     """Observations of all agents; `reward` is the mean reward of the agents.
 
     Attributes:
-        observations: channels of each agent as nested lists or texts, by agent id.
-        rewards: rewards of the last step, by agent id; empty after a reset.
-        base_rewards: rewards before the mechanism.
-        metrics: metrics of the last step.
-        mechanism: values of the mechanism in force, by name.
-        terminated, truncated: how the episode ended.
+        observations: from agent ids to channels by name, as nested lists or texts.
+        rewards: rewards of the last step by agent id; empty after a reset.
+        base_rewards: rewards of the last step before payments of the mechanism, by agent id.
+        metrics: metrics of the last step by name.
+        mechanism: values of the current mechanism by parameter name; empty without a mechanism.
+        terminated, truncated: whether the episode was terminated or truncated by the last step.
     """
 
     observations: dict[str, dict[str, Any]]
@@ -59,7 +59,7 @@ class AgentObservations(Observation):  # type: ignore[misc]
 
 
 class EpisodeState(State):  # type: ignore[misc]
-    """State of a session: the episode, its steps, the agents, and the mechanism in force."""
+    """State of a session: episode id, number of steps, agent ids, and values of the current mechanism."""
 
     agents: list[str] = Field(default_factory=list)
     mechanism: dict[str, float] = Field(default_factory=dict)
@@ -69,8 +69,8 @@ class ServedEnvironment(Environment[AgentActions, AgentObservations, EpisodeStat
     """One game of a `VecEnv` as an environment of OpenEnv.
 
     Args:
-        env: environment with one game; it is closed with the session.
-        mechanism: values that are imposed on every episode, [d]; None: the environment's initial ones.
+        env: environment with one game, which is closed at the end of the session.
+        mechanism: mechanism vector of all episodes, [d]; None: the default of the environment.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -91,12 +91,12 @@ class ServedEnvironment(Environment[AgentActions, AgentObservations, EpisodeStat
         """Start an episode.
 
         Args:
-            seed: seed of the episode; None: the next episode of this session.
-            episode_id: id of the episode; None: a random one.
+            seed: seed of the episode; None: the next episode in the random stream of the session.
+            episode_id: id of the episode; None: a random id.
             options: `context`, an index into `EnvSpec.contexts`.
 
         Raises:
-            ValueError: another option.
+            ValueError: an option is unknown.
         """
         if unknown := set(options) - {"context"}:
             raise ValueError(f"reset has no option {', '.join(sorted(unknown))}; it has seed, episode_id and context")
@@ -109,7 +109,7 @@ class ServedEnvironment(Environment[AgentActions, AgentObservations, EpisodeStat
         """Take one action for each agent.
 
         Raises:
-            ValueError: no episode is in progress, agents are missing or unknown, or there is no such action.
+            ValueError: no episode is in progress, agents are missing or unknown, or an action is invalid.
         """
         if not self._env.agents:
             raise ValueError("no episode is in progress; call reset first")
@@ -155,9 +155,9 @@ def make_app(
 
     Args:
         make: function that makes an environment with one game; called for each session.
-        mechanism: values that are imposed on every episode, [d]; None: those of the environment.
-        max_sessions: maximum number of sessions at a time; further ones are refused.
-        session_timeout_s: seconds after which an idle session is closed; None: never.
+        mechanism: mechanism vector of all episodes, [d]; None: the default of the environment.
+        max_sessions: maximum number of concurrent sessions; further requests for a session are refused.
+        session_timeout_s: time in seconds after which an idle session is closed; None: never.
     """
     limits = ConcurrencyConfig(max_concurrent_envs=max_sessions, session_timeout=session_timeout_s)
     app: FastAPI = create_fastapi_app(
@@ -171,10 +171,10 @@ def make_app(
 
 
 def _parse_action(action: int | list[float] | str, spec: EnvSpec) -> Any:
-    """Return an action in the form of a `VecEnv`.
+    """Return an action of one agent as an index, or as a list of numbers for continuous actions.
 
     Raises:
-        ValueError: there is no such action.
+        ValueError: the action is invalid.
     """
     continuous = spec.continuous_actions
     if continuous is not None:
@@ -192,7 +192,7 @@ def _parse_action(action: int | list[float] | str, spec: EnvSpec) -> Any:
 
 
 def _to_plain(observations: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return observations by agent as JSON-compatible data; float32 keeps its exact value."""
+    """Return observations by agent with arrays converted to lists; float32 numbers keep their exact value."""
     return {
         agent: {
             name: value if isinstance(value, str) else np.asarray(value).tolist() for name, value in channels.items()

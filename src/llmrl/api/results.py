@@ -1,4 +1,4 @@
-"""Loading of the results of runs as tables, also of unfinished runs."""
+"""Loading of the results of finished and unfinished runs as tables."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def load(runs: StrPath | Iterable[StrPath] = "outputs") -> Results:
     """Load the runs in one or several folders as tables.
 
     Args:
-        runs: folder of runs at any level (`outputs`, `outputs/<name>`), run folder, result of a run, or several of
-            these; relative to the working directory.
+        runs: a folder that contains runs directly or in subfolders (`outputs`, `outputs/<name>`), a run folder, a
+            `RunResult`, or several of these; paths are relative to the working directory.
 
     Returns:
-        The runs in their current state. Tables are read at first access and cached; load again to refresh them.
+        The runs in their current state. Tables are read at first access and cached; call `load` again to refresh them.
 
     Raises:
-        RunFolderError: there is no such folder.
+        RunFolderError: a folder does not exist.
         ConfigError: pandas is not installed.
 
     Example:
@@ -43,15 +43,15 @@ def load(runs: StrPath | Iterable[StrPath] = "outputs") -> Results:
         >>> results.runs.groupby("label").result.describe()  # doctest: +SKIP
     """
     dataframes.import_pandas()
-    places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
-    folders = [Path(place).expanduser().absolute() for place in places]
+    paths = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
+    folders = [Path(path).expanduser().absolute() for path in paths]
     run_folders = dict.fromkeys(run for folder in folders for run in find_runs(folder))
     root = Path(os.path.commonpath(folders)) if folders else Path.cwd()
     return Results([read_run(folder) for folder in run_folders], root)
 
 
 class Results:
-    """Runs as tables. All tables but `runs` start with `run`, `label` and `seed`, by which they can be joined.
+    """Tables of runs. The columns `run`, `label` and `seed` of all tables are the keys for joins.
 
     Args:
         records: records of the runs.
@@ -84,10 +84,10 @@ class Results:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """Table with one row for each measured number.
+        """Table with one row for each logged number.
 
-        Columns: `kind` of the logged row (update, evaluation, proposal, ...), `axis` and `place` (the counter of the x
-        axis of this kind, and its value), `env_steps`, `elapsed_s`, `metric` (its name) and `value`.
+        Columns: `kind` of the logged row (update, evaluation, proposal, ...), `axis` (name of the counter that is the x
+        axis of this kind) and `place` (its value), `env_steps`, `elapsed_s` (seconds), `metric` (name) and `value`.
         """
         return dataframes.read_table("metrics", self._labeled_runs)
 
@@ -96,7 +96,7 @@ class Results:
         """Table with one row for each proposal of a principal.
 
         Columns: `step`, `candidate`, `context`, `objective` with its `standard_error` and number of `episodes`,
-        `fallback`, `reasoning`, and the proposed numbers, `parameter.<name>`.
+        `fallback`, `reasoning`, and the proposed value of each parameter, `parameter.<name>`.
         """
         return dataframes.read_table("proposals", self._labeled_runs)
 
@@ -104,9 +104,9 @@ class Results:
     def episodes(self) -> pd.DataFrame:
         """Table with one row for each recorded episode.
 
-        Columns: `source` (`training`; `final`, the episodes at the end of a run or of players that do not learn; the
-        folder of an evaluation, such as `evaluation`), the player (`policy`, `mode`) and the `mechanism`, if they are
-        known; `episode`, its number in the source; `start`, the step of its game at which it started, in training;
+        Columns: `source` (`training`; `final`, the episodes at the end of a run or of a run without learning; or the
+        folder of an evaluation, such as `evaluation`); `policy`, `mode` and `mechanism`, missing where unknown;
+        `episode`, its number in the source; `start`, for training episodes the step of the game at which it started;
         `return` and `base_return` (mean over agents), `length`, `objective`, and the metrics of the environment.
         """
         return dataframes.read_table("episodes", self._labeled_runs)
@@ -123,15 +123,15 @@ class Results:
         return dataframes.read_table("llm_calls", self._labeled_runs)
 
     def where(self, **column_values: Any) -> Results:
-        """Return the runs with given values in columns of `runs`.
+        """Return the runs whose columns of `runs` have given values.
 
         `results.where(name="cleanup", state="finished", seed=[0, 1])`
 
         Args:
-            column_values: value of a column, or list of values.
+            column_values: from column names to a value, or a list, tuple or set of accepted values.
 
         Raises:
-            ConfigError: there is no such column.
+            ConfigError: a column does not exist.
         """
         table, mask = self.runs, [True] * len(self)
         for column, value in column_values.items():
@@ -145,7 +145,7 @@ class Results:
         """Write every table to `folder` as a Parquet file with Apache Arrow's types: `runs.parquet`, ...
 
         Returns:
-            The files.
+            Paths of the files.
 
         Raises:
             ConfigError: pyarrow is not installed.
@@ -157,7 +157,7 @@ class Results:
 
     @cached_property
     def _labeled_runs(self) -> LabeledRuns:
-        """The runs with the columns that identify them in tables."""
+        """Records of the runs, each with the values of the columns that identify it in tables."""
         labels = {
             run.folder: group.display_name
             for task in group_into_tasks(self.records, self.root)

@@ -1,4 +1,4 @@
-"""Loading of the trained agent of a run, which then acts in any loop, and its export to files for PyTorch alone."""
+"""Loading of the trained agent of a run for any training code, and its export to files that need only PyTorch."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def load_agent(
 
     Args:
         run: run folder, or the result of a run.
-        n_envs: number of games that the agent plays at once.
+        n_envs: number of games that the agent plays in parallel.
         seed: seed of the actions.
-        calls: maximum number of paid replies of a language model, if the agent asks one; None: the run's own budget.
-        trusted: packages outside llmrl that the run's config may name.
+        calls: maximum number of paid replies, if the agent is a language model; None: `llm.budget` of the run.
+        trusted: packages outside llmrl whose code the run's config may use.
 
     Raises:
         CheckpointError, RunFolderError: the folder is not a run folder, or has no intact checkpoint.
-        ConfigError: the run has no agent; its config names code that is not trusted; or the agent needs to observe the
-            results of its actions, as language models that play do: `llmrl.evaluate` plays those.
+        ConfigError: the run has no agent; its config uses code that is not trusted; or the agent observes every step,
+            like language-model players, and can only be played by `llmrl.evaluate`.
 
     Example:
         >>> agent = llmrl.load_agent("outputs/maze/.../s0")  # doctest: +SKIP
@@ -71,7 +71,7 @@ def load_agent(
 
 
 class TrainedAgent:
-    """The agents of a run with their saved weights, and their memory of the current episodes.
+    """Trained agents of a run, with their recurrent states of the current episodes.
 
     Args:
         saved: saved run.
@@ -81,9 +81,9 @@ class TrainedAgent:
     Attributes:
         folder: run folder.
         iteration: iteration of the checkpoint.
-        spec: specification of the training environment, with the number of games that the agent plays.
-        channels: channels of observations that the agent reads.
-        names: names of the agents of a game.
+        spec: specification of the training environment, with `n_envs` games.
+        channels: names of the observation channels that the agent reads.
+        names: names of the agents of a game, [n_agents].
     """
 
     def __init__(self, saved: SavedRun, parts: Parts, seed: int = 0) -> None:
@@ -106,10 +106,10 @@ class TrainedAgent:
         return self._agent.policy
 
     def reset(self, games: Any = None) -> None:
-        """Start new episodes: clear the memory of the agent.
+        """Set the recurrent state of the agent to its initial value; to be called when an episode starts.
 
         Args:
-            games: games to reset, [n_envs] bool; None: all.
+            games: mask of the games to reset, [n_envs] bool; None: all.
         """
         import torch
 
@@ -120,20 +120,20 @@ class TrainedAgent:
         self._state = torch.where(is_start[:, None, None], 0, self._state)
 
     def act(self, observation: Mapping[str, Any], deterministic: bool = False) -> Any:
-        """Choose actions.
+        """Return actions for an observation.
 
         Args:
-            observation: observation from an environment with one of the interfaces of `make_env`; may have more
-                channels than the agent reads.
-            deterministic: whether to take the most probable action instead of a random one.
+            observation: observation from an environment with one of the interfaces of `make_env`; channels that the
+                agent does not read are ignored.
+            deterministic: whether to take the most probable action instead of sampling.
 
         Returns:
-            The argument of that environment's `step`: for a `VecEnv` an array [n_envs, n_agents, ...], for a Gymnasium
-            `VectorEnv` an array [n_envs, ...], for an `Env` one action, for a PettingZoo environment one action for
-            each agent by its name.
+            The argument of the environment's `step`: for a `VecEnv` an array [n_envs, n_agents, ...], for a Gymnasium
+            `VectorEnv` an array [n_envs, ...], for an `Env` one action, for a PettingZoo environment a dict from agent
+            names to actions.
 
         Raises:
-            ConfigError: a channel is missing, or the observation is of another number of games.
+            ConfigError: a channel is missing, or the number of games is not `n_envs`.
         """
         import torch
 
@@ -151,12 +151,12 @@ class TrainedAgent:
         return action[:, 0] if layout == "games" else self._single_action(action[0, 0])
 
     def make_env(self, *, api: Interface = "vec", seed: int = 0, **options: Any) -> Any:
-        """Make the environment in which the agent was trained, with the number of games that it plays.
+        """Make the environment in which the agent was trained, with `n_envs` games.
 
         Args:
-            api: interface, as in `llmrl.make_env`.
-            seed: root of the random numbers, as in `llmrl.make_env`.
-            options: options that differ from those of the run, as in `llmrl.make_env`.
+            api: interface (`llmrl.make_env`).
+            seed: root seed of the random numbers.
+            options: fields of the environment option that differ from the run, and `render_mode` (`llmrl.make_env`).
         """
         render_mode = options.pop("render_mode", None)
         node = merge_options(self._saved.config["env"], {**options, "n_envs": self.spec.n_envs})
@@ -171,7 +171,7 @@ class TrainedAgent:
         return int(action) if action.ndim == 0 else action
 
     def _to_arrays(self, observation: Mapping[str, Any]) -> tuple[_Layout, dict[str, np.ndarray]]:
-        """Return the interface of an observation, and the channels that are read, [n_envs, n_agents, ...] each."""
+        """Return the interface of an observation, and the channels that the agent reads, [n_envs, n_agents, ...]."""
         if observation and all(isinstance(agent_observation, Mapping) for agent_observation in observation.values()):
             if list(observation) != self.names:
                 raise ConfigError(f"the observation has agents {', '.join(observation)}; it must have {self.names}")
@@ -208,7 +208,7 @@ class TrainedAgent:
             )
 
     def _find_layout(self, name: str, value: Any) -> _Layout:
-        """Return the interface of an observation, from the number of leading axes of a channel."""
+        """Return the interface of an observation, from the number of axes that a channel has for games and agents."""
         if isinstance(value, str | tuple):
             return "game" if isinstance(value, str) else "games"
         n_leading_axes = len(np.shape(value) if isinstance(value, np.ndarray) else value.shape)
@@ -232,7 +232,7 @@ class TrainedAgent:
 
 
 FORMAT_VERSION = 1
-"""Version of the description."""
+"""Version of the format of `agent.json`."""
 DESCRIPTION_NAME, WEIGHTS_NAME = "agent.json", "agent.safetensors"
 _ACCEPTED_AGENTS = (
     "llmrl-export agent accepts the networks of PPO (agent=ppo, pg, ippo, mappo, gaussian_ppo, student_mlp, "
@@ -246,15 +246,15 @@ def export_agent(run: StrPath, out: Path | None = None, trusted: Sequence[str] =
     Args:
         run: run folder.
         out: folder of the two files, which is created; None: `<run>/agent`.
-        trusted: packages outside llmrl that the run's config may name.
+        trusted: packages outside llmrl whose code the run's config may use.
 
     Returns:
-        The files.
+        Paths of the two files.
 
     Raises:
         CheckpointError, RunFolderError: the folder is not a run folder, or has no intact checkpoint.
-        ConfigError: the agent is of another kind, its config names code that is not trusted, or safetensors is not
-            installed.
+        ConfigError: the agent is no exportable network of PPO, the config uses code that is not trusted, or safetensors
+            is not installed.
     """
     try:
         from safetensors.torch import save_file
