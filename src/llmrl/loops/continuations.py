@@ -98,10 +98,7 @@ class EpisodeGroups:
         return replace(rollouts[-1], episodes=episodes), n_steps
 
     def _continuation_values(self, states: Sequence[State], seeds: Seeds) -> Requests[tuple[np.ndarray, int]]:
-        """Return state values [n_steps, n_envs, n_agents], and the number of environment steps of the continuations.
-
-        The value of a state is the mean discounted return of the agent's continuations from it.
-        """
+        """Return mean discounted returns of continuations, [n_steps, n_envs, n_agents], and their number of steps."""
         values, n_steps = [], 0
         with self._agent.pause_recording(), self.collector.disable_observers():
             for t, state in enumerate(states):

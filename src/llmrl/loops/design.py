@@ -162,10 +162,7 @@ class DesignLoop:
         return CallEstimate.add_up(estimates) if estimates else None
 
     def requests(self, run: Run) -> Requests[float]:
-        """Run the loop; return the evaluated objective of the recommendations, mean over contexts.
-
-        Without evaluations, return the online performance.
-        """
+        """Run the loop; return the mean evaluated objective of the contexts, or else the online performance."""
         progress = self.progress
         if run.restored is not None:
             progress.load_state_dict(run.restored)

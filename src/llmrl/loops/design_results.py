@@ -333,10 +333,7 @@ class DesignResults:
         return [row for _, row in sorted(rows, key=lambda pair: pair[0], reverse=True)]
 
     def _sort_key(self, vector: np.ndarray, context: Context) -> tuple[bool, float]:
-        """Return the key that sorts recommendations in descending order.
-
-        Measured vectors precede vectors without a measurement; within both, the higher estimate comes first.
-        """
+        """Return the descending sort key of a recommendation: measured vectors come first, then higher estimates."""
         return self.history.estimates.count(vector, context) > 0, self._best_estimate(vector, context)
 
     def _best_estimate(self, vector: np.ndarray, context: Context) -> float:

@@ -264,10 +264,7 @@ class IndependentGames:
         return finished_counts
 
     def state_dict(self) -> State:
-        """Return the state of all games before their pending decisions.
-
-        For games that cannot be restored, the player's state is that before the episode.
-        """
+        """Return the state before pending decisions; of games that cannot be restored, before their episodes."""
         return {
             "lanes": [
                 {

@@ -212,10 +212,7 @@ class PlayLoop:
         return writer
 
     def _count_episodes(self) -> Requests[None]:
-        """Count finished episodes in order of their numbers, and log after every `env.n_envs` episodes.
-
-        This order makes the logged rows independent of the order in which replies arrive.
-        """
+        """Count and log finished episodes by ascending number, so that rows do not depend on the order of replies."""
         while self._n_counted_episodes in self._pending_counts:
             self.agent.policy.add_counts(self._pending_counts.pop(self._n_counted_episodes))  # type: ignore[attr-defined]
             self._n_counted_episodes += 1

@@ -108,10 +108,7 @@ class Probes:
         return cls(probes, policy, action_names)
 
     def metrics(self) -> dict[str, float]:
-        """Return `probe/<name>/<action>` for each probe and action, with underscores for spaces.
-
-        The probabilities of a probe sum to 1.
-        """
+        """Return the probability `probe/<name>/<action>` of each action in each probe, with underscores for spaces."""
         prompts = [probe.prompt for probe in self.probes]
         probabilities = np.asarray(self.policy.probabilities(prompts).detach().cpu(), dtype=np.float64)
         return {

@@ -83,10 +83,7 @@ class SuccessiveHalving(StateFields):
 
 
 def count_candidates(steps: int, slots: int) -> int:
-    """Return the number of candidates that `steps` trials of `slots` measurements confirm.
-
-    It is the rounded-up square root of the number of measurements.
-    """
+    """Return the number of candidates for `steps` trials of `slots` measurements: ceil(sqrt(steps * slots))."""
     return math.ceil(math.sqrt(steps * slots))
 
 

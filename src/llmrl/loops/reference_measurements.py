@@ -58,10 +58,7 @@ class ContextReferences:
 
     @property
     def best(self) -> VectorMeasurements | None:
-        """Measurements of the vector with the highest mean; None if the scan has the neutral vector only.
-
-        Its mean is biased upward, because it is the highest of several noisy means.
-        """
+        """Measurements of the vector with the highest mean, which is biased upward; None for a scan of one vector."""
         return max(self.scan, key=lambda measurement: measurement.value) if len(self.scan) > 1 else None
 
 

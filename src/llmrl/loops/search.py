@@ -287,10 +287,7 @@ class SearchLoop(StateFields):
     def _tell_principal(
         self, vectors: np.ndarray, batch: EvaluationBatch, origins: Sequence[dict[str, Any]]
     ) -> dict[str, float]:
-        """Pass the outcomes to the principal and write them to `proposals.jsonl`; return the metrics of the iteration.
-
-        `origins` holds further fields of each proposal in the file (`_describe_origins`).
-        """
+        """Pass outcomes to the principal, write them with the fields `origins` to `proposals.jsonl`; return metrics."""
         iteration = self.iteration if self.is_warmed_up else 0
         outcomes = [make_outcome(vector, batch, i, self._draw_name(iteration)) for i, vector in enumerate(vectors)]
         metrics = self.principal.tell(outcomes) | ({} if self.meter is None else self.meter.metrics())

@@ -54,20 +54,14 @@ class Societies:
         self.policy = (ObservingPartitionedPolicy if observes_steps else PartitionedPolicy)(policies, self.games)
 
     def reset(self) -> None:
-        """Reset all agents to their original weights.
-
-        State that `Agent.reset` keeps, such as an optimizer's, is copied from the society under the first proposal.
-        """
+        """Reset all agents; copy state that `Agent.reset` keeps (optimizer) from the first proposal's societies."""
         for agent in self.agents:
             agent.reset()
         for i in range(self.replicates, len(self.agents)):
             self.agents[i].load_state_dict(copy.deepcopy(self.agents[i % self.replicates].state_dict()))
 
     def shared_or_society_seeds(self, nodes: Sequence[Seeds], name: str) -> list[int]:
-        """Return the seed `name` of each society, from the seed node of its proposal.
-
-        If all societies have the same seed, return a list with this seed only.
-        """
+        """Return the seed `name` of each society from its proposal's node; a single seed if all are equal."""
         if self.replicates == 1 and all(node is nodes[0] for node in nodes):
             return [nodes[0].integer(name)]
         return self._society_seeds(nodes, name)
@@ -158,10 +152,7 @@ class AdaptationRounds:
     def episode_request(
         self, steps: int, nodes: Sequence[Seeds], vectors: np.ndarray, context: int | None, **fields: bool
     ) -> PlayEpisode:
-        """Return the request of the first `steps` steps of a new episode in every game.
-
-        `fields` are further fields of `PlayEpisode`.
-        """
+        """Return the request of `steps` steps of new episodes; `fields` are further fields of `PlayEpisode`."""
         game_seeds = self.societies.shared_or_society_seeds(nodes, "env")
         return PlayEpisode(
             collector=self.collector,

@@ -86,19 +86,13 @@ class History(StateFields):
             self.records.append(numbering | {"of": len(outcomes)} | self._record(outcome) | note)
 
     def selectable_records(self, context: str | None, policy: SelectionPolicy) -> list[Record]:
-        """Return the records of a context from which `policy` selects.
-
-        The field `measured` of each is the list of indices of the original records that it pools.
-        """
+        """Return the records from which `policy` selects; `measured` lists the indices of records that each pools."""
         if self.pooled and policy not in CHRONOLOGICAL_POLICIES:
             return self._pool_by_vector(context)
         return [record | {"measured": [record["index"]]} for record in self.records_in_context(context)]
 
     def pool_repeated(self, policy: SelectionPolicy) -> list[Record]:
-        """Return a record with means for each vector that was measured more than once in a context.
-
-        The list is empty if measurements are not pooled, or `selectable_records` already have the means.
-        """
+        """Return a record with means of each repeatedly measured vector; [] if `selectable_records` have the means."""
         if not self.pooled or policy not in CHRONOLOGICAL_POLICIES:
             return []
         return [record for record in self._pool_all() if len(record["measured"]) > 1]
@@ -230,19 +224,13 @@ class History(StateFields):
         return records
 
     def _count_recent(self, n_records: int, window: int) -> int:
-        """Return the number of newest records to show, of `n_records`: `window` to 2 `window` - 1.
-
-        The first record shown changes only after every `window` new records.
-        """
+        """Return the number of newest records to show; unless `sliding`, the first changes every `window` records."""
         if self.sliding or window == 0:
             return min(n_records, window)
         return n_records if n_records < 2 * window else window + n_records % window
 
     def _record(self, outcome: Outcome) -> Record:
-        """Convert an outcome to numbers, strings and lists.
-
-        Curves are stored only for metrics with the aggregate `last`, such as the level of a stock.
-        """
+        """Convert an outcome to numbers, strings and lists; only metrics with the aggregate `last` have curves."""
         curves = {
             name: _sample_curve(outcome.trajectories[name])
             for name, aggregate in self.spec.principal_metrics.items()
