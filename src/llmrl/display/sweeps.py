@@ -32,7 +32,7 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
     unique_outcomes = list({outcome.folder: outcome for outcome in outcomes}.values())
     outcomes = [outcome for outcome in unique_outcomes if not outcome.job.purpose]
     counts = Counter(outcome.state for outcome in outcomes)
-    notes = ["nothing to do" if o.skipped and o.state == "finished" else o.error for o in outcomes]
+    notes = ["nothing to do" if x.skipped and x.state == "finished" else x.error for x in outcomes]
     for i, outcome in enumerate(outcomes):
         if outcome.state == "finished" and (
             warning := find_validity_warning(read_json_or_empty(outcome.folder / SUMMARY_NAME))
@@ -47,7 +47,7 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
         seed = str(outcome.job.config["seed"])
         rows.append([name, seed, outcome.state, result, *([note] if any(notes) else [])])
     print_table(counts_text, ["run", "seed", "state", "result", *([""] if any(notes) else [])], rows, "lrlrl", styles)
-    incomplete = [o for o in unique_outcomes if o.state not in ("finished", "elsewhere", "submitted")]
+    incomplete = [x for x in unique_outcomes if x.state not in ("finished", "elsewhere", "submitted")]
     if incomplete:
         logs_command = shlex.join(["llmrl-sweep", "logs", str(relative_to_cwd(incomplete[0].folder))])
         print_line(f"Log of the first: {logs_command}")

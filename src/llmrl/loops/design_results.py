@@ -75,11 +75,12 @@ def score_vector(
     """
     rollouts_per_society = len(rollouts) // n_societies
     starts = range(0, len(rollouts), rollouts_per_society)
-    groups = [[episode for r in rollouts[i : i + rollouts_per_society] for episode in r.episodes] for i in starts]
+    society_rollouts = [rollouts[i : i + rollouts_per_society] for i in starts]
+    groups = [[episode for rollout in group for episode in rollout.episodes] for group in society_rollouts]
     episodes = [episode for group in groups for episode in group]
     welfare = compute_welfare(episodes, objective)
     values = objective_from_welfare(welfare, objective, spending_cost)
-    ends = np.cumsum([len(group) for group in groups])
+    ends, metric_names = np.cumsum([len(group) for group in groups]), list(spec.principal_metrics)
     means = np.array([society_values.mean() for society_values in np.split(values, ends[:-1])])
     outcome = Outcome(
         vector=vector,
@@ -89,8 +90,8 @@ def score_vector(
         context=context,
         returns=np.mean([episode.base_returns for episode in episodes], axis=0),
         net_returns=np.mean([episode.returns for episode in episodes], axis=0),
-        trajectories={n: np.mean([r.info[n].mean(1) for r in rollouts], axis=0) for n in spec.principal_metrics},
-        summaries={n: float(np.mean([e.summaries[n] for e in episodes])) for n in spec.principal_metrics},
+        trajectories={k: np.mean([rollout.info[k].mean(1) for rollout in rollouts], axis=0) for k in metric_names},
+        summaries={k: float(np.mean([episode.summaries[k] for episode in episodes])) for k in metric_names},
         welfare={name: float(x.mean()) for name, x in welfare.items()},
         units=n_societies,
         draw=draw,

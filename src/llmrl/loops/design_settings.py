@@ -66,31 +66,31 @@ def check_settings(spec: EnvSpec, principal: Proposer, settings: DesignSettings)
         raise ConfigError(
             f"a principal needs episodes of one length: set env.horizon (e.g. 1000), which is null for env={spec.name}"
         )
-    s, principal_type = settings, type(principal).__name__
-    late_rounds = [n for n in s.validation_rounds or () if n > s.adapt_rounds]
+    principal_type, has_reset, candidates = type(principal).__name__, settings.reset_agents, settings.candidates
+    late_rounds = [n for n in settings.validation_rounds or () if n > settings.adapt_rounds]
     faults = {
-        f"design.candidates={s.candidates}: {principal_type} proposes one vector at a time; set design.candidates=1, "
+        f"design.candidates={candidates}: {principal_type} proposes one vector at a time; set design.candidates=1, "
         "or a principal that can propose several (random, egreedy, ucb, thompson, gp, cem, cmaes, dual_rl, llm)": (
-            s.candidates > 1 and not principal.parallel
+            candidates > 1 and not principal.parallel
         ),
-        f"design.candidates={s.candidates} compares proposals on societies with equal initial weights, which "
+        f"design.candidates={candidates} compares proposals on societies with equal initial weights, which "
         "design.reset_agents=false does not restore; set design.reset_agents=true or design.candidates=1": (
-            s.candidates > 1 and not s.reset_agents
+            candidates > 1 and not has_reset
         ),
-        f"design.replicates={s.replicates}: {principal_type} (principal=metagrad) differentiates the learning of one "
-        "society; set design.replicates=1, or choose another principal": (
-            s.replicates > 1 and isinstance(principal, GradientProposer)
+        f"design.replicates={settings.replicates}: {principal_type} (principal=metagrad) differentiates the learning "
+        "of one society; set design.replicates=1, or choose another principal": (
+            settings.replicates > 1 and isinstance(principal, GradientProposer)
         ),
-        f"design.confirm_steps={s.confirm_steps} measures candidates again from the initial weights, which "
+        f"design.confirm_steps={settings.confirm_steps} measures candidates again from the initial weights, which "
         "design.reset_agents=false does not restore; set design.reset_agents=true or design.confirm_steps=0": (
-            bool(s.confirm_steps) and not s.reset_agents
+            bool(settings.confirm_steps) and not has_reset
         ),
         "design.anytime=true needs evaluations of recommendations, but design.evaluations=0; set design.evaluations to "
-        "1 or more, or design.anytime=false": s.anytime and not s.evaluations,
-        f"design.validation_rounds={s.validation_rounds} has rounds after the last; use numbers from 0 to "
-        f"design.adapt_rounds={s.adapt_rounds}": bool(late_rounds),
-        f"design.rollout_steps={s.rollout_steps} must divide an episode of {spec.horizon} steps (env.horizon), or be "
-        "null": s.rollout_steps is not None and spec.horizon % s.rollout_steps != 0,
+        "1 or more, or design.anytime=false": settings.anytime and not settings.evaluations,
+        f"design.validation_rounds={settings.validation_rounds} has rounds after the last; use numbers from 0 to "
+        f"design.adapt_rounds={settings.adapt_rounds}": bool(late_rounds),
+        f"design.rollout_steps={settings.rollout_steps} must divide an episode of {spec.horizon} steps "
+        "(env.horizon), or be null": settings.rollout_steps is not None and spec.horizon % settings.rollout_steps != 0,
     }
     for message, is_fault in faults.items():
         if is_fault:

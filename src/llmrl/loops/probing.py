@@ -95,10 +95,10 @@ class Probes:
         Raises:
             ConfigError: the list does not exist or is invalid, or `env` or `policy` does not support it.
         """
-        action_names, entries = env.spec.action_names, _read_probe_list(source)
-        probes = [_build_probe(entry, location, env) for location, entry in entries]
+        action_names, probe_nodes = env.spec.action_names, _read_probe_list(source)
+        probes = [_build_probe(node, location, env) for location, node in probe_nodes]
         intended_actions = [
-            (str(entry["name"]), entry["intended"]) for _, entry in entries if entry.get("intended") is not None
+            (str(node["name"]), node["intended"]) for _, node in probe_nodes if node.get("intended") is not None
         ]
         if unknown := [f"{name} ({action})" for name, action in intended_actions if str(action) not in action_names]:
             log.warning(
@@ -150,26 +150,26 @@ def _read_probe_list(source: str) -> list[tuple[str, Mapping[str, Any]]]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"learn.probes={source} cannot be read: {error}") from error
-    if not isinstance(content, list) or not content or not all(isinstance(entry, Mapping) for entry in content):
+    if not isinstance(content, list) or not content or not all(isinstance(node, Mapping) for node in content):
         raise ConfigError(f"learn.probes={source} must be a list of probes, each with: {', '.join(_PROBE_KEYS)}")
-    names = [str(entry.get("name", "")) for entry in content]
-    for i, (name, entry) in enumerate(zip(names, content, strict=True)):
+    names = [str(node.get("name", "")) for node in content]
+    for i, (name, node) in enumerate(zip(names, content, strict=True)):
         location = f"learn.probes={source}, probe {i + 1} ({name})"
-        if unknown := [key for key in entry if key not in _PROBE_KEYS]:
+        if unknown := [key for key in node if key not in _PROBE_KEYS]:
             raise ConfigError(f"{location}: {unknown[0]!r} is not a key of a probe; use {', '.join(_PROBE_KEYS)}")
         if not name or "/" in name or " " in name or names.count(name) > 1:
             raise ConfigError(f"{location}: each probe needs a unique `name` without spaces and slashes")
-    return [(f"learn.probes={source}, probe {name}", entry) for name, entry in zip(names, content, strict=True)]
+    return [(f"learn.probes={source}, probe {name}", node) for name, node in zip(names, content, strict=True)]
 
 
-def _build_probe(entry: Mapping[str, Any], location: str, env: VecEnv) -> Probe:
-    action_names, intended_action = env.spec.action_names, entry.get("intended")
-    if ("prompt" in entry) == ("goal" in entry):
+def _build_probe(node: Mapping[str, Any], location: str, env: VecEnv) -> Probe:
+    action_names, intended_action = env.spec.action_names, node.get("intended")
+    if ("prompt" in node) == ("goal" in node):
         raise ConfigError(f"{location}: give either a `prompt`, or a `goal` with `observations` and `actions`")
-    if "prompt" in entry:
-        prompt = str(entry["prompt"])
+    if "prompt" in node:
+        prompt = str(node["prompt"])
     else:
-        observations, actions = entry.get("observations") or [], entry.get("actions") or []
+        observations, actions = node.get("observations") or [], node.get("actions") or []
         are_lists = isinstance(actions, list) and isinstance(observations, list)
         if not are_lists or not all(isinstance(sentences, list) for sentences in observations):
             raise ConfigError(f"{location}: `observations` must be lists of sentences, and `actions` a list of names")
@@ -184,9 +184,9 @@ def _build_probe(entry: Mapping[str, Any], location: str, env: VecEnv) -> Probe:
             )
         texts = [[str(x) for x in sentences] for sentences in observations]
         try:
-            prompt = env.prompt(str(entry["goal"]), texts, [str(action) for action in actions])
+            prompt = env.prompt(str(node["goal"]), texts, [str(action) for action in actions])
         except ConfigError as error:
             raise ConfigError(
                 f"{location}: {error}; use a file with the action names of env={env.spec.name}, or learn.probes=null"
             ) from error
-    return Probe(str(entry["name"]), prompt, str(intended_action) if intended_action in action_names else None)
+    return Probe(str(node["name"]), prompt, str(intended_action) if intended_action in action_names else None)

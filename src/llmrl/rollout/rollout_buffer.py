@@ -158,14 +158,14 @@ class EpisodeAccumulator:
             Episode(
                 returns=returns[i],
                 base_returns=base_returns[i],
-                length=n,
+                length=episode_length,
                 summaries=dict(zip(spec.metrics, row, strict=True)) | self._mean_by_kind(returns[i], base_returns[i]),
                 gains=gains[i],
                 gain_times=gain_times[i],
-                game=g,
+                game=game,
                 start=start,
             )
-            for i, (n, row, g, start) in enumerate(
+            for i, (episode_length, row, game, start) in enumerate(
                 zip(length.tolist(), values.tolist(), games.tolist(), begin_times.tolist(), strict=True)
             )
         ]
@@ -312,32 +312,32 @@ class RolloutBuffer:
             waiting: mask of games that wait for a reset, [n_envs] bool.
             state: recurrent state of the policy after the last step; None: the policy has none.
         """
-        n, info = self.played, self._info
+        n_steps, info = self.played, self._info
         for i, name in enumerate(self._per_step):
             if self._device_step_infos:
-                info[i, :n] = torch.stack([step_info[name] for step_info in self._device_step_infos])
+                info[i, :n_steps] = torch.stack([step_info[name] for step_info in self._device_step_infos])
         self._device_step_infos = []
-        reward, base_reward, info = self._reward[:n], self._base_reward[:n], info[:, :n]
-        episodes = running.add(reward, base_reward, info, self._ends[:n], waiting)
+        reward, base_reward, info = self._reward[:n_steps], self._base_reward[:n_steps], info[:, :n_steps]
+        episodes = running.add(reward, base_reward, info, self._ends[:n_steps], waiting)
         if self._learn:  # if the episode continues, the next value was computed by the forward pass of the next step
             has_ended = self.tensor(self._terminated | self._truncated)[:-1, :, None]
             self._next_value[:-1] = torch.where(has_ended, self._next_value[:-1], self._value[1:])
-        initial_state = self._state if n else None
+        initial_state = self._state if n_steps else None
         return Rollout(
             observation=self._stored_channels,
             features=self._features,
-            action=self._action[:n],
-            log_prob=self._log_prob[:n],
-            value=self._value[:n],
+            action=self._action[:n_steps],
+            log_prob=self._log_prob[:n_steps],
+            value=self._value[:n_steps],
             reward=self.tensor(reward),
             base_reward=self.tensor(base_reward),
-            terminated=self.tensor(self._terminated[:n]),
-            truncated=self.tensor(self._truncated[:n]),
-            episode_start=self.tensor(self._starts[:n]),
-            next_value=self._next_value[:n],
+            terminated=self.tensor(self._terminated[:n_steps]),
+            truncated=self.tensor(self._truncated[:n_steps]),
+            episode_start=self.tensor(self._starts[:n_steps]),
+            next_value=self._next_value[:n_steps],
             info=dict(zip(self._per_step, to_numpy(info), strict=True)),
             episodes=episodes,
-            reward_jacobian=None if self._reward_jacobian is None else self.tensor(self._reward_jacobian[:n]),
+            reward_jacobian=None if self._reward_jacobian is None else self.tensor(self._reward_jacobian[:n_steps]),
             # A state of None before the first step stands for zeros.
             state=torch.zeros_like(state) if initial_state is None and state is not None else initial_state,
         )
