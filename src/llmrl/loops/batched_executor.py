@@ -201,7 +201,7 @@ class RunConnection:
         request: request that waits for an answer; None: no request is pending.
         n_skips: number of answers to other runs since the request was made.
         is_prerequisite: whether other runs need the results of this one.
-        answer_or_error: answer to the request and error, one of them None; None: no answer has arrived.
+        answer_or_error: answer to the request, and the error to raise instead (None: no error); None: no answer yet.
         batch, index, rollout: batch in which the run's games were last played, the run's index in it, and its rollout.
     """
 

@@ -82,7 +82,7 @@ class LoopParts:
 
     @property
     def teacher_channels(self) -> Sequence[str]:
-        """Names of the observation channels that the teacher reads, in addition to the policy's channels."""
+        """Names of the observation channels that the teacher reads; rollouts must contain them."""
         return () if self.teacher is None else self.teacher.channels
 
 

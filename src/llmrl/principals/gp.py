@@ -36,8 +36,8 @@ FIT_OPTIONS = {"ftol": 1e-6}
 class GaussianProcessPrincipal(StateFields):
     """Principal that fits a Gaussian process to all outcomes and maximizes an acquisition function.
 
-    The acquisition function is the log noisy expected improvement: the improvement over the highest posterior mean of
-    the vectors measured in the context (Letham et al. 2019; logarithm by Ament et al. 2023, arXiv 2310.20708).
+    The acquisition function is the log noisy expected improvement: over the highest mean, which is unknown, of the
+    vectors measured in the context (Letham et al. 2019; logarithm by Ament et al. 2023, arXiv 2310.20708).
 
     The model is refitted at every `ask`, so the state consists of the data only. It has a constant mean, a squared
     exponential kernel with one length scale per parameter, and homoscedastic noise. All hyperparameters are maximum a

@@ -15,7 +15,7 @@ from llmrl.core.state_fields import StateFields
 
 BRACKET_METRICS = ("earned", "taxed", "weighted")
 """Required metrics of each tax bracket k = 1 ... K, named `<name>_<k>`, each a mean over workers, in units of income.
-`earned`: total income of the workers whose top bracket is k; `taxed`: income that is taxed at the rate of bracket k;
+`earned`: income of the workers whose income ends in bracket k; `taxed`: income that is taxed at the rate of bracket k;
 `weighted`: the income `taxed`, weighted by the workers' social marginal welfare weights."""
 ELASTICITY_BOUNDS = (0.01, 10.0)
 """Bounds to which an estimated elasticity is clipped."""

@@ -33,7 +33,8 @@ class EpisodeAccumulator:
         self.spec = spec
         self._device = torch.device(spec.device or "cpu")
         # Columns: for each agent the reward, the base reward, the number of steps with a positive base reward ("gains")
-        # and the sum of the times of these steps; then `spec.per_step`; then both parts of each derived metric.
+        # and the sum of the times of these steps; then `spec.per_step`; then numerator and denominator of each derived
+        # metric.
         self._derived = [aggregate for aggregate in spec.metrics.values() if not isinstance(aggregate, str)]
         shape = (spec.n_envs, 4 * spec.n_agents + len(spec.per_step) + 2 * len(self._derived))
         self._is_mean = np.array([aggregate == "mean" for aggregate in spec.per_step.values()], dtype=bool)
@@ -132,7 +133,7 @@ class EpisodeAccumulator:
             self._sums[:, self._last_columns] = summands[-1][:, self._last_columns]
 
     def _pop_sums(self, games: np.ndarray, clock: int) -> torch.Tensor:
-        """Return the sums [k, n_columns] of games with indices `games` [k], and reset them at time `clock`."""
+        """Return and clear the sums [k, n_columns] of games [k]; their next episodes begin at time `clock`."""
         index = torch.from_numpy(games).to(self._device)
         sums = self._sums[index]
         self._sums.index_fill_(0, index, 0.0)
@@ -146,14 +147,14 @@ class EpisodeAccumulator:
         spec, length = self.spec, end_times - begin_times
         n_agent_sums, n_metrics = 4 * spec.n_agents, len(self._is_mean)
         returns, base_returns, gains, gain_times = np.split(sums[:, :n_agent_sums], 4, axis=1)
-        gain_times = gain_times - gains * begin_times[:, None]
-        per_step = sums[:, n_agent_sums : n_agent_sums + n_metrics] / np.where(self._is_mean, length[:, None], 1)
+        gain_times = gain_times - gains * begin_times[:, None]  # sums of times since the start of the episode
+        aggregates = sums[:, n_agent_sums : n_agent_sums + n_metrics] / np.where(self._is_mean, length[:, None], 1)
         derived_sums = sums[:, n_agent_sums + n_metrics :]
         numerators, denominators = derived_sums[:, ::2], derived_sums[:, 1::2]
         quotients = np.divide(numerators, denominators, out=np.full(numerators.shape, np.nan), where=denominators != 0)
         is_aggregated = np.array([isinstance(aggregate, str) for aggregate in spec.metrics.values()], dtype=bool)
         values = np.empty((len(games), len(is_aggregated)))
-        values[:, is_aggregated], values[:, ~is_aggregated] = per_step, quotients
+        values[:, is_aggregated], values[:, ~is_aggregated] = aggregates, quotients
         return [
             Episode(
                 returns=returns[i],
@@ -383,5 +384,5 @@ class RolloutBuffer:
 
 
 def to_device(x: Any, device: torch.device) -> torch.Tensor:
-    """Return numbers as a tensor on `device`; copies to a GPU are asynchronous, but read `x` before the return."""
+    """Return numbers as a tensor on `device`, without waiting for a GPU; unpinned memory may be changed afterwards."""
     return torch.as_tensor(x).to(device, non_blocking=device.type == "cuda")
