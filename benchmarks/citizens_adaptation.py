@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from omegaconf import OmegaConf
 from run_tables import tabulate_runs
 
 from llmrl.run.metrics import read_metrics
@@ -25,7 +26,9 @@ MIN_CHANGE = 0.05
 
 def read_run(folder: Path) -> dict[str, Any]:
     """Return the values of a run by column."""
-    config = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+    status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+    adapters = OmegaConf.select(OmegaConf.load(folder / "config.yaml"), "llm.learn.adapters")
+    chat_group = "chat models, own adapters" if adapters == "per_player" else "chat models"
     updates = read_metrics(folder / "metrics.jsonl", "update")
     half = next(i for i, row in enumerate(updates) if row["episode/tax_collected"] > 0)
     usage = np.array([row["episode/over_usage"] for row in updates])
@@ -36,7 +39,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     has_changed = abs(after - before) >= MIN_CHANGE and len(adapted) > 0
     diversity = [row["learn/diversity"] for row in updates[-LAST:] if "learn/diversity" in row]
     return {
-        "group": "chat models" if config.get("llm") else "PPO",
+        "group": chat_group if status.get("llm") else "PPO",
         "seed": int(folder.name.removeprefix("s")),
         "before": round(float(before), 3),
         "after": round(float(after), 3),

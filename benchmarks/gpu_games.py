@@ -58,7 +58,9 @@ def check(part: Part) -> None:
                 facts = [_facts(env, action) for env in (device, processor)]
             for env, found in zip((device, processor), facts, strict=True):
                 saved = env.state_dict()
-                found |= {f"state {k}": x for k, x in saved["state"].items()} | {"deeds": saved["deeds"]}
+                found |= {f"state {k}": x for k, x in saved["state"].items()} | {
+                    "player_events": saved["player_events"]
+                }
             for name, theirs in facts[1].items():
                 ours, theirs = (torch.as_tensor(to_numpy(x)) for x in (facts[0][name], theirs))
                 if ours.dtype != theirs.dtype or not torch.equal(ours, theirs):

@@ -72,7 +72,7 @@ def replay(recordings: Sequence[Recording], engine: SteppedEngine | None = None)
         native["heading"] = torch.where(state.alive, state.heading, 0)
         native |= {"reward": events.reward, "cleaned": events.cleaned, "zapped": events.zaps, "t": state.t}
         cooldown = engine.tables.settings.zap_cooldown
-        readiness = (1 - state.zap_wait.to(torch.float64) / cooldown).clamp_min(0) * state.alive
+        readiness = (1 - state.steps_until_zap.to(torch.float64) / cooldown).clamp_min(0) * state.alive
         native |= {"others_cleaned": events.others_cleaned, "ready": readiness}
         reference_state = reference.state(t)
         real = {name: getattr(reference_state, name) for name in reference.compared}
@@ -100,14 +100,14 @@ class EngineReference:
         "pos",
         "heading",
         "alive",
-        "out_for",
-        "zap_wait",
-        "clean_wait",
+        "steps_until_return",
+        "steps_until_zap",
+        "steps_until_clean",
         "apple",
         "dirt",
         "group",
-        "dry",
-        "cleaners",
+        "is_withered",
+        "has_cleaned",
         "phase",
     )
 
@@ -149,15 +149,15 @@ class EngineReference:
             # Players out of the game can still turn, which nobody sees: they come back facing anywhere.
             "heading": np.where(alive, readings.heading[:, t], 0).astype(np.int64),
             "alive": alive,
-            "out_for": self._out_for[:, t],
-            "zap_wait": readings.zap_wait[:, t].astype(np.int32),
-            "clean_wait": (empty if self.harvest else readings.clean_wait[:, t]).astype(np.int32),
+            "steps_until_return": self._out_for[:, t],
+            "steps_until_zap": readings.zap_wait[:, t].astype(np.int32),
+            "steps_until_clean": (empty if self.harvest else readings.clean_wait[:, t]).astype(np.int32),
             "apple": readings.apple[:, t],
             "dirt": readings.dirt[:, t],
             "phase": self._phase[:, t],
             "group": (np.minimum(readings.waits[:, t], 3) if self.harvest else empty).astype(np.int8),
-            "dry": (readings.dry[:, t] if self.harvest else empty).astype(bool),
-            "cleaners": (empty if self.harvest else readings.cleaned[:, t] > 0).astype(bool),
+            "is_withered": (readings.dry[:, t] if self.harvest else empty).astype(bool),
+            "has_cleaned": (empty if self.harvest else readings.cleaned[:, t] > 0).astype(bool),
         }
         return State(**{name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()})
 

@@ -70,30 +70,30 @@ class State:
         pos: cell of each player, [B, N] int64; 0 (no cell of the map) while the player is out of the game.
         heading: 0 north, 1 east, 2 south, 3 west, [B, N] int64.
         alive: whether the player is in the game, [B, N] bool.
-        out_for: number of steps until the player is back, [B, N] int32.
-        zap_wait, clean_wait: number of steps until the player can fire that beam again, [B, N] int32.
+        steps_until_return: number of steps until the player is back, [B, N] int32.
+        steps_until_zap, steps_until_clean: number of steps until the player can fire that beam again, [B, N] int32.
         apple: whether each of A sites has an apple, [B, A] bool.
         dirt: whether each of D river cells is dirty, [B, D] bool.
         phase: frame of the water of each of W river cells at the start, [B, W] uint8; cells of `dirt` first.
         group: number of apples near a site without one, at most 3, two steps before; -1 if none can grow yet,
             [B, A] int8.
-        dry: whether the grass of a site has withered, [B, A] bool.
-        cleaners: whether the player cleaned dirt in the last step, [B, N] bool.
+        is_withered: whether the grass of a site has withered, [B, A] bool.
+        has_cleaned: whether the player cleaned dirt in the last step, [B, N] bool.
     """
 
     t: torch.Tensor
     pos: torch.Tensor
     heading: torch.Tensor
     alive: torch.Tensor
-    out_for: torch.Tensor
-    zap_wait: torch.Tensor
-    clean_wait: torch.Tensor
+    steps_until_return: torch.Tensor
+    steps_until_zap: torch.Tensor
+    steps_until_clean: torch.Tensor
     apple: torch.Tensor
     dirt: torch.Tensor
     phase: torch.Tensor
     group: torch.Tensor
-    dry: torch.Tensor
-    cleaners: torch.Tensor
+    is_withered: torch.Tensor
+    has_cleaned: torch.Tensor
 
     def where(self, games: torch.Tensor, other: State) -> State:
         """Return this state in the games where `games` [B] is true, and `other` in the others."""

@@ -93,7 +93,7 @@ class QLearning:
             "target": None if self.target is None else dict(self.target.state_dict()),
             "replay": self.replay.state_dict(),
             "updates": self.n_updates,
-            "owed": self._updates_due,
+            "updates_due": self._updates_due,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -101,7 +101,7 @@ class QLearning:
         if self.target is not None:
             self.target.load_state_dict(state["target"])
         self.replay.load_state_dict(state["replay"])
-        self.n_updates, self._updates_due = state["updates"], state["owed"]
+        self.n_updates, self._updates_due = state["updates"], state["updates_due"]
 
     def _step(self, batch: Transitions, actions: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Take one gradient step; return the loss, the mean Q of the actions taken, and the gradient norm, [3]."""

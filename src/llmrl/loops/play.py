@@ -244,13 +244,13 @@ class PlayLoop:
             "files": self.files.state_dict(),
             "log": None if self.episode_logger is None else self.episode_logger.state_dict(),
             "games": None if self.games is None else self.games.state_dict(),
-            "over": [[k, counts] for k, counts in self._pending_counts.items()],
+            "pending_counts": [[k, counts] for k, counts in self._pending_counts.items()],
             "counted_episodes": self._n_counted_episodes,
             **trajectories_state,
             "wave": self.wave,
             "steps": self.steps,
             "env_steps": self.env_steps,
-            "in_wave": self._is_wave_in_progress and self.env.spec.deterministic,
+            "is_wave_in_progress": self._is_wave_in_progress and self.env.spec.deterministic,
         }
 
     @property
@@ -348,7 +348,7 @@ class PlayLoop:
                 self.trajectory_writer = self._make_writer(self.env, self._trajectories_state)
                 n_episodes = self.trajectory_writer.first_episode
                 if self._trajectories_state is None and state is not None:
-                    n_episodes = (state["wave"] + state["in_wave"]) * self.env.spec.n_envs
+                    n_episodes = (state["wave"] + state["is_wave_in_progress"]) * self.env.spec.n_envs
                 excluded_episodes = set(range(n_episodes)) - self.trajectory_writer.open_episodes
                 self.trajectory_queue.open(run.folder, self._trajectories_state, excluded_episodes)
         if state is None:
@@ -357,8 +357,8 @@ class PlayLoop:
         if self.meter is not None:
             self.meter.load_state_dict(state["meter"])
         self.wave, self.steps, self.env_steps = state["wave"], state["steps"], state["env_steps"]
-        self._is_wave_in_progress = state["in_wave"]
-        self._pending_counts = {int(k): counts for k, counts in state["over"]}
+        self._is_wave_in_progress = state["is_wave_in_progress"]
+        self._pending_counts = {int(k): counts for k, counts in state["pending_counts"]}
         self._n_counted_episodes = int(state["counted_episodes"])
         if self._is_wave_in_progress:
             assert self.episode_logger is not None

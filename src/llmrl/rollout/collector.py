@@ -231,7 +231,7 @@ class Collector:
             "env": self.env.state_dict(),
             "observation": _to_plain(self._observation),
             "state": self._state,
-            "fresh": self._is_episode_start.copy(),
+            "is_episode_start": self._is_episode_start.copy(),
             "ended": self._ended.copy(),
             "running": self._running.state_dict(),
         }
@@ -248,7 +248,7 @@ class Collector:
         # Checkpoints are loaded onto the CPU, so tensors must be moved.
         self._observation = None if state["observation"] is None else self._to_env(state["observation"])
         self._state = None if state["state"] is None else self._buffer.tensor(state["state"])
-        self._is_episode_start = np.array(state["fresh"])
+        self._is_episode_start = np.array(state["is_episode_start"])
         self._ended = np.array(state["ended"])
         self._running = EpisodeAccumulator(self.spec, state["running"])
 

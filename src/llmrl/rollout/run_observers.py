@@ -167,7 +167,7 @@ class EpisodeLogger(Observer):
         n = self.spec.n_envs
         self.playing = np.zeros(n, dtype=bool) if state is None else np.array(state["playing"])
         # Of each game's episode: steps, sum of rewards, latest reflection of each player, flags, and costs.
-        self._totals = [{} for _ in range(n)] if state is None else [_copy_totals(totals) for totals in state["so_far"]]
+        self._totals = [{} for _ in range(n)] if state is None else [_copy_totals(totals) for totals in state["totals"]]
         # "terminated" or "truncated", by game, from the last step of an episode until its result is written.
         self._ends: dict[int, str] = {}
         self._frames: dict[int, np.ndarray] = {}  # rendered states before the next actions, by game
@@ -226,7 +226,7 @@ class EpisodeLogger(Observer):
         return {
             "first": self.first_episode,
             "playing": self.playing.copy(),
-            "so_far": [_copy_totals(totals) for totals in self._totals],
+            "totals": [_copy_totals(totals) for totals in self._totals],
         }
 
     def _list_playing_games(self) -> list[int]:

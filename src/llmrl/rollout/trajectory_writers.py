@@ -68,7 +68,9 @@ class EpisodeQueue:
                 episodes that began before trajectories were stored.
         """
         self._files = TrajectoryFiles(folder, None if state is None else state["files"])
-        self._pending = {} if state is None else {int(episode["episode"]): dict(episode) for episode in state["over"]}
+        self._pending = (
+            {} if state is None else {int(episode["episode"]): dict(episode) for episode in state["pending"]}
+        )
         self._discarded = set(begun) - set(self._pending)
         self._write_ready()
 
@@ -92,7 +94,7 @@ class EpisodeQueue:
     def state_dict(self) -> State:
         """Return the finished episodes that are in no file, and the state of the files."""
         assert self._files is not None
-        return {"files": self._files.state_dict(), "over": [*map(dict, [*self._ready, *self._pending.values()])]}
+        return {"files": self._files.state_dict(), "pending": [*map(dict, [*self._ready, *self._pending.values()])]}
 
     def _write_ready(self) -> None:
         while self._next_number in self._pending or self._next_number in self._discarded:

@@ -145,7 +145,7 @@ class LLMPlanner:
             for sentence, plans in self.plans_by_sentence.items()
         }
         return {
-            "known": table,
+            "plans": table,
             "unknown": {sentence: list(counts) for sentence, counts in self.retries_by_sentence.items()},
             "counters": dict(self.counters),
             "structured_query": self.structured_query.state_dict(),
@@ -154,7 +154,7 @@ class LLMPlanner:
     def load_state_dict(self, state: State) -> None:
         self.plans_by_sentence = {
             sentence: tuple((self.domain.read_plan(text, sentence), float(p)) for text, p in plans)
-            for sentence, plans in state["known"].items()
+            for sentence, plans in state["plans"].items()
         }
         self.retries_by_sentence = {
             sentence: (int(n_failures), int(n_skips)) for sentence, (n_failures, n_skips) in state["unknown"].items()

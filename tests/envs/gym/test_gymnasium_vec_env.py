@@ -109,8 +109,8 @@ def test_doubly_saved_games_are_identical():
     for _ in range(2):
         second_env = games()
         second_env.load_state_dict(env.state_dict())
-        assert [len(actions_stored) for actions_stored in second_env.state_dict()["acted"]] == [
-            len(game_actions) for game_actions in env.state_dict()["acted"]
+        assert [len(actions_stored) for actions_stored in second_env.state_dict()["actions"]] == [
+            len(game_actions) for game_actions in env.state_dict()["actions"]
         ]
         for _ in range(3):
             action = actions(env.spec, rng)
@@ -126,9 +126,9 @@ def test_active_episode_actions_are_stored():
         env.step(np.array([[0], [1]]))
     env.reset(mask=np.array([True, False]))
     env.step(np.array([[0], [0]]))
-    assert [actions_stored[:, 0].tolist() for actions_stored in env.state_dict()["acted"]] == [[0], [1, 1, 1, 0]]
+    assert [actions_stored[:, 0].tolist() for actions_stored in env.state_dict()["actions"]] == [[0], [1, 1, 1, 0]]
     env.reset()
-    assert not any(len(actions_stored) for actions_stored in env.state_dict()["acted"]) and not env._history
+    assert not any(len(actions_stored) for actions_stored in env.state_dict()["actions"]) and not env._history
 
 
 def test_error_names_missing_mask():

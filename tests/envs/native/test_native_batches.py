@@ -59,7 +59,9 @@ def test_respawn_conflict_is_random() -> None:
     )
     start = engine.start(draws)
     due = torch.tensor([True, False, True]).expand(4000, 3)
-    state = dataclasses.replace(start, alive=~due, out_for=due.to(torch.int32), pos=torch.where(due, 0, start.pos))
+    state = dataclasses.replace(
+        start, alive=~due, steps_until_return=due.to(torch.int32), pos=torch.where(due, 0, start.pos)
+    )
     after, _ = engine.step(state, torch.zeros((4000, 3), dtype=torch.int64), draws)
     respawned = after.alive & due
     assert (respawned.sum(1) == 1).all() and after.alive[:, 1].all()

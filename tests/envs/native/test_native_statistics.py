@@ -114,7 +114,7 @@ def test_respawn_cell_and_heading_are_uniform(substrate):
     spawn = torch.from_numpy(engine.setup.game_map.spawn)
     pos = torch.cat([torch.zeros(2, dtype=torch.int64), spawn[:5]]).expand(N_GAMES, -1)
     out = torch.tensor([True, True] + [False] * 5).expand(N_GAMES, -1)
-    state = dataclasses.replace(state, pos=pos, alive=~out, out_for=out.to(torch.int32))
+    state = dataclasses.replace(state, pos=pos, alive=~out, steps_until_return=out.to(torch.int32))
     after, _ = engine.step(state, torch.zeros((N_GAMES, 7), dtype=torch.int64), draws)
     assert after.alive.all() and (after.pos[:, 0] != after.pos[:, 1]).all()
     for player in (0, 1):

@@ -262,7 +262,7 @@ class TestResuming:
         assert not env.spec.deterministic and make_test_env("Governed").spec.deterministic
         env.reset(seed=0)
         env.step(np.zeros((2, 2), dtype=np.int64))
-        assert "acted" not in env.state_dict()
+        assert "actions" not in env.state_dict()
         second_env = make_test_env("Forgetful")
         second_env.load_state_dict(env.state_dict())
         second_env.reset()

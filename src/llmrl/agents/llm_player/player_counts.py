@@ -51,10 +51,10 @@ class PlayerCounts:
         return metrics
 
     def state_dict(self) -> State:
-        return {"of_model": [dict(counts) for counts in self.counts_by_model.values()]}
+        return {"counts_by_model": [dict(counts) for counts in self.counts_by_model.values()]}
 
     def load_state_dict(self, state: State) -> None:
-        for counts, loaded_counts in zip(self.counts_by_model.values(), state["of_model"], strict=True):
+        for counts, loaded_counts in zip(self.counts_by_model.values(), state["counts_by_model"], strict=True):
             counts |= loaded_counts
 
 

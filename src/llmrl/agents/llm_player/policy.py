@@ -279,14 +279,16 @@ class LLMPolicy:
 
     def state_dict(self) -> State:
         return {
-            "seats": [[conversation.state_dict() for conversation in players] for players in self.conversations],
+            "conversations": [
+                [conversation.state_dict() for conversation in players] for players in self.conversations
+            ],
             "playing": self.playing.copy(),
             "counts": self.counts.state_dict(),
             **{name: query.state_dict() for name, query in self._queries.items()},
         }
 
     def load_state_dict(self, state: State) -> None:
-        self.conversations = [[PlayerConversation.from_state(x) for x in players] for players in state["seats"]]
+        self.conversations = [[PlayerConversation.from_state(x) for x in players] for players in state["conversations"]]
         self.playing = np.array(state["playing"])
         self.counts.load_state_dict(state["counts"])
         for name, query in self._queries.items():

@@ -141,18 +141,18 @@ class ReplayableEnv(GroupedGames, ABC):
         self._mechanism_values = self._broadcast_values(values)
 
     def state_dict(self) -> State:
-        state: State = {"streams": list(self._root_seeds), "groups": self._groups}
-        state["begun"] = self._episode_counts.copy()
+        state: State = {"root_seeds": list(self._root_seeds), "groups": self._groups}
+        state["episode_counts"] = self._episode_counts.copy()
         if self.spec.mechanism is not None:
             state["values"] = self._mechanism_values.copy()
         if not self.spec.deterministic:
             return state
-        state |= {"seeds": self._episode_seeds.copy(), "acted": self._split_history(0)}
+        state |= {"seeds": self._episode_seeds.copy(), "actions": self._split_history(0)}
         if self._forks:
             state["forks"] = [[steps.copy(), seeds.copy()] for steps, seeds in self._forks]
         if self.spec.mechanism is not None:
-            state["began_under"] = self._initial_mechanism.copy()
-            state["imposed"] = self._split_history(1)
+            state["initial_mechanism"] = self._initial_mechanism.copy()
+            state["mechanism_history"] = self._split_history(1)
         return state
 
     def _split_history(self, element: int) -> list[np.ndarray]:
@@ -161,10 +161,10 @@ class ReplayableEnv(GroupedGames, ABC):
         return [np.array([step[element][i] for step in self._history[a:b]]) for i, (a, b) in enumerate(spans)]
 
     def load_state_dict(self, state: State) -> None:
-        self._root_seeds = list(state["streams"])
-        self._groups, self._episode_counts = state["groups"], np.array(state["begun"])
+        self._root_seeds = list(state["root_seeds"])
+        self._groups, self._episode_counts = state["groups"], np.array(state["episode_counts"])
         self._terminated[:] = True
-        if "acted" in state:
+        if "actions" in state:
             self._replay(state)
         if self.spec.mechanism is not None:
             self._mechanism_values = np.array(state["values"])
@@ -174,9 +174,9 @@ class ReplayableEnv(GroupedGames, ABC):
         self._episode_seeds = np.array(state["seeds"])
         has_mechanism = self.spec.mechanism is not None
         if has_mechanism:
-            self._mechanism_values = np.array(state["began_under"])
+            self._mechanism_values = np.array(state["initial_mechanism"])
         self._begin_recorded_episodes(self._episode_counts > 0)
-        actions_by_game = [np.asarray(actions) for actions in state["acted"]]
+        actions_by_game = [np.asarray(actions) for actions in state["actions"]]
         self._episode_lengths = np.array([len(actions) for actions in actions_by_game])
         max_length = int(self._episode_lengths.max(initial=0))
         # Episodes are aligned at their last steps, so that later actions can be appended.
@@ -185,7 +185,9 @@ class ReplayableEnv(GroupedGames, ABC):
         action_shape = (n_agents,) if numbers is None else (n_agents, numbers.dim)
         actions = self._align_steps(actions_by_game, action_shape).astype(np.int64 if numbers is None else np.float64)
         no_values = [np.zeros((len(actions), 0)) for actions in actions_by_game]
-        values = self._align_steps(state["imposed"] if has_mechanism else no_values, self._mechanism_values.shape[1:])
+        values = self._align_steps(
+            state["mechanism_history"] if has_mechanism else no_values, self._mechanism_values.shape[1:]
+        )
         self._history = list(zip(actions, values, strict=True))
         self._forks = [(np.array(steps), np.array(seeds)) for steps, seeds in state.get("forks", ())]
         for t, (action, mechanism_values) in enumerate(self._history):

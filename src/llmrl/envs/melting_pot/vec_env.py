@@ -311,10 +311,10 @@ class MeltingPotEnv(SocietyEnv):
 
         The state of episodes in progress cannot be saved.
         """
-        return {"episodes": self._episode_counts.tolist(), "reseeded": self._reset_seeds}
+        return {"episodes": self._episode_counts.tolist(), "reset_seeds": self._reset_seeds}
 
     def load_state_dict(self, state: State) -> None:
-        self._episode_counts[:], self._reset_seeds = state["episodes"], state["reseeded"]
+        self._episode_counts[:], self._reset_seeds = state["episodes"], state["reset_seeds"]
         self._ended[:] = True
 
     def close(self) -> None:

@@ -295,14 +295,14 @@ class GameBatch:
         players["cell"].copy_(pos)
         players["heading"].copy_(state["heading"])
         players["alive"].copy_(state["alive"])
-        players["steps_until_return"].copy_(state["out_for"])
-        players["steps_until_zap"].copy_(state["zap_wait"])
+        players["steps_until_return"].copy_(state["steps_until_return"])
+        players["steps_until_zap"].copy_(state["steps_until_zap"])
         is_cleanup, is_harvest = bool(self.n_dirt_cells), state["group"].shape[1] > 0
-        for name, x in (("steps_until_clean", state["clean_wait"]), ("has_cleaned", state["cleaners"])):
+        for name, x in (("steps_until_clean", state["steps_until_clean"]), ("has_cleaned", state["has_cleaned"])):
             players[name].copy_(x if is_cleanup else torch.zeros_like(pos))
         sites["apple_state"].copy_(apple)
         sites["regrowth_class"].copy_(state["group"] if is_harvest else torch.full_like(apple, -1, dtype=torch.int8))
-        sites["is_withered"].copy_(state["dry"] if is_harvest else torch.zeros_like(apple))
+        sites["is_withered"].copy_(state["is_withered"] if is_harvest else torch.zeros_like(apple))
         sites["n_apples_nearby"].copy_(apple.to(torch.float32) @ site_adjacency)
         river["is_dirty"].zero_()
         river["is_dirty"][:, : self.n_dirt_cells] = dirt
@@ -318,10 +318,9 @@ class GameBatch:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return a copy of the state of all games, without redundant counts, on the same device.
 
-        Each tensor is a field of the records, with the games as first axis: `group` is `regrowth_class`, `dry` is
-        `is_withered`, `out_for` is `steps_until_return`, `zap_wait` and `clean_wait` are the steps until the next beam,
-        `cleaners` is `has_cleaned`. Tensors that the substrate does not use have no columns: `group` and `dry` in
-        Clean Up, `clean_wait` and `cleaners` in Harvest.
+        Each tensor is a field of the records, with the games as first axis; `group` is `regrowth_class`. Tensors that
+        the substrate does not use have no columns: `group` and `is_withered` in Clean Up, `steps_until_clean` and
+        `has_cleaned` in Harvest.
         """
         world, players, sites, river = self._split_records()
         site_columns = slice(0, self.apple_sites.shape[1] if self._map.substrate == "harvest" else 0)
@@ -331,15 +330,15 @@ class GameBatch:
             "pos": players["cell"].to(torch.int64),
             "heading": players["heading"].to(torch.int64),
             "alive": players["alive"] != 0,
-            "out_for": players["steps_until_return"].clone(),
-            "zap_wait": players["steps_until_zap"].clone(),
-            "clean_wait": players["steps_until_clean"][:, player_columns].clone(),
+            "steps_until_return": players["steps_until_return"].clone(),
+            "steps_until_zap": players["steps_until_zap"].clone(),
+            "steps_until_clean": players["steps_until_clean"][:, player_columns].clone(),
             "apple": sites["apple_state"] != 0,
             "dirt": river["is_dirty"][:, : self.n_dirt_cells] != 0,
             "phase": river["phase"].to(torch.uint8),
             "group": sites["regrowth_class"][:, site_columns].clone(),
-            "dry": sites["is_withered"][:, site_columns] != 0,
-            "cleaners": players["has_cleaned"][:, player_columns] != 0,
+            "is_withered": sites["is_withered"][:, site_columns] != 0,
+            "has_cleaned": players["has_cleaned"][:, player_columns] != 0,
         }
 
     def _split_records(self) -> tuple[dict[str, torch.Tensor], ...]:

@@ -162,8 +162,8 @@ class NativeEnv(SocietyEnv):
         return {
             "map": self.engine.setup.game_map.text,
             "state": state if self._was_reset else None,
-            "deeds": self._batch.player_events.cpu().clone(),
-            "roots": self._root_seeds,
+            "player_events": self._batch.player_events.cpu().clone(),
+            "root_seeds": self._root_seeds,
             "group": self._group_size,
             "episodes": self._episode_counts.copy(),
             "keys": self._game_keys.copy(),
@@ -191,7 +191,7 @@ class NativeEnv(SocietyEnv):
                 "the saved games use another map than env.map selects here (was Melting Pot installed in only one of "
                 "the two runs?); set env.map to the map of the saved run"
             )
-        self._root_seeds, self._group_size = list(state["roots"]), state["group"]
+        self._root_seeds, self._group_size = list(state["root_seeds"]), state["group"]
         self._episode_counts[:], self._game_keys[:] = np.array(state["episodes"]), np.array(state["keys"])
         self._episode_clock.set(np.array(state["steps"]), np.array(state["ended"], dtype=bool))
         self._set_values(np.array(state["values"]))
@@ -199,7 +199,7 @@ class NativeEnv(SocietyEnv):
         if state["state"] is not None:
             saved = {name: torch.as_tensor(x).to(self._device) for name, x in state["state"].items()}
             self._batch.load_state_dict(saved, self.engine.site_adjacency)
-            self._batch.player_events.copy_(torch.as_tensor(state["deeds"]))
+            self._batch.player_events.copy_(torch.as_tensor(state["player_events"]))
         self._update_device_copies()
         if self._mechanism is not None:
             self._mechanism.load_state_dict(state["mechanism"])
