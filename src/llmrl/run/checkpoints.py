@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 MAGIC = b"llmrl-ck"
 _FOOTER_SIZE = len(MAGIC) + hashlib.sha256().digest_size
-_FORMAT_VERSION = 7
+_FORMAT_VERSION = 8
 N_KEPT_CHECKPOINTS = 2
 """Number of newest checkpoints of a run that are not deleted."""
 _NUMPY_KEY = "__numpy__"
