@@ -168,10 +168,7 @@ class FinetuneLoop(StateFields):
     def _prepare_tasks(
         self, run: Run, answer: Callable[[Request], Any]
     ) -> tuple[dict[str, EvaluatedTask], PromptDataset]:
-        """Return every task with its held-out prompts, by name, and the prompts of the training task.
-
-        `answer` sends a request, e.g. for a checkpoint, to the executor and returns its result.
-        """
+        """Return the evaluated tasks by name, and the training prompts; `answer` sends a request to the executor."""
 
         def prepare(task: SearchTask, dataset: Dataset, seeds: Seeds) -> PromptDataset:
             n_trials = dataset.trials

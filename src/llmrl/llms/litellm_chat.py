@@ -93,10 +93,7 @@ class LiteLLMChat(HostedProvider):
         return bool(_import_litellm().supports_vision(self.settings.model))
 
     def check(self) -> None:
-        """Raise LLMError if litellm or the key is missing, ConfigError if the model does not support a setting.
-
-        No request is sent.
-        """
+        """Raise LLMError if litellm or the key is missing, ConfigError for an unsupported setting; send no request."""
         if importlib.util.find_spec("litellm") is None:
             raise LLMError(
                 f"{self.label} needs the optional package litellm: pip install 'llmrl[llm]'. "

@@ -95,18 +95,18 @@ def clean_reply(reply: str, truncated: bool = False) -> CleanedReply:
     # Long repetitions are shortened, because regular expressions may take quadratic time for them.
     reply = _INVISIBLE.sub("", strip_control_characters(_keep_end(reply)))
     reply = _LONG_REPETITION.sub(lambda run: run[1] * 40, reply)
-    parts: list[str] = []
+    answer_parts: list[str] = []
     start, reasoning_start, is_fenced = 0, -1, False
     for tag in _THINKING_TAG.finditer(reply):
         if tag["open"] is not None and reasoning_start < 0:
-            parts.append(reply[start : tag.start()])
+            answer_parts.append(reply[start : tag.start()])
             reasoning_start, is_fenced = tag.end(), tag["open"][0] in "`~"
         elif tag["close"] is not None or (tag["fence"] is not None and reasoning_start >= 0 and is_fenced):
             if reasoning_start < 0:
-                parts = []  # the opening tag is in the prompt
+                answer_parts = []  # the opening tag is in the prompt
             start, reasoning_start = tag.end(), -1
     reasoning = reply[reasoning_start:] if reasoning_start >= 0 else None
-    prefix = "".join(parts)
+    prefix = "".join(answer_parts)
     text = prefix if reasoning is not None else prefix + reply[start:]
     text, answer_start = _first_turn(text, len(prefix))
     return CleanedReply(text, answer_start, reasoning, truncated)

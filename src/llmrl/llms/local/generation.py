@@ -225,21 +225,21 @@ class Generator:
         max_lengths = [self._settings.max_tokens - len(replies[i].tokens) for i in batch.indices]
         streams = [stream for i in batch.indices if (stream := prompts[i].stream) is not None]
         noise = GumbelNoise(streams, self._record_log_probs) if streams else None
-        finished = FinishedReplies(max_lengths, self._end_tokens, n_finished or len(max_lengths), self._model.device)
+        criterion = FinishedReplies(max_lengths, self._end_tokens, n_finished or len(max_lengths), self._model.device)
         with self._use_adapters([prompts[i].adapter for i in batch.indices]):
             # `generate` computes the positions of tokens from the mask, so padding does not change them.
             output = self._model.generate(
                 batch.ids,
                 attention_mask=batch.mask,
                 logits_processor=self._logits_processors(noise),
-                stopping_criteria=StoppingCriteriaList([finished]),
+                stopping_criteria=StoppingCriteriaList([criterion]),
                 max_new_tokens=max(max_lengths) if n_tokens is None else n_tokens,
                 return_dict_in_generate=True,
                 **({} if batch.cache is None else {"past_key_values": batch.cache}),
             )
         new_tokens = output.sequences[:, batch.ids.shape[1] :]
         log_probs = torch.stack(noise.log_probs, dim=1).tolist() if noise is not None and noise.log_probs else None
-        token_rows, lengths, is_finished = (x.tolist() for x in (new_tokens, finished.lengths, finished.is_finished))
+        token_rows, lengths, is_finished = (x.tolist() for x in (new_tokens, criterion.lengths, criterion.is_finished))
         for row, (i, length) in enumerate(zip(batch.indices, lengths, strict=True)):
             prompt, reply = prompts[i], replies[i]
             reply.tokens += token_rows[row][:length]

@@ -265,32 +265,32 @@ def _find_candidates(text: str, parser: AnswerParser[T], truncated: bool, errors
     values = find_outermost_values(blank_brace_escapes(text), truncated)
     error_spans: list[tuple[int, int]] = []
     candidates: list[CandidateAnswer[T]] = []
-    for span in values:
+    for found_value in values:
         try:
-            answer = parser.parse_value(span.value)
+            answer = parser.parse_value(found_value.value)
         except InvalidReply as error:
-            if not is_quoted(text, span.start, span.end):
-                errors.messages.append((span.start, str(error)))
-            error_spans.append((span.start, span.end))
+            if not is_quoted(text, found_value.start, found_value.end):
+                errors.messages.append((found_value.start, str(error)))
+            error_spans.append((found_value.start, found_value.end))
             continue
         if answer is not None:
-            is_object = isinstance(span.value, dict)
-            reasons = _find_text(span.value, parser.reason_keys) or ""
+            is_object = isinstance(found_value.value, dict)
+            reasons = _find_text(found_value.value, parser.reason_keys) or ""
             candidates.append(
                 CandidateAnswer(
-                    span.start,
-                    span.end,
+                    found_value.start,
+                    found_value.end,
                     answer,
                     reasons=reasons,
                     certainty=2 if is_object else 1,
                     is_object=is_object,
                     is_fallback=reasons != "" and is_placeholder(reasons),
-                    recipient=_find_text(span.value, parser.recipient_keys) or "",
+                    recipient=_find_text(found_value.value, parser.recipient_keys) or "",
                 )
             )
     # Texts inside an object that is not an answer are not answers.
-    objects = [(span.start, span.end) for span in values if text[span.start] == "{" and not span.is_repaired]
-    used_spans = [(span.start, span.end) for span in candidates] + error_spans + objects
+    object_spans = [(v.start, v.end) for v in values if text[v.start] == "{" and not v.is_repaired]
+    used_spans = [(candidate.start, candidate.end) for candidate in candidates] + error_spans + object_spans
     for candidate in parser.find_in_text(text, truncated):
         if any(start <= candidate.start and candidate.end <= end for start, end in used_spans):
             continue
@@ -298,10 +298,10 @@ def _find_candidates(text: str, parser: AnswerParser[T], truncated: bool, errors
             errors.messages.append((candidate.start, candidate.error))
         else:
             candidates.append(candidate)
-    candidates.sort(key=lambda span: (span.end, span.start))
-    unquoted = [span for span in candidates if not is_quoted(text, span.start, span.end)]
-    answers = _exclude_examples(text, unquoted, sorted(span.end for span in values), parser, truncated)
-    errors.has_exclusions = len(answers) < len(candidates) or bool(objects)
+    candidates.sort(key=lambda candidate: (candidate.end, candidate.start))
+    unquoted = [c for c in candidates if not is_quoted(text, c.start, c.end)]
+    answers = _exclude_examples(text, unquoted, sorted(found_value.end for found_value in values), parser, truncated)
+    errors.has_exclusions = len(answers) < len(candidates) or bool(object_spans)
     return answers
 
 
@@ -327,7 +327,7 @@ def _exclude_examples(
             continue
         before, after = sentence_around(text, candidate.start, candidate.end)
         if remaining and _ALTERNATIVE.fullmatch(text[remaining[-1].end : candidate.start]):
-            before = ""  # neither of the two alternatives counts
+            before = ""  # keep both alternatives, "A or B", so that they make the reply invalid
         is_alternative = excluded_end and _ALTERNATIVE.fullmatch(text[excluded_end : candidate.start])
         if (
             is_alternative
@@ -341,8 +341,8 @@ def _exclude_examples(
         remaining.append(candidate)
     remaining = [candidate for candidate in remaining if candidate.is_announced] or remaining
     remaining = [candidate for candidate in remaining if candidate.certainty == 2] or remaining
-    last_requested = max((candidate.start for candidate in remaining if candidate.is_object), default=-1)
-    remaining = [candidate for candidate in remaining if candidate.is_object or candidate.start > last_requested]
+    last_object_start = max((candidate.start for candidate in remaining if candidate.is_object), default=-1)
+    remaining = [candidate for candidate in remaining if candidate.is_object or candidate.start > last_object_start]
     return [candidate for candidate in remaining if not candidate.is_fallback] or remaining
 
 
@@ -379,10 +379,10 @@ def _choose_answer(
             f"there are several different answers in the reply, and nothing says which counts; give one "
             f"{parser.answer_name}"
         )
-    rest = text[answer.end : end]
-    if parser.next_turn is not None and (next_turn := parser.next_turn.search(rest)):
-        rest = rest[: next_turn.start()]
-    if is_reopened(rest) or parser.contradicts(rest, answer.answer):
+    following_text = text[answer.end : end]
+    if parser.next_turn is not None and (next_turn := parser.next_turn.search(following_text)):
+        following_text = following_text[: next_turn.start()]
+    if is_reopened(following_text) or parser.contradicts(following_text, answer.answer):
         raise InvalidReply(f"the reply takes its answer back; give one {parser.answer_name}")
     return answer
 

@@ -127,7 +127,7 @@ class AssignmentFinder:
         rest_numbers: set[float] = set()
         for sentence in _intention_sentences(text):
             for token, value in self._pair_tokens(sentence):
-                for position in token.positions or (-1,):
+                for position in token.positions or (-1,):  # -1: "all others"
                     number = self.parse_number(value.text, max(position, 0))
                     if number is None or (position >= 0 and numbers.setdefault(position, number) != number):
                         return None

@@ -127,7 +127,7 @@ class ChoiceParser(AnswerParser[int]):
         }
         keys = (
             [key for key in fields if re.fullmatch(r"action\d*", key)]
-            or [key for key in _KEYS[1:6] if key in fields]
+            or [key for key in _KEYS[1:6] if key in fields]  # chosenaction to actionname
             or [
                 key
                 for key in fields

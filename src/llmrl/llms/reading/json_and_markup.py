@@ -56,7 +56,9 @@ _UNQUOTED_TOKEN = re.compile(
 _JSON_SCALAR = re.compile(rf"\s*(?:{_NUMBER}|true|false|null|None|True|False)\s*")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _CODE_FENCE = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*(\w*)[^\n]*$", re.MULTILINE)
-_MARKUP_TAG = re.compile(r"<(/?)([A-Za-z_][\w.\-]{0,40})(?:[ =]([^<>\n]{0,300}?))?[ ]?(/?)>")
+_MARKUP_TAG = re.compile(
+    r"<(?P<end>/?)(?P<name>[A-Za-z_][\w.\-]{0,40})(?:[ =](?P<attributes>[^<>\n]{0,300}?))?[ ]?(?P<empty>/?)>"
+)
 _ATTRIBUTE = re.compile(r"([A-Za-z_][\w.\-]{0,40})\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
 _ACTION_ATTRIBUTES = ("skill", "action", "verb", "do", "name")
 """Attributes with an action; the text of an element with such an attribute is the object of the action."""
@@ -121,6 +123,7 @@ def strip_tags(text: str) -> str:
 def _find_json(text: str, truncated: bool) -> Iterator[FoundValue]:
     """Yield the outermost JSON objects and lists of a text; repair invalid ones."""
     ascii_text = to_ascii(text)
+    # Limits on the numbers of characters that are decoded and repaired, so that the time is linear.
     position, n_readable, n_repairable = 0, MAX_PASSES * len(text), MAX_TOTAL_REPAIR_LENGTH
     while n_readable > 0 and (opening := _OPENING_BRACKET.search(ascii_text, position)):
         start = opening.start()
@@ -321,18 +324,20 @@ def _find_elements(text: str) -> list[FoundValue]:
     open_elements: list[_OpenElement] = []
     value: Any
     for tag in _MARKUP_TAG.finditer(text):
-        name = tag[2].lower()
+        name = tag["name"].lower()
         if name in _TEXT_TAGS:
             continue
         attributes = {
-            match[1]: match[2] if match[2] is not None else match[3] for match in _ATTRIBUTE.finditer(tag[3] or "")
+            match[1]: match[2] if match[2] is not None else match[3]
+            for match in _ATTRIBUTE.finditer(tag["attributes"] or "")
         }
-        if not tag[1]:
+        if not tag["end"]:
             key = name
-            if tag[3] and name in _PARAMETER_TAGS and (name_match := _PARAMETER_NAME.match(tag[3].strip())):
+            parameter = tag["attributes"] if name in _PARAMETER_TAGS else None
+            if parameter and (name_match := _PARAMETER_NAME.match(parameter.strip())):
                 key = name_match[1].strip()
-                attributes = {inner: value for inner, value in attributes.items() if inner != "name"}
-            if not tag[4]:
+                attributes.pop("name", None)
+            if not tag["empty"]:
                 open_elements.append((name, key, tag.start(), tag.end(), [], attributes))
                 del open_elements[:-MAX_DEPTH]
             elif attributes:
@@ -343,16 +348,16 @@ def _find_elements(text: str) -> list[FoundValue]:
         if depth is None:
             continue
         _, key, start, content_start, children, attributes = open_elements[depth]
-        inner = strip_tags(text[content_start : tag.start()]).strip()
-        value = _merge_pairs(children) if children else inner
-        if not children and attributes and not inner:
+        element_text = strip_tags(text[content_start : tag.start()]).strip()
+        value = _merge_pairs(children) if children else element_text
+        if not children and attributes and not element_text:
             value = attributes["value"] if list(attributes) == ["value"] else attributes
         elif (
             not children
             and any(word in attributes for word in _ACTION_ATTRIBUTES)
             and name not in ("parameter", "param")
         ):
-            value = {**attributes, "object": inner}
+            value = {**attributes, "object": element_text}
         del open_elements[depth:]
         _add_element(elements, open_elements, text, FoundValue(start, tag.end(), (key, value)))
     return elements

@@ -80,7 +80,7 @@ class NumberListFinder:
         self.turn = turn
         self.position_by_name = {normalize_name(name): i for i, name in enumerate(names)}
         self.is_indexed = all(name == f"params[{i}]" for i, name in enumerate(names))
-        self._order = sorted(range(self.d), key=lambda i: len(names[i]), reverse=True)
+        self._order = sorted(range(self.d), key=lambda i: len(names[i]), reverse=True)  # longest name first
         self.assignments = AssignmentFinder(names, self.parse_value)
         name = _INDEXED_NAME if self.is_indexed else "|".join(f"({spelling_pattern(names[i])})" for i in self._order)
         self._named_number, self._loosely_named_number = (

@@ -283,7 +283,7 @@ class PlanParser(AnswerParser[Plan]):
             steps = [self.step_parser.parse_step(instruction) for instruction in instructions]
             if all(isinstance(step, str) for step in steps) or not is_possible(steps[0]):
                 continue
-            invalid_texts = [text for text, step in zip(instructions, steps, strict=True) if isinstance(step, str)]
+            invalid_texts = [line for line, step in zip(instructions, steps, strict=True) if isinstance(step, str)]
             are_short = len(lines) > 1 and all(len(split_words(instruction)) <= 7 for instruction in invalid_texts)
             if all(map(is_possible, steps)) or are_short:
                 line_texts = [line[1] for line in lines]
@@ -293,11 +293,12 @@ class PlanParser(AnswerParser[Plan]):
     def _find_call_plans(self, text: str) -> PlanCandidates:
         """Return plans of consecutive calls such as `go_to(key)`; a single call must be alone on its line."""
         groups: list[list[tuple[int, int, str]]] = []
+        find_skill = self.step_parser.skill_matcher.find_exact
         for call in _CALL.finditer(text):
             # In `the calls are go_to(key)`, the call begins at the name of a skill, or otherwise at the last word.
             starts = [call.start(1), *(call.start(1) + space.end() for space in re.finditer(" ", call[1]))]
-            skills = [i for i in starts if self.step_parser.skill_matcher.find_exact(text[i : call.end(1)]) is not None]
-            start = [*skills, starts[-1]][0]
+            skill_starts = [i for i in starts if find_skill(text[i : call.end(1)]) is not None]
+            start = [*skill_starts, starts[-1]][0]
             if not groups or not _SEPARATOR.fullmatch(text[groups[-1][-1][1] : start]):
                 groups.append([])
             groups[-1].append((start, call.end(), text[start : call.end(1)]))
@@ -309,7 +310,7 @@ class PlanParser(AnswerParser[Plan]):
                 _SEPARATOR.fullmatch(line) and _SEPARATOR.fullmatch(text[end:].split("\n", 1)[0])
             ):
                 continue
-            if self.step_parser.skill_matcher.find_exact(calls[0][2]) is not None:
+            if find_skill(calls[0][2]) is not None:
                 instructions = [text[first:last] for first, last, _ in calls]
                 candidates += self._parse_items(begin, end, instructions, certainty=1)
         return candidates if not _OPEN_PLAN.search(text) else []
