@@ -158,12 +158,7 @@ def _draw_adaptation(study: Landscape) -> Figure:
 
 
 def _draw_groups(study: GroupComparison, online: bool) -> Figure:
-    """Draw the curves of a study's groups on the left, if there are any, and their scores, best first, on the right.
-
-    Args:
-        study: comparison of the groups.
-        online: whether to draw online performance instead of the scores of the study.
-    """
+    """Draw a study's groups: curves, if any, on the left; on the right scores, or with `online` online performance."""
     traces = [trace for trace in study.traces if not online or trace.online_score is not None]
     if online:
         traces.sort(key=lambda trace: -float(trace.online_score.estimate) if trace.online_score is not None else 0.0)

@@ -32,16 +32,8 @@ from llmrl.statistics.intervals import MINIMUM_UNITS
 
 PAGE = "report.html"
 _STUDY_KINDS = (
-    "study",
-    "study_online",
-    "study_landscape",
-    "study_adaptation",
-    "study_kinds",
-    "study_regret",
-    "study_scores",
-    "study_time_to_solution",
-    "study_comparisons",
-    "study_published",
+    *("study", "study_online", "study_landscape", "study_adaptation", "study_kinds", "study_regret", "study_scores"),
+    *("study_time_to_solution", "study_comparisons", "study_published"),
 )
 """Kinds of tables and figures in the chapter of a study; a kind is the name of a table or figure without the slug."""
 _STORY_KINDS = {
@@ -225,11 +217,8 @@ def _render_template(
 ) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader("llmrl.analysis"),
-        autoescape=".html" in template,
-        undefined=StrictUndefined,
-    )
+    loader = PackageLoader("llmrl.analysis")
+    environment = Environment(loader=loader, autoescape=".html" in template, undefined=StrictUndefined)
     environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
     environment.filters["quoted"] = lambda text: "\n".join(f"    {line}" for line in text.split("\n"))
     tables_by_name: Mapping[str, ReportTable] = {table.name: table for table in tables}

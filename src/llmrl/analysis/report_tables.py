@@ -224,9 +224,7 @@ def _build_curve_tables(section: Section) -> list[ReportTable]:
 
 def _build_runs_table(report: Report) -> ReportTable:
     root = report.folder.absolute()
-    data: list[list[object]] = [
-        ["task", "group", "seed", "state", "score", "online_performance", "llm", "folder"],
-    ]
+    data: list[list[object]] = [["task", "group", "seed", "state", "score", "online_performance", "llm", "folder"]]
     for task, group, run, score in report.runs:
         online_scores = read_principal_scores([run], ONLINE_PERFORMANCE) if run.state == "finished" else None
         performance = None if online_scores is None else float(online_scores[0])
@@ -372,11 +370,7 @@ def _drop_absent_parts(
 ) -> dict[str, list[str]]:
     """Replace the options of a part that some groups do not have by one row with the class name of the part.
 
-    An option in which the groups that have the part differ keeps its own row, too.
-
-    Args:
-        differences: value of each option in each group, [n_groups], by option.
-        configs: options of each group.
+    An option in which the groups that have the part differ keeps its own row. Rows have a value for each group.
     """
     has_part = {
         part: [any(key.startswith(f"{part}.") for key in config) for config in configs]

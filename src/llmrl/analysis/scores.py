@@ -72,11 +72,9 @@ class ScoreRule:
 
     @property
     def _frames_text(self) -> str:
-        return (
-            "frames of training that all runs of a task cover"
-            if self.budget is None
-            else (f"first {self.budget:,} frames of training")
-        )
+        if self.budget is None:
+            return "frames of training that all runs of a task cover"
+        return f"first {self.budget:,} frames of training"
 
     def score(self, run: RunRecord) -> float | str:
         """Return the score of a finished run, or a text with the reason why it has none."""
@@ -163,10 +161,7 @@ def list_metric_names(runs: Iterable[RunRecord]) -> list[str]:
 
 
 def _read_rows(folder: Path, metric: str) -> list[dict[str, Any]]:
-    """Return the rows of `metrics.jsonl` that have a metric, which is None if it was not finite.
-
-    To save time, lines without the metric are not parsed.
-    """
+    """Return the rows with a metric, which is None if it was not finite; other lines are not parsed, to save time."""
     key_bytes = json.dumps(metric).encode() + b":"
     rows = []
     for number, line in enumerate(_read_lines(folder), start=1):

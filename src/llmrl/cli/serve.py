@@ -30,20 +30,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="the environment, as for llmrl-train: env=harvest env.horizon=200; principal=<run>: a run folder, "
         "run:<hash> or latest:<name>, whose recommended mechanism is set in all games",
     )
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1, this machine only)"
-    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1, local clients)")
     parser.add_argument("--port", type=int, default=8000, help="port, 0 to 65535; 0: any free one (default 8000)")
-    parser.add_argument(
-        "--sessions", type=int, default=64, help="sessions at a time, each with a game, >= 1 (default 64)"
-    )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=600.0,
-        metavar="SECONDS",
-        help="idle time after which a session ends, > 0 (default 600)",
-    )
+    parser.add_argument("--sessions", type=int, default=64, help="concurrent sessions, a game each, >= 1 (default 64)")
+    timeout_help = "idle time after which a session ends, > 0 (default 600)"
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help=timeout_help)
     add_output_root_option(parser)
     return parser
 

@@ -19,19 +19,7 @@ if TYPE_CHECKING:
     from llmrl.results.run_records import RunRecord
 
 COLUMNS = (
-    "run",
-    "seed",
-    "state",
-    "try",
-    "stage",
-    "done",
-    "steps/s",
-    "left",
-    "last",
-    "last proposal",
-    "LLM $",
-    "where",
-    "",
+    *("run", "seed", "state", "try", "stage", "done", "steps/s", "left", "last", "last proposal", "LLM $", "where", ""),
 )
 """Columns of the table of runs; the last one, without a title, has the error or a warning."""
 _RIGHT_ALIGNED = ("seed", "try", "done", "steps/s", "left", "last", "LLM $")
@@ -123,13 +111,7 @@ def _format_parent(parent: Path, folder: Path) -> str:
 
 
 def _format_status_cells(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
-    """Return the cells of a run's row under `COLUMNS`.
-
-    Args:
-        record: record of the run.
-        common: overrides that are equal in all runs, which are not repeated in the name of the run.
-        prefix: text before the name, which shows the folder of the experiment if there are several.
-    """
+    """Return a run's cells under `COLUMNS`; its name has the `prefix` and does not contain the `common` overrides."""
     overrides = {key: value for key, value in record.overrides.items() if key not in common}
     from llmrl.llms.validity import validity_warning
     from llmrl.run.folder import format_overrides

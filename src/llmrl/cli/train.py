@@ -19,13 +19,9 @@ EXPLAIN_FLAG = "--explain"
 
 
 def run_task(name: str, config: DictConfig) -> float | None:
-    """Compute the run of a config that Hydra has composed; return the scalar that a sweeper optimizes.
+    """Compute the run of a composed config for the command `name`; return the scalar that a sweeper optimizes.
 
     The config is checked first; if a check fails, no run folder is created.
-
-    Args:
-        name: name of the command, for messages.
-        config: composed config.
 
     Raises:
         SystemExit: the config is invalid, or the run did not finish.
@@ -50,14 +46,9 @@ def run_task(name: str, config: DictConfig) -> float | None:
 
 
 def run_console_script(name: str, job: Callable[[DictConfig], float | None], config_name: str) -> None:
-    """Run a console script: Hydra composes a config and calls `job` with it.
+    """Run the console script `name`: Hydra composes the primary config `config_name` and calls `job` with it.
 
     Secrets in arguments are refused. Files that are created before the config is composed are private.
-
-    Args:
-        name: name of the command.
-        job: function that computes the run of a composed config.
-        config_name: name of the primary config, `train` or `finetune`.
     """
     import hydra
 

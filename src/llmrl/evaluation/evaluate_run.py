@@ -50,11 +50,7 @@ from llmrl.results.mechanism_comparison import (
     format_count,
     select_table_columns,
 )
-from llmrl.rollout.episode_summaries import (
-    compute_objective,
-    compute_welfare,
-    describe_measurements,
-)
+from llmrl.rollout.episode_summaries import compute_objective, compute_welfare, describe_measurements
 from llmrl.run.artifacts import CONFIG_NAME
 from llmrl.run.files import check_no_links, path_inside, write_json
 

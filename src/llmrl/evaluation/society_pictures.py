@@ -231,10 +231,7 @@ def _draw_curves(
     steps: int,
     lines: Sequence[tuple[Sequence[tuple[int, float]], Color, tuple[float, float]]],
 ) -> None:
-    """Draw curves over the `steps` of an episode into `box` (left, top, right, bottom), pixels.
-
-    Each of the `lines` has its points (step, value), its color, and the values at the bottom and the top of the box.
-    """
+    """Draw curves over `steps` into `box` (left, top, right, bottom); a line has points, a color and a value range."""
     from PIL import Image, ImageDraw
 
     width, height = (box[2] - box[0]) * _SUPERSAMPLING, (box[3] - box[1]) * _SUPERSAMPLING

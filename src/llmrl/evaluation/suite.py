@@ -134,15 +134,9 @@ def _parse_test(
     needs: Mapping[str, int],
     env: Mapping[str, Any],
 ) -> SuiteTest:
-    """Create one test of a suite.
+    """Create the test `key` of a suite from its content `test`, for a run with the environment options `env`.
 
-    Args:
-        key: key of the test in the suite.
-        test: content of the test.
-        suite: content of the suite.
-        common_env: environment options of the run, with the suite's number of games.
-        needs: minimum number of actions by kind, for tests without an own one.
-        env: environment options of the run.
+    `common_env` is `env` with the suite's number of games, and `needs` the suite's minimum number of actions by kind.
     """
     location = f"suite.tests.{key}"
     _check_keys(test, _TEST_KEYS, location)

@@ -56,9 +56,7 @@ def summarize_test(test: Results) -> dict[str, Any]:
 
 
 def group_by_experiment(runs: Sequence[Path]) -> dict[str, list[RunRecord]]:
-    """Group runs by experiment; return the records of each experiment by its label in reports.
-
-    If there is only one experiment, its label is `STUDENT`.
+    """Return the records of each experiment's runs by its label in reports; the label of a single one is `STUDENT`.
 
     Raises:
         ConfigError: a run is given twice, or two experiments have the same label.
@@ -124,8 +122,6 @@ def merge_suite_results(results: Sequence[Results], groups: Mapping[str, Sequenc
 
 
 def _average_runs(players: Sequence[Results], units: Sequence[object]) -> dict[str, Any]:
-    """Average a player's results in a test over runs, whose top-level units are `units`."""
-
     def average(results: Sequence[Results]) -> dict[str, Any]:
         estimate = describe(np.array([result["success"] for result in results]), units=units)
         return {

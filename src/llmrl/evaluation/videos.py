@@ -210,12 +210,7 @@ class EpisodeVideo:
 
 
 def record_video(
-    parts: Parts,
-    policy: Policy,
-    seeds: Seeds,
-    steps: int | None,
-    greedy: bool,
-    is_compared: bool = False,
+    parts: Parts, policy: Policy, seeds: Seeds, steps: int | None, greedy: bool, is_compared: bool = False
 ) -> EpisodeVideo:
     """Play one episode and return its video.
 

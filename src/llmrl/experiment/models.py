@@ -187,13 +187,9 @@ def _load_player_model(name: str, changes: Config, builder: Builder) -> dict[str
 
 
 def _check_model_kind(node: Config, service: str, user: str, builder: Builder) -> None:
-    """Raise ConfigError unless the option `node` of llm= is a model that `user` can use, without building it.
+    """Raise ConfigError unless the option `node` of llm= is a model that the part `user` can use, without building it.
 
-    Args:
-        node: option of llm=.
-        service: `llm` for a chat model, `scorer` for a model that scores texts.
-        user: name of the part that uses the model, for messages.
-        builder: builder of the run.
+    `service` is `llm` if the part needs a chat model, `scorer` if it needs a model that scores texts.
     """
 
     def is_suitable(option: Config, builder: Builder) -> bool:

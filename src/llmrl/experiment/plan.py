@@ -157,10 +157,7 @@ def _format_cost(expected: float | None, maximum: float | None) -> str:
 
 
 def estimate_costs(estimate: CallEstimate, client: ChatClient) -> tuple[float | None, float | None]:
-    """Return the expected and maximum cost of all calls, US dollars.
-
-    Both are None if a price is unknown; the maximum is None also if a model's longest reply is unknown.
-    """
+    """Return expected and maximum cost, US dollars; None if prices or, for the maximum, longest replies are unknown."""
     costs = [
         _provider_costs(estimate, share, client.endpoints[name].provider)
         for name, share in estimate.fraction_by_model.items()

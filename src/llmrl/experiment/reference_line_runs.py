@@ -193,12 +193,9 @@ def _describe_measurements(plan: ReferencePlan) -> str:
     """Describe which levels are measured, and how often."""
     measured = ["no mechanism"] + ["untrained agents"] * plan.measures_untrained
     if plan.n_vectors > 1:
-        scan_prefix = (
-            ""
-            if plan.n_vectors == plan.scan_size
-            else f"the first {plan.n_vectors:,} of {plan.scan_size:,} vectors of "
-        )
-        measured.append(f"{scan_prefix}a coarse scan")
+        is_complete = plan.n_vectors == plan.scan_size
+        prefix = "" if is_complete else f"the first {plan.n_vectors:,} of {plan.scan_size:,} vectors of "
+        measured.append(f"{prefix}a coarse scan")
     times = "once" if plan.n_repetitions == 1 else f"{plan.n_repetitions:,} times"
     return f"{', '.join(measured)}; each vector measured {times}"
 

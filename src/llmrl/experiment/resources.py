@@ -25,15 +25,7 @@ if TYPE_CHECKING:
 Model = ChatClient | Scorer | None
 
 CALL_POLICY_KEYS = (
-    "cache",
-    "cache_dir",
-    "share_cache",
-    "failures",
-    "retry",
-    "limits",
-    "budget",
-    "max_invalid",
-    "variants",
+    *("cache", "cache_dir", "share_cache", "failures", "retry", "limits", "budget", "max_invalid", "variants"),
 )
 """Keys of the config's node `llm` that determine how a model is called; the other keys determine the model."""
 

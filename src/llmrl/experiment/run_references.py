@@ -128,10 +128,7 @@ def with_digests(config: Config) -> dict[str, Any]:
 
 
 def without_digests(config: Config) -> dict[str, Any]:
-    """Undo `with_digests`: return the config without digests, with references instead of the folders of runs.
-
-    A reference `latest:` is replaced by the reference `run:` that it was resolved to.
-    """
+    """Return a config without digests, with references instead of folders of runs; `latest:` has become `run:`."""
     original = {key: value for key, value in input_digests.without_digests(config).items() if key != RESOLVED}
     for path, entry in (config.get(RESOLVED) or {}).items():
         group, _, key = path.partition(".")
@@ -385,11 +382,7 @@ def _to_list(value: str | Iterable[str]) -> list[str]:
 
 
 def _inherit_env_and_shapes(preset_config: dict[str, Any], config: Config) -> None:
-    """Copy the environment, and the options that determine the shapes of weights, from `config` to `preset_config`.
-
-    Raises:
-        Incompatible: the preset is for another environment.
-    """
+    """Copy the environment, and options that determine the shapes of weights, from `config` to `preset_config`."""
     env = config["env"]
     for name in ("_target_", "substrate"):
         if preset_config["env"].get(name) != env.get(name):

@@ -87,9 +87,8 @@ def match_conversations(
                 matches[match] = conversation_index
                 del unmatched[match]
     matched_indices = set(matches)
-    invalid_indices = [
-        k for k, x in enumerate(conversations) if k not in matched_indices and find_valid_call(x) is None
-    ]
+    unmatched_conversations = [(k, x) for k, x in enumerate(conversations) if k not in matched_indices]
+    invalid_indices = [k for k, x in unmatched_conversations if find_valid_call(x) is None]
     for i in unmatched:
         previous = max((index for index in matches[:i] if index is not None), default=-1)
         following = min((index for index in matches[i + 1 :] if index is not None), default=len(conversations))

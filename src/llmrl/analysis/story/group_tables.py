@@ -77,11 +77,7 @@ MAX_MEASURES_SHOWN = 8
 """Maximum number of behavior metrics in the printed table; its file contains all of them."""
 
 _OBJECTIVES = {"principal/objective": "objective", "evaluation/objective": "objective"}
-_WELFARE = {
-    "welfare/minimum": "worst-off",
-    "welfare/equality": "equality",
-    "welfare/spending": "paid out",
-}
+_WELFARE = {"welfare/minimum": "worst-off", "welfare/equality": "equality", "welfare/spending": "paid out"}
 """Column titles of welfare measures. Sum and Gini coefficient are omitted: they follow from mean and equality."""
 _METRIC_PREFIXES: tuple[tuple[RowKind, str], ...] = (("proposal", "validation/"), ("evaluation", "evaluation/"))
 _OTHER_TABLES_METRICS = frozenset({"return", "base_return", "length", "success", "objective"})
@@ -91,12 +87,9 @@ _DETAIL_WORDS = ("quarter",)
 
 
 def select_informative_metrics(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """Select the behavior metrics that get a column of the table, preferred metrics first.
+    """Select from the metrics of groups those that get a column of the table, preferred metrics first.
 
     Metrics of a part of an episode (`_DETAIL_WORDS`), constant zeros and copies of other columns are omitted.
-
-    Args:
-        rows: metrics of each group by name.
 
     >>> select_informative_metrics([{"return": 1.0, "dirt": 3.0, "apples_eaten": 2.0, "paid_apples": 2.0}])
     ['apples_eaten', 'dirt']

@@ -135,10 +135,8 @@ def build_best_table(groups: Sequence[GroupProposals]) -> ReportTable:
     header += [mean_key, f"{mean_key}_standard_error", *responses]
     if has_recommendations:
         context_text = " in a context" if has_contexts else ""
-        notes = [
-            f"A row is the run of a group with the highest recommendation{context_text}; groups are sorted by their "
-            "mean."
-        ]
+        best_text = f"the highest recommendation{context_text}"
+        notes = [f"A row is the run of a group with {best_text}; groups are sorted by their mean."]
     else:
         notes = [
             "The highest of many noisy measurements is biased upward, and less so with more rounds of measurement."
@@ -218,10 +216,8 @@ def _find_highest(run: RunRecord, proposals: Sequence[MeasuredProposal]) -> Best
 
 
 def _read_response(best: BestProposal, proposals: Sequence[MeasuredProposal]) -> dict[str, float]:
-    """Return the behavior metrics of the last proposal that equals a recommendation; empty if there is none.
-
-    Metrics of a step are means over its proposals, so they are also empty if a step of the run had several proposals.
-    """
+    """Return the behavior metrics of the last proposal that equals a recommendation; empty if they are unknown."""
+    # Metrics of a step with several proposals are means over these.
     if len({proposal.step for proposal in proposals}) < len(proposals):
         return {}
     response = {}

@@ -66,16 +66,13 @@ def _find_player_call(name: str, run: RunRecord) -> Exchange | None:
 
 def _find_principal_call(name: str, run: RunRecord) -> Exchange | None:
     """Return the exchange of the last call of a run's principal with a valid reply."""
-    path, last_exchange = run.folder / FILE_NAME, None
+    path, exchange = run.folder / FILE_NAME, None
     for number, call in enumerate(read_calls(path), start=1) if path.exists() else ():
         if call.get("purpose") == "principal" and call.get("valid") is not False and call.get("reply"):
             contents = [message["content"] for message in call.get("messages", ())]
             prompt = "\n".join(content for content in contents if isinstance(content, str))
-            last_exchange = Exchange(name, f"principal, call {number}", prompt, str(call["reply"]))
-    if last_exchange is None:
-        return None
-    prompt, reply = truncate_start(last_exchange.prompt), truncate_end(last_exchange.reply)
-    return replace(last_exchange, prompt=prompt, reply=reply)
+            exchange = Exchange(name, f"principal, call {number}", prompt, str(call["reply"]))
+    return exchange and replace(exchange, prompt=truncate_start(exchange.prompt), reply=truncate_end(exchange.reply))
 
 
 def truncate_end(text: str) -> str:
