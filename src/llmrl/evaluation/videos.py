@@ -276,18 +276,19 @@ class RunningEpisode:
         self._counts = list(dict.fromkeys([*preferred, *counts]))[:MAX_COUNTS]
         self._levels: dict[str, float] = {}
         # Metrics that need a complete episode are not shown, so only metrics of single steps are accumulated.
-        self._running = EpisodeAccumulator(replace(spec, metrics=spec.per_step, device=None))
+        self._accumulator = EpisodeAccumulator(replace(spec, metrics=spec.per_step, device=None))
 
     def add(self, rollout: Rollout) -> None:
-        """Add steps of the episode."""
+        """Add the steps of a rollout."""
+        # Without ends, the accumulator keeps its sums after the last step of the episode, which is shown, too.
         no_ends = np.zeros(rollout.terminated.shape, dtype=bool)
         info = np.array([rollout.info[name] for name in self.spec.per_step]).reshape(-1, *no_ends.shape)
-        self._running.add(rollout.reward.cpu(), rollout.base_reward.cpu(), info, no_ends, no_ends[0])
+        self._accumulator.add(rollout.reward.cpu(), rollout.base_reward.cpu(), info, no_ends, no_ends[0])
         self._levels = {name: float(rollout.info[name][-1][0]) for name in LEVEL_STYLES if name in self.spec.per_step}
 
     def to_moment(self) -> EpisodeMoment:
         """Return the state of the episode after the steps that have been added."""
-        episode = self._running.running_episode(0)
+        episode = self._accumulator.running_episode(0)
         if episode is None:
             return EpisodeMoment(
                 0, 0.0, np.zeros(self.spec.n_agents), dict.fromkeys(map(_display_name, self._counts), 0.0), {}

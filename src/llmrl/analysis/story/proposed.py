@@ -24,10 +24,10 @@ from llmrl.results.table_format import EMPTY_CELL, NumberFormat, ReportTable
 from llmrl.run.proposals import MeasuredProposal, read_measured_proposals
 
 MAX_PARAMETERS = 6
-"""Maximum number of parameters of a proposal for which they are shown; policies have many uninformative parameters."""
+"""Proposals with more parameters, such as weights of policies, are shown without the values of their parameters."""
 MAX_RESPONSES = 4
 """Maximum number of behavior metrics in the table of best recommendations or proposals."""
-_PROPOSAL, _VALIDATION = "principal/", "validation/"
+_PROPOSAL_PREFIX, _VALIDATION_PREFIX = "principal/", "validation/"
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def read_group_proposals(groups: NamedRuns) -> tuple[GroupProposals, ...]:
 
 
 def shared_parameters(groups: Sequence[GroupProposals]) -> list[str]:
-    """Return the parameter names of the proposals; empty if proposals have different names, or > `MAX_PARAMETERS`."""
+    """Return the parameter names of the proposals; empty if these differ or are more than `MAX_PARAMETERS`."""
     names = [
         tuple(proposal.parameters)
         for group in groups
@@ -222,10 +222,11 @@ def _read_response(best: BestProposal, proposals: Sequence[MeasuredProposal]) ->
         return {}
     response = {}
     for row in read_metric_rows(best.run.folder, "proposal"):
-        vector = [row.get(_PROPOSAL + name) for name in best.parameters]
+        vector = [row.get(_PROPOSAL_PREFIX + name) for name in best.parameters]
         if all(
             isinstance(x, int | float) and math.isclose(x, y, rel_tol=1e-4, abs_tol=1e-6)
             for x, y in zip(vector, best.parameters.values(), strict=True)
         ):
-            response = {name.removeprefix(_VALIDATION): x for name, x in row.items() if name.startswith(_VALIDATION)}
+            prefix = _VALIDATION_PREFIX
+            response = {name.removeprefix(prefix): x for name, x in row.items() if name.startswith(prefix)}
     return response
