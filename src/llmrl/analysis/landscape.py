@@ -112,13 +112,15 @@ def build_landscape(settings: StudySettings, groups: Mapping[str, Sequence[RunRe
     unit = settings.unit or "objective"
     tables = [_build_settings_table(names, vectors, band, unit, basis)]
     tables += [_build_rounds_table(names, vectors, rounds, unit, basis)] if rounds else []
-    best = int(band.estimate.argmax())
+    best_index = int(band.estimate.argmax())
     zero_settings = np.flatnonzero((vectors == 0).all(axis=1))
     fmt = NumberFormat(band.estimate)
     # If there are more than three parameters, those with the value 0 are not mentioned.
-    named_values = [(name, x) for name, x in zip(names, vectors[best], strict=True) if x != 0 or len(names) <= 3]
+    named_values = [(name, x) for name, x in zip(names, vectors[best_index], strict=True) if x != 0 or len(names) <= 3]
     setting_text = ", ".join(f"{name} {x:g}" for name, x in named_values) or "nothing"
-    sentence = f"The best of {len(vectors)} settings, {setting_text}, brings {format_estimate(band[best], fmt)} {unit}"
+    sentence = (
+        f"The best of {len(vectors)} settings, {setting_text}, brings {format_estimate(band[best_index], fmt)} {unit}"
+    )
     unbiased_best = _compute_unbiased_best(values)
     if unbiased_best is not None:
         sentence += f" (the best by one half of the runs, measured by the other half: {fmt(unbiased_best)})"
@@ -272,11 +274,11 @@ def _compare_kinds(
     rounds = sorted(set.intersection(*({int(n) for n in row.get("kinds", ())} for rows in histories for row in rows)))
     if len(rounds) < 2:
         return [], []
-    first, last = rounds[0], rounds[-1]
-    header: list[object] = ["kind", *names, f"after_{first}", f"after_{last}", "change", "low", "high"]
+    first_round, last_round = rounds[0], rounds[-1]
+    header: list[object] = ["kind", *names, f"after_{first_round}", f"after_{last_round}", "change", "low", "high"]
     data, rows, sentences, keys = [header], [], [], list(settings)
-    for kind in histories[0][0]["kinds"][str(last)]:
-        means = [[_mean_by_setting(history, n, kind) for history in histories] for n in (first, last)]
+    for kind in histories[0][0]["kinds"][str(last_round)]:
+        means = [[_mean_by_setting(history, n, kind) for history in histories] for n in (first_round, last_round)]
         first_returns, last_returns = (np.array([[by_key[key] for by_key in runs] for key in keys]) for runs in means)
         change = mean_interval(last_returns - first_returns, units)
         fmt = NumberFormat(np.concatenate([first_returns, last_returns]))
@@ -286,10 +288,10 @@ def _compare_kinds(
             data.append([kind, *vector, *levels, *interval_to_cells(change[i])])
         gains, losses = int((change.low > 0).sum()), int((change.high < 0).sum())
         sentences.append(
-            f"From {first} to {last} rounds, the return of {kind} rises under {gains} and falls under {losses} of "
-            f"{len(vectors)} settings (intervals without 0); mean change "
+            f"From {first_round} to {last_round} rounds, the return of {kind} rises under {gains} and falls under "
+            f"{losses} of {len(vectors)} settings (intervals without 0); mean change "
             f"{fmt.signed(float(change.estimate.mean()))}."
         )
-    caption = f"Return of a player of each kind, mechanism included: {first} and {last} rounds, {basis}"
-    columns = ["kind", *names, f"{first} rounds", f"{last} rounds", "change"]
+    caption = f"Return of a player of each kind, mechanism included: {first_round} and {last_round} rounds, {basis}"
+    columns = ["kind", *names, f"{first_round} rounds", f"{last_round} rounds", "change"]
     return [ReportTable("study_kinds", caption, data, columns, rows)], sentences

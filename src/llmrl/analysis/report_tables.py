@@ -284,13 +284,13 @@ def _describe_verdicts(
             if comparison.baseline.name == baseline:
                 verdict_counts[comparison.group.name][comparison.verdict] += 1
         if verdict_counts:
-            texts = "; ".join(
+            groups_text = "; ".join(
                 f"{display_names[name]} above in {counts['above']}, below in {counts['below']}, "
                 f"no difference shown in {counts['unclear']}"
                 + (f", too few runs in {counts['untested']}" if counts["untested"] else "")
                 for name, counts in verdict_counts.items()
             )
-            sentences.append(f"Against {display_names[baseline]}, of {len(studies)} tasks: {texts}.")
+            sentences.append(f"Against {display_names[baseline]}, of {len(studies)} tasks: {groups_text}.")
     return tuple(sentences)
 
 

@@ -87,14 +87,14 @@ def print_status(records: Sequence[RunRecord], folder: Path) -> None:
     from llmrl.sweeps.watch import format_stage_counts
 
     counts = Counter(record.state for record in records)
-    common = dict(set.intersection(*(set(record.overrides.items()) for record in records))) if records else {}
-    common_text = ", ".join(f"{key}={value}" for key, value in sorted(common.items()))
+    common_overrides = dict(set.intersection(*(set(record.overrides.items()) for record in records))) if records else {}
+    common_text = ", ".join(f"{key}={value}" for key, value in sorted(common_overrides.items()))
     title = f"{folder.name}: {', '.join(f'{n} {state}' for state, n in counts.most_common()) or 'no runs'}"
     if stages := format_stage_counts(records):
         title += f"\n{stages}"
     parents = {record.folder.parent.parent for record in records}
     prefixes = {parent: f"{_format_parent(parent, folder)}: " if len(parents) > 1 else "" for parent in parents}
-    rows = [_format_status_cells(record, common, prefixes[record.folder.parent.parent]) for record in records]
+    rows = [_format_status_cells(record, common_overrides, prefixes[record.folder.parent.parent]) for record in records]
     # Empty columns are omitted.
     used_columns = [i for i in range(len(COLUMNS)) if i < 3 or any(row[i] not in ("", "-") for row in rows)]
     alignments = "".join("r" if COLUMNS[i] in _RIGHT_ALIGNED else "l" for i in used_columns)

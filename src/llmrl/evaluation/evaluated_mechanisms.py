@@ -63,17 +63,17 @@ def parse_mechanisms(texts: Sequence[str]) -> list[str]:
     """
     names: list[str] = []
     for text in texts:
-        parts = [part.strip() for part in text.split(",")]
-        is_name = [part in MECHANISM_NAMES for part in parts]
+        components = [component.strip() for component in text.split(",")]
+        is_name = [component in MECHANISM_NAMES for component in components]
         if all(is_name):
-            names += parts
-        elif any(is_name) or not all(is_number(part) for part in parts):
+            names += components
+        elif any(is_name) or not all(is_number(component) for component in components):
             raise ConfigError(
                 f"mechanism {text} is invalid: give names ({', '.join(MECHANISM_NAMES)}; several with commas) or the "
                 "numbers of one vector (0.5,1,0). Give several vectors one by one"
             )
         else:
-            names.append(",".join(f"{float(part):.12g}" for part in parts))
+            names.append(",".join(f"{float(component):.12g}" for component in components))
     if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
         raise ConfigError(f"mechanism: {repeated[0]} is given twice; remove one")
     return names

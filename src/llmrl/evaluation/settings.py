@@ -37,7 +37,7 @@ class EvaluationSettings:
             step), `best` (the recommendation of the run), `none` (all numbers 0), or the numbers of a vector, such as
             `0,2,0`. Several mechanisms are compared: words with commas (`none,best`), or several entries.
         adapt: whether a society first adapts to each mechanism, as in a principal step; None: if several are compared.
-        context: index of the context; None: that of the proposal.
+        context: index of the context; None: the context of the proposal.
         env: option of the environment that differs from that of the run, such as `engine=meltingpot`; several entries
             are possible.
         trajectories: store every step as arrays, `trajectories/<k>.npz`.

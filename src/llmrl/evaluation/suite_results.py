@@ -89,11 +89,11 @@ def merge_suite_results(results: Sequence[Results], groups: Mapping[str, Sequenc
     results_by_label = {label: [results_by_folder[run.folder] for run in runs] for label, runs in groups.items()}
     other_players = [name for name in first_results["players"] if name != STUDENT]
     tests = []
-    for k, test in enumerate(first_results["tests"]):
+    for test_index, test in enumerate(first_results["tests"]):
         refused: dict[str, str] = {}
         players: dict[str, Any] = {}
         for label, group_results in results_by_label.items():
-            run_tests = [result["tests"][k] for result in group_results]
+            run_tests = [result["tests"][test_index] for result in group_results]
             refusals = [run_test["refused"][STUDENT] for run_test in run_tests if STUDENT in run_test["refused"]]
             players[label] = None
             if refusals:
@@ -106,7 +106,7 @@ def merge_suite_results(results: Sequence[Results], groups: Mapping[str, Sequenc
             players[name] = test["players"][name]
             if name in test["refused"]:
                 refused[name] = test["refused"][name]
-        is_same_env = all(result["tests"][k]["env"] == test["env"] for result in results)
+        is_same_env = all(result["tests"][test_index]["env"] == test["env"] for result in results)
         tests.append({**test, "env": test["env"] if is_same_env else None, "players": players, "refused": refused})
     return {
         **{key: value for key, value in first_results.items() if key not in ("checkpoint", "llm", "out")},

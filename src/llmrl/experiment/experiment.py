@@ -205,7 +205,7 @@ class Experiment:
             Experiment(config, overrides, connection).run()
 
     def _open(self) -> Run:
-        """Open the run folder in the first process of the run; in the others, follow the first one."""
+        """Open the run folder in the first process of the run; the other processes get a `WorkerRun` (`open_run`)."""
         config = self.config
         open_in_main_process = functools.partial(
             Run.open,

@@ -63,7 +63,7 @@ def build_used_model(resources: RunResources) -> Model:
 
 
 def build_model(resources: RunResources, llm: Config | None = None) -> Model:
-    """Build the language model of the node `llm`, by default that of the config, even if no part uses it, unchecked.
+    """Build the model of the node `llm` (None: the node of the config), even if no part uses it, without checking it.
 
     Raises:
         ConfigError: an option is unknown, missing, mistyped or out of range, or a key would be sent to a host that the

@@ -112,7 +112,7 @@ def _are_equal(vector: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def _read_measures(folder: Path) -> dict[str, dict[str, list[list[float]]]]:
-    """Return finite welfare and behavior metrics by name, as pairs `[proposals so far, mean]`."""
+    """Return finite welfare and behavior metrics by name, as pairs `[number of proposals up to the step, mean]`."""
     measures: dict[str, dict[str, list[list[float]]]] = {"welfare": {}, "behavior": {}}
     path = folder / METRICS_NAME
     for row in read_metrics(path, "proposal") if path.is_file() else ():

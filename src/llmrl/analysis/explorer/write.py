@@ -53,11 +53,11 @@ def write_explorer(
         (out / "data").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunFolderError(f"cannot write the explorer {out}: {describe_write_error(out, error, '--out')}") from error
-    entries = []
+    summaries = []
     for i, record in enumerate(records):
         on_progress(f"explorer, run {i + 1:,} of {len(records):,}")
-        entries.append(_write_run(f"r{i}", record, out / "data", on_progress))
-    write_json_script(out / "data" / "index.js", SCRIPT_FUNCTION, "index", {"folder": folder.name, "runs": entries})
+        summaries.append(_write_run(f"r{i}", record, out / "data", on_progress))
+    write_json_script(out / "data" / "index.js", SCRIPT_FUNCTION, "index", {"folder": folder.name, "runs": summaries})
     for name in VENDORED_FILES:
         write_bytes(out / name, (web / "vendor" / name).read_bytes())
     program = "\n".join((web / f"{part}.js").read_text(encoding="utf-8") for part in SCRIPT_NAMES)
@@ -68,9 +68,9 @@ def write_explorer(
 
 
 def _write_run(key: str, record: RunRecord, data: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
-    """Write the files of a run into `data/<key>`; return its record for the list of runs."""
+    """Write the files of a run into `data/<key>`; return its summary for the list of runs."""
     config = _read_config_or_empty(record)
-    entry: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "key": key,
         "label": f"{record.name}/{record.group}/s{record.seed}",
         "short": f"{record.name}/{record.group}",
@@ -94,9 +94,9 @@ def _write_run(key: str, record: RunRecord, data: Path, on_progress: Callable[[s
             raise
         except (CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("%s: its %s cannot be read and are left out: %s", record.folder, content_name, error)
-            entry["problems"].append(f"its {content_name} cannot be read: {error}")
+            summary["problems"].append(f"its {content_name} cannot be read: {error}")
     write_json_script(run_dir / "run.js", SCRIPT_FUNCTION, key, content)
-    return entry | {"episodes": len(content["episodes"]), "proposals": len(content["proposals"])}
+    return summary | {"episodes": len(content["episodes"]), "proposals": len(content["proposals"])}
 
 
 def _write_episodes(key: str, folder: Path, out: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
