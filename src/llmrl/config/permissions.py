@@ -133,7 +133,8 @@ def find_code_names(node: Any) -> Iterator[str]:
         target, name, text = node.get("_target_"), node.get("id", node.get("level")), node.get("text")
         if target is not None:
             yield str(target)
-        if isinstance(name, str) and ":" in name and "://" not in name:  # not the address of a game server
+        # `env.id=module:Id` and `env.text=package.Class`; not the address of a game server, nor a file.
+        if isinstance(name, str) and ":" in name and "://" not in name:
             yield name.rpartition(":")[0]
         if target is not None and isinstance(text, str) and "." in text and not text.endswith((".yaml", ".yml")):
             yield text
@@ -180,8 +181,9 @@ def _find_destination(path: str, node: Mapping[str, Any]) -> str | None:
     if variable is None:
         return None if origin is None or origin in PROVIDER_ORIGINS.values() or is_loopback(origin) else origin
     origin = origin or (str(node.get("_target_")) if provider is None else PROVIDER_ORIGINS.get(provider, provider))
-    providers = {url: name for name, url in PROVIDER_ORIGINS.items()}
-    return None if variable == _get_api_key_variable(providers.get(origin, origin)) else f"{variable}@{origin}"
+    provider_by_origin = {url: name for name, url in PROVIDER_ORIGINS.items()}
+    is_providers_key = variable == _get_api_key_variable(provider_by_origin.get(origin, origin))
+    return None if is_providers_key else f"{variable}@{origin}"
 
 
 def _find_provider(model: str) -> str:

@@ -159,12 +159,12 @@ def _encodings(value: str) -> frozenset[str]:
     """
     secret_bytes, encodings = value.encode("utf-8", "surrogateescape"), {value}
     for offset in range(3):
-        # Only the characters that do not depend on the bytes before and after the secret.
+        # Only the characters, of 6 bits each, that do not depend on the bytes before and after the secret.
         start, stop = -(-8 * offset // 6), (8 * (offset + len(secret_bytes))) // 6
         encoding = base64.b64encode(b"\0" * offset + secret_bytes).decode()[start:stop]
         encodings |= {encoding, encoding.translate(str.maketrans("+/", "-_"))}
-    escaped = {json.dumps(form)[1:-1] for form in encodings} | {form.replace("/", "\\/") for form in encodings}
-    return frozenset(form.lower() for form in {*encodings, *escaped, *(quote(form, safe="") for form in encodings)})
+    json_forms = {json.dumps(form)[1:-1] for form in encodings} | {form.replace("/", "\\/") for form in encodings}
+    return frozenset(form.lower() for form in {*encodings, *json_forms, *(quote(form, safe="") for form in encodings)})
 
 
 def redact(text: str, secrets: Sequence[str] | None = None) -> str:
@@ -178,16 +178,16 @@ def redact(text: str, secrets: Sequence[str] | None = None) -> str:
         text: any text.
         secrets: result of `list_known_secrets`, computed once if many texts are redacted; None: it is called here.
     """
-    lower = text.lower()
+    lower_text = text.lower()
     for secret in list_known_secrets() if secrets is None else secrets:
-        if secret in lower:
+        if secret in lower_text:
             text = re.sub(re.escape(secret), REDACTED, text, flags=re.IGNORECASE)
-            lower = text.lower()
+            lower_text = text.lower()
     if "://" in text:
         text = re.sub(_URL_USERINFO_PATTERN, rf"\1{REDACTED}@", text)
     if "=" in text and ("?" in text or "&" in text):
         text = re.sub(_QUERY_PARAMETER_PATTERN, _redact_query_parameter, text)
-    if "bearer" in lower or "authorization" in lower:
+    if "bearer" in lower_text or "authorization" in lower_text:
         text = re.sub(_AUTHORIZATION_PATTERN, _redact_authorization, text)
     if any(
         substring in text and any(prefix in text for prefix in prefixes)

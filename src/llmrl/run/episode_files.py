@@ -120,6 +120,7 @@ class EpisodeFiles:
         }
 
     def _truncate_to(self, state: State) -> None:
+        """Cut the files of all episodes to their ends in `state`, and remove later files."""
         self._truncate(self._episodes_path, state["list"])
         self.finished = read_json_lines(self._episodes_path)
         finished_episodes = {line["episode"] for line in self.finished}
@@ -143,6 +144,7 @@ class EpisodeFiles:
             self._open_counts[episode] = {"frames": n_frames}
 
     def _get_end(self, path: Path) -> State:
+        """Return the size and digest of a file."""
         size = path.stat().st_size if path.exists() else 0
         return {"bytes": size, "sha256": self._hashes.get(path, hashlib.sha256()).hexdigest()}
 
@@ -154,7 +156,7 @@ class EpisodeFiles:
             data = b""
         digest = hashlib.sha256(memoryview(data)[: end["bytes"]])
         if len(data) < end["bytes"] or digest.hexdigest() != end["sha256"]:
-            change = "is shorter than" if len(data) < end["bytes"] else "is not as"
+            change = "is shorter than" if len(data) < end["bytes"] else "has other content than"
             raise RunFolderError(
                 f"{path} {change} at the checkpoint: the file has been cut, changed or replaced. Start this run anew "
                 "with rerun=true, which moves the old content aside."

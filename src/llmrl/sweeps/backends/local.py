@@ -171,12 +171,12 @@ def preload(jobs: Sequence[Job]) -> None:
 def _hide_main_module() -> Iterator[None]:
     """Hide the `__main__` module of this program, which new processes would import although runs do not need it."""
     namespace: dict[str, Any] = vars(sys.modules["__main__"])
-    hidden: dict[str, Any] = {name: namespace.pop(name) for name in ("__spec__", "__file__") if name in namespace}
+    attributes: dict[str, Any] = {name: namespace.pop(name) for name in ("__spec__", "__file__") if name in namespace}
     namespace["__spec__"] = None
     try:
         yield
     finally:
-        namespace.update(hidden)
+        namespace.update(attributes)
 
 
 def _run_process(payload: ProcessPayload, log_file: str, pipe: Connection) -> None:
@@ -312,12 +312,12 @@ class BatchProcessPool:
         self.waiting += launches
         self.outcomes += failures
 
-    def _requeue(self, shared: BatchLaunch, jobs: Sequence[Job]) -> None:
+    def _requeue(self, launch: BatchLaunch, jobs: Sequence[Job]) -> None:
         """Queue the runs of a killed process first, each in a process of its own, because one may be the cause."""
         requeued: list[BatchLaunch] = []
         for job in jobs:
             try:
-                requeued.append(shared.split_off(job))
+                requeued.append(launch.split_off(job))
             except RunFolderError as error:
                 self.outcomes.append(JobOutcome(job, job.folder, "failed", error=str(error)))
         self.waiting = requeued + self.waiting
