@@ -181,9 +181,9 @@ class References:
         noise = self.noise
         if noise is None:
             return {"standard_error": None, "beyond_noise": None}
-        n_evaluations, own_error = recommendation["evaluations"], recommendation["standard_error"] or 0.0
+        n_evaluations, evaluation_error = recommendation["evaluations"], recommendation["standard_error"] or 0.0
         pooled_error = (self.measurement_error(_count_societies(history)) or 0.0) / math.sqrt(n_evaluations)
-        error = math.hypot(noise, max(pooled_error, own_error))
+        error = math.hypot(noise, max(pooled_error, evaluation_error))
         return {"standard_error": error, "beyond_noise": gain > MIN_SIGNIFICANT_ERRORS * error}
 
     def _has_learned(self, history: HistoryRows, n_last_proposals: int) -> bool | None:

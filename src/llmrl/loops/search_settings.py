@@ -24,8 +24,8 @@ class SearchSettings:
         candidates: number of vectors proposed in each iteration.
         episodes: number of episodes of each vector. All vectors of an iteration are evaluated on the same seeds.
         episode_seeds: `fresh`: new seeds in every iteration; `common`: the same seeds in all iterations.
-        warmup: number of random vectors that are tried first; the principal is told their returns.
-        warmup_episodes: episodes of each random vector. If None, `episodes`.
+        warmup: number of random vectors that are measured first; their outcomes are passed to `principal.tell`.
+        warmup_episodes: number of episodes of each random vector; None: `episodes`.
         warmup_draw: distribution of the random vectors (`draw_warmup_vectors`).
         extra_rollout: whether to run one extra episode with the last vector of each iteration. It counts toward the
             episode total but its return is discarded, as in one of the published implementations.

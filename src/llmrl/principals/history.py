@@ -15,6 +15,7 @@ from llmrl.core.welfare_measures import MEASURES
 
 SelectionPolicy = Literal["all", "last", "best", "best_and_last"]
 Record = dict[str, Any]
+"""Fields of an outcome (`History._record`) with its `index` among all records; `measured` in selected records."""
 
 MIN_VALUES_FOR_ERROR = 3
 """Minimum number of independent values for which a standard error is shown, because that of two is too uncertain."""

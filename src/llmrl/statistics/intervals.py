@@ -263,17 +263,17 @@ def _mann_whitney_bounds(estimate: float, n: int, m: int) -> tuple[float, float]
     """
     n_others = (n + m) / 2 - 1  # other runs in a group, in Newcombe's formula
 
-    def is_inside(p: float) -> bool:
+    def is_in_interval(p: float) -> bool:
         variance = p * (1 - p) * (1 + n_others * (1 - p) / (2 - p) + n_others * p / (1 + p)) / (n * m)
         return abs(estimate - p) - Z95 * math.sqrt(variance) < 0
 
     bounds = []
     for limit in (0.0, 1.0):
-        inside, outside = estimate, limit
+        inner, outer = estimate, limit
         for _ in range(50):
-            middle = (inside + outside) / 2
-            inside, outside = (middle, outside) if is_inside(middle) else (inside, middle)
-        bounds.append(limit if estimate == limit else outside)
+            middle = (inner + outer) / 2
+            inner, outer = (middle, outer) if is_in_interval(middle) else (inner, middle)
+        bounds.append(limit if estimate == limit else outer)
     return bounds[0], bounds[1]
 
 
