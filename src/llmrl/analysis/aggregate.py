@@ -97,16 +97,17 @@ def compute_report(
 def _score_runs(task: ReportTask, group: Group, rule: ScoreRule, excluded: list[ExcludedRuns]) -> dict[Path, float]:
     """Return the scores of a group's runs by folder; append runs without a score to `excluded`."""
     scores: dict[Path, float] = {}
-    reasons: dict[tuple[str, str], list[int]] = {}
+    seeds_by_reason: dict[tuple[str, str], list[int]] = {}  # by state and reason
     for run in group.runs:
-        score = rule.score(run) if run.state == "finished" else _explain_unfinished(run)
-        if isinstance(score, float):
-            scores[run.folder] = score
+        score_or_reason = rule.score(run) if run.state == "finished" else _explain_unfinished(run)
+        if isinstance(score_or_reason, float):
+            scores[run.folder] = score_or_reason
         else:
-            reasons.setdefault((run.state, score), []).append(run.seed)  # `score` is the reason for having no score
+            seeds_by_reason.setdefault((run.state, score_or_reason), []).append(run.seed)
     if group.missing_seeds:
-        reasons["missing", "has no run folder; other groups of this task have this seed"] = list(group.missing_seeds)
-    excluded += [ExcludedRuns(task.title, group, tuple(seeds), *reason) for reason, seeds in reasons.items()]
+        reason = "has no run folder; other groups of this task have this seed"
+        seeds_by_reason["missing", reason] = list(group.missing_seeds)
+    excluded += [ExcludedRuns(task.title, group, tuple(seeds), *key) for key, seeds in seeds_by_reason.items()]
     return scores
 
 

@@ -121,7 +121,7 @@ def _play_suite(
     saved: SavedRun,
     names: Sequence[str],
     settings: EvaluationSettings,
-    name: str,
+    suite_name: str,
     content: Mapping[str, Any],
     out: Path,
     report: Reporter,
@@ -132,7 +132,7 @@ def _play_suite(
         saved: run whose agent plays.
         names: names of the players.
         settings: settings of the evaluation.
-        name: name of the suite.
+        suite_name: name of the suite.
         content: content of the suite as plain data.
         out: folder of the results.
         report: function that shows progress messages.
@@ -141,14 +141,14 @@ def _play_suite(
         LlmrlError: the suite is invalid, or is for another environment.
     """
     config = remove_teacher(saved.config)
-    suite = parse_suite(name, content, config["env"])
+    suite = parse_suite(suite_name, content, config["env"])
     if content.get("n_envs") is not None:
         config = {**config, "env": {**config["env"], "n_envs": content["n_envs"]}}
     out.mkdir(parents=True, exist_ok=True)
     llm = build_llm(with_budget(remove_principal(config), settings.calls), folder=out)
     parts = build_parts(config, llm, render=False, play_only=True)
     results: dict[str, Any] = {
-        "suite": name,
+        "suite": suite_name,
         "runs": [str(saved.folder)],
         "checkpoint": saved.iteration,
         "seed": settings.seed,

@@ -206,10 +206,10 @@ def unshared_reason(config: Config) -> UnsharedReason | None:
     reason = None if kind == "search" else _agent_unshared_reason(config, builder, is_batched=kind == "design")
     if reason is not None:
         return reason
-    # The attribute, if an environment has it, returns None for options with which games cannot be batched.
+    # This optional attribute of environments returns None if games of several runs cannot be one batch.
     observation_bytes = getattr(builder.locate(config["env"]["_target_"], "env"), "observation_bytes", None)
-    is_size_unknown = observation_bytes is not None and observation_bytes(config["env"]) is None
-    if is_size_unknown or (kind == "design" and observation_bytes is None):
+    is_never_batched = observation_bytes is not None and observation_bytes(config["env"]) is None
+    if is_never_batched or (kind == "design" and observation_bytes is None):
         return UnsharedReason.GAMES
     uses_model = groups_using_model(config)
     if uses_model and builder.needs(config["llm"], "device", "llm"):

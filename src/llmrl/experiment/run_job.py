@@ -101,8 +101,8 @@ def report_errors(name: str) -> Iterator[None]:
 def _raise_to_foreign_launchers() -> Iterator[None]:
     """Return a context manager that replaces SystemExit by its cause, for launchers other than llmrl's.
 
-    It applies to causes that are not LlmrlErrors. With such a launcher, an exception ends one run of `--multirun`, but
-    SystemExit ends the whole sweep.
+    With such a launcher, an exception ends one run of `--multirun`, but SystemExit ends the whole sweep. SystemExit
+    without a cause, or with an LlmrlError as its cause, is not replaced.
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
