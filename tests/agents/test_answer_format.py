@@ -169,15 +169,15 @@ class TestNumbers:
         ("answer", "message"),
         [
             ({"steer": 1.2, "gas": 0}, "steer.*-1.*1.*1.2"),
-            ({"steer": 0}, "there is no number for gas"),
-            ([1, 2, 3], "holds 3 numbers, 2 are needed"),
-            (0.5, "the action has steer .from -1 to 1., gas .from 0 to 10."),
-            ({"steer": None, "gas": 0}, "steer"),
-            ({"steer": True, "gas": 0}, "must be a number"),
-            ({"steer": "left", "gas": 0}, "must be a number"),
-            ({"steer": "0 to 1", "gas": 0}, "must be a number"),
-            ({"steer": float("nan"), "gas": 0}, "must be a number"),
-            ({"steer": 0, "gas": 10**400}, "must be a number"),
+            ({"steer": 0}, "no.*for gas"),
+            ([1, 2, 3], "3 numbers, 2"),
+            (0.5, "no action.*-1.*1.*0.*10"),
+            ({"steer": None, "gas": 0}, "steer.*None"),
+            ({"steer": True, "gas": 0}, "steer.*True"),
+            ({"steer": "left", "gas": 0}, "steer.*'left'"),
+            ({"steer": "0 to 1", "gas": 0}, "steer.*'0 to 1'"),
+            ({"steer": float("nan"), "gas": 0}, "steer.*nan"),
+            ({"steer": 0, "gas": 10**400}, "gas.*inf"),
         ],
     )
     def test_rejects_invalid_numbers(self, answer, message):
@@ -237,7 +237,7 @@ class TestReplies:
         with pytest.raises(InvalidReply, match="reflection"):
             parse_player_reply(reply, CHOICES, None, require_reflection=True)
         assert parse_player_reply(reply, CHOICES, None) == PlayerReply(1)
-        with pytest.raises(InvalidReply, match='choose one of "go left"'):
+        with pytest.raises(InvalidReply, match="'jump'"):
             parse_player_reply(reply.replace("stay", "jump"), CHOICES, None, require_reflection=True)
 
     def test_reflection_comes_first(self):

@@ -355,7 +355,7 @@ def test_rejects_different_prompts(data, tmp_path):
     ):
         with pytest.raises(ConfigError) as error:
             imitate({**settings_copy, name: value})
-        assert f"env=corridor has env.{name}={override}; use env.{name}=" in str(error.value)
+        assert f"env.{name}={override}; use env.{name}=" in str(error.value)
     with pytest.raises(ConfigError, match=r"env.actions=\[go east\].*env.actions=\[\]"):
         imitate({**settings_copy, "actions": []})
     for place in ("trajectories", "trajectories/0.npz"):
@@ -371,7 +371,7 @@ def test_rejects_different_prompts(data, tmp_path):
 
 
 def test_rejects_uninformative_episodes(data, tmp_path):
-    with pytest.raises(ConfigError, match=r"agent.data=<run folder> is missing"):
+    with pytest.raises(ConfigError, match=r"agent.data=<"):
         cloner(None).imitate(1)
     with pytest.raises(RunFolderError, match="trajectories"):
         cloner(str(tmp_path / "nothing")).imitate(1)
@@ -390,15 +390,15 @@ def test_rejects_incompatible_students():
     spec = Corridor().spec
     student = Student(spec)
     student.policy.channels = ("number",)
-    with pytest.raises(ConfigError, match=r"Student reads number; use agent@agent.student=llm_ppo"):
+    with pytest.raises(ConfigError, match=r"Student.*number; use agent@agent.student="):
         CloningAgent(spec, SETTINGS, Seeds(0), "cpu", student)
-    with pytest.raises(ConfigError, match="RandomAgent has none"):
+    with pytest.raises(ConfigError, match=r"agent\.student: .*RandomAgent"):
         CloningAgent(spec, SETTINGS, Seeds(0), "cpu", RandomAgent(spec))
     with pytest.raises(ConfigError, match="teacher=none"):
         CloningAgent(spec, SETTINGS, Seeds(0), "cpu", Student(spec), teacher=object())
-    with pytest.raises(ConfigError, match="RandomAgent; use agent=bc"):
+    with pytest.raises(ConfigError, match=r"RandomAgent.*agent=bc"):
         CloneLoop(LoopParts(Corridor(), [RandomAgent(spec)], Seeds(0)), CloneSettings(1, 1, 1, 1, 1))
-    with pytest.raises(ConfigError, match="cannot play with other actions"):
+    with pytest.raises(ConfigError, match=r"agent\.student: Student.*=llm_ppo"):
         CloningAgent(spec, SETTINGS, Seeds(0), "cpu", Student(spec)).adapt(spec)
 
 
@@ -409,7 +409,7 @@ def test_non_finite_loss_ends_run():
         def forward(self, batch):
             return super().forward(batch["x"]), None
 
-    with pytest.raises(Diverged, match=r"update 1.*loss.*nan"):
+    with pytest.raises(Diverged, match=r"1 .*loss.*nan"):
         BehavioralCloning(Broken(1, 2), QUICK, samples, samples, Seeds(0), 1).update(0)
 
 

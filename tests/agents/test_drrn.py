@@ -239,7 +239,7 @@ def test_targets_use_target_network():
 
 def test_non_finite_weights_end_run():
     learner = Learner(warmup=1, learning_rate=1e30)
-    with pytest.raises(Diverged, match=r"gradient step \d+: not finite .*smaller agent.q.learning_rate"):
+    with pytest.raises(Diverged, match=r"nan.*agent\.q\.learning_rate"):
         for _ in range(3):
             learner.iterate()
     assert not all(x.isfinite().all() for x in learner.agent.policy.network.parameters())
@@ -273,14 +273,12 @@ def test_reset_restores_initial_state():
 def test_rejects_unsupported_games():
     env = Corridor()
     numbers = ContinuousActions(("speed",), (0.0,), (1.0,))
-    with pytest.raises(ConfigError, match="agent=drrn chooses one of several actions"):
+    with pytest.raises(ConfigError, match=r"agent=drrn.*\(speed\)"):
         DRRNAgent(replace(env.spec, continuous_actions=numbers, n_actions=0), SMALL, Seeds(0), "cpu")
-    with pytest.raises(
-        ConfigError, match=r"agent.text_channel=text: .* has only the texts prompt; use agent.text_channel=prompt"
-    ):
+    with pytest.raises(ConfigError, match=r"agent.text_channel=text:.*agent.text_channel=prompt"):
         DRRNAgent(env.spec, replace(SMALL, text_channel="text"), Seeds(0), "cpu")
     mute = replace(env.spec, observation={"number": env.spec.observation["number"]})
-    with pytest.raises(ConfigError, match="has no texts; use a text environment"):
+    with pytest.raises(ConfigError, match=r"agent.text_channel=prompt:.*env=babyai_text"):
         DRRNAgent(mute, SMALL, Seeds(0), "cpu")
 
 

@@ -154,8 +154,8 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"goal": "Gravity is {gravity}."}, "{gravity} is unknown"),
-            ({"goal": "Gravity is {g[0]}."}, "there is no {g[0]}, as g is 10"),
+            ({"goal": "Gravity is {gravity}."}, "{gravity}"),
+            ({"goal": "Gravity is {g[0]}."}, "{g[0]}, as g is 10"),
             ({"arguments": {"gravity": {10: "As on Earth."}}}, "arguments.gravity"),
         ],
     )

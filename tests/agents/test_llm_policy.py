@@ -241,7 +241,7 @@ class TestRoom:
 class TestRefusals:
     def test_environment_text_is_required(self):
         bare = EnvSpec("road", 1, 1, {"vector": Channel((2,), "float32")}, 3, ("a", "b", "c"), 10)
-        with pytest.raises(ConfigError, match=r"env=road has none; set env\.text"):
+        with pytest.raises(ConfigError, match=r"env=road.*env\.text"):
             llm_player(bare, ChatClient(Model()), None)
 
     def test_invalid_custom_prompt_raises(self, tmp_path):

@@ -66,9 +66,9 @@ def test_log_replay_is_identical(tmp_path):
 def test_rejects_text_model():
     from road_game import Model, Table, reply
 
-    with pytest.raises(ConfigError, match="accepts no images"):
+    with pytest.raises(ConfigError, match=r"agent\.show_frames=1:"):
         Table(Model(lambda messages: reply("stay")), show_frames=1)
-    with pytest.raises(ConfigError, match="needs frames"):
+    with pytest.raises(ConfigError, match=r"agent\.show_text=false"):
         Table(Model(lambda messages: reply("stay")), show_text=False)
 
 

@@ -88,83 +88,83 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"goal": None}, "t has no 'goal'"),
-            ({"goal": "  "}, "t has no 'goal'"),
-            ({"observation": None}, "t has no 'observation'"),
-            ({"observation": {}}, "t: observation is empty"),
-            ({"observation": {"x": {"unit": "m"}}}, "t: observation.x has no 'description'"),
-            ({"observation": {"x": {"description": "a", "color": "b"}}}, "t: observation.x has the unknown key"),
+            ({"goal": None}, "^t .*'goal'"),
+            ({"goal": "  "}, "^t .*'goal'"),
+            ({"observation": None}, "^t .*'observation'"),
+            ({"observation": {}}, "^t: observation .*empty"),
+            ({"observation": {"x": {"unit": "m"}}}, r"^t: observation\.x .*'description'"),
+            ({"observation": {"x": {"description": "a", "color": "b"}}}, r"^t: observation\.x .*'color'"),
             (
                 {"observation": {"x": {"description": "a", "range": 3}}},
-                "t: observation.x.range=3: input should be a valid tuple",
+                r"^t: observation\.x\.range=3: ",
             ),
             (
                 {"observation": {"x": {"description": "a", "range": [8, -8]}}},
-                "t: observation.x.range=[8, -8] must have the lower",
+                r"^t: observation\.x\.range=\[8, -8\] ",
             ),
-            ({"observation": {"x": {"description": "a", "size": 0}}}, "t: observation.x.size=0"),
+            ({"observation": {"x": {"description": "a", "size": 0}}}, r"^t: observation\.x\.size=0"),
             (
                 {"observation": {"x": {"description": "a", "values": "b"}}},
-                "t: observation.x.values='b': input should be a valid list",
+                r"^t: observation\.x\.values='b': ",
             ),
-            ({"observation": {"x": {"description": "a", "fields": {"y": {}}}}}, "t: observation.x.fields.y has no"),
-            ({"observation": ["x"]}, "t: observation must be a mapping"),
-            ({"actions": None}, "t has no 'actions'"),
-            ({"actions": {"left": ""}}, "t: actions.left has no description"),
-            ({"decimals": -1}, "t: decimals=-1"),
-            ({"rewards": "many"}, "t has the unknown key 'rewards'; keys of a text are decoder"),
-            ({"success": "you win"}, "t: success must be a mapping"),
+            (
+                {"observation": {"x": {"description": "a", "fields": {"y": {}}}}},
+                r"^t: observation\.x\.fields\.y .*'description'",
+            ),
+            ({"observation": ["x"]}, "^t: observation .*list"),
+            ({"actions": None}, "^t .*'actions'"),
+            ({"actions": {"left": ""}}, r"^t: actions\.left "),
+            ({"decimals": -1}, "^t: decimals=-1"),
+            ({"rewards": "many"}, "^t .*'rewards'.*decoder"),
+            ({"success": "you win"}, "^t: success .*str"),
             (
                 {"success": {"score >= 3": "you win"}},
-                "t: success.score >= 3 is not a criterion; use terminated, return >= <number>",
+                r"^t: success\.score >= 3 .*terminated",
             ),
-            ({"success": {"return >= many": "you win"}}, "t: success.return >= many is not"),
-            ({"success": {"terminated": ""}}, "t: success has no 'terminated'"),
-            ({"arguments": ["speed"]}, "t: arguments must be a mapping"),
-            ({"arguments": {"speed": "fast"}}, "t: arguments.speed must be a mapping"),
-            ({"arguments": {"speed": {True: 3}}}, "t: arguments.speed.true must be a sentence"),
+            ({"success": {"return >= many": "you win"}}, r"^t: success\.return >= many "),
+            ({"success": {"terminated": ""}}, "^t: success .*'terminated'"),
+            ({"arguments": ["speed"]}, "^t: arguments .*list"),
+            ({"arguments": {"speed": "fast"}}, r"^t: arguments\.speed .*str"),
+            ({"arguments": {"speed": {True: 3}}}, r"^t: arguments\.speed\.true "),
         ],
     )
     def test_errors_in_text(self, change, message):
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(ConfigError, match=message):
             parse_description({**TEXT, **change}, "t")
-        assert str(error.value).startswith(message)
 
     @pytest.mark.parametrize(
         ("space", "message"),
         [
-            (box(3), "names 2 numbers (x, y), and the observation has 3"),
-            (spaces.Discrete(5), "distinguishes x 1 x y 1 = 1 states, and the observation has 5"),
-            (spaces.Tuple([spaces.Discrete(2)] * 3), "has 2 fields, and the observation has 3 members"),
+            (box(3), r"2 .*\(x, y\).* 3$"),
+            (spaces.Discrete(5), "x 1 x y 1 = 1 .* 5$"),
+            (spaces.Tuple([spaces.Discrete(2)] * 3), "2 fields.* 3 members$"),
             (spaces.Dict({"x": box(1), "z": box(1)}), "'z'"),
             (spaces.Dict({"x": box(1)}), "'y'"),
-            (spaces.Text(3), "has 2 fields, and the observation is one Text"),
+            (spaces.Text(3), "2 fields.* Text$"),
         ],
         ids=str,
     )
     def test_fields_of_mismatched_space(self, space, message):
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(ConfigError, match=message):
             build_formatter(space, parse_description(TEXT, "t").observation, 3, "t: observation")
-        assert message in str(error.value)
 
     @pytest.mark.parametrize(
         ("space", "field", "message"),
         [
-            (box(4), {"size": 3}, "names 3 numbers (x), and the observation has 4"),
-            (box(2), {"values": ["no", "yes"]}, "names 1 numbers (x), and the observation has 2"),
-            (box(2), {"values": ["no", "yes"], "size": 2}, "has 2 numbers and `values`"),
-            (box(1), {"values": ["no", "yes"]}, "a real number from -10 to 10; remove `values`"),
-            (spaces.Dict({"x": box(1)}), {"values": ["no", "yes"]}, "a real number from -10 to 10; remove `values`"),
-            (spaces.Discrete(5), {"size": 4}, "distinguishes x 4 = 4 states, and the observation has 5"),
-            (spaces.Dict({"x": box(4)}), {"size": 3}, "names 3 numbers (x), and the observation has 4"),
+            (box(4), {"size": 3}, r"3 .*\(x\).* 4$"),
+            (box(2), {"values": ["no", "yes"]}, r"1 .*\(x\).* 2$"),
+            (box(2), {"values": ["no", "yes"], "size": 2}, "x .*2 .*`values`"),
+            (box(1), {"values": ["no", "yes"]}, "-10 to 10.*`values`"),
+            (spaces.Dict({"x": box(1)}), {"values": ["no", "yes"]}, "-10 to 10.*`values`"),
+            (spaces.Discrete(5), {"size": 4}, "x 4 = 4 .* 5$"),
+            (spaces.Dict({"x": box(4)}), {"size": 3}, r"3 .*\(x\).* 4$"),
         ],
         ids=str,
     )
     def test_errors_in_field(self, space, field, message):
         text = parse_description({**TEXT, "observation": {"x": {"description": "a place", **field}}}, "t")
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(ConfigError, match=message):
             build_formatter(space, text.observation, 3, "t: observation")
-        assert message in str(error.value)
 
     @pytest.mark.parametrize("space", [FLAG, spaces.Dict({"x": FLAG})], ids=str)
     def test_describes_scalar_range(self, space):
@@ -181,12 +181,12 @@ class TestFaults:
         ("text", "message"),
         [
             ("taksi", "use acrobot, "),
-            ("my/nowhere.yaml", "there is no such file"),
+            ("my/nowhere.yaml", "my/nowhere.yaml"),
             ("no_such_package.Words", r"trusted_modules=\[no_such_package\]"),
-            (f"{__name__}.Speaking", "an attribute game"),
+            (f"{__name__}.Speaking", r"Speaking.*game"),
             ("own", "get_goal_description"),
-            ("blackjack", "names 3 numbers|tells player_sum"),
-            ("cartpole", "tells|names 4 numbers"),
+            ("blackjack", "3 numbers|player_sum"),
+            ("cartpole", "tells|4 numbers"),
         ],
     )
     def test_errors_in_choice(self, text, message):

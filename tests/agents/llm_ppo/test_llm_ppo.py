@@ -392,7 +392,7 @@ def test_scores_match_reference(folders):
         logits = scorer._logits_without_tree(prompt, torch.tensor(ids))
         expected = sum(logits[k, token].item() for k, token in enumerate(ids)) + max(map(len, tokens)) - len(ids)
         assert float(reference_scores[0, i]) == pytest.approx(expected, abs=1e-3)
-    with pytest.raises(ConfigError, match=r"length_normalization=.*set it to none"):
+    with pytest.raises(ConfigError, match=r"llm\.length_normalization=tokens.*llm\.parity=true"):
         seq2seq_scorer(folder, parity=True, length_normalization="tokens")
 
 
@@ -401,7 +401,7 @@ def test_non_finite_loss_ends_run(folders):
     agent = make_agent(folders, env, ppo=replace(PPO, max_grad_norm=1e9))
     rollout = collect_rollout(agent, env)
     rollout.reward[0, 0, 0] = torch.nan
-    with pytest.raises(Diverged, match=r"not finite.*intact"):
+    with pytest.raises(Diverged, match=r"nan.*agent\.ppo\.learning_rate"):
         agent.update(rollout, Seeds(0).torch("minibatches"))
 
 
@@ -415,15 +415,15 @@ def test_rejects_invalid_settings(folders):
         make_agent(folders, env, text_channel="text")
     with pytest.raises(ConfigError, match=r"kl_coefficient.*agent\.actions=scores"):
         make_agent(folders, env, actions="head", kl_coefficient=0.1)
-    with pytest.raises(ConfigError, match=r"tune=heads.*use agent\.actions=head"):
+    with pytest.raises(ConfigError, match=r"tune=heads.*agent\.actions=head,"):
         make_agent(folders, env, tune="heads")
     with pytest.raises(ConfigError, match=r"dropout=0\.1.*agent=llm_ppo"):
         make_agent(folders, env, tune="lora", lora=Lora(dropout=0.1))
-    with pytest.raises(ConfigError, match=r"tune=full.*use llm\.dtype=float32 with agent\.precision=bfloat16"):
+    with pytest.raises(ConfigError, match=r"tune=full.*llm\.dtype=float32.*agent\.precision=bfloat16"):
         make_agent(folders, env, scorer=causal_scorer(folders["causal"], dtype="bfloat16"))
-    with pytest.raises(CheckpointError, match="is read at every start"):
+    with pytest.raises(CheckpointError, match=r"agent\.init_from=nowhere"):
         make_agent(folders, env, init_from="nowhere")
-    with pytest.raises(LLMError, match="there is no folder"):
+    with pytest.raises(LLMError, match="nowhere"):
         make_agent(folders, env, scorer=seq2seq_scorer("./nowhere"))
 
 

@@ -135,7 +135,7 @@ def test_checkpoint_requires_its_base_model(tmp_path, model, tune):
     agent(folder).load_state_dict(state)
     shutil.rmtree(folder)
     make_model_for_env(folder, *ENV, "env.n_envs=4", "seed=1", **SIZE)
-    with pytest.raises(ConfigError, match=f"the files of llm.model={folder} have changed"):
+    with pytest.raises(ConfigError, match=rf"llm.model={folder}.*resume=false"):
         agent(folder).load_state_dict(state)
     agent(folder).load_state_dict({**state, "model": None})  # of a model of the hub
 
@@ -168,5 +168,5 @@ def test_unavailable_model_gives_single_line_error(tmp_path):
 def test_long_prompts_end_run_with_advice(tmp_path):
     folder = make_model_for_env(tmp_path / "short", *ENV, **SIZE, longest=32)
     overrides = (*RUN, f"llm.model={folder}", f"output_root={tmp_path}")
-    with pytest.raises(ConfigError, match=r"a prompt has \d+ tokens .* reads 32; .*env\.history.*The prompt: '"):
+    with pytest.raises(ConfigError, match=r" \d+ tokens .* 32; .*env\.history.*: '"):
         silent_run(*overrides)
