@@ -109,7 +109,7 @@ def test_odd_owner_is_reported(tmp_path: Path, damage: str, monkeypatch: pytest.
     ANY_RECORD[damage](path, record)
     monkeypatch.setattr(ownership, "_EMPTY_GRACE_S", 0.0)  # nobody is writing it
     for rerun in (False, True):
-        with pytest.raises(RunFolderError, match=r"delete that file") as error:
+        with pytest.raises(RunFolderError, match=r"owner\.json") as error:
             open_run(tmp_path, rerun=rerun)
         assert str(path) in str(error.value) and os.path.lexists(path)
 
@@ -154,7 +154,7 @@ def test_endless_file_is_read_partially(tmp_path: Path) -> None:
     path.unlink()
     path.touch()
     os.truncate(path, MAX_RECORD_BYTES + 1)
-    with pytest.raises(RunFolderError, match="more than 64 MiB"):
+    with pytest.raises(RunFolderError, match=r"status\.json.*64 MiB"):
         status.read_status(tmp_path)
 
 
@@ -165,7 +165,7 @@ def test_plain_values_match_type_hints(value: Any) -> None:
         try:
             assert parse_value(value, hint, "thing") == value
         except ValueError as error:
-            assert "its thing is" in str(error)
+            assert "thing is" in str(error)
 
 
 @dataclass
@@ -202,41 +202,41 @@ def test_nested_records_parse() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"name": 1}, "its name is 1, not a text"),
-        ({"name": None}, "its name is None, not a text"),
-        ({"parts": 0}, "its parts is 0, not of its type"),
-        ({"parts": [0]}, "its parts is 0, not of its type"),
-        ({"parts": [{"size": 1}]}, "it has no kind"),
-        ({"parts": [{"size": True, "kind": "small"}]}, "its size is True, not a finite number"),
-        ({"parts": [{"size": math.nan, "kind": "small"}]}, "its size is nan, not a finite number"),
-        ({"parts": [{"size": 1 << 63, "kind": "small"}]}, f"its size is {1 << 63}, not a finite number"),
-        ({"parts": [{"size": 1, "kind": "other"}]}, "its kind is 'other'; known: small, large"),
-        ({"parts": [{"size": 1, "kind": 1}]}, "its kind is 1; known: small, large"),
-        ({"counts": {"a": 1.0}}, "its counts is 1.0, not a whole number"),
-        ({"counts": {"a": -(1 << 63)}}, f"its counts is {-(1 << 63)}, not a whole number"),
-        ({"counts": ["x" * 56]}, f"its counts is ['{'x' * 56}'], not of its type"),
-        ({"counts": ["x" * 57]}, f"its counts is ['{'x' * 55}..., not of its type"),
-        ({"last": "x"}, "its last is 'x', not of its type"),
+        ({"name": 1}, "name is 1,"),
+        ({"name": None}, "name is None,"),
+        ({"parts": 0}, "parts is 0,"),
+        ({"parts": [0]}, "parts is 0,"),
+        ({"parts": [{"size": 1}]}, "no kind"),
+        ({"parts": [{"size": True, "kind": "small"}]}, "size is True,"),
+        ({"parts": [{"size": math.nan, "kind": "small"}]}, "size is nan,"),
+        ({"parts": [{"size": 1 << 63, "kind": "small"}]}, f"size is {1 << 63},"),
+        ({"parts": [{"size": 1, "kind": "other"}]}, "kind is 'other';"),
+        ({"parts": [{"size": 1, "kind": 1}]}, "kind is 1;"),
+        ({"counts": {"a": 1.0}}, "counts is 1.0,"),
+        ({"counts": {"a": -(1 << 63)}}, f"counts is {-(1 << 63)},"),
+        ({"counts": ["x" * 56]}, f"counts is ['{'x' * 56}'],"),
+        ({"counts": ["x" * 57]}, f"counts is ['{'x' * 55}...,"),
+        ({"last": "x"}, "last is 'x',"),
     ],
 )
 def test_parse_error_states_field(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(ValueError, match=re.escape(message)):
         parse_record(CompleteRecord, COMPLETE | changed)
 
 
 def test_missing_field_is_reported_despite_default() -> None:
-    with pytest.raises(ValueError, match=r"^it has no last$"):
+    with pytest.raises(ValueError, match=r"no last$"):
         parse_record(CompleteRecord, {name: value for name, value in COMPLETE.items() if name != "last"})
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"[1, 2]", "it holds [1, 2], not an object"),
-        (b'{"a": "\xff"}', "it is not UTF-8 (byte 7)"),
-        (b"[" * 100_000, "it is nested too deeply"),
-        (b"{half", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        (None, "Is a directory"),
+        (b"[1, 2]", "[1, 2]"),
+        (b'{"a": "\xff"}', "UTF-8 (byte 7)"),
+        (b"[" * 100_000, "nested"),
+        (b"{half", "line 1 column 2"),
+        (None, "directory"),
     ],
 )
 def test_non_object_file_explains_error(tmp_path: Path, data: bytes | None, message: str) -> None:
@@ -245,7 +245,7 @@ def test_non_object_file_explains_error(tmp_path: Path, data: bytes | None, mess
         path.mkdir()
     else:
         path.write_bytes(data)
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(ValueError, match=re.escape(message)):
         read_json_object(path)
 
 
@@ -280,13 +280,13 @@ ROW = b'{"kind": "update", "x": "updates", "updates": 1, "loss": 0.5, "time/unix
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (b'{"kind": "upd\xff"}\n', "line 1 is not UTF-8"),
-        (ROW + b"\x00\x01\x02\n", "line 2 is not a JSON object"),
-        (ROW + b"[1, 2]\n", "line 2 is not a JSON object"),
-        (ROW + b"[" * 100_000 + b"\n", "line 2 is not a JSON object"),
+        (b'{"kind": "upd\xff"}\n', "line 1 .*UTF-8"),
+        (ROW + b"\x00\x01\x02\n", "line 2 .*JSON"),
+        (ROW + b"[1, 2]\n", "line 2 .*JSON"),
+        (ROW + b"[" * 100_000 + b"\n", "line 2 .*JSON"),
         (ROW.replace(b"0.5", b'"much"'), "'much'"),
         (ROW.replace(b"0.5", b"[0.5]"), "loss is "),
-        (ROW.replace(b'"x": "updates"', b'"x": "loss"'), "has no valid kind or x"),
+        (ROW.replace(b'"x": "updates"', b'"x": "loss"'), "kind or x"),
     ],
 )
 def test_odd_rows_are_reported_with_line(tmp_path: Path, rows: bytes, message: str) -> None:
@@ -311,16 +311,16 @@ def test_odd_rows_are_reported_with_line(tmp_path: Path, rows: bytes, message: s
 
 
 def test_missing_rows_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="No such file"):
+    with pytest.raises(RunFolderError, match=f"{FILE_NAME}.*No such"):
         read_metrics(tmp_path / FILE_NAME)
 
 
 @pytest.mark.parametrize("text", [b"", b"[1]", b"a: [", b"\xff\xfe", b"null"])
 def test_unreadable_config_is_reported(tmp_path: Path, text: bytes) -> None:
-    with pytest.raises(RunFolderError, match="by its command"):
+    with pytest.raises(RunFolderError, match=r"config\.yaml"):
         read_config(tmp_path, ())
     (tmp_path / "config.yaml").write_bytes(text)
-    with pytest.raises(RunFolderError, match="by its command"):
+    with pytest.raises(RunFolderError, match=r"config\.yaml"):
         read_config(tmp_path, ())
 
 

@@ -93,7 +93,7 @@ def test_secondary_processes_are_silent(well):
 def test_signal_stops_all_ranks(well):
     assert well.said(0)["stopped"] == well.said(1)["stopped"] == 15
     status = json.loads(well.said(0)["status"])
-    assert (status["state"], status["error"]) == ("preempted", "stopped by SIGTERM; everything is saved")
+    assert status["state"] == "preempted" and "SIGTERM" in status["error"] and "saved" in status["error"]
     assert status["progress"]["done"] == 3
     assert well.said(0)["resumed"] == well.said(1)["resumed"] == well.said(0)["result"]
     folder = well.folder("stopped")
@@ -104,10 +104,10 @@ def test_signal_stops_all_ranks(well):
 
 def test_diverging_metrics_raise(well):
     assert well.said(0)["drifted"] == well.said(1)["drifted"]
-    assert "have logged different numbers" in well.said(0)["drifted"]
+    assert " 2 " in well.said(0)["drifted"] and "numbers" in well.said(0)["drifted"]
     assert read_status(well.folder("drifted")).state == "failed"
     assert well.said(0)["other"] == well.said(1)["other"]
-    assert "the 2 processes of this run were started with different configs" in well.said(0)["other"]
+    assert " 2 " in well.said(0)["other"] and "configs" in well.said(0)["other"]
 
 
 def test_failing_rank_ends_run_with_reason(tmp_path):
@@ -116,7 +116,8 @@ def test_failing_rank_ends_run_with_reason(tmp_path):
     folder = outcome.folder("crashed")
     status = read_status(folder)
     assert status.state == "failed"
-    assert status.error == f"process 1 of 2 on {socket.gethostname()} failed: ZeroDivisionError: made to fail"
+    for part in ("process 1 of 2", socket.gethostname(), "ZeroDivisionError"):
+        assert part in status.error
     assert "raise ZeroDivisionError" in (folder / "traceback.txt").read_text()
     assert not (folder / "owner.json").exists() and not list((tmp_path / "temporary").glob("llmrl*"))
 
@@ -129,7 +130,7 @@ def test_signal_is_forwarded_to_main_rank(tmp_path):
     outcome = two_processes(tmp_path, "far")
     assert 0 not in outcome.codes
     status = read_status(outcome.folder("given_up"))
-    assert status.state == "preempted" and "everything is saved" not in status.error
+    assert status.state == "preempted" and "saved" not in status.error
 
 
 @pytest.mark.long
@@ -190,7 +191,7 @@ def test_ranks_require_separate_gpus(two_ranks):
     two_ranks.setattr(torch.cuda, "device_count", lambda: 2)
     assert local_device("cuda") == "cuda:1" and local_device("cpu") == "cpu"
     two_ranks.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match=r"process 1.*torch sees 1"):
+    with pytest.raises(ConfigError, match=r"process 1.*torch.* 1"):
         local_device("cuda")
     # Where a scheduler shows each process one alone, that is the one.
     two_ranks.setenv("SLURM_PROCID", "1")
@@ -201,7 +202,7 @@ def test_ranks_require_separate_gpus(two_ranks):
 
 
 def test_unsupported_parallel_parts_raise(two_ranks):
-    with pytest.raises(ConfigError, match=r"PPOAgent computes in one process, so 2 processes .* agent=(\w+, )*llm_ppo"):
+    with pytest.raises(ConfigError, match=r"PPOAgent.* 2 processes .* agent=(\w+, )*llm_ppo"):
         check_values(compose("env=escape_room"))
     with pytest.raises(ConfigError, match=r"llmrl-train.*2"):
         current_processes()

@@ -190,7 +190,7 @@ def test_signal_stops_at_safe_point(tmp_path: Path, number: signal.Signals, stat
             signal.raise_signal(number)
 
     handler = signal.getsignal(number)
-    with pytest.raises(Stopped, match="Repeat the same command") as stop:
+    with pytest.raises(Stopped, match=str(tmp_path)) as stop:
         train(tmp_path, hook=send, interval=1e9)
     assert stop.value.exit_code == 128 + number
     assert signal.getsignal(number) is handler
@@ -313,7 +313,7 @@ def test_concurrent_process_raises(tmp_path: Path) -> None:
         script = f"from pathlib import Path; from llmrl.run.run import Run; Run.open({arguments})"
         done = commands.run([sys.executable, "-c", script], capture_output=True, text=True)
         assert done.returncode == 1
-        assert f"in use by process {os.getpid()}" in done.stderr
+        assert f"process {os.getpid()}" in done.stderr
         assert not (run.folder / "traceback.txt").exists()
         run.checkpoint(1, {"x": 1})
     assert read_status(run.folder).state == "finished"  # type: ignore[union-attr]
@@ -358,7 +358,7 @@ def test_status_round_trip(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="flying"):
         read_status(tmp_path)
     (tmp_path / "status.json").write_text("{")
-    with pytest.raises(RunFolderError, match="cannot be read"):
+    with pytest.raises(RunFolderError, match=r"status\.json"):
         read_status(tmp_path)
 
 

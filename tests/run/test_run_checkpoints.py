@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from llmrl.core.errors import CheckpointError
-from llmrl.run.checkpoints import _FORMAT_VERSION, MAGIC, CheckpointStore
+from llmrl.run.checkpoints import _FORMAT_VERSION, MAGIC, CheckpointStore, DamagedCheckpointError
 
 ARRAYS = hnp.arrays(
     st.sampled_from(
@@ -174,7 +174,7 @@ def test_any_flipped_bit_is_detected(tmp_path: Path, position: int, bit: int) ->
     data = bytearray(path.read_bytes())
     data[position % len(data)] ^= 1 << bit
     path.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"damaged|cut short"):
+    with pytest.raises(DamagedCheckpointError):
         store.load(path)
 
 
@@ -199,7 +199,7 @@ def test_checkpoint_with_different_format_raises(tmp_path: Path) -> None:
     body = buffer.getvalue()
     path = tmp_path / "checkpoint_000000001.pt"
     path.write_bytes(body + MAGIC + hashlib.sha256(body).digest())
-    with pytest.raises(CheckpointError, match=f"format {_FORMAT_VERSION - 1}; this version reads {_FORMAT_VERSION}"):
+    with pytest.raises(CheckpointError, match=f"format {_FORMAT_VERSION - 1};.* {_FORMAT_VERSION}"):
         CheckpointStore(tmp_path).load(path)
 
 

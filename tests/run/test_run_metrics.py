@@ -262,7 +262,7 @@ def test_untyped_rows_raise(tmp_path: Path) -> None:
 
 def test_file_shorter_than_checkpoint(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text("{}\n")
-    with pytest.raises(RunFolderError, match=r"has 1 lines .* at 100.*rerun=true"):
+    with pytest.raises(RunFolderError, match=r" 1 lines .* 100: .*rerun=true"):
         MetricLog(tmp_path, {"lines": 100, "sha256": ""})
 
 

@@ -39,7 +39,7 @@ def test_safe_point_wait_is_limited(tmp_path, monkeypatch, number, state):
     assert stop.value.exit_code == 128 + number
     status = read_status(only_folder(tmp_path))
     assert (status.state, status.error) == (state, stop.value.brief)
-    assert "the work since the checkpoint of iteration 7 is repeated" in status.error
+    assert "iteration 7" in status.error
     assert read_owner(only_folder(tmp_path)) is None
     with Run.open(tmp_path, "toys", CONFIG) as resumed_run:
         assert (resumed_run.state, resumed_run.iteration, resumed_run.restored) == ("resumed", 7, {"x": 1})
@@ -50,7 +50,7 @@ def test_unsaved_run_reports_no_save(tmp_path, monkeypatch):
     with pytest.raises(Stopped) as stop, Run.open(tmp_path, "toys", CONFIG):
         send_signal()
         time.sleep(STALLED_S)
-    assert "there is no checkpoint yet" in str(stop.value) and "everything is saved" not in str(stop.value)
+    assert "no checkpoint" in str(stop.value) and "saved" not in str(stop.value)
 
 
 def test_first_signal_prints_single_message(tmp_path, capfd):
@@ -60,7 +60,7 @@ def test_first_signal_prints_single_message(tmp_path, capfd):
         send_signal(signal.SIGUSR1)
         run.safe_point(1, dict)
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("SIG")]
-    assert lines == ["SIGTERM: saving and stopping, within 20 s; a second Ctrl-C stops at once"]
+    assert len(lines) == 1 and lines[0].startswith("SIGTERM:") and "within 20 s" in lines[0]
 
 
 def test_library_cannot_swallow_stop(tmp_path, monkeypatch):
@@ -89,7 +89,7 @@ def test_save_is_not_interrupted(tmp_path, monkeypatch):
             time.sleep(0.05)
         return {"x": 2}
 
-    with pytest.raises(Stopped, match="everything is saved"), Run.open(tmp_path, "toys", CONFIG) as run:
+    with pytest.raises(Stopped, match="is saved"), Run.open(tmp_path, "toys", CONFIG) as run:
         save = run.checkpoints.save
         monkeypatch.setattr(run.checkpoints, "save", lambda iteration, state: save(iteration, state | slowly()))
         send_signal()
@@ -185,7 +185,7 @@ def test_uninterruptible_library_ends_with_process(tmp_path):
     assert stuck.returncode == 128 + signal.SIGTERM, stuck.stderr
     status = read_status(only_folder(tmp_path))
     assert status.state == "preempted" and "iteration 4" in status.error and status.error in stuck.stderr
-    assert stuck.stderr.count("SIGTERM: saving and stopping") == 1
+    assert stuck.stderr.count("SIGTERM: ") == 1
     assert read_owner(only_folder(tmp_path)) is None
     with Run.open(tmp_path, "toys", CONFIG) as resumed_run:
         assert resumed_run.iteration == 4
