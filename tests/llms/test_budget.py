@@ -23,7 +23,7 @@ def test_calls():
     client = chat_client(model, budget=Budget(calls=3))
     client.chat([ask("a"), ask("b")])
     message = exhausted(client, 4)
-    assert "llm.budget.calls=3" in message and "larger llm.budget.calls" in message
+    assert "llm.budget.calls=3" in message
     assert len(model.asked) == 3, "what fits is asked, and not one more"
 
 
@@ -34,13 +34,13 @@ def test_budget_reserves_longest_reply():
     assert replace(client.budget.spent, seconds=0.0) == Usage(2, 2, 0, 14, pytest.approx(18e-6), 0, 0)
     assert "usage/llm_unsettled_tokens" not in client.metrics()
     client.chat([ask("c")])
-    assert "llm.budget.tokens=120, spent 21" in exhausted(client)
+    assert "llm.budget.tokens=120, spent 21," in exhausted(client)
     client = chat_client(Echo(max_tokens=100), budget=Budget(usd=0.0003))
     client.chat([ask("a")])
     reply = ChatReply("", prompt_tokens=1, completion_tokens=1, cost=5e-6)
     for _ in range(20):
         client.budget.settle(client.budget.reserve(ask("a"), client.provider), reply)
-    assert "llm.budget.usd=0.0003, spent 0.000107" in exhausted(client)
+    assert "llm.budget.usd=0.0003, spent 0.000107," in exhausted(client)
 
 
 def test_zero_budget_makes_no_request():
@@ -67,7 +67,7 @@ def test_rejected_calls_are_free():
 
 
 def test_dollars_need_prices():
-    with pytest.raises(ConfigError, match=r"llm.budget.usd=5 cannot be enforced.*llm.input_price"):
+    with pytest.raises(ConfigError, match=r"llm.budget.usd=5.*llm.input_price"):
         chat_client(Echo(input_price=None), budget=Budget(usd=5.0)).check()
 
 

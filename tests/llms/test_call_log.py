@@ -93,7 +93,7 @@ def test_spending_persists_across_processes(tmp_path):
 def test_failures_are_in_log_with_successes(tmp_path):
     path = tmp_path / FILE_NAME
     model = client(path, Echo(fail={"a": LLMError("HTTP 401", refused=True)}))
-    with pytest.raises(LLMError, match=r"HTTP 401 \(1 of 2 requests failed\)"):
+    with pytest.raises(LLMError, match=r"HTTP 401 \(1 of 2 "):
         model.chat([ask("a"), ask("b")])
     failed, success = sorted(read_calls(path), key=lambda call: "reply" in call)
     assert failed["error"] == "HTTP 401" and "reply" not in failed
@@ -132,7 +132,7 @@ def test_truncated_line_is_skipped(tmp_path, caplog):
         calls = list(read_calls(path))
         assert [call.get("reply") for call in calls] == replies
         assert [call.get("unsettled", False) for call in calls] == [text is None for text in replies]
-    assert "line 4: incomplete record" in caplog.text
+    assert "line 4:" in caplog.text
 
 
 def test_kill_9_preserves_complete_calls(tmp_path):

@@ -168,6 +168,6 @@ def test_key_whitespace_is_stripped(monkeypatch, ending):
 @pytest.mark.parametrize("middle", ["\n", " ", "\u00e9", "\x01"])
 def test_invalid_key_error_hides_key(monkeypatch, middle):
     monkeypatch.setenv("MY_KEY", KEY + middle + KEY)
-    with pytest.raises(LLMError, match="MY_KEY contains blanks or characters") as error:
+    with pytest.raises(LLMError, match=r"MY_KEY .*ASCII") as error:
         openai_model("http://localhost:1/v1", "fake-model", api_key_env="MY_KEY").check()
     assert not any(piece.decode() in str(error.value) for piece in PIECES)

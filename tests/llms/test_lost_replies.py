@@ -48,7 +48,7 @@ def test_missing_reply_counts(fault, tmp_path):
         message = chat_until_exhausted(client)
         client.close()
         assert len(server.requests) == 4, "one more would have been one too many"
-    assert "spent 0 and at most 4 for replies that were lost" in message
+    assert "spent 0 and at most 4 " in message
     assert client.metrics()["usage/llm_unsettled_calls"] == 4
     record = list(read_calls(tmp_path / FILE_NAME))
     assert [call["unsettled"] for call in record if "unsettled" in call] == [True] * 4
@@ -120,7 +120,7 @@ def test_missing_reply_charges_reservation():
         facts = {"max_tokens": 1000, "input_price": 1.0, "output_price": 1.0}
         client = connected(server, budget=Budget(tokens=1500), provider=facts, failures="fall_back")
         assert client.chat([ask("a")])[0].error
-        assert "at most 1,005 for replies that were lost" in chat_until_exhausted(client)
+        assert "at most 1,005 " in chat_until_exhausted(client)
         client.close()
         assert len(server.requests) == 1
     metrics = client.metrics()

@@ -87,7 +87,7 @@ def test_long_retry_after_raises_immediately():
 def test_retries_end_with_reason():
     with FakeOpenAIServer() as server:
         server.faults += ["503"] * 10
-        with pytest.raises(LLMError, match=r"HTTP 503.*fault 503.*tried 4 times"):
+        with pytest.raises(LLMError, match=r"HTTP 503.*fault 503.* 4 times"):
             chat(server).chat([ask()])
     assert len(server.requests) == 4
 
@@ -117,7 +117,7 @@ def test_request_contains_key(monkeypatch):
 
 def test_missing_key_names_the_variable(monkeypatch):
     monkeypatch.delenv("MY_KEY", raising=False)
-    with FakeOpenAIServer() as server, pytest.raises(LLMError, match=r"MY_KEY.*not set"):
+    with FakeOpenAIServer() as server, pytest.raises(LLMError, match="MY_KEY"):
         chat(server, api_key_env="MY_KEY").check()
 
 
@@ -126,7 +126,7 @@ def test_unreachable_server_error_contains_address():
         server_socket.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
         url = f"http://127.0.0.1:{server_socket.getsockname()[1]}/v1"
         model = chat_client(openai_model(url, "m"), retry=Retry(1, initial_delay=0.01))
-        with pytest.raises(LLMError, match=f"no answer from the chat server at {url}"):
+        with pytest.raises(LLMError, match=f"no answer.*{url}"):
             model.check()
         with pytest.raises(LLMError, match="tried 2 times"):
             model.chat([ask()])

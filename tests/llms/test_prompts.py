@@ -74,10 +74,10 @@ def test_runs_share_compiled_templates(folders, monkeypatch):
         ("{{ y }}", "'y'"),
         ("{% if %}", "line 1"),
         ('{% include "z.j2" %}', "game/bad.j2.*_part, a, b, bad"),
-        ("{{ x.__class__.__mro__ }}", "uses a forbidden operation"),
-        ("{{ x.append(1) }}", "uses a forbidden operation"),
-        ('{% include "../secret.j2" %}', "does not exist"),
-        ("{% block world required %}{% endblock %}", r"game/bad \(.*bad.j2\): Required block 'world' not found"),
+        ("{{ x.__class__.__mro__ }}", "game/bad .*__class__"),
+        ("{{ x.append(1) }}", "game/bad .*append"),
+        ('{% include "../secret.j2" %}', r"game/bad\.j2 .*\.\./secret\.j2"),
+        ("{% block world required %}{% endblock %}", r"game/bad \(.*bad.j2\): .*'world'"),
         ('{% if false %}{% include "z.j2" %}{% endif %}', "z.j2"),
     ],
 )
@@ -92,7 +92,7 @@ def test_bad_templates_raise(folders, text, message):
 def test_missing_parent_template_is_reported(folders):
     builtin_folder, user_folder = folders
     write(user_folder, c='{% extends "_mine.j2" %}', _mine='{% extends "ours/_pert.j2" %}')
-    with pytest.raises(ConfigError, match=r"game/c.j2 extends or includes ours/_pert.j2.*_mine, _part, a,"):
+    with pytest.raises(ConfigError, match=r"game/c.j2 .*ours/_pert.j2.*_mine, _part, a,"):
         PromptFamily("game", builtin_folder, user_folder).render("c")
 
 

@@ -334,13 +334,11 @@ def test_missing_numbers_message(question, reply, message):
     ("question", "reply", "message"),
     [
         (KNOBS, '<think>{"x0": 1, "x1": 2} or so',
-         "the reply ends inside a thought: there is no list of 2 numbers after it"),
-        (KNOBS, '{"params": [1, ', "a list of numbers was cut off; its JSON breaks at line 1, column 16, near "
-                                   "'{\"params\": [1, ': Expecting value"),
-        (KNOBS, "1.5, 0.5", "there is no list of 2 numbers in the reply, and no JSON object"),
+         "inside a thought.* 2 numbers"),
+        (KNOBS, '{"params": [1, ', r"cut off; .* line 1, column 16, .*'\{\"params\": \[1, '"),
+        (KNOBS, "1.5, 0.5", " 2 numbers .*JSON"),
     ],
 )  # fmt: skip
 def test_truncation_message(question, reply, message):
-    with pytest.raises(InvalidReply) as invalid:
+    with pytest.raises(InvalidReply, match=message):
         parse_answer(reply, question, truncated=True)
-    assert str(invalid.value) == message

@@ -141,9 +141,7 @@ def test_rules_answer_builtin_prompts(name, random_draws, caplog):
     assert not random_draws and all("By rule, not by thought" in text for text in model.said)
     chance = ("none of the rules applies", "any action that is legal", "the center of the ranges")
     assert not [text for text in model.said if any(phrase in text for phrase in chance)]
-    assert [r.getMessage() for r in caplog.records if "scripted" in r.getMessage()] == [
-        "llm=scripted replies by fixed rules: it is not a language model, and neither are its results"
-    ]
+    assert len([r for r in caplog.records if "llm=scripted" in r.getMessage()]) == 1
 
 
 def test_builtin_prompts_have_examples():
@@ -227,7 +225,7 @@ def test_rephrasing_is_detected(name, phrase, random_draws, caplog):
     [reply, _] = scripted().chat([replace(request, messages=messages)] * 2)
     assert len(random_draws) == 2 and "By rule" not in reply.text
     warnings = [r.getMessage() for r in caplog.records if "cannot find a part of" in r.getMessage()]
-    assert len(warnings) == 1 and request.prompt in warnings[0] and "drawn at random" in warnings[0]
+    assert len(warnings) == 1 and request.prompt in warnings[0] and "random" in warnings[0]
 
 
 def test_schemaless_rephrasing_raises():
@@ -246,9 +244,7 @@ def test_game_with_missing_rule_warns_only_at_start(caplog):
             player.reset()
             player.act(*env.reset(seed=seed))
     warnings = [r.getMessage() for r in caplog.records if "no rule for this game" in r.getMessage()]
-    assert warnings == [
-        "llm=scripted, the prompt player/system: there is no rule for this game, and the player takes any legal action"
-    ]
+    assert len(warnings) == 1 and "llm=scripted" in warnings[0] and "player/system" in warnings[0]
 
 
 def test_integers_respect_bounds():

@@ -127,12 +127,12 @@ class TestJson:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("", "the reply is empty"),
-            ("[1, 2]", "there is no JSON object"),
-            ("I would rather not", "no JSON object"),
-            ('{"b": 2}', "the field 'rate 1' is missing"),
-            ('{"rate 1": "0.5", "b": 2}', "'rate 1'.*valid number, got \"0.5\""),
-            ('{"rate 1": true, "b": 2}', "'rate 1'.*valid number, got true"),
+            ("", "reply is empty"),
+            ("[1, 2]", "no JSON"),
+            ("I would rather not", "no JSON"),
+            ('{"b": 2}', "'rate 1' is missing"),
+            ('{"rate 1": "0.5", "b": 2}', "'rate 1'.*got \"0.5\""),
+            ('{"rate 1": true, "b": 2}', "'rate 1'.*got true"),
             ('{"rate 1": null, "b": 2}', "'rate 1'.*got null"),
             ('{"rate 1": NaN, "b": 2}', "'rate 1'.*finite"),
             ('{"rate 1": 1e999, "b": 2}', "'rate 1'.*finite"),

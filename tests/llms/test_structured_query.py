@@ -77,7 +77,7 @@ def test_repair_truncates_long_or_empty_reply():
 def test_truncated_reply_repair_explains():
     model = Answers("12 an", "12", finish="length")
     assert asker(model).ask(questions("a")) == [12]
-    assert "cut off because it grew too long" in model.requests[1].messages[2]["content"]
+    assert "cut off" in model.requests[1].messages[2]["content"]
 
 
 def test_call_failure_skips_repair():
@@ -116,7 +116,7 @@ class TestFit:
     def test_history_fits_window(self, caplog):
         # 4 tokens around a message, 2 of "question", 1 for each record, 10 of reply.
         assert self.fit(76) == (60, 1) and self.fit(16) == (0, 1)
-        assert "shows 60 of 100 records" in caplog.text
+        assert "60 of 100 " in caplog.text
 
     def test_minimal_prompt_overflow_raises(self):
         with pytest.raises(LLMError, match=r"p/x.*echo"):
@@ -186,4 +186,4 @@ def test_truncated_reply(finish):
         and ChatReply("", finish=finish).is_truncated
         and not ChatReply("", finish="stop").is_truncated
     )
-    assert "cut off because it grew too long; 'two' is no number" in model.requests[1].messages[2]["content"]
+    assert "'two' is no number" in model.requests[1].messages[2]["content"]

@@ -159,30 +159,25 @@ def test_only_dollar_limit_needs_prices(price):
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"calls": 1012}, "llm.budget.calls=1,012, spent 1,000 and at most 12 for replies that were lost, and the next "
-                          "call may need 1"),
-        ({"tokens": 3104}, "llm.budget.tokens=3,104, spent 2,000 and at most 1,000 for replies that were lost, and the "
-                           "next call may need 105"),
-        ({"usd": 1.5}, "llm.budget.usd=1.5, spent 1 and at most 0.5 for replies that were lost, and the next call may "
-                       "need 0.000205"),
+        ({"calls": 1012}, "llm.budget.calls=1,012, spent 1,000 .* 12 .* 1[.]"),
+        ({"tokens": 3104}, "llm.budget.tokens=3,104, spent 2,000 .* 1,000 .* 105[.]"),
+        ({"usd": 1.5}, "llm.budget.usd=1.5, spent 1 .* 0.5 .* 0.000205[.]"),
     ],
-)  # fmt: skip
+)
 def test_missing_replies_warn(limits, message):
     totals = Usage(calls=1000, tokens=2000, cost=1.0, unsettled=12, unsettled_tokens=1000, unsettled_cost=0.5)
     budget = Budget(**limits)
     budget.spent = totals
-    with pytest.raises(BudgetExhausted) as error:
-        open_attempt(budget)
-    assert message in str(error.value)
     (name,) = limits
-    assert f"Everything is saved; repeat the command with a larger llm.budget.{name} to go on" in str(error.value)
+    with pytest.raises(BudgetExhausted, match=f"{message}.*larger llm.budget.{name} "):
+        open_attempt(budget)
     ignoring = Budget(**limits, unknown="ignore")
     ignoring.spent = totals
     open_attempt(ignoring)
     ignoring.spent = replace(totals, calls=2000, tokens=4000, cost=2.0)
     with pytest.raises(BudgetExhausted) as error:
         open_attempt(ignoring)
-    assert re.search(r"spent [\d,]+, and the next call may need", str(error.value)), "lost ones are not told"
+    assert re.search(r"spent [\d,]+, ", str(error.value)), "lost ones are not told"
     larger = Budget(**{name: limits[name] + 1})
     larger.spent = totals
     open_attempt(larger)

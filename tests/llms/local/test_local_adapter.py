@@ -114,7 +114,7 @@ def test_adapter_with_wrong_base_raises(base, adapter, tmp_path):
     with pytest.raises(LLMError, match=r"llm\.revision=abc"):
         chat("Qwen/Qwen2.5-0.5B", folder).check()
     (folder / BASE_MODEL_FILE).write_text("{")
-    with pytest.raises(LLMError, match="cannot be read"):
+    with pytest.raises(LLMError, match=BASE_MODEL_FILE):
         chat(base, folder).check()
 
 
@@ -131,7 +131,7 @@ def test_invalid_adapter_raises(base, adapter, tmp_path, monkeypatch):
 
 def test_adapter_for_wrong_architecture_raises(adapter, tmp_path):
     gpt2 = make_tiny_causal(tmp_path / "gpt2", "gpt2")
-    with pytest.raises(LLMError, match=r"llm\.adapter=.* (cannot be loaded|belongs to another model)"):
+    with pytest.raises(LLMError, match=rf"llm\.adapter={adapter[0]}"):
         chat(gpt2, adapter[0]).complete(REQUESTS)
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -151,10 +151,10 @@ def test_corrupt_adapter_raises(base, adapter, tmp_path):
     folder = shutil.copytree(adapter[0], tmp_path / "adapter")
     weights = folder / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:200])
-    with pytest.raises(LLMError, match="cannot be loaded"):
+    with pytest.raises(LLMError, match=rf"llm\.adapter={folder}"):
         chat(base, folder).complete(REQUESTS)
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "nonsense"}))
-    with pytest.raises(LLMError, match="cannot be loaded"):
+    with pytest.raises(LLMError, match=rf"llm\.adapter={folder}"):
         chat(base, folder).complete(REQUESTS)
 
 

@@ -201,7 +201,7 @@ def test_custom_template(tmp_path):
 
 
 def test_template_error_is_reported(llama):
-    with pytest.raises(LLMError, match=r"unknown role.*llm\.chat_template"):
+    with pytest.raises(LLMError, match=r"llm\.chat_template"):
         chat(llama).complete([ChatRequest(({"role": "tool", "content": "5"},))])
 
 

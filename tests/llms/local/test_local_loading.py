@@ -41,15 +41,15 @@ def test_hub_names_are_plausible(name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("/no/such/folder", "there is no folder /no/such/folder"),
-        ("./nothing", "there is no folder nothing"),
-        ("a/b/c", "neither a folder nor a hub name"),
-        ("google/flan t5", "neither a folder nor a hub name"),
+        ("/no/such/folder", "no folder /no/such/folder"),
+        ("./nothing", "no folder nothing"),
+        ("a/b/c", "'a/b/c'"),
+        ("google/flan t5", "'google/flan t5'"),
     ],
 )
 def test_impossible_names_raise_early(name, message):
     for scorer in (seq2seq_scorer(name), causal_scorer(name)):
-        with pytest.raises(LLMError, match=message + ".*a folder written by save_pretrained.*HF_HOME"):
+        with pytest.raises(LLMError, match=message + ".*save_pretrained.*HF_HOME"):
             scorer.check()
 
 
@@ -61,7 +61,7 @@ def test_folder_lacks_model(tmp_path):
 def test_missing_package(monkeypatch, t5_folder):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find_spec(name))
-    with pytest.raises(LLMError, match=r"pip install 'llmrl\[local-llm\]'"):
+    with pytest.raises(LLMError, match=r"'llmrl\[local-llm\]'"):
         seq2seq_scorer(t5_folder).check()
 
 
@@ -87,9 +87,8 @@ def test_uncached_hub_name(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
     lines = done.stdout.splitlines()
     assert len(lines) == 2, done.stderr
-    assert lines[0].startswith("google/flan-t5-small: its tokenizer cannot be loaded")
-    assert lines[1].startswith("google/flan-t5-small: its seq2seq language model cannot be loaded")
-    assert all("HF_HUB_OFFLINE=1" in line for line in lines)
+    assert "tokenizer" in lines[0] and "seq2seq" in lines[1]
+    assert all("google/flan-t5-small: " in line and "HF_HUB_OFFLINE=1" in line for line in lines)
 
 
 def test_corrupt_model(t5_folder, tmp_path):

@@ -280,9 +280,9 @@ def test_the_option_files_build_scorers(t5_folder, llama_folder):
         ([], ["go"], "no prompts"),
         (["a"], [], "no candidates"),
         (["a"], "go", "one text"),
-        (["a"], ["go", ""], r"candidate 1 \(''\) is empty"),
-        (["a", "b"], [["go"]], "1 lists of candidates for 2 prompts"),
-        (["a", "b"], [["go"], []], "prompt 1 has no candidates"),
+        (["a"], ["go", ""], r"candidate 1 \(''\)"),
+        (["a", "b"], [["go"]], "1 lists .* 2 prompts"),
+        (["a", "b"], [["go"], []], "prompt 1 "),
         (["a", "b"], [["go"], "go"], "mixes"),
     ],
 )
@@ -294,7 +294,7 @@ def test_bad_arguments_raise(case, prompts, candidates, message):
 def test_empty_prompt_needs_special_token(t5_folder, llama_folder, gpt2_folder):
     assert seq2seq_scorer(t5_folder).score([""], ["go"]).isfinite().all()
     assert causal_scorer(llama_folder).score([""], ["go"]).isfinite().all()
-    with pytest.raises(ConfigError, match="a prompt is empty"):
+    with pytest.raises(ConfigError, match=r"prompt .*\(''\)"):
         causal_scorer(gpt2_folder).score([""], ["go"])
 
 
@@ -302,11 +302,7 @@ def test_texts_exceed_model_context(gpt2_folder):
     scorer, reference = causal_scorer(gpt2_folder), Reference(gpt2_folder, "causal")
     ids = reference.prompt_ids(" go" * 126)
     assert len(ids) == 126
-    with pytest.raises(
-        ConfigError,
-        match=r"a prompt has 126 tokens and its longest candidate 3, but .* reads 128; .*smaller env.history.*"
-        r"The prompt: ' go go .* \.\.\. ",
-    ):
+    with pytest.raises(ConfigError, match=r" 126 tokens .* 3, .* 128; .*env\.history.*: ' go go .* \.\.\. "):
         scorer.score(["go", " go" * 126], [" go go go"])
     # Each text alone counts, not the longest prompt of a batch with the longest candidate of another.
     prompts, lists = ["go", " go" * 126], [[" go" * 126], [" go go"]]
@@ -329,12 +325,12 @@ def test_position_invariant_model_raises(llama_folder, monkeypatch):
 def test_wrong_model_type_raises(t5_folder, tmp_path):
     from transformers import BartConfig, BartForConditionalGeneration
 
-    with pytest.raises(LLMError, match="causal language model cannot be loaded"):
+    with pytest.raises(LLMError, match=f"{t5_folder}: .*causal"):
         causal_scorer(t5_folder).load()
     AutoTokenizer.from_pretrained(t5_folder).save_pretrained(tmp_path)
     small = {
         f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")
     }
     BartForConditionalGeneration(BartConfig(vocab_size=99, d_model=8, **small)).save_pretrained(tmp_path)
-    with pytest.raises(LLMError, match=r"BartForConditionalGeneration cannot be scored: .*T5"):
+    with pytest.raises(LLMError, match=r"BartForConditionalGeneration.*T5"):
         seq2seq_scorer(tmp_path).load()
