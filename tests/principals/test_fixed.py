@@ -33,7 +33,7 @@ def test_grid_enumerates_last_number_first():
     [
         ({}, "vectors.*grid"),
         ({"vectors": VECTORS, "grid": [[0.0], [1.0]]}, "vectors.*grid"),
-        ({"grid": [[0.0, 1.0]]}, "each of the 2 numbers"),
+        ({"grid": [[0.0, 1.0]]}, r"principal\.grid .*2 numbers .* 1 lists"),
         ({"grid": [[0.0], [9.0]]}, "outside"),
     ],
 )

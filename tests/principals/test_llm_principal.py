@@ -496,11 +496,11 @@ class TestParsing:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("", "the reply is empty: there is no list of 3 numbers"),
-            ('{"eat": 1, "clean": 0.5}', "there is no number for other"),
-            ('{"eat": 1, "clean": 4, "other": -1}', r"clean=4 is outside \[0, 3\].*other=-1 is outside"),
-            ("$1, 4, 0$", "clean=4 is outside"),
-            ("$10%, 50%, 0%$", "there is no list of 3 numbers"),  # of what, is not known
+            ("", "empty: .* 3 numbers"),
+            ('{"eat": 1, "clean": 0.5}', "no number .*other"),
+            ('{"eat": 1, "clean": 4, "other": -1}', r"clean=4 .*\[0, 3\].*other=-1 "),
+            ("$1, 4, 0$", "clean=4 "),
+            ("$10%, 50%, 0%$", " 3 numbers"),  # of what, is not known
         ],
     )
     def test_invalid(self, text, message):

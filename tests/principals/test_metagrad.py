@@ -87,7 +87,7 @@ REAL = ("env=escape_room", "env.fixed_context=0", "agent=pg", "principal=metagra
     ("overrides", "message"),
     [
         (("design.adapt_rounds=0",), "design.adapt_rounds=0"),
-        (("design.candidates=2",), "proposes one vector at a time"),
+        (("design.candidates=2",), "design.candidates=2"),
         (("agent=random",), "agent=ppo.*agent=pg"),
         (("agent.freeze=all",), "agent.freeze=all"),
     ],

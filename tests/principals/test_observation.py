@@ -74,5 +74,5 @@ def test_empty_history_contains_only_context():
 def test_refusals():
     with pytest.raises(ConfigError, match=r"env=harvest.*'apples'.*apples_live, apples_eaten"):
         ObservationEncoder(HARVEST, ObserveSettings(["apples"], None, 1, None, True))
-    with pytest.raises(ConfigError, match=r"set env.horizon"):
+    with pytest.raises(ConfigError, match=r"env\.horizon.*env=harvest"):
         ObservationEncoder(dataclasses.replace(HARVEST, horizon=None), ObserveSettings(None, None, 1, None, True))

@@ -154,10 +154,10 @@ class TestFixed:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"values": [0.0, 4.0, 0.0]}, r"clean=4 is outside \[0, 3\]"),
-            ({"values": [0.0, 1.0]}, r"takes 3 numbers \(eat, clean, other\)"),
+            ({"values": [0.0, 4.0, 0.0]}, r"clean=4 .*\[0, 3\]"),
+            ({"values": [0.0, 1.0]}, r"3 numbers \(eat, clean, other\)"),
             ({"contexts": [[0.0, 0.0, 0.0]]}, "principal.values"),
-            ({"values": [0.0] * 3, "contexts": []}, "give only one of them"),
+            ({"values": [0.0] * 3, "contexts": []}, r"principal\.values .*principal\.contexts"),
         ],
     )
     def test_refusals(self, arguments, message):
@@ -179,4 +179,4 @@ def test_rule_model_warns_at_start(caplog):
     society = toy()
     with caplog.at_level(logging.WARNING):
         play(llm_principal(society, scripted()), society, None, 3)
-    assert caplog.text.count("not a language model") == 1
+    assert caplog.text.count("llm=scripted") == 1

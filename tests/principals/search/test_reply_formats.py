@@ -73,22 +73,22 @@ def test_forms(form):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "the reply is empty: there is no list of 3 numbers"),
-        ("I cannot help with that.", "there is no list of 3 numbers in the reply, and no JSON object"),
-        ('{"params": [1, 2]}', "params holds 2 numbers, 3 are needed"),
+        ("", "empty: .* 3 numbers"),
+        ("I cannot help with that.", " 3 numbers .*JSON"),
+        ('{"params": [1, 2]}', "params .*2 numbers, 3"),
         ('{"params": [1, 2, "many"]}', "'many'"),
-        ('{"params": [1, 2, NaN]}', "a list of numbers holds nan"),
-        ('{"params": [1, ..., 3, 4]}', "params holds|a list of numbers holds"),
-        ('{"params[0]": 1, "params[2]": 2}', r"no number for params\[1\]"),
-        ("params[0]: 1, params[2]: 2", r"there is no number for params\[1\]$"),
-        ("params[0]: 10%, params[1]: 2, params[2]: 3", r"no number for params\[0\]"),  # of what is not known
-        ("params[0]: 1 to 2, params[1]: 2, params[2]: 3", "there is no"),
-        ("params[0]: 1.2.3, params[1]: 2, params[2]: 3", "there is no"),
-        ("params[1]: 1; params[2]: 2; params[3]: 3", "there is no"),  # perhaps counted from 1
-        ("<think>params[0]: 1, params[1]: 2", "the reply ends inside a thought"),
-        ("[1, 2], [1, 2, 3, 4]", "there is no"),
-        ("[1, 2, 3] -> 14.00", "there is no"),
-        ("[1, 2, 3] or [4, 5, 6]", "several different answers"),
+        ('{"params": [1, 2, NaN]}', "numbers .*nan"),
+        ('{"params": [1, ..., 3, 4]}', "params holds|numbers holds"),
+        ('{"params[0]": 1, "params[2]": 2}', r"for params\[1\]$"),
+        ("params[0]: 1, params[2]: 2", r"for params\[1\]$"),
+        ("params[0]: 10%, params[1]: 2, params[2]: 3", r"for params\[0\]"),  # of what is not known
+        ("params[0]: 1 to 2, params[1]: 2, params[2]: 3", "is no"),
+        ("params[0]: 1.2.3, params[1]: 2, params[2]: 3", "is no"),
+        ("params[1]: 1; params[2]: 2; params[3]: 3", "is no"),  # perhaps counted from 1
+        ("<think>params[0]: 1, params[1]: 2", "inside a thought"),
+        ("[1, 2], [1, 2, 3, 4]", "is no"),
+        ("[1, 2, 3] -> 14.00", "is no"),
+        ("[1, 2, 3] or [4, 5, 6]", "several"),
     ],
 )
 def test_invalid_replies_explain_reason(text, message):
