@@ -182,7 +182,7 @@ def test_permanently_invalid_model(fault, caplog):
         assert planner_.plans([KEY]) == [((EXPLORE, 1.0),)]
     assert planner_.metrics()["teacher/fallbacks"] == 10
     assert planner_.metrics()["llm/invalid_replies"] == 20
-    assert "no valid plan for 'Agent sees <key>" in caplog.text
+    assert "'Agent sees <key>" in caplog.text
     # That is nothing the model said, so it is not kept, and the state is asked for again, but ever more rarely.
     assert planner_.plans_by_sentence == {} and planner_.metrics()["teacher/unknown"] == 1
     rounds = []
@@ -291,11 +291,11 @@ def test_faulty_prompts_raise_early(tmp_path, text, complaint):
 
 
 def test_missing_model_or_prompt_raises():
-    with pytest.raises(ConfigError, match="llm=none is set"):
+    with pytest.raises(ConfigError, match="llm=none"):
         llm_planner(find_domain("two_door"), None)
     domain = find_domain("two_door")
     domain.prompt = "three_door"
-    with pytest.raises(ConfigError, match=r"no prompt three_door.j2; available: colored_doorkey"):
+    with pytest.raises(ConfigError, match=r"three_door.j2.*colored_doorkey"):
         llm_planner(domain, scripted())
 
 
@@ -364,9 +364,9 @@ class TestPaperReader:
 
     def test_task_outside_paper_raises(self):
         for domain in (find_domain("simple_doorkey"), find_domain("unlock_pickup")):
-            with pytest.raises(ConfigError, match=r"parity=false has no published parser; set teacher.parity=true"):
+            with pytest.raises(ConfigError, match=r"teacher\.parser=published.*teacher\.parity=true"):
                 llm_planner(domain, scripted(), parser="published")
-        with pytest.raises(ConfigError, match=r"teacher/published.* has no attribute 'unlock_pickup'"):
+        with pytest.raises(ConfigError, match=r"teacher/published.*'unlock_pickup'"):
             llm_planner(find_domain("unlock_pickup"), scripted(), prompt="published")
 
 
@@ -422,7 +422,7 @@ class TestOffline:
         table = OfflinePlanner(find_domain("lava_doorkey"))
         assert table.plans([sentence, sentence]) == [((EXPLORE, 1.0),)] * 2
         assert table.metrics() == {"teacher/fallbacks": 2.0}
-        assert caplog.text.count("has no row for") == 1
+        assert caplog.text.count(repr(sentence)) == 1
         with pytest.raises(ConfigError, match=r"teacher.missing_state=fallback"):
             OfflinePlanner(find_domain("lava_doorkey"), missing_state="error").plans([sentence])
 

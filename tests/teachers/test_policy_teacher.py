@@ -241,7 +241,7 @@ class TestSchedules:
 
     @pytest.mark.parametrize("kind", [LinearFloorCutoff, Exponential])
     def test_floor_exceeding_start_raises(self, kind):
-        with pytest.raises(ConfigError, match="at most start"):
+        with pytest.raises(ConfigError, match=r"floor=0\.2 .*start=0\.1"):
             kind(start=0.1, floor=0.2)
 
 
@@ -384,16 +384,14 @@ class TestOptions:
 
         env = Env()
         env.spec = spec
-        with pytest.raises(
-            ConfigError, match=f"no teacher's domain is shipped for env=chess.*{', '.join(DOMAIN_PATHS)}"
-        ):
+        with pytest.raises(ConfigError, match=f"env=chess;.*{', '.join(DOMAIN_PATHS)}"):
             build(option, env, scripted())
 
     def test_incompatible_environments(self):
         env = RoomsEnv(Seeds(0), SimpleDoorKey(), n_envs=2, observe=["view"])
         with pytest.raises(ConfigError, match=r"'grid'.*env=simple_doorkey"):
             build("oracle", env)
-        with pytest.raises(ConfigError, match=r"3 actions, but.*env=two.*7"):
+        with pytest.raises(ConfigError, match=r"3 actions.*env=two.*7"):
             self.two_agents(n_actions=7)
 
     def two_agents(self, n_actions=3):
@@ -451,13 +449,11 @@ class TestOptions:
                 return action
 
         plan_policy = PlanPolicy(OraclePlanner(Mine()))
-        with pytest.raises(
-            ConfigError, match=rf"domain Mine returned the action {action} for the plan 'follow' in the state"
-        ):
+        with pytest.raises(ConfigError, match=rf"Mine .*action {action} .*'follow'"):
             plan_policy.advise(plan_policy.scenes({"vector": np.zeros((1, 2, 3), dtype=np.float32)}))
 
     def test_invalid_domain_class(self):
-        with pytest.raises(ConfigError, match=r"teacher.domain=.*instance of domain, got Constant"):
+        with pytest.raises(ConfigError, match=r"teacher.domain=.*Constant"):
             build("oracle", domain={"_target_": "llmrl.teachers.schedules.Constant"})
 
     def test_parity_outside_paper(self):

@@ -157,7 +157,7 @@ class TestEvaluation:
         assert evaluate_folder(only_run_folder(tmp_path), "--episodes", "4")["episodes"] == 4
 
     def test_no_episodes_are_no_evaluation(self, student_run):
-        with pytest.raises(ConfigError, match=r"episodes=0 is too small"):
+        with pytest.raises(ConfigError, match="episodes=0"):
             evaluate_folder(student_run, "--episodes", "0")
 
     @pytest.mark.slow
@@ -215,7 +215,7 @@ class TestCustomPlanTable:
         with pytest.raises(ConfigError, match=r"mine.json"):
             run_experiment(submitted, list(overrides))
         (tmp_path / "mine.json").unlink()
-        with pytest.raises(ConfigError, match="No such file"):
+        with pytest.raises(ConfigError, match=r"mine\.json.*No such|No such.*mine\.json"):
             with_digests(compose(*overrides))
 
     @pytest.mark.parametrize("overrides", [("teacher=offline",), ("teacher=offline", "teacher.table=published"), ()])
@@ -241,7 +241,7 @@ class TestTeacherPlan:
         world = ("env=simple_spread", "env.n_envs=2", "agent=ppo", "teacher=llm", "llm=scripted")
         run(*world, "teacher.debate_rounds=2", "teacher.samples=3", "learn.env_steps=100", "dry_run=true")
         text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-        assert "samples: 3, debate rounds: 2" in text and "sharing: own" in text and "not a language model" in text
+        assert "samples: 3, debate rounds: 2" in text and "sharing: own" in text
 
     def test_plan_lists_no_teacher(self, capsys):
         assert "teacher none" in self.plan(capsys, "learn.env_steps=400")
@@ -256,5 +256,5 @@ def test_teacher_plays(tmp_path):
 
 
 def test_frozen_agents_cannot_be_students(tmp_path):
-    with pytest.raises(ConfigError, match="use teacher=none"):
+    with pytest.raises(ConfigError, match=r"agent\.freeze=all.*teacher=none"):
         run(*SMALL, "agent.freeze=all", "teacher=oracle", f"output_root={tmp_path}")
