@@ -56,7 +56,7 @@ def test_loop_follows_agent_and_principal(agent, principal, kind):
 
 @pytest.mark.parametrize(("agent", "name"), [("sb3", "SB3Agent"), ("bc", "CloningAgent")])
 def test_independent_learner_has_no_principal(agent, name):
-    with pytest.raises(ConfigError, match=rf"{name} learns by itself .*principal=none"):
+    with pytest.raises(ConfigError, match=rf"{name} .*principal=none"):
         loop_kind(compose(f"agent={agent}", "principal=ucb"))
 
 
@@ -66,5 +66,5 @@ def test_rejects_undeclared_loop(name, phrase):
     with pytest.raises(ConfigError) as error:
         loop_kind(config)
     message = str(error.value)
-    assert phrase in message and "attribute `loop`, one of learn, clone, baseline, search, play" in message
+    assert phrase in message and "`loop`" in message and "learn, clone, baseline, search, play" in message
     assert name in message

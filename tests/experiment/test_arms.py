@@ -1,6 +1,7 @@
 """Runs that are too short for their grids: default sizes, and warnings about explicit ones."""
 
 import logging
+import re
 
 import pytest
 
@@ -28,13 +29,9 @@ def planned(*overrides):
 
 def test_excess_arms():
     [(_, principal), row], short = planned(*ROOM, "principal=ucb", "principal.points=3", "design.steps=90")
-    assert principal == "UCBPrincipal: 243 arms, 0.123 measurements of each on average in a context"
+    assert re.match("UCBPrincipal: 243 arms, 0.123 .* context", principal)
     assert row == ("  but", short)
-    assert short == (
-        "about 30 proposals in each of 3 contexts, 243 arms: close to a random search, as 213 arms or more are never "
-        "played; set principal.points=null (arms that fit the run) or design.steps=2187, or choose a principal without "
-        "arms (cem, cmaes, gp, llm)"
-    )
+    assert re.match("about 30 .* 3 contexts, 243 arms: .* 213 .*points=null .*steps=2187, .*cem, cmaes, gp, llm", short)
     # What it says to set is enough.
     assert planned(*ROOM, "principal=ucb", "principal.points=3", "design.steps=2187")[1] is None
     assert planned(*ROOM, "principal=ucb", "design.steps=90")[1] is None
@@ -45,7 +42,7 @@ def test_candidates_count():
     _, short = planned(*room, "design.candidates=2")
     assert short.startswith("16 proposals, 1,024 arms")
     _, short = planned(*room, "design.candidates=8", "env.n_envs=8")
-    assert "set principal.points=null (arms that fit the run) or design.steps=384, or" in short
+    assert "principal.points=null" in short and "design.steps=384," in short
 
 
 def test_scan_has_no_point_option():
@@ -60,16 +57,15 @@ def test_scan_has_no_point_option():
 )
 def test_default_arms_fit(steps, arms, mean):
     [(_, principal), _], short = planned(*ROOM, "principal=ucb", f"design.steps={steps}")
-    assert principal == f"UCBPrincipal: {arms} arms, {mean} measurements of each on average in a context"
-    assert short is None
+    assert principal.startswith(f"UCBPrincipal: {arms} arms, {mean} ") and short is None
 
 
 def test_policy_searches_fit():
     """Use ten parameters of CartPole's linear policy: two points each are too many for a short search."""
     [(_, principal), _], short = planned(*POLE, "search.iterations=10", "search.candidates=8")
-    assert principal == "UCBPrincipal: 22 arms, 3.64 measurements of each on average" and short is None
+    assert principal.startswith("UCBPrincipal: 22 arms, 3.64 ") and short is None
     [(_, principal), _], short = planned(*POLE, "search.iterations=500", "search.candidates=8")
-    assert principal == "UCBPrincipal: 666 arms, 6.01 measurements of each on average" and short is None
+    assert principal.startswith("UCBPrincipal: 666 arms, 6.01 ") and short is None
 
 
 def list_mechanism_environments():
@@ -107,7 +103,7 @@ def test_run_warns_at_start(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="llmrl"):
         run(*SHORT, "principal=ucb", "principal.points=3", "design.steps=3", f"output_root={tmp_path / 'short'}")
         [warning] = [record.message for record in caplog.records if "arms" in record.message]
-        assert warning.startswith("about 1 proposal in each of 3 contexts, 243 arms: close to a random search")
+        assert re.match("about 1 .* 3 contexts, 243 arms: ", warning)
         caplog.clear()
         run(*SHORT, "principal=random", "design.steps=3", f"output_root={tmp_path / 'none'}")
         assert not any("arms" in record.message for record in caplog.records)

@@ -237,7 +237,7 @@ def test_signal_stops_all_resumable_runs(tmp_path, monkeypatch):
     assert signaled and [end.exit_code for end in ends] == [128 + signal.SIGTERM] * 3
     for payload in rows:
         status = read_status(payload.folder)
-        assert (status.state, status.error) == ("preempted", "stopped by SIGTERM; everything is saved")
+        assert status.state == "preempted" and "SIGTERM" in status.error and "saved" in status.error
     assert_resources_released(rows)
     assert [end.exit_code for end in compute_batch(rows)] == [0, 0, 0]
     assert [read_status(payload.folder).attempt for payload in rows] == [2, 2, 2]
@@ -268,7 +268,7 @@ def test_slow_work_is_abandoned_for_batch(tmp_path, monkeypatch, number, state):
     for payload in rows:
         status = read_status(payload.folder)
         assert status.state == state
-        assert number == signal.SIGINT or "work since the checkpoint of iteration" in status.error
+        assert number == signal.SIGINT or "checkpoint of iteration" in status.error
     assert_resources_released(rows)
 
 

@@ -1,5 +1,6 @@
 """Standard errors in the plan of a design run."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -53,11 +54,9 @@ SMALL = ("env=escape_room", "principal=random", "env.n_envs=8", "design.candidat
 
 def test_plan_advises_repetitions_of_noisy_measurements(capsys):
     text = plan(capsys, *SMALL, "regime_noise=0.2")
-    assert "standard error about 20 % of the objective's range a proposal, from earlier measurements of regime=" in text
-    assert "design.candidates=1 design.replicates=4: about 10 % at the same cost, with fewer proposals" in text
-    assert "about 10 % of the objective's range" in plan(
-        capsys, *SMALL, "design.candidates=2", "design.replicates=4", "regime_noise=0.2"
-    )
+    assert re.search("standard error about 20 % .*regime=", text)
+    assert "design.candidates=1 design.replicates=4: about 10 %" in text
+    assert "about 10 %" in plan(capsys, *SMALL, "design.candidates=2", "design.replicates=4", "regime_noise=0.2")
     assert "standard error" not in plan(capsys, *SMALL, "regime_noise=null")
 
 

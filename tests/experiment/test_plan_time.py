@@ -15,7 +15,7 @@ SMALL = ("env=escape_room", "principal=ucb", "env.n_envs=8", "design.candidates=
 def test_principal_plan_reports_time(capsys, tmp_path):
     run(*SMALL, "dry_run=true", f"output_root={tmp_path}")
     output = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert re.search(r"time about \d+ (s|min \d+ s|h \d+ min) on this machine, at [\d,]+ environment steps/s", output)
+    assert re.search(r"time about \d+ (s|min \d+ s|h \d+ min) .* [\d,]+ environment steps/s", output)
     assert not list(tmp_path.iterdir())
 
 
@@ -34,7 +34,7 @@ def test_principal_plan_reports_time(capsys, tmp_path):
 def test_timing_leaves_no_trace(capsys, tmp_path, overrides):
     run(*overrides, "dry_run=true", f"output_root={tmp_path}")
     output = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert re.search(r"time about \d+ (s|min \d+ s|h \d+ min) on this machine", output)
+    assert re.search(r"time about \d+ (s|min \d+ s|h \d+ min) ", output)
     assert not list(tmp_path.iterdir())
 
 

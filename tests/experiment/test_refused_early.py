@@ -25,7 +25,7 @@ ROOM = ("env=escape_room", "principal=llm")
         (("env=escape_room", "env.n_envs=many"), "env.n_envs='many'"),
         ((*ROOM, "llm=gpt4o"), "OPENAI_API_KEY"),
         ((*ROOM, "llm=local_chat", "llm.model=/nope"), "/nope"),
-        ((*ROOM, "llm=openai_compatible", "llm.base_url=http://127.0.0.1:9/v1"), "no answer from the chat server"),
+        ((*ROOM, "llm=openai_compatible", "llm.base_url=http://127.0.0.1:9/v1"), "http://127.0.0.1:9/v1"),
     ],
 )
 def test_check_precedes_start(tmp_path, monkeypatch, overrides, message):
@@ -138,23 +138,23 @@ def test_missing_model_needs_no_environment(capsys, option):
 
 
 def test_missing_mechanism_lists_alternatives():
-    with pytest.raises(ConfigError, match=r"cartpole.* has none .*use env=cleanup.*agent=linear.*principal=none"):
+    with pytest.raises(ConfigError, match=r"cartpole.*env=cleanup.*agent=linear.*principal=none"):
         build_parts(compose("env=cartpole", "env.n_envs=1", "principal=cmaes"), None)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["env=taxii"], "Could not find 'env/taxii'. Did you mean taxi"),
-        (["principal=hill_climbing"], "vote. Options of your own need --config-dir <folder>"),
-        (["agent=foo"], "agent has: bc, bot, cleanup_society, drrn"),
-        (["experiment=zero_shot/fisherry"], "Did you mean zero_shot/fishery"),
-        (["experiment=goto_red_bal"], "Did you mean grounding/goto_red_ball"),
-        (["experiment=xyz"], "experiment has: citizens/harvest, "),
-        (["treatment=prop"], "Did you mean props"),
-        (["env=escape_room", "env.n_env=3"], "env has no option 'n_env'; it has: .* Did you mean n_envs"),
-        (["nane=x"], "the config has no option 'nane'; it has: .* Did you mean name"),
-        (["agent=ppo", "agent.ppo.gama=1"], "agent.ppo has no option 'gama'; .* Did you mean gamma"),
+        (["env=taxii"], "'env/taxii'.* mean taxi"),
+        (["principal=hill_climbing"], "vote.*--config-dir"),
+        (["agent=foo"], "bc, bot, cleanup_society, drrn"),
+        (["experiment=zero_shot/fisherry"], " mean zero_shot/fishery"),
+        (["experiment=goto_red_bal"], " mean grounding/goto_red_ball"),
+        (["experiment=xyz"], " citizens/harvest, "),
+        (["treatment=prop"], " mean props"),
+        (["env=escape_room", "env.n_env=3"], "env .*'n_env'.* mean n_envs"),
+        (["nane=x"], "'nane'.* mean name"),
+        (["agent=ppo", "agent.ppo.gama=1"], r"agent\.ppo .*'gama'.* mean gamma"),
         (["agent=llm_player", "llm=scripted", "llm/learn=grpo"], "llm/learn=grpo.*local_chat, small_chat"),
         (["agent=llm_player", "llm/learn=grpo"], "llm/learn=grpo.*local_chat"),
         (["agent=llm_player", "llm=small_chat", "llm/learn=grp"], "grpo"),

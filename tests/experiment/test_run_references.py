@@ -59,7 +59,7 @@ def test_folder_is_not_reference(text):
 
 @pytest.mark.parametrize("text", ["run:", "run:xyz", "latest:", "preset:", "run:123456789"])
 def test_rejects_invalid_references(text):
-    with pytest.raises(ConfigError, match="is not a reference to a run"):
+    with pytest.raises(ConfigError, match=f"'{text}'"):
         parse_reference(text)
 
 
@@ -77,7 +77,7 @@ def test_hash_prefix_is_experiment(outputs):
         resolve_run_folder("run:0000", root)
     similar_folder = root / "other" / f"x-{long[:4]}0000"
     shutil.copytree(folders["long", 0], similar_folder / "s0")
-    with pytest.raises(RunFolderError, match=f"run:{long[:4]} may be any of 2 runs"):
+    with pytest.raises(RunFolderError, match=f"run:{long[:4]} .* 2 runs"):
         resolve_run_folder(f"run:{long[:4]}", root)
     with pytest.raises(ConfigError, match=r"run:.*latest:"):
         resolve_run_folder("preset:a/b", root)
@@ -146,7 +146,7 @@ def test_seeds_use_matching_runs(outputs):
         folders["short", seed] for seed in (0, 1)
     ]
     assert len({config_hash(config) for config in seed_configs}) == 1
-    with pytest.raises(RunFolderError, match=r"agent.init_from=run:\w+: there is no seed 2 \(.*init_from_seed=own\)"):
+    with pytest.raises(RunFolderError, match=r"agent.init_from=run:\w+: .* seed 2 \(.*init_from_seed=own\)"):
         start_run(root, text, "seed=2")
     shared = [start_run(root, text, f"seed={seed}", "agent.init_from_seed=shared") for seed in (0, 1, 2)]
     assert {config["agent"]["init_from"] for config in shared} == {str(folders["short", 0])}
@@ -178,15 +178,13 @@ def test_latest_is_resolved_once(outputs):
     assert with_digests(wider) == wider
     assert without_digests(wider)["agent"]["init_from"] == f"run:{digest(newer)}/s0"
     stored[0].write_text("{")
-    with pytest.raises(RunFolderError, match="delete it to resolve"):
+    with pytest.raises(RunFolderError, match="`latest:`"):
         [start_run(root, "latest:pre", *overrides) for overrides in ((), ("agent.features=32",))]
 
 
 def test_rejects_folder_with_multiple_experiments(outputs):
     root, _ = outputs
-    with pytest.raises(
-        RunFolderError, match=r"agent.init_from=.*pre contains runs of several experiments; name one: 3 runs"
-    ):
+    with pytest.raises(RunFolderError, match=r"agent.init_from=.*pre .* 3 runs"):
         start_run(root, str(root / "pre"))
 
 

@@ -320,8 +320,8 @@ def _preset_run(key: str, reference: RunReference, config: Config) -> Prerequisi
     init_from = preset_config["agent"].get("init_from")
     if preset_config["principal"].get("_target_") is not None or str(init_from).startswith("preset:"):
         raise ConfigError(
-            "this preset has a principal, or starts from another preset; use one that trains agents without a "
-            "principal from new weights"
+            f"{key}=preset:{reference.target}: this preset has a principal, or starts from another preset; use one "
+            "that trains agents without a principal from new weights"
         )
     _inherit_env_and_shapes(preset_config, config)
     return PrerequisiteRun(
