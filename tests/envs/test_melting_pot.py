@@ -351,7 +351,7 @@ def test_reports_killed_process(make, victim):
     workers = [worker.process.pid for worker in env._pool.workers]
     games = [children(pid)[0] for pid in workers]
     os.kill(workers[1] if victim == "worker" else games[1], signal.SIGKILL)
-    with pytest.raises(EngineError, match=r"game 1 of 2 \(harvest\) died \(.*SIGKILL.*checkpoint"):
+    with pytest.raises(EngineError, match=r"game 1 of 2 .*SIGKILL.*checkpoint"):
         deadline = time.monotonic() + 10  # a killed worker takes its game with it only a moment later
         while time.monotonic() < deadline:
             env.step(idle(env))
@@ -425,7 +425,7 @@ def test_unsupported_machines_receive_advice(monkeypatch):
 
 def test_rejects_old_c_libraries(monkeypatch):
     monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.34"))
-    assert "glibc 2.35 or newer" in install.find_incompatibility()
+    assert "glibc 2.35" in install.find_incompatibility()
     monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
     assert "another C library" in install.find_incompatibility()
 
@@ -433,10 +433,10 @@ def test_rejects_old_c_libraries(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_agents": 16}, "must be 1 to 15"),
-        ({"n_agents": 8, "rules": "legislative"}, "must be 1 to 7"),
-        ({"mechanism": Incentives()}, "harvest has no dirt"),
-        ({"observe": []}, "observe is empty"),
+        ({"n_agents": 16}, "n_agents=16 .*1 to 15"),
+        ({"n_agents": 8, "rules": "legislative"}, "n_agents=8 .*1 to 7"),
+        ({"mechanism": Incentives()}, "harvest .*dirt"),
+        ({"observe": []}, r"env\.observe .*grid"),
     ],
 )
 def test_rejects_impossible_environments(make, options, message):
@@ -448,7 +448,7 @@ def test_rejects_impossible_actions(make):
     env = make("harvest", observe=["vector"])
     env.reset()
     for action in ([[0] * 6], [[0] * 6 + [8]], [[0] * 6 + [-1]]):
-        with pytest.raises(ValueError, match="actions of harvest"):
+        with pytest.raises(ValueError, match="of harvest"):
             env.step(np.array(action))
 
 

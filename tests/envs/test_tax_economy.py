@@ -90,7 +90,7 @@ class TestTax:
 
     @pytest.mark.parametrize("edges", [[], [1.0, 2.0], [0.0, 5.0, 5.0], [0.0, float("inf")]])
     def test_invalid_edges(self, edges: list[float]) -> None:
-        with pytest.raises(ConfigError, match="start at 0 and increase"):
+        with pytest.raises(ConfigError, match=r"brackets .*taxes"):
             validate_edges(edges)
 
 
@@ -399,7 +399,7 @@ class TestGame:
             env.step(np.zeros((1, 2), dtype=int))
         with pytest.raises(ValueError, match=r"actions.*0.*10.*0.*11"):
             env.step(np.array([[0, 1, 11]]))
-        with pytest.raises(ConfigError, match=r"rate_1=0.95 is outside \[0, 0.9\]"):
+        with pytest.raises(ConfigError, match=r"rate_1=0.95 .*\[0, 0.9\]"):
             env.set_mechanism([0.95, 0, 0])
         with pytest.raises(ConfigError, match="no contexts"):
             env.set_context(0)

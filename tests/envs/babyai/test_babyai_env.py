@@ -302,7 +302,7 @@ def test_bot_requires_its_actions() -> None:
     for kind in ("per_episode", "seq"):
         for seed in range(3):
             env = make_env("babyai_text", Seeds(seed), level=TRAIN, kind=kind, actions="restricted", n_envs=1)
-            with pytest.raises(ConfigError, match=r"use env\.actions=canonical"):
+            with pytest.raises(ConfigError, match=r"env\.actions=canonical"):
                 env.provide(["expert"])
     for level, kind in ((RED_BALL, "per_episode"), ("BabyAI-GoToOpen-v0", "per_episode"), (TRAIN, "goto")):
         games(level, kind=kind, actions="restricted").provide(["expert"])

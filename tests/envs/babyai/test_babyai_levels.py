@@ -192,8 +192,8 @@ def test_sequences_follow_level_order() -> None:
     [
         ({"kind": "dance"}, "kind='dance'.*per_episode, goto, pickup"),
         ({"sampling": "guess"}, "'direct'.*'rejection'"),
-        ({"num_dists": 40}, "must be between 0 and 19"),
-        ({"num_dists": -1}, "must be between 0 and 19"),
+        ({"num_dists": 40}, "num_dists=40 .* 0 and 19"),
+        ({"num_dists": -1}, "num_dists=-1 .* 0 and 19"),
     ],
 )
 def test_rejects_impossible_arguments(arguments: dict[str, object], message: str) -> None:

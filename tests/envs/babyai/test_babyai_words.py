@@ -88,7 +88,7 @@ def test_missions_use_closed_vocabulary(level: str) -> None:
 
 
 def test_foreign_missions_have_no_french() -> None:
-    with pytest.raises(ConfigError, match="'get to the green goal square' in a mission cannot be translated"):
+    with pytest.raises(ConfigError, match=r"'get to the green goal square'.*env\.language=en"):
         make_env("babyai_text", level="MiniGrid-Empty-5x5-v0", language="fr", n_envs=1)
 
 
@@ -113,8 +113,8 @@ def test_glam_action_names() -> None:
     ("actions", "message"),
     [
         ("all", "env.actions=all.*restricted, canonical"),
-        ([], "at least one name"),
-        (["go", " "], "no empty one"),
+        ([], r"env\.actions=\[\]"),
+        (["go", " "], r"env\.actions=\['go', ' '\]"),
         (["go", "turn", "go"], "'go'"),
     ],
 )

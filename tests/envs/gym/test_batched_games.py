@@ -153,7 +153,7 @@ def test_rejects_missing_batched_engine(name, kwargs):
 
 def test_error_names_unknown_arguments():
     for name in ("CartPole-v1", "FrozenLake-v1", "llmrl/Pong-v0"):
-        with pytest.raises(ConfigError, match=r"env.kwargs=\{'wind': 3\}"):
+        with pytest.raises(ConfigError, match=r"env\.kwargs=\{'wind': 3\}"):
             EnvFactory(name, {"wind": 3}, engine="batched").make(2)
 
 

@@ -212,7 +212,7 @@ def test_numbers_are_clipped_to_bounds():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"name": "CartPol-v1"}, "'CartPol-v1'.*Did you mean: `CartPole`"),
+        ({"name": "CartPol-v1"}, "'CartPol-v1'.*`CartPole`"),
         ({"name": "LunarLander-v2"}, r"deprecated.*LunarLander-v3"),
         ({"name": "CartPole-v1", "kwargs": {"gravitas": 3}}, r"env.kwargs=\{'gravitas': 3\}"),
         (
@@ -228,16 +228,16 @@ def test_numbers_are_clipped_to_bounds():
         ({"name": "FrozenLake-v1", "kwargs": {"desc": ["SFF", "FFX"]}}, "'FFX'"),
         (
             {"name": "FrozenLake-v1", "kwargs": {"desc": ["SFF", "FG"]}, "engine": "batched"},
-            r"is not a map; it must be rows",
+            r"env\.kwargs\.desc=.*'FG'",
         ),
-        ({"name": "FrozenLake-v1", "kwargs": {"desc": ["FFF", "FFG"]}}, r"is not a map.*at least one"),
+        ({"name": "FrozenLake-v1", "kwargs": {"desc": ["FFF", "FFG"]}}, r"env\.kwargs\.desc=.*'FFG'.*S"),
         ({"name": "no_such_package:Tower-v3"}, r"trusted_modules=\[no_such_package\]"),
         (
             {"name": "no_such_package:Tower-v3", "trusted": ("no_such_package",)},
-            r"cannot be imported: No module named 'no_such_package'",
+            r"named 'no_such_package'",
         ),
         ({"name": "CartPole-v1", "success": "return"}, "success_threshold"),
-        ({"name": "CartPole-v1", "success_threshold": 3.0}, r"success=None and env.success_threshold=3.0 do not fit"),
+        ({"name": "CartPole-v1", "success_threshold": 3.0}, "success=None .*env.success_threshold=3.0"),
     ],
 )
 def test_rejects_unsupported_spaces(fields, message):
@@ -276,12 +276,12 @@ def faulty():
     ("kwargs", "message"),
     [
         ({"reward": float("nan")}, "Faulty-v0.*2"),
-        ({"reward": float("inf")}, "returned the reward inf in step 2"),
+        ({"reward": float("inf")}, "Faulty-v0.*reward inf .*2"),
         ({"observation": 3}, "Faulty-v0.*2.*observation_space.*3.*3"),
         ({"observation": -1}, r"Discrete\(3\): -1"),
         (
             {"space": gymnasium.spaces.MultiDiscrete([2, 2]), "observation": np.array([0, 5])},
-            r"in step 2 .*MultiDiscrete\(\[2 2\]\): array\(\[0, 5\]\)",
+            r" 2 .*MultiDiscrete\(\[2 2\]\): array\(\[0, 5\]\)",
         ),
     ],
     ids=str,
@@ -318,7 +318,7 @@ class Endless(gymnasium.Env):
     [
         ({}, "RescaleAction"),
         ({"kwargs": {"kind": "text"}}, "Endless-v0"),
-        ({"render": True}, r"cannot be rendered as an image \(its render modes: ansi\)"),
+        ({"render": True}, r"Endless-v0.*modes: ansi"),
     ],
 )
 def test_rejects_unplayable_environments(fields, message):
@@ -332,7 +332,7 @@ def test_rejects_unplayable_environments(fields, message):
 
 def test_choice_learner_rejects_numbers():
     env = games("MountainCarContinuous-v0")
-    with pytest.raises(ConfigError, match=r"is 1 real number \(action_0\); use agent=ppo"):
+    with pytest.raises(ConfigError, match=r"agent=drrn.*\(action_0\).*agent=ppo"):
         env.spec.require_discrete_actions("agent=drrn")
 
 

@@ -1,6 +1,7 @@
 """Pictures of Gymnasium's environments, with early errors if they are unavailable."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -36,5 +37,5 @@ def test_missing_graphics_give_clear_error():
     )
     environment = {**os.environ, "MUJOCO_GL": "nothing"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
-    assert "ConfigError: Swimmer-v5 cannot be rendered with MUJOCO_GL=nothing" in done.stderr
+    assert re.search("ConfigError: Swimmer-v5 .*MUJOCO_GL=nothing", done.stderr)
     assert "play.videos=0" in done.stderr

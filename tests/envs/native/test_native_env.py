@@ -157,19 +157,19 @@ def test_mechanism_payments_match_reference() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"map": "WWW\nWAW\nWWW"}, "no spawn cell"),
+        ({"map": "WWW\nWAW\nWWW"}, r"env\.map .*spawn"),
         ({"map": "WWWW\nWPAW\nWWWW"}, "1 spawn cells"),
         ({"map": "WWWW\nWPXW\nWWWW"}, "'X'.*2.*3"),
-        ({"map": "WWW\nWPAW\nWWWW"}, "row 2 has 4 cells and row 1 has 3"),
-        ({"map": "WWWW\nWPPW\nWWWW"}, "no cell where apples grow"),
-        ({"map": "nowhere.txt"}, "No such file"),
-        ({"n_agents": 200}, "use fewer players"),
-        ({"n_envs": 10**9}, "use fewer games"),
+        ({"map": "WWW\nWPAW\nWWWW"}, "row 2 .* 4 .*row 1 .* 3"),
+        ({"map": "WWWW\nWPPW\nWWWW"}, r"env\.map .*apples"),
+        ({"map": "nowhere.txt"}, "nowhere.txt"),
+        ({"n_agents": 200}, "env.n_agents=200"),
+        ({"n_envs": 10**9}, r"env\.n_envs=1,000,000,000"),
         ({"mechanism": Incentives()}, "no dirt"),
-        ({"observe": []}, "observe is empty"),
-        ({"observe": ["text"], "n_agents": 16}, "distinguishes at most 15 players"),
-        ({"horizon": 6000}, "must be at most 5000"),
-        ({"map": "x" * 5000}, "cannot be read"),
+        ({"observe": []}, r"env\.observe .*grid"),
+        ({"observe": ["text"], "n_agents": 16}, r"env\.n_agents=16 .*15 players"),
+        ({"horizon": 6000}, r"horizon=6000 .*5000"),
+        ({"map": "x" * 5000}, r"env\.map=x.* read"),
         ({"n_agents": 300, "map": "\n".join(["P" * 40] * 9 + ["A" * 40])}, "at most 253"),
         ({"rules": "legislative", "n_agents": 8}, "7 players"),
     ],
@@ -189,7 +189,7 @@ def test_rejects_invalid_actions() -> None:
     with pytest.raises(ValueError, match="reset"):
         env.step(np.zeros((2, 7), np.int64))
     env.reset(seed=1)
-    with pytest.raises(ValueError, match="0 to 7, got 0 to 8"):
+    with pytest.raises(ValueError, match=r"0 to 7,.* 0 to 8"):
         env.step(np.full((2, 7), 8) * np.eye(2, 7, dtype=np.int64))
     with pytest.raises(ValueError, match="got shape"):
         env.step(np.zeros((2, 6), np.int64))

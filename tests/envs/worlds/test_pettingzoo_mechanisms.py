@@ -40,7 +40,7 @@ class TestWorldMechanism:
         facts = json.loads(step.observation["text"][1, 0])
         assert facts["mechanism"] == {"wage": 2.0, "unused": 1.0}
         assert facts["last_reward"] == {"before_payments": 2.0, "payments": 2.0}
-        with pytest.raises(ConfigError, match="wage=3 is outside"):
+        with pytest.raises(ConfigError, match=r"wage=3 .*\["):
             env.set_mechanism([3, 0])
 
     def test_parameters_apply_from_next_step(self):
@@ -54,9 +54,9 @@ class TestWorldMechanism:
     @pytest.mark.parametrize(
         ("declaration", "message"),
         [
-            ([{"name": "a", "low": 1, "high": 0}], "a needs finite bounds low < high"),
-            ([{"name": "a", "low": 0}], "must be a mapping with name, low and high"),
-            ([{"name": "a", "low": 0, "high": 1, "color": "red"}], "must be a mapping with name, low and high"),
+            ([{"name": "a", "low": 1, "high": 0}], "a .* low < high"),
+            ([{"name": "a", "low": 0}], "mechanism: .*name, low and high"),
+            ([{"name": "a", "low": 0, "high": 1, "color": "red"}], "mechanism: .*'red'.*name, low and high"),
             ("rate", "ParameterSpace"),
             ([], "ParameterSpace"),
         ],
