@@ -58,9 +58,9 @@ def test_single_game_scores(report_folder: Path) -> None:
     assert (ucb["mean_low"], ucb["mean_high"]) == pytest.approx((float(band.low), float(band.high)))
     assert rows["principal=fixed"]["mean"] == "2.0"
     assert rows["principal=fixed"]["mean_low"] == ""
-    assert rows["principal=fixed"]["remark"] == "1 run: no interval below 5"
-    assert rows["principal=scripted rule"]["remark"] == "2 runs: no interval below 5"
-    assert rows["principal=random"]["remark"] == "no finished run"
+    assert rows["principal=fixed"]["remark"].startswith("1 run:")
+    assert rows["principal=scripted rule"]["remark"].startswith("2 runs:")
+    assert rows["principal=random"]["finished"] == "0"
     assert rows["principal=random"]["mean"] == ""
 
 
@@ -90,7 +90,7 @@ def test_reports_excluded_runs(report_folder: Path) -> None:
     assert len(missing) == 5 + 3 + 5
     page = (report_folder / "report.html").read_text()
     assert "ValueError: the reply &lt;b&gt; is 100% {wrong} &amp; a_b" in page
-    assert "18 of 22 runs are in the numbers (4 failed, 18 finished). 26 more have no folder." in page
+    assert re.search(r"18 of 22 runs .*\(4 failed, 18 finished\)\. 26 ", page)
     tex = (report_folder / "tables" / "not_in_the_numbers.tex").read_text()
     assert r"ValueError: the reply \textless{}b\textgreater{} is 100\% \{wrong\} \& a\_b" in tex
 
@@ -142,9 +142,7 @@ def test_report_is_not_run(report_folder: Path, sweep: Path) -> None:
 def test_terminal_shows_scores(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(sweep / "cleanup"), "--no-figures"])
     out = capsys.readouterr().out
-    assert "cleanup: scores over runs" in out
-    assert "12.5 [" in out
-    assert "Runs not in the numbers" in out
+    assert "cleanup: scores" in out and "12.5 [" in out and "Runs not in the numbers" in out
     assert f"Report: {sweep / 'cleanup' / 'report' / 'report.html'}" in out
     assert not (sweep / "cleanup" / "report" / "figures").exists()
 
@@ -198,10 +196,8 @@ def test_run_states_have_reasons(tmp_path: Path) -> None:
         7: "running",
     }
     assert reasons[2][1] == "KeyboardInterrupt"
-    assert "ended without recording an outcome" in reasons[3][1]
-    assert "cannot be read" in reasons[4][1]
-    assert reasons[5][1] == "waits in the queue"
-    assert reasons[7][1] == "not finished: 4 steps done (40%)"
+    assert reasons[3][1].startswith("process ") and "status.json" in reasons[4][1] and "queue" in reasons[5][1]
+    assert "4 steps done (40%)" in reasons[7][1]
     assert report.n_scored == 2
     assert report.sections[0].summaries[0].group.n_expected_runs == 8
 
@@ -215,9 +211,8 @@ def test_uneven_curves_use_common_range(tmp_path: Path) -> None:
     assert (line.x[0], line.x[-1], line.values.shape[1]) == (100, 240, 2)
     assert not section.notes  # the third run is not in the numbers at all
     (tmp_path / "game").joinpath(find_runs(tmp_path)[1], "metrics.jsonl").write_text("")
-    assert compute_report(tmp_path, ReportSettings(curves=("other",))).sections[0].notes == (
-        "Curve of other, all runs: seed 1 did not log it.",
-    )
+    [note] = compute_report(tmp_path, ReportSettings(curves=("other",))).sections[0].notes
+    assert note.startswith("Curve of other, ") and "seed 1 " in note
 
 
 def test_curves_over_proposals_and_time(tmp_path: Path) -> None:
@@ -238,7 +233,7 @@ def test_large_number_of_groups(tmp_path: Path) -> None:
         write_run(tmp_path, "game", [f"rate={group}$\\wrong{{$"], 0, [float(group)])
     main([str(tmp_path)])
     text = (tmp_path / "report" / "summary.md").read_text()
-    assert "The 12 groups with the highest IQM, of 13." in text
+    assert re.search(r"12 groups .*of 13\.", text)
     assert len(table(tmp_path / "report", "game_scores")) == 13
     assert len(table(tmp_path / "report", "game_improvement")) == 13 * 12
 
@@ -252,7 +247,7 @@ def test_pairs_have_maximum_number(tmp_path: Path) -> None:
     assert len(rows) == 100 * 99 and "rate=0" not in {row["group"] for row in rows}
     assert {row["probability"] for row in rows if row["group"] == "rate=100"} == {"1.0"}
     page = (tmp_path / "report" / "report.html").read_text()
-    assert "The file has the 100 groups with the highest IQM, of 101." in page and "The 12 groups with" in page
+    assert re.search(r"100 groups .*of 101\.", page) and re.search(r"12 groups .*of 101\.", page)
 
 
 def lines(*levels: tuple[float, float | None, float], warning: str | None = None) -> dict[str, Any]:
@@ -334,24 +329,22 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def test_rejects_empty_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "there is no folder" in fails(capsys, tmp_path / "absent")
-    assert "there are no runs in" in fails(capsys, tmp_path)
+    assert f"no folder {tmp_path / 'absent'}" in fails(capsys, tmp_path / "absent")
+    assert f"no runs in {tmp_path}" in fails(capsys, tmp_path)
     assert not (tmp_path / "report").exists()
 
 
 def test_unfinished_sweep_has_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path, "game", ["principal=ucb"], 0, [1.0], ValueError("no"))
-    assert "the report says why" in fails(capsys, tmp_path)
+    assert str(tmp_path) in fails(capsys, tmp_path)
     page = (tmp_path / "report" / "report.html").read_text()
-    assert "0 of 1 runs are in the numbers (1 failed)." in page
-    assert "No run has finished." in page
-    assert "ValueError: no" in page
+    assert re.search(r"0 of 1 runs .*\(1 failed\)", page) and "ValueError: no" in page
 
 
 def test_unknown_metrics_list_available_metrics(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for option in ("--metric", "--curve"):
         error = fails(capsys, sweep, option, "objektive", "--out", sweep / "nowhere")
-        assert "no run has logged objektive; logged metrics: other, principal/objective" in error
+        assert re.search("objektive; .*: other, principal/objective", error)
     assert not (sweep / "nowhere").exists()
 
 
@@ -362,7 +355,7 @@ def test_senseless_settings(sweep: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_rejects_unwritable_folder(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    assert "cannot write the report" in fails(capsys, sweep, "--no-figures", "--out", tmp_path / "file")
+    assert f"{tmp_path / 'file'}: " in fails(capsys, sweep, "--no-figures", "--out", tmp_path / "file")
     with pytest.raises(RunFolderError):
         compute_report(tmp_path / "file", ReportSettings())
 
@@ -371,7 +364,7 @@ def test_missing_matplotlib(
     sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "pip install 'llmrl[plots]'" in fails(capsys, sweep, "--out", tmp_path / "out")
+    assert "'llmrl[plots]'" in fails(capsys, sweep, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     main([str(sweep), "--no-figures", "--out", str(tmp_path / "out")])
     assert (tmp_path / "out" / "report.html").exists()

@@ -117,7 +117,7 @@ def test_page_shows_conversation(tmp_path: Path) -> None:
     assert exchange.prompt.endswith("prompt of step 0 for 0") and exchange.action == "go 0" and exchange.reward == 1.0
     page = write_report(report, tmp_path / "report")
     text = page.read_text()
-    assert "Requests and replies of language models" in text
+    assert "Requests and replies" in text
     assert "<script>" not in text and "&lt;script&gt;" in text
     # What these runs have nothing of has no heading.
     assert not [title for title in ("Proposals over time", "Society of agents", "Advice of teachers") if title in text]

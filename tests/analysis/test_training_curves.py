@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Sequence
 from itertools import pairwise
@@ -192,7 +193,7 @@ def test_report_compares_agents_by_frames(tmp_path: Path) -> None:
     budget, width = 50 * (80 - 2 * HORIZON + 2), 4000 // 50
     assert all(np.unique(np.diff(line.x)).tolist() == [width] for line in plotted.curve_by_group.values())
     assert all(line.x[0] == width / 2 for line in plotted.curve_by_group.values())
-    assert section.notes[-1].endswith(f"Sample efficiency is the mean over the first {budget:,} frames.")
+    assert f" {budget:,} frames" in section.notes[-1]
     table = build_efficiency_table(section)
     assert [row[:2] for row in table.rows] == [["agent=a", "6 of 6"], ["agent=b", "6 of 6"]]
     for numbers in section.efficiency:
@@ -210,10 +211,7 @@ def test_report_compares_agents_by_frames(tmp_path: Path) -> None:
     assert line.x[:2].tolist() == [250, 750]
     long_report = compute_report(tmp_path, ReportSettings(ScoreRule("train/success", budget=5000), budget=5000))
     assert [len(numbers.scores) for numbers in long_report.sections[0].summaries] == [6, 0]
-    assert any(
-        f"the first {budget:,} frames of training, of 5,000" in excluded_run.reason
-        for excluded_run in long_report.excluded
-    )
+    assert any(re.search(f" {budget:,} frames .* 5,000 ", run_.reason) for run_ in long_report.excluded)
     with pytest.raises(ConfigError, match="--bin=0"):
         compute_report(tmp_path, ReportSettings(bin_width=0))
 
