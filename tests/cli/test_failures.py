@@ -61,15 +61,15 @@ def new_checkpoints(cwd, started) -> int:
 def interrupted_run(tmp_path):
     """Return the folder of an interrupted run with two checkpoints."""
     done = interrupt(tmp_path, signal.SIGTERM, *SMALL, "principal=ucb", "design.steps=3000", saved=2)
-    assert done.returncode == 128 + signal.SIGTERM and "Repeat the same command to resume" in done.stderr
+    assert done.returncode == 128 + signal.SIGTERM and "SIGTERM" in done.stderr
     return only_run_folder(tmp_path / "outputs")
 
 
 @pytest.mark.slow
 def test_signals_print_resume_hint(tmp_path):
     done = interrupt(tmp_path, signal.SIGINT, *SMALL, "principal=ucb", "design.steps=3000")
-    assert done.returncode == 128 + signal.SIGINT and "Repeat the same command to resume" in done.stderr
     folder = only_run_folder(tmp_path / "outputs")
+    assert done.returncode == 128 + signal.SIGINT and folder.parent.name in done.stderr
     assert state(folder) == "stopped" and list((folder / "checkpoints").glob("*.pt"))
 
 
@@ -78,7 +78,7 @@ def test_corrupt_checkpoint_falls_back_to_previous(interrupted_run, tmp_path):
     newest = max((interrupted_run / "checkpoints").glob("*.pt"))
     newest.write_bytes(newest.read_bytes()[:-100])
     done = interrupt(tmp_path, signal.SIGTERM, *SMALL, "principal=ucb", "design.steps=3000")
-    assert newest.name in done.stdout + done.stderr and "resumed from iteration" in done.stdout + done.stderr
+    assert newest.name in done.stdout + done.stderr and "from iteration" in done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_engine_crash_during_episode_is_resumable(tmp_path):
     assert state(folder) == "failed" and list((folder / "checkpoints").glob("*.pt"))
     done = train(tmp_path, *overrides)
     assert done.returncode == 0, done.stderr
-    assert "resumed from iteration" in done.stdout + done.stderr and state(folder) == "finished"
+    assert "from iteration" in done.stdout + done.stderr and state(folder) == "finished"
 
 
 def descendants(pid: int) -> list[int]:

@@ -25,8 +25,8 @@ def test_hydra_syntax_is_supported(words, overrides):
     ("word", "message"),
     [
         ("treatment=[ucb,llm]", "treatment=a"),
-        ("hydra.run.dir=here", r"hydra\.run=.*here.* must be .*output_root"),
-        ("hydra.sweep.dir=multirun/x", r"hydra\.sweep=.*multirun/x.* must be .*output_root"),
+        ("hydra.run.dir=here", r"hydra\.run=.*here.*output_root"),
+        ("hydra.sweep.dir=multirun/x", r"hydra\.sweep=.*multirun/x.*output_root"),
     ],
 )
 def test_different_syntax_is_explained(word, message):

@@ -87,9 +87,8 @@ def test_page_example_runs(site, tmp_path):
         (queued,) = (tmp_path / "outputs" / "swept").glob(f"*/s{seed}/queued.json")
         assert json.loads(queued.read_text())["backend"] == "my_lab.niced.Niced"
     repeated_run = train([*swept, "name=swept"], site, tmp_path)
-    assert repeated_run.returncode == 0 and repeated_run.stdout.count("nothing to do") == 2, (
-        repeated_run.stdout + repeated_run.stderr
-    )
+    output = repeated_run.stdout + repeated_run.stderr
+    assert repeated_run.returncode == 0 and repeated_run.stdout.count("nothing to do") == 2, output
 
 
 def test_options_are_listed_with_no_import(site, store):
@@ -103,7 +102,7 @@ def test_options_are_listed_with_no_import(site, store):
     assert config["env"]["horizon"] == 3 and config["principal"]["rungs"] == 5
     assert config["hardware"]["backend"] == {"_target_": "my_lab.niced.Niced", "level": 10}
     assert Trust().locate("my_lab.parts.Coins", "env._target_").__name__ == "Coins"
-    with pytest.raises(ConfigError, match="Did you mean ladder"):
+    with pytest.raises(ConfigError, match=" mean ladder"):
         Experiment.compose("principal=lader")
 
 
@@ -154,8 +153,8 @@ def test_broken_package_is_reported_on_use(labeled_package):
     )
     assert register_installed_options() == []
     assert compose("agent=random")["agent"]["_target_"].startswith("llmrl.")
-    for option, reason in (("bad", "RuntimeError: no such device"), ("gone", "there is no such name")):
-        with pytest.raises(ConfigCompositionException, match=f"agent={option} comes from .* labeled 1.0.*{reason}"):
+    for option, reason in (("bad", "RuntimeError: no such device"), ("gone", "Gone")):
+        with pytest.raises(ConfigCompositionException, match=f"agent={option} .* labeled 1.0.*{reason}"):
             compose(f"agent={option}")
 
 

@@ -1,5 +1,7 @@
 """`llmrl-llm`, and the messages of `llmrl-train` about models and costs."""
 
+import re
+
 import pytest
 
 from experiments import run
@@ -34,7 +36,7 @@ def test_check_of_server_ignoring_schemas(capsys):
     with FakeOpenAIServer(lambda messages: '{"number": 1}') as server:
         code, text = call(capsys, *server_options(server))
     assert code == 1 and "ignored" in text and "llm.structured=false" in text
-    assert "the number 1 instead of 7" in text
+    assert re.search(r"number 1 \D* 7", text)
 
 
 def test_check_of_server_lacking_schemas(capsys):
@@ -45,20 +47,17 @@ def test_check_of_server_lacking_schemas(capsys):
 
     with Simple(lambda messages: "seven") as server:
         code, text = call(capsys, *server_options(server))
-    assert code == 1 and "refused, set llm.structured=false" in text
-    assert "there is no JSON object of the form asked for" in text and "cost │ unknown" in text
+    assert code == 1 and "refused" in text and "llm.structured=false" in text
+    assert "JSON" in text and "cost │ unknown" in text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("llm=gpt4o",), "OPENAI_API_KEY, which is not set"),
-        (("llm=claude_haiku",), "ANTHROPIC_API_KEY, which is not set"),
-        (
-            ("llm=openai_compatible", "llm.base_url=http://127.0.0.1:9/v1"),
-            "no answer from the chat server at http://127",
-        ),
+        (("llm=gpt4o",), "OPENAI_API_KEY"),
+        (("llm=claude_haiku",), "ANTHROPIC_API_KEY"),
+        (("llm=openai_compatible", "llm.base_url=http://127.0.0.1:9/v1"), "no answer"),
         (("llm=none",), "llm=<option>"),
         (("llm=gpt5",), "gpt4o"),
         (("llm=replay",), "llm.calls=<value>"),
@@ -89,9 +88,9 @@ def test_totals(capsys, tmp_path):
     # The table folds long names.
     assert [row[0].rpartition("/")[2] for row in totals(tmp_path)[1]] == ["s0", "s1", "all"]
     code, text = call(capsys, "totals", str(tmp_path / "nowhere"))
-    assert code == 1 and "is not a folder" in text
+    assert code == 1 and str(tmp_path / "nowhere") in text
     (tmp_path / "empty").mkdir()
-    assert "no run in" in call(capsys, "totals", str(tmp_path / "empty"))[1]
+    assert str(tmp_path / "empty") in call(capsys, "totals", str(tmp_path / "empty"))[1]
 
 
 @pytest.mark.slow
@@ -100,11 +99,11 @@ def test_dry_run_estimates_cost(capsys, monkeypatch, tmp_path):
     common = ("env=escape_room", "principal=llm", "dry_run=true", f"output_root={tmp_path}")
     run(*common, "llm=gpt4o", "design.steps=20", "llm.budget.usd=3")
     text = " ".join(capsys.readouterr().out.split())
-    assert "20, at most 40 with repairs" in text and "cost │ about $0." in text and "at most $" in text
-    assert "OPENAI_API_KEY, which is not set" in text, "a plan needs no key"
+    assert "20, at most 40 " in text and "cost │ about $0." in text and "at most $" in text
+    assert "OPENAI_API_KEY" in text, "a plan needs no key"
     assert "budget │ $3" in text
     run(*common, "llm=gpt4o", "llm.input_price=null", "llm.budget.usd=null")
-    assert "cost │ unknown: set llm.input_price" in " ".join(capsys.readouterr().out.split())
+    assert re.search(r"cost │ unknown.*llm.input_price", " ".join(capsys.readouterr().out.split()))
     assert not list(tmp_path.iterdir())
 
 

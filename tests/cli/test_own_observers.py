@@ -80,7 +80,7 @@ def test_rejects_invalid_observers(tmp_path):
 
 def test_search_has_no_observer_events(tmp_path):
     search = ("env=cartpole", "agent=linear", "principal=random", "search.iterations=1", "search.episodes=1")
-    with pytest.raises(ConfigError, match="the loop search"):
+    with pytest.raises(ConfigError, match="loop search"):
         run(*search, TRUSTED, WATCH, f"output_root={tmp_path}")
 
 

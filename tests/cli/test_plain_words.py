@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,12 +53,10 @@ def test_environment_error_names_source(
     assert end(overrides) == 1
     stderr_text = capsys.readouterr().err
     folder = only_run_folder(tmp_path)
-    phrase = f"the environment escape_room raised in {method}(): ZeroDivisionError: a defect of mine"
-    assert phrase in stderr_text and f"The full traceback is in {folder / 'traceback.txt'}" in stderr_text
-    assert "Traceback (most recent call last)" not in stderr_text
-    assert "in _or_fail" in (folder / "traceback.txt").read_text()
     record = read_run(folder)
-    assert record.state == "failed" and record.error == phrase
+    assert record.state == "failed" and record.error in stderr_text and str(folder / "traceback.txt") in stderr_text
+    assert re.search(rf"escape_room .*{method}\(\): ZeroDivisionError", record.error)
+    assert "Traceback" not in stderr_text and "_or_fail" in (folder / "traceback.txt").read_text()
     monkeypatch.setattr(Faulty, "fault", "")
     assert end(overrides) == 0 and read_run(folder).state == "finished"
 
@@ -105,8 +104,8 @@ def test_close_error_keeps_original_error(caplog: pytest.LogCaptureFixture) -> N
                 raise KeyError("first")
             finally:
                 env.close()
-        assert "a defect of mine" in caplog.text
-        with pytest.raises(EngineError, match=r"raised in close\(\)"):
+        assert "ZeroDivisionError" in caplog.text
+        with pytest.raises(EngineError, match=r"close\(\)"):
             env.close()
     finally:
         Faulty.fault = ""
@@ -122,12 +121,8 @@ def test_worker_error_names_source(tmp_path: Path, capsys: pytest.CaptureFixture
     assert end(overrides) == 1
     stderr_text = capsys.readouterr().err
     folder = only_run_folder(tmp_path)
-    assert (
-        "Game-v0 raised in " in stderr_text
-        and "ZeroDivisionError" in stderr_text
-        and "Traceback (most" not in stderr_text
-    ), stderr_text
-    assert f"The full traceback is in {folder / 'traceback.txt'}" in stderr_text
+    assert re.search("Game-v0 .*ZeroDivisionError", stderr_text) and "Traceback" not in stderr_text, stderr_text
+    assert str(folder / "traceback.txt") in stderr_text
     assert "faulty_env.py" in (folder / "traceback.txt").read_text()
 
 
@@ -155,7 +150,7 @@ def test_unexpected_errors_give_single_message(
 @pytest.mark.parametrize(
     ("override", "phrase"),
     [
-        ("design.spending_cost=inf", "design.spending_cost=inf: input should be a finite number"),
+        ("design.spending_cost=inf", "design.spending_cost=inf: "),
         ("design.spending_cost=nan", "design.spending_cost=nan: input should be"),
         ("design.spending_cost=-1", "design.spending_cost=-1"),
         ("design.spending_cost=1e308", "design.spending_cost=1e+308: input should be less than or equal to 1000000"),
@@ -198,14 +193,12 @@ def test_game_memory_is_checked_before_start(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_removed_options_give_replacement() -> None:
-    with pytest.raises(
-        ConfigError, match="~principal: options cannot be removed; use principal=none for an experiment"
-    ):
+    with pytest.raises(ConfigError, match=r"~principal: .*principal=none"):
         check_removals(["~principal"])
     with pytest.raises(ConfigError, match="teacher=none"):
         check_removals(["~teacher=llm"])
     for part in ("~env", "~agent", "~design", "~design.steps", "~env@x=escape_room"):
-        with pytest.raises(ConfigError, match="options cannot be removed"):
+        with pytest.raises(ConfigError, match=part.partition("@")[0]):
             check_removals(["seed=1", part])
     check_removals(["~env.kwargs.g", "env=x", "~hydra.sweeper", "~agent.x.arguments.y=1", "principal=none"])
 
@@ -255,17 +248,17 @@ for line in sys.stdin.read().splitlines():
 @pytest.mark.parametrize(
     ("name", "phrase"),
     [
-        ("taken out", "llmrl-train: ~principal: options cannot be removed; use principal=none"),
-        ("taken out, composition fails", "llmrl-train: ~env: options cannot be removed"),
+        ("taken out", "llmrl-train: ~principal: "),
+        ("taken out, composition fails", "llmrl-train: ~env: "),
         ("grammar", "llmrl-train: no viable alternative at input '[1,2'"),
-        ("infinite", "design.spending_cost=inf: input should be a finite number"),
+        ("infinite", "design.spending_cost=inf: "),
         ("too many", "the games need about"),
     ],
 )
 def test_command_prints_only_message(command_messages: dict[str, str], name: str, phrase: str) -> None:
     stderr_text = command_messages[name]
     assert phrase in stderr_text and "Traceback" not in stderr_text and stderr_text.rstrip().endswith("ended with 1")
-    assert "has no option" not in stderr_text
+    assert "no option" not in stderr_text
 
 
 def test_printer_is_used_everywhere() -> None:
