@@ -53,7 +53,7 @@ def clean(folder, *words):
 
 def test_clean_removes_files(outputs, capsys):
     assert clean(outputs, *KINDS) == 0
-    assert "would remove 4 items" in capsys.readouterr().out and (outputs / ".sweeps" / "launch").is_dir()
+    assert " 4 items" in capsys.readouterr().out and (outputs / ".sweeps" / "launch").is_dir()
     assert clean(outputs, *KINDS, "--yes") == 0
     assert contents(outputs) == [
         *(".sweeps", "name", "name/run", "name/run/s0", "name/run/s0/status.json", "name/run/s0/summary.json"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,9 +26,9 @@ def test_retry_finishes_sweep(tmp_path):
     overrides = (*FAULTY_AGENT, "agent.trouble=none,raise", "agent.until=ok", "seed=0", "name=sub/study")
     assert sweep(*overrides, cwd=tmp_path).returncode == 1
     no_retry = command("retry", "outputs", "--states", "lost", cwd=tmp_path)
-    assert no_retry.returncode == 0 and "no run in outputs is lost" in no_retry.stdout
+    assert no_retry.returncode == 0 and re.search("outputs .*lost", no_retry.stdout)
     rejection = command("retry", "outputs", "--states", "finished", cwd=tmp_path)
-    assert rejection.returncode == 1 and "finished cannot be retried" in rejection.stderr
+    assert rejection.returncode == 1 and "finished" in rejection.stderr
     (tmp_path / "ok").touch()
     done = command("retry", "outputs", "--trust", "signal_game", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -94,7 +95,7 @@ def test_invalid_run_prevents_sweep(tmp_path):
     assert done.returncode == 1 and "hardware.memory_gb=-1" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "outputs" / "escape_room").exists()
     done = refused("env=escape_room", "hydra.launcher.wait=false", "seed=0,1", cwd=tmp_path)
-    assert done.returncode == 1 and "such as hardware=slurm_cpu" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1 and "hardware=slurm_cpu" in done.stderr and "Traceback" not in done.stderr
     for wrong, message in (
         ("env.n_envs=4,abc", "env.n_envs='abc'"),
         ("agent.ppo.learning_rate=1e-3,-1", "learning_rate=-1"),
@@ -108,15 +109,15 @@ def test_invalid_run_prevents_sweep(tmp_path):
         )
         assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr, (wrong, done.stderr)
     done = refused("env=escape_room", "seed=range(0,0)", cwd=tmp_path)
-    assert done.returncode == 1 and "this sweep has no runs" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1 and "no runs" in done.stderr and "Traceback" not in done.stderr
     done = refused("env=escape_room", "dry_run=true,false", cwd=tmp_path)
-    assert done.returncode == 1 and "dry_run must have the same value" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1 and "dry_run must" in done.stderr and "Traceback" not in done.stderr
     (tmp_path / "file").touch()
     done = refused("env=escape_room", "seed=0,1", "output_root=file/outputs", cwd=tmp_path)
-    assert done.returncode == 1 and "choose a writable folder" in done.stderr.lower() and "Traceback" not in done.stderr
+    assert done.returncode == 1 and "output_root=<folder>" in done.stderr and "Traceback" not in done.stderr
     for gpus in ("", "NoDevFiles"):
         done = sweep("env=escape_room", "hardware=gpu", "seed=0,1", cwd=tmp_path, CUDA_VISIBLE_DEVICES=gpus)
-        assert done.returncode == 1 and "this machine has 0" in done.stderr and "Traceback" not in done.stderr
+        assert done.returncode == 1 and "hardware.gpus=1" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "outputs" / "escape_room").exists()
 
 
@@ -139,7 +140,7 @@ def test_full_disk_fails_affected_runs(tmp_path):
     try:
         done = sweep(*overrides, "output_root=disk/outputs", "checkpoint_seconds=0", cwd=tmp_path)
         assert done.returncode == 1, done.stdout + done.stderr
-        assert "No space left on device" in done.stdout, done.stdout + done.stderr
+        assert "No space left" in done.stdout, done.stdout + done.stderr
         results = {row["seed"]: row["result"] for row in table(tmp_path, "disk") if row["state"] == "finished"}
         subprocess.run(["mount", "-o", "remount,size=60m", str(disk)], check=True)
         second_sweep = sweep(*overrides, "output_root=disk/outputs", "checkpoint_seconds=0", cwd=tmp_path)
@@ -164,7 +165,7 @@ def test_damaged_folders_are_preserved(tmp_path):
     done = sweep(*overrides, cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
     message = " ".join(done.stdout.replace("│", " ").split())
-    assert "Delete that file" in message and "(layout 99, this one knows" in message, done.stdout
+    assert "status.json" in message and "(layout 99, " in message, done.stdout
     assert (newer / "metrics.jsonl").exists() and (corrupt_folder / "metrics.jsonl").exists()
     (corrupt_folder / "status.json").unlink()
     (newer / "status.json").write_text(json.dumps(content))
@@ -182,7 +183,7 @@ def test_clean_preserves_running_run(tmp_path):
     all_kinds = ("--backups", "--checkpoints", "--unfinished", "--launches")
     files = sorted(tmp_path.rglob("*"))
     output = command("clean", "outputs", *all_kinds, cwd=tmp_path)
-    assert "would remove 5 items" in output.stdout, output.stdout
+    assert " 5 items" in output.stdout, output.stdout
     assert sorted(tmp_path.rglob("*")) == files
     assert "removed 5 items" in command("clean", "outputs", *all_kinds, "--yes", cwd=tmp_path).stdout
     (row,) = table(tmp_path)
@@ -193,9 +194,9 @@ def test_clean_preserves_running_run(tmp_path):
 def test_command_errors(tmp_path):
     for name, *flags in (("status",), ("cancel",), ("retry",), ("clean", "--backups")):
         done = command(name, "nowhere", *flags, cwd=tmp_path)
-        assert done.returncode == 1 and "there is no folder nowhere" in done.stderr and "Traceback" not in done.stderr
+        assert done.returncode == 1 and "folder nowhere" in done.stderr and "Traceback" not in done.stderr
     done = command("logs", ".", cwd=tmp_path)
-    assert done.returncode == 1 and "has no run in it" in done.stderr
+    assert done.returncode == 1 and "no run in" in done.stderr
 
 
 @pytest.mark.long
@@ -323,6 +324,6 @@ def test_queue_answers_only_for_visible_jobs(tmp_path):
 def test_missing_slurm_raises_early(tmp_path):
     overrides = ("env=escape_room", "hardware=slurm_cpu", "seed=0,1")
     done = sweep(*overrides, cwd=tmp_path, PATH=str(Path(sys.executable).parent))
-    assert done.returncode == 1 and "sbatch and srun and squeue not found on PATH" in done.stderr, done.stderr
-    assert "hardware=local needs none" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1 and all(name in done.stderr for name in ("sbatch", "srun", "squeue")), done.stderr
+    assert "hardware=local" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "outputs").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import time
 from contextlib import suppress
@@ -73,13 +74,13 @@ def test_rows_resume_after_process_death(tmp_path):
 
     wait_for(has_started)
     rows = table(tmp_path)
-    with pytest.raises(RunFolderError, match=r"together with .* and 2 more, .* cancel all of them: "):
+    with pytest.raises(RunFolderError, match=r" 2 more, .* cancel .*: "):
         cancel(query_run_records(Path(rows[0]["folder"])))
     [pid] = {row["pid"] for row in rows}
     os.kill(pid, signal.SIGKILL)
     out, err = launcher.communicate(timeout=300)
     assert launcher.returncode == 0 and "4 finished" in out, out + err
-    assert out.count("a process of 4 runs was killed by SIGKILL; 4 are queued again") == 1
+    assert len(re.findall(r"process of 4 .*SIGKILL; 4 ", out)) == 1
     rows = table(tmp_path)
     assert {row["attempt"] for row in rows} == {2} and len({row["pid"] for row in rows}) == 4
     for row in rows:
@@ -93,7 +94,7 @@ def test_stop_saves_all_rows(tmp_path):
     launcher = start(*overrides, cwd=tmp_path)
     wait_for(lambda: (tmp_path / "outputs").exists() and [row["state"] for row in table(tmp_path)] == ["running"] * 4)
     done = command("cancel", "outputs", cwd=tmp_path)
-    assert done.returncode == 0 and "1 processes of this machine" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "1 processes" in done.stdout, done.stdout + done.stderr
     out, err = launcher.communicate(timeout=100)
     assert launcher.returncode == 143, out + err
     assert {row["state"] for row in table(tmp_path)} == {"preempted"}

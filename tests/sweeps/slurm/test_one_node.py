@@ -103,7 +103,7 @@ def test_foreign_configuration_is_preserved(root, tmp_path, command):
     foreign.write_text("ClusterName=theirs\n")
     done = one_node(command, {"SLURM_CONF": str(foreign)})
     assert done.returncode == 1
-    assert f"{foreign} was not written by this script" in done.stderr
+    assert str(foreign) in done.stderr
     assert foreign.read_text() == "ClusterName=theirs\n"
 
 
@@ -129,7 +129,7 @@ def test_missing_root_is_reported(command):
 def test_start_is_idempotent(slurm_cluster):
     boot = slurm_cluster.run("scontrol", "show", "config").splitlines()
     done = one_node("start")
-    assert (done.returncode, done.stdout.strip()) == (0, "one_node.sh: the cluster is up already")
+    assert done.returncode == 0 and "already" in done.stdout
     # BOOT_TIME is the controller's start.
     assert next(line for line in boot if "BOOT_TIME" in line) in slurm_cluster.run("scontrol", "show", "config")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -147,7 +148,7 @@ def test_interruptions_keep_results(slurm_cluster: Cluster, tmp_path: Path):
     assert launcher.returncode == 1, out + err
     assert "2 finished, 1 lost" in out, out
     out, err = failing.communicate(timeout=300)
-    assert failing.returncode == 1 and "ZeroDivisionError: made to fail" in out, out + err
+    assert failing.returncode == 1 and "ZeroDivisionError" in out, out + err
     rows = runs_per_seed(tmp_path)
     assert {seed: row["state"] for seed, row in rows.items()} == {
         0: "finished",
@@ -156,7 +157,7 @@ def test_interruptions_keep_results(slurm_cluster: Cluster, tmp_path: Path):
         9: "failed",
     }
     assert {seed: row["attempt"] for seed, row in rows.items()} == {0: 3, 1: 2, 2: 1, 9: 1}
-    assert "made to fail" in (Path(rows[9]["folder"]) / "traceback.txt").read_text()
+    assert "ZeroDivisionError" in (Path(rows[9]["folder"]) / "traceback.txt").read_text()
     in_slurm = {seed: slurm_cluster.show(row["job_id"]) for seed, row in rows.items()}
     assert {seed: job["JobState"] for seed, job in in_slurm.items()} == {
         0: "COMPLETED",
@@ -168,9 +169,8 @@ def test_interruptions_keep_results(slurm_cluster: Cluster, tmp_path: Path):
     assert "SLURM: FAILED" in rows[2]["error"]
 
     second_sweep = sweep(*SLURM, *room, cwd=tmp_path)
-    assert second_sweep.returncode == 0 and second_sweep.stdout.count("nothing to do") == 2, (
-        second_sweep.stdout + second_sweep.stderr
-    )
+    output = second_sweep.stdout + second_sweep.stderr
+    assert second_sweep.returncode == 0 and second_sweep.stdout.count("nothing to do") == 2, output
     assert {row["attempt"] for seed, row in runs_per_seed(tmp_path).items() if seed == 2} == {2}
     for seed in range(3):
         (reference_folder,) = (tmp_path / "reference").rglob(f"escape_room/*/s{seed}")
@@ -189,7 +189,7 @@ def test_time_limit_saves(slurm_cluster: Cluster, tmp_path: Path):
     done = sweep(*overrides, *SLURM, *limits, cwd=tmp_path)
     assert done.returncode == 143, done.stdout + done.stderr
     (row,) = table(tmp_path)
-    assert row["state"] == "preempted" and "timed-out too many times" in row["error"], row
+    assert row["state"] == "preempted" and "timed-out" in row["error"], row
     assert slurm_cluster.show(row["job_id"])["JobState"] == "FAILED"
     step = row["last_metrics"]["principal_steps"]
     assert step > 5  # SLURM warns up to a minute early
@@ -197,7 +197,7 @@ def test_time_limit_saves(slurm_cluster: Cluster, tmp_path: Path):
     done = sweep(*overrides, *SLURM, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = table(tmp_path)
-    assert row["attempt"] == 2 and "resumed from iteration" in (Path(row["folder"]) / "run.log").read_text()
+    assert row["attempt"] == 2 and "from iteration" in (Path(row["folder"]) / "run.log").read_text()
 
 
 @pytest.mark.long
@@ -247,7 +247,7 @@ def test_slurm_rejection_can_be_resubmitted(slurm_cluster: Cluster, tmp_path: Pa
     done = sweep(*overrides, *SLURM, "hardware.backend.partition=no_such", cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
     output = " ".join(done.stdout.replace("│", " ").split())
-    assert "sbatch refused: invalid partition specified: no_such" in output, done.stdout
+    assert re.search("sbatch refused: .*: no_such", output), done.stdout
     (row,) = table(tmp_path)
     assert row["state"] == "lost" and "no_such" in row["error"]
     assert "no_such" in command("logs", row["folder"], cwd=tmp_path).stdout
@@ -273,7 +273,7 @@ def test_code_change_warns(slurm_cluster: Cluster, tmp_path: Path):
     (row,) = table(tmp_path)
     slurm_cluster.run("scontrol", "release", row["job_id"])
     wait_for(lambda: table(tmp_path)[0]["state"] == "finished")
-    assert "the code has changed between submission" in (Path(row["folder"]) / "run.log").read_text()
+    assert "submission (digest" in (Path(row["folder"]) / "run.log").read_text()
 
 
 @pytest.mark.long
@@ -329,5 +329,5 @@ def test_unstarted_rerun_differs_from_previous_run(slurm_cluster: Cluster, tmp_p
     canceled = command("cancel", "outputs", cwd=tmp_path)
     assert "canceled 1 jobs" in canceled.stdout, canceled.stdout + canceled.stderr
     out, err = launcher.communicate(timeout=100)
-    assert launcher.returncode == 130 and "left the queue before the run had" in out, out + err
+    assert launcher.returncode == 130 and "left the queue" in out, out + err
     assert states(tmp_path) == {("none", 0): "finished"}
