@@ -129,14 +129,14 @@ def test_multi_seed_games_match_single_seed_games():
     second_env.load_state_dict(env.state_dict())
     assert (second_env.reset()["vector"] == env.reset()["vector"]).all()
     assert (env.reset(seed=5)["vector"] == second_env.reset(seed=[5])["vector"]).all()
-    with pytest.raises(ConfigError, match=r"12 games.*5 equal groups"):
+    with pytest.raises(ConfigError, match=r"12 games.*5 "):
         env.reset(seed=[1, 2, 3, 4, 5])
 
 
 def test_invalid_settings(tmp_path):
     with pytest.raises(ConfigError, match=r"16.*6.*env.n_envs.*18"):
         design(tmp_path, "principal=random", "design.candidates=2", "design.replicates=3", "env.n_envs=16")
-    with pytest.raises(ConfigError, match=r"design.replicates=2: .*principal=metagrad.* set design.replicates=1"):
+    with pytest.raises(ConfigError, match=r"design.replicates=2: .*principal=metagrad.*design.replicates=1"):
         design(tmp_path, "principal=metagrad", "agent=pg", "design.replicates=2", "env.n_envs=16")
     with pytest.raises(ConfigError, match=r"design\.replicates=0"):
         design(tmp_path, "principal=random", "design.replicates=0")

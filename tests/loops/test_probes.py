@@ -52,7 +52,7 @@ def test_probe_probabilities_change_with_learning(tmp_path, caplog):
         "intended": "take key",
     }
     assert probes["probes"][1]["intended"] is None  # there is no such action
-    assert "the `intended` action of raw (sing) is none of the actions take key, take ball, take box" in caplog.text
+    assert re.search(r"`intended` .*raw \(sing\) .*take key, take ball, take box", caplog.text)
     assert (folder / "probes.png").read_bytes().startswith(b"\x89PNG")
     (folder / "probes.png").unlink()
     assert draw_probes(folder) == folder / "probes.png" and draw_probes(tmp_path) is None
@@ -61,21 +61,21 @@ def test_probe_probabilities_change_with_learning(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: b", "must be a list of probes"),
-        ("- {name: a b, prompt: x}", "a unique `name`"),
-        ("- {name: a, prompt: x}\n- {name: a, prompt: y}", "a unique `name`"),
+        ("a: b", r"learn\.probes="),
+        ("- {name: a b, prompt: x}", "`name`"),
+        ("- {name: a, prompt: x}\n- {name: a, prompt: y}", "`name`"),
         ("- {name: a, promt: x}", "'promt'"),
-        ("- {name: a}", "give either a `prompt`, or a `goal`"),
-        ("- {name: a, goal: x, observations: [[y]], actions: [z]}", "one fewer; got 1 and 1"),
-        ("- {name: a, goal: x, observations: y}", "lists of sentences"),
-        ("- {name: a, goal: x, observations: null}", "one fewer; got 0 and 0"),
-        ("- {name: a, goal: x, observations: 3}", "lists of sentences"),
-        ("- {name: a, goal: x, observations: [[y], [z]], actions: s}", "`actions` a list of names"),
-        ("[", "cannot be read"),
+        ("- {name: a}", "`prompt`.*`goal`"),
+        ("- {name: a, goal: x, observations: [[y]], actions: [z]}", "`actions` .* 1 and 1$"),
+        ("- {name: a, goal: x, observations: y}", "`observations` .*sentences"),
+        ("- {name: a, goal: x, observations: null}", "`actions` .* 0 and 0$"),
+        ("- {name: a, goal: x, observations: 3}", "`observations` .*sentences"),
+        ("- {name: a, goal: x, observations: [[y], [z]], actions: s}", "`actions` .*names"),
+        ("[", r"learn\.probes=.*read"),
     ],
 )
 def test_invalid_lists(tmp_path, text, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    with pytest.raises(ConfigError, match=message):
         loaded(tmp_path, text)
 
 
@@ -97,7 +97,7 @@ def test_unknown_probe_words_raise(actions, unknown):
 
 
 def test_unsupported_agents_raise(tmp_path, signal_game):
-    with pytest.raises(ConfigError, match="use babyai_text, or a file"):
+    with pytest.raises(ConfigError, match=r"no_such.* babyai_text"):
         Probes.load("no_such", Errands(Seeds(0)), None)
     env = signal_game()
     with pytest.raises(ConfigError, match="prompts"):

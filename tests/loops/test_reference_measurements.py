@@ -1,6 +1,7 @@
 """Reference lines: what a principal has to beat is measured by runs of their own, once, and shown beside its run."""
 
 import json
+import re
 import signal
 from collections import Counter
 
@@ -146,9 +147,7 @@ def test_missing_references_state_reason(overrides, reason, tmp_path, capsys):
 @pytest.mark.parametrize("agent", ["llm_player", "llm_ppo"])
 def test_llm_agents_have_no_references(agent):
     parts = build_parts(compose(*BANDIT_COMMAND), None)
-    assert "the agent uses a language model" in str(
-        reason_without_references(compose(*BANDIT_COMMAND, f"agent={agent}"), parts)
-    )
+    assert "language model" in str(reason_without_references(compose(*BANDIT_COMMAND, f"agent={agent}"), parts))
     assert reason_without_references(compose(*BANDIT_COMMAND), parts) is None
 
 
@@ -233,8 +232,8 @@ def test_objective_response_detection():
         "reference/no_mechanism": 0.5, "reference/untrained": -4.0, "reference/scan_best": 8.5,
     }  # fmt: skip
     flat = References.from_histories(history([[0.0, 9.0], [4.0, 6.0], [9.0, 1.0]]), history([[0.0]]))
-    assert flat.objective_responds is False and "does not show that the objective responds" in str(flat.warning)
-    assert "standard deviation between 3 vectors is 0.289, and the noise of each is 3.52" in str(flat.warning)
+    assert flat.objective_responds is False
+    assert re.search(r" 3 vectors .* 0\.289, .* 3\.52 ", str(flat.warning))
 
 
 def test_single_measurement_is_inconclusive():
@@ -253,7 +252,7 @@ def test_no_mechanism_has_no_noise_estimate():
     [context] = summary["contexts"]
     assert context["scan_best"] is None and context["untrained"] is None and summary["spread"] is None
     assert context["gain"] == {"value": 1.5, "standard_error": None, "beyond_noise": None}
-    assert any("1.5 above no mechanism" in sentence for sentence in describe_references(summary))
+    assert any("1.5 above" in sentence for sentence in describe_references(summary))
 
 
 def test_response_in_single_context_suffices():
@@ -273,25 +272,20 @@ def make_value(value, error=None, evaluations=1):
 
 
 @pytest.mark.parametrize(
-    ("best", "sentence_part"),
+    ("best", "part"),
     [
         # The noise of a mean of two is 0.5, so that of one measurement 0.71 and of the difference 0.87.
-        (make_value(9.0), "The recommendation is 8.5 above no mechanism (standard error of the difference 0.87)."),
-        (make_value(3.0), "2.5 above no mechanism (standard error of the difference 0.87): within noise"),
-        (make_value(9.0, 4.0), "8.5 above no mechanism (standard error of the difference 4): within noise"),
-        (make_value(5.0), "It is 0.5 below the best of the coarse scan, the highest of 2 noisy means."),
-        (
-            make_value(-9.0, evaluations=4),
-            "9.5 below no mechanism (standard error of the difference 0.61): within noise",
-        ),
+        (make_value(9.0), r" 8.5 above .* 0.87\)\."),
+        (make_value(3.0), r" 2.5 above .* 0.87\): within noise"),
+        (make_value(9.0, 4.0), r" 8.5 above .* 4\): within noise"),
+        (make_value(5.0), r" 0.5 below .* 2 noisy means\."),
+        (make_value(-9.0, evaluations=4), r" 9.5 below .* 0.61\): within noise"),
     ],
 )  # fmt: skip
-def test_best_proposal_is_compared_with_no_mechanism(best, sentence_part):
+def test_best_proposal_is_compared_with_no_mechanism(best, part):
     references = References.from_histories(history([[0.0, 1.0], [5.0, 6.0]]), history([[0.0]]))
     sentence = describe_references(references.summary(best, history([[1.0], [9.0]]), 1))[0]
-    assert sentence_part in sentence and ("below the best of the coarse scan" in sentence) == (
-        best[0]["objective"] < 5.5
-    )
+    assert re.search(part, sentence) and ("coarse scan" in sentence) == (best[0]["objective"] < 5.5)
 
 
 @pytest.mark.parametrize(
@@ -308,9 +302,7 @@ def test_learning_detection(objectives, has_learned):
     rows = history([[x] for x in objectives])
     summary = references.summary(make_value(3.0), rows, 2)
     assert summary["learned"] is has_learned
-    assert any("nothing shows that the principal learned" in sentence for sentence in describe_references(summary)) == (
-        has_learned is False
-    )
+    assert any("nothing shows" in sentence for sentence in describe_references(summary)) == (has_learned is False)
     repeated_rows = [{**row, "mechanism": {"a": 1, "b": 1}} for row in rows]
     assert references.summary(make_value(3.0), repeated_rows, 2)["learned"] is None  # there was nothing to choose from
 
@@ -356,12 +348,11 @@ def test_plan_lists_references(has_principal, tmp_path, capsys):
 
     plan = planned(tmp_path)
     scan, random_steps = 8 * 3 * 2 * 2 * 5 * 8, 3 * 2 * 1 * 5 * 8
-    assert f"coarse scan of 8 vectors, to be computed first, {scan:,} environment steps" in plan
-    assert f"untrained agents, to be computed first, {random_steps:,} environment steps" in plan
+    assert re.search(f" 8 vectors, [^,]*, {scan:,} .*untrained agents, [^,]*, {random_steps:,} ", plan)
     run_steps = (10 + 3 * 2) * 2 * 5 * 8
-    assert f"environment steps in all {run_steps + scan + random_steps:,}" in plan
+    assert f" in all {run_steps + scan + random_steps:,}" in plan
     done = planned(has_principal)
-    assert "coarse scan of 8 vectors, finished:" in done and "environment steps in all" not in done
+    assert " 8 vectors, finished:" in done and "steps in all" not in done
     assert "lever_0_works: untrained agents -" in done
 
 
