@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import imageio.v3 as iio
@@ -98,11 +99,11 @@ def test_text_and_numbers(vectors_text, requested):
 @pytest.mark.parametrize(
     ("vectors_text", "message"),
     [
-        (["none,1,2"], "give names"),
-        (["most"], r"mechanism most is invalid: give names \(none, last, best"),
-        (["0,,1"], "give names"),
-        (["none", "best,none"], "none is given twice"),
-        (["1,2", "1.0,2"], "1,2 is given twice"),
+        (["none,1,2"], "mechanism none,1,2"),
+        (["most"], r"mechanism most .*\(none, last, best"),
+        (["0,,1"], "mechanism 0,,1"),
+        (["none", "best,none"], "mechanism: none "),
+        (["1,2", "1.0,2"], "mechanism: 1,2 "),
     ],
 )
 def test_rejects_invalid_mechanisms(vectors_text, message):
@@ -142,7 +143,7 @@ def test_best_uses_best_context(escape):
     [other_context] = [i for i, name in enumerate(spec.contexts) if name not in [row["context"] for row in history]][:1]
     [neutral], _ = select_mechanisms(["best"], other_context, state, spec)
     assert not neutral.vector.any(), "nothing was proposed there"
-    with pytest.raises(ConfigError, match="use one of 0 = "):
+    with pytest.raises(ConfigError, match=r"9.* 0 = "):
         select_mechanisms(["best"], 9, state, spec)
     with pytest.raises(ConfigError, match="proposals"):
         select_mechanisms(["none", "best"], None, {"history": []}, spec)
@@ -236,7 +237,7 @@ def test_output_contains_all_mechanisms(cleanup, capsys):
     assert [float(row[column]) for row in rows[8:16]] == pytest.approx(left.tolist(), rel=1e-5)
     output = capsys.readouterr().out
     assert output.splitlines()[-1] == results["sentences"][1].strip() and "no incentives" in output
-    assert "2 rounds of 2 games from the initial weights of the run" in output and "Video" not in output
+    assert "2 rounds of 2 games " in output and "Video" not in output
 
 
 def test_comparison_follows_seed(cleanup, tmp_path):
@@ -323,7 +324,7 @@ def test_joint_videos_show_worlds(cleanup, tmp_path):
 
 def test_video_needs_frames(escape, monkeypatch):
     monkeypatch.delattr("llmrl.envs.escape_room.EscapeRoom.render")
-    with pytest.raises(ConfigError, match=r"escape_room has no method `render`.*leave out --video"):
+    with pytest.raises(ConfigError, match=r"escape_room .*`render`.*--video"):
         run_evaluation(escape, "--video")
 
 
@@ -388,21 +389,20 @@ def compare(*entries: dict, paired_table: bool = True, independent: bool = True)
 def test_difference_has_interval():
     none, best = entry("none", [1.0, 2, 3, 2, 2]), entry("best", [81.0, 90, 83, 86, 85])
     _, [line_text] = compare(none, best)
-    assert line_text.startswith("With the best mechanism the objective is 85.0, without 2.0: a difference of 83.0 ± ")
-    assert line_text.endswith(").") and "(95 % 78.9 … 87.1" in line_text
+    assert re.search(r" best .* 85\.0, .* 2\.0: .* 83\.0 ± .*\(95 % 78\.9 … 87\.1.*\)\.$", line_text)
     _, [reversed_line] = compare(best, none)
     assert reversed_line == line_text, "none is what others are compared with, wherever it stands"
     _, [line] = compare(best, entry("0,3,0", [1.0, 2, 3, 2, 2]))
-    assert line.startswith("With 0,3,0 the objective is 2.0, with the best mechanism 85.0: a difference of -83.0")
+    assert re.search(r" 0,3,0 .* 2\.0, .* best .* 85\.0: .* -83\.0", line)
 
 
 def test_chance_is_called_chance():
     _, [output] = compare(entry("none", [1.0, 2, 3, 4, 2.5]), entry("best", [2.0, 1, 4, 3, 2.5]))
-    assert "without 2.50: no significant difference (0.00 ± " in output
+    assert re.search(r" 2\.50: no significant .*\(0\.00 ± ", output)
     _, [output] = compare(entry("none", [1.0]), entry("best", [4.0]))
-    assert output.endswith("a difference of 3.00; its standard error is unknown.")
+    assert re.search(r" 3\.00; .*unknown\.$", output)
     _, [output] = compare(entry("none", [1.0, 1]), entry("best", [4.0, 5]), independent=False)
-    assert output.endswith("its standard error is unknown.")
+    assert output.endswith(" unknown.")
 
 
 def test_pairs_reduce_variance():
@@ -410,7 +410,7 @@ def test_pairs_reduce_variance():
     luck = rng.normal(0, 10, 30)
     none, best = entry("none", luck.tolist()), entry("best", (luck + 1 + rng.normal(0, 0.1, 30)).tolist())
     assert "a difference of 1.0" in compare(none, best)[1][0]
-    assert "no significant difference" in compare(none, best, paired_table=False)[1][0]
+    assert "no significant" in compare(none, best, paired_table=False)[1][0]
 
 
 def test_skips_episodes_missing_metric():

@@ -41,12 +41,12 @@ def test_override_outputs_are_separate(trained_folder: Path) -> None:
 
 def test_error_names_incompatible_agents(trained_folder: Path) -> None:
     done = run("evaluate", str(trained_folder), "--env", "n_levers=4", folder=trained_folder)
-    assert done.returncode != 0 and "do not fit the changed environment" in done.stderr
+    assert done.returncode == 1 and "n_levers=4" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [("engine", "KEY=VALUE"), ("motor=1", "'motor'"), ("engine={", "not a YAML value")]
+    ("change", "message"), [("engine", "KEY=VALUE"), ("motor=1", "'motor'"), ("engine={", "engine={")]
 )
 def test_ineffective_overrides(change: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

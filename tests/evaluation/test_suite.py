@@ -105,12 +105,10 @@ def test_suite_end_to_end(tmp_path, suite_file, capsys):
     assert chance["low"] < 1 - (2 / 3) ** 3 < chance["high"] and chance["episodes"] == 60
     # A test that the agent cannot take is there with the reason; who can takes it.
     assert student["more"] is None and suite_results["more"]["players"]["random"]["success"] < 0.8
-    assert suite_results["more"]["refused"]["student"] == "the agent chooses one of 3 actions, and there are 4"
+    assert re.search("3 actions.* 4$", suite_results["more"]["refused"]["student"])
     folder = run / "evaluation" / "suite_toy"
     table = (folder / "table.md").read_text()
-    assert (
-        "| as trained | student | 100.0 |" in table and "more actions: student: not played. the agent chooses" in table
-    )
+    assert "| as trained | student | 100.0 |" in table and suite_results["more"]["refused"]["student"] in table
     lines = (folder / "table.csv").read_text().splitlines()
     assert lines[0].startswith("test,player,kind,episodes") and len(lines) == 1 + 2 * (2 + 3 + 3 + 3) - 2
     assert "4 of 4, more actions" in printout.err and "kinds apart" in printout.out
@@ -185,7 +183,7 @@ def test_runs_are_aggregated(tmp_path, suite_file, capsys):
         == index_by_name(run_results[0])["kinds"]["players"]["random"]
     )
     assert "random" not in index_by_name(run_results[1])["kinds"]["players"]
-    assert "Student t over the runs" in joint["intervals"]
+    assert "Student t" in joint["intervals"]
     assert "2 runs" in capsys.readouterr().out
 
 
@@ -221,11 +219,11 @@ def test_compares_experiments(tmp_path, suite_file, capsys):
     table = (folder / "table.md").read_text()
     assert "3 runs of 2 experiments" in table and f"| test | {labels[0]} | {labels[1]} | random |" in table
     assert "| kinds apart |" in table and "| 100.0 |" in re.sub(r" +", " ", table)
-    assert "more actions: skill=0, skill=30: not played. the agent chooses one of 3" in table
+    assert re.search("more actions: skill=0, skill=30: .*3 actions", table)
     assert f"kinds,{labels[1]},fetch,24,," in (folder / "table.csv").read_text()
     capsys.readouterr()
     for arguments_invalid, message in (
-        ([runs[0], runs[0]], "is the same experiment with the same seed"),
+        ([runs[0], runs[0]], f"{runs[0]} "),
         ([*runs, "--policy", "random"], "policy must include student"),
     ):
         with pytest.raises(SystemExit):
@@ -244,7 +242,7 @@ def test_experiments_have_labels_of_reports(tmp_path):
     assert list(groups) == ["agent=drrn", "small_llm", "small_llm, tune=lora"]
     assert [run.folder for run in groups["small_llm"]] == runs[:2]
     assert [run.folder for run in group_by_experiment(runs[:2])["student"]] == runs[:2]
-    with pytest.raises(ConfigError, match="same experiment with the same seed"):
+    with pytest.raises(ConfigError, match=str(runs[0])):
         group_by_experiment([runs[0], runs[0]])
 
 
@@ -257,16 +255,16 @@ def test_experiments_have_labels_of_reports(tmp_path):
             ["suite=babyai_text"],
             "llmrl.envs.babyai.vec_env",
         ),
-        (["suite.episodes=3"], "needs a suite"),
+        (["suite.episodes=3"], "suite=<name>"),
         (["suite={file}", "suite.episode=3"], "'episode'"),
         (["suite={file}", "suite.episodes=0"], "suite.episodes=0"),
         (["suite={file}", "suite.only=[nothing]"], "'nothing'"),
         (["suite={file}", "suite.env.hue=red"], "'hue'"),
-        (["suite={file}", "suite.metric=won"], "the environment has success"),
+        (["suite={file}", "suite.metric=won"], "suite.metric=won"),
         (["suite={file}", "suite.kinds=[sleep]", "suite.only=[kinds]"], "env.kind=sleep"),
-        (["suite={file}", "--policy", "teacher"], "use student, random, bot"),
+        (["suite={file}", "--policy", "teacher"], "student, random, bot"),
         (["suite={file}", "--mode", "both"], "mode=both"),
-        (["suite={file}", "--video"], "video cannot be used with a suite"),
+        (["suite={file}", "--video"], "video"),
     ],
 )
 def test_rejects_invalid_suites(finished_run, suite_file, capsys, words, message):
@@ -330,7 +328,7 @@ def test_skips_unsupported_kinds():
     # The test may offer more than what the run was trained with.
     with pytest.raises(ConfigError, match=r"pickup.*4.*3"):
         tests["more_actions"].check_possible("pickup", spec(3), spec(9))
-    with pytest.raises(ConfigError, match=r"^it needs 4 actions"):
+    with pytest.raises(ConfigError, match=r"4 actions.* 3$"):
         tests["new_composition"].check_possible("all", spec(3), spec(3))
     tests["goto"].check_possible("all", spec(3), spec(3))
     tests["as_trained"].check_possible("all", spec(3), spec(3))

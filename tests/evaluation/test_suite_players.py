@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import pytest
 
@@ -59,23 +60,22 @@ def test_three_action_agents_run_package_suite(runs, tmp_path, capsys):
             assert player is None or set(player["lacking"]) == {"pickup", "open", "putnext", "seq"}
     assert rejections["unknown_nouns"] == {}
     assert list(rejections["new_composition"]) == [*experiments, "random", "bot"]
-    assert rejections["new_composition"]["bot"] == "it needs 4 actions, and there are 3"
+    assert re.search("4 actions.* 3$", rejections["new_composition"]["bot"])
     # Who reads the names of actions takes others and more of them; a network with three outputs does not.
-    assert rejections["more_actions"] == {symbolic: "the agent chooses one of 3 actions, and there are 9"}
+    assert list(rejections["more_actions"]) == [symbolic]
+    assert re.search("3 actions.* 9$", rejections["more_actions"][symbolic])
     synonym_reason = rejections["synonym_actions"].pop(symbolic)
-    assert "changes only prompt and text, and the agent reads view, mission" in synonym_reason
-    assert "changes only prompt, and the agent reads view, mission" in rejections["instruction_agent"].pop(symbolic)
+    assert re.search("prompt and text, .* view, mission", synonym_reason)
+    assert re.search("prompt, .* view, mission", rejections["instruction_agent"].pop(symbolic))
     assert rejections["synonym_actions"] == rejections["instruction_agent"] == {}
     # Words of another language are other numbers.
     for name in ("goto_french", "goto_french_unknown_nouns"):
-        assert (
-            list(rejections[name]) == [symbolic] and "'mission', which has another format" in rejections[name][symbolic]
-        )
+        assert list(rejections[name]) == [symbolic] and "'mission'" in rejections[name][symbolic]
     assert tests["synonym_actions"]["env"]["actions"] == ["rotate left", "rotate right", "move ahead"]
     assert tests["goto_french"]["env"]["language"] == "fr"
     with (tmp_path / "suite_babyai_text" / "table.csv").open() as file:
         rows = {(row["test"], row["player"], row["kind"]): row for row in csv.DictReader(file)}
-    assert "pickup needs 4 actions" in rows["unknown_nouns", drrn, "pickup"]["refused"]
+    assert re.search("pickup .*4 actions", rows["unknown_nouns", drrn, "pickup"]["refused"])
     assert float(rows["unknown_nouns", language, "goto"]["success"]) in (0, 1)
     # What was read has the words of the test.
     from llmrl.run.trajectories import read_trajectories
@@ -87,4 +87,4 @@ def test_three_action_agents_run_package_suite(runs, tmp_path, capsys):
     assert "But de l'agent: aller à " in french and not any(w in french for w in ("clef", "balle", "boîte"))
     assert any(word in french for word in ("chaise", "table", "voiture"))
     table = (tmp_path / "suite_babyai_text" / "table.md").read_text()
-    assert f"‡ out-of-vocabulary nouns: {', '.join(experiments)}, random, bot: goto only. pickup needs 4" in table
+    assert f"‡ out-of-vocabulary nouns: {', '.join(experiments)}, random, bot: goto only. pickup" in table
