@@ -210,7 +210,7 @@ def test_vector_game_matches_single_game():
     after, reward, terminated, truncated, infos = env.step(np.array([1, 1]))
     assert arrays_equal(after["state"], start["state"]) and not reward.any() and not (terminated | truncated).any()
     assert not infos["_base_reward"].any()
-    with pytest.raises(ConfigError, match="seed must be an integer"):
+    with pytest.raises(ConfigError, match=r"seed .*integer"):
         env.reset(seed=[1, 2])
 
 

@@ -70,7 +70,7 @@ def test_stop_button_keeps_resumable_run(tmp_path):
             time.sleep(0.05)
         kernel.interrupt_kernel()
         reply = reply_to(client, running)
-        assert reply["ename"] == "KeyboardInterrupt" and "everything is saved" in reply["evalue"]
+        assert reply["ename"] == "KeyboardInterrupt" and "is saved" in reply["evalue"]
         assert reply_to(client, client.execute("1 + 1"))["status"] == "ok"
     finally:
         kernel.shutdown_kernel(now=True)

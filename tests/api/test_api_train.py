@@ -91,7 +91,7 @@ def test_plan_starts_no_run(workdir):
         (["env=escape_room"], {"seed": -1}, "seed=-1"),
         (["env=escape_room", "principal=cmaes", "env.mechanism=false"], {}, "mechanism"),
         (["env=escape_room"], {"dry_run": True}, r"llmrl\.plan"),
-        (["env=escape_room"], {"env.n_envs": object()}, "object cannot be an override"),
+        (["env=escape_room"], {"env.n_envs": object()}, r"env\.n_envs.*override"),
     ],
 )
 def test_invalid_arguments_raise_errors(workdir, overrides, options, message):
@@ -117,7 +117,7 @@ def test_interrupt_keeps_resumable_run(workdir):
 
     initial = signal.getsignal(signal.SIGINT)
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt, match="Repeat the same command"):
+    with pytest.raises(KeyboardInterrupt, match="SIGINT"):
         llmrl.train("env=escape_room", "principal=ucb", **arguments)
     assert signal.getsignal(signal.SIGINT) is initial
     results = llmrl.load(workdir / "outputs")
@@ -147,12 +147,12 @@ def test_warnings_are_shown_once(workdir):
     )
     done = commands.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[] 0\n"
-    assert done.stderr.count("WARNING: about 0 proposals") == 2  # once a run
+    assert done.stderr.count("WARNING: about 0 ") == 2  # once a run
 
 
 def test_configured_logging_has_no_duplicates(workdir, caplog):
     llmrl.train("env=escape_room", "principal=ucb", **TINY)
-    assert len([record for record in caplog.records if "close to a random search" in record.message]) == 1
+    assert len([record for record in caplog.records if "243 arms" in record.message]) == 1
     assert all("_heard" not in repr(handler) for handler in logging.getLogger().handlers)
 
 
@@ -184,7 +184,7 @@ def test_sweep_reports_failed_runs(workdir, caplog):
     [
         (["env=escape_room", "principal=ucb,nobody"], {}, "nobody"),
         (["hydra/sweeper=optuna"], {}, "--multirun"),
-        (["env=escape_room"], {"seed": []}, "is an empty list"),
+        (["env=escape_room"], {"seed": []}, "^seed .*empty"),
         (["env=escape_room", "seed=0,,1"], {}, "seed=0,,1"),
         (["env=escape_room"], {"parallel": 0}, "parallel"),
         (["env=escape_room"], {"agent.init_from": ["nowhere", "elsewhere"]}, "nowhere"),
