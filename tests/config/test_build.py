@@ -58,8 +58,8 @@ def test_build_injects_and_nests(builder):
         ({"child": {"_target_": f"{__name__}.Vague"}}, "part.child"),
         ({"seeds": 3}, "'seeds'"),
         ({"child": {"_target_": f"{__name__}.Record", "n": -1}}, "part.child.n=-1"),
-        ({"_target_": "os.system"}, "outside the trusted modules"),
-        ({"_target_": f"{__name__}.Missing"}, "cannot be imported"),
+        ({"_target_": "os.system"}, "os.*trusted"),
+        ({"_target_": f"{__name__}.Missing"}, r"Missing .*imported"),
     ],
 )
 def test_errors_give_location_and_remedy(builder, change, message):

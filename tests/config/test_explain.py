@@ -54,7 +54,7 @@ def test_custom_options_are_explained(capsys, tmp_path):
     ("arguments", "message"),
     [
         (["candidates"], "design.candidates.*search.candidates"),
-        (["env=cleanpu"], "Did you mean cleanup"),
+        (["env=cleanpu"], " mean cleanup"),
         (["env=cleanup", "env.n_agent=3"], "n_agent"),
     ],
 )

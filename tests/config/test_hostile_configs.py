@@ -99,7 +99,7 @@ def test_target(target, marker):
 def test_importing_id(env, key, id, marker, monkeypatch):
     monkeypatch.delitem(sys.modules, "webbrowser", raising=False)  # some libraries import it by themselves
     node = {**load_option("env", env), key: id, "n_envs": 1}
-    with pytest.raises(ConfigError, match=r"is outside the trusted modules|has no environment"):
+    with pytest.raises(ConfigError, match=rf"env\.{key}=.*(trusted|environment)"):
         Builder({"seeds": Seeds(0)}).build(node, "env")
     assert not marker.exists() and "webbrowser" not in sys.modules
 
@@ -175,7 +175,7 @@ def test_results_are_not_written_through_links(words, completed_run, tmp_path, c
     (folder / "evaluation").symlink_to(precious)
     with pytest.raises(SystemExit):
         evaluate.main([str(folder), *words, "--episodes", "2"])
-    assert "is a symbolic link" in capsys.readouterr().err
+    assert "symbolic link" in capsys.readouterr().err
     assert [file.read_text() for file in precious.iterdir()] == ["years of work"]
 
 
@@ -213,9 +213,7 @@ def test_retry_of_run_folder(changes, completed_run, marker, tmp_path, capsys):
         sweep.main(["retry", str(tmp_path / "runs")])
     stderr_text = capsys.readouterr().err
     assert stop.value.code == 1 and not marker.exists() and not (tmp_path / "touched").exists()
-    assert "your rights" in stderr_text or "on one line" in stderr_text or "one line of text" in stderr_text, (
-        stderr_text
-    )
+    assert any(part in stderr_text for part in ("your rights", "one line")), stderr_text
 
 
 def test_saved_config_grants_no_trust(tmp_path):
