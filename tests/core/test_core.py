@@ -105,7 +105,7 @@ def test_check_accepts_bounds(values):
 
 
 def test_check_message_gives_bounds():
-    with pytest.raises(ConfigError, match=r"high=4 is outside \[-2, 3\] \(rate\)"):
+    with pytest.raises(ConfigError, match=r"high=4 .*\[-2, 3\] \(rate\)"):
         SPEC.check([0.5, 4])
     with pytest.raises(ConfigError, match="takes 2 numbers"):
         SPEC.check([[0.5], [0.5]])

@@ -57,14 +57,14 @@ def test_row_overrides_file(experiment):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ("per_env:\n  nmi: {learn: {env_steps: 7}}\n", "mine.yaml, per_env: env has no option 'nmi'; it has: "),
-        ("per_principal:\n  ubc: {design: {steps: 7}}\n", "per_principal: principal has no option 'ubc'"),
-        ("per_env: [nim]\n", "experiment/mine.yaml, per_env: a table holds a row of values for each option of env="),
-        ("per_env:\n  nim: 3\n", "experiment/mine.yaml, per_env.nim: a row is a mapping of keys to values, not 3"),
+        ("per_env:\n  nmi: {learn: {env_steps: 7}}\n", "mine.yaml, per_env: .*'nmi'"),
+        ("per_principal:\n  ubc: {design: {steps: 7}}\n", "per_principal: .*'ubc'"),
+        ("per_env: [nim]\n", "experiment/mine.yaml, per_env: .*env="),
+        ("per_env:\n  nim: 3\n", "experiment/mine.yaml, per_env.nim: .* 3$"),
     ],
 )
 def test_rejects_invalid_table(experiment, table, message):
-    with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
+    with pytest.raises(ConfigError, match=message):
         compose_from(experiment(table), "experiment=mine", "env=maze")
 
 
@@ -105,5 +105,5 @@ def test_hydra_compose_resolves_option_names(tmp_path):
 
 
 def test_option_of_other_group_raises(experiment):
-    with pytest.raises(ConfigError, match=r"mine.yaml: \$\{option:agent\} must name one of the groups env, principal"):
+    with pytest.raises(ConfigError, match=r"mine.yaml: \$\{option:agent\} .*env, principal"):
         compose_from(experiment("name: '${option:agent}'\n"), "experiment=mine")

@@ -60,5 +60,5 @@ def test_variant_has_documentation():
 
 def test_bases_are_no_options():
     assert "taught" in list_option_names("treatment") and "_schedule" not in list_option_names("treatment")
-    with pytest.raises(ConfigError, match="cannot be chosen"):
+    with pytest.raises(ConfigError, match="treatment=_schedule"):
         check_treatment({"experiment": "teacher/rooms", "treatment": "_schedule"})

@@ -79,7 +79,7 @@ def test_transitive_imports_are_not_allowed(package, name, reason):
 def test_missing_package_names_remedy():
     trust = Trust(("no_such_package",))
     for locate in (lambda: trust.locate("no_such_package.Part", "x"), lambda: trust.load("no_such_package.a", "x")):
-        with pytest.raises(ConfigError, match=r"cannot be imported: .*'no_such_package'; install .* or .*PYTHONPATH"):
+        with pytest.raises(ConfigError, match=r"'no_such_package'; .*PYTHONPATH"):
             locate()
 
 
@@ -118,7 +118,7 @@ def test_no_target_writes_to_given_path():
 
 @pytest.mark.parametrize("name", ["", ".", "mine.", "*", "mine parts", "../mine", 3, "__main__"])
 def test_module_names_are_valid(name):
-    with pytest.raises(ConfigError, match="not the name"):
+    with pytest.raises(ConfigError, match="trusted_modules"):
         Trust((name,))
 
 

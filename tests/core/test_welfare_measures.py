@@ -52,8 +52,7 @@ def test_unknown_name_lists_available_names(tmp_path, principal):
     with pytest.raises(ConfigError) as error:
         run(*TINY, f"principal={principal}", "design.objective=fairness", f"output_root={tmp_path}")
     message = str(error.value)
-    assert message.startswith("design.objective='fairness': ")
-    assert f"there is no such objective; there are {', '.join(OBJECTIVES)}, or one of your own" in message
+    assert message.startswith("design.objective='fairness': ") and ", ".join(OBJECTIVES) in message
     assert message.endswith("{_target_: package.module.function}")
 
 
@@ -98,11 +97,11 @@ def test_custom_measure_applies_to_agents(tmp_path):
     [
         (
             (CUSTOM_OBJECTIVE[0], "design.objective={_target_: signal_game.objectives.misnamed}"),
-            "the name gini is taken",
+            "name gini",
         ),
         (
             (CUSTOM_OBJECTIVE[0], "design.objective={_target_: signal_game.objectives.flat}"),
-            r"one number per episode, shape \(4,\)",
+            r"shape \(4,\)",
         ),
     ],
 )
