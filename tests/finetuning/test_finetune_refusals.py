@@ -30,20 +30,20 @@ def test_dry_run_skips_playing(proposer, tmp_path, capsys):
     one_in(
         2,
         [
-            (["llm.model=/no/such/folder"], LLMError, "there is no folder /no/such/folder"),
-            (["env=escape_room", "agent=linear"], ConfigError, "not a Gymnasium environment"),
-            (["dataset.trials=0"], ConfigError, "the dataset has no trials"),
+            (["llm.model=/no/such/folder"], LLMError, "/no/such/folder"),
+            (["env=escape_room", "agent=linear"], ConfigError, "env=llmrl.*env=maze"),
+            (["dataset.trials=0"], ConfigError, r"dataset\.trials.*dataset\.runs"),
             (["dataset=search", "dataset.runs=[/no/such]"], ConfigError, "dataset.runs.*proposals.jsonl"),
             (["dataset.examples=500"], ConfigError, r"dataset\.examples=500"),
             (["llm.max_tokens=8"], ConfigError, r"llm\.max_tokens=8"),
             (["llm.context_window=60"], LLMError, "context window"),
-            (["llm.dtype=float16"], ConfigError, "use bfloat16 or float32"),
+            (["llm.dtype=float16"], ConfigError, r"llm\.dtype=float16"),
             (["method.lora.targets=[nowhere]"], ConfigError, "down_proj"),
-            (["method.lora.targets=[lm_head]"], ConfigError, "cannot have an adapter"),
-            (["method.samples=1"], ConfigError, "method.samples=1 must be at least 2"),
+            (["method.lora.targets=[lm_head]"], ConfigError, "lm_head.*output"),
+            (["method.samples=1"], ConfigError, "method.samples=1 .*2"),
             (["method.optimizer.batch=7"], ConfigError, "method.optimizer.batch=7"),
             (["method.prompts=100", "method.samples=8"], ConfigError, r"48.*method\.prompts=100"),
-            (["rewards.low=1", "rewards.high=0"], ConfigError, "low=1 and high=0"),
+            (["rewards.low=1", "rewards.high=0"], ConfigError, "low=1 .*high=0"),
             (["+rewards.beauty=1"], ConfigError, "'beauty'"),
             (["method.optimizer.learning_rate=-1"], ConfigError, "method.optimizer.learning_rate=-1"),
         ],
@@ -62,11 +62,11 @@ def test_invalid_settings_raise_early(proposer, tmp_path, overrides, error, mess
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["llm=scripted"], "trains only a model with local weights"),
-        (["llm=local_scorer_causal"], "trains only a model with local weights"),
+        (["llm=scripted"], "llm=local_chat"),
+        (["llm=local_scorer_causal"], "llm=local_chat"),
         (["principal=random"], "principal=llm"),
         (["agent=random"], "agent=.*RandomAgent"),
-        (["env=cleanup"], "not a Gymnasium environment"),
+        (["env=cleanup"], "env=llmrl.*env=maze"),
     ],
 )
 def test_untunable_parts_raise(proposer, tmp_path, overrides, message):
@@ -81,7 +81,7 @@ def test_truncating_reply_limit_raises_early(proposer, tmp_path):
     from experiments import run_experiment
 
     arguments = [*QUICK["sft"], "llm.max_tokens=24"]
-    with pytest.raises(ConfigError, match=r"a target reply has \d+ tokens .* llm\.max_tokens=24"):
+    with pytest.raises(ConfigError, match=r" \d+ tokens .*llm\.max_tokens=24"):
         run_experiment(configured(tmp_path, proposer, *arguments), arguments)
     assert not list(tmp_path.rglob("llm_calls.jsonl"))
 
@@ -98,7 +98,7 @@ def test_missing_package_raises(proposer, tmp_path, monkeypatch):
 def test_nested_adapter_training_raises(proposer, tmp_path):
     from experiments import run_experiment
 
-    with pytest.raises(ConfigError, match=r"llm\.adapter=.*must be null"):
+    with pytest.raises(ConfigError, match=r"llm\.adapter=.*null"):
         run_experiment(configured(tmp_path, proposer, f"llm.adapter='{proposer}'"), [])
 
 
@@ -126,5 +126,4 @@ def test_help_has_light_imports(tmp_path):
     assert not list(tmp_path.iterdir())
     wrong = call("method.optimizer.step=3")
     assert wrong.returncode == 1
-    assert "method.optimizer has no option 'step'; it has: steps" in wrong.stderr
-    assert "Did you mean steps?" in wrong.stderr
+    assert "method.optimizer " in wrong.stderr and "'step'" in wrong.stderr and " mean steps?" in wrong.stderr

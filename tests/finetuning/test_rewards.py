@@ -93,12 +93,12 @@ def test_default_scale_comes_from_dataset():
     values = np.array([3.0, -7.0, 5.0])
     assert shipped.rewards().scale(values) == Scale(-7.0, 5.0)
     assert shipped.rewards(low=-10.0, parity=True).scale(values) == Scale(-10.0, 5.0, True)
-    with pytest.raises(ConfigError, match="low=3 and high=3"):
+    with pytest.raises(ConfigError, match=r"low=3 .*high=3"):
         shipped.rewards().scale(np.array([3.0, 3.0]))
 
 
 def test_impossible_settings_raise():
-    with pytest.raises(ConfigError, match="all rewards have the weight 0"):
+    with pytest.raises(ConfigError, match=r"weight 0; .*rewards\."):
         shipped.rewards(**dict.fromkeys(REWARDS, 0.0))
-    with pytest.raises(ConfigError, match=r"low=1 and high=1"):
+    with pytest.raises(ConfigError, match=r"low=1 .*high=1"):
         shipped.rewards(low=1.0, high=1.0)

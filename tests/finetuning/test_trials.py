@@ -126,12 +126,12 @@ def test_search_run_reads_complete_lines_in_order(tmp_path):
 
 
 def test_dataset_for_different_task_raises(tmp_path):
-    with pytest.raises(ConfigError, match=r"another task \(env\.id=B-v0 instead of A-v0\)"):
+    with pytest.raises(ConfigError, match=r"\(env\.id=B-v0 .*A-v0\)"):
         read_search_run(search_run(tmp_path / "b", "B-v0"), PLANE, RUN_FUNCTION)
     three = space((0, 1), (0, 1), (0, 1))
-    with pytest.raises(ConfigError, match=r"line 1 .*p needs 3 numbers"):
+    with pytest.raises(ConfigError, match=r"line 1 .* 3 numbers"):
         read_search_run(search_run(tmp_path / "c"), three, RUN_FUNCTION)
-    with pytest.raises(ConfigError, match=r"another task \(seed=1 instead of 0\)"):  # directions drawn from the seed
+    with pytest.raises(ConfigError, match=r"\(seed=1 .*0\)"):  # directions drawn from the seed
         read_search_run(search_run(tmp_path / "d", seed=1), PLANE, {**RUN_FUNCTION, "seed": 0})
     assert read_search_run(tmp_path / "d" / "search" / "s1", PLANE, RUN_FUNCTION).trials
 
@@ -247,12 +247,12 @@ def test_prompts_state_search_episodes():
         return dataset(trials=trials, runs=["x"])._episodes_per_proposal([TrialSeries((), True, n) for n in episodes])
 
     assert prompt_counts(5, 5) == 5 and prompt_counts(20, trials=8) == 20
-    with pytest.raises(ConfigError, match=r"5 and 6; .*equal search\.episodes"):
+    with pytest.raises(ConfigError, match=r"5 and 6; .*search\.episodes"):
         prompt_counts(5, 6)
     with pytest.raises(ConfigError, match=r"5 and 20; .*dataset\.episodes=20"):
         prompt_counts(5, trials=8)
 
 
 def test_small_dataset_raises():
-    with pytest.raises(ConfigError, match=r"dataset\.examples=5 .* at most 4 held out"):
+    with pytest.raises(ConfigError, match=r"dataset\.examples=5 .* 4 held out"):
         make_examples([make_series(4, is_search=False)], 1, 1, 5, Seeds(0), "held out")
