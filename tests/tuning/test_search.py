@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -90,14 +91,14 @@ def test_search_returns_best_command(tmp_path, options_folder):
     best = yaml.safe_load((tmp_path / "outputs/signal_game/search/best.yaml").read_text())
     assert best["min"] == max(float(row["min"]) for row in rows)
     # The command that is printed and kept finds the very runs: nothing is left to do.
-    assert f"The best trial again: {best['command']}\n" in output
+    assert f": {best['command']}\n" in output
     words = shlex.split(best["command"])
     assert words[0] == "llmrl-train" and "--config-dir" in words
     second_search = start(*words[1:], cwd=tmp_path)
     assert second_search.communicate(timeout=100) and second_search.returncode == 0
     assert [run.attempt for run in read_runs(tmp_path / "outputs")] == [1] * 6
     code, output = search(*arguments, "agent.pause_s=1", *options, cwd=tmp_path, folder=options_folder)
-    assert code == 1 and "agent.pause_s was not given and is 1" in output
+    assert code == 1 and re.search("agent.pause_s .* 1\\b", output)
 
 
 @pytest.mark.long
@@ -166,10 +167,10 @@ def test_failing_trials_end_search(tmp_path, options_folder, launcher):
     assert sum(row["state"] == "finished" for row in rows) == 2 and len(rows) > 2
     assert "Failed trials" in output
     failed = next(row for row in rows if row["state"] == "failed")
-    assert "is too much" in failed["seed=0"] and failed["mean"] == ""
+    assert "too much" in failed["seed=0"] and failed["mean"] == ""
     breaks = ("agent.breaks_above=-1", "hydra.sweeper.max_failures=2", "name=all")
     code, output = search(*arguments, *breaks, cwd=tmp_path, folder=options_folder)
-    assert code == 1 and "2 trials in a row failed, the last with seed 0: " in output
+    assert code == 1 and re.search("2 trials .* seed 0: ", output)
     assert [row["state"] for row in trials(tmp_path, "all")] == ["failed", "failed"]
     tracebacks = list((tmp_path / "outputs" / "all").rglob("traceback.txt"))
     assert len(tracebacks) == 4 and all("ZeroDivisionError" in path.read_text() for path in tracebacks)
@@ -197,17 +198,17 @@ def test_interrupted_trial_is_not_failure(tmp_path, options_folder, launcher):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("seed=0,1",), "nothing to search"),
+        (("seed=0,1",), "than seed"),
         (
             ("design.steps=1,2", "hydra.sweeper.aggregate=mode"),
-            "hydra.sweeper.aggregate='mode': input should be 'mean'",
+            "hydra.sweeper.aggregate='mode': ",
         ),
-        (("design.steps=1,2", "hydra.sweeper.trials=0"), "hydra.sweeper.trials=0: input should be greater than 0"),
+        (("design.steps=1,2", "hydra.sweeper.trials=0"), "hydra.sweeper.trials=0: "),
         (("design.steps=1,2", "hydra.sweeper.trails=9"), "trails"),
-        (("design.stepz=range(1,3)",), "Did you mean steps?"),
+        (("design.stepz=range(1,3)",), " mean steps?"),
         (("principal=ucb,thomson",), "thomson"),
-        (("principal=ucb,thompson", "principal.coefficient=interval(0,1)"), "no option 'coefficient'"),
-        (("env=escape_room,cleanup",), "several folders, escape_room, cleanup; choose one with name=<name>"),
+        (("principal=ucb,thompson", "principal.coefficient=interval(0,1)"), "'coefficient'"),
+        (("env=escape_room,cleanup",), "name=<name>"),
     ],
 )
 def test_invalid_searches_raise_early(tmp_path, arguments, message):

@@ -73,23 +73,22 @@ def test_seeds_are_excluded_from_space(loader):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["env=escape_room", "seed=0,1"], "nothing to search; sweep a key other than seed"),
-        (["seed=interval(0,9)", "agent.x=1,2"], "every trial runs all seeds. Name them: seed=0,1,2"),
-        (["principal=interval(0,1)"], "name the options: principal=cem,cmaes"),
-        (["agent.x=tag(log,interval(0,1))"], "`low > 0` must hold for `log=True`"),
-        (["agent.x=tag(log,range(1,100,10))"], "only accept step is 1 when `log` argument is True"),
-        (["agent.x=tag(log,choice(1,2))"], "leave out the tag log"),
-        (["agent.x=tag(lin,interval(1,2))"], "is tagged lin; the only tag known here is log"),
-        (["agent.x=interval(2,1)"], "from 2 to 1: `low <= high` must hold"),
-        (["agent.x=interval(0,inf)"], "finite numbers"),
-        (["agent.x=range(3,3)"], "agent.x=range(3,3,1) is empty"),
-        (["agent.x=range(1,3,0)"], "is empty"),
+        (["env=escape_room", "seed=0,1"], "than seed"),
+        (["seed=interval(0,9)", "agent.x=1,2"], "seed=0,1,2"),
+        (["principal=interval(0,1)"], "principal=cem,cmaes"),
+        (["agent.x=tag(log,interval(0,1))"], "agent.x=.*`low > 0`"),
+        (["agent.x=tag(log,range(1,100,10))"], "agent.x .*`log`"),
+        (["agent.x=tag(log,choice(1,2))"], "agent.x .*log$"),
+        (["agent.x=tag(lin,interval(1,2))"], "agent.x .* lin; .*log$"),
+        (["agent.x=interval(2,1)"], "2 to 1: `low <= high`"),
+        (["agent.x=interval(0,inf)"], "agent.x .* inf;"),
+        (["agent.x=range(3,3)"], r"agent.x=range\(3,3,1\)"),
+        (["agent.x=range(1,3,0)"], r"agent.x=range\(1,3,0\)"),
     ],
 )
 def test_unsupported_sweeps_raise(loader, arguments, message):
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError, match=message):
         parse_search_request(arguments, loader)
-    assert message in str(refusal.value)
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False, width=64)

@@ -245,29 +245,28 @@ def test_importances_identify_relevant_parameters(tmp_path):
     [
         pytest.param(
             {"seeds": ("0", "1", "2")},
-            "the objective was maximize the mean over seeds 0, 1 and is maximize the mean",
+            "mean .*0, 1 .*mean .*0, 1, 2",
             marks=pytest.mark.long,
         ),
-        pytest.param({"direction": "minimize"}, "is minimize the mean over seeds 0, 1", marks=pytest.mark.long),
-        ({"aggregate": "iqm"}, "is maximize the iqm"),
-        pytest.param({"fixed": ["env=cleanup"]}, "env was escape_room and is cleanup", marks=pytest.mark.long),
-        ({"fixed": [*FIXED, "env.n_envs=9"]}, "env.n_envs was not given and is 9"),
+        pytest.param({"direction": "minimize"}, " minimize .*0, 1", marks=pytest.mark.long),
+        ({"aggregate": "iqm"}, "mean .* iqm "),
+        pytest.param({"fixed": ["env=cleanup"]}, "env .*escape_room .*cleanup", marks=pytest.mark.long),
+        ({"fixed": [*FIXED, "env.n_envs=9"]}, "env.n_envs .* 9"),
         (
             {"space": {**SPACE, "agent.epochs": IntDistribution(1, 9)}},
-            "agent.epochs was searched, whole numbers",
+            "agent.epochs .*whole numbers",
         ),
-        ({"space": {"principal": SPACE["principal"]}}, "agent.rate was searched, numbers from 1e-05 to 0.1, log scale"),
+        ({"space": {"principal": SPACE["principal"]}}, "agent.rate .*1e-05 to 0.1, log"),
         (
             {"space": {**SPACE, "principal": CategoricalDistribution(("ucb",))}},
-            "one of ucb, egreedy and is searched, one of ucb",
+            "ucb, egreedy .* ucb",
         ),
     ],
 )
 def test_name_conflict_raises(tmp_path, changes, message):
     open_study(tmp_path).__exit__(None, None, None)
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError, match=rf"{message}.*hydra\.sweeper\.study=<name>"):
         open_study(tmp_path, **changes)
-    assert message in str(refusal.value) and "hydra.sweeper.study=<name>" in str(refusal.value)
     with open_study(tmp_path, study="another", **changes) as study:  # a name of its own works, even in the same folder
         assert study.next_batch()
 
@@ -290,7 +289,7 @@ def test_study_is_locked_by_process(tmp_path):
     )
     try:
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(RunFolderError, match=f"in use by process {holder.pid}"):
+        with pytest.raises(RunFolderError, match=f"process {holder.pid}"):
             open_study(tmp_path)
     finally:
         holder.kill()  # not a word of good-bye, and the study is free at once
