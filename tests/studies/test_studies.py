@@ -158,13 +158,13 @@ def test_treatment_declares_studies(treatment):
     ("choices", "message"),
     [
         ({"experiment": "legislative/harvest", "treatment": "props"}, "treatment=dual_rl"),
-        ({"experiment": "legislative/harvest", "treatment": "props"}, "is for experiment=search/.* or "),
+        ({"experiment": "legislative/harvest", "treatment": "props"}, "treatment=props .*experiment=search/.* or "),
         ({"experiment": None, "treatment": "props"}, "experiment=search/"),
-        ({"experiment": "legislative/harvest_small", "treatment": "ucb"}, r"takes no treatment"),
+        ({"experiment": "legislative/harvest_small", "treatment": "ucb"}, "no treatment$"),
         ({"experiment": "legislative/harvest", "treatment": "ucb", "principal": "llm"}, "principal=llm"),
         ({"experiment": "search/linear", "treatment": "props_plus", "principal": "gp"}, "principal=llm"),
-        ({"experiment": "search/linear", "treatment": "numbers/props/hopper"}, "cannot be chosen"),
-        ({"experiment": "legislative/_cleanup_rules", "treatment": None}, "cannot be chosen"),
+        ({"experiment": "search/linear", "treatment": "numbers/props/hopper"}, "treatment=numbers/props/hopper"),
+        ({"experiment": "legislative/_cleanup_rules", "treatment": None}, "experiment=legislative/_cleanup_rules"),
     ],
 )
 def test_incompatible_choices_raise(choices, message):
