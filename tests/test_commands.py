@@ -162,7 +162,7 @@ def call_later(path, *words):
 
 def test_function_runs_in_process(tmp_path):
     process = commands.Process(target=call_later, args=(tmp_path / "a", "0.01", "b"))
-    with pytest.raises(AssertionError, match="not been started"):
+    with pytest.raises(AssertionError, match="started"):
         process.is_alive()
     process.start()
     process.join()
@@ -182,7 +182,7 @@ def test_function_runs_in_process(tmp_path):
 
 def test_interpreter_variables_raise():
     for name in ("PYTHONPATH", "PYTHONHASHSEED", "OMP_NUM_THREADS"):
-        with pytest.raises(ValueError, match=f"{name}: read when a process starts"):
+        with pytest.raises(ValueError, match=f"{name}: "):
             commands.run(program("pass"), env={**os.environ, name: "7"})
     with pytest.raises(ValueError, match="handed on"):
         commands.run(program("pass"), preexec_fn=print)

@@ -81,12 +81,12 @@ def test_stack_matches_single_networks():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"core": "planes", "planes": ["gold"]}, "'grid' has no plane 'gold'; available: floor, grass, river"),
-        ({"core": "planes", "planes": []}, "agent.planes is empty; choose from floor"),
-        ({"core": "planes", "channels": ("vector",)}, "agent.core=planes needs a map, but env=cleanup"),
-        ({"core": "planes", "channels": ("pixels",)}, "planes, but the channel 'pixels' of env=cleanup has none"),
+        ({"core": "planes", "planes": ["gold"]}, "'grid' .*'gold'; .*floor, grass, river"),
+        ({"core": "planes", "planes": []}, "agent.planes .*floor"),
+        ({"core": "planes", "channels": ("vector",)}, "agent.core=planes .*env=cleanup"),
+        ({"core": "planes", "channels": ("pixels",)}, "'pixels' .*env=cleanup"),
     ],
 )
 def test_invalid_options(options, message):
-    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=message):
         network(**options)
