@@ -99,7 +99,7 @@ def test_target(target, marker):
 def test_importing_id(env, key, id, marker, monkeypatch):
     monkeypatch.delitem(sys.modules, "webbrowser", raising=False)  # some libraries import it by themselves
     node = {**load_option("env", env), key: id, "n_envs": 1}
-    with pytest.raises(ConfigError, match=rf"env\.{key}=.*(trusted|environment)"):
+    with pytest.raises(ConfigError, match=r"trusted|no environment"):
         Builder({"seeds": Seeds(0)}).build(node, "env")
     assert not marker.exists() and "webbrowser" not in sys.modules
 

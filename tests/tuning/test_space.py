@@ -76,7 +76,7 @@ def test_seeds_are_excluded_from_space(loader):
         (["env=escape_room", "seed=0,1"], "than seed"),
         (["seed=interval(0,9)", "agent.x=1,2"], "seed=0,1,2"),
         (["principal=interval(0,1)"], "principal=cem,cmaes"),
-        (["agent.x=tag(log,interval(0,1))"], "agent.x=.*`low > 0`"),
+        (["agent.x=tag(log,interval(0,1))"], "agent.x .*`low > 0`"),
         (["agent.x=tag(log,range(1,100,10))"], "agent.x .*`log`"),
         (["agent.x=tag(log,choice(1,2))"], "agent.x .*log$"),
         (["agent.x=tag(lin,interval(1,2))"], "agent.x .* lin; .*log$"),
