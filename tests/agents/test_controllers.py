@@ -257,10 +257,7 @@ class TestAgent:
         (lambda: search_agent("linear", replace(LAKE, observation={"state": LAKE.observation["state"]})), "env=lake"),
         (lambda: search_agent("linear", POLE, bound=0.25), "agent.bound=0.25.*agent.decimals=1"),
         (lambda: search_agent("linear", POLE, output="tanh"), "agent.output=tanh.*env=pole"),
-        (
-            lambda: search_agent("projection", POLE, Seeds(0), rank=9),
-            "agent.rank=9.*<=8",
-        ),
+        (lambda: search_agent("projection", POLE, Seeds(0), rank=9), "agent.rank=9.*<=8"),
         (
             lambda: TabularAgent(replace(LAKE, continuous_actions=ARM.continuous_actions)),
             "env=lake.*2",

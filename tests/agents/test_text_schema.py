@@ -94,19 +94,10 @@ class TestFaults:
             ({"observation": {}}, "^t: observation .*empty"),
             ({"observation": {"x": {"unit": "m"}}}, r"^t: observation\.x .*'description'"),
             ({"observation": {"x": {"description": "a", "color": "b"}}}, r"^t: observation\.x .*'color'"),
-            (
-                {"observation": {"x": {"description": "a", "range": 3}}},
-                r"^t: observation\.x\.range=3: ",
-            ),
-            (
-                {"observation": {"x": {"description": "a", "range": [8, -8]}}},
-                r"^t: observation\.x\.range=\[8, -8\] ",
-            ),
+            ({"observation": {"x": {"description": "a", "range": 3}}}, r"^t: observation\.x\.range=3: "),
+            ({"observation": {"x": {"description": "a", "range": [8, -8]}}}, r"^t: observation\.x\.range=\[8, -8\] "),
             ({"observation": {"x": {"description": "a", "size": 0}}}, r"^t: observation\.x\.size=0"),
-            (
-                {"observation": {"x": {"description": "a", "values": "b"}}},
-                r"^t: observation\.x\.values='b': ",
-            ),
+            ({"observation": {"x": {"description": "a", "values": "b"}}}, r"^t: observation\.x\.values='b': "),
             (
                 {"observation": {"x": {"description": "a", "fields": {"y": {}}}}},
                 r"^t: observation\.x\.fields\.y .*'description'",
@@ -117,10 +108,7 @@ class TestFaults:
             ({"decimals": -1}, "^t: decimals=-1"),
             ({"rewards": "many"}, "^t .*'rewards'.*decoder"),
             ({"success": "you win"}, "^t: success .*str"),
-            (
-                {"success": {"score >= 3": "you win"}},
-                r"^t: success\.score >= 3 .*terminated",
-            ),
+            ({"success": {"score >= 3": "you win"}}, r"^t: success\.score >= 3 .*terminated"),
             ({"success": {"return >= many": "you win"}}, r"^t: success\.return >= many "),
             ({"success": {"terminated": ""}}, "^t: success .*'terminated'"),
             ({"arguments": ["speed"]}, "^t: arguments .*list"),

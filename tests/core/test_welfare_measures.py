@@ -95,14 +95,8 @@ def test_custom_measure_applies_to_agents(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            (CUSTOM_OBJECTIVE[0], "design.objective={_target_: signal_game.objectives.misnamed}"),
-            "name gini",
-        ),
-        (
-            (CUSTOM_OBJECTIVE[0], "design.objective={_target_: signal_game.objectives.flat}"),
-            r"shape \(4,\)",
-        ),
+        ((CUSTOM_OBJECTIVE[0], "design.objective={_target_: signal_game.objectives.misnamed}"), "name gini"),
+        ((CUSTOM_OBJECTIVE[0], "design.objective={_target_: signal_game.objectives.flat}"), r"shape \(4,\)"),
     ],
 )
 def test_rejects_invalid_objectives(tmp_path, overrides, message):

@@ -257,15 +257,9 @@ def test_tables_use_integers(tmp_path, principal):
     [
         (("principal=dual_rl",), "DualRLPrincipal.*principal=cem"),
         (("principal=metagrad",), "MetaGradPrincipal"),
-        (
-            ("principal=ucb", "principal.points=2", "agent=mlp_policy"),
-            "principal.points=2 .*multilayer perceptron",
-        ),
+        (("principal=ucb", "principal.points=2", "agent=mlp_policy"), "principal.points=2 .*multilayer perceptron"),
         (("principal=fixed", f"principal.values={[0.05] * 10}"), r"params\[0\]=0.05 "),
-        (
-            ("principal=egreedy", "principal.points=122", "agent=projection", "agent.rank=1"),
-            "points=122: .* 121 ",
-        ),
+        (("principal=egreedy", "principal.points=122", "agent=projection", "agent.rank=1"), "points=122: .* 121 "),
         (("principal=random", "env=escape_room"), "horizon"),
     ],
 )

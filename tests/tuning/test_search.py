@@ -199,10 +199,7 @@ def test_interrupted_trial_is_not_failure(tmp_path, options_folder, launcher):
     ("arguments", "message"),
     [
         (("seed=0,1",), "than seed"),
-        (
-            ("design.steps=1,2", "hydra.sweeper.aggregate=mode"),
-            "hydra.sweeper.aggregate='mode': ",
-        ),
+        (("design.steps=1,2", "hydra.sweeper.aggregate=mode"), "hydra.sweeper.aggregate='mode': "),
         (("design.steps=1,2", "hydra.sweeper.trials=0"), "hydra.sweeper.trials=0: "),
         (("design.steps=1,2", "hydra.sweeper.trails=9"), "trails"),
         (("design.stepz=range(1,3)",), " mean steps?"),

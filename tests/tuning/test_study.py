@@ -243,24 +243,14 @@ def test_importances_identify_relevant_parameters(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        pytest.param(
-            {"seeds": ("0", "1", "2")},
-            "mean .*0, 1 .*mean .*0, 1, 2",
-            marks=pytest.mark.long,
-        ),
+        pytest.param({"seeds": ("0", "1", "2")}, "mean .*0, 1 .*mean .*0, 1, 2", marks=pytest.mark.long),
         pytest.param({"direction": "minimize"}, " minimize .*0, 1", marks=pytest.mark.long),
         ({"aggregate": "iqm"}, "mean .* iqm "),
         pytest.param({"fixed": ["env=cleanup"]}, "env .*escape_room .*cleanup", marks=pytest.mark.long),
         ({"fixed": [*FIXED, "env.n_envs=9"]}, "env.n_envs .* 9"),
-        (
-            {"space": {**SPACE, "agent.epochs": IntDistribution(1, 9)}},
-            "agent.epochs .*whole numbers",
-        ),
+        ({"space": {**SPACE, "agent.epochs": IntDistribution(1, 9)}}, "agent.epochs .*whole numbers"),
         ({"space": {"principal": SPACE["principal"]}}, "agent.rate .*1e-05 to 0.1, log"),
-        (
-            {"space": {**SPACE, "principal": CategoricalDistribution(("ucb",))}},
-            "ucb, egreedy .* ucb",
-        ),
+        ({"space": {**SPACE, "principal": CategoricalDistribution(("ucb",))}}, "ucb, egreedy .* ucb"),
     ],
 )
 def test_name_conflict_raises(tmp_path, changes, message):

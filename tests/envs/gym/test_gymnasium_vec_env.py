@@ -232,10 +232,7 @@ def test_numbers_are_clipped_to_bounds():
         ),
         ({"name": "FrozenLake-v1", "kwargs": {"desc": ["FFF", "FFG"]}}, r"env\.kwargs\.desc=.*'FFG'.*S"),
         ({"name": "no_such_package:Tower-v3"}, r"trusted_modules=\[no_such_package\]"),
-        (
-            {"name": "no_such_package:Tower-v3", "trusted": ("no_such_package",)},
-            r"named 'no_such_package'",
-        ),
+        ({"name": "no_such_package:Tower-v3", "trusted": ("no_such_package",)}, r"named 'no_such_package'"),
         ({"name": "CartPole-v1", "success": "return"}, "success_threshold"),
         ({"name": "CartPole-v1", "success_threshold": 3.0}, "success=None .*env.success_threshold=3.0"),
     ],
