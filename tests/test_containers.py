@@ -145,7 +145,7 @@ def test_image_builds() -> None:
     assert build.returncode == 0, build.stdout[-4000:] + build.stderr[-4000:]
     if command != ["buildah"]:
         run = subprocess.run([*command, "run", "--rm", "llmrl-test"], capture_output=True, text=True, timeout=300)
-        assert run.returncode == 0 and "llmrl-train composes an experiment" in run.stdout
+        assert run.returncode == 0 and "llmrl-train" in run.stdout
 
 
 def pip_folders() -> set[Path]:
