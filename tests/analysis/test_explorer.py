@@ -139,7 +139,7 @@ def test_reports_unreadable_files(tmp_path):
     principal_run(tmp_path)
     write_explorer(tmp_path)
     _, index = explore(tmp_path / "explorer" / "data" / "index.js")
-    assert "replies.jsonl" in index["runs"][0]["problems"][0]
+    assert "its episodes" in index["runs"][0]["problems"][0]
     assert index["runs"][1]["proposals"] == 6
 
 

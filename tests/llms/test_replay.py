@@ -64,7 +64,7 @@ def test_replay_keeps_costs(tmp_path):
     assert [reply.text for reply in replies] == ["a", "a", "b"]
     assert replies[0].cost == 7e-6 and replies[0].prompt_tokens == 3 and replies[0].attempts == 0
     assert client.label == "replay of echo" and client.metrics()["usage/llm_calls"] == 0
-    with pytest.raises(LLMError, match=rf"{FILE_NAME} .*'test'"):
+    with pytest.raises(LLMError, match=rf"{FILE_NAME} .*purpose"):
         client.chat([ask("a")])
 
 

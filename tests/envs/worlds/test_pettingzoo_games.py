@@ -327,7 +327,7 @@ class TestUnsupportedWorlds:
         [
             ("os:system", {}, "env.id=os"),
             ("own_worlds:imported", {}, "pettingzoo.utils.env"),
-            ("own_worlds:nobody", {}, "own_worlds:nobody"),
+            ("own_worlds:nobody", {}, "'nobody'"),
             ("own_worlds", {}, "parallel_env"),
             ("own_worlds:no_world", {}, "ParallelEnv"),
             ("pettingzoo.classic.tictactoe_v99:env", {}, "PettingZoo"),
