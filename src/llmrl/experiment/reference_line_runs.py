@@ -69,15 +69,16 @@ def plan_within_steps(env_steps: int, vector_steps: int, untrained_steps: int, s
         scan_size: number of vectors of the coarse scan, >= 1.
     """
     min_vectors = min(_MIN_VECTORS, scan_size)
-    repetitions, vectors, untrained = 0, 0, False
-    for n, fewest in ((_REPETITIONS, min_vectors), (1, min_vectors), (_REPETITIONS, 1), (1, 1)):
-        if (n_fitting := (env_steps - n * untrained_steps) // (n * vector_steps)) >= fewest:
-            repetitions, vectors, untrained = n, min(n_fitting, scan_size) if fewest == min_vectors else 1, True
+    n_repetitions, n_vectors, measures_untrained = 0, 0, False
+    for n, n_required in ((_REPETITIONS, min_vectors), (1, min_vectors), (_REPETITIONS, 1), (1, 1)):
+        if (n_fitting := (env_steps - n * untrained_steps) // (n * vector_steps)) >= n_required:
+            n_repetitions, measures_untrained = n, True
+            n_vectors = min(n_fitting, scan_size) if n_required == min_vectors else 1
             break
     else:
         if vector_steps <= env_steps:
-            repetitions, vectors = 1, 1
-    return ReferencePlan(repetitions, vectors, untrained, scan_size)
+            n_repetitions, n_vectors = 1, 1
+    return ReferencePlan(n_repetitions, n_vectors, measures_untrained, scan_size)
 
 
 def reason_without_references(config: Config, parts: Parts) -> str | None:
@@ -132,13 +133,13 @@ def prerequisite_runs(config: Config, parts: Parts, loop: object) -> list[Prereq
         return []
     spec = parts.env.spec
     vectors = spec.proposals.probe_vectors.tolist()[: plan.n_vectors]
-    scan = _measurement_config(config, vectors, plan.n_repetitions, parts)
+    scan_config = _measurement_config(config, vectors, plan.n_repetitions, parts)
     if plan.n_vectors == 1 < plan.scan_size:
-        runs = [_make_run("no mechanism", "no_mechanism", "no mechanism", scan, spec.horizon)]
+        runs = [_make_run("no mechanism", "no_mechanism", "no mechanism", scan_config, spec.horizon)]
     else:
-        first = "" if plan.n_vectors == plan.scan_size else f", the first {plan.n_vectors:,}"
-        name = f"coarse scan of {plan.scan_size:,} vectors{first}"
-        runs = [_make_run("coarse scan", "scan", name, scan, spec.horizon)]
+        subset_text = "" if plan.n_vectors == plan.scan_size else f", the first {plan.n_vectors:,}"
+        name = f"coarse scan of {plan.scan_size:,} vectors{subset_text}"
+        runs = [_make_run("coarse scan", "scan", name, scan_config, spec.horizon)]
     if plan.measures_untrained:
         untrained = _measurement_config(config, vectors[:1], plan.n_repetitions, parts)
         untrained["design"]["adapt_rounds"] = 0

@@ -80,6 +80,7 @@ _OBJECTIVES = {"principal/objective": "objective", "evaluation/objective": "obje
 _WELFARE = {"welfare/minimum": "worst-off", "welfare/equality": "equality", "welfare/spending": "paid out"}
 """Column titles of welfare measures. Sum and Gini coefficient are omitted: they follow from mean and equality."""
 _METRIC_PREFIXES: tuple[tuple[RowKind, str], ...] = (("proposal", "validation/"), ("evaluation", "evaluation/"))
+"""Kinds of rows with welfare metrics, and the prefix of the behavior metrics in them; the first kind that a run has."""
 _OTHER_TABLES_METRICS = frozenset({"return", "base_return", "length", "success", "objective"})
 _PREFERRED = ("apples_eaten", "cells_cleaned", "cleaning_shots", "zaps", "dirt", "apples_live", "apples_per_shot")
 _DETAIL_WORDS = ("quarter",)
@@ -96,7 +97,7 @@ def select_informative_metrics(rows: Sequence[Mapping[str, float]]) -> list[str]
     """
     metrics = dict.fromkeys(name for row in rows for name in row)
     names = [x for x in metrics if x not in _OTHER_TABLES_METRICS and not any(word in x for word in _DETAIL_WORDS)]
-    ordered = [name for name in _PREFERRED if name in names] + [name for name in names if name not in _PREFERRED]
+    ordered = [x for x in _PREFERRED if x in names] + [x for x in names if x not in _PREFERRED]
     selected: list[str] = []
     seen_values: set[tuple[float, ...]] = set()
     for name in ordered:
