@@ -8,9 +8,11 @@ import pytest
 
 from experiments import compose, only_run_folder, run_experiment, silent_run
 from installed import skip_without
-from llmrl.chat_learning.format_training import RandomProposals
+from llmrl.chat_learning.format_training import RandomLegalChat, RandomProposals
+from llmrl.core.errors import ConfigError
 from llmrl.core.records import ChatRequest
 from llmrl.experiment.small_models import simulate_search
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.local.loading import load_tokenizer
 from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.principals.llm_principal import FALLBACK_NOTE
@@ -113,3 +115,14 @@ def test_model_is_created_for_fine_tuning(tmp_path):
     [model] = (tmp_path / "models").iterdir()
     [config] = (tmp_path / "finetune_cartpole").glob("*/s0/adapter/adapter_config.json")
     assert json.loads(config.read_text())["base_model_name_or_path"] == str(model)
+
+
+def test_format_without_valid_replies_is_refused():
+    def reject(reply):
+        raise InvalidReply("never valid")
+
+    request = ChatRequest(({"role": "user", "content": MESSAGE},), {"type": "object"}, parse=reject)
+    chat = RandomLegalChat()
+    with pytest.raises(ConfigError, match="llm=small_chat"):
+        chat.chat([request])
+    assert not chat.exchanges

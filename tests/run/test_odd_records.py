@@ -21,6 +21,7 @@ from llmrl.core.plain_data import MAX_RECORD_BYTES, parse_record, parse_value, r
 from llmrl.results.run_records import read_run
 from llmrl.run import ownership, queued, status
 from llmrl.run.artifacts import read_config
+from llmrl.run.files import read_json_lines
 from llmrl.run.metrics import FILE_NAME, read_metric_tables, read_metrics
 from llmrl.run.run import Run
 
@@ -353,3 +354,11 @@ def test_reports_skip_damaged_files(tmp_path: Path) -> None:
         pytest.fail(f"one damaged run ended the report: {error}")
     assert report.n_scored >= 4
     assert {record.state for record in report.excluded} >= {"unreadable"}
+
+
+@pytest.mark.parametrize("line", [b"{", b"\xff\xfe"])
+def test_damaged_line_is_named(tmp_path, line):
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + line + b"\n{")
+    with pytest.raises(RunFolderError, match=r"lines\.jsonl: line 2"):
+        read_json_lines(path)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from llmrl.core.errors import ConfigError
 from llmrl.core.records import CHOSEN_MODEL, ChatReply, ChatRequest
 from llmrl.core.spaces import ParameterSpace
 from llmrl.core.unit_cube import from_unit
@@ -40,7 +41,11 @@ class RandomLegalChat:
         return [ChatReply(reply) for reply in replies]
 
     def _draw_valid_reply(self, request: ChatRequest) -> str:
-        """Draw replies until the parser accepts one; return the last one if it accepts none of `_MAX_DRAWS`."""
+        """Draw replies until the parser accepts one.
+
+        Raises:
+            ConfigError: the parser accepts none of `_MAX_DRAWS` replies.
+        """
         assert request.schema is not None
         for _ in range(_MAX_DRAWS):
             reply = draw_reply(request.schema, str(next(self._draw_counter)))
@@ -50,7 +55,10 @@ class RandomLegalChat:
             except InvalidReply:
                 continue
             return reply
-        return reply
+        raise ConfigError(
+            f"llm=small_chat cannot learn the format of replies: none of {_MAX_DRAWS} random replies is valid; use "
+            "another llm"
+        )
 
     def check(self) -> None:
         """Do nothing, because replies are always available."""

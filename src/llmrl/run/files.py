@@ -94,12 +94,17 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     separators.
 
     Raises:
-        RunFolderError: the file cannot be read.
+        RunFolderError: the file cannot be read, or a line is not JSON.
     """
+    lines: list[dict[str, Any]] = []
     try:
-        return [json.loads(line) for line in read_bytes(path).split(b"\n")[:-1]]
+        for line in read_bytes(path).split(b"\n")[:-1]:
+            lines.append(json.loads(line))
+        return lines
     except FileNotFoundError:
         return []
+    except ValueError as error:
+        raise RunFolderError(f"{path}: line {len(lines) + 1} is not JSON: {error}") from error
     except OSError as error:
         raise RunFolderError(f"{path} cannot be read: {error.strerror or error}") from error
 

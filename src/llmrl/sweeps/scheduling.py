@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +75,7 @@ def query_schedulers(folders: Iterable[Path], strict: bool = False) -> list[Queu
     return queues
 
 
-def find_job_ends(backend: str, job_ids: Iterable[str], queues: Sequence[QueueSnapshot]) -> Mapping[str, JobEnd]:
+def find_job_ends(backend: str, job_ids: Collection[str], queues: Sequence[QueueSnapshot]) -> Mapping[str, JobEnd]:
     """Return the ends of a backend's jobs by id, from `queues` or, for older jobs, from the scheduler's accounting.
 
     Raises:
