@@ -265,6 +265,9 @@ def test_experiments_have_labels_of_reports(tmp_path):
         (["suite={file}", "--policy", "teacher"], "student, random, bot"),
         (["suite={file}", "--mode", "both"], "mode=both"),
         (["suite={file}", "--video"], "video"),
+        (["suite={file}", "--mechanism", "none"], "mechanism"),
+        (["suite={file}", "--adapt"], "adapt"),
+        (["suite={file}", "--env", "hue=red"], "env"),
     ],
 )
 def test_rejects_invalid_suites(finished_run, suite_file, capsys, words, message):

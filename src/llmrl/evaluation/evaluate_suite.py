@@ -104,7 +104,10 @@ def _check_players(settings: EvaluationSettings, n_runs: int) -> list[str]:
     """
     unsupported = {
         "video": settings.video,
+        "mechanism": tuple(settings.mechanisms) != EvaluationSettings.mechanisms,
+        "adapt": settings.adapt is not None,
         "context": settings.context is not None,
+        "env": bool(settings.env),
         "mode=both": settings.mode == "both",
     }
     if invalid := [setting for setting, is_set in unsupported.items() if is_set]:

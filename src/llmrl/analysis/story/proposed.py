@@ -162,17 +162,21 @@ def _read_proposals(run: RunRecord) -> Sequence[MeasuredProposal]:
 
 
 def compute_mean_score(group: GroupProposals) -> float:
-    """Return the mean objective of the recommendations of a group's runs; without any, the highest of a proposal."""
-    scores = read_principal_scores(group.runs, RECOMMENDATION)
-    return max(x.objective for _, x in group.numbered_proposals) if scores is None else float(scores.mean())
+    """Return the mean over runs of the recommendation's objective; without any, of the highest one of a proposal."""
+    return float(_read_best_objectives(group, use_recommendations=True).mean())
 
 
 def _average_over_runs(group: GroupProposals, use_recommendations: bool) -> Estimate:
-    """Return the mean over runs of the recommendation's objective, or of the highest objective of a run's proposals."""
+    """Return the mean over runs of `_read_best_objectives`."""
+    return mean_over_runs(_read_best_objectives(group, use_recommendations).tolist(), group.runs)
+
+
+def _read_best_objectives(group: GroupProposals, use_recommendations: bool) -> np.ndarray:
+    """Return each run's objective of the recommendation, or the highest one of its proposals, [n_runs]."""
     values = read_principal_scores(group.runs, RECOMMENDATION) if use_recommendations else None
     if values is None:
         values = np.array([max(proposal.objective for proposal in run_proposals) for run_proposals in group.proposals])
-    return mean_over_runs(values.tolist(), group.runs)
+    return values
 
 
 def _find_best_per_context(group: GroupProposals) -> list[BestProposal]:
