@@ -179,10 +179,10 @@ class TestTheClosingTable:
         run(*command)
         output = capsys.readouterr().out
         assert run_state(tmp_path)[0]["state"] == "finished"
-        assert "WARNING: " in output
+        assert "NO REPLY" in output
         assert re.search(r"llm invalid share +│ 1 ", output) and re.search(r"llm judged replies +│ 4 ", output)
         run(*command)
-        assert "WARNING: " in capsys.readouterr().out  # of a run that is finished already
+        assert "NO REPLY" in capsys.readouterr().out  # of a run that is finished already
 
     def test_valid_replies_print_no_warning(self, tmp_path, capsys):
         run(*GAME, "principal=llm", "llm=scripted", "design.steps=2", f"output_root={tmp_path}")
@@ -237,7 +237,7 @@ def test_an_evaluation_only_counts(tmp_path, capsys):
     evaluation = evaluate(build_parser().parse_args([str(only_run_folder(tmp_path)), "--episodes", "3"]))
     assert evaluation["llm_invalid_share"] == 1.0 and evaluation["llm_judged_replies"] >= 18  # some moves are forced
     print_evaluation(evaluation)
-    assert "WARNING: " in capsys.readouterr().out
+    assert "NO REPLY" in capsys.readouterr().out
 
 
 def test_silent_model_is_reported(tmp_path, capsys):

@@ -152,12 +152,12 @@ class TestAsking:
         model = Answers('{"reasoning": "x", "plan": [{"skill": "fly" "object": }]', plan_json(("explore", "")))
         planner(ChatClient(model), samples=1).plans([KEY])
         message = model.requests[1].messages[-1]["content"]
-        assert "there is no skill 'fly'" in message and "its JSON breaks at line 1, column 45, near" in message
+        assert "'fly'" in message and "line 1, column 45," in message
 
     def test_repair_explains_error(self):
         model = Answers(plan_json(("fly", "")), plan_json(("explore", "")))
         assert planner(ChatClient(model), samples=1).plans([KEY]) == [((EXPLORE, 1.0),)]
-        assert "there is no skill 'fly'" in model.requests[1].messages[-1]["content"]
+        assert "'fly'" in model.requests[1].messages[-1]["content"]
 
     def test_invalid_samples_are_excluded(self):
         replies = [plan_json(("go to", "key"), ("pick up", "key")), "no", plan_json(("explore", "")), "", "{}"]
@@ -513,7 +513,7 @@ class TestRules:
         prompt = "You are the planner of an agent.\n- fetch <object>: get it\n{}State: You are at <pond> near <tree>."
         notes = []
         plan = json.loads(scripted_planner.reply(planner_request(prompt.format("")), note=notes.append))["plan"]
-        assert plan == [{"skill": "fetch", "object": "pond"}] and "the first skill is taken" in notes[-1]
+        assert plan == [{"skill": "fetch", "object": "pond"}] and "first skill" in notes[-1]
         plan = json.loads(scripted_planner.reply(planner_request(prompt.format("- rest: do nothing\n"))))["plan"]
         assert plan == [{"skill": "rest", "object": ""}]
 
