@@ -409,7 +409,7 @@ def test_non_finite_loss_ends_run():
         def forward(self, batch):
             return super().forward(batch["x"]), None
 
-    with pytest.raises(Diverged, match=r"1 .*loss.*nan"):
+    with pytest.raises(Diverged, match=r"1: .*loss nan"):
         BehavioralCloning(Broken(1, 2), QUICK, samples, samples, Seeds(0), 1).update(0)
 
 

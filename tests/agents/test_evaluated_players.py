@@ -65,7 +65,7 @@ def test_estimate_bounds_requests(tmp_path, capsys, server):
 
     # The nine are paid, and the run's budget was eight.
     code, output = evaluate(capsys, folder, "--episodes", 3, "--seed", 7)
-    assert code == 3 and "llm.budget.calls=8" in output and "--calls" in output and "saved" not in output
+    assert code == 3 and "llm.budget.calls=8" in output and "--calls" in output and "is saved" not in output
     assert len(server.exchanges) - request_count == 9
     code, output = evaluate(capsys, folder, "--episodes", 2, "--out", tmp_path / "elsewhere")
     assert code == 0 and len(server.exchanges) - request_count == 9  # from the cache

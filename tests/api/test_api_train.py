@@ -152,7 +152,7 @@ def test_warnings_are_shown_once(workdir):
 
 def test_configured_logging_has_no_duplicates(workdir, caplog):
     llmrl.train("env=escape_room", "principal=ucb", **TINY)
-    assert len([record for record in caplog.records if "243 arms" in record.message]) == 1
+    assert len([record for record in caplog.records if " arms" in record.message]) == 1
     assert all("_heard" not in repr(handler) for handler in logging.getLogger().handlers)
 
 

@@ -80,7 +80,7 @@ def test_shell_completion_knows_options(tmp_path):
         (("env=escape_room", "principal=llm", "prompts=/nowhere"), "prompts=/nowhere"),
         (("env=escape_room", "hardware=gpu"), "hardware=cpu"),
         (("env=escape_room", "agent.init_from=/nowhere"), "/nowhere "),
-        (("env=escape_room", "env._target_=os.getcwd"), "env._target_=os"),
+        (("env=escape_room", "env._target_=os.getcwd"), "os.getcwd is"),
         (("env=simple_doorkey", "principal=ucb"), "=cleanup, cleanup_pixels, escape_room"),
         (("env=escape_room", "teacher=offline"), "env=escape_room"),
         (("env=simple_doorkey", "teacher=llm", "llm=none"), "chosen teacher"),
