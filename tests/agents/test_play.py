@@ -13,6 +13,7 @@ from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.llms.call_log import read_calls
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
+from llmrl.llms.scripted import ScriptedChat
 from llmrl.loops.learn import LearnLoop
 from llmrl.loops.play import PlayLoop
 from llmrl.rollout.run_observers import EpisodeLogger
@@ -54,7 +55,7 @@ class TestRun:
     def test_results(self, folder):
         results = json.loads((folder / "results.json").read_text())
         assert (results["episodes"], results["learned"]) == (4, False)
-        assert results["llm"] == "scripted rule (not a language model)"
+        assert results["llm"] == ScriptedChat.label
         for name in ("success", "return", "length", "tokens", "cost", "invalid_rate"):
             values = results["per_episode"][name]
             assert len(values) == 4
@@ -168,7 +169,7 @@ def test_scripted_model_plays_all_environments(tmp_path, env):
     _, folder = play(tmp_path, *overrides, "agent.lessons=1", "agent.action_interval=2")
     last = comparable_metrics(folder)[-1]
     assert last["player/decisions"] > 0 and last["player/invalid_rate"] == 0
-    assert json.loads((folder / "status.json").read_text())["llm"] == "scripted rule (not a language model)"
+    assert json.loads((folder / "status.json").read_text())["llm"] == ScriptedChat.label
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient
 from llmrl.llms.rate_limit import RateLimit
+from llmrl.llms.scripted import ScriptedChat
 from llmrl.run.config_hash import config_hash
 from llmrl.run.files import read_json_lines
 from models import Echo, ask, chat_client
@@ -145,7 +146,7 @@ def test_plan_lists_model_costs():
     dollars = [rows[f"  {label}"] for label in ("gpt-4o (litellm)", "anthropic/claude-haiku-5-5 (litellm)")]
     parts = [float(re.findall(r"about \$([\d.]+)", cost_text)[0]) for cost_text in (*dollars, rows["  cost"])]
     assert parts[0] + parts[1] == pytest.approx(parts[2], rel=1e-3) and parts[0] > parts[1] > 0
-    assert rows["  scripted rule (not a language model)"].startswith("about $0")
+    assert rows[f"  {ScriptedChat.label}"].startswith("about $0")
 
 
 def make_players(reply, second_model, **options):

@@ -11,6 +11,7 @@ from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.final_episodes import build_players_table
 from llmrl.analysis.report import ReportSettings
 from llmrl.cli.sweep_report import main
+from llmrl.llms.scripted import ScriptedChat
 
 SEEDS = (0, 1)
 
@@ -87,7 +88,7 @@ def test_table_is_printed(sweep, capsys):
     assert 'id="players"' in page and "Final episodes of each player" in (sweep / "report" / "summary.md").read_text()
     with (sweep / "report" / "tables" / "players.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 7 and {row["llm"] for row in rows} == {"", "scripted rule (not a language model)"}
+    assert len(rows) == 7 and {row["llm"] for row in rows} == {"", ScriptedChat.label}
     assert all(row["return_standard_error"] for row in rows)
 
 

@@ -7,6 +7,7 @@ import pytest
 from experiments import run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.cli.llm import main, totals
+from llmrl.llms.scripted import ScriptedChat
 
 
 def call(capsys, *argv):
@@ -73,7 +74,7 @@ def test_check_reports_missing_parts(capsys, monkeypatch, argv, message):
 
 def test_check_of_offline_model(capsys):
     code, text = call(capsys, "check", "llm=scripted")
-    assert code == 0 and "scripted rule (not a language model)" in text
+    assert code == 0 and ScriptedChat.label in text
 
 
 @pytest.mark.slow

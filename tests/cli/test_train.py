@@ -15,6 +15,7 @@ from in_process import call
 from llmrl.cli.train import main
 from llmrl.core.option_files import load_options
 from llmrl.llms.call_log import read_calls
+from llmrl.llms.scripted import ScriptedChat
 from some import some
 from tiny_models import make_tiny_causal
 
@@ -146,7 +147,7 @@ def test_sweep_of_principals_and_seeds(tmp_path):
         status = json.loads((folder / "status.json").read_text())
         assert status["state"] == "finished" and list(folder.glob("events.out.tfevents*"))
         assert ("llm_scripted" in folder.parent.name) == ("principal_llm" in folder.parent.name)
-        assert (status["llm"] == "scripted rule (not a language model)") == ("principal_llm" in folder.parent.name)
+        assert (status["llm"] == ScriptedChat.label) == ("principal_llm" in folder.parent.name)
     second_call = train(*command, cwd=tmp_path)
     assert second_call.returncode == 0 and second_call.stdout.count("nothing to do") == 4
 

@@ -16,6 +16,7 @@ from llmrl.llms.cache import Cache, request_key
 from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
+from llmrl.llms.scripted import ScriptedChat
 from llmrl.llms.transcript import format_call
 from models import Echo, ask, chat_client, scripted
 
@@ -206,4 +207,4 @@ def test_lines_are_readable_json(tmp_path):
     model = ChatClient(scripted().provider, call_log=CallLog(tmp_path / FILE_NAME))
     model.chat([ask("This is a connection test. \u00fc", purpose="check")])
     line = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
-    assert "\u00fc" in line and json.loads(line)["model"] == "scripted rule (not a language model)"
+    assert "\u00fc" in line and json.loads(line)["model"] == ScriptedChat.label

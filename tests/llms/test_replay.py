@@ -8,6 +8,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.llms.call_log import FILE_NAME, CallLog
 from llmrl.llms.client import ChatClient
 from llmrl.llms.replay import ReplayChat
+from llmrl.llms.scripted import ScriptedChat
 from models import Echo, ask
 
 RUN = (
@@ -51,10 +52,7 @@ def test_replay_reproduces_experiment(tmp_path):
         assert comparable[0] == comparable[1]
         assert comparable_metrics(replayed_folder, "proposal")[-1]["llm/invalid_replies"] > 0
         assert comparable_metrics(replayed_folder, "proposal")[-1]["usage/llm_calls"] == 0
-        assert (
-            json.loads((replayed_folder / "status.json").read_text())["llm"]
-            == "replay of scripted rule (not a language model)"
-        )
+        assert json.loads((replayed_folder / "status.json").read_text())["llm"] == f"replay of {ScriptedChat.label}"
 
 
 def test_replay_keeps_costs(tmp_path):

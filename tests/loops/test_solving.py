@@ -12,6 +12,7 @@ from llmrl.envs.gym import tasks
 from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.experiment.resources import RunResources
+from llmrl.llms.scripted import ScriptedChat
 from llmrl.loops.search import SearchLoop
 from llmrl.run.proposals import read_proposals
 from some import one_in
@@ -154,7 +155,7 @@ def test_rules_run_all_tasks(tmp_path, name):
     proposals = [p for p in read_proposals(folder) if p["iteration"]]
     assert len(proposals) == 3 and {len(p["vector"]) for p in proposals} == {NUMBERS[name]}
     assert all("By rule" in p["reasoning"] for p in proposals)
-    assert '"llm": "scripted rule (not a language model)"' in (folder / "status.json").read_text()
+    assert f'"llm": "{ScriptedChat.label}"' in (folder / "status.json").read_text()
 
 
 @pytest.mark.long

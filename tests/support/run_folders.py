@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from llmrl.llms.scripted import ScriptedChat
 from llmrl.run.artifacts import RESULT_EPISODES
 from llmrl.run.run import Run
 
-SCRIPTED = "scripted rule (not a language model)"
+SCRIPTED = ScriptedChat.label
 
 
 def write_run(

@@ -12,7 +12,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.llms.scripted import UnreadPromptError
+from llmrl.llms.scripted import ScriptedChat, UnreadPromptError
 from llmrl.teachers import scripted_planner
 from llmrl.teachers.domain import ANNOUNCEMENT_PREFIX
 from llmrl.teachers.offline_planner import OfflinePlanner
@@ -269,7 +269,7 @@ def test_run_table_can_be_replayed(tmp_path):
     plans = planner_.plans(sentences)
     path = tmp_path / "plans.json"
     assert list(json.loads(path.read_text())["plans"]) == sorted(sentences)
-    assert "scripted rule (not a language model)" in path.read_text()
+    assert ScriptedChat.label in path.read_text()
     restored = OfflinePlanner(find_domain("colored_doorkey"), str(path), missing_state="error")
     assert restored.plans(sentences) == plans
     assert sorted(p.name for p in tmp_path.iterdir()) == ["plans.json"]
