@@ -1,7 +1,7 @@
 """Tables with a row for each run folder: printed, and written as CSV.
 
-Used by `benchmarks/citizens_adaptation.py`, `benchmarks/learning_chat_training.py`, `benchmarks/learning_proposers.py`
-and `benchmarks/messages.py`.
+Used by `benchmarks/citizens_adaptation.py`, `benchmarks/learning_chat_training.py`, `benchmarks/learning_citizens.py`,
+`benchmarks/learning_proposers.py` and `benchmarks/messages.py`.
 """
 
 from __future__ import annotations
