@@ -50,7 +50,7 @@ def test_unsaved_run_reports_no_save(tmp_path, monkeypatch):
     with pytest.raises(Stopped) as stop, Run.open(tmp_path, "toys", CONFIG):
         send_signal()
         time.sleep(STALLED_S)
-    assert "no checkpoint" in str(stop.value) and "saved" not in str(stop.value)
+    assert "no checkpoint" in str(stop.value) and "is saved" not in str(stop.value)
 
 
 def test_first_signal_prints_single_message(tmp_path, capfd):
