@@ -29,7 +29,7 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.envs.mechanisms import BracketedTax
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 from llmrl.envs.substrate.society_env import SubstrateSettings
-from llmrl.networks.action_distributions import CategoricalActions, sample_categorical
+from llmrl.networks.action_distributions import CategoricalDistribution, sample_categorical
 from llmrl.rollout.collector import Collector
 
 PUBLISHED = 34.0  # CPU-seconds
@@ -61,7 +61,7 @@ def published_episode(engine: Official, agent: PPOAgent) -> None:
         with torch.no_grad():
             logits, value[t] = network.heads(encode(images[t], extras))
             action[t] = sample_categorical(logits, generator)
-            log_prob[t], _ = CategoricalActions.log_prob_entropy(logits, action[t])
+            log_prob[t], _ = CategoricalDistribution.log_prob_entropy(logits, action[t])
         engine.step(action[t].numpy()[None])
         observation = engine.timestep.observation
         reward[t] = torch.tensor([float(observation[f"{i + 1}.REWARD"]) for i in range(PLAYERS)])
@@ -74,7 +74,7 @@ def published_episode(engine: Official, agent: PPOAgent) -> None:
     for _ in range(PPO_SETTINGS.epochs):
         for indices in torch.randperm(STEPS * PLAYERS, generator=generator).split(PPO_SETTINGS.minibatch_size):
             logits, predicted = network.heads(encode(flat["image"][indices], flat["rest"][indices]))
-            new, entropy = CategoricalActions.log_prob_entropy(logits, flat["action"][indices])
+            new, entropy = CategoricalDistribution.log_prob_entropy(logits, flat["action"][indices])
             ratio = (new - log_prob.flatten()[indices]).exp()
             a = advantage.flatten()[indices]
             a = (a - a.mean()) / (a.std() + 1e-8)

@@ -20,7 +20,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel
 from llmrl.core.welfare_measures import OBJECTIVES, SUM
 from llmrl.envs.escape_room import EscapeRoom
-from llmrl.networks.action_distributions import CategoricalActions
+from llmrl.networks.action_distributions import CategoricalDistribution
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.rollout.collector import Collector
@@ -103,7 +103,7 @@ def surrogate(ppo, rollouts, credits):
         for network, agents in ppo.policy.list_networks():
             data = ppo.build_samples(rollout, agents)
             with torch.no_grad():
-                log_prob, _ = CategoricalActions.log_prob_entropy(network(data)[0], data["action"])
+                log_prob, _ = CategoricalDistribution.log_prob_entropy(network(data)[0], data["action"])
             total += float((log_prob.view(rollout.action[:, :, agents].shape) * credit[..., None]).sum())
     return total
 
@@ -287,7 +287,7 @@ def play_single_step(policy, joint_actions):
         ]
     logits = torch.cat([x.view(1, n, -1, 2) for x, _ in outs], dim=2)
     value = torch.cat([x.view(1, n, -1) for _, x in outs], dim=2)
-    log_prob, _ = CategoricalActions.log_prob_entropy(logits, action)
+    log_prob, _ = CategoricalDistribution.log_prob_entropy(logits, action)
     reward = base + reward_jacobian @ torch.tensor(KNOBS)
     done = torch.ones(1, n, dtype=torch.bool)
     zeros = np.zeros(2)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds, make_generators
 from llmrl.core.spaces import Parameter, ParameterSpace
-from llmrl.networks.action_distributions import CategoricalActions, mask_logits, sample_categorical
+from llmrl.networks.action_distributions import CategoricalDistribution, mask_logits, sample_categorical
 
 SPEC = ParameterSpace(
     "tax",
@@ -122,6 +122,6 @@ def test_sampling_follows_distribution_and_mask():
     masked = mask_logits(logits, torch.tensor([True, False, True, False]))
     shares = np.bincount(sample_categorical(masked, Seeds(0).torch("x")).numpy(), minlength=4) / len(draws)
     np.testing.assert_allclose(shares, [0.25, 0, 0.75, 0], atol=0.01)
-    log_prob, entropy = CategoricalActions.log_prob_entropy(masked[:1], torch.tensor([2]))
+    log_prob, entropy = CategoricalDistribution.log_prob_entropy(masked[:1], torch.tensor([2]))
     assert log_prob.exp().item() == pytest.approx(0.75, abs=1e-5)
     assert entropy.item() == pytest.approx(-(0.25 * np.log(0.25) + 0.75 * np.log(0.75)), abs=1e-5)

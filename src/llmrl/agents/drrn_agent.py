@@ -20,7 +20,7 @@ from llmrl.core.records import PolicyOutput, State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.networks.action_distributions import CategoricalActions, mask_logits, sample_categorical
+from llmrl.networks.action_distributions import CategoricalDistribution, mask_logits, sample_categorical
 from llmrl.networks.drrn import DRRN, Vocabulary, pad_texts
 from llmrl.networks.memo import Memo
 
@@ -65,7 +65,7 @@ class DRRNPolicy:
         mask = observation.get(ACTION_MASK)
         logits, q = mask_logits(q / self.temperature, mask), mask_logits(q, mask)
         action = q.argmax(-1) if greedy else sample_categorical(logits, generator)
-        log_prob, _ = CategoricalActions.log_prob_entropy(logits, action)
+        log_prob, _ = CategoricalDistribution.log_prob_entropy(logits, action)
         return PolicyOutput(action=action, log_prob=log_prob, value=q.amax(-1), logits=logits)
 
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:

@@ -16,23 +16,23 @@ import torch
 from llmrl.core.spaces import ContinuousActions
 
 MAX_CATEGORIES = 256
-"""Maximum number of values of a categorical integer. Others are sampled as real numbers, which environments round."""
+"""Maximum number of values of a categorical integer; one with more is sampled as a real number, which environments round."""
 LOG_STD_BOUNDS = (-5.0, 2.0)
-"""Bounds of the logarithm of a Gaussian's standard deviation, whose unit is half the range of a number."""
+"""Bounds to which the log standard deviation is clamped, in normalized coordinates (half the range of a number = 1)."""
 
 
 @dataclass(frozen=True)
-class CategoricalActions:
-    """Categorical distribution over `n_outputs` actions [...] int64, the softmax of the outputs.
+class CategoricalDistribution:
+    """Categorical distribution, softmax(outputs), over `n_outputs` actions; sampled actions are int64 of shape [...].
 
     Attributes:
         n_outputs: number of outputs that parameterize the distribution in a state.
         n_uniforms: number of uniform random numbers for one sample.
-        has_logits: whether the outputs are log-probabilities of all actions, up to a constant.
+        outputs_are_logits: whether the outputs are log-probabilities of all actions, up to a constant.
     """
 
     n_outputs: int
-    has_logits: ClassVar[bool] = True
+    outputs_are_logits: ClassVar[bool] = True
 
     @property
     def n_uniforms(self) -> int:
@@ -50,7 +50,7 @@ class CategoricalActions:
 
     @staticmethod
     def mode(outputs: torch.Tensor) -> torch.Tensor:
-        """Return the most probable actions; of Gaussians, the means."""
+        """Return the most probable actions, [...]."""
         return outputs.argmax(-1)
 
     @staticmethod
@@ -62,18 +62,18 @@ class CategoricalActions:
 
 
 @dataclass
-class NumericActions:
-    """Distribution of an action of several independent numbers, [..., a] float32.
+class NumericDistribution:
+    """Independent distributions of the numbers of an action, [..., a] float32.
 
-    Real numbers are Gaussian after a linear map of their bounds to -1 and 1 (without bounds, there is no map), as are
-    densities and entropies. The environment clips numbers outside the bounds. Integers with up to `MAX_CATEGORIES`
-    values are categorical.
+    Real numbers are normalized so that their bounds become -1 and 1 (unbounded ones are not), and are Gaussian in these
+    coordinates. Log-densities and entropies are also those of the normalized numbers. The environment clips numbers
+    outside the bounds. Integers with up to `MAX_CATEGORIES` values are categorical.
 
     The outputs are the means of the real numbers, the logits of each integer, and the logarithms of the Gaussians'
     standard deviations.
 
     Args:
-        continuous_actions: the numbers in an action and their bounds.
+        action_space: the numbers in an action and their bounds.
 
     Attributes:
         n_real: how many of the a numbers are sampled as real numbers.
@@ -81,15 +81,15 @@ class NumericActions:
         center, half_range: middle and half the width of the bounds of the real numbers, [n_real].
     """
 
-    continuous_actions: ContinuousActions
-    has_logits: ClassVar[bool] = False
+    action_space: ContinuousActions
+    outputs_are_logits: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        numbers = self.continuous_actions
-        low, high = np.array(numbers.low), np.array(numbers.high)
+        space = self.action_space
+        low, high = np.array(space.low), np.array(space.high)
         counts = high - low + 1
-        self.real_indices = [i for i in range(numbers.dim) if not numbers.whole[i] or counts[i] > MAX_CATEGORIES]
-        self.categorical_integers = [(i, int(counts[i])) for i in range(numbers.dim) if i not in self.real_indices]
+        self.real_indices = [i for i in range(space.dim) if not space.whole[i] or counts[i] > MAX_CATEGORIES]
+        self.categorical_integers = [(i, int(counts[i])) for i in range(space.dim) if i not in self.real_indices]
         bounded = np.isfinite(low) & np.isfinite(high)
         self._low = low
         # Indices of the real numbers in an action; a slice needs no index tensor on the device.
@@ -108,11 +108,13 @@ class NumericActions:
         noise = torch.erfinv(2 * probability - 1) * math.sqrt(2)
         integers, offset = [], self.n_real
         for (_, n), choice_logits in zip(self.categorical_integers, logits, strict=True):
-            integers.append(CategoricalActions.sample_from_uniform(choice_logits, uniform[..., offset : offset + n]))
+            choice_uniform = uniform[..., offset : offset + n]
+            integers.append(CategoricalDistribution.sample_from_uniform(choice_logits, choice_uniform))
             offset += n
         return self._build_action(mean + log_std.exp() * noise, integers)
 
     def mode(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return actions of the means of real numbers and the most probable values of categorical integers."""
         mean, _, logits = self._split(outputs)
         return self._build_action(mean, [choice_logits.argmax(-1) for choice_logits in logits])
 
@@ -128,7 +130,7 @@ class NumericActions:
             log_prob, entropy = log_prob + log_density.sum(-1), entropy + gaussian_entropy.sum(-1)
         for (i, n), choice_logits in zip(self.categorical_integers, logits, strict=True):
             choice = (action[..., i] - self._low[i]).round().long().clamp(0, n - 1)
-            choice_terms = CategoricalActions.log_prob_entropy(choice_logits, choice)
+            choice_terms = CategoricalDistribution.log_prob_entropy(choice_logits, choice)
             log_prob, entropy = log_prob + choice_terms[0], entropy + choice_terms[1]
         return log_prob, entropy
 
@@ -140,7 +142,7 @@ class NumericActions:
 
     def _build_action(self, x: torch.Tensor, integers: list[torch.Tensor]) -> torch.Tensor:
         """Return actions [..., a] float32, given normalized real numbers `x` [..., n_real] and integers, each [...]."""
-        action = x.new_empty((*x.shape[:-1], self.continuous_actions.dim), dtype=torch.float32)
+        action = x.new_empty((*x.shape[:-1], self.action_space.dim), dtype=torch.float32)
         center, half_range = self._center_and_half_range(x)
         action[..., self._real_selector] = (center + half_range * x).float()
         for (i, _), integer in zip(self.categorical_integers, integers, strict=True):
@@ -148,7 +150,8 @@ class NumericActions:
         return action
 
     def _center_and_half_range(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `center` and `half_range` with device and dtype of `x`, from a cache, because a copy blocks a GPU."""
+        """Return `center` and `half_range` with device and dtype of `x`."""
+        # They are cached, because a blocking host-to-device copy synchronizes with the GPU.
         key = x.dtype, x.device
         if key not in self._bound_tensors:
             with torch.inference_mode(False):  # the tensors are also used with gradients
@@ -159,27 +162,28 @@ class NumericActions:
         return self._bound_tensors[key]
 
 
-ActionDistribution = CategoricalActions | NumericActions
-"""Distribution of an action, given the outputs [..., n_outputs] of a network; methods: see `CategoricalActions`."""
+ActionDistribution = CategoricalDistribution | NumericDistribution
+"""Distribution of an action, given outputs [..., n_outputs] of a network; methods: see `CategoricalDistribution`."""
 
 
 def sample_actions(
-    actions: ActionDistribution, outputs: torch.Tensor, generator: torch.Generator | None
+    distribution: ActionDistribution, outputs: torch.Tensor, generator: torch.Generator | None
 ) -> torch.Tensor:
     """Return sampled actions for outputs [..., n_outputs].
 
-    Random numbers are generated on the generator's device (the CPU) and copied, so that a GPU gets the same numbers.
+    Random numbers are generated on the generator's device (the CPU) and copied, so that a GPU gets the same numbers;
+    without a generator, they are generated on the outputs' device.
     """
     device = outputs.device if generator is None else generator.device
-    shape = (*outputs.shape[:-1], actions.n_uniforms)
+    shape = (*outputs.shape[:-1], distribution.n_uniforms)
     uniform = torch.rand(shape, generator=generator, device=device, dtype=outputs.dtype)
-    # The copy does not wait for a GPU: memory that is not pinned is read before the call returns.
-    return actions.sample_from_uniform(outputs, uniform.to(outputs.device, non_blocking=outputs.is_cuda))
+    # `non_blocking=True` does not synchronize, and is safe: unpinned memory is staged before the call returns.
+    return distribution.sample_from_uniform(outputs, uniform.to(outputs.device, non_blocking=outputs.is_cuda))
 
 
 def sample_categorical(logits: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
     """Return actions [...] sampled from softmax(logits [..., n_actions])."""
-    return sample_actions(CategoricalActions(logits.shape[-1]), logits, generator)
+    return sample_actions(CategoricalDistribution(logits.shape[-1]), logits, generator)
 
 
 def mask_logits(logits: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -19,7 +19,12 @@ from torch import nn
 from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.spaces import EnvSpec
-from llmrl.networks.action_distributions import ActionDistribution, CategoricalActions, NumericActions, mask_logits
+from llmrl.networks.action_distributions import (
+    ActionDistribution,
+    CategoricalDistribution,
+    NumericDistribution,
+    mask_logits,
+)
 from llmrl.networks.layers import (
     POLICY_GAIN,
     VALUE_GAIN,
@@ -126,9 +131,9 @@ class ActorCritic(nn.Module):
     def __init__(self, spec: EnvSpec, generator: torch.Generator, settings: NetworkSettings) -> None:
         super().__init__()
         s = settings
-        numbers = spec.continuous_actions
+        action_space = spec.continuous_actions
         self.distribution: ActionDistribution = (
-            CategoricalActions(spec.n_actions) if numbers is None else NumericActions(numbers)
+            CategoricalDistribution(spec.n_actions) if action_space is None else NumericDistribution(action_space)
         )
         if s.core == "film":
             _check_mission(spec, s.observation_channels)
@@ -170,7 +175,7 @@ class ActorCritic(nn.Module):
             None if s.memory is None else RecurrentLayer(self.n_features, s.memory, s.memory_layers, generator)
         )
         head_widths = [self.n_features if s.memory is None else s.memory, *s.head_hidden]
-        n_std = self.distribution.n_real if isinstance(self.distribution, NumericActions) else 0
+        n_std = self.distribution.n_real if isinstance(self.distribution, NumericDistribution) else 0
         last = nn.Linear(head_widths[-1], self.distribution.n_outputs - n_std)
         self.actor = nn.Sequential(*mlp(head_widths, generator, s.activation), initialize(last, POLICY_GAIN, generator))
         self.std: LogStd | None = LogStd(n_std, math.log(s.initial_std)) if n_std else None

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from llmrl.core.errors import IncompatibilityReason, Incompatible
-from llmrl.networks.action_distributions import NumericActions
+from llmrl.networks.action_distributions import NumericDistribution
 from llmrl.networks.actor_critic import ActorCritic
 from llmrl.networks.layers import MAX_NORMALIZED_VALUE, RunningMoments
 from llmrl.networks.spatial_cores import FilmCore, GridCore, OneHots, PixelCore, PlanesCore
@@ -57,7 +57,7 @@ class ActorLayers:
                 names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
                 self._add_layer("lstm_cell", {name: getattr(lstm, f"{name}_l{i}") for name in names})
         self._add_modules(network.actor)
-        if isinstance(network.distribution, NumericActions):
+        if isinstance(network.distribution, NumericDistribution):
             self._add_numeric_actions(network.distribution)
 
     def _add_layer(self, function: str, weights: dict[str, torch.Tensor] | None = None, **options: Any) -> None:
@@ -108,13 +108,14 @@ class ActorLayers:
                 self._add_layer("permute", dims=[1, 2, 0])
             self._add_layer("flatten")
 
-    def _add_numeric_actions(self, actions: NumericActions) -> None:
+    def _add_numeric_actions(self, distribution: NumericDistribution) -> None:
         """Replace the last layer by one with the means of the numbers, and scale these to their bounds."""
-        if actions.categorical_integers:
+        if distribution.categorical_integers:
             raise Incompatible(
                 IncompatibilityReason.INTERFACE, "actions that include integers with few values cannot be exported"
             )
         for name in self.layers[-1]["weights"]:
-            self.tensors[name] = self.tensors[name][: actions.n_real]
-        center, half_range = (torch.tensor(x, dtype=torch.float32) for x in (actions.center, actions.half_range))
+            self.tensors[name] = self.tensors[name][: distribution.n_real]
+        bounds = distribution.center, distribution.half_range
+        center, half_range = (torch.tensor(x, dtype=torch.float32) for x in bounds)
         self._add_layer("linear", {"weight": half_range.diag(), "bias": center})

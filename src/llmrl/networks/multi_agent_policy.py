@@ -97,7 +97,7 @@ class SocietyPolicy(nn.Module):
             value=value,
             features=features if self.core_frozen else None,
             state=next_state,
-            logits=outputs if self.distribution.has_logits else None,
+            logits=outputs if self.distribution.outputs_are_logits else None,
         )
 
     def _compute_outputs(

@@ -180,14 +180,14 @@ class DualRLPrincipal(StateFields):
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         import torch
 
-        from llmrl.networks.action_distributions import CategoricalActions, sample_categorical
+        from llmrl.networks.action_distributions import CategoricalDistribution, sample_categorical
 
         observation = torch.as_tensor(self.encoder.vector(context))
         with torch.no_grad():
             logits, value = self.network(observation)
             logits = logits.expand(n, -1, -1)
             choice = sample_categorical(logits, self.generator)
-            log_prob, _ = CategoricalActions.log_prob_entropy(logits, choice)
+            log_prob, _ = CategoricalDistribution.log_prob_entropy(logits, choice)
         self.last_proposal = {
             "observation": observation,
             "choice": choice,
@@ -206,7 +206,7 @@ class DualRLPrincipal(StateFields):
         import torch
 
         from llmrl.algorithms.advantages_and_losses import surrogate, value_error
-        from llmrl.networks.action_distributions import CategoricalActions
+        from llmrl.networks.action_distributions import CategoricalDistribution
 
         assert self.last_proposal is not None, "call ask() before tell()"
         settings, proposal, n = self.settings, self.last_proposal, len(outcomes)
@@ -215,7 +215,7 @@ class DualRLPrincipal(StateFields):
         advantage, gradient_norms = payoff - proposal["value"], []
         for _ in range(settings.epochs):
             logits, value = self.network(proposal["observation"])
-            log_prob, entropy = CategoricalActions.log_prob_entropy(logits.expand(n, -1, -1), proposal["choice"])
+            log_prob, entropy = CategoricalDistribution.log_prob_entropy(logits.expand(n, -1, -1), proposal["choice"])
             ratio = (log_prob.sum(-1) - proposal["log_prob"]).exp()
             error = value_error(value.expand(n), proposal["value"], payoff, settings.value_clip)
             loss = (

@@ -1,6 +1,6 @@
-"""`provenance.json`, the origin of a run's numbers: code, packages, machine and command.
+"""`provenance.json`, the origin of a run's results: code, packages, machine and command.
 
-It has one record per attempt.
+It has one record per attempt (each start or resumption of the run).
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ RECORDED_VARIABLES = (
     "SLURM_JOB_PARTITION",
     "SLURM_RESTART_COUNT",
 )
-"""Environment variables that are recorded. Other variables are not, because they may hold keys."""
+"""Environment variables that are recorded. Others are not, because they may contain secrets such as API keys."""
 
 
-def write_provenance(folder: Path, attempt: int) -> str:
+def write_provenance(run_folder: Path, attempt: int) -> str:
     """Append the record of this attempt to `provenance.json`; write uncommitted changes to `code-<attempt>.diff`.
 
     Returns the digest of the imported code (`compute_code_digest`).
     """
-    path = folder / FILE_NAME
+    path = run_folder / FILE_NAME
     attempts: list[dict[str, Any]] = []
     try:
         attempts = list(read_json_object(path)["attempts"])
     except FileNotFoundError:
         pass
     except (ValueError, KeyError, TypeError) as error:
-        log.warning("%s cannot be read (%s); starting it anew", path, error)
+        log.warning("%s cannot be read (%s); records of earlier attempts are lost; a new file is written", path, error)
     record = {
         "attempt": attempt,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": redact_arguments(sys.argv),
         "working_folder": str(Path.cwd()),
-        "code": _describe_code(folder / f"code-{attempt}.diff"),
+        "code": _save_diff_and_describe_code(run_folder / f"code-{attempt}.diff"),
         "code_digest": compute_code_digest(),
         "python": sys.version.split()[0],
         "packages": list_package_versions(),
@@ -81,7 +81,7 @@ def write_provenance(folder: Path, attempt: int) -> str:
 
 @functools.cache
 def compute_code_digest() -> str:
-    """Return 16 hexadecimal digits that identify the imported code of this package: its Python files and prompts.
+    """Return 16 hexadecimal digits that identify the code of this package: all its Python, prompt and Lua files.
 
     The files are read at the first call only, because later they may differ from the imported code.
     """
@@ -94,7 +94,7 @@ def compute_code_digest() -> str:
 
 @functools.cache
 def read_checkout_state() -> tuple[str, str, str] | None:
-    """Return Git revision, `git status --porcelain` and uncommitted changes of the checkout with this package.
+    """Return the revision, `git status --porcelain` and `git diff HEAD` of the Git checkout that contains this package.
 
     They are read at the first call only. The result is None if the package is not in a checkout.
     """
@@ -105,19 +105,19 @@ def read_checkout_state() -> tuple[str, str, str] | None:
     return revision.strip(), _run_git(package, "status", "--porcelain") or "", _run_git(package, "diff", "HEAD") or ""
 
 
-def _describe_code(diff_path: Path) -> dict[str, Any] | None:
-    """Return the record of the checkout with this package, after its diff is saved; None without a checkout."""
+def _save_diff_and_describe_code(diff_path: Path) -> dict[str, Any] | None:
+    """Save the diff of the checkout that contains this package; return its record, or None without a checkout."""
     if (state := read_checkout_state()) is None:
         return None
-    revision, changes, diff = state
+    revision, status, diff = state
     if diff := redact_code(diff):
         if len(diff) > MAX_DIFF_CHARACTERS:
-            diff = diff[:MAX_DIFF_CHARACTERS] + f"\n[cut: {len(diff)} characters in all]\n"
+            diff = diff[:MAX_DIFF_CHARACTERS] + f"\n[truncated; the full diff has {len(diff)} characters]\n"
         write_atomic(diff_path, diff)
-    untracked = [line[3:] for line in changes.splitlines() if line.startswith("??")]
+    untracked = [line[3:] for line in status.splitlines() if line.startswith("??")]
     return {
         "revision": revision,
-        "clean": not changes,
+        "clean": not status,
         "diff": diff_path.name if diff else None,
         "untracked": untracked[:50],
     }
@@ -165,5 +165,5 @@ def _list_gpu_names() -> list[str]:
     try:
         return subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split("\n")[:-1]
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("nvidia-smi did not answer: %s", error)
+        log.warning("nvidia-smi failed: %s", error)
         return []

@@ -25,7 +25,7 @@ from llmrl.core.state_fields import StateFields
 from llmrl.core.text_array import TextArray
 from llmrl.llms.local.candidate_scorer import LocalScorer
 from llmrl.llms.local.lora import disable_adapters
-from llmrl.networks.action_distributions import CategoricalActions, mask_logits, sample_categorical
+from llmrl.networks.action_distributions import CategoricalDistribution, mask_logits, sample_categorical
 from llmrl.networks.layers import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, initialize
 from llmrl.networks.memo import Memo
 
@@ -237,9 +237,9 @@ class LanguagePolicy(nn.Module):
         self._memo = Memo(self._compute_outputs)
 
     @property
-    def distribution(self) -> CategoricalActions:
+    def distribution(self) -> CategoricalDistribution:
         """Distribution over the actions."""
-        return CategoricalActions(self.network.n_actions)
+        return CategoricalDistribution(self.network.n_actions)
 
     def fixed_weights(self) -> AbstractContextManager[None]:
         """Return the context of a rollout, in which each text is computed once (`Memoizing`)."""
@@ -264,7 +264,7 @@ class LanguagePolicy(nn.Module):
         """Sample actions [n_envs, n_agents] with their log-probabilities and values."""
         logits, value = self._evaluate(observation)
         action = logits.argmax(-1) if greedy else sample_categorical(logits, generator)
-        log_prob, _ = CategoricalActions.log_prob_entropy(logits, action)
+        log_prob, _ = CategoricalDistribution.log_prob_entropy(logits, action)
         return PolicyOutput(action=action, log_prob=log_prob, value=value, logits=logits)
 
     @torch.no_grad()

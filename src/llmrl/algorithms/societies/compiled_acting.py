@@ -20,7 +20,7 @@ from torch import nn
 
 from llmrl.core.numba_cache import JIT_OPTIONS, cache_folder, compile_for, numba_cache
 from llmrl.core.records import PolicyOutput
-from llmrl.networks.action_distributions import CategoricalActions
+from llmrl.networks.action_distributions import CategoricalDistribution
 from llmrl.networks.actor_critic import PLAYER_CHANNEL, ActorCritic
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.networks.spatial_cores import PlanesCore
@@ -34,7 +34,7 @@ ACTIVATIONS = {nn.ReLU: 0, nn.Tanh: 1}
 """Codes of the activations of hidden layers in the compiled functions."""
 
 MIN_UNIFORM, MAX_UNIFORM = np.finfo(np.float32).tiny, 1 - np.finfo(np.float32).eps
-"""Bounds of the random numbers whose logarithm is taken, as in `CategoricalActions.sample_from_uniform`."""
+"""Bounds of the random numbers whose logarithm is taken, as in `CategoricalDistribution.sample_from_uniform`."""
 
 
 class Samples(NamedTuple):
@@ -328,7 +328,7 @@ def is_compilable(policy: SocietyPolicy, games: int) -> bool:
     return (
         games * policy.n_agents <= MAX_SAMPLES * len(policy.members)
         and (type(network.core) is PlanesCore or network.spatial_channel is None)
-        and isinstance(network.distribution, CategoricalActions)
+        and isinstance(network.distribution, CategoricalDistribution)
         and "action_mask" not in policy.channels
         and not (network.has_central_critic or network.has_separate_critic or network.has_normalizers)
         and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in network.parameters())

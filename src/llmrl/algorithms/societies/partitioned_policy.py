@@ -212,7 +212,7 @@ class StackedPolicies:
             )
         log_prob, _ = distribution.log_prob_entropy(outputs, action)
         core_features = features if self.policies[0].core_frozen else None
-        logits = outputs if distribution.has_logits else None
+        logits = outputs if distribution.outputs_are_logits else None
         return PolicyOutput(action, log_prob, value, core_features, logits=logits)
 
     @torch.inference_mode()
