@@ -62,7 +62,7 @@ def count_prompt_tokens(
             first = seeds.numpy("warmup").normal(0.0, 3.0, (warmup, agent.controller.space.dim)).round(1)
             principal.tell(evaluate(first, 0))
         for i in range(iterations):
-            tokens.append(estimate_tokens(principal.build_question(None).text))
+            tokens.append(estimate_tokens(principal.build_prompt(None).text))
             principal.tell(evaluate(principal.ask(), i + 1))
     env.close()
     return tokens

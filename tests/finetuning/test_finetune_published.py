@@ -81,7 +81,7 @@ def test_page_commands_can_be_planned(env, numbers, decimals, steps, optimum, ha
     assert question.name == "search/numeric" and f"{row}; f(params): {half_way:.2f}" in question.text
     assert "iteration 1 of 400" in question.text and str(optimum) in question.text
     assert not {"car", "swim", "force", "observation"} & set(re.findall(r"\w+", question.text.lower()))
-    assert np.array_equal(prompt_format.to_played_vector(vector), vector)
+    assert np.array_equal(prompt_format.to_evaluated_vector(vector), vector)
 
 
 def test_tabular_policy_plays_only_actions(model, tmp_path):

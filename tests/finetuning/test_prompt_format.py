@@ -92,12 +92,12 @@ def test_question_matches_search_prompt(options):
     question = prompt_format.make_prompt(single)
     search = make_format(**options).proposer
     search._apply_fallback = lambda *_: None
-    for trial in single.history:
+    for trial in single.trials:
         error = float(trial.returns.std(ddof=1) / np.sqrt(2))
         search.tell([Outcome(trial.vector, trial.value, trial.returns, error)])
         search.iteration += 1
-    assert question.text == search.build_question(None).text
-    assert search.build_question(None).hash == question.hash
+    assert question.text == search.build_prompt(None).text
+    assert search.build_prompt(None).hash == question.template_hash
     rows = sum(" -> " in line or "f(params): " in line for line in question.text.splitlines())
     n_shown = {"last": options.get("window"), "best_and_last": 3}.get(options.get("history"), 6)
     assert len(question.shown_trials) == n_shown and rows >= n_shown
@@ -117,7 +117,7 @@ def test_long_question_drops_trials():
     assert len(rows) == len(short.shown_trials)
     for trial, row in zip(short.shown_trials, rows, strict=True):
         assert row == f"[{', '.join(f'{x:g}' for x in trial.vector)}] -> {trial.value:.2f}"
-    best = max(short.example.history, key=lambda trial: trial.value)
+    best = max(short.example.trials, key=lambda trial: trial.value)
     assert best in short.shown_trials
     rows = [line for line in question.text.splitlines() if " -> " in line]
     bare = len(question.text) - sum(len(row) + 1 for row in rows)
@@ -134,7 +134,7 @@ def test_replies_parse_like_search(form, decimals):
     for vector in prompt_format.space.round_values(vectors):
         text = prompt_format.format_reply(vector, 'because of "x": [1, 2]')
         assert np.array_equal(prompt_format.parse_reply(text), vector)
-        assert np.array_equal(prompt_format.to_played_vector(prompt_format.parse_reply(text)), vector)
+        assert np.array_equal(prompt_format.to_evaluated_vector(prompt_format.parse_reply(text)), vector)
     better = ParameterTrial(np.array([1.0, -2.0, 0.0]), np.array([900.0]))
     question = prompt_format.make_prompt(example(3, better))
     assert np.array_equal(prompt_format.parse_reply(prompt_format.target_reply(question)), better.vector)
@@ -154,7 +154,7 @@ def test_extreme_numbers_follow_search():
         prompt_format = make_format(out_of_range=policy)
         vector = prompt_format.parse_reply(text)
         assert vector.tolist() == [7, 0.04, -1] and not prompt_format.is_in_bounds(vector)
-        is_usable = prompt_format.to_played_vector(vector)
+        is_usable = prompt_format.to_evaluated_vector(vector)
         assert (is_usable is None) if usable is None else is_usable.tolist() == usable
     for invalid in ("", "no idea", '{"params": [1, 2]}', '{"params": [1, 2, "x"]}', "params[0]: 1; params[1]: 2"):
         with pytest.raises(InvalidReply):

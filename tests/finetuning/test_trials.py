@@ -204,7 +204,7 @@ def test_targets_are_valid_unseen_parameters():
         return np.array_equal(space_.round_values(vector), vector)
 
     examples = make_examples(all_series, 60, 1, 1, Seeds(0), "here", proposable)
-    pairs = {(e.history[0].value, None if e.target is None else e.target.vector[0]) for e in examples}
+    pairs = {(e.trials[0].value, None if e.target is None else e.target.vector[0]) for e in examples}
     assert {(value, target) for value, target in pairs if value < 4} >= {(2.0, 1.0), (3.0, 1.0)}
     assert {target for value, target in pairs if value == 0.0} == {1.0}, "not 0 again, which had a lucky trial"
     assert (4.0, None) in pairs and {target for _, target in pairs} == {1.0, None}
@@ -217,19 +217,19 @@ def test_search_histories_precede_better_targets():
     latest = set()
     examples = make_examples(all_series, 300, 2, 5, Seeds(0), "here")
     for example in examples:
-        assert 2 <= len(example.history) <= 5 and len({id(trial) for trial in example.history}) == len(example.history)
-        if id(example.history[0]) in place:
-            order = [place[id(trial)] for trial in example.history]
+        assert 2 <= len(example.trials) <= 5 and len({id(trial) for trial in example.trials}) == len(example.trials)
+        if id(example.trials[0]) in place:
+            order = [place[id(trial)] for trial in example.trials]
             assert order == sorted(order)
             latest.add(order[-1])
         if example.target is None:
             assert example.best == max(pool)
         else:
             assert example.target.value > example.best
-    assert {len(example.history) for example in examples} == {2, 3, 4, 5}
+    assert {len(example.trials) for example in examples} == {2, 3, 4, 5}
     assert min(latest) < 8 and max(latest) > 25
     repeated = make_examples(all_series, 100, 2, 5, Seeds(0), "here")
-    assert [e.history for e in repeated] == [e.history for e in examples[:100]]
+    assert [e.trials for e in repeated] == [e.trials for e in examples[:100]]
     assert [e.target for e in repeated] == [e.target for e in examples[:100]]
 
 
@@ -238,7 +238,7 @@ def test_lucky_trial_is_not_target():
     outcomes = [(0.0, 5.0), (1.0, 9.0), (1.0, 1.0), (1.0, 2.0), (2.0, 6.0)]
     trials = tuple(ParameterTrial(np.array([x, 0.0]), np.array([value, value])) for x, value in outcomes)
     examples = make_examples([TrialSeries(trials, False)], 80, 1, 1, Seeds(0), "here")
-    pairs = {(e.history[0].value, None if e.target is None else e.target.vector[0]) for e in examples}
+    pairs = {(e.trials[0].value, None if e.target is None else e.target.vector[0]) for e in examples}
     assert pairs == {(5.0, 2.0), (9.0, None), (6.0, None), *((x, y) for x in (1.0, 2.0) for y in (0.0, 2.0))}
 
 

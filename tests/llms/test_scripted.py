@@ -16,7 +16,7 @@ from models import ask, scripted
 from shipped import llm_principal
 from societies import CLEANUP, outcome, toy
 
-QUESTION = llm_principal(CLEANUP, scripted()).build_question(None).text
+QUESTION = llm_principal(CLEANUP, scripted()).build_prompt(None).text
 
 
 def replies(n, seed=0, **shares):

@@ -230,7 +230,7 @@ def test_rephrasing_is_detected(name, phrase, random_draws, caplog):
 
 def test_schemaless_rephrasing_raises():
     """As a search that asks for lines is."""
-    text = searcher(reply="lines").build_question(None).text.replace("Tried so far", "Before")
+    text = searcher(reply="lines").build_prompt(None).text.replace("Tried so far", "Before")
     with pytest.raises(LLMError, match="search/described"):
         scripted().chat([ask(text, purpose="search", prompt="search/described")])
 
@@ -261,7 +261,7 @@ def test_hints_change_search():
     """The rule reads the optional parts of a prompt where they are present."""
 
     def first_move(step_size):
-        question = make_searcher(step_size).build_question(None).text
+        question = make_searcher(step_size).build_prompt(None).text
         return json.loads(scripted_search.reply([{"role": "user", "content": question}]))["params"]
 
     def make_searcher(step_size):

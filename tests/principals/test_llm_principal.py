@@ -84,7 +84,7 @@ def vectors_for(society):
 def test_prompt_snapshots(name, moment):
     society = SOCIETIES[name]
     principal = principal_after(society, [] if moment == "first" else vectors_for(society))
-    check_snapshot(f"{name}_{moment}", principal.build_question(society.contexts[0] if society.contexts else None).text)
+    check_snapshot(f"{name}_{moment}", principal.build_prompt(society.contexts[0] if society.contexts else None).text)
 
 
 def test_multiple_proposals_prompt_snapshot():
@@ -94,14 +94,14 @@ def test_multiple_proposals_prompt_snapshot():
         batch_size=3,
         measurements="separate",
     )
-    check_snapshot("escape_room_second_of_three", principal.build_question(ESCAPE_ROOM.contexts[0], 2, 3).text)
+    check_snapshot("escape_room_second_of_three", principal.build_prompt(ESCAPE_ROOM.contexts[0], 2, 3).text)
 
 
 def test_cost_aware_prompt_snapshot():
     society = replace(CLEANUP, objective=OBJECTIVES["equality_productivity"], spending_cost=0.1)
     seeing = {**society.observation, "mechanism": Channel((3,), "float32")}
     society = replace(society, observation=seeing)
-    check_snapshot("cleanup_charged", principal_after(society, vectors_for(society)).build_question(None).text)
+    check_snapshot("cleanup_charged", principal_after(society, vectors_for(society)).build_prompt(None).text)
 
 
 def test_payoff_definition():
@@ -109,9 +109,7 @@ def test_payoff_definition():
     sections = []
     for name, objective in OBJECTIVES.items():
         for cost in (0.0, 0.025):
-            text = (
-                principal_after(replace(toy(), objective=objective, spending_cost=cost), []).build_question(None).text
-            )
+            text = principal_after(replace(toy(), objective=objective, spending_cost=cost), []).build_prompt(None).text
             section = text.split("## Your payoff\n")[1].split("\n\n## ")[0]
             assert "\n" not in section
             sections.append(f"{name}, spending_cost {cost}: {section}\n")
@@ -126,20 +124,20 @@ def test_prompts_state_objective(name, objective):
     society = replace(SOCIETIES[name], objective=definition)
     sentence = definition.format_payoff(society.n_agents)
     assert sentence.startswith("Your payoff is ") and sentence.endswith(".")
-    text = principal_after(society, []).build_question(society.contexts[0] if society.contexts else None).text
+    text = principal_after(society, []).build_prompt(society.contexts[0] if society.contexts else None).text
     assert text.count(sentence) == text.count("Your payoff is ") == 1
 
 
 def test_agents_observe_parameters():
     observable = replace(toy(), observation={**toy().observation, "mechanism": Channel((2,), "float32")})
-    assert "They also see the numbers themselves." in principal_after(observable, []).build_question(None).text
-    assert "They do not see the numbers themselves." in principal_after(toy(), []).build_question(None).text
+    assert "They also see the numbers themselves." in principal_after(observable, []).build_prompt(None).text
+    assert "They do not see the numbers themselves." in principal_after(toy(), []).build_prompt(None).text
 
 
 @pytest.mark.parametrize("name", SOCIETIES)
 def test_parameters_are_explained(name):
     society = SOCIETIES[name]
-    prompt = principal_after(society, []).build_question(society.contexts[0] if society.contexts else None).text
+    prompt = principal_after(society, []).build_prompt(society.contexts[0] if society.contexts else None).text
     for p in society.mechanism.parameters:
         assert f"- {p.name}: from {p.low:g} to {p.high:g} ({p.unit}): {p.description}" in prompt
         assert f'"{p.name}": <number>' in prompt
@@ -148,7 +146,7 @@ def test_parameters_are_explained(name):
 def test_payoffs_keep_fractions():
     principal = llm_principal(CLEANUP, scripted())
     principal.tell([outcome(CLEANUP, np.array([1 / 3, 0.0, 3.0]), value=-0.4375)])
-    assert "Generation 1: eat=0.3333, clean=0, other=3 -> payoff -0.4375;" in principal.build_question(None).text
+    assert "Generation 1: eat=0.3333, clean=0, other=3 -> payoff -0.4375;" in principal.build_prompt(None).text
 
 
 @pytest.mark.slow
@@ -158,7 +156,7 @@ def test_small_payoffs_keep_precision(size, sign):
     """Payoffs of Clean Up are of the order of 0.01 to 10: shown to half a thousandth of their size."""
     principal = llm_principal(CLEANUP, scripted())
     principal.tell([result(CLEANUP, [1.0, 2.0, 3.0], value=sign * size)])
-    line = next(line for line in principal.build_question(None).text.splitlines() if line.startswith("Generation 1"))
+    line = next(line for line in principal.build_prompt(None).text.splitlines() if line.startswith("Generation 1"))
     assert float(line.split(" -> payoff ")[1].split(";")[0]) == pytest.approx(sign * size, rel=5e-4)
 
 
@@ -166,7 +164,7 @@ class TestHistory:
     VECTORS = [[-1.0, -1.0], [2.0, 2.0], [1.0, 1.0], [0.0, 0.0], [1.5, 1.5], [3.0, 3.0]]
 
     def lines(self, principal, context=None):
-        return [line for line in principal.build_question(context).text.splitlines() if line.startswith("Generation ")]
+        return [line for line in principal.build_prompt(context).text.splitlines() if line.startswith("Generation ")]
 
     def generations(self, society=None, context=None, **kwargs):
         lines = self.lines(principal_after(society or toy(), self.VECTORS, **kwargs), context)
@@ -185,7 +183,7 @@ class TestHistory:
     def test_context_selection_is_announced(self):
         society = toy(contexts=("a", "b"))
         vectors = [*self.VECTORS, *(np.array(self.VECTORS) - 0.5)]
-        text = principal_after(society, vectors, history="last", window=1).build_question("b").text
+        text = principal_after(society, vectors, history="last", window=1).build_prompt("b").text
         assert "Shown are at least the 1 newest proposals of each context." in text
 
     def test_generation_records_have_unique_ids(self):
@@ -199,7 +197,7 @@ class TestHistory:
             selected = principal.history.select(policy, 4)
             for n in range(len(selected) + 1):
                 assert len(principal.history.trim(selected, policy, n)) == n
-        assert "This is generation 3." in principal.build_question(None).text
+        assert "This is generation 3." in principal.build_prompt(None).text
 
     def test_ids_survive_checkpoint(self):
         principal = principal_after(toy(), self.VECTORS, batch_size=3)
@@ -207,7 +205,7 @@ class TestHistory:
         restored.load_state_dict(principal.state_dict())
         for principal_ in (principal, restored):
             principal_.tell([result(toy(), [0.0, 0.0])])
-        assert restored.build_question(None).text == principal.build_question(None).text
+        assert restored.build_prompt(None).text == principal.build_prompt(None).text
         assert restored.history.records[-1]["generation"] == 3
 
     def test_welfare_next_to_payoff(self):
@@ -217,22 +215,20 @@ class TestHistory:
         assert "; equality: 0.25; sustainability: 12.5; base reward of each agent: " in line and "spending" not in line
         with_cost = principal_after(replace(minimum, spending_cost=0.5), self.VECTORS)
         assert "; sustainability: 12.5; spending: 3; base reward" in self.lines(with_cost)[0]
-        assert "spending (what your numbers paid out beyond what they took" in with_cost.build_question(None).text
-        assert "equality" not in principal_after(minimum, self.VECTORS, observations=False).build_question(None).text
+        assert "spending (what your numbers paid out beyond what they took" in with_cost.build_prompt(None).text
+        assert "equality" not in principal_after(minimum, self.VECTORS, observations=False).build_prompt(None).text
         added = self.lines(principal_after(toy(), self.VECTORS))[0]
         assert "equality" not in added and "; base reward of an agent: " in added
 
     def test_selection_notice_requires_omission(self):
-        excerpt = principal_after(toy(), self.VECTORS, history="last", window=2).build_question(None).text
+        excerpt = principal_after(toy(), self.VECTORS, history="last", window=2).build_prompt(None).text
         assert "Shown are at least the 2 newest" in excerpt
-        assert (
-            "Shown are" not in principal_after(toy(), self.VECTORS, history="last", window=6).build_question(None).text
-        )
+        assert "Shown are" not in principal_after(toy(), self.VECTORS, history="last", window=6).build_prompt(None).text
 
     def test_observations_are_optional(self):
         line = "level at 25/50/75/100 % of the episode: 4, 9, 14, 19; moves: 19; base reward of an agent: "
-        assert line in principal_after(toy(), self.VECTORS).build_question(None).text
-        bare = principal_after(toy(), self.VECTORS, observations=False).build_question(None).text
+        assert line in principal_after(toy(), self.VECTORS).build_prompt(None).text
+        bare = principal_after(toy(), self.VECTORS, observations=False).build_prompt(None).text
         assert "moves" not in bare and "base reward of" not in bare and "payoff" in bare
 
     @pytest.mark.parametrize(
@@ -255,7 +251,7 @@ class TestHistory:
         fits = len(generations)
         assert tokens[: fits + 2] == sorted(tokens[: fits + 2])
         model.context_window = tokens[fits] + 100
-        prompt = principal.build_question(None).text
+        prompt = principal.build_prompt(None).text
         rows = [line.split()[1].rstrip(":") for line in prompt.splitlines() if line.startswith("Generation ")]
         assert [int(n) for n in rows] == generations
         assert f"There is room for {fits} of the 6 proposals: {words} of them are shown." in prompt
@@ -267,7 +263,7 @@ class TestHistory:
         result = outcome(toy(), np.zeros(2))
         result.trajectories["level"] = np.array([5.0, 7.0])
         principal.tell([result])
-        assert "level at 25/50/75/100 % of the episode: 5, 5, 7, 7" in principal.build_question(None).text
+        assert "level at 25/50/75/100 % of the episode: 5, 5, 7, 7" in principal.build_prompt(None).text
 
 
 class TestRepeatedMeasurements:
@@ -286,7 +282,7 @@ class TestRepeatedMeasurements:
         return principal
 
     def rows(self, principal, context=None):
-        lines = [line for line in principal.build_question(context).text.splitlines() if line.startswith("Generation ")]
+        lines = [line for line in principal.build_prompt(context).text.splitlines() if line.startswith("Generation ")]
         return [(line[: line.index(";")], line) for line in lines]
 
     def test_best_are_distinct_vectors(self):
@@ -295,12 +291,12 @@ class TestRepeatedMeasurements:
         assert second.startswith("Generation 2: x0=0, x1=1 -> payoff 145 (standard error")
         mean = "Generation 5: x0=1, x1=0 -> payoff 140.9 (mean of 3 measurements, in generations 1, 3, 5, that"
         assert first.startswith(mean) and "deviation of 16.5)" in line and "over 12 episodes" in line
-        assert "Shown are the 2 best proposals." in principal.build_question(None).text
+        assert "Shown are the 2 best proposals." in principal.build_prompt(None).text
         assert principal.history.best(None).tolist() == self.GOOD
 
     @pytest.mark.parametrize("history", ["all", "last"])
     def test_rows_precede_means(self, history):
-        text = self.principal(history=history).build_question(None).text
+        text = self.principal(history=history).build_prompt(None).text
         rows = [line for line in text.splitlines() if line.startswith("Generation ")]
         payoffs = [row.split("payoff ")[1].split(" (")[0] for row in rows]
         assert payoffs == ["122", "145", "152.2", "120", "148.6"]
@@ -317,14 +313,14 @@ class TestRepeatedMeasurements:
         assert principal.history.noise is None and "standard error" not in self.means(principal)
         principal.brief(PrincipalBriefing(6, 2, 2, 1, True, noise=30.0))
         assert "with 145 (standard error 30), measured once" in self.means(principal)
-        assert "same numbers differed by a standard deviation of 30; the" in principal.build_question(None).text
+        assert "same numbers differed by a standard deviation of 30; the" in principal.build_prompt(None).text
         principal.tell([result(toy(), self.GOOD, value=105.0, n=2)])
         assert principal.history.noise == pytest.approx(np.sqrt((800 + 800) / 2))
         assert self.means(principal).count("2 times (4 episodes)") == 2
         assert self.means(principal).count("standard error 20") == 3
 
     def means(self, principal):
-        return principal.build_question(None).text.split("Tried more than once")[1].split("## Your answer")[0]
+        return principal.build_prompt(None).text.split("Tried more than once")[1].split("## Your answer")[0]
 
     @pytest.mark.parametrize(
         ("societies", "episodes", "shown"), [(1, 2, False), (1, 3, True), (2, 4, False), (3, 6, True)]
@@ -333,13 +329,13 @@ class TestRepeatedMeasurements:
         """The error of one society is that of its episodes, of several that of societies."""
         principal = llm_principal(toy(), scripted())
         principal.tell([replace(result(toy(), self.GOOD, n=episodes), units=societies, standard_error=4.0)])
-        assert ("(standard error 4 over" in principal.build_question(None).text) == shown
+        assert ("(standard error 4 over" in principal.build_prompt(None).text) == shown
 
     def test_repeated_societies(self):
         principal = llm_principal(toy(), scripted())
         for _ in range(2):
             principal.tell([replace(result(toy(), self.GOOD, n=6), units=3)])
-        assert "2 times (12 episodes, 6 societies), mean payoff" in principal.build_question(None).text
+        assert "2 times (12 episodes, 6 societies), mean payoff" in principal.build_prompt(None).text
 
     @pytest.mark.parametrize(("history", "n"), [("best_and_last", 3), ("best", 3)])
     def test_rows_are_unique(self, history, n):
@@ -347,13 +343,13 @@ class TestRepeatedMeasurements:
         assert len(vectors) == len(set(vectors)) == n
 
     def test_all_is_all(self):
-        text = self.principal().build_question(None).text
+        text = self.principal().build_prompt(None).text
         assert "Proposals made so far: 5" in text and "Shown are" not in text and "There is room" not in text
 
     def test_separate_measurement_rows(self):
         principal = self.principal(history="best", window=3, measurements="separate")
         assert [row.split("payoff ")[1].split(" (")[0] for row, _ in self.rows(principal)] == ["145", "152.2", "148.6"]
-        assert "mean of" not in principal.build_question(None).text
+        assert "mean of" not in principal.build_prompt(None).text
         assert principal.history.best(None).tolist() == self.GOOD, "what is proposed again is no matter of prompts"
 
     def test_observations_are_averaged(self):
@@ -391,37 +387,35 @@ class TestRepeatedMeasurements:
 class TestPromptContent:
     def test_run_description(self):
         principal = principal_after(ESCAPE_ROOM, [])
-        assert "This is generation 1." in principal.build_question("lever_0_works").text
+        assert "This is generation 1." in principal.build_prompt("lever_0_works").text
         baselines = {"lever_0_works": -5.0, "lever_1_works": 0.25}
         principal.brief(PrincipalBriefing(40, 20, 64, 1, True, baselines))
-        text = principal.build_question("lever_0_works").text
+        text = principal.build_prompt("lever_0_works").text
         assert "This is generation 1 of 40." in text and "begin it with the same weights" in text
         assert "there are 20 training rounds" in text and "64 episodes are evaluated" in text
         assert "with nothing set: [context: lever_0_works] payoff -5; [context: lever_1_works] payoff 0.25." in text
         assert "It says nothing of the learning" in text
         principal.brief(PrincipalBriefing(40, 20, 64, 4, False))
-        text = principal.build_question("lever_0_works").text
+        text = principal.build_prompt("lever_0_works").text
         assert "keep what they have learned" in text and "governs 4 societies" in text and "nothing set" not in text
         assert "It says nothing of the learning" not in text
         principal.brief(PrincipalBriefing(40, 20, 2, 1, True, games=8, updates=0, confirmations=8))
-        text = principal.build_question("lever_0_works").text
+        text = principal.build_prompt("lever_0_works").text
         assert "they play 20 episodes in each of 8 games side by side, which they may remember" in text
         assert "not trained" in text and "reinforcement" not in text and "learn to live" not in text
         principal.brief(PrincipalBriefing(40, 0, 2, 1, True, updates=0, confirmations=8))
-        text = principal.build_question("lever_0_works").text
+        text = principal.build_prompt("lever_0_works").text
         assert "round" not in text and "same weights" not in text and "2 episodes are evaluated" in text
         assert "Lines have no standard error, as there" in text and "are measured again, 8 times in all" in text
 
     def test_two_episodes_have_no_standard_error(self):
         for n, has_error in ((2, False), (3, True)):
-            assert (
-                "(standard error" in principal_after(toy(), [[0.0, 0.0]], n=n).build_question(None).text
-            ) == has_error
+            assert ("(standard error" in principal_after(toy(), [[0.0, 0.0]], n=n).build_prompt(None).text) == has_error
 
     def test_training_summary(self):
         principal = principal_after(toy(), [])
         principal.tell([replace(result(toy(), [0.0, 0.0], value=3.0), training=(-12.5, 2.75))])
-        assert "-> payoff 3; training: -12.5 to 2.75;" in principal.build_question(None).text
+        assert "-> payoff 3; training: -12.5 to 2.75;" in principal.build_prompt(None).text
 
     def test_notes_survive_checkpoint(self):
         with FakeOpenAIServer(lambda messages: "no idea") as server:
@@ -431,15 +425,14 @@ class TestPromptContent:
             for principal_ in (principal, restored):
                 principal_.tell([result(toy(), vector)])
                 principal_.llm.close()
-            assert restored.build_question(None).text == principal.build_question(None).text
-            assert "not a proposal of yours" in restored.build_question(None).text
+            assert restored.build_prompt(None).text == principal.build_prompt(None).text
+            assert "not a proposal of yours" in restored.build_prompt(None).text
 
     def test_escape_room_hint_is_optional(self):
         hint = "a few must stand at the right lever"
-        assert hint not in principal_after(ESCAPE_ROOM, []).build_question("lever_0_works").text
+        assert hint not in principal_after(ESCAPE_ROOM, []).build_prompt("lever_0_works").text
         assert (
-            hint
-            in principal_after(ESCAPE_ROOM, [], prompt="escape_room_explained").build_question("lever_0_works").text
+            hint in principal_after(ESCAPE_ROOM, [], prompt="escape_room_explained").build_prompt("lever_0_works").text
         )
 
     def test_lever_context_can_be_hidden(self):
@@ -450,11 +443,11 @@ class TestPromptContent:
             and rooms.principal_metrics == ESCAPE_ROOM.principal_metrics
         )
         assert len({make_env("escape_room", Seeds(i), n_envs=1, name_lever=False).spec.contexts for i in range(8)}) > 1
-        text = principal_after(rooms, []).build_question("room_1").text
+        text = principal_after(rooms, []).build_prompt("room_1").text
         assert "Its name does not say which" in text and "_works" not in text
 
     def test_tax_semantics(self):
-        text = principal_after(HARVEST, []).build_question(None).text
+        text = principal_after(HARVEST, []).build_prompt(None).text
         assert "A rate of 0.25 takes the whole of an apple, and a higher one more" in text
 
     def test_corrections_are_disclosed(self):
@@ -464,9 +457,7 @@ class TestPromptContent:
             for notice in ("not a proposal of yours", "put at the nearest end"):
                 [vector] = principal.ask()
                 principal.tell([result(toy(), vector)])
-                newest = [x for x in principal.build_question(None).text.splitlines() if x.startswith("Generation ")][
-                    -1
-                ]
+                newest = [x for x in principal.build_prompt(None).text.splitlines() if x.startswith("Generation ")][-1]
                 assert notice in newest
             principal.llm.close()
 
@@ -474,7 +465,7 @@ class TestPromptContent:
         """The provider's cache can reuse everything before the newest row."""
         vectors = [[i / 50] * 5 for i in range(30)]
         earlier, after = (
-            principal_after(ESCAPE_ROOM, vectors[:n]).build_question("lever_1_works").text for n in (29, 30)
+            principal_after(ESCAPE_ROOM, vectors[:n]).build_prompt("lever_1_works").text for n in (29, 30)
         )
         shared = next(i for i, (a, b) in enumerate(zip(earlier, after, strict=False)) if a != b)
         assert shared > 0.95 * earlier.index("Proposals made so far")
@@ -702,9 +693,9 @@ class TestRules:
 def test_agent_pretraining_is_described(pretraining, words):
     principal = llm_principal(CLEANUP, scripted())
     principal.brief(PrincipalBriefing(8, 2, 2, 1, True, pretraining=pretraining))
-    assert f"Before the first generation the agents were {words}" in principal.build_question(None).text
+    assert f"Before the first generation the agents were {words}" in principal.build_prompt(None).text
     principal.brief(PrincipalBriefing(8, 2, 2, 1, True))
-    assert "Before the first generation" not in principal.build_question(None).text
+    assert "Before the first generation" not in principal.build_prompt(None).text
 
 
 class TestBoundedHistory:
@@ -720,7 +711,7 @@ class TestBoundedHistory:
             context = step % len(society.contexts) if society.contexts else None
             outcome = result(society, vector, context, n=3)
             principal.tell([replace(outcome, value=float(rng.normal()))])
-            texts.append(principal.build_question(society.contexts[0] if society.contexts else None).text)
+            texts.append(principal.build_prompt(society.contexts[0] if society.contexts else None).text)
         tokens = np.array([len(text) / 4 for text in texts])
         assert tokens[160:].max() < tokens[0] + 4000 * 1.5
         # Of two questions in a row the beginning is the same in most cases.
@@ -732,7 +723,7 @@ class TestBoundedHistory:
         for i in range(100):
             outcome = result(CLEANUP, [0.01 * i, 0.5, 0.5], n=3)
             principal.tell([replace(outcome, value=float(i))])
-        text = principal.build_question(None).text
+        text = principal.build_prompt(None).text
         assert "Of the payoffs of all 100 proposals a tenth is below 9.9, half is below 49.5" in text
         n_rows = text.count("-> payoff")
         assert 12 <= n_rows <= 16 and "-> payoff 99" in text
@@ -741,16 +732,16 @@ class TestBoundedHistory:
         unbounded, bounded = (
             principal_after(CLEANUP, vectors_for(CLEANUP) * 3, history_tokens=n) for n in (None, 8000)
         )
-        assert unbounded.build_question(None).text == bounded.build_question(None).text
+        assert unbounded.build_prompt(None).text == bounded.build_prompt(None).text
 
     def test_restart_asks_equal_question(self):
         principal = llm_principal(CLEANUP, scripted(), history_tokens=1500)
         for i in range(60):
             principal.tell([replace(result(CLEANUP, [0.01 * i, 0.5, 0.5], n=3), value=float(i % 7))])
-        text = principal.build_question(None).text
+        text = principal.build_prompt(None).text
         restored = llm_principal(CLEANUP, scripted(), history_tokens=1500)
         restored.load_state_dict(principal.state_dict())
-        assert restored.build_question(None).text == text
+        assert restored.build_prompt(None).text == text
 
 
 def _shared(first, second):

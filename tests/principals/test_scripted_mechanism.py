@@ -37,7 +37,7 @@ def with_payoffs(society, vectors, payoffs, context=None, **kwargs):
 @pytest.mark.parametrize(("number", "n_proposals"), [(2, 8), (3, 8), (8, 8)])
 def test_first_proposals_are_unbiased(number, n_proposals):
     """Either end of each range as often as the other, and pairs of numbers independent."""
-    prompt = llm_principal(CLEANUP, scripted()).build_question(None, number, n_proposals).text
+    prompt = llm_principal(CLEANUP, scripted()).build_prompt(None, number, n_proposals).text
     unit = answers(prompt, CLEANUP.mechanism.names) / 3
     assert set(unit.ravel()) == {0, 1}
     assert np.abs(unit.mean(0) - 1 / 2).max() < 5 * 0.5 / SEEDS**0.5  # five standard errors
@@ -82,7 +82,7 @@ def test_changes_are_unbiased():
     payoffs, changes = -((history - [0.4, 2.8, 1.0]) ** 2).sum(1), []
     for order, mirrored in (([0, 1, 2], [False] * 3), ([1, 2, 0], [True, False, True])):
         history_ = np.where(mirrored, 3 - history[:, order], history[:, order])
-        unit = answers(with_payoffs(CLEANUP, history_.round(4), payoffs).build_question(None).text, names)
+        unit = answers(with_payoffs(CLEANUP, history_.round(4), payoffs).build_prompt(None).text, names)
         restored = np.empty_like(unit)
         restored[:, order] = np.where(mirrored, 3 - unit, unit)
         changes.append(restored)
@@ -97,7 +97,7 @@ def test_changes_shrink():
     def deviation(n_measurements):
         payoffs = [10.0] + [0.0] * (n_measurements - 1)
         vectors = [[1.0, 1.0], *np.random.default_rng(1).uniform(-1, 3, (n_measurements - 1, 2)).round(3)]
-        return answers(with_payoffs(toy(), vectors, payoffs).build_question(None).text, ("x0", "x1"), 100).std()
+        return answers(with_payoffs(toy(), vectors, payoffs).build_prompt(None).text, ("x0", "x1"), 100).std()
 
     assert deviation(7) > 2 * deviation(30)
 
@@ -106,16 +106,16 @@ def test_lucky_payoff_is_not_best():
     close_vectors = np.random.default_rng(0).normal(0, 0.02, (10, 2))
     vectors = np.concatenate([close_vectors + 2.0, close_vectors]).round(3)
     payoffs = [9.0, *[-10.0] * 9, *[6.0] * 10]
-    changes = answers(with_payoffs(toy(), vectors, payoffs).build_question(None).text, ("x0", "x1"), 50)
+    changes = answers(with_payoffs(toy(), vectors, payoffs).build_prompt(None).text, ("x0", "x1"), 50)
     assert np.linalg.norm(np.median(changes, axis=0)) < 0.2
 
 
 def test_repeated_payoff_has_larger_weight():
     """Once 9 beside ten times 2 is worth less than 5."""
     vectors = [[0.0, 0.0], [0.01, 0.0], [2.0, 2.0], *[[0.01, 0.0]] * 9]
-    prompt = with_payoffs(toy(), vectors, [9.0, 2.0, 5.0, *[2.0] * 9]).build_question(None).text
+    prompt = with_payoffs(toy(), vectors, [9.0, 2.0, 5.0, *[2.0] * 9]).build_prompt(None).text
     assert prompt.count("x0=0.01, x1=0 -> payoff 2") == 10 and "x0=0.01, x1=0: 10 times (" in prompt
-    best = with_payoffs(toy(), vectors, [9.0, 2.0, 5.0, *[2.0] * 9], history="best").build_question(None).text
+    best = with_payoffs(toy(), vectors, [9.0, 2.0, 5.0, *[2.0] * 9], history="best").build_prompt(None).text
     assert "(mean of 10 measurements" in best
     for prompt_ in (prompt, best):
         changes = answers(prompt_, ("x0", "x1"), 50)

@@ -77,7 +77,7 @@ def reader(spec, uses):
 
 def test_escape_room_prompt_describes_game():
     spec = room_spec()
-    prompt = llm_principal(spec, scripted()).build_question(spec.contexts[4]).text
+    prompt = llm_principal(spec, scripted()).build_prompt(spec.contexts[4]).text
     assert "Context of this generation: lever_4_works" in prompt and len(spec.contexts) == 6
     assert prompt.count(": from 0 to 12 (reward per step)") == 8
     assert "rewarded with 10" in prompt and "every other agent loses 1," in prompt

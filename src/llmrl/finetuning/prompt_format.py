@@ -1,4 +1,4 @@
-"""Conversion of trials to prompts and of vectors to replies, in the format of the search principal."""
+"""Format of the prompts and replies of a proposer, an LLM that proposes policy parameters (`LLMSearch`)."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from llmrl.statistics.estimators import standard_error_of_mean
 
 @dataclass(frozen=True, eq=False)
 class ProposalPrompt:
-    """Prompt of the proposer.
+    """Prompt of a proposer.
 
     Attributes:
         example: example that the prompt was made from.
         messages: messages to a chat model.
-        shown_trials: trials in the prompt, a subset of the example's history; a prompt that pools repeated parameters
-            has one trial for all trials with equal parameters.
+        shown_trials: trials shown in the prompt, from the example's trials; if the prompt pools repeated parameters,
+            their trials are merged into one.
         n_omitted: number of trials of the example that are not in the prompt.
-        name, hash: name and hash of the prompt file, for call logs.
+        template_name, template_hash: name and hash of the prompt file, for call logs.
     """
 
     example: ProposalExample
     messages: tuple[dict[str, str], ...]
     shown_trials: tuple[ParameterTrial, ...]
     n_omitted: int
-    name: str
-    hash: str
+    template_name: str
+    template_hash: str
 
     @property
     def text(self) -> str:
@@ -50,10 +50,10 @@ class PromptFormat:
     """Format of a proposer's prompts and replies.
 
     Args:
-        proposer: principal of `principal=llm`, with the chat model that will receive the prompts.
+        proposer: proposer with the chat model that will receive the prompts (`principal=llm`).
 
     Raises:
-        ConfigError: the proposer does not propose parameters of a policy, or its prompts contain more than returns.
+        ConfigError: it does not propose policy parameters, or its prompts show metrics in addition to returns.
     """
 
     def __init__(self, proposer: LLMPrincipal) -> None:
@@ -61,15 +61,16 @@ class PromptFormat:
             raise ConfigError("fine-tuning needs a proposer of policy parameters; use agent=linear, tabular, ...")
         if proposer.settings.observations:
             raise ConfigError(
-                "principal.observations=true shows observations, which trials for fine-tuning do not contain; set it "
-                "to null"
+                "principal.observations=true adds episode metrics to each return in the prompt, but trials for "
+                "fine-tuning contain only returns; set it to null"
             )
         self.proposer = proposer
         self.space: ParameterSpace = proposer.space
 
     def make_prompt(self, example: ProposalExample) -> ProposalPrompt:
-        """Return the prompt after the trials of an example, each of which counts as one iteration of the search.
+        """Return the prompt that the proposer would send after the trials of the example.
 
+        Each trial is one iteration of the search and a record of `proposer.history`; `settings.history` selects records.
         If the prompt and a reply of `llm.max_tokens` exceed the context window, trials are omitted (`History.trim`).
 
         Raises:
@@ -78,19 +79,19 @@ class PromptFormat:
         """
         proposer = copy.copy(self.proposer)
         proposer.history = History(proposer.spec, proposer.history.pooled, proposer.history.sliding)
-        for trial in example.history:
+        for trial in example.trials:
             standard_error = standard_error_of_mean(trial.returns)
             proposer.history.add([Outcome(trial.vector, trial.value, trial.returns, standard_error)])
-        proposer.iteration = len(example.history)
-        prompt = proposer.build_question(None)
+        proposer.iteration = len(example.trials)
+        prompt = proposer.build_prompt(None)
         records = proposer.history.trim(proposer.select_records(), proposer.settings.history, proposer.n_records)
-        shown_trials = tuple(_merge_trials([example.history[int(i)] for i in record["measured"]]) for record in records)
+        shown_trials = tuple(_merge_trials([example.trials[int(i)] for i in record["measured"]]) for record in records)
         if not shown_trials:
             raise ConfigError(
                 f"the prompt {prompt.name} fits into the context window of {proposer.llm.label} only without any "
                 "history; choose a model with a larger one, principal.rows=compact, or a smaller llm.max_tokens"
             )
-        n_omitted = len(example.history) - sum(len(record["measured"]) for record in records)
+        n_omitted = len(example.trials) - sum(len(record["measured"]) for record in records)
         messages = ({"role": "user", "content": prompt.text},)
         return ProposalPrompt(example, messages, shown_trials, n_omitted, prompt.name, prompt.hash)
 
@@ -105,11 +106,11 @@ class PromptFormat:
     def format_reply(self, vector: np.ndarray, reasoning: str) -> str:
         """Return a reply with `vector` [d] and `reasoning` in the form that the prompt requests."""
         # Numbers have the format of the prompt's trials, or all digits if that format would change the number.
-        rounded_texts = [(format_number(value), value) for value in vector.tolist()]
-        numbers = [text if float(text) == value else repr(value) for text, value in rounded_texts]
+        texts_and_values = [(format_number(value), value) for value in vector.tolist()]
+        number_texts = [text if float(text) == value else repr(value) for text, value in texts_and_values]
         if self.proposer.settings.reply == "lines":
-            return "; ".join(f"params[{i}]: {x}" for i, x in enumerate(numbers)) + f"\n{reasoning}"
-        return f'{{"reasoning": {json.dumps(reasoning)}, "params": [{", ".join(numbers)}]}}'
+            return "; ".join(f"params[{i}]: {x}" for i, x in enumerate(number_texts)) + f"\n{reasoning}"
+        return f'{{"reasoning": {json.dumps(reasoning)}, "params": [{", ".join(number_texts)}]}}'
 
     def parse_reply(self, text: str, is_truncated: bool = False) -> np.ndarray:
         """Return the parameters [d] in a reply, even if they are out of bounds.
@@ -122,16 +123,16 @@ class PromptFormat:
         vector: np.ndarray = parse_answer(text, self.proposer.parser(), is_truncated).answer
         return vector
 
-    def to_played_vector(self, vector: np.ndarray) -> np.ndarray | None:
-        """Return the vector that the search plays for a proposed one; None if it rejects it (`out_of_range`)."""
+    def to_evaluated_vector(self, vector: np.ndarray) -> np.ndarray | None:
+        """Return a proposed vector as the search evaluates it, rounded and clipped; None: rejected (`out_of_range`)."""
         if self.proposer.has_refused_numbers(vector):
             return None
         return self.space.round_values(vector, clip=self.proposer.settings.out_of_range != "accept")
 
-    def is_proposable(self, vector: np.ndarray) -> bool:
-        """Return whether the search plays a proposed vector unchanged."""
-        rounded = self.to_played_vector(vector)
-        return rounded is not None and np.array_equal(rounded, vector)
+    def is_evaluated_unchanged(self, vector: np.ndarray) -> bool:
+        """Return whether the search evaluates a proposed vector unchanged."""
+        evaluated_vector = self.to_evaluated_vector(vector)
+        return evaluated_vector is not None and np.array_equal(evaluated_vector, vector)
 
     def is_in_bounds(self, vector: np.ndarray) -> bool:
         """Return whether all numbers are within their bounds."""

@@ -61,7 +61,10 @@ class EvaluatedTask:
         def read(reply: ChatReply) -> np.ndarray:
             return self.evaluator.prompt_format.parse_reply(reply.text, reply.is_truncated)
 
-        return [ChatRequest(q.messages, None, "finetune", q.name, q.hash, parse=read) for q in self.prompts]
+        return [
+            ChatRequest(prompt.messages, None, "finetune", prompt.template_name, prompt.template_hash, parse=read)
+            for prompt in self.prompts
+        ]
 
     def measure_replies(self, replies: Sequence[str]) -> State:
         """Return the measures of the reply to each prompt, [n_prompts] each, see `_compute_measures`."""

@@ -248,10 +248,10 @@ class ReplyEvaluator:
         self, prompts: Sequence[ProposalPrompt], parsed_replies: Sequence[tuple[np.ndarray | None, str]], stream: str
     ) -> list[EvaluatedReply]:
         """Evaluate parsed replies; each distinct vector is played once."""
-        played_vectors = [
-            None if vector is None else self.prompt_format.to_played_vector(vector) for vector, _ in parsed_replies
+        evaluated_vectors = [
+            None if vector is None else self.prompt_format.to_evaluated_vector(vector) for vector, _ in parsed_replies
         ]
-        keys = [None if vector is None else make_vector_key(vector) for vector in played_vectors]
+        keys = [None if vector is None else make_vector_key(vector) for vector in evaluated_vectors]
         distinct_keys = [key for key in dict.fromkeys(keys) if key is not None]
         returns: dict[VectorKey, np.ndarray] = {}
         if distinct_keys:

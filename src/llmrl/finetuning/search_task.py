@@ -237,7 +237,7 @@ class Dataset:
     ) -> list[ProposalPrompt]:
         """Return `n` prompts with trials of `all_series`; `purpose` describes these trials in error messages."""
         examples = make_examples(
-            all_series, n, self.min_examples, self.examples, seeds, purpose, task.prompt_format.is_proposable
+            all_series, n, self.min_examples, self.examples, seeds, purpose, task.prompt_format.is_evaluated_unchanged
         )
         return [task.prompt_format.make_prompt(example) for example in examples]
 

@@ -1,6 +1,6 @@
 """Trials (parameters of a policy, and the returns of episodes with them), and training examples made from trials.
 
-An example consists of the trials that a prompt shows, its history, and a better trial as the target.
+An example consists of the trials that a prompt shows and a better trial as the target.
 """
 
 from __future__ import annotations
@@ -245,18 +245,18 @@ class ProposalExample:
 
     Attributes:
         index: index of the example.
-        history: trials to show in the prompt, in this order, at least one.
-        target: trial with other parameters and a higher value than all of the history; None if there is none.
+        trials: trials to show in the prompt, in this order, at least one.
+        target: trial with other parameters and a higher value than all of `trials`; None if there is none.
     """
 
     index: int
-    history: tuple[ParameterTrial, ...]
+    trials: tuple[ParameterTrial, ...]
     target: ParameterTrial | None
 
     @property
     def best(self) -> float:
-        """Highest mean return in the history."""
-        return max(trial.value for trial in self.history)
+        """Highest mean return of the trials."""
+        return max(trial.value for trial in self.trials)
 
 
 def split_series(
@@ -303,21 +303,21 @@ def make_examples(
     max_trials: int,
     seeds: Seeds,
     purpose: str,
-    is_proposable: Callable[[np.ndarray], bool] = lambda vector: True,
+    is_valid_target: Callable[[np.ndarray], bool] = lambda vector: True,
 ) -> list[ProposalExample]:
     """Return `n` examples; example i is a function of `all_series`, `seeds` and i.
 
-    A history consists of random trials of one series. For a search run, they are drawn from the first trials up to a
-    random index, and keep their order. The target is drawn from the trials of all series whose parameters have a higher
-    mean return, over all their trials, than the best trial of the history.
+    The trials of an example are random ones of one series. For a search run, they are drawn from the first trials up to
+    a random index, and keep their order. The target is drawn from the trials of all series whose parameters have a
+    higher mean return, over all their trials, than the best trial of the example.
 
     Args:
         all_series: series of trials, drawn with probability proportional to their length.
         n: number of examples.
-        min_trials, max_trials: range of the number of trials in a history, which is drawn uniformly.
+        min_trials, max_trials: range of the number of trials in an example, which is drawn uniformly.
         seeds: node of the seed tree.
         purpose: description of the trials in error messages, such as "held out".
-        is_proposable: function that returns whether parameters can be targets; others are only shown.
+        is_valid_target: function that returns whether parameters can be targets; others are only shown.
 
     Raises:
         ConfigError: no series has `max_trials` trials.
@@ -336,38 +336,38 @@ def make_examples(
         n_episodes = len(trial.returns)
         pool.add(trial.vector, trial.value, standard_error_of_mean(trial.returns), n_episodes, n_episodes)
     values = np.array([pool.get(trial.vector).value for trial in candidates])
-    is_proposable_mask = np.array([is_proposable(trial.vector) for trial in candidates])
+    is_valid_target_mask = np.array([is_valid_target(trial.vector) for trial in candidates])
     examples = []
     for i in range(n):
         rng = seeds.numpy(i)
         series = eligible_series[int(rng.choice(len(eligible_series), p=series_lengths / series_lengths.sum()))]
-        history_length = int(rng.integers(min_trials, max_trials + 1))
-        end = int(rng.integers(history_length, len(series.trials) + 1)) if series.is_search else len(series.trials)
-        indices = rng.choice(end, size=history_length, replace=False)
-        history = tuple(series.trials[j] for j in (np.sort(indices) if series.is_search else indices))
+        n_trials = int(rng.integers(min_trials, max_trials + 1))
+        end = int(rng.integers(n_trials, len(series.trials) + 1)) if series.is_search else len(series.trials)
+        indices = rng.choice(end, size=n_trials, replace=False)
+        trials = tuple(series.trials[j] for j in (np.sort(indices) if series.is_search else indices))
         target_draw = int(rng.integers(2**31))
         examples.append(
-            ProposalExample(i, history, _select_target(history, candidates, values, is_proposable_mask, target_draw))
+            ProposalExample(i, trials, _select_target(trials, candidates, values, is_valid_target_mask, target_draw))
         )
     return examples
 
 
 def _select_target(
-    history: Sequence[ParameterTrial],
+    trials: Sequence[ParameterTrial],
     candidates: Sequence[ParameterTrial],
     values: np.ndarray,
-    is_proposable_mask: np.ndarray,
+    is_valid_target_mask: np.ndarray,
     target_draw: int,
 ) -> ParameterTrial | None:
-    """Return a candidate that is better than all of `history`; None if there is none.
+    """Return a candidate that is better than all of `trials`; None if there is none.
 
-    `values` [n] are the candidates' mean returns, `is_proposable_mask` [n] marks those that may be targets, and
+    `values` [n] are the candidates' mean returns, `is_valid_target_mask` [n] marks those that may be targets, and
     `target_draw` is a random integer that selects one of the better candidates.
     """
-    best = max(trial.value for trial in history)
-    history_keys = {make_vector_key(trial.vector) for trial in history}
-    indices = np.flatnonzero(is_proposable_mask & (values > best)).tolist()
-    better_trials = [candidates[j] for j in indices if make_vector_key(candidates[j].vector) not in history_keys]
+    best = max(trial.value for trial in trials)
+    trial_keys = {make_vector_key(trial.vector) for trial in trials}
+    indices = np.flatnonzero(is_valid_target_mask & (values > best)).tolist()
+    better_trials = [candidates[j] for j in indices if make_vector_key(candidates[j].vector) not in trial_keys]
     return better_trials[target_draw % len(better_trials)] if better_trials else None
 
 

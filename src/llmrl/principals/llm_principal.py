@@ -197,7 +197,7 @@ class LLMPrincipal(StateFields, ABC):
         if self.learning is not None:
             self.learning.check_group_size(n)
         parsers = [self.parser(context_name, k if n > 1 else None) for k in proposal_numbers]
-        prompts = [self.build_question(context_name, k, n) for k in proposal_numbers]
+        prompts = [self.build_prompt(context_name, k, n) for k in proposal_numbers]
         replies = self.structured_query.ask(prompts, [self._make_parse_fn(parser) for parser in parsers])
         proposals = [self._apply_fallback(reply, context_name, k) for k, reply in enumerate(replies, 1)]
         vectors = np.array([proposal.vector for proposal in proposals])
@@ -284,7 +284,7 @@ class LLMPrincipal(StateFields, ABC):
             while simulated.iteration < iteration:
                 simulated.history.add([simulated.history.make_typical_outcome(self.space, simulated.iteration)] * n)
                 simulated.iteration += 1
-            prompt_sizes.append(estimate_tokens(simulated.build_question(context, n, n).text))
+            prompt_sizes.append(estimate_tokens(simulated.build_prompt(context, n, n).text))
         calls = steps * n
         prompt_tokens = n * int(np.interp(np.arange(steps), iterations, prompt_sizes).sum())
         reply_tokens = TYPICAL_REPLY_TOKENS + TOKENS_PER_NUMBER * max(0, self.space.dim - 10)
@@ -294,7 +294,7 @@ class LLMPrincipal(StateFields, ABC):
         super().load_state_dict(state)
         self.proposed_vectors = {make_vector_key(record["vector"]) for record in self.history.records}
 
-    def build_question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt:
+    def build_prompt(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt:
         """Return the prompt for proposal number `proposal`, from 1, of the `proposals` of the next step."""
         self.history_settings = self._select_history_settings(context)
         selected = self.select_records()

@@ -62,7 +62,7 @@ def test_facts_follow_map(engine: str, substrate: str) -> None:
     env = game(engine, substrate, map=SMALL[substrate], n_agents=2, mechanism=mechanism)
     try:
         assert env.spec.facts["apple_sites"] == (4 if substrate == "cleanup" else 5)
-        text = llm_principal(env.spec, scripted()).build_question(None).text
+        text = llm_principal(env.spec, scripted()).build_prompt(None).text
         if substrate == "cleanup":
             assert "begins with 3 of the river's 5 cells dirty and no apple on any of the orchard's 4 spots." in text
         else:
@@ -108,7 +108,7 @@ def test_cleaning_count_matches_payment(engine: str, options: dict[str, Any]) ->
 
 def question(rules: str, **options: Any) -> str:
     env = native("cleanup", 1, rules=rules, map="melting_pot", mechanism=Incentives(**options))
-    return llm_principal(env.spec, scripted()).build_question(None).text
+    return llm_principal(env.spec, scripted()).build_prompt(None).text
 
 
 @pytest.mark.meltingpot
@@ -133,7 +133,7 @@ def test_prompt_follows_switches() -> None:
 
 def test_describes_clean_up_tax() -> None:
     env = native("cleanup", 1, map=SMALL["cleanup"], n_agents=2, mechanism=BracketedTax())
-    text = llm_principal(env.spec, scripted()).build_question(None).text
+    text = llm_principal(env.spec, scripted()).build_prompt(None).text
     assert "An apple is worth 1 in base reward, and cleaning costs nothing but time." in text
     assert "stands with the numbers below" not in text and "paid_cleans" not in text
 
@@ -142,7 +142,7 @@ def test_describes_clean_up_tax() -> None:
                                                         ("legislative", 2000, False)])  # fmt: skip
 def test_describes_random_end(rules: str, horizon: int, phrase: bool) -> None:
     env = native("harvest", 1, rules=rules, horizon=horizon, map="own", mechanism=BracketedTax())
-    text = llm_principal(env.spec, scripted()).build_question(None).text
+    text = llm_principal(env.spec, scripted()).build_prompt(None).text
     assert (f"An episode lasts {horizon} steps at most: at step 1099" in text) == phrase
     assert (f"An episode lasts {horizon} steps.\n" in text) != phrase
 
@@ -150,7 +150,7 @@ def test_describes_random_end(rules: str, horizon: int, phrase: bool) -> None:
 @pytest.mark.parametrize("rules", ["upstream", "legislative"])
 def test_describes_zapping(rules: str) -> None:
     env = native("harvest", 1, rules=rules, map="own", mechanism=BracketedTax())
-    text = llm_principal(env.spec, scripted()).build_question(None).text
+    text = llm_principal(env.spec, scripted()).build_prompt(None).text
     assert ("An agent hit by the zapping beam of another is out of the game for 4 steps." in text) == (
         "zap" in env.spec.action_names
     )

@@ -114,10 +114,10 @@ def test_finetuning_rejects_impossible_actions():
     """Fine-tuning treats a proposal as the search does, and draws tables from the actions that there are."""
     prompt_format = PromptFormat(searcher(LAKE, out_of_range="accept"))
     assert (
-        prompt_format.to_played_vector(np.array([0.0, 2.0, 1.0, 3.0])) is None
-        and prompt_format.to_played_vector(np.array([-1.0, 0, 0, 0])) is None
+        prompt_format.to_evaluated_vector(np.array([0.0, 2.0, 1.0, 3.0])) is None
+        and prompt_format.to_evaluated_vector(np.array([-1.0, 0, 0, 0])) is None
     )
-    assert prompt_format.to_played_vector(np.array([0.0, 2.0, 1.0, 2.0])).tolist() == [0, 2, 1, 2]
+    assert prompt_format.to_evaluated_vector(np.array([0.0, 2.0, 1.0, 2.0])).tolist() == [0, 2, 1, 2]
     assert searcher(LAKE, out_of_range="clamp").parse_reply("[0, -3, 1, 9]").vector.tolist() == [0, 0, 1, 2]
 
 
@@ -165,7 +165,7 @@ def test_only_invalid_proposals_are_replaced():
     assert principal.reasons == ["a", "", "c"] and principal.fallbacks == [False, True, True]
     assert principal.counters["unplayable_proposals"] == 1
     principal.tell([returned(vector, 1.0) for vector in replacements])
-    rows = [line for line in principal.build_question(None).text.splitlines() if " -> " in line]
+    rows = [line for line in principal.build_prompt(None).text.splitlines() if " -> " in line]
     assert ["not what you proposed" in row for row in rows] == [False, True, False] and "no reply" in rows[2]
     restored = searcher(POLE)
     restored.load_state_dict(principal.state_dict())

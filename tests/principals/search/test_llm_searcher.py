@@ -67,7 +67,7 @@ class TestPrompt:
     def test_snapshot(self, name, make):
         principal = make()
         principal.on_search_start(100, 20)
-        check_snapshot(name, with_history(principal).build_question(None).text)
+        check_snapshot(name, with_history(principal).build_prompt(None).text)
 
     @pytest.mark.parametrize("treatment", ["props", "props_main", "props_plus"])
     def test_paper_treatment_snapshots(self, treatment):
@@ -77,25 +77,25 @@ class TestPrompt:
         principal.on_search_start(400, 20)
         with_history(principal, 5)
         principal.tell([returned(principal.history.records[1]["vector"], 25.0)])
-        check_snapshot(treatment, principal.build_question(None).text)
+        check_snapshot(treatment, principal.build_prompt(None).text)
 
     def test_multiple_proposals_snapshots(self):
         principal = searcher(prompt="numeric", reply="lines")
-        check_snapshot("second_of_three", with_history(principal, 1, 3).build_question(None, 2, 3).text)
+        check_snapshot("second_of_three", with_history(principal, 1, 3).build_prompt(None, 2, 3).text)
 
     def test_numbers_only_prompt(self):
-        text = searcher(prompt="numeric").build_question(None).text
+        text = searcher(prompt="numeric").build_prompt(None).text
         for word in ("pole", "left", "cart", "policy", "reward", "episode", "angle", "weight"):
             assert word not in text.lower()
 
     def test_hints_are_optional(self):
-        bare = searcher().build_question(None).text
+        bare = searcher().build_prompt(None).text
         assert "highest value" not in bare and "change numbers by" not in bare
-        assert "highest value there can be is about -5." in searcher(optimum=-5.0).build_question(None).text
-        assert "change numbers by about 0.1 at a time" in searcher(step_size=0.1).build_question(None).text
+        assert "highest value there can be is about -5." in searcher(optimum=-5.0).build_prompt(None).text
+        assert "change numbers by about 0.1 at a time" in searcher(step_size=0.1).build_prompt(None).text
 
     def test_integers_have_no_step_size(self):
-        text = searcher(LAKE, step_size=1.0).build_question(None).text
+        text = searcher(LAKE, step_size=1.0).build_prompt(None).text
         assert "Each is a whole number from 0 to 2." in text
         assert "change numbers by" not in text and "negative" not in text
 
@@ -105,37 +105,37 @@ class TestPrompt:
         """With the whole history a prompt is the one before up to its last row, one more row, and the last lines."""
         principal = searcher(prompt=prompt, rows=rows, step_size=1.0, optimum=9.0)
         principal.on_search_start(50, 20)
-        texts = [with_history(principal, 1).build_question(None).text for _ in range(12)]
+        texts = [with_history(principal, 1).build_prompt(None).text for _ in range(12)]
         for earlier, after in pairwise(texts):
             fixed = earlier[: earlier.index("\n## Now\n")]
             assert after.startswith(fixed) and len(after) - len(fixed) < 500
 
     def test_only_last_lines_change_with_history(self):
         principal = searcher(history="best_and_last", window=2, n_recent=2)
-        texts = [with_history(principal, 1).build_question(None).text for _ in range(9)]
+        texts = [with_history(principal, 1).build_prompt(None).text for _ in range(9)]
         assert len({text[: text.index("\n[")] for text in texts}) == 1
 
     def test_iterations_are_counted_per_question(self):
         principal = searcher(first_iteration=0)
         principal.on_search_start(30, 5)
-        assert "This is iteration 0 of 30." in principal.build_question(None).text
-        assert "as the mean of 5 runs" in principal.build_question(None).text
+        assert "This is iteration 0 of 30." in principal.build_prompt(None).text
+        assert "as the mean of 5 runs" in principal.build_prompt(None).text
         principal.ask()
-        assert "This is iteration 1 of 30." in principal.build_question(None).text
-        assert "of 400." in searcher(prompt_iterations=400).build_question(None).text
-        assert "This is iteration 1." in searcher().build_question(None).text
+        assert "This is iteration 1 of 30." in principal.build_prompt(None).text
+        assert "of 400." in searcher(prompt_iterations=400).build_prompt(None).text
+        assert "This is iteration 1." in searcher().build_prompt(None).text
 
     def test_warmup_vectors_are_no_iterations(self):
         principal = searcher()
         principal.tell([returned(np.full(8, 0.5 * i), i) for i in range(4)])
-        text = principal.build_question(None).text
+        text = principal.build_prompt(None).text
         assert "Tried so far: 4. This is iteration 1" in text and text.count(" -> ") == 4
 
     def test_best_and_last(self):
         principal = searcher(history="best_and_last", window=2, n_recent=3, sliding_history=True, advice=False)
         for value in (5, 90, 3, 80, 4, 70, 1, 2, 6):
             principal.tell([returned(np.full(8, value / 100), value)])
-        text = principal.build_question(None).text
+        text = principal.build_prompt(None).text
         assert [float(line.split("-> ")[1]) for line in text.splitlines() if " -> " in line] == [90, 80, 1, 2, 6]
         assert "Shown are the 3 newest proposals and the 2 best of the others." in text
 
@@ -144,7 +144,7 @@ class TestPrompt:
         principal, line_counts, is_prefix = searcher(history="last", window=3), [], []
         previous = ""
         for _ in range(16):
-            text = with_history(principal, 1).build_question(None).text
+            text = with_history(principal, 1).build_prompt(None).text
             rows = [line for line in text.splitlines() if " -> " in line]
             is_prefix.append(text.startswith(previous))
             previous = text[: text.index("\n## Now\n")]
@@ -156,8 +156,8 @@ class TestPrompt:
 
     def test_observations_are_optional(self):
         line = "-> 10.00 (standard error 1.32, length 7)"
-        assert line in with_history(searcher(observations=True), 1).build_question(None).text
-        assert "length" not in with_history(searcher(prompt="numeric"), 1).build_question(None).text
+        assert line in with_history(searcher(observations=True), 1).build_prompt(None).text
+        assert "length" not in with_history(searcher(prompt="numeric"), 1).build_prompt(None).text
 
     def test_the_schema_holds_the_numbers(self):
         assert searcher().structured_query.schema["required"] == ["reasoning", "params"]
@@ -170,7 +170,7 @@ class TestPrompt:
             def act(self, observation, parameters):
                 raise NotImplementedError
 
-        text = llm_principal(POLE, scripted(), controller=Plain()).build_question(None).text
+        text = llm_principal(POLE, scripted(), controller=Plain()).build_prompt(None).text
         assert "- params[1]: weight of position on 1 (right)" in text
 
     def test_user_prompt(self, tmp_path):
@@ -178,7 +178,7 @@ class TestPrompt:
         (tmp_path / "search" / "mine.j2").write_text(
             '{% extends "ours/numeric.j2" %}{% block task %}Guess!{% endblock %}'
         )
-        text = searcher(prompt_folder=tmp_path, prompt="mine").build_question(None).text
+        text = searcher(prompt_folder=tmp_path, prompt="mine").build_prompt(None).text
         assert text.startswith("Guess!") and "8 numbers, called params[0]" in text
 
 
@@ -193,7 +193,7 @@ class TestAdvice:
         for agent, last in ((search_agent("linear", POLE), 0), (search_agent("mlp_policy", POLE, hidden=[4]), 16)):
             controller = agent.controller
             theta = rng.normal(0, 2, controller.space.dim)
-            assert "So nothing changes where" in searcher(agent=agent).build_question(None).text
+            assert "So nothing changes where" in searcher(agent=agent).build_prompt(None).text
             acts = controller.act(observations, np.tile(theta, (50, 1)))
             assert 0 < acts.mean() < 1
             scaled, shifted, biased, wrong = (theta.copy() for _ in range(4))
@@ -204,11 +204,11 @@ class TestAdvice:
             for equivalent in (scaled, shifted, biased):
                 assert (controller.act(observations, np.tile(equivalent, (50, 1))) == acts).all()
             assert (controller.act(observations, np.tile(wrong, (50, 1))) != acts).any()
-        assert f"params[{last}] to params[25] are multiplied" in searcher(agent=agent).build_question(None).text
+        assert f"params[{last}] to params[25] are multiplied" in searcher(agent=agent).build_prompt(None).text
         assert "add" not in searcher(ARM, search_agent("linear", ARM)).controller.invariances
 
     def test_no_scaling_advice_on_tables(self):
-        assert "multiplied" not in searcher(LAKE).build_question(None).text
+        assert "multiplied" not in searcher(LAKE).build_prompt(None).text
 
     def test_advice_on_measuring_repeatedly(self):
         repeat_notice = "Numbers may be proposed again"
@@ -216,20 +216,19 @@ class TestAdvice:
         for principal, has_notice in ((with_noise, False), (common, True), (strict, False)):
             principal.on_search_start(10, 20, has_notice)
         assert (
-            repeat_notice in with_noise.build_question(None).text
-            and "Never propose" not in with_noise.build_question(None).text
+            repeat_notice in with_noise.build_prompt(None).text
+            and "Never propose" not in with_noise.build_prompt(None).text
         )
         assert (
-            repeat_notice not in common.build_question(None).text
-            and repeat_notice not in strict.build_question(None).text
+            repeat_notice not in common.build_prompt(None).text and repeat_notice not in strict.build_prompt(None).text
         )
-        assert "Never propose numbers that were tried already." in strict.build_question(None).text
+        assert "Never propose numbers that were tried already." in strict.build_prompt(None).text
 
     def test_two_samples_have_no_standard_error(self):
         for n, has_error in ((2, False), (3, True)):
             principal = searcher()
             principal.tell([returned(np.zeros(8), 1.0, n)])
-            assert ("(standard error" in principal.build_question(None).text) == has_error
+            assert ("(standard error" in principal.build_prompt(None).text) == has_error
 
 
 class TestReplies:
@@ -351,7 +350,7 @@ def test_partial_history_saves_tokens():
         principal.on_search_start(400, 20)
         with_history(principal, 20)
         for moment in moments:
-            tokens.append(estimate_tokens(principal.build_question(None).text))
+            tokens.append(estimate_tokens(principal.build_prompt(None).text))
             with_history(principal, 40)
             principal.iteration = moment + 40
         total.append(np.interp(np.arange(400), moments, tokens).sum())
@@ -383,7 +382,7 @@ class TestRepeatedMeasurements:
             principal.tell([returned(np.full(8, x), value, 20)])
         return [
             line.split("-> ")[-1].split("f(params): ")[-1]
-            for line in principal.build_question(None).text.splitlines()
+            for line in principal.build_prompt(None).text.splitlines()
             if line.startswith(("[0.", "params[0]: 0."))
         ]
 
@@ -400,7 +399,7 @@ class TestRepeatedMeasurements:
         principal = searcher(rows=form)
         for x, value in ((0.1, 122.0), (0.2, 145.0), (0.1, 152.2), (0.1, 148.6)):
             principal.tell([returned(np.full(8, x), value, 20)])
-        means = principal.build_question(None).text.split("## Measured several times\n")[1]
+        means = principal.build_prompt(None).text.split("## Measured several times\n")[1]
         assert ": 3 times, mean 140.93, values spread by 16.5\n" in means and means.count("\n- ") == 0
         assert "Best so far: " in means and "with 145.00, measured once." in means
 
@@ -420,7 +419,7 @@ def test_restart_asks_equal_question():
     restored = searcher()
     restored.load_state_dict(principal.state_dict())
     assert (
-        restored.build_question(None).text == principal.build_question(None).text
+        restored.build_prompt(None).text == principal.build_prompt(None).text
         and restored.proposed_vectors == principal.proposed_vectors
     )
     assert np.array_equal(restored.ask(), principal.ask())
@@ -429,8 +428,8 @@ def test_restart_asks_equal_question():
 def test_long_history_is_truncated_with_notice():
     model = Echo(max_tokens=50)
     principal = with_history(searcher(llm=ChatClient(model)), 8)
-    model.context_window = model.count_tokens([{"content": principal.build_question(None).text}]) + 10
-    text = principal.build_question(None).text
+    model.context_window = model.count_tokens([{"content": principal.build_prompt(None).text}]) + 10
+    text = principal.build_prompt(None).text
     assert text.count(" -> ") < 8 and "There is room for" in text.split("## Now")[1]
 
 
@@ -447,7 +446,7 @@ def test_policy_options_raise_for_mechanisms(settings, message):
 
 
 def test_shared_options_work_for_mechanisms():
-    hinted = llm_principal(toy(), scripted(), step_size=0.5, optimum=10.0).build_question(None).text
+    hinted = llm_principal(toy(), scripted(), step_size=0.5, optimum=10.0).build_prompt(None).text
     assert "The highest payoff there can be is about 10;" in hinted and "change numbers by about 0.5." in hinted
     with FakeOpenAIServer(lambda messages: '{"x0": 9, "x1": 2}') as server:
         principal = llm_principal(toy(), connected(server), out_of_range="clamp", duplicates="reask")

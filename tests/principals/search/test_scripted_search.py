@@ -80,13 +80,13 @@ def test_heterogeneous_ranges():
     agent = search_agent("linear", POLE)
     agent.controller = MixedController()
     principal = searcher(agent=agent)
-    assert "- params[1]: from -0.5 to 0.25, 2 digits after the point" in principal.build_question(None).text
+    assert "- params[1]: from -0.5 to 0.25, 2 digits after the point" in principal.build_prompt(None).text
     for vector in np.concatenate([principal.ask() for _ in range(5)]):
         assert np.array_equal(vector, MixedController.space.check(MixedController.space.round_values(vector)))
 
 
 def test_repair_turn_changes_answer():
-    question = {"role": "user", "content": searcher().build_question(None).text}
+    question = {"role": "user", "content": searcher().build_prompt(None).text}
     first = scripted_search.reply([question])
     repaired = scripted_search.reply(
         [question, {"role": "assistant", "content": first}, {"role": "user", "content": "no"}]
@@ -99,7 +99,7 @@ def test_repair_turn_changes_answer():
 def test_corrupt_numbers_are_far_outside(form):
     """All of them, of either sign, and nothing else: indices stay what they are."""
     settings = FORMS[form]
-    [reply] = scripted(out_of_range=1.0).chat([ask(searcher(**settings).build_question(None).text, purpose="search")])
+    [reply] = scripted(out_of_range=1.0).chat([ask(searcher(**settings).build_prompt(None).text, purpose="search")])
     vector = parse_answer(reply.text, VectorParser([f"params[{i}]" for i in range(8)])).answer
     assert vector.shape == (8,) and (np.abs(vector) >= 1e5).all()
     assert (vector > 0).any() and (vector < 0).any()
