@@ -88,7 +88,7 @@ def measured(made: Any, apart: bool) -> tuple[float, float]:
     with FakeOpenAIServer(reply=reply) as server:
         model = openai_model(server.url, "fake-model", timeout=60.0)
         env = made()
-        env.one_game().reset(seed=0)  # what is compiled once is ready
+        env.make_single_game().reset(seed=0)  # what is compiled once is ready
         client = Watched(model, policies=ClientPolicies(limits=RateLimit(GAMES * env.spec.n_agents)))
         policy = llm_player(env.spec, client, history=STEPS).policy
         seeds = Seeds(1)

@@ -383,7 +383,7 @@ class TestStateAndSeeds:
         assert first == harvests(make(8, max_catch=60), 5, slice(4))
         assert first[0] != first[1] and first[0][0] != first[0][1]
         paired_env = make(8, max_catch=60)
-        paired_env.pair_games(2)
+        paired_env.share_random_numbers(2)
         assert harvests(paired_env, 5, slice(4)) == harvests(paired_env, 5, slice(4, 8)) == first
         grouped = harvests(make(8, max_catch=60), [7, 5], slice(4, 8))
         assert grouped == first

@@ -68,7 +68,7 @@ def assert_equal_game(env, single, game, observation, single_observation):
 def test_episode_follows_its_seed(name):
     env, game = ENVS[name](), 2
     assert has_separable_games(env)
-    single, seeds = env.one_game(), [11, 7, 5, 3]
+    single, seeds = env.make_single_game(), [11, 7, 5, 3]
     if isinstance(env, PerGameSeeding):
         env.seed_games(np.array(seeds))
         single.seed_games(np.array([seeds[game]]))
@@ -83,7 +83,7 @@ def test_episode_follows_its_seed(name):
 def test_single_game_has_private_mechanism():
     """Check that its mechanism has only the state of this game."""
     env = ENVS["taxed harvest"]()
-    single = env.one_game()
+    single = env.make_single_game()
     env.set_mechanism([0.0, 0.5, 1.0])
     single.set_mechanism([0.2, 0.3, 0.4])
     observation, single_observation = env.reset(seed=1), single.reset(seed=1)

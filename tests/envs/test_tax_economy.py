@@ -19,7 +19,7 @@ from llmrl.core.option_files import read_file, root
 from llmrl.core.protocols import VecEnv
 from llmrl.core.welfare_measures import SocietyEpisodes
 from llmrl.envs.mechanisms import validate_edges
-from llmrl.envs.tax_citizens import Citizens, Wages, compute_yearly_income, find_top_brackets, split_by_bracket
+from llmrl.envs.tax_citizens import EconomyRules, Wages, compute_yearly_income, find_top_brackets, split_by_bracket
 from llmrl.envs.tax_economy import VECTOR_FIELDS, TaxEconomy
 
 EDGES = (0.0, 50.0, 100.0)
@@ -40,8 +40,8 @@ def started(wages: list[float], rates: list[float] | None = None, **options: Any
     return env
 
 
-def citizens(eta: float = 0.0, n_hours: int = 11, steps: int = 1) -> Citizens:
-    return make(eta=eta, n_hours=n_hours, steps_per_year=steps).citizens
+def make_rules(eta: float = 0.0, n_hours: int = 11, steps: int = 1) -> EconomyRules:
+    return make(eta=eta, n_hours=n_hours, steps_per_year=steps).rules
 
 
 def option(name: str) -> Any:
@@ -101,7 +101,7 @@ class TestMoney:
         step = env.step(np.array([[4, 8]]))
         taxes = np.array([50 * 0.1 + 2 * 0.2, 50 * 0.1 + 50 * 0.2 + 4 * 0.5])
         psi = 52 / 3.5
-        assert env.citizens.psi == pytest.approx(psi)
+        assert env.rules.psi == pytest.approx(psi)
         effort = np.array([psi, psi * 2**3.5])
         net = np.array([52, 104]) - taxes + taxes.mean()
         assert step.reward[0] == pytest.approx(net - effort, rel=1e-5)
@@ -120,16 +120,16 @@ class TestMoney:
 
     def test_utility(self) -> None:
         income, net = np.array([52.0, 0.5]), np.array([52.0, 1.0])
-        assert citizens(0).income_utility(income).tolist() == [52, 0.5]
-        assert citizens(1).income_utility(income) == pytest.approx(np.log(net))
-        assert citizens(2).income_utility(income) == pytest.approx([1 - 1 / 52, 0])
-        assert citizens(0.5).marginal_utility(net) == pytest.approx(net**-0.5)
+        assert make_rules(0).income_utility(income).tolist() == [52, 0.5]
+        assert make_rules(1).income_utility(income) == pytest.approx(np.log(net))
+        assert make_rules(2).income_utility(income) == pytest.approx([1 - 1 / 52, 0])
+        assert make_rules(0.5).marginal_utility(net) == pytest.approx(net**-0.5)
 
     def test_taxes_cover_full_year(self) -> None:
         """Check that halves of 20,000 and 80,000 dollars are taxed as one income of 100,000 at the end of the year."""
         env = started([100 / 5.2], [0.1, 0.2, 0.5], steps_per_year=2, years=2)
         first, second = env.step(np.array([[4]])), env.step(np.array([[10]]))
-        psi = env.citizens.psi / 2
+        psi = env.rules.psi / 2
         income = 20 + 50
         assert first.reward[0, 0] == first.base_reward[0, 0] == pytest.approx(-psi)
         # The only worker gets all its taxes back.
@@ -171,26 +171,26 @@ class TestBestResponse:
     @pytest.mark.parametrize("rate", [0.0, 0.3, 0.6])
     def test_optimum_matches_closed_form(self, rate: float) -> None:
         """Check a flat tax: hours = 40 ((1 - rate) 40 wage 52 / 1000 / (psi delta))^(1 / (delta - 1))."""
-        workers, wage = citizens(n_hours=2001), np.array([8.0, 25.0, 60.0])
-        best = workers.hours[workers.find_best_actions(wage, np.full((3, 3), rate), np.zeros(3))]
-        closed = 40 * ((1 - rate) * compute_yearly_income(wage, np.array(40.0)) / (workers.psi * workers.delta)) ** (
+        rules, wage = make_rules(n_hours=2001), np.array([8.0, 25.0, 60.0])
+        best = rules.hours[rules.find_best_actions(wage, np.full((3, 3), rate), np.zeros(3))]
+        closed = 40 * ((1 - rate) * compute_yearly_income(wage, np.array(40.0)) / (rules.psi * rules.delta)) ** (
             1 / 2.5
         )
         assert best == pytest.approx(closed, abs=0.05)
 
     def test_logarithmic_utility_with_no_taxes(self) -> None:
         """Check that income and substitution effects cancel: all work 40 hours."""
-        workers = citizens(eta=1.0, n_hours=2001)
-        best = workers.find_best_actions(np.array([8.0, 25.0, 60.0]), np.zeros((3, 3)), np.zeros(3))
-        assert workers.hours[best] == pytest.approx(40, abs=0.05)
+        rules = make_rules(eta=1.0, n_hours=2001)
+        best = rules.find_best_actions(np.array([8.0, 25.0, 60.0]), np.zeros((3, 3)), np.zeros(3))
+        assert rules.hours[best] == pytest.approx(40, abs=0.05)
 
     @settings(max_examples=60)
     @given(RATES, st.integers(0, 2), st.floats(5, 200), st.floats(0, 100))
     def test_higher_rates_reduce_labor(self, rates: list[float], bracket: int, wage: float, transfer: float) -> None:
         higher = list(rates)
         higher[bracket] = 0.95
-        workers = citizens()
-        small, large = workers.find_best_actions(np.full(2, wage), np.array([higher, rates]), np.full(2, transfer))
+        rules = make_rules()
+        small, large = rules.find_best_actions(np.full(2, wage), np.array([higher, rates]), np.full(2, transfer))
         assert small <= large
 
     @pytest.mark.parametrize("eta", [0.0, 1.0])
@@ -219,17 +219,17 @@ class TestBestResponse:
         rng = np.random.default_rng(0)
         for t in range(12):
             rates, steps_left = np.broadcast_to([0.1, 0.3, 0.5], (8, 5, 3)), np.full((8, 5), 3 - t % 3)
-            best = env.citizens.find_best_actions(env._wage, rates, env._last[2], env._earned, steps_left)
+            best = env.rules.find_best_actions(env._wage, rates, env._last[2], env._earned, steps_left)
             assert (act(observation) == best).all()
             observation = env.step(rng.integers(11, size=(8, 5))).observation
         # Who has worked too little early in the year works more later, and taxes are of the whole year.
-        workers = env.citizens
-        late = workers.find_best_actions(
+        rules = env.rules
+        late = rules.find_best_actions(
             np.full(2, 40.0), np.zeros((2, 3)), np.zeros(2), np.array([0.0, 90.0]), np.full(2, 1.0)
         )
         assert late[0] == late[1]
         steep = np.tile([0.0, 0.0, 0.9], (2, 1))
-        late = workers.find_best_actions(np.full(2, 40.0), steep, np.zeros(2), np.array([0.0, 99.0]), np.full(2, 1.0))
+        late = rules.find_best_actions(np.full(2, 40.0), steep, np.zeros(2), np.array([0.0, 99.0]), np.full(2, 1.0))
         assert late[0] > late[1]
 
     def test_rule_requires_visible_rates(self) -> None:
@@ -304,7 +304,7 @@ class TestWages:
 
     def test_paired_games_share_workers(self) -> None:
         env = make(n_envs=6)
-        env.pair_games(3)
+        env.share_random_numbers(3)
         env.reset(seed=4)
         assert (env._wage[:2] == env._wage[2:4]).all() and (env._wage[:2] == env._wage[4:]).all()
         env.reset(seed=[4, 4, 5])
@@ -322,7 +322,7 @@ class TestGame:
             "Takes of each income 10% of what falls into 0 to 50,000 dollars a year; all workers share the revenue "
             "equally."
         )
-        assert Citizens.from_facts(env.spec.facts) == env.citizens
+        assert EconomyRules.from_facts(env.spec.facts) == env.rules
 
     @pytest.mark.parametrize("eta", [0.0, 1.0])
     def test_goes_on_bit_for_bit(self, eta: float) -> None:
@@ -372,7 +372,7 @@ class TestGame:
             assert workers["average_income_last_year"] == sum(incomes) / 2 and workers["tax_rates"] == [0.1, 0.2, 0.5]
             assert workers["year"] == 2 and workers["step_of_year"] == 1 and workers["income_so_far_this_year"] == 0
         net = facts[0]["last_year"]["net_income"] / 1000
-        utility = env.citizens.income_utility(np.array(net)) - env.citizens.psi
+        utility = env.rules.income_utility(np.array(net)) - env.rules.psi
         assert facts[0]["last_year"]["utility"] == pytest.approx(float(utility), abs=1e-3)
         description = env.spec.text
         assert description is not None and set(facts[0]) == {name for name, _ in description.observation}

@@ -78,7 +78,7 @@ def test_candidate_metrics(tmp_path):
 
 def test_game_groups_share_draws():
     env = make_env("escape_room", n_envs=6, n_agents=4)
-    env.pair_games(3)
+    env.share_random_numbers(3)
     policy = PartitionedPolicy([RandomPolicy(make_env("escape_room", n_envs=2, n_agents=4).spec) for _ in range(3)], 2)
     collector = Collector(env, policy, "cpu")
     collector.reset(0)

@@ -303,6 +303,6 @@ def test_indivisible_types_play_in_waves():
     fits = {}
     for kind in ("per_episode", "legacy"):
         env = make_env("babyai_text", level="BabyAI-MixedTrainLocal-v0", kind=kind, n_envs=2)
-        fits[kind] = env.separable and env.one_game().spec.n_envs == 1
+        fits[kind] = env.separable and env.make_single_game().spec.n_envs == 1
         env.close()
     assert fits == {"per_episode": True, "legacy": False}

@@ -55,11 +55,11 @@ def answers(env, rates):
     """Return the outcome of rates in an economy of best responses to the rates and the transfer."""
     env.set_mechanism(rates)
     env.reset()
-    citizens, shape = env.citizens, env._wage.shape
+    rules, shape = env.rules, env._wage.shape
     transfer = np.zeros(shape)
-    for _ in range(1 if citizens.eta == 0 else 20):
+    for _ in range(1 if rules.eta == 0 else 20):
         env.reset()
-        step = env.step(citizens.find_best_actions(env._wage, np.broadcast_to(rates, (*shape, len(rates))), transfer))
+        step = env.step(rules.find_best_actions(env._wage, np.broadcast_to(rates, (*shape, len(rates))), transfer))
         transfer = (transfer + env._last[2]) / 2
     metrics = {name: float(x[0]) for name, x in step.info.items()}
     value = metrics["social_welfare"]

@@ -59,7 +59,7 @@ class Corridor:
             observation["action_mask"][..., 2:] = False
         return observation
 
-    def pair_games(self, groups):
+    def share_random_numbers(self, n_groups):
         """Games are drawn one by one."""
 
     def state_dict(self):

@@ -84,7 +84,7 @@ class Errands:
             texts[i, 0] = self.prompt(goal, [[f"{time} steps"]], [])
         return {"prompt": texts, "vector": np.eye(3, dtype=np.float32)[self._thing][:, None]}
 
-    def pair_games(self, groups):
+    def share_random_numbers(self, n_groups):
         """Games are drawn one by one."""
 
     def state_dict(self):

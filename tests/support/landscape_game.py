@@ -57,8 +57,8 @@ class LandscapeGame:
         self._ended[:] = True
         return Step(self._observe(), rewards, rewards, np.zeros_like(done), done)
 
-    def pair_games(self, groups):
-        self._groups = groups
+    def share_random_numbers(self, n_groups):
+        self._groups = n_groups
 
     def set_mechanism(self, values):
         self._values = np.broadcast_to(self.spec.mechanism.check(values), self._values.shape).copy()

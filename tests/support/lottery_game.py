@@ -40,7 +40,7 @@ class Lottery:
             {"success": rewards},
         )
 
-    def pair_games(self, groups):
+    def share_random_numbers(self, n_groups):
         """Games are drawn one by one."""
 
     def state_dict(self):

@@ -42,7 +42,7 @@ class RecallGame:
         info = {"correct": correct.mean(1)}
         return Step(self._observe(), correct, correct, last, np.zeros_like(last), info)
 
-    def pair_games(self, groups):
+    def share_random_numbers(self, n_groups):
         """Games are drawn one by one."""
 
     def state_dict(self):

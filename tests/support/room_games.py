@@ -59,7 +59,7 @@ def world_of(layout: RoomLayout) -> GridWorld:
     return world
 
 
-def one_game(world: GridWorld, game: int) -> GridWorld:
+def copy_game(world: GridWorld, game: int) -> GridWorld:
     """Game `game` of `world` as a world of its own."""
     single = GridWorld(1, world.width, world.height, world.margin)
     single.cells[0] = world.cells[game]

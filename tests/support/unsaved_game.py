@@ -24,7 +24,7 @@ class UnsavedLake(GymnasiumEnv):
         self._alone = seeds, horizon
         self.spec = replace(self.spec, deterministic=False)
 
-    def one_game(self) -> UnsavedLake:
+    def make_single_game(self) -> UnsavedLake:
         seeds, horizon = self._alone
         return UnsavedLake(seeds, 1, horizon)
 

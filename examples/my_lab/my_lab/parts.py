@@ -48,8 +48,8 @@ class Coins:
     def set_mechanism(self, values):
         self._rate = np.broadcast_to(TAX.check(values), (self.spec.n_envs, 1))[:, 0].copy()
 
-    def pair_games(self, groups):
-        self.spec.games_per_group(groups)  # nothing is drawn: all games meet the same luck
+    def share_random_numbers(self, n_groups):
+        self.spec.games_per_group(n_groups)  # nothing is drawn: all games meet the same luck
 
     def set_context(self, context):
         raise ValueError("coins have no contexts")

@@ -21,7 +21,7 @@ from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.gym.batched.tabular_games import TabularGames
 from llmrl.envs.gym.env_factory import EnvFactory
-from llmrl.envs.tax_citizens import Citizens
+from llmrl.envs.tax_citizens import EconomyRules
 from llmrl.envs.tax_economy import VECTOR_FIELDS
 
 Role = Literal["forager", "cleaner", "turn_taker"]
@@ -398,7 +398,7 @@ def _make_commons_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> PlayerR
 
 def _make_tax_economy_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> PlayerRule:
     """Return a rule that works the optimal hours for the rest of the year, assuming last year's transfer."""
-    citizens = Citizens.from_facts(spec.facts)
+    economy_rules = EconomyRules.from_facts(spec.facts)
     column = {name: i for i, name in enumerate(VECTOR_FIELDS)}
     mean_wage, full_time = spec.facts["mean_wage"], spec.facts["full_time_income"]
 
@@ -406,10 +406,10 @@ def _make_tax_economy_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> Pla
         observation = observation.astype(np.float64)
         wage = mean_wage * np.exp(observation[:, column["wage"]])
         transfer, earned = (full_time * np.expm1(observation[:, column[name]]) for name in ("last_transfer", "earned"))
-        steps_left = citizens.steps_per_year - np.round(
-            observation[:, column["share_of_year"]] * citizens.steps_per_year
+        steps_left = economy_rules.steps_per_year - np.round(
+            observation[:, column["share_of_year"]] * economy_rules.steps_per_year
         )
-        return citizens.find_best_actions(wage, observation[:, len(VECTOR_FIELDS) :], transfer, earned, steps_left)
+        return economy_rules.find_best_actions(wage, observation[:, len(VECTOR_FIELDS) :], transfer, earned, steps_left)
 
     return rule
 

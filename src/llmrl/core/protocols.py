@@ -51,8 +51,8 @@ class VecEnv(Protocol):
             seed: seed of the environment's random stream; None: the stream continues. A sequence of G seeds divides the
                 games into G equal groups of consecutive games with a stream each. Until the next seed, group g
                 draws the numbers of an environment of n_envs / G games after `reset(seed=seed[g])`, and
-                `pair_games` has no effect. Only environments with a mechanism (`design.replicates`), or whose games
-                can be played separately, need to accept sequences.
+                `share_random_numbers` has no effect. Only environments with a mechanism (`design.replicates`), or whose
+                games can be played separately, need to accept sequences.
 
         Raises:
             ConfigError: `n_envs` is not a multiple of the number of seeds.
@@ -67,8 +67,8 @@ class VecEnv(Protocol):
         """
         ...
 
-    def pair_games(self, groups: int) -> None:
-        """Give game i of each of `groups` equal groups the same random numbers from the next reset on.
+    def share_random_numbers(self, n_groups: int) -> None:
+        """Give game i of each of `n_groups` equal groups the same random numbers from the next reset on.
 
         Common random numbers reduce the variance of comparisons between groups. A group is a block of consecutive
         games; one group makes all games independent.

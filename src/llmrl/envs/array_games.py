@@ -22,12 +22,12 @@ class GroupedGames:
     """
 
     spec: EnvSpec
-    _groups = 1
+    _groups = 1  # number of groups; the name of the attribute is a key of saved states
 
-    def pair_games(self, groups: int) -> None:
-        """Use the same random numbers in each of `groups` equal groups of games, from the next reset on."""
-        self.spec.games_per_group(groups)
-        self._groups = groups
+    def share_random_numbers(self, n_groups: int) -> None:
+        """Use the same random numbers in each of `n_groups` equal groups of games, from the next reset on."""
+        self.spec.games_per_group(n_groups)
+        self._groups = n_groups
 
     def set_context(self, context: int | np.ndarray) -> None:
         """Raise ConfigError: there are no contexts."""

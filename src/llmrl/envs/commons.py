@@ -147,11 +147,11 @@ class Commons(ArrayGames):
         self._collapsed = np.zeros(n_envs, dtype=bool)
 
     def resized(self, n_envs: int) -> Commons:
-        """Return the same environment with `n_envs` games, which were never reset."""
+        """Return a new environment with the same options and `n_envs` games, none of them reset yet."""
         return Commons(replace(self.settings, n_envs=n_envs), self._seeds)
 
-    def one_game(self) -> Commons:
-        """Return the same environment with a single independent game."""
+    def make_single_game(self) -> Commons:
+        """Return a new environment with the same options and one game, not reset yet."""
         return name_env_in_errors(self.resized(1))
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
@@ -210,10 +210,10 @@ class Commons(ArrayGames):
         truncated = self._ended & ~self._collapsed
         return self._build_step(reward, base_reward, self._collapsed, truncated, info, jacobian)
 
-    def pair_games(self, groups: int) -> None:
+    def share_random_numbers(self, n_groups: int) -> None:
         previous_n_groups = self._groups
-        super().pair_games(groups)
-        if groups != previous_n_groups:
+        super().share_random_numbers(n_groups)
+        if n_groups != previous_n_groups:
             self._episode[:] = self._episode.max()
 
     def render(self, index: int = 0) -> np.ndarray:

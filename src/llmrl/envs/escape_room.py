@@ -236,11 +236,11 @@ class EscapeRoom(ArrayGames):
         self._ended = np.ones(n_envs, dtype=bool)
 
     def resized(self, n_envs: int) -> EscapeRoom:
-        """Return the same environment with `n_envs` games, which were never reset."""
+        """Return a new environment with the same options and `n_envs` games, none of them reset yet."""
         return EscapeRoom(replace(self.settings, n_envs=n_envs), self._seeds)
 
-    def one_game(self) -> EscapeRoom:
-        """Return the same environment with a single independent game."""
+    def make_single_game(self) -> EscapeRoom:
+        """Return a new environment with the same options and one game, not reset yet."""
         return name_env_in_errors(self.resized(1))
 
     @property

@@ -1,4 +1,4 @@
-"""The citizens of the tax economy: their wages, their preferences over income and work, and their welfare."""
+"""Rules of the tax economy: utility of income and work, wages, and social welfare."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ def compute_yearly_income(wage: np.ndarray, hours: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Citizens:
-    """Preferences over a year's net income c, in thousand dollars, and weekly hours l.
+class EconomyRules:
+    """Constants of an economy: choices of hours, tax brackets, and the utility of all workers.
 
-    Utility is u(c) - psi (l / 40)^delta, with u(c) = (c^(1 - eta) - 1) / (1 - eta), u(c) = log c for eta = 1, and
-    u(c) = c for eta = 0. For eta > 0, a net income below 1 counts as 1, because u(0) may be minus infinity.
+    The utility of a year with net income c, in thousand dollars, and weekly hours l is u(c) - psi (l / 40)^delta, with
+    u(c) = (c^(1 - eta) - 1) / (1 - eta), u(c) = log c for eta = 1, and u(c) = c for eta = 0. For eta > 0, a net income
+    below 1 counts as 1, because u(0) may be minus infinity.
 
     Attributes:
         eta: relative risk aversion of income, >= 0; 0: linear.
@@ -103,8 +104,8 @@ class Citizens:
         return attributes | {f"edge_{k + 1}": edge for k, edge in enumerate(self.edges)}
 
     @classmethod
-    def from_facts(cls, facts: Mapping[str, float | bool]) -> Citizens:
-        """Return the citizens with these `facts`."""
+    def from_facts(cls, facts: Mapping[str, float | bool]) -> EconomyRules:
+        """Return the rules with these `facts`."""
         edges = tuple(float(facts[name]) for name in facts if name.startswith("edge_"))
         eta, psi, delta = (float(facts[name]) for name in ("eta", "psi", "delta"))
         return cls(eta, psi, delta, int(facts["n_hours"]), int(facts["steps_per_year"]), edges)
@@ -208,21 +209,21 @@ def _read_welfare(episodes: SocietyEpisodes) -> np.ndarray | None:
 
 def compute_social_welfare(
     welfare_name: WelfareName,
-    citizens: Citizens,
+    rules: EconomyRules,
     wage: np.ndarray,
     income: np.ndarray,
     net: np.ndarray,
     utility: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the welfare of a year, [n_envs], and the social value of a dollar for each worker, [n_envs, n_agents].
+    """Return the welfare of a year, [n_envs], and the social marginal welfare weights, [n_envs, n_agents].
 
-    These values are the social marginal welfare weights (g in Saez 2001), with a mean of 1 in each game. Weights of
-    utilities are treated as constants. `equality_productivity` is not a sum of utilities, so the values are computed as
-    for `inverse_income`.
+    A worker's weight is the social value of a dollar for the worker (g in Saez 2001); the mean is 1 in each game.
+    Weights of utilities are treated as constants. `equality_productivity` is not a sum of utilities, so these weights
+    are computed as for `inverse_income`.
 
     Args:
         welfare_name: the welfare measure.
-        citizens: preferences of the workers.
+        rules: rules of the economy.
         wage: wages, in dollars per hour, [n_envs, n_agents].
         income: incomes of the year before taxes, in thousand dollars, [n_envs, n_agents].
         net: incomes after taxes and transfer, in thousand dollars, [n_envs, n_agents].
@@ -231,7 +232,7 @@ def compute_social_welfare(
     weight = np.ones_like(utility)
     if welfare_name in ("inverse_income", "equality_productivity"):
         # A worker without income gets the weight of one with the fewest hours above 0.
-        weight = 1.0 / np.maximum(income, compute_yearly_income(wage, citizens.hours[1]))
+        weight = 1.0 / np.maximum(income, compute_yearly_income(wage, rules.hours[1]))
     elif welfare_name == "inverse_wage":
         weight = 1.0 / wage
     elif welfare_name == "lowest":
@@ -239,8 +240,8 @@ def compute_social_welfare(
     weight = weight / weight.mean(-1, keepdims=True)
     is_product = welfare_name == "equality_productivity"
     welfare = (1.0 - gini(net)) * income.mean(-1) if is_product else (weight * utility).mean(-1)
-    dollar_values = weight * citizens.marginal_utility(net)
-    return welfare, dollar_values / dollar_values.mean(-1, keepdims=True)
+    welfare_weights = weight * rules.marginal_utility(net)
+    return welfare, welfare_weights / welfare_weights.mean(-1, keepdims=True)
 
 
 def split_by_bracket(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:

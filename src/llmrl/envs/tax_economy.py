@@ -27,7 +27,7 @@ from llmrl.envs.tax_citizens import (
     FULL_TIME_HOURS,
     MAX_HOURS,
     SOCIAL_WELFARE,
-    Citizens,
+    EconomyRules,
     Wages,
     WelfareName,
     build_welfare_objective,
@@ -37,7 +37,7 @@ from llmrl.envs.tax_citizens import (
     split_by_bracket,
 )
 
-IntFromTwo = Annotated[int, Ge(2)]
+IntAtLeastTwo = Annotated[int, Ge(2)]
 FloatAboveOne = Annotated[float, Gt(1)]
 TaxChannel = Literal["vector", "text"]
 
@@ -52,14 +52,17 @@ VECTOR_FIELDS = (
     "share_of_year",
     "share_of_episode",
 )
-"""Entries of the channel `vector`. `wage`: log(wage / geometric mean wage). `last_hours`: hours / 100. Amounts x of
-money: log(1 + x / income of full-time work at the geometric mean wage). `share_of_...`: elapsed fraction, 0 to 1."""
+"""Entries of the channel `vector`. `wage`: log(wage / geometric mean wage). `last_hours`: hours of the last step / 100.
+`last_income`, `last_tax`, `last_transfer` of the worker and `last_mean_income` of all workers are of the last year,
+`earned` is the worker's income of this year so far: amounts x of money are log(1 + x / income of full-time work at the
+geometric mean wage). `share_of_year`, `share_of_episode`: elapsed share, 0 to 1."""
 
 _METRICS = (
     *(SOCIAL_WELFARE, "utility", "income", "hours", "tax", "income_gini", "net_income_gini"),
     "income_equality_productivity",
 )
 _BRACKET_METRICS = ("workers", "earned", "taxed", "weighted")
+_INCOME, _TAX, _TRANSFER, _NET_INCOME, _UTILITY = range(5)  # indices of the results of a year
 _BAR_WIDTH, _GAP, _HEIGHT, _MARGIN = 14, 4, 160, 8  # sizes in frames, in pixels
 _BACKGROUND_COLOR, _INCOME_COLOR, _NET_INCOME_COLOR = (238, 236, 228), (120, 150, 190), (70, 140, 90)
 
@@ -72,15 +75,15 @@ class TaxEconomySettings:
     n_agents: PositiveInt
     years: PositiveInt
     steps_per_year: PositiveInt
-    n_hours: IntFromTwo
-    brackets: Sequence[float]
+    n_hours: IntAtLeastTwo  # number of choices of weekly hours
+    brackets: Sequence[float]  # lower edges, thousand dollars per year
     max_rate: Annotated[float, Interval(gt=0, le=1)]
-    eta: NonNegativeFloat
-    psi: PositiveFloat | None
-    delta: FloatAboveOne
-    mean_wage: PositiveFloat
+    eta: NonNegativeFloat  # relative risk aversion
+    psi: PositiveFloat | None  # disutility of a year of full-time work
+    delta: FloatAboveOne  # exponent of hours in the disutility of work
+    mean_wage: PositiveFloat  # geometric mean, dollars per hour
     wage_sigma: NonNegativeFloat
-    wage_tail: FloatAboveOne | None
+    wage_tail: FloatAboveOne | None  # exponent of the Pareto part of wages
     skills: Literal["drawn", "quantiles"]
     welfare: WelfareName
     show_mechanism: bool
@@ -101,12 +104,12 @@ class TaxEconomy(ArrayGames):
     Net income = income - tax + transfer.
 
     **Reward.** Minus the disutility of work in each step, plus the utility of net income at the end of a year
-    (`llmrl.envs.tax_citizens.Citizens`). The reward before the mechanism contains income instead of net income.
+    (`llmrl.envs.tax_citizens.EconomyRules`). The reward before the mechanism contains income instead of net income.
 
     **Mechanism.** A marginal rate in [0, `max_rate`] for each bracket. With `eta` = 0 rewards are linear in rates.
 
-    **Objective.** `welfare` after taxes and transfers. Measures in `llmrl.core.welfare_measures` use rewards before
-    taxes.
+    **Objective.** The planner maximizes `welfare`, computed after taxes and transfers, unlike the measures in
+    `llmrl.core.welfare_measures`, which use rewards before taxes.
 
     **Observation.** `vector` [n_envs, n_agents, 9] float32 (`VECTOR_FIELDS`), `text` (JSON), `mechanism`
     [n_envs, n_agents, K] float32: the rates, with `show_mechanism`.
@@ -139,14 +142,14 @@ class TaxEconomy(ArrayGames):
         psi = settings.psi
         if psi is None:
             psi = self._full_time_income ** (1.0 - settings.eta) / settings.delta
-        self.citizens = Citizens(settings.eta, psi, settings.delta, settings.n_hours, settings.steps_per_year, edges)
+        self.rules = EconomyRules(settings.eta, psi, settings.delta, settings.n_hours, settings.steps_per_year, edges)
         self._wages = Wages(settings.mean_wage, settings.wage_sigma, settings.wage_tail)
         self._horizon = settings.years * settings.steps_per_year
         channels = {"vector": Channel((len(VECTOR_FIELDS),), "float32")} if "vector" in settings.observe else {}
         text = None
         if "text" in settings.observe:
             channels["text"] = Channel((), "object")
-            text = describe_game(self.citizens, n_agents, settings.years, settings.show_mechanism)
+            text = describe_game(self.rules, n_agents, settings.years, settings.show_mechanism)
         if settings.show_mechanism:
             channels["mechanism"] = Channel((n_brackets,), "float32", 0.0, settings.max_rate)
         bracket_metrics = (f"{name}_{k + 1}" for name in _BRACKET_METRICS for k in range(n_brackets))
@@ -157,16 +160,17 @@ class TaxEconomy(ArrayGames):
             n_agents=n_agents,
             observation=channels,
             n_actions=settings.n_hours,
-            action_names=tuple(f"{hours:g}_hours" for hours in self.citizens.hours),
+            action_names=tuple(f"{hours:g}_hours" for hours in self.rules.hours),
             horizon=self._horizon,
             mechanism=_build_tax_space(edges, settings.max_rate),
             objective=build_welfare_objective(settings.welfare),
             metrics=metrics,
-            # A meta-gradient includes only the effect of rates through behavior. It is complete only if rates have no
-            # direct effect on the objective: the mean of linear utilities does not depend on who gets the money.
+            # The meta-gradient covers only the effect of rates on the objective through behavior, so the Jacobian is
+            # offered only where there is no direct effect: with linear utility and the utilitarian objective, taxes and
+            # transfers cancel in the mean.
             has_reward_jacobian=settings.eta == 0 and settings.welfare == "utilitarian",
             text=text,
-            facts={**self.citizens.facts, "mean_wage": settings.mean_wage, "full_time_income": self._full_time_income},
+            facts={**self.rules.facts, "mean_wage": settings.mean_wage, "full_time_income": self._full_time_income},
         )
         self._reseed([(seeds, self._stream_name)])
         shape = (n_envs, n_agents)
@@ -177,14 +181,14 @@ class TaxEconomy(ArrayGames):
         # Income (thousand dollars) and disutility of work in this year so far.
         self._earned, self._effort = np.zeros(shape), np.zeros(shape)
         self._hours = np.zeros(shape)  # hours of the last step
-        self._last = np.zeros((5, *shape))  # income, tax, transfer, net income, utility of the last year
+        self._last = np.zeros((5, *shape))  # results of the last year; names of state fields are keys of saved states
 
     def resized(self, n_envs: int) -> TaxEconomy:
-        """Return the same environment with `n_envs` games, which were never reset."""
+        """Return a new environment with the same options and `n_envs` games, none of them reset yet."""
         return TaxEconomy(replace(self.settings, n_envs=n_envs), self._seeds)
 
-    def one_game(self) -> TaxEconomy:
-        """Return the same environment with a single independent game."""
+    def make_single_game(self) -> TaxEconomy:
+        """Return a new environment with the same options and one game, not reset yet."""
         return name_env_in_errors(self.resized(1))
 
     @property
@@ -211,48 +215,49 @@ class TaxEconomy(ArrayGames):
         actions, shape = self._check_actions(action), self._wage.shape
         active = ~self._ended
         active_column = active[:, None]
-        hours = self.citizens.hours[actions]
-        steps_per_year = self.citizens.steps_per_year
-        effort = self.citizens.work_disutility(hours) * active_column / steps_per_year
+        hours = self.rules.hours[actions]
+        steps_per_year = self.rules.steps_per_year
+        work_disutility = self.rules.work_disutility(hours) * active_column / steps_per_year
         self._hours = np.where(active_column, hours, self._hours)
         self._earned += compute_yearly_income(self._wage, hours) * active_column / steps_per_year
-        self._effort += effort
+        self._effort += work_disutility
         self._time += active
         self._ended |= self._time >= self._horizon
         year_ends = active & (self._time % steps_per_year == 0)  # games whose year ends in this step
 
         income, year_ends_column = self._earned, year_ends[:, None]
-        bracket_income = split_by_bracket(income, self.citizens.edges)
+        bracket_income = split_by_bracket(income, self.rules.edges)
         tax = (bracket_income * self._rates[:, None]).sum(-1)
         transfer = np.broadcast_to(tax.mean(-1, keepdims=True), shape)
         net_income = income - tax + transfer
-        base_reward = np.where(year_ends_column, self.citizens.income_utility(income), 0.0) - effort
-        reward = np.where(year_ends_column, self.citizens.income_utility(net_income), 0.0) - effort
-        utility = self.citizens.income_utility(net_income) - self._effort
-        amounts = np.stack([income, tax, transfer, net_income, utility])
-        year_metrics = self._compute_year_metrics(bracket_income, amounts)
+        base_reward = np.where(year_ends_column, self.rules.income_utility(income), 0.0) - work_disutility
+        reward = np.where(year_ends_column, self.rules.income_utility(net_income), 0.0) - work_disutility
+        utility = self.rules.income_utility(net_income) - self._effort
+        year_results = np.stack([income, tax, transfer, net_income, utility])
+        year_metrics = self._compute_year_metrics(bracket_income, year_results)
         info = {name: x * year_ends * steps_per_year for name, x in year_metrics.items()}
         info["hours"] = hours.mean(-1) * active
         jacobian = (bracket_income.mean(1, keepdims=True) - bracket_income) * year_ends[:, None, None]
-        self._last = np.where(year_ends_column, amounts, self._last)
+        self._last = np.where(year_ends_column, year_results, self._last)
         self._earned, self._effort = (np.where(year_ends_column, 0.0, x) for x in (self._earned, self._effort))
         terminated = np.zeros(len(year_ends), dtype=bool)
         return self._build_step(reward, base_reward, terminated, self._ended, info, jacobian)
 
-    def _compute_year_metrics(self, bracket_income: np.ndarray, amounts: np.ndarray) -> dict[str, np.ndarray]:
+    def _compute_year_metrics(self, bracket_income: np.ndarray, year_results: np.ndarray) -> dict[str, np.ndarray]:
         """Return the metrics of a year except the hours, each [n_envs].
 
-        Metrics of bracket k are means over all workers: `workers_k`: whether the highest part of the income is in the
-        bracket; `earned_k`: the income of these workers; `taxed_k`: the part of each income in the bracket;
-        `weighted_k`: this part times the value of a dollar for the worker (`compute_social_welfare`).
+        Metrics of bracket k, amounts per worker: `workers_k`: share of workers whose income ends in the bracket;
+        `earned_k`: whole income of these workers; `taxed_k`: income that falls into the bracket; `weighted_k`: this
+        income times the social marginal welfare weights (`compute_social_welfare`).
 
         Args:
             bracket_income: the part of each income in each bracket, [n_envs, n_agents, K].
-            amounts: income, tax, transfer, net income and utility, [5, n_envs, n_agents].
+            year_results: income, tax, transfer, net income and utility, [5, n_envs, n_agents].
         """
-        income, tax, _, net_income, utility = amounts
-        workers = self.citizens, self._wage
-        welfare, dollar_values = compute_social_welfare(self.settings.welfare, *workers, income, net_income, utility)
+        income, tax, _, net_income, utility = year_results
+        welfare, welfare_weights = compute_social_welfare(
+            self.settings.welfare, self.rules, self._wage, income, net_income, utility
+        )
         net_gini = gini(net_income)
         metrics = {
             SOCIAL_WELFARE: welfare,
@@ -263,8 +268,8 @@ class TaxEconomy(ArrayGames):
             "net_income_gini": net_gini,
             "income_equality_productivity": (1.0 - net_gini) * income.mean(-1),
         }
-        is_top_bracket = find_top_brackets(income, self.citizens.edges)
-        earned, weighted = is_top_bracket * income[..., None], bracket_income * dollar_values[..., None]
+        is_top_bracket = find_top_brackets(income, self.rules.edges)
+        earned, weighted = is_top_bracket * income[..., None], bracket_income * welfare_weights[..., None]
         bracket_amounts = (is_top_bracket, earned, bracket_income, weighted)
         for name, amount in zip(_BRACKET_METRICS, bracket_amounts, strict=True):
             metrics |= {f"{name}_{k + 1}": amount[..., k].mean(1) for k in range(bracket_income.shape[-1])}
@@ -273,14 +278,14 @@ class TaxEconomy(ArrayGames):
     def render(self, index: int = 0) -> np.ndarray:
         """Return a frame of game `index`, [176, 16 + n_agents * 36, 3] uint8.
 
-        Each worker has two bars, in ascending order of wages: last year's income (blue) and net income (green). The
-        highest bar has the full height.
+        Workers are in ascending order of wages. Each has two bars: last year's income (blue) and net income (green).
+        The highest bar has the full height.
         """
         n_bars = 2 * self.spec.n_agents
         shape = (_HEIGHT + 2 * _MARGIN, 2 * _MARGIN + n_bars * (_BAR_WIDTH + _GAP), 3)
         image = np.full(shape, _BACKGROUND_COLOR, np.uint8)
         order = np.argsort(self._wage[index], kind="stable")
-        income, net_income = self._last[0, index][order], self._last[3, index][order]
+        income, net_income = self._last[_INCOME, index][order], self._last[_NET_INCOME, index][order]
         max_amount = max(float(np.maximum(income, net_income).max()), 1e-9)
         for i in range(n_bars):
             amounts, color = ((income, _INCOME_COLOR), (net_income, _NET_INCOME_COLOR))[i % 2]
@@ -293,11 +298,11 @@ class TaxEconomy(ArrayGames):
         shape = self._wage.shape
         observation: Observation = {}
         if "vector" in self.spec.observation:
-            income, tax, transfer = self._last[:3]
+            income, tax, transfer = (self._last[i] for i in (_INCOME, _TAX, _TRANSFER))
             mean_income = np.broadcast_to(income.mean(-1, keepdims=True), shape)
             amounts = (income, tax, transfer, mean_income, self._earned)
             log_amounts = [np.log1p(x / self._full_time_income) for x in amounts]
-            steps_per_year = self.citizens.steps_per_year
+            steps_per_year = self.rules.steps_per_year
             elapsed = (self._time % steps_per_year / steps_per_year, np.minimum(self._time / self._horizon, 1.0))
             mean_wage = self.settings.mean_wage
             wage = np.log(np.where(self._wage > 0, self._wage, mean_wage) / mean_wage)
@@ -308,13 +313,13 @@ class TaxEconomy(ArrayGames):
             texts = np.empty(shape, dtype=object)
             for game, agent in np.ndindex(*shape):
                 texts[game, agent] = describe_observation(
-                    self.citizens,
+                    self.rules,
                     float(self._wage[game, agent]),
                     int(self._time[game]),
                     float(self._earned[game, agent]),
                     float(self._hours[game, agent]),
                     self._last[:, game, agent].tolist(),
-                    float(self._last[0, game].mean()),
+                    float(self._last[_INCOME, game].mean()),
                     self._rates[game].tolist() if self.settings.show_mechanism else None,
                 )
             observation["text"] = texts
@@ -358,24 +363,24 @@ def describe_brackets(edges: Sequence[float]) -> list[str]:
     return [f"{low} to {high}" for low, high in pairwise(edge_texts)] + [f"{edge_texts[-1]} or more"]
 
 
-def describe_game(citizens: Citizens, n_agents: int, years: int, shows_rates: bool) -> EnvDescription:
+def describe_game(rules: EconomyRules, n_agents: int, years: int, shows_rates: bool) -> EnvDescription:
     """Return the description of the game that workers read before it begins."""
-    steps_per_year = citizens.steps_per_year
+    steps_per_year = rules.steps_per_year
     frequency = (
         "once a year" if steps_per_year == 1 else f"{steps_per_year} times a year, for a part of the year each time"
     )
     income_utility_text = "the net income in thousand dollars"
-    if citizens.eta > 0:
-        utility_formula = "ln(c)" if citizens.eta == 1 else f"(c^{1 - citizens.eta:g} - 1) / {1 - citizens.eta:g}"
+    if rules.eta > 0:
+        utility_formula = "ln(c)" if rules.eta == 1 else f"(c^{1 - rules.eta:g} - 1) / {1 - rules.eta:g}"
         income_utility_text = (
             f"{utility_formula}, where c is the net income in thousand dollars (c below 1 counts as 1)"
         )
-    disutility_formula = f"{citizens.psi:.4g} * (hours / 40)^{citizens.delta:g}"
+    disutility_formula = f"{rules.psi:.4g} * (hours / 40)^{rules.delta:g}"
     goal = (
         f"You are one of {n_agents} workers. You choose how many hours a week to work, {frequency}, for {years} years "
         "of 52 weeks. You earn your hourly wage for each hour. At the end of a year everybody's income of the year is "
         "taxed by brackets: of each dollar that falls into a bracket, that bracket's rate is taken. The brackets are, "
-        f"in dollars a year: {'; '.join(describe_brackets(citizens.edges))}. All taxes are then shared out equally: "
+        f"in dollars a year: {'; '.join(describe_brackets(rules.edges))}. All taxes are then shared out equally: "
         "every worker receives the same transfer. Your net income is your income less your tax plus the transfer. "
         f"Your reward of a year is {income_utility_text}, less {disutility_formula} for a whole year of so many hours "
         "a week. Only your own rewards count for you, over all years."
@@ -383,14 +388,14 @@ def describe_game(citizens: Citizens, n_agents: int, years: int, shows_rates: bo
     observation_fields = list(_OBSERVATION_FIELDS)
     if shows_rates:
         observation_fields.append(("tax_rates", "the rate of each bracket, from 0 to 1, the lowest bracket first"))
-    actions = ((f"{hours:g}_hours", f"work {hours:g} hours a week until you choose again") for hours in citizens.hours)
-    rates, last_year = [0.1] * len(citizens.edges), (52, 6, 9, 55, 40.1)
-    example = describe_observation(citizens, 25.0, steps_per_year, 0, 40, last_year, 60, rates)
+    actions = ((f"{hours:g}_hours", f"work {hours:g} hours a week until you choose again") for hours in rules.hours)
+    rates, last_year = [0.1] * len(rules.edges), (52, 6, 9, 55, 40.1)
+    example = describe_observation(rules, 25.0, steps_per_year, 0, 40, last_year, 60, rates)
     return EnvDescription(goal, tuple(observation_fields), tuple(actions), example=example)
 
 
 def describe_observation(
-    citizens: Citizens,
+    rules: EconomyRules,
     wage: float,
     time: int,
     earned: float,
@@ -399,10 +404,10 @@ def describe_observation(
     mean_income: float,
     rates: Sequence[float] | None,
 ) -> str:
-    """Return the observation of one worker as a JSON object; money in whole dollars.
+    """Return the observation of one worker as JSON: yearly amounts in whole dollars, the wage in dollars and cents.
 
     Args:
-        citizens: rules of the game.
+        rules: rules of the economy.
         wage: wage, in dollars per hour.
         time: number of steps of the episode so far.
         earned: income of this year so far, in thousand dollars.
@@ -411,7 +416,7 @@ def describe_observation(
         mean_income: mean income of all workers in the previous year, in thousand dollars.
         rates: marginal tax rates; None: they are not shown.
     """
-    year, step_index = divmod(time, citizens.steps_per_year)
+    year, step_index = divmod(time, rules.steps_per_year)
     names = ("income", "tax_paid", "transfer_received", "net_income")
     amounts = {name: _to_dollars(x) for name, x in zip(names, last_year, strict=False)}
     facts: dict[str, object] = {
@@ -420,7 +425,7 @@ def describe_observation(
         "step_of_year": step_index + 1,
         "income_so_far_this_year": _to_dollars(earned),
         "last_hours": last_hours if time else None,
-        "last_year": {**amounts, "utility": round(last_year[4], 3)} if year else None,
+        "last_year": {**amounts, "utility": round(last_year[_UTILITY], 3)} if year else None,
         "average_income_last_year": _to_dollars(mean_income) if year else None,
     }
     if rates is not None:

@@ -30,8 +30,8 @@ class Separable(Protocol):
     game with the same seed starts the same episode.
     """
 
-    def one_game(self) -> VecEnv:
-        """Return the same environment with one game, independent of this one."""
+    def make_single_game(self) -> VecEnv:
+        """Return a new environment with the same options and one game, not reset yet."""
         ...
 
 
@@ -47,10 +47,10 @@ class PerGameSeeding(Protocol):
 def has_separable_games(env: object) -> bool:
     """Return whether the games of an environment can be played separately.
 
-    The class itself must define `one_game`: an inherited method would return an instance of the base class. An
+    The class itself must define `make_single_game`: an inherited method would return an instance of the base class. An
     environment whose episodes depend on the index of their game sets `separable` to False.
     """
-    return "one_game" in vars(type(env)) and isinstance(env, Separable) and getattr(env, "separable", True)
+    return "make_single_game" in vars(type(env)) and isinstance(env, Separable) and getattr(env, "separable", True)
 
 
 @runtime_checkable
@@ -61,7 +61,7 @@ class LanguageModelPolicy(Protocol):
     channels: tuple[str, ...]
     episodes: Sequence[int] | None
 
-    def one_game(self) -> LanguageModelPolicy: ...
+    def make_single_game(self) -> LanguageModelPolicy: ...
 
     def act_as_conversation(self, observation: Observation) -> ConversationGenerator[PolicyOutput]: ...
 
@@ -186,7 +186,7 @@ class IndependentGames:
             for i in range(self.n_games):
                 game_state = None if state is None else state["lanes"][i]
                 observer_states = game_state["observers"] if game_state is not None and self._can_restore else None
-                game_env, player = env.one_game(), policy.one_game()
+                game_env, player = env.make_single_game(), policy.make_single_game()
                 if isinstance(player, NeedsCamera):
                     player.camera = make_camera(game_env)
                 observers, precomputed_policy = make_observers(game_env, observer_states), _PrecomputedPolicy(player)

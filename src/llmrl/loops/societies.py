@@ -48,7 +48,7 @@ class Societies:
         self.agents, self.candidates, self.replicates = agents, candidates, replicates
         self.games = env.spec.games_per_group(len(agents))
         if replicates == 1:  # with replicates, the seeds of a reset are set for each society instead
-            env.pair_games(candidates)
+            env.share_random_numbers(candidates)
         policies = [agent.policy for agent in agents]
         observes_steps = any(isinstance(policy, StepObserver) for policy in policies)
         self.policy = (ObservingPartitionedPolicy if observes_steps else PartitionedPolicy)(policies, self.games)

@@ -267,7 +267,7 @@ def test_resume_reproduces_game() -> None:
 
 def test_paired_games_share_levels() -> None:
     env = games(TRAIN, n_envs=6)
-    env.pair_games(2)
+    env.share_random_numbers(2)
     env.reset(seed=0)
     assert env.missions[:3] == env.missions[3:]
 

@@ -167,7 +167,7 @@ def test_termination_is_distinguishable(name, endless, capsys):
 
 def test_paired_games_share_starts():
     env = games(n_envs=4)
-    env.pair_games(2)
+    env.share_random_numbers(2)
     observation = env.reset(seed=5)["vector"]
     np.testing.assert_array_equal(observation[:2], observation[2:])
     assert not np.array_equal(observation[0], observation[1])
@@ -202,7 +202,7 @@ def test_success_threshold(name, fields, moves, is_success):
 def test_numbers_are_clipped_to_bounds():
     env = games("MountainCarContinuous-v0", n_envs=2)
     env.reset(seed=0)
-    env.pair_games(2)
+    env.share_random_numbers(2)
     env.reset(seed=0)
     step = env.step(np.array([[[5.0]], [[1.0]]]))
     np.testing.assert_array_equal(step.observation["vector"][0], step.observation["vector"][1])

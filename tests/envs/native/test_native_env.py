@@ -66,7 +66,7 @@ def test_games_follow_seeds(substrate: str) -> None:
     games_env = native(substrate, 2)
     for group, seed in enumerate((5, 7)):
         assert np.array_equal(grouped[2 * group : 2 * group + 2], to_numpy(games_env.reset(seed=seed)["grid"]))
-    env.pair_games(2)
+    env.share_random_numbers(2)
     paired_grid = to_numpy(env.reset(seed=5)["grid"])
     assert np.array_equal(paired_grid[:2], paired_grid[2:]) and not np.array_equal(paired_grid[0], paired_grid[1])
 

@@ -208,15 +208,15 @@ def test_starts_follow_seed() -> None:
 
 def test_paired_games_share_starts() -> None:
     env = make(SimpleReference(), 6)
-    env.pair_games(2)
+    env.share_random_numbers(2)
     vector = env.reset()["vector"]
     assert np.array_equal(vector[:3], vector[3:])
     assert not np.array_equal(vector[0], vector[1])
-    env.pair_games(1)
+    env.share_random_numbers(1)
     vector = env.reset()["vector"]
     assert not np.array_equal(vector[:3], vector[3:])
     with pytest.raises(ConfigError, match="equal groups"):
-        env.pair_games(4)
+        env.share_random_numbers(4)
 
 
 @pytest.mark.parametrize("scenario", ALL, ids=lambda s: s.name)

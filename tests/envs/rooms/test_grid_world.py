@@ -38,7 +38,7 @@ from llmrl.envs.rooms.grid_world import (
 from llmrl.envs.rooms.tasks import ColoredDoorKey, DoorKey, LavaDoorKey, RoomTask, SimpleDoorKey, TwoDoor, UnlockPickup
 from llmrl.envs.rooms.vec_env import RoomsEnv
 from llmrl.envs.rooms.views import Viewer, _compute_sight, _spread_sight
-from room_games import layout_rng, make_reference, one_game, reset_reference, solve, visible_cells
+from room_games import copy_game, layout_rng, make_reference, reset_reference, solve, visible_cells
 from some import some
 
 pytestmark = pytest.mark.slow
@@ -65,7 +65,7 @@ class Player:
                 return busy
             return int(self.rng.integers(7))
         if self.plan is None:
-            self.plan = solve(one_game(world, game), self.task) or []
+            self.plan = solve(copy_game(world, game), self.task) or []
         return self.plan.pop(0) if self.plan else int(self.rng.integers(7))
 
 

@@ -16,7 +16,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.envs.rooms.grid_world import DONE, FORWARD, LEFT
 from llmrl.envs.rooms.tasks import DoorKey, LavaDoorKey, RoomTask, SimpleDoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv, draw_frame
-from room_games import layout_rng, make_reference, one_game, reset_reference, solve
+from room_games import copy_game, layout_rng, make_reference, reset_reference, solve
 
 ALL_CHANNELS = ["grid", "view", "direction"]
 
@@ -111,7 +111,7 @@ def test_invalid_actions_and_calls() -> None:
 def test_solved_game_rewards_once() -> None:
     env = make(n_envs=2, horizon=100)
     env.reset()
-    plan = solve(one_game(env._world, 0), SimpleDoorKey())
+    plan = solve(copy_game(env._world, 0), SimpleDoorKey())
     assert plan is not None
     for action in plan:
         step = env.step(np.array([[action], [DONE]]))
@@ -179,22 +179,22 @@ def test_paired_games_share_layouts() -> None:
     env = make(n_envs=6)
     env.reset()
     env.reset(np.arange(6) < 2)  # some games are further in their series than others
-    env.pair_games(2)
+    env.share_random_numbers(2)
     for _ in range(3):
         grid = env.reset()["grid"]
         assert np.array_equal(grid[:3], grid[3:])
         assert len({game.tobytes() for game in grid}) == 3
-    env.pair_games(1)
+    env.share_random_numbers(1)
     assert len({game.tobytes() for game in env.reset()["grid"]}) == 6
     with pytest.raises(ConfigError, match="equal groups"):
-        env.pair_games(4)
+        env.share_random_numbers(4)
 
 
 @pytest.mark.parametrize("task", [LavaDoorKey(), DoorKey(6)], ids=lambda task: task.name)
 def test_state_dict_goes_on_exactly(task: RoomTask) -> None:
     env = make(task, observe=ALL_CHANNELS, horizon=20)
     env.reset(seed=3)
-    env.pair_games(2)
+    env.share_random_numbers(2)
     play(env, 33)
     state = env.state_dict()
     first = play(env, 60, seed=1)

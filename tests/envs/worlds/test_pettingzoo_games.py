@@ -274,7 +274,7 @@ class TestResuming:
         for group, seed in enumerate((5, 9)):
             package_start = small_env.reset(seed=seed)["vector"]
             np.testing.assert_array_equal(observation["vector"][2 * group : 2 * group + 2], package_start)
-        env.pair_games(2)
+        env.share_random_numbers(2)
         paired_start = env.reset(seed=1)["vector"]
         np.testing.assert_array_equal(paired_start[:2], paired_start[2:])
         with pytest.raises(ConfigError, match="equal groups"):

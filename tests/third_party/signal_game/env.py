@@ -51,8 +51,8 @@ class SignalGame:
         info = {"correct": correct.sum(1)}
         return Step(self._observe(), reward, correct, no_resets, self._time >= self.spec.horizon, info)
 
-    def pair_games(self, groups: int) -> None:
-        self._group = self.spec.games_per_group(groups)
+    def share_random_numbers(self, n_groups: int) -> None:
+        self._group = self.spec.games_per_group(n_groups)
 
     def set_mechanism(self, values: Array) -> None:
         self._bonus = np.broadcast_to(MECHANISM.check(values), (self.spec.n_envs, 1))[:, 0].copy()

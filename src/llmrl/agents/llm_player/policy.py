@@ -256,8 +256,8 @@ class LLMPolicy:
         has_outcome = "last_episode" in self.settings.observation_extras
         return (*["last_episode"] * has_outcome, *["lessons"] * bool(self.settings.lessons))
 
-    def one_game(self) -> LLMPolicy:
-        """Return the same player for a single game, with separate counters."""
+    def make_single_game(self) -> LLMPolicy:
+        """Return a new policy with the same options for one game, with counters of its own."""
         return LLMPolicy(replace(self.spec, n_envs=1), self.llm, self.settings, self.resources)
 
     def take_counts(self) -> CounterSnapshot:

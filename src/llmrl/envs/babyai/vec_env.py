@@ -125,7 +125,7 @@ PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 """Codes in the channel `mission`: padding, a word outside the vocabulary, and the vocabulary's first word."""
 _MAX_MISSION_WORDS, _MAX_LONG_MISSION_WORDS = 24, 72
 """Maximum number of words of a mission: in most levels, and in levels that join up to four clauses."""
-_N_CODES = (11, 6, 3)
+_CODE_SIZES = (11, 6, 3)
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class BabyAIEnv(ReplayableEnv):
         channels = {
             "prompt": Channel((), "object", continuations=self._prompt_builder.continuations),
             "text": Channel((), "object"),
-            "view": Channel((size, size, 3), "uint8", 0, max(_N_CODES) - 1, codes=_N_CODES),
+            "view": Channel((size, size, 3), "uint8", 0, max(_CODE_SIZES) - 1, codes=_CODE_SIZES),
             "mission": Channel((length,), "int64", 0, n_words - 1, codes=(n_words,)),
         }
         if self._games.is_babyai:
@@ -252,8 +252,8 @@ class BabyAIEnv(ReplayableEnv):
     def kinds(self) -> list[str]:
         return [str(getattr(env, "kind", "")) if self._games.kinds else "" for env in self._games.envs]
 
-    def one_game(self) -> BabyAIEnv:
-        """Return the same environment with a single independent game."""
+    def make_single_game(self) -> BabyAIEnv:
+        """Return a new environment with the same options and one game, not reset yet."""
         return name_env_in_errors(BabyAIEnv(replace(self.settings, n_envs=1), self._seed_tree, self._trust))
 
     def provide(self, channels: Sequence[str]) -> None:

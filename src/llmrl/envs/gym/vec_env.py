@@ -193,8 +193,8 @@ class GymnasiumEnv(ReplayableEnv):
     def render(self, index: int = 0) -> np.ndarray:
         return self._games.render(index)
 
-    def one_game(self) -> GymnasiumEnv:
-        """Return the same environment with a single independent game."""
+    def make_single_game(self) -> GymnasiumEnv:
+        """Return a new environment with the same options and one game, not reset yet."""
         return name_env_in_errors(GymnasiumEnv(replace(self.settings, n_envs=1), self._seed_tree, self._trust))
 
     def single(self) -> gymnasium.Env[Any, Any]:

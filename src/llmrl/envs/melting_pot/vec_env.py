@@ -194,8 +194,8 @@ class MeltingPotEnv(SocietyEnv):
         self._present = np.ones((n_envs, n_agents), dtype=bool)
         self._n_apples = np.zeros(n_envs, dtype=np.float32)
 
-    def one_game(self) -> MeltingPotEnv:
-        """Return the same environment with a single independent game in another worker process."""
+    def make_single_game(self) -> MeltingPotEnv:
+        """Return a new environment with the same options and one game, not reset yet, in another worker process."""
         settings, seeds, render = self._init_arguments
         # The mechanism is copied, because it may contain state for each game.
         single_game_settings = replace(settings, n_envs=1, mechanism=copy.deepcopy(settings.mechanism))

@@ -281,7 +281,7 @@ class GameBatch:
             codes=to_loop_array(self.codes),
         )
 
-    def one_game(self, index: int) -> GameBatch:
+    def copy_game(self, index: int) -> GameBatch:
         """Return a copy of game `index` on the host."""
         batch = GameBatch(self._map, self.players.shape[1], n_games=1, n_lanes=1, device="cpu")
         for name in ("world", "players", "apple_sites", "river_cells", "occupants", "player_events"):

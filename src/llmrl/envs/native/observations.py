@@ -98,7 +98,7 @@ class ObservationBuilder:
 
     def _copy_game_with_codes(self, batch: GameBatch, index: int) -> Games:
         """Return a copy of game `index` on the host, whose `codes` are computed by the uncompiled loop."""
-        engine, games = self._engine, batch.one_game(index).arrays()
+        engine, games = self._engine, batch.copy_game(index).arrays()
         batch_loop.write_codes(
             0, 0, games, engine.tables.settings, engine.beam_table, self._build_view_tables("cpu", False)
         )

@@ -89,13 +89,13 @@ class NativeEnv(SocietyEnv):
         self._running_mask: Array | None = None  # whether each game is in progress; None: all are
 
     def resized(self, n_envs: int) -> NativeEnv:
-        """Return the same environment with `n_envs` games, which have not begun."""
+        """Return a new environment with the same options and `n_envs` games, none of them reset yet."""
         game, seeds, device, tiles = self._init_args
         mechanism = copy.deepcopy(game.mechanism)  # a mechanism stores state of its games
         return NativeEnv(replace(game, n_envs=n_envs, mechanism=mechanism), seeds, device, tiles)
 
-    def one_game(self) -> NativeEnv:
-        """Return the same environment with a single independent game."""
+    def make_single_game(self) -> NativeEnv:
+        """Return a new environment with the same options and one game, not reset yet."""
         return name_env_in_errors(self.resized(1))
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:

@@ -70,8 +70,8 @@ class ParticlesEnv(ArrayGames):
         self._time = np.zeros(n_envs, dtype=np.int64)
         self._ended = np.ones(n_envs, dtype=bool)
 
-    def one_game(self) -> ParticlesEnv:
-        """Return the same environment with a single independent game."""
+    def make_single_game(self) -> ParticlesEnv:
+        """Return a new environment with the same options and one game, not reset yet."""
         options: Any = self._init_arguments
         return name_env_in_errors(ParticlesEnv(**options, n_envs=1))
 

@@ -239,8 +239,8 @@ class PettingZooEnv(ReplayableEnv):
         """Return a frame of game `index`, [height, width, 3] uint8; needs `render=True`."""
         return np.asarray(self.games[index].world.render())
 
-    def one_game(self) -> PettingZooEnv:
-        """Return the same environment with a single independent game."""
+    def make_single_game(self) -> PettingZooEnv:
+        """Return a new environment with the same options and one game, not reset yet."""
         return name_env_in_errors(PettingZooEnv(replace(self.settings, n_envs=1), self._seed_tree, self._trust))
 
     def close(self) -> None:

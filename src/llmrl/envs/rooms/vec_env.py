@@ -22,9 +22,9 @@ from llmrl.envs.rooms.views import MAX_VIEW, ExploredMap, Viewer
 
 ChannelName = Literal["grid", "view", "direction"]
 
-N_CODES = (11, 6, 3, 5)
-"""Number of values of each code of a cell: MiniGrid's objects, colors and door states, and the agent's heading (4: no
-agent)."""
+CODE_SIZES = (11, 6, 3, 5)
+"""Number of values of each code of a cell: MiniGrid's kinds of objects, colors and door states, and the agent's heading
+(0 to 3, or 4 where the agent is not)."""
 
 TILE_SIZE = 32
 """Width and height of a cell in a frame, in pixels."""
@@ -40,9 +40,10 @@ class RoomsEnv(ArrayGames):
 
     **Reward.** 1 - 0.9 * step / horizon in the step that solves the task, 0 in all others.
 
-    **Observation.** `grid` [n_envs, 1, W, H, 4] uint8: current contents of all cells seen in the episode, and the agent
-    (`ExploredMap.image`). `view` [n_envs, 1, v, v, 3] uint8: MiniGrid's view of the cells in front of the agent
-    (`Viewer.view`). `direction` [n_envs, 1, 4] float32: heading, one-hot.
+    **Observation.** `grid` [n_envs, 1, W, H, 4] uint8: kind, color and current state of each cell seen in the episode,
+    and the agent's heading in its cell (4 elsewhere), see `ExploredMap.image`. `view` [n_envs, 1, v, v, 3] uint8:
+    MiniGrid's view of the cells in front of the agent (`Viewer.image`). `direction` [n_envs, 1, 4] float32:
+    heading, one-hot.
 
     **End.** Terminated when the task is solved or the agent steps into lava; truncated after `horizon` steps. As in
     MiniGrid, the last step can be both.
@@ -84,8 +85,8 @@ class RoomsEnv(ArrayGames):
         self._viewer = Viewer(self._world, agent_view_size)
         self._map = ExploredMap(self._world) if "grid" in observe else None
         channels = {
-            "grid": Channel((task.width, task.height, 4), "uint8", 0, 10, codes=N_CODES),
-            "view": Channel((agent_view_size, agent_view_size, 3), "uint8", 0, 10, codes=N_CODES[:3]),
+            "grid": Channel((task.width, task.height, 4), "uint8", 0, 10, codes=CODE_SIZES),
+            "view": Channel((agent_view_size, agent_view_size, 3), "uint8", 0, 10, codes=CODE_SIZES[:3]),
             "direction": Channel((4,), "float32", 0.0, 1.0),
         }
         metrics: dict[str, Aggregate] = {"success": "sum", "lava": "sum"} if task.has_lava else {"success": "sum"}
@@ -100,12 +101,12 @@ class RoomsEnv(ArrayGames):
             metrics=metrics,
         )
         self._reseed([(seeds, self._stream_name)])
-        self._drawn = np.zeros(n_envs, dtype=np.int64)  # number of layouts since the last seeding
+        self._drawn = np.zeros(n_envs, dtype=np.int64)  # number of layouts sampled per game since the last seeding
         self._terminated = np.zeros(n_envs, dtype=bool)
         self._truncated = np.zeros(n_envs, dtype=bool)
 
-    def one_game(self) -> RoomsEnv:
-        """Return the same environment with a single independent game."""
+    def make_single_game(self) -> RoomsEnv:
+        """Return a new environment with the same options and one game, not reset yet."""
         options: Any = self._init_arguments
         return name_env_in_errors(RoomsEnv(**options, n_envs=1))
 
@@ -121,16 +122,16 @@ class RoomsEnv(ArrayGames):
     def _begin_episodes(self, reset_mask: np.ndarray) -> None:
         indices = np.flatnonzero(reset_mask)
         games = indices.tolist()
-        self._world.begin(games, [self._task.sample_layout(self._generator(game)) for game in games])
+        self._world.begin(games, [self._task.sample_layout(self._layout_generator(game)) for game in games])
         self._drawn[indices] += 1
         self._terminated[indices] = self._truncated[indices] = False
         if self._map is not None:
             self._map.clear(indices)
 
-    def _generator(self, game: int) -> np.random.Generator:
+    def _layout_generator(self, game: int) -> np.random.Generator:
         """Return the random generator of a game's next layout."""
-        root, index = self._group_seed_and_index(game)
-        return Seeds(root).child(index).numpy(int(self._drawn[game]))
+        group_seed, index = self._group_seed_and_index(game)
+        return Seeds(group_seed).child(index).numpy(int(self._drawn[game]))
 
     def step(self, action: Array) -> Step:
         """Advance all games by `action` [n_envs, 1]. Games that have ended do not change.
@@ -149,14 +150,14 @@ class RoomsEnv(ArrayGames):
         info = {"success": success, "lava": events.entered_lava}
         return self._build_step(reward, reward, self._terminated, self._truncated, info)
 
-    def pair_games(self, groups: int) -> None:
-        previous_groups = self._groups
-        super().pair_games(groups)
-        if groups != previous_groups:
+    def share_random_numbers(self, n_groups: int) -> None:
+        previous_n_groups = self._groups
+        super().share_random_numbers(n_groups)
+        if n_groups != previous_n_groups:
             self._drawn[:] = self._drawn.max()
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
-        """Return a frame of game `index`, [32 * H, 32 * W, 3] uint8, in which MiniGrid renders the cells.
+        """Return a frame of game `index`, [32 * H, 32 * W, 3] uint8, with cells rendered by MiniGrid.
 
         If the agent observes `grid`, the frame shows the cells that it has seen; others are light gray. Otherwise it
         shows all cells, with the visible ones highlighted.

@@ -222,9 +222,9 @@ class SocietyEnv(GroupedGames):
         """Return the color of each player in frames, [n_agents, 3] uint8."""
         return find_agent_colors(self._settings.substrate, self._settings.n_agents, self._tiles)
 
-    def pair_games(self, groups: int) -> None:
-        """Use the same random numbers in game i of each of `groups` equal groups, from the next reset on."""
-        self._group_size = self.spec.games_per_group(groups)
+    def share_random_numbers(self, n_groups: int) -> None:
+        """Use the same random numbers in game i of each of `n_groups` equal groups, from the next reset on."""
+        self._group_size = self.spec.games_per_group(n_groups)
 
     def _reset_mechanism(self, games: NDArray[np.bool_]) -> None:
         """Reset the state of the mechanism in the games where `games` [n_envs] is true."""
