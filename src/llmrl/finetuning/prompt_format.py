@@ -70,7 +70,7 @@ class PromptFormat:
     def make_prompt(self, example: ProposalExample) -> ProposalPrompt:
         """Return the prompt that the proposer would send after the trials of the example.
 
-        Each trial is one iteration of the search and a record of `proposer.history`; `settings.history` selects records.
+        Each trial is one iteration of the search and a record of `proposer.history`; `settings.history` selects them.
         If the prompt and a reply of `llm.max_tokens` exceed the context window, trials are omitted (`History.trim`).
 
         Raises:

@@ -16,7 +16,7 @@ import torch
 from llmrl.core.spaces import ContinuousActions
 
 MAX_CATEGORIES = 256
-"""Maximum number of values of a categorical integer; one with more is sampled as a real number, which environments round."""
+"""Maximum number of values of a categorical integer. Larger ranges are sampled as real numbers, which are rounded."""
 LOG_STD_BOUNDS = (-5.0, 2.0)
 """Bounds to which the log standard deviation is clamped, in normalized coordinates (half the range of a number = 1)."""
 
