@@ -190,6 +190,7 @@ def test_redacts_base64_secret_variables(secret, prefix, after, encode):
     st.text(alphabet=ALNUM + "/+=_-", min_size=8, max_size=60), st.sampled_from([str.upper, str.lower, str.swapcase])
 )
 def test_secret_variables_are_redacted_case_insensitively(secret, change):
+    assume(not Path(secret).exists())  # the path of a file with the key is not secret
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOME_API_KEY", secret)
         assert redact(f"<{change(secret)}>") == f"<{REDACTED}>"

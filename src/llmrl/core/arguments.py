@@ -127,14 +127,18 @@ def validate_argument(value: Any, hint: Any, option_name: str) -> Any:
         raise TypeError(f"{option_name}: no check can be made for the type hint {hint!r}") from error
     except ValidationError as error:
         details = error.errors()[0]
-        position = "".join(f"[{p}]" if isinstance(p, int) else "" for p in details["loc"])
-        wrong_value = details["input"] if position else value
-        advice = f"got {type(wrong_value).__name__}"
+        position, wrong_value = "", value
+        for key in details["loc"]:  # which also names types of unions
+            is_index = isinstance(key, int) and isinstance(wrong_value, list | tuple)
+            if is_index or (isinstance(wrong_value, Mapping) and key in wrong_value):
+                position += f"[{key}]" if is_index else f".{key}"
+                wrong_value = wrong_value[key]
+        advice = f", got {type(wrong_value).__name__}" if details["type"].endswith("_type") else ""
         is_whole = isinstance(wrong_value, float) and wrong_value.is_integer() and abs(wrong_value) < 1e18
         if details["type"] == "int_type" and is_whole:
-            advice = f"write {int(wrong_value)}"
+            advice = f", write {int(wrong_value)}"
         elif details["type"] == "bool_type":
-            advice = "write true or false"
+            advice = ", write true or false"
         if details["type"] == "objective":  # its message lists the accepted values
             raise ConfigError(f"{option_name}={value!r}: {details['msg']}") from error
-        raise ConfigError(f"{option_name}{position}={wrong_value!r}: {details['msg'].lower()}, {advice}") from error
+        raise ConfigError(f"{option_name}{position}={wrong_value!r}: {details['msg'].lower()}{advice}") from error
