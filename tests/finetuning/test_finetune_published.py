@@ -78,7 +78,7 @@ def test_page_commands_can_be_planned(env, numbers, decimals, steps, optimum, ha
         question = prompt_format.make_prompt(ProposalExample(0, (ParameterTrial(vector, np.array([half_way])),), None))
     # The one trial under its names, nothing of the game, out of bounds as it is, the first iteration.
     row = "; ".join(f"params[{i}]: {x:.5g}" for i, x in enumerate(vector))
-    assert question.name == "search/numeric" and f"{row}; f(params): {half_way:.2f}" in question.text
+    assert question.template_name == "search/numeric" and f"{row}; f(params): {half_way:.2f}" in question.text
     assert "iteration 1 of 400" in question.text and str(optimum) in question.text
     assert not {"car", "swim", "force", "observation"} & set(re.findall(r"\w+", question.text.lower()))
     assert np.array_equal(prompt_format.to_evaluated_vector(vector), vector)

@@ -176,8 +176,8 @@ class BackendConformance:
         message = "canceled 2 jobs" if place.interrupted is None else "2 processes of this machine"
         assert message in done.stdout
         wait_for(lambda: sorted(states(tmp_path).values()) == ["canceled", "preempted"], LIMIT_S)
-        launcher.communicate(timeout=WAIT_S if place.interrupted is None else LIMIT_S)
-        assert launcher.returncode == 143
+        output = launcher.communicate(timeout=WAIT_S if place.interrupted is None else LIMIT_S)
+        assert launcher.returncode == 143, (launcher.returncode, output)
         assert sorted(place.finish(*overrides, cwd=tmp_path).values()) == [1, 2]
         assert numbers(tmp_path) == slow_reference
 

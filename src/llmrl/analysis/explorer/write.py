@@ -90,9 +90,9 @@ def _write_run(key: str, record: RunRecord, data: Path, on_progress: Callable[[s
     for content_name, write in (("episodes", _write_episodes), ("proposals", _write_timeline)):
         try:
             content |= write(key, record.folder, run_dir, on_progress)
-        except RunFolderError:
-            raise
-        except (CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (RunFolderError, CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, RunFolderError) and not isinstance(error.__cause__, ValueError):
+                raise  # e.g. a symbolic link, not a damaged line
             log.warning("%s: its %s cannot be read and are left out: %s", record.folder, content_name, error)
             summary["problems"].append(f"its {content_name} cannot be read: {error}")
     write_json_script(run_dir / "run.js", SCRIPT_FUNCTION, key, content)
