@@ -148,7 +148,10 @@ def plan(
     """Build the parts of an experiment without running it; return the planned amounts and costs of a run.
 
     Args:
-        overrides, command, config_dirs, options: see `train`.
+        overrides: overrides as in the command line.
+        command: `train` or `finetune`.
+        config_dirs: folders with option files.
+        options: overrides with Python values.
 
     Returns:
         Pairs of a name and a text: shapes, steps, calls of a language model and their price.
@@ -178,7 +181,8 @@ def sweep(
         parallel: number of parallel processes; None: `hardware.parallel`, by default 1.
         wait: whether to wait until all runs have ended; False: return when they are submitted, which requires a
             scheduler such as SLURM.
-        command, config_dirs: see `train`.
+        command: `train` or `finetune`.
+        config_dirs: folders with option files.
         options: overrides with Python values; lists, tuples and ranges are swept over, such as `seed=range(5)`.
 
     Returns:
