@@ -10,14 +10,13 @@ levels differ by less than `MIN_CHANGE`.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import OmegaConf
 from run_tables import tabulate_runs
 
+from llmrl.run.artifacts import read_config
 from llmrl.run.metrics import read_metrics
 
 LAST = 5
@@ -26,9 +25,8 @@ MIN_CHANGE = 0.05
 
 def read_run(folder: Path) -> dict[str, Any]:
     """Return the values of a run by column."""
-    status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-    adapters = OmegaConf.select(OmegaConf.load(folder / "config.yaml"), "llm.learn.adapters")
-    chat_group = "chat models, own adapters" if adapters == "per_player" else "chat models"
+    llm = read_config(folder, ()).get("llm")
+    chat_group = "chat models, own adapters" if llm and llm["learn"]["adapters"] == "per_player" else "chat models"
     updates = read_metrics(folder / "metrics.jsonl", "update")
     half = next(i for i, row in enumerate(updates) if row["episode/tax_collected"] > 0)
     usage = np.array([row["episode/over_usage"] for row in updates])
@@ -39,7 +37,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     has_changed = abs(after - before) >= MIN_CHANGE and len(adapted) > 0
     diversity = [row["learn/diversity"] for row in updates[-LAST:] if "learn/diversity" in row]
     return {
-        "group": chat_group if status.get("llm") else "PPO",
+        "group": chat_group if llm else "PPO",
         "seed": int(folder.name.removeprefix("s")),
         "before": round(float(before), 3),
         "after": round(float(after), 3),

@@ -23,11 +23,11 @@ TAXES = ("harvest_tax", "excess_tax")
 def read_run(folder: Path) -> dict[str, Any]:
     """Return the values of a run by column."""
     recommendation = read_metrics(folder / "metrics.jsonl", "recommendation")[-1]
-    taxes = {name: recommendation.get(f"recommendation/{name}", 0.0) for name in TAXES}
+    taxes = {name: recommendation[f"recommendation/{name}"] for name in TAXES}
     rows = [
         row
         for row in read_metrics(folder / "metrics.jsonl", "proposal")
-        if all(abs(row.get(f"principal/{name}", 0.0) - tax) < 1e-6 for name, tax in taxes.items())
+        if all(abs(row[f"principal/{name}"] - tax) < 1e-6 for name, tax in taxes.items())
     ]
     means = {name: np.mean([row[f"validation/{name}"] for row in rows]) for name in ("over_usage", "survived")}
     return {

@@ -69,9 +69,7 @@ class GRPO:
 
     def __post_init__(self) -> None:
         if self.group_size < 2:
-            raise ConfigError(
-                f"llm.learn.group_size={self.group_size} must be at least 2, because episodes of a group are compared"
-            )
+            raise ConfigError(f"llm.learn.group_size={self.group_size} must be at least 2, as a group is compared")
         if self.schedule_updates is None and (self.kl_final is not None or self.learning_rate_final is not None):
             raise ConfigError(
                 "llm.learn.kl_final and llm.learn.learning_rate_final need llm.learn.schedule_updates, the number of "

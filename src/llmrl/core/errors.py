@@ -174,6 +174,10 @@ class RunFolderError(LlmrlError):
     """A run folder cannot be created or written, or another process is using it."""
 
 
+class DamagedFileError(RunFolderError):
+    """The content of a file in a run folder cannot be parsed."""
+
+
 class RunInUse(RunFolderError):  # noqa: N818  (no failure)
     """Another live process is using the run folder."""
 

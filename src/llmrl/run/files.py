@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from llmrl.core.atomic_files import atomic_write, describe_write_error
-from llmrl.core.errors import RunFolderError
+from llmrl.core.errors import DamagedFileError, RunFolderError
 from llmrl.core.folder_files import find_symlink, open_file, read_bytes
 from llmrl.core.plain_data import read_json_object
 from llmrl.core.secrets import redact, redact_nested
@@ -94,7 +94,8 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     separators.
 
     Raises:
-        RunFolderError: the file cannot be read, or a line is not JSON.
+        DamagedFileError: a line is not JSON.
+        RunFolderError: the file cannot be read.
     """
     lines: list[dict[str, Any]] = []
     try:
@@ -104,7 +105,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except ValueError as error:
-        raise RunFolderError(f"{path}: line {len(lines) + 1} is not JSON: {error}") from error
+        raise DamagedFileError(f"{path}: line {len(lines) + 1} is not JSON: {error}") from error
     except OSError as error:
         raise RunFolderError(f"{path} cannot be read: {error.strerror or error}") from error
 

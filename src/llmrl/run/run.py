@@ -68,8 +68,7 @@ GRACE_S = 5.0
 """Seconds after a stop signal from which `Run.stop_after_grace` saves and stops. A loop that does not call it is
 interrupted later (`llmrl.run.signals.DISCARD_WORK_S`)."""
 _FOLDERS_WITH_LINKS = ("backup_*", f"{SINKS_FOLDER}/*")
-"""Patterns of folders inside a run folder that may contain symbolic links: llmrl writes nothing to backups, and the
-libraries of sinks create links of their own."""
+"""Patterns of folders that may contain symbolic links: llmrl does not write to backups; libraries of sinks link."""
 
 
 class Run:

@@ -279,9 +279,7 @@ class LLMPolicy:
 
     def state_dict(self) -> State:
         return {
-            "conversations": [
-                [conversation.state_dict() for conversation in players] for players in self.conversations
-            ],
+            "conversations": [[x.state_dict() for x in players] for players in self.conversations],
             "playing": self.playing.copy(),
             "counts": self.counts.state_dict(),
             **{name: query.state_dict() for name, query in self._queries.items()},
@@ -409,18 +407,12 @@ class LLMPolicy:
             for agent, conversation in enumerate(self.conversations[game])
             if conversation.needs_lesson
         ]
-        lessons = yield from self.lessons.request_lessons(
-            [
-                (
-                    self.conversations[game][i],
-                    i,
-                    self.models[i],
-                    self.adapters[i],
-                    self._format_question_id(game, i, "lesson"),
-                )
-                for game, i in lesson_players
-            ]
-        )
+        question_ids = [self._format_question_id(game, agent, "lesson") for game, agent in lesson_players]
+        requests = [
+            (self.conversations[game][agent], agent, self.models[agent], self.adapters[agent], question_id)
+            for (game, agent), question_id in zip(lesson_players, question_ids, strict=True)
+        ]
+        lessons = yield from self.lessons.request_lessons(requests)
         for (game, agent), (lesson, stats) in zip(lesson_players, lessons, strict=True):
             self.counts.count(self.models[agent], stats, lessons=lesson is not None)
             notes[game][agent] |= {"lesson": lesson or "", "lesson_took": stats.counts}

@@ -11,7 +11,7 @@ from typing import Any
 from llmrl.analysis.explorer.episodes import read_episode_rows, read_episodes, write_sheets
 from llmrl.analysis.explorer.timeline import CONVERSATIONS_PER_FILE, iterate_chunks, read_timeline
 from llmrl.core.atomic_files import describe_write_error
-from llmrl.core.errors import CheckpointError, RunFolderError
+from llmrl.core.errors import CheckpointError, DamagedFileError, RunFolderError
 from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.run.artifacts import read_config
 from llmrl.run.files import check_no_links, path_inside, write_atomic, write_bytes, write_json_script
@@ -90,9 +90,7 @@ def _write_run(key: str, record: RunRecord, data: Path, on_progress: Callable[[s
     for content_name, write in (("episodes", _write_episodes), ("proposals", _write_timeline)):
         try:
             content |= write(key, record.folder, run_dir, on_progress)
-        except (RunFolderError, CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, RunFolderError) and not isinstance(error.__cause__, ValueError):
-                raise  # e.g. a symbolic link, not a damaged line
+        except (DamagedFileError, CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("%s: its %s cannot be read and are left out: %s", record.folder, content_name, error)
             summary["problems"].append(f"its {content_name} cannot be read: {error}")
     write_json_script(run_dir / "run.js", SCRIPT_FUNCTION, key, content)
