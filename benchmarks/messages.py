@@ -67,7 +67,7 @@ def read_run(folder: Path) -> dict[str, object]:
         "llm": "" if status is None else status.llm,
         "message_interval": config["agent"]["message_interval"],
         "seed": config["seed"],
-        **summarize_messages(text for call in calls if (text := call["understood"]["text"])),
+        **summarize_messages(text for call in calls if (text := call["parsed_reply"]["text"])),
     }
 
 

@@ -51,9 +51,9 @@ def run_and_count(name: str, styled: bool, small: bool) -> tuple[float | None, d
         run = llmrl.train(*RUNS[name], *size_options, *model, f"output_root={folder}", "design.references=0")
         rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
         calls = [json.loads(line) for line in (run.folder / "llm_calls.jsonl").read_text().splitlines()]
-    judged_calls = [call for call in calls if "judged" in call]
+    verdicts = [call for call in calls if "parsed_call" in call]
     counts = {key: row[key] for row in rows for key in row if key.startswith("llm/")}
-    counts["judged"], counts["invalid"] = len(judged_calls), sum(not call["valid"] for call in judged_calls)
+    counts["parsed"], counts["invalid"] = len(verdicts), sum(not call["valid"] for call in verdicts)
     return run.result, counts
 
 
@@ -65,10 +65,10 @@ if __name__ == "__main__":
     for name in RUNS:
         plain, _ = run_and_count(name, False, small)
         styled, counts = run_and_count(name, True, small)
-        questions = counts["judged"] - counts.get("llm/repairs", 0.0)
+        questions = counts["parsed"] - counts.get("llm/repairs", 0.0)
         fallbacks = counts.get("llm/fallbacks", 0.0)
         print(
-            f"{name:24} {plain:9.4g} {styled:9.4g} {counts['judged']:8.0f} {counts['invalid'] / counts['judged']:8.1%} "
+            f"{name:24} {plain:9.4g} {styled:9.4g} {counts['parsed']:8.0f} {counts['invalid'] / counts['parsed']:8.1%} "
             f"{fallbacks:9.0f} {fallbacks / questions:.2%}",
             flush=True,
         )

@@ -256,7 +256,7 @@ def _(folder: Path) -> tuple[bool, str]:
     with server(lambda handler, number: handler.reply()) as (url, generated):
         log = folder / FILE_NAME
         # The record of a start that was killed while it wrote: another line, cut short.
-        log.write_bytes(log.read_bytes() + b'{"time": 1.0, "asked": "beef", "spe')
+        log.write_bytes(log.read_bytes() + b'{"time": 1.0, "attempt_id": "beef", "spe')
         said = spend(client(url, folder, calls=5))
         return not generated and bool(said), f"{len(generated)} generated"
 
@@ -359,7 +359,7 @@ def _(folder: Path) -> tuple[bool, str]:
 
 @attack("a model's reply that looks like lines of the log", "read as a reply, and nothing else")
 def _(folder: Path) -> tuple[bool, str]:
-    forged = '{"time": 1, "asked": "x", "spent": {"calls": 0}}\n"settles": "x", "fate": "lost"\u2028{"asked": "y"}'
+    forged = '{"time": 1, "attempt_id": "x", "spent": {"calls": 0}}\n"settled_attempt": "x", "outcome": "lost"\u2028{"attempt_id": "y"}'
     with server(lambda handler, number: handler.reply(text=forged)) as (url, _):
         chat = client(url, folder, calls=2)
         chat.chat([ask(1)])

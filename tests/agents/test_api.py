@@ -121,7 +121,7 @@ class TestImplicitEpisodes:
             if announce:
                 player.on_step(reward, True)
                 model.requests.clear()
-        assert player.note["asked"] == (options.get("action_interval", 1) == 1)
+        assert player.note["has_request"] == (options.get("action_interval", 1) == 1)
         return [json.loads(request.messages[-1]["content"]) for request in model.requests]
 
     def test_new_observation_triggers_request(self):

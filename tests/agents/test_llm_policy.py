@@ -151,7 +151,7 @@ class TestFrameSkip:
         table = Table(Model(), action_interval=3).start()
         acts = [table.step() for _ in range(7)]
         assert table.model.batches == [1, 1, 1]
-        assert [act.notes[0][0].get("asked") for act in acts] == [True, False, False] * 2 + [True]
+        assert [act.notes[0][0].get("has_request") for act in acts] == [True, False, False] * 2 + [True]
         observed_turn = table.last[-1][1]
         assert [frame["observation"]["x"] for frame in observed_turn["since_your_last_action"]] == [4, 5]
         assert observed_turn["observation"] == {"x": 6} and [role for role, _ in table.last][-2:] == [
@@ -166,7 +166,7 @@ class TestFrameSkip:
         masks = ([False, False, True], [False, False, True], [True, True, False], [False, True, False])
         acts = [table.step(mask=mask) for mask in masks]
         assert [int(act.action[0, 0]) for act in acts] == [2, 2, 0, 1]
-        assert [act.notes[0][0]["asked"] for act in acts] == [False, False, True, False]
+        assert [act.notes[0][0]["has_request"] for act in acts] == [False, False, True, False]
         assert len(table.model.requests) == 1 and acts[0].notes[0][0]["action"] == "right"
         observed_turn = table.last[-1][1]
         assert len(observed_turn["since_your_last_action"]) == 2 and observed_turn["since_your_last_action"][0]["start"]
@@ -182,7 +182,7 @@ class TestFrameSkip:
         table = Table(Model(lambda messages: reply(first_legal(messages))), mask=True, action_interval=5).start()
         acts = [table.step(mask=mask) for mask in ([False, True, True], [True, True, False], [True, False, True])]
         assert [act.action.item() for act in acts] == [1, 1, 0]
-        assert [act.notes[0][0]["asked"] for act in acts] == [True, False, True]
+        assert [act.notes[0][0]["has_request"] for act in acts] == [True, False, True]
 
     def test_new_episode_triggers_request(self):
         table = Table(Model(), action_interval=5).start()

@@ -81,6 +81,6 @@ def test_society_players_see_individual_views(tmp_path):
         run(*society, *overrides, "agent.show_frames=1", "agent.action_interval=1", f"output_root={tmp_path / name}")
         folder = only_run_folder(tmp_path / name)
         calls = list(read_calls(folder / "llm_calls.jsonl"))
-        frames.append({call["place"]: call["messages"][-1]["images"] for call in calls})
+        frames.append({call["question_id"]: call["messages"][-1]["images"] for call in calls})
         assert len(calls) == 14 and len({player_image for [player_image] in frames[-1].values()}) > 7
     assert frames[0] == frames[1]

@@ -30,7 +30,7 @@ class TestLessons:
         assert '{"x": 0}' in lesson.messages[1]["content"] and '"return": 2' in lesson.messages[1]["content"]
         assert question.messages[0]["content"].endswith("1. do not wait\n")
         assert question.messages[0]["content"].startswith(lesson.messages[0]["content"].rstrip())
-        assert act.notes[0][0]["lesson"] == "do not wait" and act.notes[0][0]["lesson_took"]["prompt_tokens"] == 10
+        assert act.notes[0][0]["lesson"] == "do not wait" and act.notes[0][0]["lesson_cost"]["prompt_tokens"] == 10
         assert len(question.messages) == 2
 
     def test_newest_lessons_remain(self):

@@ -52,7 +52,7 @@ def society(root, first, second, *options):
 
 
 def read_names(folder):
-    return [(call.get("named", "llm"), call["model"]) for call in read_calls(folder / "llm_calls.jsonl")]
+    return [(call.get("requested_model", "llm"), call["model"]) for call in read_calls(folder / "llm_calls.jsonl")]
 
 
 def list_players(server):

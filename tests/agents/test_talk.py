@@ -210,5 +210,5 @@ def test_run_with_messages_resumes_after_budget(tmp_path):
     lines = [
         json.loads(line) for path in reference.glob("episodes/*/*.jsonl") for line in path.read_text().splitlines()
     ]
-    assert any(line.get("said") for line in lines) and not any("talk_took" in line for line in lines)
+    assert any(line.get("message") for line in lines) and not any("message_cost" in line for line in lines)
     assert np.isfinite(unpaid(reference)[-1]["player/messages"])

@@ -33,8 +33,8 @@ def test_steps_have_prompt_reply_and_action(tmp_path):
     assert texts[line["observation"]] == "cell: 2\nmap:\n  ..\n  #."
     assert (line["action"], line["reward"], line["reflection"]) == ("go 2", 1.0, f"because 2 {HOSTILE}")
     bad, repair = line["calls"]
-    assert (bad["valid"], bad["fault"], bad["reply"]) == (False, "no action in it", "mumble")
-    assert (repair["valid"], repair["thought"], repair["understood"]) == (True, "thought 2", {"action": 2})
+    assert (bad["valid"], bad["parse_error"], bad["reply"]) == (False, "no action in it", "mumble")
+    assert (repair["valid"], repair["thought"], repair["parsed_reply"]) == (True, "thought 2", {"action": 2})
     assert [(role, texts[i]) for role, i in repair["messages"]][1:] == [
         ("user", "prompt of step 2 for 0"),
         ("assistant", "mumble"),
@@ -79,7 +79,7 @@ def test_proposals_have_conversations(tmp_path):
     assert proposals["behavior"]["apples"][5] == [6, 5]
     [chunk] = iterate_chunks(talks)
     first, repair = chunk["talks"][3]
-    assert first["fault"] == "there is no number" and len(repair["messages"]) == 3
+    assert first["parse_error"] == "there is no number" and len(repair["messages"]) == 3
 
 
 def test_proposals_need_no_conversation(tmp_path):

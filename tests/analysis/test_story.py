@@ -145,7 +145,7 @@ def test_long_prompts_are_truncated() -> None:
 
 def test_page_shows_principal_text(tmp_path: Path) -> None:
     folder = has_principal(tmp_path, "llm", 0, [1.0, 2.0])
-    call = {"hash": "x", "time": 1.0, "spent": {}, "model": "m", "stream": 0, "repeat": 0, "purpose": "principal"}
+    call = {"hash": "x", "time": 1.0, "spent": {}, "model": "m", "sample_seed": 0, "repeat": 0, "purpose": "principal"}
     calls = [
         {**call, "messages": [{"role": "user", "content": "Propose a fee."}], "reply": reply}
         for reply in ("fee 1", "fee 2")

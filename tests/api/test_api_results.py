@@ -77,7 +77,7 @@ def test_metrics_are_long_and_typed(outputs):
     metrics = llmrl.load(outputs).where(principal="ucb", seed=0).metrics
     objective = metrics[metrics.metric == "principal/objective"]
     assert objective.value.tolist() == [1.0, 2.0, 3.0]
-    assert objective.place.tolist() == [4, 8, 12] and set(objective.axis) == {"proposals"}
+    assert objective.axis_value.tolist() == [4, 8, 12] and set(objective.axis) == {"proposals"}
     assert objective.env_steps.tolist() == [100, 200, 300]
     assert set(objective.kind) == {"proposal"} and (objective.elapsed_s >= 0).all()
     assert not metrics.metric.str.startswith("time/").any()
@@ -160,7 +160,7 @@ def test_call_costs_distinguish_unknown_costs(tmp_path):
     lines = [
         {"model": "gpt", "hash": "a", "reply": "x", "cached": True, "cost": 0.5, "valid": None},
         {"model": "gpt", "hash": "b", "error": "no key"},
-        {"asked": "1", "model": "gpt", "hash": "c", "attempt": 2, "reserved": {"tokens": 9, "cost": 0.75}},
+        {"attempt_id": "1", "model": "gpt", "hash": "c", "attempt": 2, "reserved": {"tokens": 9, "cost": 0.75}},
     ]
     with (folder / "llm_calls.jsonl").open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)

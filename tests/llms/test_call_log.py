@@ -42,7 +42,7 @@ def test_call_is_logged_completely(tmp_path):
         "hash": request_key({"model": "echo"}, ask("one"), sample_seed=5),
         "model": "echo",
         "identity": {"model": "echo"},
-        "stream": 5,
+        "sample_seed": 5,
         "purpose": "test",
         "prompt": "",
         "prompt_hash": "",
@@ -51,8 +51,8 @@ def test_call_is_logged_completely(tmp_path):
         "schema": None,
         "reply": "one",
         "valid": None,
-        "fault": None,
-        "understood": None,
+        "parse_error": None,
+        "parsed_reply": None,
         "finish": "",
         "prompt_tokens": 3,
         "completion_tokens": 2,
@@ -77,7 +77,7 @@ def test_call_is_logged_completely(tmp_path):
         },
     }
     assert second["reply"] == "zwei \u00fc\n" and second["prompt_hash"] == "ab"
-    assert second["valid"] is False and second["fault"] == "too short"
+    assert second["valid"] is False and second["parse_error"] == "too short"
     assert second["spent"]["calls"] == 2
 
 
@@ -176,8 +176,8 @@ def test_parsed_value_is_logged_with_reply(tmp_path):
     path = tmp_path / FILE_NAME
     client(path).chat([ask("1, 2", parse=lambda reply: (np.array([1.0, 2.0]), "why")), ask("x", parse=refuse)])
     good, bad = sorted(read_calls(path), key=lambda call: call["reply"])  # two at once: either may come first
-    assert (good["reply"], good["understood"], good["fault"]) == ("1, 2", [[1.0, 2.0], "why"], "")
-    assert (bad["understood"], bad["fault"]) == (None, "too short")
+    assert (good["reply"], good["parsed_reply"], good["parse_error"]) == ("1, 2", [[1.0, 2.0], "why"], "")
+    assert (bad["parsed_reply"], bad["parse_error"]) == (None, "too short")
     assert '**Understood as:**\n\n```\n[[1.0, 2.0], "why"]\n```' in format_call(good)
     assert "**Not understood:**\n\n```\ntoo short\n```" in format_call(bad)
 

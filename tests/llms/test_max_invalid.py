@@ -222,7 +222,7 @@ def test_verdicts_are_distinguishable(tmp_path):
         [("3", True), ("x", False)],
         [("4", True), ("x", False), ("x", False)],
     ]
-    assert all(bool(call["fault"]) != call["valid"] for call in calls)
+    assert all(bool(call["parse_error"]) != call["valid"] for call in calls)
     total = read_run_totals(tmp_path)
     assert (total.calls, total.validated, total.invalid) == (5, 5, 3) and client.validity.invalid == 3
 

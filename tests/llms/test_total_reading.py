@@ -316,7 +316,7 @@ def test_reader_exception_is_logged_as_invalid(tmp_path, caplog, error):
     assert type(error).__name__ in caplog.text
     calls = list(read_calls(tmp_path / FILE_NAME))
     assert [(call["valid"], call["cached"]) for call in calls] == [(False, False), (False, True)]
-    assert type(error).__name__ in calls[0]["fault"]
+    assert type(error).__name__ in calls[0]["parse_error"]
 
 
 def test_reply_log_precedes_parsing(tmp_path):
@@ -350,7 +350,7 @@ def test_lesson_may_contain_lone_surrogate(tmp_path):
 def test_logs_with_unparseable_lines(tmp_path):
     path = tmp_path / FILE_NAME
     ChatClient(Echo(), call_log=CallLog(path)).chat([rule_request()])
-    path.write_text(f'{{"hash": {"9" * 5000}}}\n' + "[" * 100_000 + "\n" + '{"judged": "x"}\n' + path.read_text())
+    path.write_text(f'{{"hash": {"9" * 5000}}}\n' + "[" * 100_000 + "\n" + '{"parsed_call": "x"}\n' + path.read_text())
     assert [call["reply"] for call in read_calls(path)] == ["hi"]
     assert CallLog(path).spent_before.calls == 1
 

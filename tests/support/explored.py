@@ -23,10 +23,10 @@ def call(
     """Return the lines of the call log of one reply, and of what came of reading it."""
     mark = {"hash": f"{place}|{messages[-1][1]}|{reply}", "time": float(len(reply))}
     messages_ = [{"role": role, "content": text} for role, text in messages]
-    record = {"model": "tiny", "purpose": "player", "place": place, "messages": messages_, "reply": reply, "repeat": 0}
-    verdict = {"valid": not fault, "fault": fault, "understood": None if fault else extra.pop("understood", {})}
+    record = {"model": "tiny", "purpose": "player", "question_id": place, "messages": messages_, "reply": reply, "repeat": 0}
+    verdict = {"valid": not fault, "parse_error": fault, "parsed_reply": None if fault else extra.pop("parsed_reply", {})}
     counts = {"prompt_tokens": 5, "completion_tokens": 2, "cost": 0.0, "cached": False, "finish": "stop"}
-    return [{**mark, **record, **counts, **extra}, {"judged": mark["hash"], "time": mark["time"], **verdict}]
+    return [{**mark, **record, **counts, **extra}, {"parsed_call": mark["hash"], "time": mark["time"], **verdict}]
 
 
 def write_calls(folder: Path, lines: Sequence[dict[str, Any]]) -> None:
@@ -68,7 +68,7 @@ def _step(files: EpisodeFiles, folder: Path, k: int, step: int, player: int, pla
         lines = call(place, messages, "mumble", "no action in it")
         messages = [*messages, ("assistant", "mumble"), ("user", "say an action")]
     write_calls(
-        folder, [*lines, *call(place, messages, reply, thoughts=f"thought {step}", understood={"action": step})]
+        folder, [*lines, *call(place, messages, reply, thoughts=f"thought {step}", parsed_reply={"action": step})]
     )
     line = {
         "step": step,
@@ -76,7 +76,7 @@ def _step(files: EpisodeFiles, folder: Path, k: int, step: int, player: int, pla
         "observation": {"cell": step, "map": ["..", "#."]},
     }
     line |= {"action": f"go {step}", "reward": 1.0 + player, "reflection": f"because {step} {HOSTILE}", "reply": reply}
-    files.write_step(k, {**line, "asked": True, "valid": True, "replies": 1 + bad, "invalid": int(bad)})
+    files.write_step(k, {**line, "has_request": True, "valid": True, "replies": 1 + bad, "invalid": int(bad)})
 
 
 def _picture(step: int) -> np.ndarray:
@@ -115,7 +115,7 @@ def principal_run(root: Path, seed: int = 0, proposals: int = 6, silent: int | N
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for i, vector in enumerate(vectors):
         question = [("user", f"question {i} {HOSTILE}")]
-        record = {"purpose": "principal", "understood": {"vectors": [vector], "reasoning": f"reason {i}"}}
+        record = {"purpose": "principal", "parsed_reply": {"vectors": [vector], "reasoning": f"reason {i}"}}
         if i == silent:
             first = call("", question, "no numbers", "there is no number", purpose="principal")
             repair = [*question, ("assistant", "no numbers"), ("user", "give numbers")]

@@ -66,7 +66,7 @@ METRICS_SCHEMA: Schema = {
     **_RUN_COLUMNS,
     "kind": "category",
     "axis": "category",
-    "place": "int64",
+    "axis_value": "int64",
     "env_steps": "Int64",
     "elapsed_s": "float64",
     "metric": "category",
@@ -104,7 +104,7 @@ CALLS_SCHEMA: Schema = {
     "prompt": "category",
     "outcome": "category",
     "valid": "boolean",
-    "fault": "str",
+    "parse_error": "str",
     "cached": "boolean",
     "attempts": "Int64",
     **dict.fromkeys(REPLY_COUNTS, "Int64"),
@@ -113,7 +113,7 @@ CALLS_SCHEMA: Schema = {
     "latency": "float64",
     "finish": "category",
     "repeat": "Int64",
-    "stream": "Int64",
+    "sample_seed": "Int64",
     "hash": "str",
     "reply": "str",
     "thoughts": "str",
@@ -247,7 +247,7 @@ def _convert_column(column: pd.Series, dtype: str) -> pd.Series:
 
 
 def _read_metrics(folder: Path) -> list[pd.DataFrame]:
-    path, id_columns = folder / METRICS, ["kind", "axis", "place", "env_steps", "elapsed_s"]
+    path, id_columns = folder / METRICS, ["kind", "axis", "axis_value", "env_steps", "elapsed_s"]
     frames = []
     for table in read_metric_tables(path).values() if path.is_file() else ():
         wide = import_pandas().DataFrame(table.columns).rename(columns={f"{TIME_PREFIX}elapsed_s": "elapsed_s"})

@@ -87,7 +87,7 @@ class Results:
         """Table with one row for each logged number.
 
         Columns: `kind` of the logged row (update, evaluation, proposal, ...), `axis` (name of the counter that is the x
-        axis of this kind) and `place` (its value), `env_steps`, `elapsed_s` (seconds), `metric` (name) and `value`.
+        axis of this kind) and `axis_value` (its value), `env_steps`, `elapsed_s` (seconds), `metric` (name) and `value`.
         """
         return dataframes.read_table("metrics", self._labeled_runs)
 
@@ -116,9 +116,9 @@ class Results:
         """Table with one row for each call to a chat model.
 
         Columns: `time` (UTC), `model`, `purpose`, `prompt`; `outcome` (`reply`, `failed`, or `lost`: it is unknown
-        whether the call was charged); `valid` and `fault`, the result of parsing the reply; `cached`, `attempts`,
+        whether the call was charged); `valid` and `parse_error`, the result of parsing the reply; `cached`, `attempts`,
         tokens; `cost` in US dollars, 0 from the cache and NaN if it is unknown; `possible_cost`, the maximum cost of a
-        lost call; `latency` in seconds; `finish`, `repeat`, `stream`, `hash`, `reply`, `error`.
+        lost call; `latency` in seconds; `finish`, `repeat`, `sample_seed`, `hash`, `reply`, `error`.
         """
         return dataframes.read_table("llm_calls", self._labeled_runs)
 

@@ -106,7 +106,7 @@ logger = logging.getLogger(__name__)
 FILE_NAME = "llm_calls.jsonl"
 """Name of the call log in a run folder."""
 
-VERDICT_KEY = "judged"
+VERDICT_KEY = "parsed_call"
 """JSON key of lines with the verdict on the reply to a call; the value is the hash of the call."""
 _VERDICT_PREFIX = f'{{"{VERDICT_KEY}"'.encode()
 
@@ -155,8 +155,8 @@ class CallLog:
     """Append-only log at `path` of attempts, calls and verdicts.
 
     The line of an attempt (`record_attempt`) is on disk before the request is sent. When the reply arrives, and before
-    it is parsed, the line of the call is written, whose field `settles` names the attempt. For a failed attempt, this
-    is a line with the attempt's `fate`. The verdict on a reply is a separate line (`record_verdicts`). Each line is
+    it is parsed, the line of the call is written, whose field `settled_attempt` names the attempt. For a failed attempt, this
+    is a line with the attempt's `outcome`. The verdict on a reply is a separate line (`record_verdicts`). Each line is
     appended by one write, so lines of several threads are never mixed. A killed process leaves at most one truncated
     line at the end, which the next writer terminates and `read_calls` skips. Lines of calls and attempts contain the
     usage of all processes of the run so far, in which attempts in flight count as lost.
@@ -192,10 +192,10 @@ class CallLog:
         """
         line = {
             "time": time.time(),
-            "asked": reservation.id,
+            "attempt_id": reservation.id,
             "hash": call.key,
             "model": call.label,
-            "stream": call.sample_seed,
+            "sample_seed": call.sample_seed,
             "purpose": call.request.purpose,
             "prompt": call.request.prompt,
             "repeat": call.request.repeat,
@@ -204,10 +204,10 @@ class CallLog:
         }
         self._write(line, budget, sync_to_disk=True)
 
-    def record_attempt_outcome(self, reservation: Reservation, fate: FailedOutcome, error: str, budget: Budget) -> None:
+    def record_attempt_outcome(self, reservation: Reservation, outcome: FailedOutcome, error: str, budget: Budget) -> None:
         """Write the outcome of an attempt that has no reply; if this fails, only log a warning."""
         try:
-            self._write({"time": time.time(), "settles": reservation.id, "fate": fate, "error": error}, budget)
+            self._write({"time": time.time(), "settled_attempt": reservation.id, "outcome": outcome, "error": error}, budget)
         except RunFolderError as disk_error:
             logger.warning("%s; the attempt counts as lost", disk_error)
 
@@ -234,17 +234,17 @@ class CallLog:
         now, request = time.time(), call.request
         line: dict[str, Any] = {
             "time": now,
-            **({} if reservation is None else {"settles": reservation.id}),
+            **({} if reservation is None else {"settled_attempt": reservation.id}),
             "hash": call.key,
             "model": call.label,
             "identity": dict(identity),
-            "stream": call.sample_seed,
+            "sample_seed": call.sample_seed,
             "purpose": request.purpose,
             "prompt": request.prompt,
             "prompt_hash": request.prompt_hash,
             "repeat": request.repeat,
-            **({"place": request.question_id} if request.question_id else {}),
-            **({"named": request.model} if request.model != CHOSEN_MODEL else {}),
+            **({"question_id": request.question_id} if request.question_id else {}),
+            **({"requested_model": request.model} if request.model != CHOSEN_MODEL else {}),
         }
         if isinstance(result, ChatReply):
             line |= {
@@ -281,7 +281,7 @@ class CallLog:
             RunFolderError: the file cannot be written.
         """
         lines = [
-            {VERDICT_KEY: key, "time": call_time, "valid": not error, "fault": error, "understood": parsed_reply}
+            {VERDICT_KEY: key, "time": call_time, "valid": not error, "parse_error": error, "parsed_reply": parsed_reply}
             for key, call_time, error, parsed_reply in verdicts
         ]
         with self._lock:
@@ -310,7 +310,7 @@ class CallLog:
 def read_calls(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the calls in a log, oldest first; skip truncated lines with a warning.
 
-    Calls with a reply have `valid`, `fault` and `understood`, each None if the reply was never parsed. Attempts whose
+    Calls with a reply have `valid`, `parse_error` and `parsed_reply`, each None if the reply was never parsed. Attempts whose
     outcome is unknown, and which may have been charged, are also yielded, with `unsettled: true`, `hash`, `attempt`
     (from 1), `reserved` tokens and cost, and the reason `lost` (None if the process was killed), but without `reply`
     and `error`.
@@ -323,11 +323,11 @@ def read_calls(path: Path) -> Iterator[dict[str, Any]]:
             call = parse_log_line(line.decode("utf-8", "replace"))
             if call is None:
                 logger.warning("%s, line %d: incomplete record, skipped", path, line_number)
-            elif "asked" in call:
-                if str(call["asked"]) in unsettled_reasons:
-                    yield {**call, "unsettled": True, "lost": unsettled_reasons[str(call["asked"])]}
-            elif VERDICT_KEY not in call and "fate" not in call:
-                call.pop("settles", None)
+            elif "attempt_id" in call:
+                if str(call["attempt_id"]) in unsettled_reasons:
+                    yield {**call, "unsettled": True, "lost": unsettled_reasons[str(call["attempt_id"])]}
+            elif VERDICT_KEY not in call and "outcome" not in call:
+                call.pop("settled_attempt", None)
                 yield with_verdict(stored_values.resolve_references(call), verdicts.get(call_key(call)))
 
 
@@ -343,19 +343,19 @@ def _read_index(
             line_offset, next_offset = next_offset, next_offset + len(line)
             # This search is faster than parsing. Quotation marks in texts are escaped, so only keys match.
             if stored_values.index_line(line, line_offset) or not any(
-                key in line for key in (_VERDICT_PREFIX, b'"asked"', b'"settles"')
+                key in line for key in (_VERDICT_PREFIX, b'"attempt_id"', b'"settled_attempt"')
             ):
                 continue
             if (record := parse_log_line(line)) is None:
                 continue
             if VERDICT_KEY in record:
                 verdicts[call_key(record)] = record
-            elif "asked" in record:
-                unsettled_reasons[str(record["asked"])] = None
-            elif record.get("fate") == "lost":
-                unsettled_reasons[str(record.get("settles"))] = str(record.get("error"))
+            elif "attempt_id" in record:
+                unsettled_reasons[str(record["attempt_id"])] = None
+            elif record.get("outcome") == "lost":
+                unsettled_reasons[str(record.get("settled_attempt"))] = str(record.get("error"))
             else:
-                unsettled_reasons.pop(str(record.get("settles")), None)
+                unsettled_reasons.pop(str(record.get("settled_attempt")), None)
     return stored_values, verdicts, unsettled_reasons
 
 
@@ -377,7 +377,7 @@ def with_verdict(call: dict[str, Any], verdict: Mapping[str, Any] | None) -> dic
     """Return a call with the fields of its verdict (None without a verdict); unchanged if it has no reply."""
     if "reply" not in call:
         return call
-    return call | {name: None if verdict is None else verdict.get(name) for name in ("valid", "fault", "understood")}
+    return call | {name: None if verdict is None else verdict.get(name) for name in ("valid", "parse_error", "parsed_reply")}
 
 
 def _write_error(path: Path, error: OSError) -> RunFolderError:

@@ -50,7 +50,7 @@ class ReplayChat(Provider):
         self._calls_by_model: dict[str, dict[str, Any]] = {}  # one call of each model, by `ChatRequest.model`
         for call in read_calls(self.path):
             if isinstance(call.get("reply"), str) and isinstance(call.get("hash"), str):
-                self._calls_by_model.setdefault(str(call.get("named", CHOSEN_MODEL)), call)
+                self._calls_by_model.setdefault(str(call.get("requested_model", CHOSEN_MODEL)), call)
                 fields: dict[str, Any] = {name: call[name] for name in _REPLY_FIELDS if call.get(name) is not None}
                 self._replies[call["hash"]] = ChatReply(call["reply"], attempts=0, **fields)
         if not self._calls_by_model:
@@ -63,7 +63,7 @@ class ReplayChat(Provider):
         """Use the identity, label and limits of the recorded model `name`; without replies, those of any model."""
         call = self._calls_by_model.get(name) or next(iter(self._calls_by_model.values()))
         self.label = f"replay of {call['model'] if name in self._calls_by_model else name}"
-        self._identity, self._sample_seed = call["identity"], call["stream"]
+        self._identity, self._sample_seed = call["identity"], call["sample_seed"]
         super().__init__(**_recorded_limits(self.path.with_name("config.yaml"), name))
 
     def additional_provider(self, name: str, build_provider: Callable[[], Provider]) -> Provider:

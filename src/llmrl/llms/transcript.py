@@ -115,9 +115,9 @@ def format_call(call: Mapping[str, Any], n_calls: int = 1) -> str:
     else:
         parts += [f"**Reply**{_usage_text(call)}:", _code_block(str(call.get("reply")))]
         if call.get("valid"):
-            parts += ["**Understood as:**", _code_block(json.dumps(call.get("understood"), ensure_ascii=False))]
-        elif call.get("fault"):
-            parts += ["**Not understood:**", _code_block(str(call["fault"]))]
+            parts += ["**Understood as:**", _code_block(json.dumps(call.get("parsed_reply"), ensure_ascii=False))]
+        elif call.get("parse_error"):
+            parts += ["**Not understood:**", _code_block(str(call["parse_error"]))]
         if call.get("thoughts"):
             parts += ["**Thought before:**", _code_block(str(call["thoughts"]))]
     for message in messages[-MAX_MESSAGES:]:

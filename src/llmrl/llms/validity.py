@@ -38,12 +38,12 @@ class MaxInvalid:
 
 
 class Validity(StateFields):
-    """Counter of a run's parsed replies (`judged`), the invalid ones, and the truncated ones of these (`cut`)."""
+    """Counter of a run's parsed replies (`n_parsed`), the invalid ones, and the truncated ones of these (`cut`)."""
 
-    _state_fields = ("judged", "invalid", "cut", "last")
+    _state_fields = ("n_parsed", "invalid", "cut", "last")
 
     def __init__(self) -> None:
-        self.judged, self.invalid, self.cut = 0, 0, 0
+        self.n_parsed, self.invalid, self.cut = 0, 0, 0
         self.last: list[str] = []  # quotations of invalid replies, oldest first
 
     def add(self, text: str, reason: str, cut: bool = False) -> None:
@@ -54,7 +54,7 @@ class Validity(StateFields):
             reason: reason why the reply is invalid; "" if it is valid.
             cut: whether the reply ended at `llm.max_tokens`.
         """
-        self.judged += 1
+        self.n_parsed += 1
         if reason:
             self.invalid += 1
             self.cut += cut
@@ -65,18 +65,18 @@ class Validity(StateFields):
 
     def add_all(self, state: State) -> None:
         """Add the counts in the state of another counter."""
-        self.judged += state["judged"]
+        self.n_parsed += state["n_parsed"]
         self.invalid += state["invalid"]
         self.cut += state["cut"]
 
     def check(self, label: str, limit: MaxInvalid | None) -> None:
         """Raise TooManyInvalidReplies if more replies of the model `label` were invalid than `limit` allows."""
-        if limit is None or self.judged < limit.min_replies or self.invalid <= limit.share * self.judged:
+        if limit is None or self.n_parsed < limit.min_replies or self.invalid <= limit.share * self.n_parsed:
             return
         quotations = "".join(f"\n  {text}" for text in self.last)
         advice = f" {self.cut} were cut off: raise llm.max_tokens, which thoughts count toward." if self.cut else ""
         raise TooManyInvalidReplies(
-            f"{self.invalid} of {self.judged} replies of {label} were invalid, more than llm.max_invalid.share="
+            f"{self.invalid} of {self.n_parsed} replies of {label} were invalid, more than llm.max_invalid.share="
             f"{limit.share:g} allows. The run is saved; try another model (llm=) or prompt (prompts=), or run the same "
             "command with a larger share or llm.max_invalid=null to replace invalid replies by fallbacks."
             f"{advice} The last invalid replies:{quotations}"
@@ -84,6 +84,6 @@ class Validity(StateFields):
 
     def metrics(self) -> dict[str, float]:
         """Return llm/parsed_replies (number) and llm/invalid_share since the start of the run; {} without replies."""
-        if not self.judged:
+        if not self.n_parsed:
             return {}
-        return {"llm/parsed_replies": float(self.judged), "llm/invalid_share": self.invalid / self.judged}
+        return {"llm/parsed_replies": float(self.n_parsed), "llm/invalid_share": self.invalid / self.n_parsed}

@@ -111,7 +111,7 @@ class TrainingEpisodeWriter(Observer):
 SINGLE_PLAYER_HEIGHT, SOCIETY_HEIGHT = 480, 640
 """Height in pixels of a video frame with one player, and with several players."""
 _NON_COST_KEYS = ("steps", "return", "thoughts", "recorded", "filmed")
-_EXTRA_COST_KEYS = ("lesson_took", "talk_took")
+_EXTRA_COST_KEYS = ("lesson_cost", "message_cost")
 """Keys of a step's notes that hold costs of requests for other texts than an action."""
 MAX_SHOWN_PLAYERS = 9
 """Maximum number of players whose texts, with two lines each, fit next to a frame."""
@@ -276,7 +276,7 @@ class EpisodeLogger(Observer):
         add_costs(totals, note)
         for key in _EXTRA_COST_KEYS:
             add_costs(totals, note.get(key, {}))
-        if note.get("asked"):
+        if note.get("has_request"):
             totals["decisions"] = totals.get("decisions", 0) + 1
             totals["fallbacks"] = totals.get("fallbacks", 0) + (not note["valid"])
 
@@ -301,7 +301,7 @@ class EpisodeLogger(Observer):
 
     def _frame_texts(self, line: Mapping[str, Any], reflection: str) -> list[tuple[str, str]]:
         action = line["action"] if isinstance(line["action"], str) else _format_numbers(line["action"])
-        if line.get("asked") is False:
+        if line.get("has_request") is False:
             action += "  (repeated)"
         if line.get("valid") is False:
             action += "  (no valid reply)"
@@ -309,7 +309,7 @@ class EpisodeLogger(Observer):
             # The frame itself shows all players, so one line of text for each is enough.
             summary = _scalar_summary(line.get("observation", ""))
             player = f"player {line['agent'] + 1}" + (f", {line['model']}" if "model" in line else "")
-            message_text = f'says "{line["said"]}"' if line.get("said") else ""
+            message_text = f'says "{line["message"]}"' if line.get("message") else ""
             return [(f"{player}: {action}", "\n".join(filter(None, (message_text, summary, reflection))) or "-")]
         return [
             ("observation", _format_observation(line.get("observation", ""))),

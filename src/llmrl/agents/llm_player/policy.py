@@ -208,7 +208,7 @@ class LLMPolicy:
                 assert conversation.action is not None
                 notes[game][agent] |= {
                     "action": self.answers.to_answer(conversation.action),
-                    "asked": False,
+                    "has_request": False,
                     **({"reflection": ""} if is_forced else {}),
                     **self._make_model_field(agent),
                 }
@@ -347,7 +347,7 @@ class LLMPolicy:
         return {
             "reflection": reply.reflection,
             "action": answer,
-            "asked": True,
+            "has_request": True,
             "valid": decision is not None,
             "reply": stats.text,
             **self._make_model_field(agent),
@@ -388,7 +388,7 @@ class LLMPolicy:
             sent[game][agent] = message
             self.conversations[game][agent].is_talking = False
             self.counts.count(self.models[agent], stats, messages=bool(message.text))
-            notes[game][agent] |= {"said": message.text, "talk_took": stats.counts}
+            notes[game][agent] |= {"message": message.text, "message_cost": stats.counts}
         received = yield from talk.exchange(sent)
         for game, messages in sent.items():
             for conversation, sent_message, received_messages in zip(
@@ -415,7 +415,7 @@ class LLMPolicy:
         lessons = yield from self.lessons.request_lessons(requests)
         for (game, agent), (lesson, stats) in zip(lesson_players, lessons, strict=True):
             self.counts.count(self.models[agent], stats, lessons=lesson is not None)
-            notes[game][agent] |= {"lesson": lesson or "", "lesson_took": stats.counts}
+            notes[game][agent] |= {"lesson": lesson or "", "lesson_cost": stats.counts}
 
     def _parse_reply(self, reply: ChatReply, legal_mask: Sequence[bool] | None = None) -> PlayerReply:
         return parse_player_reply(reply.text, self.answers, legal_mask, self.requires_reflection, reply.is_truncated)

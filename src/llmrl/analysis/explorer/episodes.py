@@ -27,7 +27,7 @@ Calls = dict[str, list[Mapping[str, Any]]]
 
 _CALL_LOCATION_PATTERN = re.compile(r"episode (\d+), player (\d+), (\w+)")
 _STEP_KEYS = (
-    *("action", "reward", "reflection", "plan", "lesson", "said", "asked", "valid", "replies", "invalid", "failed"),
+    *("action", "reward", "reflection", "plan", "lesson", "message", "has_request", "valid", "replies", "invalid", "failed"),
 )
 """Keys of a recorded decision that are copied to the records of the explorer."""
 
@@ -72,7 +72,7 @@ def _group_calls(folder: Path, episodes: set[int]) -> dict[int, Calls]:
     # Most messages repeat texts of earlier steps; equal texts are stored once to save memory.
     texts_by_episode: dict[int, dict[str, str]] = defaultdict(dict)
     for call in read_calls(folder / FILE_NAME):
-        location = _CALL_LOCATION_PATTERN.fullmatch(str(call.get("place", "")))
+        location = _CALL_LOCATION_PATTERN.fullmatch(str(call.get("question_id", "")))
         if location is None or (number := int(location[1])) not in episodes:
             continue
         texts = texts_by_episode[number]
@@ -100,8 +100,8 @@ def _build_episode(number: int, lines: list[dict[str, Any]], calls: Calls) -> di
             record["reply"] = texts.index(str(line["reply"]))
         if "lesson" in line:
             record["lesson_calls"] = _build_call_records(calls.get(f"{player}/lesson", []), texts)
-        # `asked`: the player has called a language model for this decision, instead of repeating its last action.
-        if line.get("asked"):
+        # `has_request`: the player has called a language model for this decision, instead of repeating its last action.
+        if line.get("has_request"):
             record["calls"] = _build_call_records(calls.get(f"{player}/{decision_counts[player]}", []), texts)
             decision_counts[player] += 1
         steps[int(line["step"])].append(record)

@@ -101,7 +101,7 @@ def match_conversations(
 
 def _get_parsed_reply(conversation: Conversation) -> Mapping[str, Any]:
     """Return the parsed content of the valid reply of a conversation; empty without a valid reply."""
-    parsed = (find_valid_call(conversation) or {}).get("understood")
+    parsed = (find_valid_call(conversation) or {}).get("parsed_reply")
     return parsed if isinstance(parsed, Mapping) else {}
 
 

@@ -21,7 +21,7 @@ function asJson(value) {
 function verdict(call) {
   if (call.error) return badge(`no reply: ${call.error}`, "bad");
   if (call.valid === true) return badge("valid", "good");
-  if (call.valid === false) return badge(`invalid: ${call.fault || "cannot be parsed"}`, "bad");
+  if (call.valid === false) return badge(`invalid: ${call.parse_error || "cannot be parsed"}`, "bad");
   return badge("not parsed", "");
 }
 
@@ -37,7 +37,7 @@ function callParts(call, nEarlier, texts) {
   if (call.thought) parts.push(block("Thought", call.thought, "thought"));
   if (call.reply !== null && call.reply !== undefined) parts.push(block("Reply", call.reply, "reply"));
   parts.push(h("p", { class: "verdict" }, verdict(call), h("span", { class: "faint" }, usage(call))));
-  if (call.valid) parts.push(block("Parsed as", asJson(call.understood), "understood"));
+  if (call.valid) parts.push(block("Parsed as", asJson(call.parsed_reply), "understood"));
   return parts;
 }
 

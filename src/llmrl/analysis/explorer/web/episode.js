@@ -159,7 +159,7 @@ class Episode extends HTMLElement {
     const parts = [head, ...this.badges(line)];
     if (line.observation !== undefined) parts.push(block("Observation", texts[line.observation], "observation"));
     if (line.lesson) parts.push(block("Lesson", line.lesson, "thought"));
-    if (line.said) parts.push(block("Said", line.said, "thought"));
+    if (line.message) parts.push(block("Message", line.message, "thought"));
     if (line.plan) parts.push(block("Plan", line.plan, "thought"));
     if (line.reflection) parts.push(block("Reflection", line.reflection, "thought"));
     if (line.calls.length) {
@@ -173,11 +173,11 @@ class Episode extends HTMLElement {
 
   badges(line) {
     const badges = [];
-    const faults = line.calls.filter((call) => call.valid === false).map((call) => call.fault || "cannot be parsed");
-    for (const fault of faults) badges.push(badge(`invalid: ${fault}`, "bad"));
-    if (line.invalid && !faults.length) badges.push(badge("invalid: the call log has no reason", "bad"));
+    const errors = line.calls.filter((call) => call.valid === false).map((call) => call.parse_error || "cannot be parsed");
+    for (const error of errors) badges.push(badge(`invalid: ${error}`, "bad"));
+    if (line.invalid && !errors.length) badges.push(badge("invalid: the call log has no reason", "bad"));
     if (line.valid === false) badges.push(badge("no valid reply: this action is a fallback", "bad"));
-    if (line.asked === false) badges.push(badge("no call: the previous action continues", ""));
+    if (line.has_request === false) badges.push(badge("no call: the previous action continues", ""));
     return badges.length ? [h("p", { class: "badges" }, ...badges)] : [];
   }
 
