@@ -1,11 +1,11 @@
-# Everything runs in $(VENV), which `install` makes; the other targets call it when it is missing or out of date.
+# All targets use the virtual environment $(VENV). `install` creates it; other targets do so if it is missing or outdated.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
 EXTRAS := llm,local-llm,finetune,mujoco,box2d,worlds,sb3,plots,video,loggers,analysis,search,slurm,tuning,docs,dev
 
-# Tests start hundreds of processes, each of which would compile the package and what it imports anew.
+# Tests start hundreds of processes; without cached bytecode, each would compile all imported modules.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install demo test test-again test-long test-fast test-hydra-next test-lowest lint format bench mutants matrix docs release clean
@@ -18,26 +18,26 @@ $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	$(BIN)/llmrl-install-meltingpot --optional --constraint constraints.txt
 	touch $@
 
-demo: install  ## the main job: a principal governs a society in Clean Up, and is filmed without and with its best mechanism (no key needed); the film is side_by_side.gif
+demo: install  ## run the main job (a principal sets incentives in Clean Up; no key needed), and record a video without and with its best mechanism, side_by_side.gif
 	$(BIN)/llmrl-train env=cleanup principal=llm llm=scripted name=demo
 	$(BIN)/llmrl-evaluate latest:demo --mechanism none,best --episodes 16 --video --video-steps 300
 
-test: install  ## all but the longest tests: about 11 minutes on two cores
+test: install  ## run all tests except the longest; about 9 minutes on two cores
 	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=40 -m "not long"
 
-test-again: install  ## what failed last time, one after the other: what passes now needed a quiet machine, and is to be mended
+test-again: install  ## rerun the tests that failed in the last run, one at a time; a test that passes now depends on the load of the machine, which is a defect
 	$(BIN)/python -m pytest -v --last-failed --last-failed-no-failures none
 
-test-long: install  ## the others: soaks, notebooks, every one of what `test` tries some of
+test-long: install  ## run the longest tests: interruptions, notebooks, all options of which `test` samples some
 	$(BIN)/python -m pytest -n 4 --dist worksteal --durations=40 -m long
 
-test-fast: install  ## nothing slow, and no processes
+test-fast: install  ## run the tests that are neither slow nor start processes
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not long"
 
-test-hydra-next: install  ## what stands on Hydra, against its next version
+test-hydra-next: install  ## run the tests that depend on Hydra with its next version
 	scripts/hydra_next.sh
 
-test-lowest: install  ## nothing slow, with the lowest versions of direct dependencies that pyproject.toml allows
+test-lowest: install  ## run the fast tests with the lowest versions of direct dependencies that pyproject.toml allows
 	scripts/lowest_versions.sh
 
 lint: install
@@ -52,7 +52,7 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: install  ## prints ratios measured side by side
+bench: install  ## print ratios of speeds, measured side by side
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/escape_room.py
 	$(BIN)/python benchmarks/melting_pot.py
@@ -74,23 +74,23 @@ bench: install  ## prints ratios measured side by side
 	$(BIN)/python benchmarks/minigrid_ppo.py --rounds 1
 	$(BIN)/python benchmarks/teacher_quality.py --episodes 200
 	$(BIN)/python benchmarks/particle_teachers.py --games 200
-	@# On one idle core: a minute, a quarter of one, and a minute and a half; the page of fine-tuning has longer training.
+	@# On one idle core: 60, 15 and 90 seconds. docs/finetuning.md has results of longer training.
 	$(BIN)/python benchmarks/policy_search.py --rounds 1
 	$(BIN)/python benchmarks/known_policies.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/finetuning.py --base-steps 150 --sft-steps 40 --grpo-steps 10
-	@# Not here: benchmarks/gpu.py, which ends with an error where there is no GPU, and at toy sizes measures nothing.
+	@# benchmarks/gpu.py and gpu_learning.py need a GPU and are run separately.
 
-mutants: install  ## changes the code in small ways and counts what the tests notice; hours, or a sample by scripts/mutants.py --sample 150
+mutants: install  ## run mutation tests: hours; scripts/mutants.py --sample 150 runs a sample
 	$(BIN)/pip install -q -c constraints.txt mutmut
 	$(BIN)/python scripts/mutants.py
 
-matrix: install  ## tries every part with every other, and writes docs/matrix.md; about eight minutes of a core
+matrix: install  ## combine all parts with each other and write docs/matrix.md; about 8 CPU-minutes
 	$(BIN)/python scripts/matrix.py
 
-docs: install  ## a site in build/docs, links checked
+docs: install  ## build the site in build/docs and check its links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-release: install lint docs  ## builds wheel and source distribution in dist/, and checks them and the site
+release: install lint docs  ## build wheel and source distribution in dist/, and check them and the site
 	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/python -m pytest -q tests/test_installation.py tests/test_release_files.py
