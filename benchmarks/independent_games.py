@@ -30,8 +30,8 @@ from llmrl.llms.client import ChatClient, ClientPolicies
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.loops.independent_games import IndependentGames
 from llmrl.rollout.collector import Collector, evaluate_policy
-from models import openai_model
-from players import llm_player
+from models import make_openai_model
+from players import make_llm_player
 
 GAMES, EPISODES, STEPS, PLAYERS = 16, 32, 25, 3
 FAST, SLOW, SHARE = 0.1, 1.0, 0.1
@@ -86,11 +86,11 @@ def reply(messages: list[dict[str, str]]) -> str:
 def measured(made: Any, apart: bool) -> tuple[float, float]:
     """Return the seconds that the episodes took, and those that they would take if only replies took time."""
     with FakeOpenAIServer(reply=reply) as server:
-        model = openai_model(server.url, "fake-model", timeout=60.0)
+        model = make_openai_model(server.url, "fake-model", timeout=60.0)
         env = made()
         env.make_single_game().reset(seed=0)  # what is compiled once is ready
         client = Watched(model, policies=ClientPolicies(limits=RateLimit(GAMES * env.spec.n_agents)))
-        policy = llm_player(env.spec, client, history=STEPS).policy
+        policy = make_llm_player(env.spec, client, history=STEPS).policy
         seeds = Seeds(1)
         begun = time.perf_counter()
         if apart:

@@ -25,7 +25,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 from llmrl.core.unit_cube import to_unit
 from llmrl.statistics.estimators import standard_error_of_mean
-from societies import spec
+from societies import make_spec
 
 Function = Callable[[np.ndarray], np.ndarray]
 """Points [n, d] of the unit cube -> numbers [n]."""
@@ -59,7 +59,7 @@ class Landscape:
     @property
     def spec(self) -> EnvSpec:
         # Not the name of an environment, whose prompt needs facts of its games.
-        return spec(self.space, name=f"landscape_{self.name}")
+        return make_spec(self.space, name=f"landscape_{self.name}")
 
     def value(self, vector: np.ndarray) -> float:
         """Return the true value of a vector [d]."""

@@ -26,18 +26,18 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from engine_games import Rig, play
-from replays import replay
+from engine_games import GameSettings, play
+from replays import replay_recordings
 from statistics_of_games import (
     Condition,
-    condition_of,
-    of_engine,
-    of_native,
-    on_engine,
-    reference,
-    summary,
+    compute_z_scores,
+    load_reference,
+    make_engine_policy,
+    measure_engine_game,
+    measure_native_games,
+    parse_condition,
+    summarize,
     write_reference,
-    z_scores,
 )
 
 REPLAY_CONDITIONS: tuple[tuple[Condition, str], ...] = (
@@ -64,9 +64,9 @@ RECORD_CONDITIONS: Mapping[str, tuple[Condition, int]] = {
 def replay_games(condition: Condition, rules: str, games: int, steps: int, seed: int) -> tuple[int, list, Counter[str]]:
     """Return steps, mismatches and counts of a replay."""
     torch.set_num_threads(1)
-    rig = Rig(condition.substrate, rules=rules, clean=condition.clean)
-    policy = on_engine(condition.script(rig))
-    verdict = replay([play(rig, policy, steps, seed + i) for i in range(games)])
+    rig = GameSettings(condition.substrate, rules=rules, clean=condition.clean)
+    policy = make_engine_policy(condition.script(rig))
+    verdict = replay_recordings([play(rig, policy, steps, seed + i) for i in range(games)])
     return verdict.steps, verdict.mismatches, verdict.counts
 
 
@@ -99,9 +99,9 @@ def print_statistics(games: int, seed: int) -> bool:
     scores: list[float] = []
     print("| condition | engine: games, return | native: games, return | compared | largest \\|z\\| | \\|z\\| > 2 |")
     print("|---|---|---|---|---|---|")
-    for name, entry in reference()["conditions"].items():
-        numbers = of_native(condition_of(entry), games, seed)
-        z = z_scores(entry["quantities"], numbers)
+    for name, entry in load_reference()["conditions"].items():
+        numbers = measure_native_games(parse_condition(entry), games, seed)
+        z = compute_z_scores(entry["quantities"], numbers)
         mean, sd, n = entry["quantities"]["return"]
         worst = max(z, key=lambda each: abs(z[each]))
         above = sum(abs(each) > 2 for each in z.values())
@@ -123,12 +123,12 @@ def print_statistics(games: int, seed: int) -> bool:
 
 def record(names: Sequence[str], seed: int) -> None:
     """Play conditions on the real engine and write them into the reference."""
-    statistics = reference()
+    statistics = load_reference()
     for name in names:
         condition, games = RECORD_CONDITIONS[name]
         start = time.perf_counter()
-        samples = [of_engine(condition, seed + i) for i in range(games)]
-        quantities = summary({name: np.concatenate([each[name] for each in samples]) for name in samples[0]})
+        samples = [measure_engine_game(condition, seed + i) for i in range(games)]
+        quantities = summarize({name: np.concatenate([each[name] for each in samples]) for name in samples[0]})
         statistics["conditions"][name] = {
             "condition": {k: v for k, v in vars(condition).items() if v},
             "source": f"benchmarks/parity.py record --conditions '{name}' --seed {seed}",

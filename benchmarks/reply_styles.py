@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 import llmrl
 from fake_openai_server import FakeOpenAIServer
-from styles import Styled
+from styles import StyledModel
 
 RUNS = {
     "player, blackjack": ("env=blackjack", "agent=llm_player", "env.n_envs=8", "play.episodes=200"),
@@ -44,7 +44,7 @@ SMALL = {
 
 def run_and_count(name: str, styled: bool, small: bool) -> tuple[float | None, dict[str, float]]:
     """Return the run's result, and its counts."""
-    rule = Styled() if styled else Styled(bad=0.0, styles=["plain"])
+    rule = StyledModel() if styled else StyledModel(bad=0.0, styles=["plain"])
     with FakeOpenAIServer(rule, model="rules") as server, tempfile.TemporaryDirectory() as folder:
         model = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=rules", "llm.cache=off")
         size_options = SMALL[name] if small else ()

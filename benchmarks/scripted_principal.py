@@ -3,8 +3,8 @@
     python benchmarks/scripted_principal.py [--seeds 20] [--orders 6] [--jobs 1]
 
 It sets the numbers of one society many times, each time with other names and with some ranges turned round. The society
-is like Clean Up under incentives (`river` in tests/support/known_functions.py; best 85, worst -20), and the rule reads
-of it in the prompts of a real run: 8 steps of 8 proposals, whose payoffs have noise of standard deviation 15.
+is like Clean Up under incentives (`make_river` in tests/support/known_functions.py; best 85, worst -20), and the rule
+reads of it in the prompts of a real run: 8 steps of 8 proposals, whose payoffs have noise of standard deviation 15.
 
 Prints the mean worth, noise aside, of the last fifth of the proposals: mean and standard error over seeds, for every
 order of the numbers (rows) and every choice of ranges that are turned round (columns), and the same of random search. A
@@ -28,11 +28,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from known_functions import optimize, river
+from known_functions import make_river, optimize
 from llmrl.core.seeding import Seeds
 from llmrl.principals.nonadaptive import RandomPrincipal
-from models import scripted
-from shipped import llm_principal
+from models import make_scripted_client
+from shipped import build_llm_principal
 
 STEPS, CANDIDATES = 8, 8
 LAST = STEPS * CANDIDATES // 5
@@ -44,11 +44,11 @@ NAMES = ("eat", "clean", "other")
 def mean_late_value(principal: str, order: tuple[int, int, int], mirrored: tuple[bool, bool, bool], seed: int) -> float:
     """Return the mean worth of the last fifth of the proposals."""
     logging.getLogger("llmrl").setLevel(logging.ERROR)  # that it is no language model is known here
-    society = river(order, mirrored)
+    society = make_river(order, mirrored)
     if principal == "random":
         proposer = RandomPrincipal(society.spec.proposals, Seeds(seed))
     else:
-        proposer = llm_principal(society.spec, scripted(seed))
+        proposer = build_llm_principal(society.spec, make_scripted_client(seed))
     regrets = optimize(society, proposer, seed, STEPS * CANDIDATES, CANDIDATES)
     return 85 - society.range * float(regrets[-LAST:].mean())
 

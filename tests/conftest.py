@@ -14,7 +14,7 @@ import pytest
 
 THIRD_PARTY = Path(__file__).parent / "third_party"
 SUPPORT = Path(__file__).parent / "support"
-PROCESSES = {"commands", "multiprocessing", "subprocess", "sweep", "sweeping"}
+PROCESSES = {"commands", "multiprocessing", "run_sweep", "subprocess", "sweeping"}
 """Names in a module of tests that starts some."""
 LONGEST = ("tests/test_readme.py", "tests/sweeps/slurm/test_sweep.py")
 """Modules with tests of minutes, which begin first so that no worker is left with one at the end."""
@@ -72,9 +72,9 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True, scope="session")
 def _cached_options():
-    from kept_options import read_once
+    from kept_options import cache_options
 
-    read_once()
+    cache_options()
 
 
 @pytest.fixture

@@ -194,7 +194,7 @@ def test_test_exit_terminates_commands(tmp_path):
     """The server is told by its socket, however they end."""
     code = (
         "import commands, os, subprocess, sys\n"
-        "commands.PRELOADS = ()\n"
+        "commands.PRELOADED_MODULES = ()\n"
         "process = commands.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         "print(process.pid, os.getpid(), flush=True)\nos.kill(os.getpid(), 9)"
     )

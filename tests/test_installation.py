@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import llmrl.conf
-from cluster import NoClusterError, cluster
+from cluster import NoClusterError, start_cluster
 
 ROOT = Path(__file__).parents[1]
 MAKE_BY_ID = "import gymnasium; gymnasium.make('llmrl.gym:llmrl/Maze-v0').reset(seed=0)"
@@ -132,7 +132,7 @@ def test_uv_environment_installs_packages_with_uv(tmp_path):
 
 def is_slurm_running() -> bool:
     try:
-        cluster()
+        start_cluster()
     except NoClusterError:
         return False
     return True

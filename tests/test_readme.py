@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fake_openai_server import FakeOpenAIServer
-from pages import command_lines, run_command
-from some import some
+from pages import list_command_lines, run_command
+from some import mark_long_except
 
 ROOT = Path(__file__).parents[1]
 SMALL = {
@@ -105,12 +105,12 @@ def test_readme_range_matches_tutorial():
 
 @pytest.mark.slow
 @pytest.mark.meltingpot
-@pytest.mark.parametrize("page", some(["README.md"], ["README.md", "docs/how_to/commands.md"]))
+@pytest.mark.parametrize("page", mark_long_except(["README.md"], ["README.md", "docs/how_to/commands.md"]))
 def test_commands(tmp_path, page):
     ran = []
     server = FakeOpenAIServer(reply=lambda messages: '{"reasoning": "as told", "eat": 1, "clean": 2, "other": 0}')
     with server:
-        for line in command_lines((ROOT / page).read_text()):
+        for line in list_command_lines((ROOT / page).read_text()):
             if line.startswith(("git ", "make ", "podman ")):  # tests/test_containers.py has those of the container
                 continue
             if line.startswith("eval "):

@@ -18,8 +18,8 @@ from llmrl.analysis.report import ReportSettings
 from llmrl.results.study_settings import StudySettings
 from llmrl.run.training_episodes import TrainingEpisodes
 from run_folders import SCRIPTED, write_run
-from some import one_in, some
-from sweeping import sweep
+from some import mark_long_except, mark_long_except_every
+from sweeping import run_sweep
 
 TEMPLATES = sorted(path.name for path in (results.ROOT / "docs" / "results" / "templates").glob("*.md"))
 SETTINGS = StudySettings(
@@ -69,7 +69,7 @@ def test_result_pages_have_templates():
     assert pages | {"README.md"} == set(TEMPLATES)
 
 
-@pytest.mark.parametrize("seed", some([0], range(4)))
+@pytest.mark.parametrize("seed", mark_long_except([0], range(4)))
 def test_page_digit_changes_are_detected(root, seed):
     """One digit of each page is changed."""
     rng, pages = np.random.default_rng(seed), [page_path(root, template) for template in TEMPLATES]
@@ -100,7 +100,7 @@ def test_readme_digit_change_exits_with_1(root, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("change", "location"),
-    one_in(
+    mark_long_except_every(
         2,
         [
             (("search.md", "{{ run_values(", "{{ 17.5 }} {{ run_values("), "search.md"),
@@ -202,7 +202,7 @@ def test_new_runs_extend_stored_runs(tmp_path):
 @pytest.mark.slow
 def test_study_is_extended_by_group(root):
     """The commands of `docs/studies.md`, with two of the study's seeds."""
-    sweep("experiment=first/search", "principal=cem", "seed=0,1", f"output_root={root / 'outputs'}", cwd=root)
+    run_sweep("experiment=first/search", "principal=cem", "seed=0,1", f"output_root={root / 'outputs'}", cwd=root)
     folder, page = root / "outputs" / "first_search", root / "docs" / "results"
     stored = {row["group"]: row for row in read_rows(page / "data" / "first_search_scores.csv")}
     assert "cem" not in stored

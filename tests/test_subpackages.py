@@ -9,7 +9,7 @@ import sys
 import pytest
 from test_architecture import PAGE, import_graph, imports, module_files
 
-from some import some
+from some import mark_long_except
 
 SECTION = "## Optional subpackages"
 HIDE = """
@@ -93,7 +93,9 @@ def test_core_imports_subpackage_only_on_use(package):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hidden", some([(*TABLE,)], [(*TABLE,), *((package,) for package in TABLE)]), ids="-".join)
+@pytest.mark.parametrize(
+    "hidden", mark_long_except([(*TABLE,)], [(*TABLE,), *((package,) for package in TABLE)]), ids="-".join
+)
 def test_core_runs_without_subpackage(hidden, tmp_path):
     """A society under a principal learns and is evaluated while these subpackages cannot be imported."""
     code = HIDE.format(hidden=hidden) + RUN

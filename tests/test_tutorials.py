@@ -17,7 +17,7 @@ from PIL import Image
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import check_values
-from pages import command_lines
+from pages import list_command_lines
 
 PAGES = notebooks.pages()
 LEARN = ["learn.env_steps=8", "learn.rollout_steps=4", "learn.evaluate_episodes=2", "play.episodes=2", "env.n_envs=2"]
@@ -106,7 +106,7 @@ def test_notebook_contains_text_commands_and_code():
     assert [cell.source for cell in notebook.cells[2:]] == ["%%bash\nllmrl-train", "1 + 1", "```text\nx\n```"]
 
 
-@pytest.mark.parametrize("line", sorted({line for page in PAGES for line in command_lines(page.read_text())}))
+@pytest.mark.parametrize("line", sorted({line for page in PAGES for line in list_command_lines(page.read_text())}))
 def test_command_composes(line):
     command, *words = shlex.split(line)
     assert command in ("llmrl-train", "llmrl-evaluate", "llmrl-report", "llmrl-llm")
@@ -121,7 +121,7 @@ def test_invalid_command_is_detected():
 
 
 def test_short_options_exist_in_tutorials():
-    words = {word for page in PAGES for line in command_lines(page.read_text()) for word in shlex.split(line)}
+    words = {word for page in PAGES for line in list_command_lines(page.read_text()) for word in shlex.split(line)}
     assert not set(SMALL) - words
 
 

@@ -583,11 +583,11 @@ def _(folder: Path) -> tuple[bool, str]:
 def _(folder: Path) -> tuple[bool, str]:
     import logging
 
-    from full_disk import no_file_larger_than
+    from full_disk import limit_file_size
     from llmrl.run.log_file import LogFile
 
     said = io.StringIO()
-    with contextlib.redirect_stderr(said), no_file_larger_than(0):
+    with contextlib.redirect_stderr(said), limit_file_size(0):
         log = LogFile(folder)
         for i in range(5):
             log.write(logging.getLogger("llmrl.attack"), logging.ERROR, f"line {i}")
@@ -605,11 +605,11 @@ def _(folder: Path) -> tuple[bool, str]:
     from llmrl.core.records import ChatRequest
     from llmrl.llms.call_log import CallLog
     from llmrl.llms.client import ChatClient
-    from models import openai_model
+    from models import make_openai_model
 
     fake_openai_server.WRONG_USAGE = ({"prompt_tokens": -1_000_000, "completion_tokens": -1_000_000},)
     with fake_openai_server.FakeOpenAIServer() as server:
-        provider = openai_model(server.url, "fake-model", input_price=1.0, output_price=1.0)
+        provider = make_openai_model(server.url, "fake-model", input_price=1.0, output_price=1.0)
         client = ChatClient(provider, call_log=CallLog(folder / "calls.jsonl"))
         spent = []
         for i in range(4):

@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 from attack import attack, main
 
-from full_disk import no_file_larger_than
+from full_disk import limit_file_size
 from llmrl.analysis.llm_calls import read_run_totals
 from llmrl.core.errors import BudgetExhausted, ConfigError, LLMError, RunFolderError
 from llmrl.core.records import ChatRequest
@@ -34,7 +34,7 @@ from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient, ClientPolicies
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.retry import Retry
-from models import openai_model
+from models import make_openai_model
 
 Answer = Callable[["Handler", int], None]
 USAGE = {"prompt_tokens": 11, "completion_tokens": 7}
@@ -97,7 +97,7 @@ def client(
     url: str, folder: Path | None, retries: int = 5, timeout: float = 5.0, cache: Cache | None = None, **limits: Any
 ) -> ChatClient:
     facts = {name: limits.pop(name) for name in ("max_tokens", "input_price", "output_price") if name in limits}
-    provider = openai_model(url, "m", timeout=timeout, **facts)
+    provider = make_openai_model(url, "m", timeout=timeout, **facts)
     call_log = None if folder is None else CallLog(folder / FILE_NAME)
     policies = ClientPolicies(Retry(retries, 0.002, 0.01), RateLimit(concurrency=8), Budget(**limits), "fall_back")
     return ChatClient(provider, cache, call_log, policies)
@@ -277,7 +277,7 @@ def _(folder: Path) -> tuple[bool, str]:
     with server(lambda handler, number: handler.reply()) as (url, generated):
         chat = client(url, folder)
         try:
-            with no_file_larger_than(0):
+            with limit_file_size(0):
                 chat.chat([ask(1)])
         except RunFolderError as error:
             return not generated, str(error)

@@ -6,14 +6,14 @@ import gymnasium
 import numpy as np
 import pytest
 
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 from llmrl.agents.llm_player.gym_player import Player, make_player
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.llms.by_name import chat_model
 from llmrl.llms.client import ChatClient
 from llmrl.run.episode_files import read_json_lines
-from models import scripted
-from road_game import Model, reply
+from models import make_scripted_client
+from road_game import FunctionModel, make_reply
 
 
 def play(env, player, seed):
@@ -33,7 +33,7 @@ def play(env, player, seed):
 def test_player_matches_run(tmp_path):
     """Compare observations and replies one by one."""
     run("env=taxi", "env.horizon=15", "env.n_envs=1", "play.episodes=1", "agent=llm_player", f"output_root={tmp_path}")
-    lines = read_json_lines(only_run_folder(tmp_path) / "episodes" / "0" / "replies.jsonl")
+    lines = read_json_lines(find_run_folder(tmp_path) / "episodes" / "0" / "replies.jsonl")
     from llmrl.core.seeding import Seeds
 
     seed = Seeds(0).child("loop").child("episode").integer(0)
@@ -108,7 +108,7 @@ class TestImplicitEpisodes:
 
     def first_prompt(self, steps, **options):
         """Return the messages in an episode of `steps` steps that follows a finished episode."""
-        model = Model(lambda messages: reply("north"))
+        model = FunctionModel(lambda messages: make_reply("north"))
         env = gymnasium.make("Taxi-v4")
         player = make_player(env, "taxi", ChatClient(model), require_legal=False, **options)
         for announce in (True, False):
@@ -141,7 +141,7 @@ class TestImplicitEpisodes:
 
     def test_implicit_episode_end_is_detected(self):
         """Check that no lesson is requested and that the next episode has no summary of the last one."""
-        model = Model(lambda messages: reply("north"))
+        model = FunctionModel(lambda messages: make_reply("north"))
         env = gymnasium.make("Taxi-v4")
         player = make_player(env, "taxi", ChatClient(model), lessons=1, require_legal=False)
         for seed in range(2):
@@ -153,7 +153,7 @@ class TestImplicitEpisodes:
         assert "last_episode" not in model.requests[2].messages[-1]["content"]
 
     def test_intermediate_rewards_count(self):
-        model = Model(lambda messages: reply("north"))
+        model = FunctionModel(lambda messages: make_reply("north"))
         player = make_player(gymnasium.make("Taxi-v4"), "taxi", ChatClient(model))
         player.reset()
         for reward in (-1, None, -10):
@@ -183,7 +183,7 @@ def test_lessons_go_from_episode_to_episode():
 
 def test_custom_model_is_used():
     env = gymnasium.make("Taxi-v4", max_episode_steps=6)
-    player = make_player(env, "taxi", scripted(malformed=1.0))
+    player = make_player(env, "taxi", make_scripted_client(malformed=1.0))
     play(env, player, 0)
     assert player.policy.metrics()["player/fallback_rate"] == 1.0
 
@@ -216,7 +216,7 @@ class TestRefusals:
 
     def test_settings_of_model_object_raise(self):
         with pytest.raises(ConfigError, match=r"^temperature.*make_player"):
-            make_player(gymnasium.make("Taxi-v4"), "taxi", scripted(), temperature=0.0)
+            make_player(gymnasium.make("Taxi-v4"), "taxi", make_scripted_client(), temperature=0.0)
 
     def test_unbounded_action_raises(self):
         class Free(gymnasium.Env):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 from llmrl.agents.search_agent import Bins, TabularAgent
 from llmrl.core.errors import ConfigError
 from llmrl.run.files import read_json_lines
@@ -62,5 +62,5 @@ def test_binned_table_is_searched(tmp_path):
         *("env=mountain_car", "agent=tabular", "agent.bins=[[-1.2,0.6,10],[-0.07,0.07,20]]", "principal=cem"),
         *("search.iterations=3", "search.episodes=2", "search.race=0", f"output_root={tmp_path}"),
     )
-    proposals = read_json_lines(only_run_folder(tmp_path) / "proposals.jsonl")
+    proposals = read_json_lines(find_run_folder(tmp_path) / "proposals.jsonl")
     assert len(proposals[0]["vector"]) == 200 and set(proposals[0]["vector"]) <= {0, 1, 2}

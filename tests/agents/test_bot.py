@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import compose, only_run_folder, run
+from experiments import compose, find_run_folder, run
 from fetch_game import FetchGame
 from llmrl.agents.bot_agent import BotAgent
 from llmrl.agents.random_agent import RandomAgent
@@ -86,7 +86,7 @@ def test_bots_play_equal_episodes(tmp_path):
     for player in ("bot", "random"):
         words = ("experiment=grounding/mixed", f"treatment={player}", "env.n_envs=5", "play.episodes=10")
         run(*words, f"output_root={tmp_path / player}")
-    bot, random_folder = (only_run_folder(tmp_path / player) for player in ("bot", "random"))
+    bot, random_folder = (find_run_folder(tmp_path / player) for player in ("bot", "random"))
     summary = json.loads((bot / "summary.json").read_text())
     assert summary["evaluation/success"] == 1.0 and summary["bot/failures"] == 0.0
     assert summary["bot/decisions"] == summary["env_steps"]

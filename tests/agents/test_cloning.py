@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from corridor import Corridor
-from experiments import compose, only_run_folder
+from experiments import compose, find_run_folder
 from experiments import run as run_experiment
 from llmrl.agents.cloning_agent import CloningAgent, CloningAgentSettings
 from llmrl.agents.random_agent import RandomAgent
@@ -30,7 +30,7 @@ from llmrl.run.metrics import read_metrics
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 from llmrl.run.trajectories import Trajectories, TrajectoryFiles, read_trajectories
-from stalling import STALLED_S, Stall, impatient
+from stalling import TOTAL_STALL_S, StallingMethod, shorten_stop_timeouts
 
 pytestmark = pytest.mark.slow
 
@@ -249,11 +249,11 @@ def test_stop_signal_ends_stalled_run(data, tmp_path, monkeypatch, owner, method
         return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
     with monkeypatch.context() as patch:
-        impatient(patch)
-        stall = Stall(patch, owner, method, at, whole=True)
+        shorten_stop_timeouts(patch)
+        stall = StallingMethod(patch, owner, method, at, whole=True)
         with pytest.raises(Stopped):
             results("stalled")
-        assert time.monotonic() - stall.signaled < STALLED_S / 2
+        assert time.monotonic() - stall.signaled < TOTAL_STALL_S / 2
     assert results("stalled") == results("whole")
 
 
@@ -420,7 +420,7 @@ def test_language_model_imitates_and_reinforces(tmp_path):
     from llmrl.llms.local.small import SmallModelShape, make_small_model
 
     def find_folder(name):
-        return only_run_folder(tmp_path / name)
+        return find_run_folder(tmp_path / name)
 
     run_experiment(*GAME, "agent=bot", "play.episodes=12", "play.trajectories=true", f"output_root={tmp_path}/bot")
     prompts = read_trajectories(find_folder("bot")).prompts

@@ -16,18 +16,18 @@ from llmrl.core.protocols import Controller, SearchableAgent
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, ContinuousActions
 from policies import ARM, LAKE, POLE
-from shipped import search_agent
+from shipped import build_search_agent
 
 BINS = [[-1, 1, 3], [0, 2, 2], [0.1, 0.2, 4]]
 AGENTS = {
-    "linear": lambda: search_agent("linear", POLE),
-    "without bias": lambda: search_agent("linear", POLE, bias=False),
-    "linear, numbers": lambda: search_agent("linear", ARM),
-    "mlp": lambda: search_agent("mlp_policy", ARM, hidden=[5, 3]),
-    "leaky mlp": lambda: search_agent("mlp_policy", POLE, hidden=[4], activation="leaky_relu", bias=False),
+    "linear": lambda: build_search_agent("linear", POLE),
+    "without bias": lambda: build_search_agent("linear", POLE, bias=False),
+    "linear, numbers": lambda: build_search_agent("linear", ARM),
+    "mlp": lambda: build_search_agent("mlp_policy", ARM, hidden=[5, 3]),
+    "leaky mlp": lambda: build_search_agent("mlp_policy", POLE, hidden=[4], activation="leaky_relu", bias=False),
     "table": lambda: TabularAgent(LAKE),
     "table of bins": lambda: TabularAgent(POLE, bins=BINS),
-    "projection": lambda: search_agent("projection", ARM, Seeds(0), rank=2, hidden=[4]),
+    "projection": lambda: build_search_agent("projection", ARM, Seeds(0), rank=2, hidden=[4]),
 }
 
 
@@ -70,7 +70,7 @@ def test_batch_keeps_action(name):
 
 def test_linear_weights_are_row_major_with_biases_last():
     """Check the published order: number i is the weight of input i div m on output i mod m."""
-    controller = search_agent("linear", ARM, clip_actions=False).controller
+    controller = build_search_agent("linear", ARM, clip_actions=False).controller
     weights, biases = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([0.5, -0.5])
     flat = np.concatenate([weights.ravel(), biases])
     state = np.array([[0.1, -0.2]])
@@ -81,7 +81,7 @@ def test_linear_weights_are_row_major_with_biases_last():
 
 
 def test_choice_is_first_maximum():
-    controller = search_agent("linear", POLE, bias=False).controller
+    controller = build_search_agent("linear", POLE, bias=False).controller
     flat = np.array([[1.0, 0.0, 0.0, 1.0, 0.0, 0.0]])
     for state, action in (([2.0, 1.0, 0.0], 0), ([1.0, 2.0, 0.0], 1), ([1.0, 1.0, 9.0], 0)):
         assert controller.act(np.array([state]), flat).tolist() == [action]
@@ -98,7 +98,7 @@ def test_choice_is_first_maximum():
     ],
 )
 def test_outputs_map_to_actions(settings, expected):
-    controller = search_agent("linear", ARM, **settings).controller
+    controller = build_search_agent("linear", ARM, **settings).controller
     flat = np.array([[4.0, 0.0, 0.0, -8.0, 0.0, 0.0]])
     np.testing.assert_allclose(controller.act(np.ones((1, 2)), flat), [expected])
 
@@ -107,14 +107,16 @@ def test_integers_are_clipped():
     integer_space = replace(
         ARM, continuous_actions=ContinuousActions(("a", "b"), (0.0, 1.0), (2.0, 5.0), whole=(True, True))
     )
-    controller = search_agent("linear", integer_space, clip_actions=False).controller
+    controller = build_search_agent("linear", integer_space, clip_actions=False).controller
     flat = np.array([[1.4, 6.0, 0.0, 0.0, 0.0, 0.0]])
     assert controller.act(np.ones((1, 2)), flat).tolist() == [[1.0, 5.0]]
 
 
 @pytest.mark.parametrize("activation", ["tanh", "leaky_relu"])
 def test_perceptron_matches_torch(activation):
-    controller = search_agent("mlp_policy", ARM, hidden=[5, 3], activation=activation, clip_actions=False).controller
+    controller = build_search_agent(
+        "mlp_policy", ARM, hidden=[5, 3], activation=activation, clip_actions=False
+    ).controller
     [flat] = sample_parameters(controller, 1)
     sizes, layers, at = [(2, 5), (5, 3), (3, 2)], [], 0
     for k, m in sizes:
@@ -138,7 +140,7 @@ def test_tables():
 
 
 def test_directions_are_orthonormal_and_seed_dependent():
-    agents = [search_agent("projection", ARM, Seeds(seed), rank=4) for seed in (0, 0, 1)]
+    agents = [build_search_agent("projection", ARM, Seeds(seed), rank=4) for seed in (0, 0, 1)]
     first_basis, second_basis, third_basis = (agent.controller.basis for agent in agents)
     np.testing.assert_allclose(first_basis.T @ first_basis, np.eye(4), atol=1e-12)
     assert np.array_equal(first_basis, second_basis) and not np.allclose(first_basis, third_basis)
@@ -153,8 +155,8 @@ def test_directions_are_orthonormal_and_seed_dependent():
 @given(st.integers(1, 30), st.integers(0, 5))
 def test_rounded_vectors_stay_in_bounds(n, seed):
     for agent in (
-        search_agent("linear", POLE),
-        search_agent("linear", POLE, bound=0.5, decimals=3),
+        build_search_agent("linear", POLE),
+        build_search_agent("linear", POLE, bound=0.5, decimals=3),
         TabularAgent(LAKE),
     ):
         space = agent.controller.space
@@ -175,7 +177,7 @@ def test_rounded_vectors_stay_in_bounds(n, seed):
 
 class TestWords:
     def test_layout_lists_linear_parameters(self):
-        layout = search_agent("linear", POLE).controller.layout
+        layout = build_search_agent("linear", POLE).controller.layout
         assert "params[2 * i + j] + params[6 + j]" in layout
         for line in (
             "- params[0] and params[1]: weights of observation[0] (position)",
@@ -188,25 +190,26 @@ class TestWords:
     def test_layout_states_effective_bounds(self):
         assert (
             "output[1] is elbow, from -2 to 2; each is put inside these bounds"
-            in search_agent("linear", ARM).controller.layout
+            in build_search_agent("linear", ARM).controller.layout
         )
-        raw = search_agent("linear", ARM, clip_actions=False).controller.layout
+        raw = build_search_agent("linear", ARM, clip_actions=False).controller.layout
         assert "each is given to the game as it is" in raw
 
     def test_observation_names_are_optional(self):
         bare = replace(ARM, observation={"vector": Channel((2,), "float32")})
         assert (
-            "- params[2] and params[3]: weights of observation[1]\n" in search_agent("linear", bare).controller.layout
+            "- params[2] and params[3]: weights of observation[1]\n"
+            in build_search_agent("linear", bare).controller.layout
         )
 
     def test_large_inputs_are_abbreviated(self):
         wide = replace(ARM, observation={"vector": Channel((100,), "float32")})
-        layout = search_agent("linear", wide).controller.layout
+        layout = build_search_agent("linear", wide).controller.layout
         assert len(layout) < 1000 and "observation[0], observation[1]" in layout
 
     def test_layout_matches_computation(self):
         """Evaluate the formula in the layout of a perceptron."""
-        controller = search_agent("mlp_policy", ARM, hidden=[3], clip_actions=False).controller
+        controller = build_search_agent("mlp_policy", ARM, hidden=[3], clip_actions=False).controller
         first, second = (line for line in controller.layout.splitlines() if "is the sum" in line or "is tanh" in line)
         assert first.startswith("hidden1[j], for j from 0 to 2, is tanh of") and second.startswith("output[j]")
         [params] = sample_parameters(controller, 1)
@@ -229,17 +232,17 @@ class TestWords:
 
 class TestAgent:
     def test_controller_saves_parameters(self):
-        agent = search_agent("linear", POLE, bias=False)
+        agent = build_search_agent("linear", POLE, bias=False)
         inputs = {"vector": torch.tensor([[[1.0, 0.0, 0.0]]])}
         assert agent.policy.act(inputs).action.tolist() == [[0]]
         agent.set_parameters(np.array([0.0, 1.0, 0, 0, 0, 0]))
         assert agent.policy.act(inputs).action.tolist() == [[1]]
-        unbiased_agent = search_agent("linear", POLE, bias=False)
+        unbiased_agent = build_search_agent("linear", POLE, bias=False)
         unbiased_agent.load_state_dict(agent.state_dict())
         assert unbiased_agent.policy.act(inputs).action.tolist() == [[1]] and not unbiased_agent.learns
 
     def test_plays_vector_actions(self):
-        agent = search_agent("linear", ARM)
+        agent = build_search_agent("linear", ARM)
         agent.set_parameters(np.array([0.5, 1.0, 0, 0, 0, 0]))
         action = agent.policy.act({"vector": torch.ones(2, 1, 2)}).action
         assert action.shape == (2, 1, 2) and action.dtype == torch.float32 and action[1, 0].tolist() == [0.5, 1.0]
@@ -254,10 +257,13 @@ class TestAgent:
     ("build", "message"),
     [
         (lambda: TabularAgent(POLE), "env=pole.*agent=linear"),
-        (lambda: search_agent("linear", replace(LAKE, observation={"state": LAKE.observation["state"]})), "env=lake"),
-        (lambda: search_agent("linear", POLE, bound=0.25), "agent.bound=0.25.*agent.decimals=1"),
-        (lambda: search_agent("linear", POLE, output="tanh"), "agent.output=tanh.*env=pole"),
-        (lambda: search_agent("projection", POLE, Seeds(0), rank=9), "agent.rank=9.*<=8"),
+        (
+            lambda: build_search_agent("linear", replace(LAKE, observation={"state": LAKE.observation["state"]})),
+            "env=lake",
+        ),
+        (lambda: build_search_agent("linear", POLE, bound=0.25), "agent.bound=0.25.*agent.decimals=1"),
+        (lambda: build_search_agent("linear", POLE, output="tanh"), "agent.output=tanh.*env=pole"),
+        (lambda: build_search_agent("projection", POLE, Seeds(0), rank=9), "agent.rank=9.*<=8"),
         (
             lambda: TabularAgent(replace(LAKE, continuous_actions=ARM.continuous_actions)),
             "env=lake.*2",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from corridor import Corridor
-from experiments import compose, only_run_folder, run
+from experiments import compose, find_run_folder, run
 from llmrl.agents.drrn_agent import DRRNAgent, DRRNSettings
 from llmrl.algorithms.q_learning import QLearning, QSettings, Transitions
 from llmrl.core.errors import ConfigError, Diverged
@@ -287,7 +287,7 @@ def test_agent_reads_any_text_environment(tmp_path, game):
     small = ("env.n_envs=2", "learn.env_steps=8", "learn.rollout_steps=4", "learn.evaluate_episodes=1")
     quick = ("agent.q.warmup=0", "agent.q.batch_size=2", "agent.units=8", "agent.text_channel=text")
     run(f"env={game}", "agent=drrn", *small, *quick, f"output_root={tmp_path}")
-    summary = json.loads((only_run_folder(tmp_path) / "status.json").read_text())
+    summary = json.loads((find_run_folder(tmp_path) / "status.json").read_text())
     assert summary["state"] == "finished"
 
 

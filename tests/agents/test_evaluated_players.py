@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.cli.evaluate import main
 from llmrl.llms.call_log import read_calls
@@ -44,7 +44,7 @@ def test_estimate_bounds_requests(tmp_path, capsys, server):
         *PRICES,
     )
     run(*TAXI, *model, f"output_root={tmp_path}", f"llm.cache_dir={tmp_path}/cache", "llm.budget.calls=8")
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     request_count = len(server.exchanges)
     assert request_count == 6
 
@@ -78,7 +78,7 @@ def test_stop_during_model_request_counts_calls(tmp_path, capsys, number):
     with FakeOpenAIServer(lambda messages: '{"reflection": "x", "action": "north"}', hang=hangs) as server:
         model = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake", "agent.require_legal=false")
         run(*TAXI, *model, f"output_root={tmp_path}", f"llm.cache_dir={tmp_path}/cache")
-        folder = only_run_folder(tmp_path)
+        folder = find_run_folder(tmp_path)
         server.forget()
         server.faults += ["hang"] * 20
         signals = []

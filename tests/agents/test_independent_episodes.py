@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from experiments import compose, only_run_folder, run
+from experiments import compose, find_run_folder, run
 from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.final_episodes import build_players_table
 from llmrl.analysis.report import ReportSettings
@@ -15,7 +15,7 @@ from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_parts
 from llmrl.llms.call_log import read_calls
 from llmrl.run.files import read_json_lines
-from some import some
+from some import mark_long_except
 
 SHORT = ("agent=llm_player", "env.horizon=6", "play.episodes=6", "play.records=6")
 SHOW_RETURNS = "agent.show=[reward,last_episode]"
@@ -24,7 +24,7 @@ CARRYING = {"last_episode": (SHOW_RETURNS,), "lessons": ("agent.lessons=2",)}
 
 def play(root, *overrides):
     run(*overrides, f"output_root={root}")
-    return only_run_folder(root)
+    return find_run_folder(root)
 
 
 def results(folder):
@@ -37,7 +37,9 @@ def list_prompts(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env", some(["taxi", "cartpole"], ["taxi", "blackjack", "frozen_lake", "cartpole"]))
+@pytest.mark.parametrize(
+    "env", mark_long_except(["taxi", "cartpole"], ["taxi", "blackjack", "frozen_lake", "cartpole"])
+)
 def test_batch_size_keeps_episode(tmp_path, env):
     """Compare prompts, replies and results of each episode with the default settings."""
     single, four = (play(tmp_path / str(n), f"env={env}", f"env.n_envs={n}", *SHORT) for n in (1, 4))

@@ -12,13 +12,13 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.records import ChatReply
 from llmrl.llms.client import ChatClient
 from llmrl.rollout.collector import Collector
-from models import Echo
-from players import llm_player
+from models import EchoProvider
+from players import make_llm_player
 
 SEATS = ((0, 2), (1,))
 
 
-class Speakers(Echo):
+class Speakers(EchoProvider):
     """A model whose players say their names; the first reply of the given player is invalid."""
 
     def __init__(self, invalid=""):
@@ -55,7 +55,7 @@ def play(model, intervals=(1, 1), steps=2, n_envs=2):
     env = make_env("fishery", n_envs=n_envs, n_agents=3, observe=["text"], mechanism=False)
     client = CountingClient(model)
     agents = [
-        llm_player(env.spec.select(seats, True), client, None, message_interval=interval, history=0)
+        make_llm_player(env.spec.select(seats, True), client, None, message_interval=interval, history=0)
         for seats, interval in zip(SEATS, intervals, strict=True)
     ]
     connect_talks([agent.policy.talk for agent in agents], SEATS)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from environments import make_env
-from experiments import comparable_metrics, compose, only_run_folder, run
+from experiments import compose, find_run_folder, load_comparable_metrics, run
 from llmrl.agents.mixed.mixed_agent import MixedAgent, MixedPolicy, SeatedPolicy, assign_seats, slice_rollout
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
@@ -18,7 +18,7 @@ from llmrl.experiment.experiment import Experiment
 from llmrl.llms.call_log import read_calls
 from llmrl.llms.client import ChatClient
 from llmrl.rollout.collector import Collector
-from models import Echo
+from models import EchoProvider
 
 MIXED_OPTIONS = ("env=escape_room", "agent=mixed", "env.n_envs=4")
 KINDS = "agent.members=[{count:3,agent:ppo},{count:1,agent:llm_player},{count:1,agent:random}]"
@@ -293,7 +293,7 @@ class TestConfig:
             make_agent("[{count:5,agent:ppo}]", teacher=object())
 
 
-class Door(Echo):
+class Door(EchoProvider):
     """A model that goes to the door and records the first message of each request."""
 
     def complete(self, requests):
@@ -324,11 +324,11 @@ def test_run_combines_agent_kinds(tmp_path):
     rows = dict(Experiment(compose(*options), []).plan())
     assert "3 x ppo" in rows["agent"] and "1 x llm_player" in rows["agent"]
     run(*options, f"output_root={tmp_path}")
-    folder = only_run_folder(tmp_path)
-    last = comparable_metrics(folder, "evaluation")[-1]
+    folder = find_run_folder(tmp_path)
+    last = load_comparable_metrics(folder, "evaluation")[-1]
     kinds = [last[f"evaluation/return_{kind}"] for kind in ("ppo", "llm_player", "random")]
     assert np.average(kinds, weights=[3, 1, 1]) == pytest.approx(last["evaluation/return"], abs=1e-5)
-    update = comparable_metrics(folder, "update")[-1]
+    update = load_comparable_metrics(folder, "update")[-1]
     assert "ppo/policy_loss" in update or any(name.startswith("ppo/") for name in update)
     assert len(list(read_calls(folder / "llm_calls.jsonl"))) == 15 * 4 + 5 * 4
 

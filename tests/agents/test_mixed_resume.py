@@ -7,7 +7,7 @@ import time
 import pytest
 
 import commands
-from experiments import comparable_metrics, only_run_folder, run, silent_run
+from experiments import find_run_folder, load_comparable_metrics, run, run_silently
 
 MIXED_OPTIONS = ("env=escape_room", "agent=mixed", "env.n_envs=4")
 KINDS = "agent.members=[{count:3,agent:ppo},{count:1,agent:llm_player},{count:1,agent:random}]"
@@ -27,10 +27,10 @@ def test_mixed_society_with_principal_resumes(tmp_path):
         "design.validate_episodes=4",
     )
     run(*options, f"output_root={tmp_path / 'whole'}")
-    reference = only_run_folder(tmp_path / "whole")
+    reference = find_run_folder(tmp_path / "whole")
     for delay in (1.5, 3.0):
         process = commands.Process(
-            target=silent_run, args=(*options, "checkpoint_seconds=0", f"output_root={tmp_path / 'killed'}")
+            target=run_silently, args=(*options, "checkpoint_seconds=0", f"output_root={tmp_path / 'killed'}")
         )
         process.start()
         time.sleep(delay)
@@ -38,9 +38,9 @@ def test_mixed_society_with_principal_resumes(tmp_path):
             os.kill(process.pid, signal.SIGKILL)
         process.join()
     run(*options, "checkpoint_seconds=0", f"output_root={tmp_path / 'killed'}")
-    resume_folder = only_run_folder(tmp_path / "killed")
+    resume_folder = find_run_folder(tmp_path / "killed")
 
     def unpaid(folder):
-        return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(folder)]
+        return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in load_comparable_metrics(folder)]
 
     assert unpaid(resume_folder) == unpaid(reference)

@@ -6,7 +6,7 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 
-from experiments import comparable_metrics, compose, only_run_folder, run
+from experiments import compose, find_run_folder, load_comparable_metrics, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import load_options
 from llmrl.experiment.models import build_llm
@@ -18,7 +18,7 @@ from llmrl.loops.learn import LearnLoop
 from llmrl.loops.play import PlayLoop
 from llmrl.rollout.run_observers import EpisodeLogger
 from llmrl.run.files import read_json_lines
-from some import some
+from some import mark_long_except
 
 READING = sorted(
     name for name, option in load_options("env").items() if option.get("text") and option.get("id") != "???"
@@ -29,7 +29,7 @@ TAXI = ("env=taxi", "env.horizon=12", "env.n_envs=3", "play.episodes=4")
 
 def play(root, *overrides):
     result = run(*overrides, f"output_root={root}")
-    return result, only_run_folder(root)
+    return result, find_run_folder(root)
 
 
 class TestRun:
@@ -63,7 +63,7 @@ class TestRun:
             assert results["table"][name]["standard_error"] == pytest.approx(np.std(values, ddof=1) / 2)
 
     def test_metrics_use_evaluation_names(self, folder):
-        last = comparable_metrics(folder)[-1]
+        last = load_comparable_metrics(folder)[-1]
         assert {"evaluation/return", "evaluation/length", "evaluation/success", "evaluation/objective"} <= set(last)
         assert (last["kind"], last["x"], last["episodes"], last["env_steps"]) == ("episode", "episodes", 4, 48)
         calls = last["llm/calls"]
@@ -106,7 +106,7 @@ def test_text_is_rendered_on_demand(tmp_path, monkeypatch):
 def test_surplus_games_need_no_requests(tmp_path):
     """Play four episodes in batches of three: the second batch has one."""
     _, folder = play(tmp_path, *TAXI, "agent=llm_player")
-    assert comparable_metrics(folder)[-1]["llm/calls"] == 4 * 12
+    assert load_comparable_metrics(folder)[-1]["llm/calls"] == 4 * 12
 
 
 @pytest.mark.parametrize("game", [("env=taxi",), ("env=frozen_lake", "+env.kwargs.desc=[SFFF,FFFF,FFFF,FFFG]")])
@@ -121,7 +121,7 @@ def test_estimate_bounds_requests(tmp_path, game):
     parts.close()
     _, folder = play(tmp_path, *overrides)
     calls = list(read_calls(folder / "llm_calls.jsonl"))
-    assert comparable_metrics(folder)[-1]["env_steps"] == 30
+    assert load_comparable_metrics(folder)[-1]["env_steps"] == 30
     tokens = sum(estimate_tokens(m["content"]) + MESSAGE_TOKENS for call in calls for m in call["messages"])
     assert len(calls) <= estimate.calls
     assert 0.4 * estimate.prompt_tokens <= tokens <= estimate.prompt_tokens
@@ -160,21 +160,21 @@ def test_learned_agent_plays(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env", some(READING[::4], READING))
+@pytest.mark.parametrize("env", mark_long_except(READING[::4], READING))
 def test_scripted_model_plays_all_environments(tmp_path, env):
     """Use the prompts and the parser of a real model."""
     if env in MUJOCO:
         pytest.importorskip("mujoco")
     overrides = (f"env={env}", "env.n_envs=2", "env.horizon=8", "play.episodes=2", "agent=llm_player")
     _, folder = play(tmp_path, *overrides, "agent.lessons=1", "agent.action_interval=2")
-    last = comparable_metrics(folder)[-1]
+    last = load_comparable_metrics(folder)[-1]
     assert last["player/decisions"] > 0 and last["player/invalid_rate"] == 0
     assert json.loads((folder / "status.json").read_text())["llm"] == ScriptedChat.label
 
 
 @pytest.mark.slow
 @pytest.mark.meltingpot
-@pytest.mark.parametrize("env", some(["cleanup"], ["cleanup", "harvest"]))
+@pytest.mark.parametrize("env", mark_long_except(["cleanup"], ["cleanup", "harvest"]))
 def test_scripted_model_plays_societies(tmp_path, env):
     overrides = (f"env={env}_pixels", "env.n_envs=1", "env.n_agents=3", "env.horizon=6", "env.observe=[text]")
     _, folder = play(tmp_path, *overrides, "env.mechanism=null", "agent=llm_player", "play.episodes=1")

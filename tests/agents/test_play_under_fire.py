@@ -9,19 +9,19 @@ import imageio.v3 as iio
 import pytest
 
 import commands
-from experiments import comparable_metrics, only_run_folder, run, silent_run
+from experiments import find_run_folder, load_comparable_metrics, run, run_silently
 from llmrl.core.errors import BudgetExhausted
 from llmrl.core.option_files import load_options
 from llmrl.llms.call_log import read_calls
 from llmrl.run.files import read_json_lines
-from some import one_in
+from some import mark_long_except_every
 
 TAXI = ("env=taxi", "env.horizon=12", "env.n_envs=3", "play.episodes=4")
 
 
 def play(root, *overrides):
     result = run(*overrides, f"output_root={root}")
-    return result, only_run_folder(root)
+    return result, find_run_folder(root)
 
 
 def read_outputs(folder):
@@ -39,7 +39,9 @@ class TestUnreliableServer:
         ("llm.malformed=1.0", "agent.lessons=2"),
     )
 
-    @pytest.mark.parametrize(("env", "shares"), one_in(2, itertools.product(["taxi", "blackjack"], SHARES)))
+    @pytest.mark.parametrize(
+        ("env", "shares"), mark_long_except_every(2, itertools.product(["taxi", "blackjack"], SHARES))
+    )
     def test_run_completes(self, tmp_path, env, shares):
         overrides = (
             f"env={env}",
@@ -53,7 +55,7 @@ class TestUnreliableServer:
         _, folder = play(tmp_path, *overrides)
         calls = list(read_calls(folder / "llm_calls.jsonl"))
         bad = sum(call["valid"] is False for call in calls)
-        last = comparable_metrics(folder)[-1]
+        last = load_comparable_metrics(folder)[-1]
         assert last["llm/invalid_replies"] == bad > 0
         assert last["player/invalid_rate"] == pytest.approx(bad / len(calls))
         assert json.loads((folder / "results.json").read_text())["episodes"] == 6
@@ -68,7 +70,7 @@ class TestUnreliableServer:
         run_options = (config, "env=pendulum_words", "agent=llm_player", "play.episodes=2", "llm.out_of_range=0.5")
         run_options = (*run_options, "llm.max_invalid=null")
         _, folder = play(tmp_path / "out", *run_options)
-        last = comparable_metrics(folder)[-1]
+        last = load_comparable_metrics(folder)[-1]
         assert 0.3 < last["player/invalid_rate"] < 0.7 and last["player/decisions"] == 40
         actions = [line["action"] for line in read_json_lines(folder / "episodes" / "0" / "replies.jsonl")]
         assert all(-2 <= action["action_0"] <= 2 for action in actions)
@@ -85,7 +87,7 @@ class TestResuming:
         for calls in (20, 45):
             with pytest.raises(BudgetExhausted):
                 run(*parts, f"llm.budget.calls={calls}")
-        stopped = only_run_folder(tmp_path / "parts")
+        stopped = find_run_folder(tmp_path / "parts")
         lines = [sum(map(len, read_outputs(folder).values())) for folder in (stopped, reference)]
         assert 0 < lines[0] < lines[1]
         run(*parts)
@@ -97,16 +99,16 @@ class TestResuming:
         overrides = (*self.OPTIONS, "play.videos=1", "play.episodes=5", "checkpoint_seconds=0")
         resume_folder = tmp_path / "killed"
         for lines in (7, 30, None):
-            process = commands.Process(target=silent_run, args=(*overrides, f"output_root={resume_folder}"))
+            process = commands.Process(target=run_silently, args=(*overrides, f"output_root={resume_folder}"))
             process.start()
             while lines is not None and process.is_alive():
                 if sum(path.read_text().count("\n") for path in resume_folder.rglob("replies.jsonl")) >= lines:
                     process.kill()
                 time.sleep(0.01)
             process.join()
-        assert json.loads((only_run_folder(resume_folder) / "status.json").read_text())["attempt"] == 3
+        assert json.loads((find_run_folder(resume_folder) / "status.json").read_text())["attempt"] == 3
         _, reference = play(tmp_path / "whole", *overrides)
-        self.check(reference, only_run_folder(resume_folder))
+        self.check(reference, find_run_folder(resume_folder))
 
     def check(self, reference, restart):
         assert read_outputs(reference) == read_outputs(restart)
@@ -116,7 +118,7 @@ class TestResuming:
             summary.pop("llm_calls_paid")  # what was paid for is not what was used
         assert first == second
         rows = [
-            [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(folder)]
+            [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in load_comparable_metrics(folder)]
             for folder in (reference, restart)
         ]
         assert rows[0] == rows[1]
@@ -142,8 +144,8 @@ class TestVideosAndRecords:
             return run(*self.OPTIONS, f"output_root={tmp_path}", *overrides)
 
         first = rerun()
-        folder = only_run_folder(tmp_path)
-        assert rerun("play.videos=1", "play.records=1", "play.fps=9") == first and only_run_folder(tmp_path) == folder
+        folder = find_run_folder(tmp_path)
+        assert rerun("play.videos=1", "play.records=1", "play.fps=9") == first and find_run_folder(tmp_path) == folder
         output = " ".join(capsys.readouterr().out.split())
         assert "play.videos=0, not 1. rerun=true" in output
         assert "llmrl-evaluate" in output and "--video" in output
@@ -160,7 +162,7 @@ class TestVideosAndRecords:
             limits = (f"play.videos={n_records}", f"play.records={n_records}", f"llm.budget.calls={calls or 'null'}")
             with pytest.raises(BudgetExhausted) if calls else nullcontext():
                 run(*self.OPTIONS, *limits, f"output_root={tmp_path}")
-        folder = only_run_folder(tmp_path)
+        folder = find_run_folder(tmp_path)
         # Stopped in episode 0, which began with none, and in episode 1, which began with two wanted.
         assert self.videos(folder) == [1, 2]
         lines = {int(path.parent.name): len(read_json_lines(path)) for path in folder.rglob("replies.jsonl")}
@@ -171,5 +173,5 @@ class TestVideosAndRecords:
         with pytest.raises(BudgetExhausted):
             run(*self.OPTIONS, "play.videos=2", "llm.budget.calls=2", f"output_root={tmp_path}")
         run(*self.OPTIONS, f"output_root={tmp_path}")
-        folder = only_run_folder(tmp_path)
+        folder = find_run_folder(tmp_path)
         assert not self.videos(folder) and not list(folder.glob("episodes/*/frames"))

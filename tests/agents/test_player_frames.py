@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError
 from llmrl.llms.call_log import read_calls
@@ -38,7 +38,7 @@ def answer_from_image(messages):
 def play(root, *overrides):
     lake = ("env=frozen_lake", "env.kwargs.is_slippery=false", "agent=llm_player", "agent.reflection=false")
     run(*lake, "agent.show_frames=2", "play.episodes=3", "env.n_envs=2", f"output_root={root}", *overrides)
-    return only_run_folder(root)
+    return find_run_folder(root)
 
 
 @pytest.mark.slow
@@ -64,12 +64,12 @@ def test_log_replay_is_identical(tmp_path):
 
 
 def test_rejects_text_model():
-    from road_game import Model, Table, reply
+    from road_game import FunctionModel, GameSession, make_reply
 
     with pytest.raises(ConfigError, match=r"agent\.show_frames=1:"):
-        Table(Model(lambda messages: reply("stay")), show_frames=1)
+        GameSession(FunctionModel(lambda messages: make_reply("stay")), show_frames=1)
     with pytest.raises(ConfigError, match=r"agent\.show_text=false"):
-        Table(Model(lambda messages: reply("stay")), show_text=False)
+        GameSession(FunctionModel(lambda messages: make_reply("stay")), show_text=False)
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_society_players_see_individual_views(tmp_path):
     frames = []
     for name, overrides in (("drawn", []), ("observed", ["env.observe=[text,pixels]"])):
         run(*society, *overrides, "agent.show_frames=1", "agent.action_interval=1", f"output_root={tmp_path / name}")
-        folder = only_run_folder(tmp_path / name)
+        folder = find_run_folder(tmp_path / name)
         calls = list(read_calls(folder / "llm_calls.jsonl"))
         frames.append({call["question_id"]: call["messages"][-1]["images"] for call in calls})
         assert len(calls) == 14 and len({player_image for [player_image] in frames[-1].values()}) > 7

@@ -5,20 +5,20 @@ import json
 import numpy as np
 import torch
 
-from road_game import ACTIONS, Model, Table, reply
+from road_game import ACTIONS, FunctionModel, GameSession, make_reply
 
 
 class TestLessons:
     def model(self):
         def answer(messages):
             prompt = messages[-1]["content"]
-            return '{"lesson": "do not wait"}' if prompt.startswith("An episode is over.") else reply("stay")
+            return '{"lesson": "do not wait"}' if prompt.startswith("An episode is over.") else make_reply("stay")
 
-        return Model(answer)
+        return FunctionModel(answer)
 
     def test_lessons_are_drawn_after_episode(self):
         """Request no lesson after the last episode."""
-        table = Table(self.model(), lessons=2).start()
+        table = GameSession(self.model(), lessons=2).start()
         table.step()
         table.step(ended=[0])
         assert [r.purpose for r in table.model.requests] == ["player"] * 2
@@ -39,9 +39,9 @@ class TestLessons:
         def answer(messages):
             if messages[-1]["content"].startswith("An episode is over."):
                 return json.dumps({"lesson": f"lesson {next(number)}"})
-            return reply("stay")
+            return make_reply("stay")
 
-        table = Table(Model(answer), lessons=2)
+        table = GameSession(FunctionModel(answer), lessons=2)
         for _ in range(5):
             table.start().step(ended=[0])
         assert table.policy.conversations[0][0].lessons == ["lesson 2", "lesson 3"]
@@ -49,17 +49,19 @@ class TestLessons:
     def test_invalid_reply_adds_no_lesson(self):
         def answer(messages):
             is_final = any(m["content"].startswith("An episode is over.") for m in messages)
-            return "no" if is_final else reply("stay")
+            return "no" if is_final else make_reply("stay")
 
-        table = Table(Model(answer), lessons=2)
+        table = GameSession(FunctionModel(answer), lessons=2)
         for _ in range(2):
             table.start().step(ended=[0])
         assert table.policy.conversations[0][0].lessons == [] and table.agent.metrics()["player/lessons"] == 0
         assert table.agent.metrics()["llm/fallbacks"] == 1
 
     def test_counts_omitted_steps(self):
-        table = Table(
-            Model(lambda m: reply("stay") if "An episode is over" not in m[-1]["content"] else '{"lesson": "Go."}'),
+        table = GameSession(
+            FunctionModel(
+                lambda m: make_reply("stay") if "An episode is over" not in m[-1]["content"] else '{"lesson": "Go."}'
+            ),
             lessons=1,
             history=60,
         ).start()
@@ -71,7 +73,7 @@ class TestLessons:
         assert "without the first 20 answers" in text and text.count('"action"') == 50
 
     def test_games_have_separate_memories(self):
-        table = Table(self.model(), n_envs=2, lessons=1).start()
+        table = GameSession(self.model(), n_envs=2, lessons=1).start()
         table.step(ended=[0, 1])
         table.start(0).step()
         assert [players[0].lessons for players in table.policy.conversations] == [["do not wait"], []]
@@ -80,14 +82,14 @@ class TestLessons:
 class TestState:
     def test_goes_on_exactly(self):
         def answer(messages):
-            return "?" if "7" in messages[-1]["content"] else reply(ACTIONS[len(messages) % 3][0])
+            return "?" if "7" in messages[-1]["content"] else make_reply(ACTIONS[len(messages) % 3][0])
 
         options = {"n_envs": 2, "history": 3, "action_interval": 2, "lessons": 1}
-        full_table, first = (Table(Model(answer), **options).start() for _ in range(2))
+        full_table, first = (GameSession(FunctionModel(answer), **options).start() for _ in range(2))
         for t in range(5):
             for table in (full_table, first):
                 table.step(ended=[1] if t == 2 else ())
-        second = Table(Model(answer), **options)
+        second = GameSession(FunctionModel(answer), **options)
         second.agent.load_state_dict(json.loads(json.dumps(plain(first.agent.state_dict()))))
         second.t = first.t
         for t in range(8):
@@ -99,7 +101,7 @@ class TestState:
         assert plain(full_table.agent.state_dict()) == plain(second.agent.state_dict())
 
     def test_state_is_copy(self):
-        table = Table(Model()).start()
+        table = GameSession(FunctionModel()).start()
         table.step()
         state = plain(table.agent.state_dict())
         state_text = json.dumps(state)

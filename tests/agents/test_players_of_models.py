@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from experiments import comparable_metrics, only_run_folder, run
+from experiments import find_run_folder, load_comparable_metrics, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.cli.llm import totals
 from llmrl.core.errors import BudgetExhausted, ConfigError, LLMError
@@ -20,7 +20,7 @@ from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.scripted import ScriptedChat
 from llmrl.run.config_hash import config_hash
 from llmrl.run.files import read_json_lines
-from models import Echo, ask, chat_client
+from models import EchoProvider, make_client, make_request
 
 SOCIETY = (
     *("env=cleanup", "env.n_agents=3", "env.observe=[text]", "env.mechanism=null", "env.n_envs=1", "env.horizon=4"),
@@ -64,13 +64,13 @@ def list_players(server):
 def test_players_have_separate_models(tmp_path):
     with FakeOpenAIServer(reply=act) as first, FakeOpenAIServer(reply=half, model="another") as second:
         run(*society(tmp_path, first, second))
-        reference = only_run_folder(tmp_path)
+        reference = find_run_folder(tmp_path)
         assert (list_players(first), list_players(second)) == ({1}, {2, 3})
         assert {request["model"] for request in second.requests} == {"another"}
         kinds = read_names(reference)
         labels = dict(kinds)
         assert len(set(kinds)) == 2 and kinds.count(kinds[0]) < len(kinds)
-        last = comparable_metrics(reference)[-1]
+        last = load_comparable_metrics(reference)[-1]
         assert last["player/llm/invalid_rate"] == last["player/llm/fallback_rate"] == 0
         assert 0 < last["player/vllm/invalid_rate"] < 1
         spoke = [line for path in reference.glob("episodes/*/replies.jsonl") for line in read_json_lines(path)]
@@ -85,16 +85,17 @@ def test_players_have_separate_models(tmp_path):
             run(*society(root, first, second, "llm.budget.calls=11", "llm.cache=off"))
         run(*society(root, first, second, "llm.budget.calls=100", "llm.cache=off"))
         comparable = [
-            {k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(reference)
+            {k: v for k, v in row.items() if not k.startswith("usage/")} for row in load_comparable_metrics(reference)
         ]
-        second_folder = only_run_folder(root)
+        second_folder = find_run_folder(root)
         assert [
-            {k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(second_folder)
+            {k: v for k, v in row.items() if not k.startswith("usage/")}
+            for row in load_comparable_metrics(second_folder)
         ] == comparable
     # What both said is replayed without either.
     replay = society(tmp_path / "replayed", first, second, "llm=replay", f"llm.calls='{reference}'")
     run(*(word for word in replay if not word.startswith("llm.base_url")))
-    replay_folder = only_run_folder(tmp_path / "replayed")
+    replay_folder = find_run_folder(tmp_path / "replayed")
     results = [
         json.loads((folder / "results.json").read_text())["per_episode"] for folder in (reference, replay_folder)
     ]
@@ -150,49 +151,49 @@ def test_plan_lists_model_costs():
 
 
 def make_players(reply, second_model, **options):
-    return chat_client(reply, additional_models={"other": (second_model, RateLimit())}, **options)
+    return make_client(reply, additional_models={"other": (second_model, RateLimit())}, **options)
 
 
 @pytest.mark.parametrize("parallel", [(True, True), (True, False), (False, False)])
 def test_models_receive_their_requests(parallel):
     """Include a model in this process that answers batches."""
-    models = [Echo(remote=limit) for limit in parallel]
+    models = [EchoProvider(remote=limit) for limit in parallel]
     client = make_players(*models)
-    requests = [ask(str(i), model="other" if i % 3 else CHOSEN_MODEL) for i in range(7)]
+    requests = [make_request(str(i), model="other" if i % 3 else CHOSEN_MODEL) for i in range(7)]
     assert [reply.text for reply in client.chat(requests)] == list("0123456")
     assert [sorted(model.asked) for model in models] == [list("036"), list("1245")]
 
 
 @pytest.mark.parametrize("parallel", [(True, True), (False, False)])
 def test_budget_covers_all_models(parallel):
-    models = [Echo(remote=limit) for limit in parallel]
+    models = [EchoProvider(remote=limit) for limit in parallel]
     client = make_players(*models, budget=Budget(calls=5))
     with pytest.raises(BudgetExhausted):
-        client.chat([ask(str(i), model="other" if i % 2 else CHOSEN_MODEL) for i in range(8)])
+        client.chat([make_request(str(i), model="other" if i % 2 else CHOSEN_MODEL) for i in range(8)])
     assert len(models[0].asked) + len(models[1].asked) == client.budget.spent.calls == 5
 
 
 def test_failing_model_keeps_remaining_replies():
-    models = Echo(), Echo(fail={"1": LLMError("no such model")})
+    models = EchoProvider(), EchoProvider(fail={"1": LLMError("no such model")})
     client = make_players(*models, failures="fall_back")
-    first, second = client.chat([ask("0"), ask("1", model="other")])
+    first, second = client.chat([make_request("0"), make_request("1", model="other")])
     assert first.text == "0" and "no such model" in second.error
 
 
 def test_equal_questions_to_two_models_are_two(tmp_path):
     """Treat two copies of one model as separate: each has its own sample."""
-    client = ChatClient(Echo(), Cache(tmp_path), additional_models={"other": (Echo(), RateLimit())})
-    client.chat([ask("a"), ask("a", model="other"), ask("a")])
+    client = ChatClient(EchoProvider(), Cache(tmp_path), additional_models={"other": (EchoProvider(), RateLimit())})
+    client.chat([make_request("a"), make_request("a", model="other"), make_request("a")])
     repeats = sorted(json.loads(path.read_text())["repeat"] for path in tmp_path.rglob("*.json"))
     assert repeats == [0, 1]
 
 
 def test_folder_totals_separate_models(tmp_path):
-    second_model = Echo()
+    second_model = EchoProvider()
     second_model.label = "another"
-    client = make_players(Echo(), second_model, call_log=CallLog(tmp_path / FILE_NAME))
-    client.chat([ask("0")])  # by itself: models are listed in the order of their first replies
-    client.chat([ask("1", model="other"), ask("2", model="other")])
+    client = make_players(EchoProvider(), second_model, call_log=CallLog(tmp_path / FILE_NAME))
+    client.chat([make_request("0")])  # by itself: models are listed in the order of their first replies
+    client.chat([make_request("1", model="other"), make_request("2", model="other")])
     _, rows = totals(tmp_path)
     assert [row[1:3] for row in rows] == [["echo", "1"], ["another", "2"], ["echo, another", "3"]]
 
@@ -221,7 +222,10 @@ def test_player_options_change_hash():
 
 
 def test_costs_are_split_by_model():
-    dear, cheap = Echo(input_price=10.0, output_price=10.0, max_tokens=100), Echo(input_price=1.0, output_price=1.0)
+    dear, cheap = (
+        EchoProvider(input_price=10.0, output_price=10.0, max_tokens=100),
+        EchoProvider(input_price=1.0, output_price=1.0),
+    )
     client = ChatClient(dear, additional_models={"cheap": (cheap, RateLimit())})
     estimate = CallEstimate(10, 10, 1000, 1000, fraction_by_model={CHOSEN_MODEL: 0.25, "cheap": 0.75})
     assert estimate_costs(estimate, client) == (pytest.approx(0.25 * 0.02 + 0.75 * 0.002), None)

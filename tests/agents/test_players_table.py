@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.final_episodes import build_players_table
 from llmrl.analysis.report import ReportSettings
@@ -115,7 +115,7 @@ def test_player_names_are_unique(players):
 def test_single_group_is_labeled(tmp_path, overrides, name):
     agent_override = next(iter(overrides), "agent=random")
     run("env=cartpole", agent_override, "env.horizon=5", "play.episodes=2", f"output_root={tmp_path}")
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     if not overrides:
         # As if the player were a preset's: nobody typed it.
         status = json.loads((folder / "status.json").read_text())

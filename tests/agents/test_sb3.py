@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import compose, only_run_folder, run
+from experiments import compose, find_run_folder, run
 from installed import skip_without
 from llmrl.agents.sb3_agent import SB3Agent
 from llmrl.cli.evaluate import build_parser, evaluate
@@ -29,7 +29,7 @@ SMALL = ("agent=sb3", "env.horizon=50", "search.iterations=4", "search.episodes=
 
 def train(tmp_path, *overrides):
     run(*SMALL, f"output_root={tmp_path}", *overrides)
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     return folder, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -100,7 +100,7 @@ def test_nested_observations_are_flattened(tmp_path, game):
     )
     trust = "trusted_modules=[counting_game]"
     run(f"output_root={tmp_path}", trust, "env=gymnasium", f"env.id={game}", "env.n_envs=1", *small)
-    assert "incumbent_return" in json.loads((only_run_folder(tmp_path) / "summary.json").read_text())
+    assert "incumbent_return" in json.loads((find_run_folder(tmp_path) / "summary.json").read_text())
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from llmrl.envs.substrate import install
 from llmrl.envs.substrate.grid_text import SpriteCodes, describe_observation
 from llmrl.envs.substrate.society_env import SubstrateSettings
 from llmrl.envs.substrate.substrate_rules import SUBSTRATES
-from some import some
+from some import mark_long_except
 
 pytestmark = pytest.mark.meltingpot
 
@@ -22,7 +22,7 @@ def game(substrate="cleanup", render=False, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("substrate", some(["cleanup"], ["cleanup", "harvest"]))
+@pytest.mark.parametrize("substrate", mark_long_except(["cleanup"], ["cleanup", "harvest"]))
 def test_example_has_observation_length(substrate):
     """Compare lengths, because costs are estimated from the example."""
     env = game(substrate, n_agents=7, horizon=5)

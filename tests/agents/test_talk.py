@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from environments import make_env
-from experiments import comparable_metrics, compose, only_run_folder, run
+from experiments import compose, find_run_folder, load_comparable_metrics, run
 from llmrl.agents.llm_player.agent import read_personas
 from llmrl.agents.llm_player.talk import Talk, TalkMessage, has_only_empty_messages
 from llmrl.core.errors import BudgetExhausted, ConfigError
@@ -17,13 +17,13 @@ from llmrl.core.records import ChatReply
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.rollout.collector import Collector
-from models import Echo
-from players import llm_player
+from models import EchoProvider
+from players import make_llm_player
 
 SPEC = make_env("fishery", n_envs=2, n_agents=4, observe=["text"], mechanism=False).spec
 
 
-class Fishers(Echo):
+class Fishers(EchoProvider):
     """A model that speaks and acts by a function of the player's name and the newest message."""
 
     def __init__(self, answer):
@@ -52,7 +52,7 @@ def speak_and_act(player, now):
 def play(answer, steps=3, env=None, **options):
     env = env or make_env("fishery", n_envs=1, n_agents=4, observe=["text"], mechanism=False)
     fishers = Fishers(answer)
-    agent = llm_player(
+    agent = make_llm_player(
         env.spec, ChatClient(fishers), None, message_interval=options.pop("message_interval", 1), **options
     )
     collector = Collector(env, agent.policy, "cpu")
@@ -153,7 +153,7 @@ class TestRounds:
 
     def test_silent_players_receive_no_instructions(self):
         env = make_env("fishery", n_envs=1, observe=["text"], mechanism=False)
-        system = llm_player(env.spec, ChatClient(Echo()), None).policy.prompts.render_system(0, ()).text
+        system = make_llm_player(env.spec, ChatClient(EchoProvider()), None).policy.prompts.render_system(0, ()).text
         assert "Talking" not in system and "heard" not in system
 
 
@@ -162,7 +162,7 @@ class TestPersonas:
         file = tmp_path / "people.yaml"
         file.write_text("- You think of\n  your children.\n- You want it all.\n")
         env = make_env("fishery", n_envs=1, n_agents=3, observe=["text"], mechanism=False)
-        policy = llm_player(env.spec, ChatClient(Echo()), None, personas=str(file)).policy
+        policy = make_llm_player(env.spec, ChatClient(EchoProvider()), None, personas=str(file)).policy
         ends = [
             prompt.text.rstrip().splitlines()[-1]
             for prompt in (policy.prompts.render_system(agent, ()) for agent in range(policy.spec.n_agents))
@@ -197,15 +197,15 @@ def test_run_with_messages_resumes_after_budget(tmp_path):
     options = ("experiment=zero_shot/fishery", "treatment=universalization", "agent.message_interval=1", "llm=scripted")
     options = (*options, "env.n_envs=2", "env.horizon=3", "play.episodes=2", "llm.cache=off")
     run(*options, f"output_root={tmp_path / 'whole'}")
-    reference = only_run_folder(tmp_path / "whole")
+    reference = find_run_folder(tmp_path / "whole")
     with pytest.raises(BudgetExhausted):
         run(*options, "llm.budget.calls=17", f"output_root={tmp_path / 'parts'}")
     run(*options, "llm.budget.calls=1000", f"output_root={tmp_path / 'parts'}")
 
     def unpaid(folder):
-        return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(folder)]
+        return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in load_comparable_metrics(folder)]
 
-    parts = only_run_folder(tmp_path / "parts")
+    parts = find_run_folder(tmp_path / "parts")
     assert unpaid(parts) == unpaid(reference)
     lines = [
         json.loads(line) for path in reference.glob("episodes/*/*.jsonl") for line in path.read_text().splitlines()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import compose, only_run_folder, run
+from experiments import compose, find_run_folder, run
 from llmrl.agents.llm_player.agent import LLMPlayer
 from llmrl.config.treatments import list_studies
 from llmrl.experiment.models import build_used_model
@@ -16,7 +16,7 @@ from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.experiment.resources import RunResources
 from llmrl.llms.call_log import read_calls
 from llmrl.loops.play import PlayLoop
-from some import one_in
+from some import mark_long_except_every
 
 ROOT = Path(__file__).parents[2]
 GAMES = (
@@ -48,7 +48,7 @@ PUBLISHED_SETTINGS = {"blackjack": (None, 10, 5), "lunar_lander": (80, 5, 5), "t
 @pytest.mark.meltingpot
 @pytest.mark.parametrize(
     ("study", "treatment"),
-    one_in(
+    mark_long_except_every(
         3,
         [
             ("taxi", "lessons"),
@@ -78,7 +78,8 @@ def test_preset_builds(study, treatment):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("study", "llm"), one_in(4, itertools.product(sorted(PUBLISHED_SETTINGS), ["scripted", "claude_haiku", "ollama"]))
+    ("study", "llm"),
+    mark_long_except_every(4, itertools.product(sorted(PUBLISHED_SETTINGS), ["scripted", "claude_haiku", "ollama"])),
 )
 def test_presets_accept_any_model(study, llm):
     """Keep the temperature and the maximum reply length that were typed."""
@@ -90,7 +91,7 @@ def test_presets_accept_any_model(study, llm):
 def test_preset_runs_offline(tmp_path):
     words = (*read_words("blackjack"), "treatment=observation_only", "llm=scripted", "play.videos=0")
     run(*words, f"output_root={tmp_path}")
-    replies = [call["reply"] for call in read_calls(only_run_folder(tmp_path) / "llm_calls.jsonl")]
+    replies = [call["reply"] for call in read_calls(find_run_folder(tmp_path) / "llm_calls.jsonl")]
     assert len(replies) >= 10 and all(json.loads(reply)["action"] in (0, 1) for reply in replies)
 
 

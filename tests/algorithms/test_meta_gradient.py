@@ -26,9 +26,9 @@ from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import compute_objective
 from ppo_settings import PLAIN
-from shipped import settings_of
-from societies import spec, toy
-from some import one_in, some
+from shipped import build_settings
+from societies import make_spec, make_toy_spec
+from some import mark_long_except, mark_long_except_every
 
 TAU = np.array([1.2, 0.4, 0.7])
 PPO_SETTINGS = replace(
@@ -42,7 +42,7 @@ class Pictured(EscapeRoom):
 
     def __init__(self, pixels, visible, n_envs=3, seed=0):
         sizes = {"n_envs": n_envs, "n_agents": 2, "n_levers": 1, "min_agents_per_lever": 1, "horizon": 4}
-        super().__init__(settings_of("env/escape_room", **sizes, show_mechanism=visible), Seeds(seed))
+        super().__init__(build_settings("env/escape_room", **sizes, show_mechanism=visible), Seeds(seed))
         self.pixels = pixels
         if pixels:
             channels = {name: x for name, x in self.spec.observation.items() if name != "vector"}
@@ -129,7 +129,7 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", one_in(3, CASES))
+@pytest.mark.parametrize("case", mark_long_except_every(3, CASES))
 def test_gradient_matches_finite_difference(case):
     """Compare with updates by torch's Adam under slightly different values and the same rollouts."""
     options = dict(CASES[case])
@@ -268,7 +268,7 @@ def test_core_must_observe_mechanism():
 # One step, two agents, two actions: every course of events can be listed.
 PAYOFF = np.array([[[3.0, 1.0], [-2.0, 0.5]], [[1.0, -1.0], [2.0, 4.0]]])  # [action, action, agent]
 KNOBS = np.array([0.5, -0.3])  # paid for action 0 and 1
-ONE_STEP_SPEC = spec(toy().mechanism, n_agents=2, horizon=1)
+ONE_STEP_SPEC = make_spec(make_toy_spec().mechanism, n_agents=2, horizon=1)
 
 
 def play_single_step(policy, joint_actions):
@@ -302,8 +302,8 @@ PAIRS = list(itertools.product(range(2), repeat=2))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", some(["minimum"], ["mean", "sum", "minimum"]))
-@pytest.mark.parametrize("games", some([2], [1, 2]))
+@pytest.mark.parametrize("objective", mark_long_except(["minimum"], ["mean", "sum", "minimum"]))
+@pytest.mark.parametrize("games", mark_long_except([2], [1, 2]))
 def test_estimator_has_no_bias(objective, games):
     """Check that the exact expectation equals the derivative of the expected objective."""
     cost = 0.4

@@ -16,7 +16,7 @@ from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.rollout.collector import Collector
 from ppo_settings import PLAIN
 from signal_game.parts import AlwaysZero
-from some import some
+from some import mark_long_except
 
 SETTINGS = PLAIN
 
@@ -45,7 +45,7 @@ def final_accuracy(collector):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", some([False], [True, False]))
+@pytest.mark.parametrize("share", mark_long_except([False], [True, False]))
 def test_agent_learns_signal_game(signal_game, share):
     _, ppo, collector = make(signal_game(n_envs=8), share=share)
     assert final_accuracy(collector) < 0.5

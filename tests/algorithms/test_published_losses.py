@@ -21,7 +21,7 @@ from llmrl.experiment.parts import build_parts
 from llmrl.experiment.resources import RunResources
 from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.rollout.collector import Collector
-from some import some
+from some import mark_long_except
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ class TestTeacher:
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
-        "room", some(["colored_doorkey"], ["simple_doorkey", "lava_doorkey", "colored_doorkey", "two_door"])
+        "room", mark_long_except(["colored_doorkey"], ["simple_doorkey", "lava_doorkey", "colored_doorkey", "two_door"])
     )
     def test_convolutions(self, agent_parts, room):
         words = ("experiment=teacher/rooms", f"env={room}", "treatment=llm4teach")
@@ -274,7 +274,7 @@ class TestGrounding:
         return folder
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("treatment", some(["gflan"], ["gflan", "npa"]))
+    @pytest.mark.parametrize("treatment", mark_long_except(["gflan"], ["gflan", "npa"]))
     def test_language_models(self, agent_parts, model, treatment):
         """Check scores and a head; the other models differ in the source of their weights."""
         words = ("experiment=grounding/mixed", f"treatment={treatment}", f"llm.model={model}")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_ppo import make, train
 
-from experiments import compose, only_run_folder, run
+from experiments import compose, find_run_folder, run
 from llmrl.algorithms.advantages_and_losses import discounted_returns
 from llmrl.algorithms.ppo import PPO
 from llmrl.experiment.parts import build_parts
@@ -79,7 +79,7 @@ def test_reset_restores_initial_units(signal_game):
 def test_weights_include_value_units(tmp_path):
     room = ("env=escape_room", "env.n_envs=4", "learn.env_steps=100", "learn.evaluate_episodes=4")
     run(*room, "agent.ppo.scale_rewards=true", f"output_root={tmp_path}")
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     scale = load_saved_state(folder)[1]["agents"][0]["learner"]["scales"]["reward"]
     parts = build_parts(compose(*room, "agent.ppo.scale_rewards=true", f"agent.init_from='{folder}'"), None)
     assert parts.agents[0].learner.reward_moments.state_dict() == scale and scale["count"] > 0

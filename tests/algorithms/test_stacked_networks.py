@@ -17,7 +17,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
 from ppo_settings import PLAIN
 from signal_game.parts import AlwaysZero
-from some import one_in, some
+from some import mark_long_except, mark_long_except_every
 
 SETTINGS = replace(PLAIN, epochs=2, minibatch_size=10, max_grad_norm=0.1)
 GAMES, AGENTS, STEPS, ACTIONS = 2, 3, 6, 4
@@ -153,7 +153,9 @@ CLOSE = {"rtol": 1e-3, "atol": 2e-5}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "share", "societies"), one_in(5, itertools.product(KINDS, [True, False], [1, 3])))
+@pytest.mark.parametrize(
+    ("kind", "share", "societies"), mark_long_except_every(5, itertools.product(KINDS, [True, False], [1, 3]))
+)
 def test_stacked_updates_match_separate_updates(kind, share, societies):
     agents = [make_agent(kind, seed, share) for seed in range(societies)]
     initial_agents = copy.deepcopy(agents)
@@ -181,7 +183,7 @@ CHANGES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", some(each_once(CHANGES), itertools.product(CHANGES, [True, False])))
+@pytest.mark.parametrize("case", mark_long_except(each_once(CHANGES), itertools.product(CHANGES, [True, False])))
 def test_settings_that_affect_training(case):
     change, share = case
     agents = [make_agent("mlp", seed, share, **CHANGES[change]) for seed in range(2)]
@@ -233,7 +235,7 @@ def test_agents_with_different_shapes_separate():
     assert BatchedTrainer(wider)._learners is None
 
 
-@pytest.mark.parametrize("case", some(each_once(KINDS), itertools.product(KINDS, [True, False])))
+@pytest.mark.parametrize("case", mark_long_except(each_once(KINDS), itertools.product(KINDS, [True, False])))
 def test_stacked_rollout_matches_separate_rollout(case):
     kind, share = case
     agents = [make_agent(kind, seed, share) for seed in range(3)]
@@ -279,7 +281,7 @@ def test_weights_update_outside_rollouts():
         torch.testing.assert_close(partitioned.values(inputs)[GAMES:], expected)
 
 
-@pytest.mark.parametrize(("kind", "share"), one_in(5, itertools.product(KINDS, [True, False])))
+@pytest.mark.parametrize(("kind", "share"), mark_long_except_every(5, itertools.product(KINDS, [True, False])))
 def test_stack_keeps_society(kind, share):
     """Compare bit for bit: alone, in a stack of five and in a stack of four."""
     everyone = [make_agent(kind, seed, share) for seed in range(5)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from explored import HOSTILE, call, played, principal_run, write_calls
+from explored import HOSTILE, build_call_records, write_calls, write_player_run, write_principal_run
 from llmrl.analysis.explorer.conversations import group_conversations
 from llmrl.analysis.explorer.episodes import read_episode_rows, read_episodes
 from llmrl.analysis.explorer.timeline import iterate_chunks, read_timeline
@@ -26,7 +26,7 @@ def explore(path: Path) -> tuple[str, dict]:
 
 
 def test_steps_have_prompt_reply_and_action(tmp_path):
-    folder = played(tmp_path, episodes=3, recorded=2)
+    folder = write_player_run(tmp_path, episodes=3, recorded=2)
     assert [row["recorded"] for row in read_episode_rows(folder)] == [True, True, False]
     _, episode = read_episodes(folder)
     texts, [line] = episode["texts"], episode["steps"][2]
@@ -43,7 +43,7 @@ def test_steps_have_prompt_reply_and_action(tmp_path):
 
 
 def test_society_players_have_separate_conversations(tmp_path):
-    [episode] = read_episodes(played(tmp_path, episodes=1, recorded=1, players=3))
+    [episode] = read_episodes(write_player_run(tmp_path, episodes=1, recorded=1, players=3))
     assert episode["players"] == 3
     lines = episode["steps"][1]
     prompts = [episode["texts"][line["calls"][0]["messages"][-1][1]] for line in lines]
@@ -52,15 +52,15 @@ def test_society_players_have_separate_conversations(tmp_path):
 
 
 def test_running_episode_has_no_metrics(tmp_path):
-    folder = played(tmp_path, episodes=2)
+    folder = write_player_run(tmp_path, episodes=2)
     lines = (folder / "episodes.jsonl").read_text().splitlines(keepends=True)
     (folder / "episodes.jsonl").write_text(lines[0])
     assert [row.get("return") for row in read_episode_rows(folder)] == [0.0, None]
 
 
 def test_repeated_question_appears_once(tmp_path):
-    folder = played(tmp_path, episodes=1, recorded=1)
-    repeated_call = call(
+    folder = write_player_run(tmp_path, episodes=1, recorded=1)
+    repeated_call = build_call_records(
         "episode 0, player 0, 1", [("system", "x"), ("user", "prompt of step 1 for 0")], f"reply 1 {HOSTILE}"
     )
     write_calls(folder, repeated_call)
@@ -69,7 +69,7 @@ def test_repeated_question_appears_once(tmp_path):
 
 
 def test_proposals_have_conversations(tmp_path):
-    proposals, talks = read_timeline(principal_run(tmp_path))
+    proposals, talks = read_timeline(write_principal_run(tmp_path))
     assert [row["talk"] for row in proposals["proposals"]] == [0, 1, 2, 3, 4, 5]
     assert [row["fallback"] for row in proposals["proposals"]] == [i == 3 for i in range(6)]
     assert [len(talk) for talk in talks] == [1, 1, 1, 2, 1, 1]
@@ -83,7 +83,7 @@ def test_proposals_have_conversations(tmp_path):
 
 
 def test_proposals_need_no_conversation(tmp_path):
-    folder = principal_run(tmp_path)
+    folder = write_principal_run(tmp_path)
     (folder / "llm_calls.jsonl").unlink()
     proposals, talks = read_timeline(folder)
     assert not talks
@@ -93,13 +93,13 @@ def test_proposals_need_no_conversation(tmp_path):
 def test_valid_question_is_not_repair(tmp_path):
     folder = write_run(tmp_path, "game", [], 0)
     first, second = [("user", "a")], [("user", "a"), ("assistant", "yes"), ("user", "b")]
-    write_calls(folder, [*call("", first, "yes"), *call("", second, "no")])
+    write_calls(folder, [*build_call_records("", first, "yes"), *build_call_records("", second, "no")])
     assert len(group_conversations(read_calls(folder / "llm_calls.jsonl"))) == 2
 
 
 def test_folder_is_self_contained(tmp_path):
-    played(tmp_path, episodes=2, video=True)
-    principal_run(tmp_path)
+    write_player_run(tmp_path, episodes=2, video=True)
+    write_principal_run(tmp_path)
     page = write_explorer(tmp_path)
     assert page == tmp_path / "explorer" / "index.html"
     assert {*VENDORED_FILES, "app.js", "app.css", "data"} <= {path.name for path in page.parent.iterdir()}
@@ -116,7 +116,7 @@ def test_folder_is_self_contained(tmp_path):
 
 
 def test_scripts_escape_terminators(tmp_path):
-    folder = played(tmp_path, episodes=1, recorded=1)
+    folder = write_player_run(tmp_path, episodes=1, recorded=1)
     write_explorer(tmp_path)
     text = (tmp_path / "explorer" / "data" / "r0" / "e0.js").read_text("ascii")
     assert "<" not in text
@@ -126,7 +126,7 @@ def test_scripts_escape_terminators(tmp_path):
 
 
 def test_redacts_secrets(tmp_path, monkeypatch):
-    played(tmp_path, episodes=1, recorded=1)
+    write_player_run(tmp_path, episodes=1, recorded=1)
     monkeypatch.setenv("SOME_API_KEY", "prompt of step 1")
     write_explorer(tmp_path)
     files = (tmp_path / "explorer" / "data").rglob("*.js")
@@ -134,9 +134,9 @@ def test_redacts_secrets(tmp_path, monkeypatch):
 
 
 def test_reports_unreadable_files(tmp_path):
-    folder = played(tmp_path, episodes=2)
+    folder = write_player_run(tmp_path, episodes=2)
     (folder / "episodes" / "0" / "replies.jsonl").write_text("{broken\n")
-    principal_run(tmp_path)
+    write_principal_run(tmp_path)
     write_explorer(tmp_path)
     _, index = explore(tmp_path / "explorer" / "data" / "index.js")
     assert "its episodes" in index["runs"][0]["problems"][0]
@@ -146,7 +146,7 @@ def test_reports_unreadable_files(tmp_path):
 def test_rejects_empty_folders_and_links(tmp_path):
     with pytest.raises(RunFolderError, match="no run"):
         write_explorer(tmp_path)
-    principal_run(tmp_path)
+    write_principal_run(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "explorer").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(RunFolderError, match="symbolic link"):
@@ -156,7 +156,7 @@ def test_rejects_empty_folders_and_links(tmp_path):
 def test_command_prints_location(tmp_path, capsys):
     from llmrl.cli.sweep_report import main
 
-    principal_run(tmp_path)
+    write_principal_run(tmp_path)
     main([str(tmp_path), "--explore"])
     output = capsys.readouterr().out.replace("\n", "")
     assert (tmp_path / "explorer" / "index.html").as_uri() in output

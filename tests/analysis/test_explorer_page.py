@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from explored import HOSTILE, played, principal_run
+from explored import HOSTILE, write_player_run, write_principal_run
 from llmrl.analysis.explorer.write import write_explorer
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (the extra dev)")
@@ -21,9 +21,9 @@ ROWS = 80
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     root = tmp_path_factory.mktemp("outputs")
-    played(root, EPISODES, recorded=4, video=True)
-    principal_run(root, seed=0)
-    principal_run(root, seed=1, silent=None)
+    write_player_run(root, EPISODES, recorded=4, video=True)
+    write_principal_run(root, seed=0)
+    write_principal_run(root, seed=1, silent=None)
     return write_explorer(root).as_uri()
 
 
@@ -81,7 +81,7 @@ def test_runs_have_distinct_labels(browser, site, tmp_path):
     names = page.locator("x-runs .row .cell:first-child").all_inner_texts()
     assert names[0].startswith("corridor / ") and names[1] == names[2] and names[1].startswith("state / ")
     assert "principal" in page.locator("x-runs .table-head").inner_text()
-    played(tmp_path, 2)
+    write_player_run(tmp_path, 2)
     page.goto(f"{write_explorer(tmp_path).as_uri()}#/runs")
     page.locator("x-runs .row").first.wait_for()
     head = page.locator("x-runs .table-head").inner_text()

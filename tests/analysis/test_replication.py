@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import compose, only_run_folder, run
+from experiments import compose, find_run_folder, run
 from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import GroupSummary, ReportSettings
 from llmrl.cli.sweep_report import main
@@ -115,7 +115,7 @@ ROOM = ("env=escape_room", "env.n_envs=8", "design.adapt_rounds=1", "design.step
 )
 def test_run_score_averages_listed_episodes(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     result = run(*overrides, f"output_root={tmp_path}")
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     episode_returns = json.loads((folder / "summary.json").read_text())["result_episodes"]
     assert np.mean([np.mean(society) for society in episode_returns]) == pytest.approx(result)
     # Four evaluations of two societies in each of three contexts.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from explored import played
+from explored import write_player_run
 from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import Report, ReportSettings
 from llmrl.analysis.report_files import write_report
@@ -110,7 +110,7 @@ def test_teacher_plans_and_invalid_shares(tmp_path: Path) -> None:
 
 
 def test_page_shows_conversation(tmp_path: Path) -> None:
-    played(tmp_path, 3)
+    write_player_run(tmp_path, 3)
     report = compute_report(tmp_path, SETTINGS)
     [section] = report.sections
     [exchange] = section.story.exchanges

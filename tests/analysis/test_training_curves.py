@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import compose, only_run_folder, run_experiment
+from experiments import compose, find_run_folder, run_experiment
 from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_tables import build_efficiency_table
@@ -267,7 +267,7 @@ def test_resume_reproduces_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with monkeypatch.context() as patch, pytest.raises(Stopped):
             patch.setattr(MetricLog, "log", log_and_stop)
             train(tmp_path / "stopped", env, *steps)
-        with (only_run_folder(tmp_path / "stopped") / FILE_NAME).open("a") as file:
+        with (find_run_folder(tmp_path / "stopped") / FILE_NAME).open("a") as file:
             file.write("# begun anew at step 1\n0\t999\t4\t1\t1\t1\n0\t99")
     stopped = train(tmp_path / "stopped", env, *steps)
     assert (stopped / FILE_NAME).read_bytes() == (reference / FILE_NAME).read_bytes()
@@ -287,7 +287,7 @@ def train(root: Path, env: dict[str, Any], *overrides: str) -> Path:
     config = compose("agent=ppo", "trusted_modules=[lottery_game]", *overrides)
     config["env"] = {"_target_": "lottery_game.Lottery", "horizon": HORIZON, "short": SHORT, **env}
     run_experiment({**config, "output_root": str(root), "name": "lottery"}, [])
-    return only_run_folder(root)
+    return find_run_folder(root)
 
 
 def test_constant_success_gives_flat_curve(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import llmrl
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 from llmrl.api.trained_agents import export_agent
 from llmrl.cli.export import main
 from llmrl.core.errors import ConfigError
-from pages import agent_program
+from pages import load_agent_program
 
 SMALL = ("learn.rollout_steps=8", "learn.evaluate_episodes=1", "loggers=[]")
 RUNS = {
@@ -65,11 +65,11 @@ def record(folder, steps):
 @pytest.mark.parametrize("name", RUNS)
 def test_program_without_llmrl_plays_as_run(name, tmp_path, capsys):
     run(*RUNS[name], *SMALL, f"output_root={tmp_path / 'outputs'}")
-    folder = only_run_folder(tmp_path / "outputs")
+    folder = find_run_folder(tmp_path / "outputs")
     main(["agent", str(folder), "--out", str(tmp_path / "exported")])
     assert "agent.safetensors" in capsys.readouterr().out
     rows = record(folder, 8)
-    command = [sys.executable, "-c", agent_program() + WITHOUT_LLMRL, str(tmp_path / "exported")]
+    command = [sys.executable, "-c", load_agent_program() + WITHOUT_LLMRL, str(tmp_path / "exported")]
     done = subprocess.run(command, input=pickle.dumps(rows), capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert int(done.stdout) == len({row[0] for row in rows})
@@ -91,4 +91,4 @@ def test_program_without_llmrl_plays_as_run(name, tmp_path, capsys):
 def test_unsupported_agents_raise(overrides, tmp_path):
     run(*overrides, f"output_root={tmp_path}", "loggers=[]")
     with pytest.raises(ConfigError, match="agent=ppo"):
-        export_agent(only_run_folder(tmp_path))
+        export_agent(find_run_folder(tmp_path))

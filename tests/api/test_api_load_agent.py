@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import llmrl
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 from llmrl.core.errors import CheckpointError, ConfigError
 
 
@@ -15,7 +15,7 @@ def with_memory(tmp_path_factory):
     run("env=maze", "env.n_envs=4", "agent=ppo", "agent.memory=8", "agent.features=8", "agent.core_hidden=[8]",
         "learn.env_steps=400", "learn.rollout_steps=50", "learn.evaluate_episodes=4",
         f"output_root={root}")  # fmt: skip
-    return only_run_folder(root)
+    return find_run_folder(root)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def society(tmp_path_factory):
     run("env=escape_room", "env.n_envs=4", "principal=ucb", "design.steps=2", "design.adapt_rounds=1",
         "design.validate_episodes=2",
         "design.confirm_steps=0", "design.evaluations=0", f"output_root={root}")  # fmt: skip
-    return only_run_folder(root)
+    return find_run_folder(root)
 
 
 def play(folder, deterministic, steps=60):
@@ -123,7 +123,7 @@ def test_society_supports_pettingzoo_and_arrays(society):
 def test_search_loads_best_parameters(tmp_path):
     run("env=cartpole", "agent=linear", "principal=random", "search.iterations=2", "search.candidates=2",
         "search.evaluate_episodes=2", f"output_root={tmp_path}")  # fmt: skip
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     agent = llmrl.load_agent(folder)
     observation, _ = agent.make_env(api="gymnasium").reset(seed=0)
     best = llmrl.load(folder).proposals.sort_values("objective").iloc[-1]
@@ -145,4 +145,4 @@ def test_rejects_mismatched_spaces(with_memory, society, tmp_path):
 def test_rejects_players_needing_text(tmp_path):
     run("env=frozen_lake", "agent=llm_player", "llm=scripted", "play.episodes=1", f"output_root={tmp_path}")
     with pytest.raises(ConfigError, match=r"llmrl\.evaluate"):
-        llmrl.load_agent(only_run_folder(tmp_path))
+        llmrl.load_agent(find_run_folder(tmp_path))

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import llmrl
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 from llmrl.core.errors import ConfigError, EngineError, LlmrlError
 from llmrl.run.run import Run
 from llmrl.run.training_episodes import TrainingEpisodes
@@ -92,7 +92,7 @@ def test_omits_non_finite_numbers(outputs):
 def test_proposals_have_parameter_columns(tmp_path):
     run("env=escape_room", "principal=ucb", "env.n_envs=2", "design.steps=3", "design.adapt_rounds=1",
         "design.validate_episodes=2", "design.confirm_steps=0", f"output_root={tmp_path}")  # fmt: skip
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
     history = summary["history"]
     [scores] = llmrl.load(folder).runs[["result", "recommendation", "online_performance"]].to_numpy()
@@ -143,7 +143,7 @@ def test_training_and_evaluation_episodes(tmp_path):
 
 def test_player_episodes_and_calls(tmp_path):
     run("env=frozen_lake", "agent=llm_player", "llm=scripted", "play.episodes=2", f"output_root={tmp_path}")
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     results = llmrl.load(tmp_path)
     assert sorted(results.episodes.episode) == [0, 1] and set(results.episodes.source) == {"final"}
     calls = results.llm_calls

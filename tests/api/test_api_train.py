@@ -18,7 +18,7 @@ from hypothesis import given
 
 import commands
 import llmrl
-from experiments import comparable_metrics, run_experiment
+from experiments import load_comparable_metrics, run_experiment
 from llmrl.core.errors import CheckpointError, ConfigError, LlmrlError
 from llmrl.core.typed_values import format_override
 
@@ -64,7 +64,7 @@ def test_metrics_match_hydra_run(workdir):
     words = ["env=escape_room", "principal=ucb", "name=two", *(f"{key}={value}" for key, value in TINY.items())]
     run_experiment(composed(*words), words)
     (two,) = (workdir / "outputs" / "two").glob("*/s0")
-    assert comparable_metrics(single.folder) == comparable_metrics(two)
+    assert load_comparable_metrics(single.folder) == load_comparable_metrics(two)
 
 
 def test_train_works_inside_hydra_program(workdir):

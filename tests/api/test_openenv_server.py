@@ -15,7 +15,7 @@ import llmrl
 from environments import make_env
 from llmrl.core.errors import ConfigError
 from llmrl.run.command_exit import EXIT_FAILED
-from openenv_server import REQUIREMENT, running_server
+from openenv_server import REQUIREMENT, start_server
 from other_environment import make_environment
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def environment(tmp_path_factory):
 
 @pytest.mark.long
 def test_sessions_equal_environment(environment):
-    with running_server(environment, "env=harvest", "env.horizon=12") as (server, address):
+    with start_server(environment, "env=harvest", "env.horizon=12") as (server, address):
         subprocess.run([environment / "bin" / "openenv", "validate", "--url", address], check=True)
         arguments = [environment / "bin" / "python", "-c", CLIENT, address]
         with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
@@ -86,7 +86,7 @@ def test_sessions_equal_environment(environment):
 
 @pytest.mark.long
 def test_environment_plays_on_server(environment):
-    with running_server(environment, "env=blackjack") as (_, address):
+    with start_server(environment, "env=blackjack") as (_, address):
         moves = [{"actions": {"player_0": name}} for name in ("stick", "hit")]
         env = make_env("pettingzoo", id=address, library="openenv", n_envs=2, kwargs={"moves": moves})
         local = make_env("blackjack", n_envs=1)

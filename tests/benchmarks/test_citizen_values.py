@@ -3,7 +3,7 @@
 import learning_citizens
 import pytest
 
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 
 
 @pytest.mark.slow
@@ -11,6 +11,6 @@ from experiments import only_run_folder, run
 def test_values_of_run(tmp_path, treatment, excess_tax):
     short = ("design.steps=1", "design.adapt_rounds=1", "design.validate_episodes=16", "design.evaluations=1")
     run("experiment=studies/learning_citizens", f"treatment={treatment}", *short, f"output_root={tmp_path}")
-    values = learning_citizens.read_run(only_run_folder(tmp_path))
+    values = learning_citizens.read_run(find_run_folder(tmp_path))
     assert (values["group"], values["seed"], values["excess_tax"]) == (treatment, 0, excess_tax)
     assert values["payoff"] > 0 and 0 <= values["over_usage"] <= 1 and 0 <= values["survived"] <= 1

@@ -5,7 +5,7 @@ import json
 import messages
 import pytest
 
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_messages_of_run(tmp_path, interval):
     short = ("env.horizon=2", "design.steps=1", "design.validate_episodes=1", "design.evaluations=1")
     words = (f"agent.message_interval={interval}", "principal=vote", *short, f"output_root={tmp_path}")
     run("experiment=studies/communication", *words)
-    summary = messages.read_run(only_run_folder(tmp_path))
+    summary = messages.read_run(find_run_folder(tmp_path))
     assert summary["principal"] == "VotePrincipal" and summary["env"] == "fishery"
     assert summary["messages"] == interval * 2 * 2 * 5, "two episodes of two months and five players"
     assert summary["intention"] == (1.0 if interval else None)

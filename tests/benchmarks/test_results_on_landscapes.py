@@ -8,7 +8,7 @@ import pytest
 from landscape_functions import RANDOM_FAMILIES, SCALE, landscape
 from landscapes import PRINCIPALS, build_principal, standard_error
 
-from landscape_game import design
+from landscape_game import run_design
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def searches(name: str, runs: int) -> np.ndarray:
     rows = []
     for run in range(runs):
         sampled = landscape(list(RANDOM_FAMILIES)[run % len(RANDOM_FAMILIES)], run // len(RANDOM_FAMILIES))
-        summary = design(sampled, build_principal(name, sampled, run, 20, "scripted"), run)
+        summary = run_design(sampled, build_principal(name, sampled, run, 20, "scripted"), run)
         [recommendation] = summary["recommendations"]
         assert summary["recommendation"] == recommendation["objective"]
         truth = sampled.value(np.array(list(recommendation["mechanism"].values())))

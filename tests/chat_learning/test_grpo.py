@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from learning_chats import greedy_log_probs, sampled_trajectories, settings
+from learning_chats import compute_log_probs, make_settings, sample_trajectories
 from llmrl.chat_learning.token_network import TokenNetwork
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import ProcessGroup
@@ -21,14 +21,14 @@ def weights(chat):
 
 @pytest.mark.parametrize("reuse_prefix", [True, False])
 def test_network_equals_plain_passes(reuse_prefix, make_chat):
-    chat = make_chat(learn=settings())
-    samples = [turn.sample for t in sampled_trajectories(chat) for turn in t.turns]
+    chat = make_chat(learn=make_settings())
+    samples = [turn.sample for t in sample_trajectories(chat) for turn in t.turns]
     sequences = [sequence for s in samples for sequence in token_sequences([s])]
     assert shared_prefix_length([sequence.tokens for sequence in sequences]) > MIN_PREFIX_LENGTH
     network = TokenNetwork(chat.module, 1.0, 4096, "float32", reuse_prefix, False, ProcessGroup())
     log_probs = network(sequences)
     tokens = torch.tensor([token for s in samples for token in s.tokens])
-    expected = np.concatenate(greedy_log_probs(chat, sequences))
+    expected = np.concatenate(compute_log_probs(chat, sequences))
     np.testing.assert_allclose(log_probs.gather(1, tokens[:, None]).squeeze(1).detach().numpy(), expected, atol=1e-5)
     assert torch.allclose(log_probs.exp().sum(1), torch.ones(len(tokens)), atol=1e-5)
 
@@ -37,8 +37,8 @@ def test_gradient_is_invariant_to_pieces_and_prefix(make_chat):
     """The gradient of an update is that of the whole minibatch, for any split and with or without a shared prefix."""
     gradients = []
     for options in ({}, {"piece_tokens": 150}, {"recompute": True}):
-        chat = make_chat(learn=settings(kl=0.1, **options))
-        trajectories = sampled_trajectories(chat, reward=lambda game, step, reply: float(game % 3))
+        chat = make_chat(learn=make_settings(kl=0.1, **options))
+        trajectories = sample_trajectories(chat, reward=lambda game, step, reply: float(game % 3))
         chat.learners.learner("").update(trajectories, torch.Generator().manual_seed(0))
         gradients.append(torch.cat([p.grad.flatten() for p in chat.module.parameters()]))
     for gradient in gradients[1:]:
@@ -48,12 +48,12 @@ def test_gradient_is_invariant_to_pieces_and_prefix(make_chat):
 @pytest.mark.parametrize("tune", ["full", "lora"])
 @pytest.mark.parametrize("advantage", ["episode", "turn", "anchor"])
 def test_rewarded_replies_become_more_likely(advantage, tune, make_chat):
-    chat = make_chat(learn=settings(advantage=advantage, tune=tune, kl=0.0, learning_rate=1e-2))
-    trajectories = sampled_trajectories(chat, reward=lambda game, step, reply: float(game == 0))
+    chat = make_chat(learn=make_settings(advantage=advantage, tune=tune, kl=0.0, learning_rate=1e-2))
+    trajectories = sample_trajectories(chat, reward=lambda game, step, reply: float(game == 0))
     log_prob = {}
     sequences = [s for t in trajectories for s in token_sequences([turn.sample for turn in t.turns])]
     for stage in ("before", "after"):
-        log_prob[stage] = [x.sum() for x in greedy_log_probs(chat, sequences)]
+        log_prob[stage] = [x.sum() for x in compute_log_probs(chat, sequences)]
         if stage == "before":
             metrics = chat.learners.learner("").update(trajectories, torch.Generator().manual_seed(0))
     rewarded = len(token_sequences([turn.sample for turn in trajectories[0].turns]))
@@ -73,39 +73,41 @@ def test_rewarded_replies_become_more_likely(advantage, tune, make_chat):
     ],
 )
 def test_options_train(options, make_chat):
-    chat = make_chat(learn=settings(**options))
+    chat = make_chat(learn=make_settings(**options))
     initial = weights(chat)
-    trajectories = sampled_trajectories(chat, reward=lambda game, step, reply: float(game))
+    trajectories = sample_trajectories(chat, reward=lambda game, step, reply: float(game))
     metrics = chat.learners.learner("").update(trajectories, torch.Generator().manual_seed(0))
     assert all(np.isfinite(value) for value in metrics.values())
     assert any(not torch.equal(parameter, initial[name]) for name, parameter in weights(chat).items())
 
 
 def test_invalid_replies_are_punished(make_chat):
-    learner = make_chat(learn=settings(advantage="episode", scale="none", invalid_reward=-2.0)).learners.learner("")
-    trajectories = sampled_trajectories(learner.chat)
+    learner = make_chat(learn=make_settings(advantage="episode", scale="none", invalid_reward=-2.0)).learners.learner(
+        ""
+    )
+    trajectories = sample_trajectories(learner.chat)
     trajectories[0].turns[1].is_valid = False
     advantages = learner.advantages(trajectories)
     np.testing.assert_allclose(advantages, [-2.0 + 0.25] * 2 + [0.25] * 14)
 
 
 def test_groups_are_compared_separately(make_chat):
-    learner = make_chat(learn=settings(advantage="episode", scale="none", group_size=4)).learners.learner("")
-    trajectories = sampled_trajectories(learner.chat, reward=lambda game, step, reply: float(game >= 4))
+    learner = make_chat(learn=make_settings(advantage="episode", scale="none", group_size=4)).learners.learner("")
+    trajectories = sample_trajectories(learner.chat, reward=lambda game, step, reply: float(game >= 4))
     assert not learner.advantages(trajectories).any()
 
 
 def test_kl_pulls_towards_initial_model(make_chat):
     """Without rewards, the divergence from the initial model falls again."""
     for tune in ("full", "lora"):
-        chat = make_chat(learn=settings(tune=tune, kl=1.0, learning_rate=3e-3, clip=100.0))
+        chat = make_chat(learn=make_settings(tune=tune, kl=1.0, learning_rate=3e-3, clip=100.0))
         generator = torch.Generator().manual_seed(0)
         for _ in range(3):
             chat.learners.learner("").update(
-                sampled_trajectories(chat, reward=lambda game, step, reply: 10.0 * game), generator
+                sample_trajectories(chat, reward=lambda game, step, reply: 10.0 * game), generator
             )
         divergences = [
-            chat.learners.learner("").update(sampled_trajectories(chat, seed=k), generator)["learn/kl"]
+            chat.learners.learner("").update(sample_trajectories(chat, seed=k), generator)["learn/kl"]
             for k in range(12)
         ]
         assert divergences[-1] < 0.5 * divergences[0]
@@ -116,10 +118,10 @@ def test_resume_is_exact(tune, make_chat):
     """Three updates equal two updates, a checkpoint, and one update of the restored learner, bit for bit."""
 
     def update(chat, k):
-        trajectories = sampled_trajectories(chat, seed=k, reward=lambda game, step, reply: float(len(reply.text) % 3))
+        trajectories = sample_trajectories(chat, seed=k, reward=lambda game, step, reply: float(len(reply.text) % 3))
         return chat.learners.learner("").update(trajectories, torch.Generator().manual_seed(k))
 
-    options = settings(tune=tune, kl=0.1, kl_final=0.01, schedule_updates=3)
+    options = make_settings(tune=tune, kl=0.1, kl_final=0.01, schedule_updates=3)
     chat = make_chat(learn=options)
     for k in range(2):
         update(chat, k)
@@ -133,14 +135,14 @@ def test_resume_is_exact(tune, make_chat):
 
 
 def test_reset_restores_initial_weights(make_chat):
-    chat = make_chat(learn=settings())
+    chat = make_chat(learn=make_settings())
     initial = weights(chat)
-    trajectories = sampled_trajectories(chat, reward=lambda game, step, reply: float(game))
+    trajectories = sample_trajectories(chat, reward=lambda game, step, reply: float(game))
     chat.learners.learner("").update(trajectories, torch.Generator().manual_seed(0))
     assert any(not torch.equal(parameter, initial[name]) for name, parameter in weights(chat).items())
     chat.learners.learner("").reset()
     assert all(torch.equal(parameter, initial[name]) for name, parameter in weights(chat).items())
-    again = sampled_trajectories(chat, reward=lambda game, step, reply: float(game))
+    again = sample_trajectories(chat, reward=lambda game, step, reply: float(game))
     assert [t.turns[0].sample.tokens for t in again] == [t.turns[0].sample.tokens for t in trajectories]
 
 
@@ -158,7 +160,7 @@ def test_reset_restores_initial_weights(make_chat):
 )
 def test_incompatible_options_raise(options, learn, message, make_chat):
     with pytest.raises(ConfigError, match=message):
-        make_chat(learn=settings(**learn), **options)
+        make_chat(learn=make_settings(**learn), **options)
 
 
 def test_turn_credit_beats_episode_credit(make_chat):
@@ -170,9 +172,9 @@ def test_turn_credit_beats_episode_credit(make_chat):
     advantages_of_reply = {}
     for advantage in ("episode", "turn"):
         options = {"group_size": 32, "kl": 0.0, "scale": "none", "learning_rate": 1e-3, "epochs": 4}
-        chat = make_chat(learn=settings(advantage=advantage, **options))
+        chat = make_chat(learn=make_settings(advantage=advantage, **options))
         luck = np.random.default_rng(0).choice([-5.0, 5.0], size=32)
-        trajectories = sampled_trajectories(
+        trajectories = sample_trajectories(
             chat,
             32,
             reward=lambda game, step, reply, luck=luck: float(reply.sample.tokens[0] % 2) if step else luck[game],
@@ -180,9 +182,9 @@ def test_turn_credit_beats_episode_credit(make_chat):
         sequences = token_sequences([])
         for trajectory in trajectories:
             sequences += token_sequences([trajectory.turns[1].sample])
-        before = greedy_log_probs(chat, sequences)
+        before = compute_log_probs(chat, sequences)
         chat.learners.learner("").update(trajectories, torch.Generator().manual_seed(0))
-        after = greedy_log_probs(chat, sequences)
+        after = compute_log_probs(chat, sequences)
         change = np.array([(y - x).sum() for x, y in zip(before, after, strict=True)])
         is_rewarded = np.array([trajectory.turns[1].reward > 0 for trajectory in trajectories])
         assert 0 < is_rewarded.sum() < 32

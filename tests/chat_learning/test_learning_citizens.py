@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import comparable_metrics, only_run_folder, silent_run
+from experiments import find_run_folder, load_comparable_metrics, run_silently
 from kills import metrics_after_kills
 from llmrl.agents.llm_player.agent import action_diversity
 from llmrl.core.errors import ConfigError, LlmrlError
 from llmrl.run.artifacts import load_saved_state
 from llmrl.run.run import Run
-from some import some
+from some import mark_long_except
 
 FISHERY = (
     *("env=fishery", "env.n_agents=2", "env.n_envs=8", "env.horizon=2", "env.capacity=20", "env.max_catch=5"),
@@ -49,12 +49,12 @@ def rows(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("citizens", some(("mixed", "llm_ppo"), CITIZENS))
+@pytest.mark.parametrize("citizens", mark_long_except(("mixed", "llm_ppo"), CITIZENS))
 def test_stopped_adaptation_resumes_exactly(models, citizens):
     """A run that is composed again during adaptation ends with the same metrics and weights."""
     overrides = (*FISHERY, *CITIZENS[citizens], "design.steps=3", f"output_root={models}")
-    silent_run(*overrides, f"name={citizens}")
-    complete = only_run_folder(models / citizens)
+    run_silently(*overrides, f"name={citizens}")
+    complete = find_run_folder(models / citizens)
     original, n_points = Run.safe_point, []
 
     def stop_in_second_step(self, *arguments, **options):
@@ -65,10 +65,10 @@ def test_stopped_adaptation_resumes_exactly(models, citizens):
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Run, "safe_point", stop_in_second_step)
-        silent_run(*overrides, f"name=stopped_{citizens}")
-    silent_run(*overrides, f"name=stopped_{citizens}")
-    stopped = only_run_folder(models / f"stopped_{citizens}")
-    assert comparable_metrics(stopped) == comparable_metrics(complete)
+        run_silently(*overrides, f"name=stopped_{citizens}")
+    run_silently(*overrides, f"name=stopped_{citizens}")
+    stopped = find_run_folder(models / f"stopped_{citizens}")
+    assert load_comparable_metrics(stopped) == load_comparable_metrics(complete)
     learning = [row for row in rows(complete) if any("learn/reward" in name or "loss" in name for name in row)]
     assert len(learning) == 6
 
@@ -84,8 +84,8 @@ def test_adaptation_survives_kills(models):
 @pytest.mark.slow
 def test_societies_have_separate_adapters(models):
     """Two candidates of a step train different weights, from equal ones after each reset."""
-    silent_run(*FISHERY, *CITIZENS["per_player"], f"output_root={models}", "name=adapters")
-    folder = only_run_folder(models / "adapters")
+    run_silently(*FISHERY, *CITIZENS["per_player"], f"output_root={models}", "name=adapters")
+    folder = find_run_folder(models / "adapters")
     agents = load_saved_state(folder)[1]["agents"]
     assert [len(agent["learners"]) for agent in agents] == [2, 2]
     weights = [learner["weights"] for agent in agents for learner in agent["learners"]]
@@ -110,7 +110,7 @@ def test_societies_have_separate_adapters(models):
 )
 def test_unsupported_options_raise(models, citizens, overrides, message):
     with pytest.raises((ConfigError, LlmrlError), match=message):
-        silent_run(*FISHERY, *CITIZENS[citizens], *overrides, f"output_root={models}", "name=refused")
+        run_silently(*FISHERY, *CITIZENS[citizens], *overrides, f"output_root={models}", "name=refused")
 
 
 @pytest.mark.slow
@@ -122,10 +122,10 @@ def test_mechanism_phases(models):
     )
     overrides = [x for x in FISHERY if not x.startswith(("principal", "design"))]
     learn = ("learn.env_steps=96", "learn.evaluate_episodes=8", phases)
-    silent_run(
+    run_silently(
         *overrides, *CITIZENS["shared"], *learn, "llm.make.format_steps=150", f"output_root={models}", "name=phases"
     )
-    updates = [row for row in rows(only_run_folder(models / "phases")) if "learn/reward" in row]
+    updates = [row for row in rows(find_run_folder(models / "phases")) if "learn/reward" in row]
     collected = [row["episode/tax_collected"] for row in updates]
     assert len(collected) == 6 and not any(collected[:2]) and any(collected[2:])
 

@@ -5,13 +5,13 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from experiments import comparable_metrics, only_run_folder, silent_run
+from experiments import find_run_folder, load_comparable_metrics, run_silently
 from kills import metrics_after_kills
 from llmrl.core.errors import LlmrlError
 from llmrl.experiment.model_export import export_model
 from llmrl.llms.local.loading import load_model, load_tokenizer
 from llmrl.run.artifacts import load_saved_state
-from some import some
+from some import mark_long_except
 
 PLAYER = ("agent=llm_player", "agent.history=0", "agent.reflection=false", "agent.repair_turns=0", "agent.show=[]")
 MODEL = (
@@ -28,12 +28,12 @@ def models(tmp_path_factory):
 
 
 def run(root, name, *overrides):
-    silent_run(*overrides, f"output_root={root}", f"name={name}")
-    return only_run_folder(root / name)
+    run_silently(*overrides, f"output_root={root}", f"name={name}")
+    return find_run_folder(root / name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("advantage", some(["replay"], ["turn", "replay"]))
+@pytest.mark.parametrize("advantage", mark_long_except(["replay"], ["turn", "replay"]))
 def test_run_learns_from_complete_episodes(models, advantage):
     folder = run(models, advantage, *BLACKJACK, f"llm.learn.advantage={advantage}", "llm.learn.continuations=1")
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -53,7 +53,7 @@ def test_run_learns_from_complete_episodes(models, advantage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("advantage", some(["turn"], ["turn", "replay"]))
+@pytest.mark.parametrize("advantage", mark_long_except(["turn"], ["turn", "replay"]))
 def test_long_episodes_are_truncated(models, advantage):
     """No episode of FrozenLake ends within two steps on the way back and forth, and replies are learned from anyway."""
     overrides = ("env=frozen_lake", "env.n_envs=8", "learn.rollout_steps=2", "learn.env_steps=32", *PLAYER, *MODEL)
@@ -112,10 +112,10 @@ def test_stopped_run_resumes_exactly(models):
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Run, "safe_point", stop_at_second)
-        silent_run(*overrides)
-    silent_run(*overrides)
-    stopped = only_run_folder(models / "stopped")
-    assert comparable_metrics(stopped) == comparable_metrics(whole)
+        run_silently(*overrides)
+    run_silently(*overrides)
+    stopped = find_run_folder(models / "stopped")
+    assert load_comparable_metrics(stopped) == load_comparable_metrics(whole)
 
 
 @pytest.mark.long
@@ -142,4 +142,4 @@ def test_training_survives_ten_kills(tmp_path, advantage):
 )
 def test_incompatible_options_raise(models, overrides, message):
     with pytest.raises(LlmrlError, match=message):
-        silent_run(*BLACKJACK, *overrides, f"output_root={models}", "name=refused")
+        run_silently(*BLACKJACK, *overrides, f"output_root={models}", "name=refused")

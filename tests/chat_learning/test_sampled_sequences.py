@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from learning_chats import FORGETFUL_TEMPLATE, QUESTIONS, greedy_log_probs, request
+from learning_chats import FORGETFUL_TEMPLATE, QUESTIONS, compute_log_probs, make_request
 from llmrl.core.records import TokenSample
 from llmrl.llms.local.learning import token_sequences
 
@@ -40,10 +40,10 @@ def test_sequences_of_conversation(template, n_sequences, make_chat):
     contents, samples = [], []
     for k in range(3):
         contents.append(QUESTIONS[k % 2])
-        [reply] = chat.complete([request(*contents)])
+        [reply] = chat.complete([make_request(*contents)])
         # Tokens are compared, so a reply that does not survive decoding would begin a new sequence.
         contents.append('{"action": "left"}')
-        ids = tuple(chat.encode_reply(request(*contents[:-1]).messages, contents[-1]))
+        ids = tuple(chat.encode_reply(make_request(*contents[:-1]).messages, contents[-1]))
         samples.append(TokenSample(reply.sample.prompt, ids, np.zeros(len(ids), np.float32)))
     sequences = token_sequences(samples, first_reply=5)
     assert len(sequences) == n_sequences
@@ -56,14 +56,14 @@ def test_sequences_of_conversation(template, n_sequences, make_chat):
 
 def test_sampled_log_probs_equal_plain_passes(make_chat):
     chat = make_chat(learn=Recorder())
-    replies = chat.complete([request(QUESTIONS[i % 2], repeat=i) for i in range(6)])
+    replies = chat.complete([make_request(QUESTIONS[i % 2], repeat=i) for i in range(6)])
     for reply in replies:
         sequences = token_sequences([reply.sample])
-        [expected] = greedy_log_probs(chat, sequences)
+        [expected] = compute_log_probs(chat, sequences)
         np.testing.assert_allclose(sequences[0].log_probs, expected, atol=1e-5)
         assert reply.completion_tokens == len(reply.sample.tokens)
 
 
 def test_reply_has_no_sample_without_learner(make_chat):
-    [reply] = make_chat().complete([request(QUESTIONS[0])])
+    [reply] = make_chat().complete([make_request(QUESTIONS[0])])
     assert reply.sample is None

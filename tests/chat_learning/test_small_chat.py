@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from experiments import compose, only_run_folder, run_experiment, silent_run
+from experiments import compose, find_run_folder, run_experiment, run_silently
 from installed import skip_without
 from llmrl.chat_learning.format_training import RandomLegalChat, RandomProposals
 from llmrl.core.errors import ConfigError
@@ -17,8 +17,8 @@ from llmrl.llms.local.loading import load_tokenizer
 from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.principals.llm_principal import FALLBACK_NOTE
 from llmrl.principals.llm_search import LLMSearch
-from policies import POLE, searcher
-from shipped import search_agent
+from policies import POLE, make_searcher
+from shipped import build_search_agent
 
 MESSAGE = '{"observation": {"player_sum": 15, "dealer_card": 10, "usable_ace": "no"}, "start": true}'
 REPLY = '{"action": "hit"}'
@@ -55,9 +55,9 @@ def test_unseen_text_is_encoded(tokenizer):
 
 
 def test_random_proposals_are_legal():
-    controller = search_agent("linear", POLE).controller
+    controller = build_search_agent("linear", POLE).controller
     chat = RandomProposals(controller.space, np.random.default_rng(0))
-    principal = LLMSearch(POLE, chat, controller, searcher().settings)
+    principal = LLMSearch(POLE, chat, controller, make_searcher().settings)
     vectors = principal.ask(n=8)
     assert len(chat.exchanges) == 8 and not any(principal.fallbacks)
     assert (vectors >= controller.space.low).all() and (vectors <= controller.space.high).all()
@@ -65,15 +65,15 @@ def test_random_proposals_are_legal():
 
 
 def test_random_proposals_are_written_like_history():
-    controller = search_agent("linear", POLE, decimals=0).controller
+    controller = build_search_agent("linear", POLE, decimals=0).controller
     [reply] = RandomProposals(controller.space, np.random.default_rng(0)).chat([ChatRequest((), schema={})])
     assert "." not in reply.text and len(json.loads(reply.text)["params"]) == controller.space.dim
 
 
 def test_simulated_searches_cover_prompts_of_a_search():
-    controller, rng = search_agent("linear", POLE).controller, np.random.default_rng(0)
+    controller, rng = build_search_agent("linear", POLE).controller, np.random.default_rng(0)
     chat = RandomProposals(controller.space, rng)
-    principal = LLMSearch(POLE, chat, controller, searcher(history="last", window=8).settings)
+    principal = LLMSearch(POLE, chat, controller, make_searcher(history="last", window=8).settings)
     initial = principal.state_dict()
     for _ in range(4):
         principal.load_state_dict(initial)
@@ -89,14 +89,14 @@ def test_simulated_searches_cover_prompts_of_a_search():
 
 @pytest.mark.slow
 def test_model_is_created_for_a_proposer(tmp_path):
-    silent_run(
+    run_silently(
         *("env=cartpole", "agent=linear", "principal=llm", "principal.history=last", "principal.window=2"),
         *("search.iterations=2", "search.candidates=2", "search.episodes=1", "search.race=0"),
         *("llm=small_chat", "llm/learn=grpo", "llm.learn.group_size=2", "llm.max_invalid=null", "llm.max_tokens=8"),
         *("llm.make.format_steps=1", "llm.make.width=32", "llm.make.layers=1", "llm.make.heads=2"),
         *(f"output_root={tmp_path}", "name=proposer"),
     )
-    lines = (only_run_folder(tmp_path / "proposer") / "metrics.jsonl").read_text().splitlines()
+    lines = (find_run_folder(tmp_path / "proposer") / "metrics.jsonl").read_text().splitlines()
     assert sum("learn/reward" in json.loads(line) for line in lines) == 2
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learning_chats import QUESTIONS, request, sampled_trajectories, settings
+from learning_chats import QUESTIONS, make_request, make_settings, sample_trajectories
 from llmrl.llms.local.loading import load_model
 from llmrl.llms.local.lora import merge_adapter
 
@@ -11,8 +11,8 @@ from llmrl.llms.local.lora import merge_adapter
 @pytest.fixture
 def trained(make_chat, tmp_path):
     """Return a chat model with a trained adapter, and the adapter's folder."""
-    chat = make_chat(learn=settings(tune="lora", learning_rate=1e-2))
-    trajectories = sampled_trajectories(chat, reward=lambda game, step, reply: float(game))
+    chat = make_chat(learn=make_settings(tune="lora", learning_rate=1e-2))
+    trajectories = sample_trajectories(chat, reward=lambda game, step, reply: float(game))
     chat.learners.learner("").update(trajectories, torch.Generator().manual_seed(0))
     folder = tmp_path / "adapter"
     chat.learners.learner("").write_adapter(folder)
@@ -20,7 +20,7 @@ def trained(make_chat, tmp_path):
 
 
 def logits(module, chat):
-    ids = torch.tensor([chat.encode(request(QUESTIONS[0]).messages)])
+    ids = torch.tensor([chat.encode(make_request(QUESTIONS[0]).messages)])
     with torch.no_grad():
         return module(input_ids=ids).logits
 
@@ -54,6 +54,6 @@ def test_equal_weights_give_equal_files(trained, tmp_path):
 
 
 def test_full_tuning_writes_no_adapter(make_chat, tmp_path):
-    chat = make_chat(learn=settings())
+    chat = make_chat(learn=make_settings())
     chat.learners.learner("").write_adapter(tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()

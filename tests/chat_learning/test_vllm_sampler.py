@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import only_run_folder, silent_run
-from learning_chats import QUESTIONS, request, sampled_trajectories, settings
+from experiments import find_run_folder, run_silently
+from learning_chats import QUESTIONS, make_request, make_settings, sample_trajectories
 from llmrl.chat_learning import advantages_and_losses
 from llmrl.core.errors import CallInterrupted, ConfigError, LLMError
 from llmrl.llms.local.loading import load_tokenizer
@@ -35,7 +35,9 @@ def connect(server, make_chat, tmp_path):
             **{"retries": 0, "max_staleness": 0, "max_importance": 2.0},
         }
         models.append(
-            make_chat(sampler=VLLMSampler(**fields | options), learn=settings(**OPTIONS | dict(learn)), **dict(chat))
+            make_chat(
+                sampler=VLLMSampler(**fields | options), learn=make_settings(**OPTIONS | dict(learn)), **dict(chat)
+            )
         )
         return models[-1]
 
@@ -51,13 +53,13 @@ def odd_first_token(game, step, reply):
 
 def update(chat, seed):
     """Train on sampled trajectories."""
-    trajectories = sampled_trajectories(chat, seed=seed, reward=odd_first_token)
+    trajectories = sample_trajectories(chat, seed=seed, reward=odd_first_token)
     return chat.learners.learner("").update(trajectories, torch.Generator().manual_seed(seed))
 
 
 def test_samples_equal_server_samples(server, connect):
     chat = connect()
-    requests = [request(QUESTIONS[i % 2], repeat=i) for i in range(6)]
+    requests = [make_request(QUESTIONS[i % 2], repeat=i) for i in range(6)]
     replies = chat.complete(requests)
     assert [list(reply.sample.prompt) for reply in replies] == [chat.encode(r.messages) for r in requests]
     assert sorted(body["seed"] for body in server.requests) == sorted({body["seed"] for body in server.requests})
@@ -93,8 +95,8 @@ def test_staleness_is_bounded_and_corrected(server, connect):
 
 def test_updates_equal_local_updates(connect, make_chat):
     """The weights after an update on given samples do not depend on which computation has sampled them."""
-    remote, local = connect(), make_chat(learn=settings(**OPTIONS))
-    trajectories = sampled_trajectories(remote, reward=odd_first_token)
+    remote, local = connect(), make_chat(learn=make_settings(**OPTIONS))
+    trajectories = sample_trajectories(remote, reward=odd_first_token)
     states = []
     for chat in (remote, local):
         learner = chat.learners.learner("")
@@ -114,17 +116,17 @@ def test_importance_weights_are_truncated():
 def test_request_repeats_after_outage(server, connect):
     chat = connect(retries=1)
     server.statuses += [503]
-    assert chat.complete([request(QUESTIONS[0])])[0].completion_tokens > 0
+    assert chat.complete([make_request(QUESTIONS[0])])[0].completion_tokens > 0
 
 
 def test_stop_does_not_wait_for_server(server, connect):
     chat = connect()
-    chat.complete([request(QUESTIONS[0])])
+    chat.complete([make_request(QUESTIONS[0])])
     chat.should_stop = lambda: True
     server.responsive.clear()
     try:
         with pytest.raises(CallInterrupted):
-            chat.complete([request(QUESTIONS[1])])
+            chat.complete([make_request(QUESTIONS[1])])
     finally:
         server.responsive.set()
 
@@ -134,17 +136,17 @@ def test_failed_requests_raise(server, connect, status):
     chat = connect()
     server.statuses += [status]
     with pytest.raises(LLMError, match=str(status)):
-        chat.complete([request(QUESTIONS[0])])
+        chat.complete([make_request(QUESTIONS[0])])
 
 
 def test_missing_features_of_servers_raise(server, connect):
     chat = connect()
     server.with_token_ids = False
     with pytest.raises(LLMError, match="token ids"):
-        chat.complete([request(QUESTIONS[0])])
+        chat.complete([make_request(QUESTIONS[0])])
     server.with_loras = False
     with pytest.raises(LLMError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING"):
-        connect().complete([request(QUESTIONS[0])])
+        connect().complete([make_request(QUESTIONS[0])])
     server.with_loras = True
 
 
@@ -185,13 +187,13 @@ def test_run_samples_on_server(tmp_path):
 
 
 def check_run(server, tmp_path):
-    silent_run(
+    run_silently(
         *("env=blackjack", "env.n_envs=8", "learn.env_steps=16", "learn.evaluate_episodes=8", "agent=llm_player"),
         *("agent.history=0", "agent.reflection=false", "agent.repair_turns=0", "agent.show=[]", "llm.max_invalid=null"),
         *("llm=local_chat", f"llm.model={server.folder}", "llm.max_tokens=4", "llm/learn=grpo", "llm.learn.tune=lora"),
         *("llm/sampler=vllm", f"llm.sampler.base_url={server.url}", f"output_root={tmp_path}", "name=served"),
     )
-    folder = only_run_folder(tmp_path / "served")
+    folder = find_run_folder(tmp_path / "served")
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert all(row["learn/importance"] == pytest.approx(1, abs=1e-3) for row in rows if "learn/reward" in row)
     assert any("learn/reward" in row for row in rows) and (folder / "adapter").is_dir() and not server.adapters

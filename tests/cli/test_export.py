@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import llmrl
-from explored import principal_run
+from explored import write_principal_run
 from llmrl.cli.export import TABLE_BY_ARGUMENT, main
 
 
@@ -14,7 +14,7 @@ from llmrl.cli.export import TABLE_BY_ARGUMENT, main
 def test_tables_equal_loaded_results(tmp_path, what, format):
     import pandas as pd
 
-    run = principal_run(tmp_path / "outputs")
+    run = write_principal_run(tmp_path / "outputs")
     main(["table", str(run), "--what", what, "--format", format])
     frame = getattr(llmrl.load(run), TABLE_BY_ARGUMENT[what])
     path = run / "tables" / f"{what}.{format}"
@@ -26,7 +26,7 @@ def test_tables_equal_loaded_results(tmp_path, what, format):
 
 def test_table_of_sweep(tmp_path, monkeypatch, capsys):
     for seed in (0, 1):
-        principal_run(tmp_path / "outputs", seed)
+        write_principal_run(tmp_path / "outputs", seed)
     monkeypatch.chdir(tmp_path)
     main(["table", "latest:state", "--out", "runs.csv"])
     assert "2 rows" in capsys.readouterr().out
@@ -36,5 +36,5 @@ def test_table_of_sweep(tmp_path, monkeypatch, capsys):
 def test_missing_pyarrow_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(SystemExit):
-        main(["table", str(principal_run(tmp_path)), "--format", "parquet"])
+        main(["table", str(write_principal_run(tmp_path)), "--format", "parquet"])
     assert "llmrl[analysis]" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import commands
-from experiments import only_run_folder
+from experiments import find_run_folder
 
 SMALL = (
     "env=escape_room",
@@ -62,13 +62,13 @@ def interrupted_run(tmp_path):
     """Return the folder of an interrupted run with two checkpoints."""
     done = interrupt(tmp_path, signal.SIGTERM, *SMALL, "principal=ucb", "design.steps=3000", saved=2)
     assert done.returncode == 128 + signal.SIGTERM and "SIGTERM" in done.stderr
-    return only_run_folder(tmp_path / "outputs")
+    return find_run_folder(tmp_path / "outputs")
 
 
 @pytest.mark.slow
 def test_signals_print_resume_hint(tmp_path):
     done = interrupt(tmp_path, signal.SIGINT, *SMALL, "principal=ucb", "design.steps=3000")
-    folder = only_run_folder(tmp_path / "outputs")
+    folder = find_run_folder(tmp_path / "outputs")
     assert done.returncode == 128 + signal.SIGINT and folder.parent.name in done.stderr
     assert state(folder) == "stopped" and list((folder / "checkpoints").glob("*.pt"))
 
@@ -134,7 +134,7 @@ def test_engine_crash_during_episode_is_resumable(tmp_path):
         os.kill(pid, signal.SIGKILL)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 1 and "game 0" in err and "Traceback" not in err, err
-    folder = only_run_folder(tmp_path / "outputs")
+    folder = find_run_folder(tmp_path / "outputs")
     assert state(folder) == "failed" and list((folder / "checkpoints").glob("*.pt"))
     done = train(tmp_path, *overrides)
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import commands
-from in_process import call as call_in
+from in_process import run_in_process as call_in
 from llmrl import __version__
 from llmrl.cli.finetune import main as finetune
 from llmrl.cli.help import (
@@ -23,7 +23,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import list_option_names
 
 
-def call(main, *words, cwd):
+def run_in_process(main, *words, cwd):
     return call_in(main, *words, cwd=cwd, environment=dict(os.environ))
 
 
@@ -53,16 +53,16 @@ def test_list_describes_options(group):
 def test_unknown_group_lists_available_groups(tmp_path):
     with pytest.raises(ConfigError, match=r"'enf'.*env, agent"):
         list_options("enf", 100)
-    done = call(train, "llmrl-train", "--list", cwd=tmp_path)
+    done = run_in_process(train, "llmrl-train", "--list", cwd=tmp_path)
     assert done.returncode == 1 and "--list" in done.stderr and ": env, " in done.stderr
 
 
 @pytest.mark.parametrize("main", [train, finetune])
 def test_commands_answer(main, tmp_path):
     name = "llmrl-train" if main is train else "llmrl-finetune"
-    assert call(main, name, "--help", cwd=tmp_path).stdout.startswith(f"{name} ")
-    assert call(main, name, "--version", cwd=tmp_path).stdout == f"llmrl {__version__}\n"
-    assert "Clean Up: " in call(main, name, "--list", "env", cwd=tmp_path).stdout
+    assert run_in_process(main, name, "--help", cwd=tmp_path).stdout.startswith(f"{name} ")
+    assert run_in_process(main, name, "--version", cwd=tmp_path).stdout == f"llmrl {__version__}\n"
+    assert "Clean Up: " in run_in_process(main, name, "--list", "env", cwd=tmp_path).stdout
 
 
 def test_package_runs_as_module(tmp_path):

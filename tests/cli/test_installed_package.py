@@ -16,7 +16,7 @@ import pytest
 import yaml
 from hydra.core.config_store import ConfigStore
 
-from experiments import comparable_metrics, compose
+from experiments import compose, load_comparable_metrics
 from llmrl.config.installed_options import installed_options, option_content, register_installed_options
 from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
@@ -73,7 +73,7 @@ def test_page_example_runs(site, tmp_path):
     config = yaml.safe_load((summary.parent / "config.yaml").read_text())
     assert config["principal"] == {"_target_": "my_lab.parts.Ladder", "rungs": 3}
     assert config["env"] == {"_target_": "my_lab.parts.Coins", "n_envs": 4, "n_agents": 3, "horizon": 10}
-    proposals = comparable_metrics(summary.parent, "proposal")
+    proposals = load_comparable_metrics(summary.parent, "proposal")
     rates = [row["principal/rate"] for row in proposals]
     assert sorted(rates) == [0.0, 1.0, 2.0]
     header, *lines = (summary.parent / "loggers" / "csv" / "metrics.csv").read_text().splitlines()

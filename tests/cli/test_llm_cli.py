@@ -112,7 +112,7 @@ def test_dry_run_estimates_cost(capsys, monkeypatch, tmp_path):
 def test_estimate_is_close_to_usage(capsys, tmp_path):
     import re
 
-    from experiments import comparable_metrics, only_run_folder
+    from experiments import find_run_folder, load_comparable_metrics
 
     common = (
         "env=escape_room",
@@ -127,5 +127,5 @@ def test_estimate_is_close_to_usage(capsys, tmp_path):
     run(*common, "dry_run=true")
     tokens = re.search(r"prompt tokens *│ about ([\d,]+)", capsys.readouterr().out)
     run(*common, f"output_root={tmp_path}")
-    used = comparable_metrics(only_run_folder(tmp_path))[-1]["llm/prompt_tokens"]
+    used = load_comparable_metrics(find_run_folder(tmp_path))[-1]["llm/prompt_tokens"]
     assert 0.8 < int(tokens.group(1).replace(",", "")) / used < 1.25

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from experiments import comparable_metrics, compose, only_run_folder, run
+from experiments import compose, find_run_folder, load_comparable_metrics, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import load_options
 from llmrl.experiment.parts import check_values
@@ -32,12 +32,12 @@ def sink_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_documented_sink_works(tmp_path: Path, sink_module: str) -> None:
     sink_options = [f"+loggers.csv._target_={sink_module}.CsvFile", f"trusted_modules=[{sink_module}]"]
     run(*PLAY, f"output_root={tmp_path / 'out'}", *sink_options)
-    folder = only_run_folder(tmp_path / "out")
+    folder = find_run_folder(tmp_path / "out")
     with (folder / "loggers" / "csv" / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     expected = [
         (str(number), row[row["x"]], name, value)
-        for number, row in enumerate(comparable_metrics(folder))
+        for number, row in enumerate(load_comparable_metrics(folder))
         for name, value in row.items()
         if name not in ("kind", "x", "episodes", "env_steps")
     ]
@@ -51,10 +51,10 @@ def test_documented_sink_works(tmp_path: Path, sink_module: str) -> None:
 def test_loggers_do_not_change_run(tmp_path: Path) -> None:
     root = f"output_root={tmp_path}"
     score = run(*PLAY, root, "loggers=[]")
-    folder = only_run_folder(tmp_path)
-    assert comparable_metrics(folder) and not list(folder.glob("*tfevents*")) and not (folder / "loggers").exists()
+    folder = find_run_folder(tmp_path)
+    assert load_comparable_metrics(folder) and not list(folder.glob("*tfevents*")) and not (folder / "loggers").exists()
     assert run(*PLAY, root) == score and not list(folder.glob("*tfevents*")), "it is finished already"
-    assert only_run_folder(tmp_path) == folder
+    assert find_run_folder(tmp_path) == folder
 
 
 @pytest.mark.parametrize("primary", ["train", "finetune"])
@@ -80,7 +80,7 @@ def test_invalid_option_fails_before_build() -> None:
 def test_videos_are_logged_with_metrics(tmp_path: Path) -> None:
     run("env=unlock_pickup", "agent=random", "env.n_envs=1", "env.horizon=3", "play.episodes=3", "play.videos=2",
         f"output_root={tmp_path}")  # fmt: skip
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     events = EventAccumulator(str(folder), size_guidance={"images": 0})
     events.Reload()
     videos = [(image.step, image.encoded_image_string) for image in events.Images("episode/film")]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import comparable_metrics, compose, only_run_folder, run
+from experiments import compose, find_run_folder, load_comparable_metrics, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.observers import Observer
 from llmrl.experiment.parts import check_values
@@ -40,7 +40,7 @@ class Stranger:
 
 def test_learner_observer_receives_training_episodes(tmp_path):
     run(*LEARN, TRUSTED, WATCH, f"output_root={tmp_path}")
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     lines = (folder / "training_episodes.tsv").read_text().splitlines()
     columns = next(i for i, line in enumerate(lines) if line.startswith("game\t"))
     lengths = [int(line.split("\t")[2]) for line in lines[columns + 1 :] if not line.startswith("#")]
@@ -61,9 +61,9 @@ def test_learner_observer_receives_training_episodes(tmp_path):
 def test_observers_do_not_change_hash(tmp_path, overrides):
     for name, extra in (("alone", ()), ("watched", (TRUSTED, WATCH))):
         run(*overrides, *extra, f"output_root={tmp_path / name}")
-    plain_run, observed_run = (only_run_folder(tmp_path / name) for name in ("alone", "watched"))
+    plain_run, observed_run = (find_run_folder(tmp_path / name) for name in ("alone", "watched"))
     assert plain_run.relative_to(tmp_path / "alone") == observed_run.relative_to(tmp_path / "watched")
-    assert comparable_metrics(plain_run) == comparable_metrics(observed_run)
+    assert load_comparable_metrics(plain_run) == load_comparable_metrics(observed_run)
     lengths = json.loads((observed_run / "steps.json").read_text())
     assert len(lengths) == (4 if "agent=random" in overrides else 8) and not (plain_run / "steps.json").exists()
     assert config_hash(compose(*overrides)) == config_hash({**compose(*overrides), "observers": [{"_target_": "x"}]})

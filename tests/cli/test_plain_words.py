@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import commands
-from experiments import compose, only_run_folder, run_experiment
+from experiments import compose, find_run_folder, run_experiment
 from faulty_env import Faulty
 from llmrl.cli import train
 from llmrl.config.hydra_hooks import check_removals
@@ -25,7 +25,7 @@ from llmrl.experiment.parts import check_values
 from llmrl.experiment.run_job import compute_job as run_reporting
 from llmrl.results.run_records import read_run
 from llmrl.run.command_exit import exit_on_error
-from shipped import settings_of
+from shipped import build_settings
 
 SMALL = (
     "env=escape_room", "env.n_envs=2", "agent=random", "principal=random", "design.steps=2", "design.adapt_rounds=0",
@@ -52,7 +52,7 @@ def test_environment_error_names_source(
     overrides = (*FAULTY, f"output_root={tmp_path}")
     assert end(overrides) == 1
     stderr_text = capsys.readouterr().err
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     record = read_run(folder)
     assert record.state == "failed" and record.error in stderr_text and str(folder / "traceback.txt") in stderr_text
     assert re.search(rf"escape_room .*{method}\(\): ZeroDivisionError", record.error)
@@ -84,7 +84,7 @@ def test_completed_work_survives_error(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(Faulty, "step", late)
     with pytest.raises(EngineError):
         run_experiment(compose(*overrides), list(overrides))
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     assert list((folder / "checkpoints").glob("*.pt"))
     steps = -10_000
     run_experiment(compose(*overrides), list(overrides))
@@ -95,7 +95,7 @@ def test_completed_work_survives_error(tmp_path: Path, monkeypatch: pytest.Monke
 def test_close_error_keeps_original_error(caplog: pytest.LogCaptureFixture) -> None:
     from llmrl.core.seeding import Seeds
 
-    env = Faulty(settings_of("env/escape_room", n_envs=1), Seeds(0))
+    env = Faulty(build_settings("env/escape_room", n_envs=1), Seeds(0))
     Faulty.fault = "close"
     try:
         env = name_env_in_errors(env)
@@ -120,7 +120,7 @@ def test_worker_error_names_source(tmp_path: Path, capsys: pytest.CaptureFixture
     )  # fmt: skip
     assert end(overrides) == 1
     stderr_text = capsys.readouterr().err
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     assert re.search("Game-v0 .*ZeroDivisionError", stderr_text) and "Traceback" not in stderr_text, stderr_text
     assert str(folder / "traceback.txt") in stderr_text
     assert "faulty_env.py" in (folder / "traceback.txt").read_text()

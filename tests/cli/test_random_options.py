@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from in_process import call
+from in_process import run_in_process
 from llmrl.cli.train import main
-from some import one_in
+from some import mark_long_except_every
 
 EXPERIMENTS = (
     ("env=escape_room", "principal=ucb", "env.n_envs=4"),
@@ -96,7 +96,7 @@ def fail(constant: str) -> None:
 
 def check(overrides: list[str], folder) -> None:
     """Call the command in an empty folder, and check its output and files."""
-    done = call(main, "llmrl-train", *overrides, cwd=folder, environment=os.environ)
+    done = run_in_process(main, "llmrl-train", *overrides, cwd=folder, environment=os.environ)
     text = done.stdout + done.stderr
     assert "Traceback" not in text and "HYDRA_FULL_ERROR=1 before" not in text, text
     assert "full traceback is in" not in text, text
@@ -111,7 +111,7 @@ def check(overrides: list[str], folder) -> None:
             json.loads(line, parse_constant=fail)
 
 
-@pytest.mark.parametrize("number", one_in(7, range(100)))
+@pytest.mark.parametrize("number", mark_long_except_every(7, range(100)))
 def test_option_combination_runs_or_raises(tmp_path, number):
     check(command(number), tmp_path)
 

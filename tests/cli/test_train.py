@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 import commands
-from experiments import only_run_folder
-from in_process import call
+from experiments import find_run_folder
+from in_process import run_in_process
 from llmrl.cli.train import main
 from llmrl.core.option_files import load_options
 from llmrl.llms.call_log import read_calls
 from llmrl.llms.scripted import ScriptedChat
-from some import some
+from some import mark_long_except
 from tiny_models import make_tiny_causal
 
 THIRD_PARTY = Path(__file__).parents[1] / "third_party"
@@ -40,7 +40,7 @@ def train(*overrides, cwd, **environment):
 
 def train_in_process(*overrides, cwd):
     """Run `train` in this process."""
-    return call(main, "llmrl-train", *overrides, cwd=cwd, environment=environ_lacking_keys())
+    return run_in_process(main, "llmrl-train", *overrides, cwd=cwd, environment=environ_lacking_keys())
 
 
 def environ_lacking_keys():
@@ -157,12 +157,12 @@ def test_third_party_parts_with_config_dir(tmp_path):
     config_dir = ("--config-dir", str(THIRD_PARTY / "conf"), "env=signal_game")
     done = train(*config_dir, "principal=halving", "agent=echo", "design.steps=3", "name=done", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    summary = json.loads((only_run_folder(tmp_path / "outputs" / "done") / "summary.json").read_text())
+    summary = json.loads((find_run_folder(tmp_path / "outputs" / "done") / "summary.json").read_text())
     assert [row["mechanism"]["zero"] for row in summary["history"]] == [2.0, 1.0, 0.5]
     assert summary["online_performance"] == summary["recommendation"] == 8.0  # the echo agent names every signal
     teacher_run = train(*config_dir, "teacher=always_zero", "learn.env_steps=256", "name=taught", cwd=tmp_path)
     assert teacher_run.returncode == 0, teacher_run.stderr
-    rows = (only_run_folder(tmp_path / "outputs" / "taught") / "metrics.jsonl").read_text()
+    rows = (find_run_folder(tmp_path / "outputs" / "taught") / "metrics.jsonl").read_text()
     assert "teacher/loss" in rows
     wrong = train_in_process(*config_dir, "teacher=always_zero", "agent=random", "name=wrong", cwd=tmp_path)
     assert wrong.returncode != 0 and "agent=ppo" in wrong.stderr
@@ -185,7 +185,7 @@ def test_part_requests_scores(tmp_path):
     folder = make_tiny_causal(tmp_path / "model")
     done = train(*reader, "llm=local_scorer_causal", f"llm.model={folder}", "name=done", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    run = only_run_folder(tmp_path / "outputs" / "done")
+    run = find_run_folder(tmp_path / "outputs" / "done")
     assert str(folder) in json.loads((run / "status.json").read_text())["llm"]
     command = [sys.executable, "-c", "from llmrl.cli.evaluate import main; main()", str(run), "--episodes", "4"]
     stranger = commands.run(command, cwd=tmp_path, timeout=300, capture_output=True, text=True)
@@ -198,14 +198,14 @@ def test_generic_prompt_supports_third_party_environment(tmp_path):
     config_dir = ("--config-dir", str(THIRD_PARTY / "conf"), "env=signal_game", "trusted_modules=[signal_game]")
     done = train(*config_dir, "principal=llm", "design.steps=3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    calls = [str(c) for c in read_calls(only_run_folder(tmp_path / "outputs" / "signal_game") / "llm_calls.jsonl")]
+    calls = [str(c) for c in read_calls(find_run_folder(tmp_path / "outputs" / "signal_game") / "llm_calls.jsonl")]
     assert len(calls) == 3 and "paid for naming 0" in calls[0]
     references = list((tmp_path / "outputs" / "signal_game_references").rglob("summary.json"))
     assert len(references) == 2 and not list((tmp_path / "outputs").glob("*_references/*/*/llm_calls.jsonl"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", some([0], range(5)))
+@pytest.mark.parametrize("first", mark_long_except([0], range(5)))
 def test_options_build_or_report_missing_parts(tmp_path, first):
     """Compose each option of each group; build those that need no engine, key or server in other tests."""
     from experiments import compose

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.cli.sweep import main as sweep
 from llmrl.config.permissions import PROVIDER_ORIGINS, check_permissions, find_destinations
@@ -105,7 +105,7 @@ def test_key_belongs_to_single_provider(provider, other_provider):
 def completed_run(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     run(*GAME, *SMALL, "llm=scripted", f"output_root={root}")
-    return only_run_folder(root)
+    return find_run_folder(root)
 
 
 @pytest.fixture

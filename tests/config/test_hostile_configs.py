@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 from llmrl.cli import evaluate, sweep
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
@@ -130,7 +130,7 @@ def test_importing_text(text, marker):
 def completed_run(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     run("env=escape_room", "agent=random", "env.n_envs=2", "play.episodes=2", f"output_root={root}")
-    return only_run_folder(root)
+    return find_run_folder(root)
 
 
 PART = {"_target_": "evil.Part"}
@@ -219,4 +219,4 @@ def test_retry_of_run_folder(changes, completed_run, marker, tmp_path, capsys):
 def test_saved_config_grants_no_trust(tmp_path):
     run("env=escape_room", "agent=random", "env.n_envs=2", "play.episodes=2", f"output_root={tmp_path}",
         "trusted_modules=[my_package]")  # fmt: skip
-    assert "trusted_modules" not in (only_run_folder(tmp_path) / "config.yaml").read_text()
+    assert "trusted_modules" not in (find_run_folder(tmp_path) / "config.yaml").read_text()

@@ -9,7 +9,7 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import Container, OmegaConf
 from omegaconf._utils import get_yaml_loader
 
-from kept_options import loader, read_once
+from kept_options import cache_options, get_yaml_loader_class
 from llmrl.core.option_files import root
 from llmrl.experiment.composition import compose_config, to_plain
 
@@ -53,7 +53,7 @@ def compose_fully(primary, *overrides):
 def test_cached_options_compose_like_hydra(case, monkeypatch):
     from hydra._internal import config_loader_impl, defaults_list
 
-    read_once()
+    cache_options()
     source, options = (SourcesRegistry.instance().resolve(scheme) for scheme in ("pkg", "llmrl"))
     cached = [compose_fully(*case), compose_fully(*case)]
     with monkeypatch.context() as context:
@@ -74,7 +74,7 @@ def test_equal_options_share_listing_and_merge(case, monkeypatch):
     """Otherwise every composition of the tests costs several times as much."""
     from hydra._internal.config_repository import CachingConfigRepository
 
-    read_once()
+    cache_options()
     compose_fully(*case)
     read, paths = CachingConfigRepository.load_config, []
 
@@ -92,7 +92,9 @@ def test_libyaml_reads_package_files_identically():
     assert len(files) > 100
     for file in files:
         text = file.read_text(encoding="utf-8")
-        assert repr(yaml.load(text, Loader=loader())) == repr(yaml.load(text, Loader=get_yaml_loader())), file
+        assert repr(yaml.load(text, Loader=get_yaml_loader_class())) == repr(
+            yaml.load(text, Loader=get_yaml_loader())
+        ), file
 
 
 def test_config_changes_do_not_leak():
@@ -106,7 +108,7 @@ def test_config_changes_do_not_leak():
 
 
 def test_changed_file_is_reloaded(tmp_path):
-    read_once()
+    cache_options()
     source, file = SourcesRegistry.instance().resolve("pkg")("hydra", "pkg://hydra.conf"), tmp_path / "option.yaml"
     for text, expected in (("# @package _global_\na: 1", 1), ("# @package _global_\na: 2.5", 2.5)):
         file.write_text(text)
@@ -134,7 +136,7 @@ def test_config_store_options_are_merged(monkeypatch):
 
 
 def test_invalid_yaml_gives_hydra_error(tmp_path):
-    read_once()
+    cache_options()
     source, file = SourcesRegistry.instance().resolve("pkg")("hydra", "pkg://hydra.conf"), tmp_path / "option.yaml"
     file.write_text("a: [1\nb: {")
     with pytest.raises(yaml.YAMLError, match=r"option\.yaml"):

@@ -5,7 +5,7 @@ import pytest
 from experiments import compose
 from llmrl.core.option_files import list_option_names, read_file, root
 from llmrl.run.config_hash import config_hash
-from some import some
+from some import mark_long_except
 
 ROOMS = ("colored_doorkey", "doorkey", "lava_doorkey", "simple_doorkey", "two_door", "unlock_pickup")
 PARTICLES = ("simple_reference", "simple_speaker_listener", "simple_spread", "simple_tag")
@@ -39,7 +39,9 @@ def compose_environment(env, *overrides):
     return compose(f"env={env}", *([REQUIRED_OPTIONS[env]] if env in REQUIRED_OPTIONS else []), *overrides)
 
 
-@pytest.mark.parametrize("env", some([*FIRST_ENVIRONMENTS, "cartpole", "babyai_text"], list_option_names("env")))
+@pytest.mark.parametrize(
+    "env", mark_long_except([*FIRST_ENVIRONMENTS, "cartpole", "babyai_text"], list_option_names("env"))
+)
 def test_environment_selects_only_regime(env):
     config, plain, bare = compose_environment(env), compose_environment(env, "regime=none"), compose("env=cartpole")
     regime = REGIMES.get(env, "none")
@@ -54,7 +56,7 @@ def test_environment_selects_only_regime(env):
     assert config["env"] | {"n_envs": None} == plain["env"] | {"n_envs": None}
 
 
-@pytest.mark.parametrize("env", some(FIRST_ENVIRONMENTS, REGIMES))
+@pytest.mark.parametrize("env", mark_long_except(FIRST_ENVIRONMENTS, REGIMES))
 def test_explicit_default_regime_has_no_effect(env):
     assert compose_environment(env, f"regime={REGIMES[env]}") == compose_environment(env)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import comparable_metrics, only_run_folder, run
+from experiments import find_run_folder, load_comparable_metrics, run
 from llmrl.cli.evaluate import main as evaluate
 from llmrl.core.errors import ConfigError
 from llmrl.core.welfare_measures import MEAN, MEASURES, OBJECTIVES, Objective
@@ -59,8 +59,8 @@ def test_unknown_name_lists_available_names(tmp_path, principal):
 def test_custom_measure_has_single_definition(tmp_path):
     """Check that the measure is optimized, described, measured and reported without any other change."""
     run(*TINY, *CUSTOM_OBJECTIVE, "principal=llm", "design.spending_cost=0.1", f"output_root={tmp_path}")
-    folder = only_run_folder(tmp_path)
-    rows = [row for row in comparable_metrics(folder) if "principal/objective" in row]
+    folder = find_run_folder(tmp_path)
+    rows = [row for row in load_comparable_metrics(folder) if "principal/objective" in row]
     assert len(rows) == 2
     for row in rows:
         assert row["welfare/smallest_gap"] < 0
@@ -88,7 +88,7 @@ def test_manual_example_matches_source():
 def test_custom_measure_applies_to_agents(tmp_path):
     run("env=escape_room", "env.n_envs=4", "learn.env_steps=20", "learn.evaluate_episodes=4", *CUSTOM_OBJECTIVE,
         f"output_root={tmp_path}")  # fmt: skip
-    row = comparable_metrics(only_run_folder(tmp_path))[-1]
+    row = load_comparable_metrics(find_run_folder(tmp_path))[-1]
     assert row["evaluation/objective"] == row["welfare/smallest_gap"]
 
 

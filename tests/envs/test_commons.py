@@ -22,8 +22,8 @@ from llmrl.envs.commons import Commons, allocate_units
 from llmrl.envs.commons_text import SCENARIOS
 from llmrl.rollout.collector import Collector, evaluate_policy
 from llmrl.rollout.episode_summaries import summarize
-from models import scripted
-from players import llm_player
+from models import make_scripted_client
+from players import make_llm_player
 
 TEXT: dict[str, Any] = {"observe": ["vector", "text"], "mechanism": False}
 STORIES = pytest.mark.parametrize("scenario", SCENARIOS)
@@ -340,7 +340,7 @@ class TestPlayers:
     def test_rule_players(self, scenario: Any, is_described: bool, months: int) -> None:
         """Take an equal part of the stock, or of the sustainable amount if it is described."""
         env = make(2, scenario=scenario, max_catch=100, universalization=is_described, **TEXT)
-        metrics = self.play(env, llm_player(env.spec, scripted(), None))
+        metrics = self.play(env, make_llm_player(env.spec, make_scripted_client(), None))
         assert metrics["x/months"] == months and metrics["x/base_return"] == (120 if is_described else 20)
 
 

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as arrays
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.envs.mechanisms import BracketedTax, Incentives, Mechanism, SocietyEvents
-from some import some
+from some import mark_long_except
 
 RATES = np.array([[0.1, 0.2, 0.5]], np.float32)
 PAY = np.array([[1.0, 2.0, 3.0]], np.float32)
@@ -241,7 +241,7 @@ MAKERS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", some(MAKERS[2:4], MAKERS))
+@pytest.mark.parametrize("make", mark_long_except(MAKERS[2:4], MAKERS))
 @given(rewards, arrays.arrays(np.float32, (12, 3, 4), elements=st.sampled_from([0.0, 1.0, 3.0])), present, pays, masks)
 def test_tensors_match_arrays(make, raw, cleaned, is_present, values, begins):
     """Include games that restart meanwhile."""

@@ -17,7 +17,7 @@ from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 from llmrl.envs.substrate import install, substrate_rules
 from llmrl.envs.substrate.society_env import SubstrateSettings
-from some import some
+from some import mark_long_except
 
 pytestmark = pytest.mark.meltingpot
 FORWARD, MOVE_LEFT, MOVE_RIGHT, ZAP = 1, 3, 4, 7
@@ -343,7 +343,7 @@ def test_upstream_moves_are_in_random_order(make, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", some(["game"], ["worker", "game"]))
+@pytest.mark.parametrize("victim", mark_long_except(["game"], ["worker", "game"]))
 def test_reports_killed_process(make, victim):
     env = make("harvest", 2)
     env.reset()

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import compose, only_run_folder, run
+from experiments import compose, find_run_folder, run
 from llmrl.cli.evaluate import build_parser, evaluate, main
 from llmrl.core.errors import ConfigError
 from llmrl.core.frames import scale_to_width
@@ -61,14 +61,14 @@ ESCAPE = (
 def cleanup(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("cleanup")
     run(*CLEANUP, f"output_root={root}")
-    return only_run_folder(root)
+    return find_run_folder(root)
 
 
 @pytest.fixture(scope="module")
 def escape(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("escape")
     run(*ESCAPE, f"output_root={root}")
-    return only_run_folder(root)
+    return find_run_folder(root)
 
 
 def run_evaluation(folder: Path, *arguments: str) -> dict:
@@ -188,7 +188,7 @@ def test_initial_societies(tmp_path):
         "design.evaluations=0",
         f"output_root={tmp_path}",
     )
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     config, saved = read_config(folder, []), load_saved_state(folder)[1]["agents"][0]
     assert plan_adaptation(True, False, ["student"], config).initial is False
     vectors = [np.zeros(5)] * 2
@@ -275,12 +275,12 @@ def test_rejects_unsupported_comparisons(escape, tmp_path):
             run_evaluation(escape, "--mechanism", "none,best", *words)
     run("env=escape_room", "env.mechanism=false", "learn.env_steps=40", f"output_root={tmp_path}")
     with pytest.raises(ConfigError, match="mechanism"):
-        run_evaluation(only_run_folder(tmp_path), "--mechanism", "none", "--mechanism", "1,1,1,1,1")
+        run_evaluation(find_run_folder(tmp_path), "--mechanism", "none", "--mechanism", "1,1,1,1,1")
 
 
 def test_compares_agents_with_no_principal(tmp_path):
     run("env=escape_room", "env.n_envs=4", "learn.env_steps=40", "learn.evaluate_episodes=4", f"output_root={tmp_path}")
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     evaluation = run_evaluation(folder, "--mechanism", "none", "--mechanism", "5,0,0,0,0", "--episodes", "4")
     payments = [mechanism_result["table"]["incentives_paid"]["mean"] for mechanism_result in evaluation["mechanisms"]]
     assert evaluation["adapted"] is None and payments[0] == 0 < payments[1]

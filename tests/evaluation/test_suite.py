@@ -11,7 +11,7 @@ import yaml
 
 import llmrl
 from errands import Errands, Reader
-from experiments import compose, only_run_folder, run_experiment
+from experiments import compose, find_run_folder, run_experiment
 from llmrl.cli.evaluate import main, split_suite_options
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
@@ -58,7 +58,7 @@ def finished_run(tmp_path_factory):
     """Return the folder of a run that tests only read."""
     root = tmp_path_factory.mktemp("runs")
     run_experiment(config(root), [])
-    return only_run_folder(root)
+    return find_run_folder(root)
 
 
 def run_suite(folder):
@@ -72,7 +72,7 @@ def index_by_name(results):
 @pytest.mark.slow
 def test_suite_end_to_end(tmp_path, suite_file, capsys):
     run_experiment(config(tmp_path / "runs"), [])
-    run = only_run_folder(tmp_path / "runs")
+    run = find_run_folder(tmp_path / "runs")
     main(
         [
             "--trust",
@@ -120,7 +120,7 @@ def test_suite_end_to_end(tmp_path, suite_file, capsys):
 @pytest.mark.slow
 def test_tests_are_independent(tmp_path, suite_file):
     run_experiment(config(tmp_path / "runs", skill=1.0), [])
-    run = only_run_folder(tmp_path / "runs")
+    run = find_run_folder(tmp_path / "runs")
     main(["--trust", "errands", str(run), f"suite={suite_file}"])
     reference = index_by_name(run_suite(run))
     main(["--trust", "errands", str(run), f"suite={suite_file}", "suite.only=[words]"])
@@ -135,7 +135,7 @@ def test_tests_are_independent(tmp_path, suite_file):
 @pytest.mark.slow
 def test_adapting_agent_uses_extra_actions(tmp_path, suite_file):
     run_experiment(config(tmp_path / "runs", adapts=True), [])
-    run = only_run_folder(tmp_path / "runs")
+    run = find_run_folder(tmp_path / "runs")
     main(["--trust", "errands", str(run), f"suite={suite_file}", "suite.only=[more,kinds]", "--mode", "deterministic"])
     players = {name: test["players"]["student"] for name, test in index_by_name(run_suite(run)).items()}
     assert players["more"]["kinds"]["fetch"]["success"] == players["kinds"]["kinds"]["fetch"]["success"] == 1.0

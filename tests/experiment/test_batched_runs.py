@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments import comparable_metrics, compose
+from experiments import compose, load_comparable_metrics
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.privacy import restrict_file_permissions
 from llmrl.envs.escape_room import EscapeRoom
@@ -36,7 +36,7 @@ from llmrl.run.signals import StopFlag
 from llmrl.run.status import read_status
 from llmrl.sweeps.jobs import record_launch
 from llmrl.sweeps.payload import ProcessPayload, RunExit, RunPayload
-from stalling import STALLED_S, Stall, impatient
+from stalling import TOTAL_STALL_S, StallingMethod, shorten_stop_timeouts
 
 TINY = (
     "env=escape_room",
@@ -67,7 +67,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def results(folder: Path) -> tuple[list[dict], dict]:
-    return comparable_metrics(folder), json.loads((folder / "summary.json").read_text())
+    return load_comparable_metrics(folder), json.loads((folder / "summary.json").read_text())
 
 
 def assert_runs_equal(rows: Sequence[RunPayload], single_rows: Sequence[RunPayload]) -> None:
@@ -250,8 +250,8 @@ def test_signal_stops_all_resumable_runs(tmp_path, monkeypatch):
 )
 def test_slow_work_is_abandoned_for_batch(tmp_path, monkeypatch, number, state):
     """Stop after a grace period for SIGTERM, and at once after a second Ctrl-C."""
-    impatient(monkeypatch, 0.05 if number == signal.SIGTERM else 1e3)
-    stall = Stall(monkeypatch, EscapeRoom, "step", at=60, whole=True, number=number)
+    shorten_stop_timeouts(monkeypatch, 0.05 if number == signal.SIGTERM else 1e3)
+    stall = StallingMethod(monkeypatch, EscapeRoom, "step", at=60, whole=True, number=number)
     rows = build_payloads(tmp_path, THREE, "design.evaluations=1", "design.steps=4", "checkpoint_seconds=0")
     if number == signal.SIGINT:
         handle = StopFlag._handle
@@ -263,7 +263,7 @@ def test_slow_work_is_abandoned_for_batch(tmp_path, monkeypatch, number, state):
 
         monkeypatch.setattr(StopFlag, "_handle", twice)
     ends = compute_batch(rows)
-    assert time.monotonic() - stall.signaled < STALLED_S / 2
+    assert time.monotonic() - stall.signaled < TOTAL_STALL_S / 2
     assert [end.exit_code for end in ends] == [128 + number] * 3
     for payload in rows:
         status = read_status(payload.folder)
@@ -282,14 +282,14 @@ def test_uninterruptible_thread_ends_with_process(monkeypatch):
         def stuck():
             leader.lead()
             with StopFlag(on_forced_exit=lambda: os.write(writes, b"recorded") and None):
-                time.sleep(STALLED_S)
+                time.sleep(TOTAL_STALL_S)
 
         with leader:
             threading.Thread(target=stuck).start()
             os.kill(os.getpid(), signal.SIGTERM)
             while True:
                 try:
-                    time.sleep(STALLED_S)
+                    time.sleep(TOTAL_STALL_S)
                 except KeyboardInterrupt:
                     continue
     _, status = os.waitpid(pid, 0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.sweep_plan import makespan, plan_sweep
-from sweeping import refused
+from sweeping import run_refused_sweep
 
 SMALL = ("env=escape_room", "env.n_envs=4", "design.steps=2", "design.adapt_rounds=3", "design.validate_episodes=4")
 
@@ -29,7 +29,7 @@ def test_table_covers_all_runs(tmp_path):
         "design.confirm_steps=0",
         "llm=gpt4o",
     )
-    done = refused(*SMALL, *swept, "design.references=0", "dry_run=true", cwd=tmp_path)
+    done = run_refused_sweep(*SMALL, *swept, "design.references=0", "dry_run=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     output = normalize_text(done.stdout)
     assert "9 runs in 4 processes: 1 of 6 runs, 3 of 1 run" in output
@@ -56,7 +56,7 @@ def test_lists_cluster_requests(tmp_path):
 
 
 def test_lists_cluster_request_of_one_run(tmp_path):
-    done = refused(*SMALL, "hardware=slurm_cpu", "design.references=0", "dry_run=true", cwd=tmp_path)
+    done = run_refused_sweep(*SMALL, "hardware=slurm_cpu", "design.references=0", "dry_run=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "environment steps" in done.stdout and "\nsbatch: 1 job with --job-name=llmrl" in done.stdout
 

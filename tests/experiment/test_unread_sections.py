@@ -6,7 +6,7 @@ import json
 import pytest
 import yaml
 
-from experiments import only_run_folder
+from experiments import find_run_folder
 from llmrl.config.loop_sections import LOOP_CLASSES, agent_learns, config_section, loop_kind
 from llmrl.experiment.config_completion import OBJECTIVE_KEYS, without_unread_sections
 from llmrl.experiment.experiment import Experiment
@@ -76,7 +76,7 @@ def test_run_lifecycle_with_unused_option(loop, tmp_path, capsys):
 
     overrides = (*SHORT[loop], f"output_root={tmp_path}")
     run = Experiment.compose(*overrides).run()
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert SECTIONS & set(saved) == KEPT_SECTIONS[loop] | {"design"}
     # From its folder alone, as llmrl-sweep issues runs again.

@@ -31,11 +31,11 @@ def _offline(monkeypatch):
 @pytest.fixture(scope="session")
 def grpo(proposer, tmp_path_factory):
     """Return a finished run: replies are rewarded for their return alone."""
-    from tuned import finetune, only_folder
+    from tuned import find_finetuning_folder, finetune
 
     only = [f"rewards.{name}=0" for name in ("valid", "in_bounds", "improvement")]
     options = ("method.optimizer.steps=24", *only, "transfer=[other]", "checkpoint_seconds=99")
-    return only_folder(
+    return find_finetuning_folder(
         shared_folder(tmp_path_factory, "grpo", lambda folder: finetune(folder, proposer, "grpo", *options))
     )
 
@@ -43,7 +43,9 @@ def grpo(proposer, tmp_path_factory):
 @pytest.fixture(scope="session")
 def sft(proposer, tmp_path_factory):
     """Return a finished run."""
-    from tuned import finetune, only_folder
+    from tuned import find_finetuning_folder, finetune
 
     steps = "method.optimizer.steps=12"
-    return only_folder(shared_folder(tmp_path_factory, "sft", lambda folder: finetune(folder, proposer, "sft", steps)))
+    return find_finetuning_folder(
+        shared_folder(tmp_path_factory, "sft", lambda folder: finetune(folder, proposer, "sft", steps))
+    )

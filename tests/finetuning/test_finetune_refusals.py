@@ -8,8 +8,8 @@ import pytest
 
 from installed import skip_without
 from llmrl.core.errors import ConfigError, LLMError
-from some import one_in
-from tuned import QUICK, configured
+from some import mark_long_except_every
+from tuned import QUICK, compose_finetune
 
 skip_without("trl", "peft", "datasets")
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 def test_dry_run_skips_playing(proposer, tmp_path, capsys):
     from experiments import run_experiment
 
-    assert run_experiment(configured(tmp_path, proposer, "dry_run=true", "transfer=[other]"), []) is None
+    assert run_experiment(compose_finetune(tmp_path, proposer, "dry_run=true", "transfer=[other]"), []) is None
     output = capsys.readouterr().out
     assert "linear policy, 2 parameters in [-6, 6]" in output and "other tasks" in output and "grpo" in output
     assert not list(tmp_path.iterdir())
@@ -27,7 +27,7 @@ def test_dry_run_skips_playing(proposer, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
-    one_in(
+    mark_long_except_every(
         2,
         [
             (["llm.model=/no/such/folder"], LLMError, "/no/such/folder"),
@@ -54,7 +54,7 @@ def test_invalid_settings_raise_early(proposer, tmp_path, overrides, error, mess
 
     root = tmp_path / "runs"
     with pytest.raises(error, match=message):
-        run_experiment(configured(root, proposer, *QUICK["grpo"], *overrides), overrides)
+        run_experiment(compose_finetune(root, proposer, *QUICK["grpo"], *overrides), overrides)
     assert not any(p.read_text() for p in root.rglob("llm_calls.jsonl"))
     assert not list(root.rglob("finetune_trials"))  # nothing was played either
 
@@ -82,7 +82,7 @@ def test_truncating_reply_limit_raises_early(proposer, tmp_path):
 
     arguments = [*QUICK["sft"], "llm.max_tokens=24"]
     with pytest.raises(ConfigError, match=r" \d+ tokens .*llm\.max_tokens=24"):
-        run_experiment(configured(tmp_path, proposer, *arguments), arguments)
+        run_experiment(compose_finetune(tmp_path, proposer, *arguments), arguments)
     assert not list(tmp_path.rglob("llm_calls.jsonl"))
 
 
@@ -92,14 +92,14 @@ def test_missing_package_raises(proposer, tmp_path, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "trl" else find(name, *a))
     with pytest.raises(ConfigError, match=r"'llmrl\[finetune\]'"):
-        run_experiment(configured(tmp_path, proposer), [])
+        run_experiment(compose_finetune(tmp_path, proposer), [])
 
 
 def test_nested_adapter_training_raises(proposer, tmp_path):
     from experiments import run_experiment
 
     with pytest.raises(ConfigError, match=r"llm\.adapter=.*null"):
-        run_experiment(configured(tmp_path, proposer, f"llm.adapter='{proposer}'"), [])
+        run_experiment(compose_finetune(tmp_path, proposer, f"llm.adapter='{proposer}'"), [])
 
 
 @pytest.mark.long

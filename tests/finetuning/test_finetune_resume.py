@@ -10,9 +10,9 @@ import time
 import pytest
 
 from installed import skip_without
-from some import some
-from stalling import STALLED_S, Stall, impatient
-from tuned import QUICK, assert_equal_runs, configured, finetune, silent_finetune
+from some import mark_long_except
+from stalling import TOTAL_STALL_S, StallingMethod, shorten_stop_timeouts
+from tuned import QUICK, assert_equal_runs, compose_finetune, finetune, finetune_silently
 
 skip_without("trl", "peft", "datasets")
 
@@ -41,7 +41,7 @@ def context():
     return context
 
 
-@pytest.fixture(scope="module", params=some(["sft"], OPTIONS))
+@pytest.fixture(scope="module", params=mark_long_except(["sft"], OPTIONS))
 def method(request):
     return request.param
 
@@ -106,18 +106,18 @@ def test_stalling_run_stops_on_signal(method, reference_run, proposer, tmp_path,
     if method == "grpo" and stalling == "training_step":
         owner = importlib.import_module("trl").GRPOTrainer
     with monkeypatch.context() as patch:
-        impatient(patch)
-        stall = Stall(patch, owner, stalling, at, whole=True)
+        shorten_stop_timeouts(patch)
+        stall = StallingMethod(patch, owner, stalling, at, whole=True)
         with pytest.raises(Stopped):
             finetune(tmp_path, proposer, method, *OPTIONS[method])
-        assert time.monotonic() - stall.signaled < STALLED_S / 2
+        assert time.monotonic() - stall.signaled < TOTAL_STALL_S / 2
     assert_equal_runs(reference_run, finetune(tmp_path, proposer, method, *OPTIONS[method]))
 
 
 @pytest.mark.long
 def test_sigkill_resumes_from_last_checkpoint(method, reference_run, proposer, tmp_path, context):
     """A killed process resumes from its last complete checkpoint; half of a later checkpoint is ignored."""
-    process = context.Process(target=silent_finetune, args=(tmp_path, proposer, method, *OPTIONS[method]))
+    process = context.Process(target=finetune_silently, args=(tmp_path, proposer, method, *OPTIONS[method]))
     process.start()
     deadline = time.monotonic() + 120
 
@@ -139,7 +139,7 @@ def test_completed_run_is_skipped(grpo, proposer, tmp_path, capsys):
     from experiments import run_experiment
 
     arguments = [*QUICK["sft"], "method.optimizer.steps=1", "dataset.held_out=4"]
-    config = configured(tmp_path, proposer, *arguments, f"trials_dir={grpo.parents[2] / 'finetune_trials'}")
+    config = compose_finetune(tmp_path, proposer, *arguments, f"trials_dir={grpo.parents[2] / 'finetune_trials'}")
     first = run_experiment(config, arguments)
     assert not (tmp_path / "finetune_trials").exists()
     assert run_experiment(config, arguments) == first and "Already finished" in capsys.readouterr().out

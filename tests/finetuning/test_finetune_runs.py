@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import commands
-from experiments import only_run_folder
+from experiments import find_run_folder
 from installed import skip_without
 from llmrl.core.errors import ConfigError
 from llmrl.llms.call_log import read_calls
-from some import some
-from tuned import COMMON, QUICK, assert_equal_runs, configured, finetune, lines, only_folder
+from some import mark_long_except
+from tuned import COMMON, QUICK, assert_equal_runs, compose_finetune, find_finetuning_folder, finetune, load_metrics
 
 skip_without("trl", "peft", "datasets")
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def train_summary(folder, name):
-    return [line[name] for line in lines(folder) if name in line]
+    return [line[name] for line in load_metrics(folder) if name in line]
 
 
 @pytest.mark.long
@@ -32,7 +32,7 @@ def test_grpo_learns_rewarding_replies(grpo):
     assert len(returns) == 24
     assert np.mean(returns[-6:]) > np.mean(returns[:6]) + 0.8
     assert len(train_summary(grpo, "train/reward_scaled_return")) == 24
-    for line in lines(grpo)[1:-1]:
+    for line in load_metrics(grpo)[1:-1]:
         assert line["train/reward"] == pytest.approx(
             line["train/reward_scaled_return"] + 0.5 * line["train/reward_repeat"], abs=1e-6
         )
@@ -68,7 +68,7 @@ def test_run_folder_documents_run(grpo, proposer):
     assert adapter == {"adapter_config.json", "adapter_model.safetensors", "trained_on.json"}
     status = json.loads((grpo / "status.json").read_text())
     assert status["state"] == "finished" and "+ adapter" in status["llm"] and status["env"] == "target"
-    first, last = lines(grpo)[0], lines(grpo)[-1]
+    first, last = load_metrics(grpo)[0], load_metrics(grpo)[-1]
     assert (first["kind"], first["updates"]) == ("evaluation", 0) and (last["kind"], last["updates"]) == (
         "evaluation",
         24,
@@ -99,7 +99,7 @@ def test_commands_report_result_location(sft):
         evaluate(build_parser().parse_args([str(sft)]))
 
 
-@pytest.mark.parametrize("method", some(["sft"], ["grpo", "sft"]))
+@pytest.mark.parametrize("method", mark_long_except(["sft"], ["grpo", "sft"]))
 def test_adapter_plays_in_search(method, proposer, tmp_path, request):
     """The tuned model is asked by llmrl-train, with the prompts it was trained on."""
     from experiments import run
@@ -111,7 +111,7 @@ def test_adapter_plays_in_search(method, proposer, tmp_path, request):
     # A model that was trained for seconds writes what nobody can read, so that random vectors are needed, too.
     search += ["llm.max_invalid=null", "search.warmup=6"]
     result = run(*common, *model, *search, f"output_root={tmp_path}")
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     assert result is not None and "+ adapter" in json.loads((folder / "status.json").read_text())["llm"]
     assert "adapter_digest" in (folder / "config.yaml").read_text()
     proposals = [json.loads(line) for line in (folder / "proposals.jsonl").read_text().splitlines()]
@@ -129,7 +129,7 @@ def test_adapter_plays_in_search(method, proposer, tmp_path, request):
     second = finetune(
         tmp_path / "second", proposer, "grpo", *options, "method.optimizer.steps=1", "rewards.low=-17", "rewards.high=0"
     )
-    assert lines(second)[0]["data/trials"] == 6 + 8
+    assert load_metrics(second)[0]["data/trials"] == 6 + 8
     assert "runs_digest" in (second / "config.yaml").read_text()
 
 
@@ -139,7 +139,7 @@ def test_constant_trials_have_finite_scale(proposer, tmp_path):
     from llmrl.experiment.resources import RunResources
     from llmrl.finetuning.application import build_loop
 
-    config = configured(tmp_path, proposer, "transfer=[maze,mountain_car]", "dataset.held_out=3")
+    config = compose_finetune(tmp_path, proposer, "transfer=[maze,mountain_car]", "dataset.held_out=3")
     with build_loop(config, RunResources(config, build_model)) as loop:
         for task in loop.transfer:
             data = loop.dataset.for_transfer(16).prepare(task, tmp_path, Seeds(0))
@@ -180,13 +180,13 @@ def test_sweeps_and_searches_use_launcher(proposer, sft, tmp_path):
     assert "1 finished" in done.stdout
     (log,) = (path.read_text() for path in (tmp_path / ".sweeps").rglob("*.log"))
     assert log.startswith("llmrl-finetune ")
-    folder = only_folder(tmp_path)
+    folder = find_finetuning_folder(tmp_path)
     assert application_of(yaml.safe_load((folder / "config.yaml").read_text())).command == "llmrl-finetune"
     assert_equal_runs(sft, folder)
     # A search finds the run that is there, and names the command that it was typed with.
     search = ("hydra/sweeper=optuna", "method.lora.rank=choice(16)", "hydra.sweeper.trials=1")
     search_process = swept(*search)
     assert search_process.returncode == 0, search_process.stdout + search_process.stderr
-    assert ": llmrl-finetune --config-dir" in search_process.stdout and folder == only_folder(tmp_path)
+    assert ": llmrl-finetune --config-dir" in search_process.stdout and folder == find_finetuning_folder(tmp_path)
     failed = swept(*search, "hydra.sweeper.trials=0")
     assert failed.returncode == 1 and failed.stderr.startswith("\nllmrl-finetune: hydra.sweeper.trials=0"), failed

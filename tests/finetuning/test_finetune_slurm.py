@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import commands
-from cluster import environment_outside_jobs
+from cluster import get_environment_outside_jobs
 from installed import skip_without
 from llmrl.results.run_records import read_run
-from tuned import COMMON, QUICK, assert_equal_runs, only_folder
+from tuned import COMMON, QUICK, assert_equal_runs, find_finetuning_folder
 
 skip_without("trl", "peft", "datasets", "submitit")
 
@@ -32,7 +32,7 @@ def submitted(root, model, *overrides, **environment):
     arguments += [f"output_root={root}", f"llm.model={model}", *QUICK["sft"], "hardware=slurm_finetune", *overrides]
     done = commands.run(
         [*command, *arguments],
-        env=environment_outside_jobs() | environment,
+        env=get_environment_outside_jobs() | environment,
         capture_output=True,
         text=True,
         timeout=180,
@@ -66,7 +66,7 @@ def test_job_matches_command(proposer, sft, slurm_cluster, tmp_path):
     small = ("hardware.gpus=0", "hardware.device=cpu", "hardware.precision=highest", "hardware.memory_gb=1")
     record = submitted(tmp_path, proposer, *small, "hardware.cores=1", "method.optimizer.steps=12", "seed=0")
     assert "1 finished" in record
-    folder = only_folder(tmp_path)
+    folder = find_finetuning_folder(tmp_path)
     assert read_run(folder).state == "finished"
     (job,) = {path.name.partition("_")[0] for path in (tmp_path / ".sweeps").rglob("*_log.out")}
     fields = slurm_cluster.show(job)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments import comparable_metrics, only_run_folder, silent_run
+from experiments import find_run_folder, load_comparable_metrics, run_silently
 from llmrl.core.errors import LlmrlError
 from llmrl.experiment.model_export import export_model
 from llmrl.run.run import Run
@@ -23,8 +23,8 @@ SEARCH = (
 
 
 def run(root, proposer, *overrides):
-    silent_run(*SEARCH, f"llm.model={proposer}", f"output_root={root}", *overrides)
-    return only_run_folder(root)
+    run_silently(*SEARCH, f"llm.model={proposer}", f"output_root={root}", *overrides)
+    return find_run_folder(root)
 
 
 def rows_of(folder, name):
@@ -61,21 +61,21 @@ def test_stopped_search_resumes_exactly(proposer, tmp_path):
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Run, "safe_point", stop_at_second)
         run(tmp_path / "stopped", proposer, *options)
-    assert comparable_metrics(run(tmp_path / "stopped", proposer, *options)) == comparable_metrics(whole)
+    assert load_comparable_metrics(run(tmp_path / "stopped", proposer, *options)) == load_comparable_metrics(whole)
 
 
 @pytest.mark.slow
 def test_mechanism_principal_learns(tmp_path):
     """Invalid replies of a model that was made for another task are learned from, too."""
     folder, model = tmp_path / "design", make_proposer(tmp_path, [("a question", "a reply")], steps=1, window=8192)
-    silent_run(
+    run_silently(
         *("env=fishery", "env.n_agents=4", "env.horizon=3", "agent=random", "principal=llm", "principal.history=last"),
         *("llm=local_chat", f"llm.model={model}", "llm.max_tokens=8", "llm/learn=grpo"),
         *("llm.max_invalid=null", "llm.learn.group_size=4", "design.candidates=4", "design.steps=2", "env.n_envs=4"),
         *("principal.repair_turns=0", f"output_root={folder}", "design.evaluations=0"),
         *("design.adapt_rounds=0", "design.validate_episodes=4"),
     )
-    rows = rows_of(only_run_folder(folder), "learn/reward")
+    rows = rows_of(find_run_folder(folder), "learn/reward")
     assert len(rows) == 2 and rows[0]["learn/invalid"] > 0
 
 

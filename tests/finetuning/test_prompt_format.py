@@ -17,7 +17,7 @@ from llmrl.finetuning.trials import ParameterTrial, ProposalExample
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.provider import Provider
-from shipped import llm_principal
+from shipped import build_llm_principal
 
 SPEC = EnvSpec("game", 1, 1, {}, 2, ("a", "b"), 100)
 
@@ -51,7 +51,7 @@ class Windowed(Provider):
 def make_format(room=100_000, controller=None, **options):
     llm = ChatClient(Windowed(room))
     options = {"prompt": "numeric", "duplicates": "accept"} | options
-    proposer = llm_principal(SPEC, llm, controller=controller or Controller(), **options)
+    proposer = build_llm_principal(SPEC, llm, controller=controller or Controller(), **options)
     proposer.on_search_start(100, 2)
     return PromptFormat(proposer)
 
@@ -218,12 +218,14 @@ def test_unreadable_group_has_zero_advantage():
     attempts = evaluator(prompts, [*odd, *odd[:2], prompt_format.format_reply(np.ones(3), "")], "step 1")
     assert evaluator.metrics()["train/skipped_groups"] == 1.0
     scale = Scale(-10.0, 0.0)
-    assert {shipped.rewards()(attempt, scale) for attempt in attempts[:3]} == {0.0}, "equal rewards are no advantage"
+    assert {shipped.build_rewards()(attempt, scale) for attempt in attempts[:3]} == {0.0}, (
+        "equal rewards are no advantage"
+    )
 
 
 def evaluated_task(prompt_format, prompts):
     evaluator = ReplyEvaluator(prompt_format, Plays(), 2, Seeds(0))
-    return EvaluatedTask("game", prompts, evaluator, shipped.rewards(), Scale(-10.0, 0.0))
+    return EvaluatedTask("game", prompts, evaluator, shipped.build_rewards(), Scale(-10.0, 0.0))
 
 
 def test_measures_and_baselines():

@@ -83,7 +83,7 @@ def test_rewards_increase_with_return(low, increase, history):
 
 
 def test_weighted_sum_ignores_unlisted_rewards():
-    rewards = shipped.rewards(valid=0.5, in_bounds=0.0, scaled_return=2.0, improvement=0.0, rank=1.0, repeat=0.25)
+    rewards = shipped.build_rewards(valid=0.5, in_bounds=0.0, scaled_return=2.0, improvement=0.0, rank=1.0, repeat=0.25)
     assert list(rewards.weights) == ["valid", "scaled_return", "rank", "repeat"]
     attempt_ = evaluated_reply(-50.0, (-60.0, 0.0), is_repeated=True)
     assert rewards(attempt_, SCALE) == pytest.approx(0.5 + 2 * 0.5 + 0.5 - 0.25)
@@ -91,14 +91,14 @@ def test_weighted_sum_ignores_unlisted_rewards():
 
 def test_default_scale_comes_from_dataset():
     values = np.array([3.0, -7.0, 5.0])
-    assert shipped.rewards().scale(values) == Scale(-7.0, 5.0)
-    assert shipped.rewards(low=-10.0, parity=True).scale(values) == Scale(-10.0, 5.0, True)
+    assert shipped.build_rewards().scale(values) == Scale(-7.0, 5.0)
+    assert shipped.build_rewards(low=-10.0, parity=True).scale(values) == Scale(-10.0, 5.0, True)
     with pytest.raises(ConfigError, match=r"low=3 .*high=3"):
-        shipped.rewards().scale(np.array([3.0, 3.0]))
+        shipped.build_rewards().scale(np.array([3.0, 3.0]))
 
 
 def test_impossible_settings_raise():
     with pytest.raises(ConfigError, match=r"weight 0; .*rewards\."):
-        shipped.rewards(**dict.fromkeys(REWARDS, 0.0))
+        shipped.build_rewards(**dict.fromkeys(REWARDS, 0.0))
     with pytest.raises(ConfigError, match=r"low=1 .*high=1"):
-        shipped.rewards(low=1.0, high=1.0)
+        shipped.build_rewards(low=1.0, high=1.0)

@@ -23,7 +23,7 @@ from llmrl.finetuning.trials import (
     read_search_run,
     split_series,
 )
-from shipped import dataset
+from shipped import build_dataset
 
 
 def space(*bounds, decimals=None):
@@ -244,7 +244,9 @@ def test_lucky_trial_is_not_target():
 
 def test_prompts_state_search_episodes():
     def prompt_counts(*episodes, trials=0):
-        return dataset(trials=trials, runs=["x"])._episodes_per_proposal([TrialSeries((), True, n) for n in episodes])
+        return build_dataset(trials=trials, runs=["x"])._episodes_per_proposal(
+            [TrialSeries((), True, n) for n in episodes]
+        )
 
     assert prompt_counts(5, 5) == 5 and prompt_counts(20, trials=8) == 20
     with pytest.raises(ConfigError, match=r"5 and 6; .*search\.episodes"):

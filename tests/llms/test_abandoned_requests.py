@@ -11,7 +11,8 @@ import time
 import pytest
 
 import commands
-from experiments import only_run_folder, run
+import models
+from experiments import find_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import BudgetExhausted, CallInterrupted
 from llmrl.core.records import CHOSEN_MODEL, ChatReply, ChatRequest
@@ -21,8 +22,8 @@ from llmrl.llms.call_log import CallLog, read_calls
 from llmrl.principals import scripted_mechanism
 from llmrl.run.signals import Stopped
 from llmrl.run.status import read_status
-from models import Echo, chat_client
-from some import some
+from models import EchoProvider
+from some import mark_long_except
 
 HANGS_S = 45.0
 PRINCIPAL = (
@@ -43,7 +44,7 @@ def requests(n):
     return [ChatRequest(({"role": "user", "content": f"question {i}"},), purpose="test") for i in range(n)]
 
 
-class Deaf(Echo):
+class Deaf(EchoProvider):
     """Model that answers the questions in `replies` at once, and others never, or when it is told to."""
 
     def __init__(self, replies=(), **facts):
@@ -66,7 +67,9 @@ def fast_polling(monkeypatch):
 
 def make_client(model, tmp_path, should_stop=lambda: False, **budget):
     call_log = CallLog(tmp_path / "llm_calls.jsonl")
-    return chat_client(model, Cache(tmp_path / "cache"), call_log, budget=Budget(**budget), should_stop=should_stop)
+    return models.make_client(
+        model, Cache(tmp_path / "cache"), call_log, budget=Budget(**budget), should_stop=should_stop
+    )
 
 
 @pytest.mark.parametrize("n", [1, 5])
@@ -132,7 +135,7 @@ def test_no_request_follows_stop(tmp_path, fast_polling):
     assert len(model.asked) == client.endpoints[CHOSEN_MODEL].limits.concurrency == client.budget.spent.unsettled
 
 
-@pytest.mark.parametrize("waiter", some(["a principal", "players"], WAITING))
+@pytest.mark.parametrize("waiter", mark_long_except(["a principal", "players"], WAITING))
 def test_run_waiting_for_model_can_stop(tmp_path, fast_polling, capfd, waiter):
     overrides = (*WAITING[waiter], "llm=openai_compatible", "llm.model=fake-model", "design.references=0")
     overrides += ("llm.max_invalid=null", f"llm.cache_dir={tmp_path / 'cache'}", f"output_root={tmp_path / 'outputs'}")
@@ -154,7 +157,7 @@ def test_run_waiting_for_model_can_stop(tmp_path, fast_polling, capfd, waiter):
         with pytest.raises(Stopped, match="is saved"):
             run(*overrides, f"llm.base_url={server.url}")
         assert time.monotonic() - signal_times[0] < HANGS_S / 2
-        folder = only_run_folder(tmp_path / "outputs")
+        folder = find_run_folder(tmp_path / "outputs")
         assert read_status(folder).state == "preempted"
         unsettled = [call for call in read_calls(folder / "llm_calls.jsonl") if call.get("unsettled")]
         assert len(unsettled) == len(server.requests) == CallLog(folder / "llm_calls.jsonl").spent_before.unsettled
@@ -165,7 +168,7 @@ def test_run_waiting_for_model_can_stop(tmp_path, fast_polling, capfd, waiter):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", some([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]))
+@pytest.mark.parametrize("number", mark_long_except([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]))
 def test_process_with_hanging_requests_exits(tmp_path, number):
     """As it is started by a user, with nothing made faster: threads that wait for a server must not hold it."""
     with FakeOpenAIServer(hang=100.0) as server:
@@ -186,4 +189,4 @@ def test_process_with_hanging_requests_exits(tmp_path, number):
         assert time.monotonic() - start < 20
         assert process.returncode == 128 + number, errors
         assert "is saved" in errors and "Traceback" not in errors
-        assert json.loads((only_run_folder(tmp_path) / "status.json").read_text())["state"] != "running"
+        assert json.loads((find_run_folder(tmp_path) / "status.json").read_text())["state"] != "running"

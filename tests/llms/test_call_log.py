@@ -18,7 +18,7 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.scripted import ScriptedChat
 from llmrl.llms.transcript import format_call
-from models import Echo, ask, chat_client, scripted
+from models import EchoProvider, make_client, make_request, make_scripted_client
 
 
 def refuse(reply):
@@ -26,20 +26,20 @@ def refuse(reply):
 
 
 def client(path, model=None, **policies):
-    return chat_client(model or Echo(), call_log=CallLog(path), **policies)
+    return make_client(model or EchoProvider(), call_log=CallLog(path), **policies)
 
 
 def test_call_is_logged_completely(tmp_path):
     path = tmp_path / "run" / FILE_NAME
-    request = ask("zwei \u00fc\n", purpose="test", prompt="p/x", prompt_hash="ab", parse=refuse)
+    request = make_request("zwei \u00fc\n", purpose="test", prompt="p/x", prompt_hash="ab", parse=refuse)
     model = client(path, sample_seed=5)
-    model.chat([ask("one", purpose="test")])
+    model.chat([make_request("one", purpose="test")])
     model.chat([request])
     first, second = read_calls(path)
     assert abs(first.pop("time") - time.time()) < 60 and 0 <= first.pop("latency") < 60
     assert 0 <= first["spent"].pop("seconds") < 60
     assert first == {
-        "hash": request_key({"model": "echo"}, ask("one"), sample_seed=5),
+        "hash": request_key({"model": "echo"}, make_request("one"), sample_seed=5),
         "model": "echo",
         "identity": {"model": "echo"},
         "sample_seed": 5,
@@ -83,19 +83,19 @@ def test_call_is_logged_completely(tmp_path):
 
 def test_spending_persists_across_processes(tmp_path):
     path = tmp_path / FILE_NAME
-    client(path).chat([ask("one"), ask("x" * 200_000)])
+    client(path).chat([make_request("one"), make_request("x" * 200_000)])
     path.write_bytes(path.read_bytes() + b'{"cut sho')
     next_client = client(path)
     assert next_client.metrics()["usage/llm_calls"] == 2 and next_client.metrics()["llm/calls"] == 0
-    next_client.chat([ask("three")])
+    next_client.chat([make_request("three")])
     assert list(read_calls(path))[-1]["spent"]["calls"] == 3
 
 
 def test_failures_are_in_log_with_successes(tmp_path):
     path = tmp_path / FILE_NAME
-    model = client(path, Echo(fail={"a": LLMError("HTTP 401", refused=True)}))
+    model = client(path, EchoProvider(fail={"a": LLMError("HTTP 401", refused=True)}))
     with pytest.raises(LLMError, match=r"HTTP 401 \(1 of 2 "):
-        model.chat([ask("a"), ask("b")])
+        model.chat([make_request("a"), make_request("b")])
     failed, success = sorted(read_calls(path), key=lambda call: "reply" in call)
     assert failed["error"] == "HTTP 401" and "reply" not in failed
     assert success["reply"] == "b"
@@ -107,7 +107,7 @@ def test_threads_do_not_mix_lines(tmp_path):
 
     def work(i):
         for j in range(50):
-            model.chat([ask(f"{i}-{j} " + "x" * 5000)])
+            model.chat([make_request(f"{i}-{j} " + "x" * 5000)])
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
     for thread in threads:
@@ -122,12 +122,12 @@ def test_threads_do_not_mix_lines(tmp_path):
 def test_truncated_line_is_skipped(tmp_path, caplog):
     path = tmp_path / FILE_NAME
     model = client(path)
-    model.chat([ask("one")])
-    model.chat([ask("two")])
+    model.chat([make_request("one")])
+    model.chat([make_request("two")])
     content = path.read_bytes()
     for n_bytes in (1, 2, 40, 300):
         path.write_bytes(content[:-n_bytes])
-        client(path).chat([ask("three")])
+        client(path).chat([make_request("three")])
         # Without its newline a record is still whole; else all that is left of the call is that it was asked.
         replies = ["one", "two", "three"] if n_bytes == 1 else ["one", None, "three"]
         calls = list(read_calls(path))
@@ -142,11 +142,11 @@ def test_kill_9_preserves_complete_calls(tmp_path):
 from pathlib import Path
 from llmrl.llms.client import ChatClient
 from llmrl.llms.call_log import CallLog
-from models import Echo, ask
-model = ChatClient(Echo(), call_log=CallLog(Path({str(path)!r})))
+from models import EchoProvider, make_request
+model = ChatClient(EchoProvider(), call_log=CallLog(Path({str(path)!r})))
 n = 0
 while True:
-    model.chat([ask(f"{{n}} " + "y" * 200_000)])
+    model.chat([make_request(f"{{n}} " + "y" * 200_000)])
     n += 1
     print(n, flush=True)
 """
@@ -160,7 +160,7 @@ while True:
     n_finished = max([n_finished, *(int(line) for line in process.stdout)])
     process.wait()
     process.stdout.close()
-    client(path).chat([ask("after")])
+    client(path).chat([make_request("after")])
     calls = list(read_calls(path))
     assert [call["reply"].split()[0] for call in calls[:n_finished]] == [str(i) for i in range(n_finished)]
     assert calls[-1]["reply"] == "after"
@@ -174,7 +174,9 @@ def test_unwritable_log(tmp_path):
 
 def test_parsed_value_is_logged_with_reply(tmp_path):
     path = tmp_path / FILE_NAME
-    client(path).chat([ask("1, 2", parse=lambda reply: (np.array([1.0, 2.0]), "why")), ask("x", parse=refuse)])
+    client(path).chat(
+        [make_request("1, 2", parse=lambda reply: (np.array([1.0, 2.0]), "why")), make_request("x", parse=refuse)]
+    )
     good, bad = sorted(read_calls(path), key=lambda call: call["reply"])  # two at once: either may come first
     assert (good["reply"], good["parsed_reply"], good["parse_error"]) == ("1, 2", [[1.0, 2.0], "why"], "")
     assert (bad["parsed_reply"], bad["parse_error"]) == (None, "too short")
@@ -186,12 +188,14 @@ def test_totals_across_run_folders(tmp_path):
     cache = Cache(tmp_path / "cache")
     for seed in (0, 1):
         model = client(tmp_path / f"s{seed}" / FILE_NAME, cache=cache)  # one stream: the second run pays nothing
-        model.chat([ask("a", parse=lambda reply: reply.text), ask("b", parse=refuse)])
-    unknown = client(tmp_path / "other" / FILE_NAME, Echo(input_price=None, fail={"x": LLMError("no", refused=True)}))
-    unknown.chat([ask("a")])
+        model.chat([make_request("a", parse=lambda reply: reply.text), make_request("b", parse=refuse)])
+    unknown = client(
+        tmp_path / "other" / FILE_NAME, EchoProvider(input_price=None, fail={"x": LLMError("no", refused=True)})
+    )
+    unknown.chat([make_request("a")])
     with pytest.raises(LLMError):
-        unknown.chat([ask("x")])
-    client(tmp_path / "s0" / "backup_1" / FILE_NAME).chat([ask("a")])
+        unknown.chat([make_request("x")])
+    client(tmp_path / "s0" / "backup_1" / FILE_NAME).chat([make_request("a")])
     (tmp_path / "silent").mkdir()
     CallLog(tmp_path / "silent" / FILE_NAME)
     totals = {path.name: total for path, models in read_call_totals(tmp_path).items() for total in models.values()}
@@ -204,7 +208,7 @@ def test_totals_across_run_folders(tmp_path):
 
 
 def test_lines_are_readable_json(tmp_path):
-    model = ChatClient(scripted().provider, call_log=CallLog(tmp_path / FILE_NAME))
-    model.chat([ask("This is a connection test. \u00fc", purpose="check")])
+    model = ChatClient(make_scripted_client().provider, call_log=CallLog(tmp_path / FILE_NAME))
+    model.chat([make_request("This is a connection test. \u00fc", purpose="check")])
     line = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
     assert "\u00fc" in line and json.loads(line)["model"] == ScriptedChat.label

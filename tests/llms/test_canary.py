@@ -15,7 +15,7 @@ from llmrl.llms.call_log import CallLog
 from llmrl.llms.client import ChatClient
 from llmrl.llms.retry import Retry
 from llmrl.principals import scripted_mechanism
-from models import chat_client, openai_model
+from models import make_client, make_openai_model
 
 KEY = "sk-canary-Zq3vXw81LkTn0PfYb7RdUe"
 PIECES = (KEY[: len(KEY) // 2].encode(), KEY[len(KEY) // 2 :].encode())
@@ -142,8 +142,8 @@ def test_message_truncation_keeps_key_masked(tmp_path, monkeypatch, caplog):
     """Wherever in a damaged answer the key stands."""
     monkeypatch.setenv("MY_KEY", KEY)
     with FakeOpenAIServer(lambda messages: "x" * int(messages[0]["content"]) + KEY + "y" * 2000, key=KEY) as server:
-        provider = openai_model(server.url, "fake-model", api_key_env="MY_KEY")
-        chat = chat_client(provider, Cache(tmp_path / "cache"), CallLog(tmp_path / "calls.jsonl"), retry=Retry(0))
+        provider = make_openai_model(server.url, "fake-model", api_key_env="MY_KEY")
+        chat = make_client(provider, Cache(tmp_path / "cache"), CallLog(tmp_path / "calls.jsonl"), retry=Retry(0))
         for padding in range(0, 600, 3):
             server.faults.append("truncated-json")
             with pytest.raises(LLMError, match="completion") as error:
@@ -157,7 +157,7 @@ def test_key_whitespace_is_stripped(monkeypatch, ending):
     """A key out of a file often ends in a line break, which no header may hold."""
     monkeypatch.setenv("MY_KEY", KEY + ending)
     with FakeOpenAIServer(lambda messages: f"you sent {KEY}", key=KEY) as server:
-        provider = openai_model(server.url, "fake-model", api_key_env="MY_KEY")
+        provider = make_openai_model(server.url, "fake-model", api_key_env="MY_KEY")
         provider.check()
         chat = ChatClient(provider)
         [reply] = chat.chat([ChatRequest(({"role": "user", "content": "hi"},))])
@@ -169,5 +169,5 @@ def test_key_whitespace_is_stripped(monkeypatch, ending):
 def test_invalid_key_error_hides_key(monkeypatch, middle):
     monkeypatch.setenv("MY_KEY", KEY + middle + KEY)
     with pytest.raises(LLMError, match=r"MY_KEY .*ASCII") as error:
-        openai_model("http://localhost:1/v1", "fake-model", api_key_env="MY_KEY").check()
+        make_openai_model("http://localhost:1/v1", "fake-model", api_key_env="MY_KEY").check()
     assert not any(piece.decode() in str(error.value) for piece in PIECES)

@@ -5,7 +5,7 @@ import pytest
 from llmrl.core.option_files import read_file, root
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.sweep_plan import plan_sweep
-from some import some
+from some import mark_long_except
 
 ENVS = sorted(read_file(root() / "agent" / "numbers" / "none" / "llm_player.yaml")["per_env"])
 GAMES_WITH_MECHANISM = ("cleanup", "harvest", "escape_room", "fishery", "pasture", "pollution", "tax_economy")
@@ -37,7 +37,7 @@ def estimate_cost(tmp_path, *overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", some(SHORT_CASES, CASES), ids=" ".join)
+@pytest.mark.parametrize("overrides", mark_long_except(SHORT_CASES, CASES), ids=" ".join)
 def test_defaults_cost_less_than_three_dollars(tmp_path, monkeypatch, overrides):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     assert 0 < estimate_cost(tmp_path, *overrides) <= 3

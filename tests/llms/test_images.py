@@ -26,7 +26,7 @@ from llmrl.llms.images import (
     with_image_files,
     with_image_hashes,
 )
-from models import chat_client, openai_model
+from models import make_client, make_openai_model
 
 
 def noise(height, width, seed=0):
@@ -119,8 +119,8 @@ def test_server_receives_images(tmp_path):
         return text["text"]
 
     with FakeOpenAIServer(reply=look) as server:
-        provider = openai_model(server.url, "fake-model", None)
-        client = chat_client(provider, call_log=CallLog(tmp_path / "llm_calls.jsonl"), budget=Budget())
+        provider = make_openai_model(server.url, "fake-model", None)
+        client = make_client(provider, call_log=CallLog(tmp_path / "llm_calls.jsonl"), budget=Budget())
         request = ChatRequest(({"role": "user", "content": "What is it?", "images": [encode_frame(frame, 20)]},))
         [reply] = client.chat([request])
         client.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import commands
-from experiments import comparable_metrics, only_run_folder, run
+from experiments import find_run_folder, load_comparable_metrics, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import BudgetExhausted, LLMError
 from llmrl.llms.call_log import CallLog, read_calls
@@ -76,7 +76,7 @@ def llmrl_train(arguments):
 
 def metrics(folder):
     """All numbers but those of the wall clock and of what was paid, which depends on what the cache held."""
-    return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(folder)]
+    return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in load_comparable_metrics(folder)]
 
 
 def count_charges(folder):
@@ -91,7 +91,7 @@ def check_single_charges(folder, server):
     account = [n_delivered, n_delivered * TOKENS, pytest.approx(n_delivered * COST)]
     *_, last = read_calls(folder / "llm_calls.jsonl")
     assert [last["spent"][name] for name in ("calls", "tokens", "cost")] == account
-    row = comparable_metrics(folder, "proposal")[-1]
+    row = load_comparable_metrics(folder, "proposal")[-1]
     assert [row[f"usage/llm_{name}"] for name in ("calls", "tokens", "cost")] == account
     assert row["llm/calls"] == n_delivered
 
@@ -117,7 +117,7 @@ def kill_between_calls(process, server, root, calls):
         process.send_signal(signal.SIGSTOP)
         wait_for(lambda: stopped(process), process)
         time.sleep(0.05)  # what it sent before has arrived by then
-        if server.in_flight == 0 and len(count_charges(only_run_folder(root))) == server.delivered.total():
+        if server.in_flight == 0 and len(count_charges(find_run_folder(root))) == server.delivered.total():
             return
         process.send_signal(signal.SIGCONT)
         time.sleep(0.003)
@@ -132,7 +132,7 @@ def reference_folder(tmp_path_factory):
 def reference_metrics(root, steps):
     with FakeOpenAIServer(reply) as server:
         run(*overrides(server, root, steps))
-        folder = only_run_folder(root)
+        folder = find_run_folder(root)
         check_single_charges(folder, server)
     rows = metrics(folder)
     # The replies were of every kind, or equal numbers would say less.
@@ -150,19 +150,19 @@ def test_kill_9_after_200_calls(tmp_path, reference_folder):
         wait_for(lambda: server.delivered.total() >= 40, process)
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 128 + signal.SIGTERM
-        checkpoints = list((only_run_folder(tmp_path) / "checkpoints").iterdir())
+        checkpoints = list((find_run_folder(tmp_path) / "checkpoints").iterdir())
         assert checkpoints, "the first attempt saves when it is asked to stop"
 
         process = llmrl_train(arguments)
         kill_between_calls(process, server, tmp_path, KILL_AT)
         process.kill()
         process.wait()
-        assert list((only_run_folder(tmp_path) / "checkpoints").iterdir()) == checkpoints
+        assert list((find_run_folder(tmp_path) / "checkpoints").iterdir()) == checkpoints
         n_delivered = server.delivered.total()
         assert n_delivered >= KILL_AT
 
         run(*arguments)
-        folder = only_run_folder(tmp_path)
+        folder = find_run_folder(tmp_path)
         assert server.delivered.total() > n_delivered, "there was nothing left to do"
         check_single_charges(folder, server)
     cached = [call for call in read_calls(folder / "llm_calls.jsonl") if call.get("cached")]
@@ -175,7 +175,7 @@ def test_larger_budget_finishes_run(tmp_path, tmp_path_factory):
     with faulty_server() as server:
         process = llmrl_train(overrides(server, tmp_path, FEW_STEPS, f"llm.budget.calls={FEW_CALLS}"))
         assert process.wait() == 3
-        folder = only_run_folder(tmp_path)
+        folder = find_run_folder(tmp_path)
         totals = CallLog(folder / "llm_calls.jsonl").spent_before
         assert totals.calls == server.delivered.total() and totals.calls + totals.unsettled == FEW_CALLS
         assert json.loads((folder / "status.json").read_text())["state"] == "budget_exhausted"
@@ -190,24 +190,24 @@ def test_larger_budget_finishes_run(tmp_path, tmp_path_factory):
 def test_cached_reply_is_reused(tmp_path):
     with FakeOpenAIServer(reply) as server:
         run(*overrides(server, tmp_path, 12, "name=first"))
-        first = only_run_folder(tmp_path / "first")
+        first = find_run_folder(tmp_path / "first")
         assert server.delivered.total() >= 12
         server.forget()
 
         run(*overrides(server, tmp_path, 12, "name=first"))
         run(*overrides(server, tmp_path, 12, "name=second"))
         assert server.requests == []
-        second = only_run_folder(tmp_path / "second")
+        second = find_run_folder(tmp_path / "second")
         assert metrics(second) == metrics(first)
-        assert comparable_metrics(second, "proposal")[-1]["usage/llm_calls"] == 0
+        assert load_comparable_metrics(second, "proposal")[-1]["usage/llm_calls"] == 0
 
         run(*overrides(server, tmp_path, 12, "name=other_seed", "seed=1"))
-        second_folder = only_run_folder(tmp_path / "other_seed")
+        second_folder = find_run_folder(tmp_path / "other_seed")
         assert server.delivered.total() == len(list(read_calls(second_folder / "llm_calls.jsonl"))) >= 12
 
     # The server is gone. What was recorded is all there is, and enough.
     run(*overrides(server, tmp_path, 12, "name=from_cache", "llm.cache=only"))
-    assert metrics(only_run_folder(tmp_path / "from_cache")) == metrics(first)
+    assert metrics(find_run_folder(tmp_path / "from_cache")) == metrics(first)
     run(
         *GAME,
         "llm=replay",
@@ -217,7 +217,7 @@ def test_cached_reply_is_reused(tmp_path):
         f"output_root={tmp_path}",
         "name=replayed",
     )
-    assert metrics(only_run_folder(tmp_path / "replayed")) == metrics(first)
+    assert metrics(find_run_folder(tmp_path / "replayed")) == metrics(first)
     with pytest.raises(LLMError, match=r"llm\.cache=only"):
         run(*overrides(server, tmp_path, 12, "name=no_cache", "llm.cache=only", f"llm.cache_dir={tmp_path / 'empty'}"))
 
@@ -241,7 +241,7 @@ def test_repeated_question_replays_in_order(tmp_path):
         server.forget()
         run(*arguments, "name=second")
         assert server.requests == []
-    first, second = (metrics(only_run_folder(tmp_path / name)) for name in ("first", "second"))
+    first, second = (metrics(find_run_folder(tmp_path / name)) for name in ("first", "second"))
     assert first == second
     assert [row["principal/door"] for row in first if row["kind"] == "proposal"] == pytest.approx(
         [0.1 * i for i in range(12)]
@@ -262,7 +262,7 @@ def test_partial_run_replays_until_truncation(tmp_path):
     """A call log cut short by a kill is no reason for silent nonsense."""
     with FakeOpenAIServer(lambda messages: scripted_mechanism.reply(messages)) as server:
         run(*overrides(server, tmp_path / "whole", 6))
-    log = only_run_folder(tmp_path / "whole") / "llm_calls.jsonl"
+    log = find_run_folder(tmp_path / "whole") / "llm_calls.jsonl"
     lines = log.read_text().splitlines(keepends=True)
     half = Path(tmp_path / "half.jsonl")
     fourth = [i for i, line in enumerate(lines) if '"reply"' in line][3]
@@ -276,4 +276,4 @@ def test_partial_run_replays_until_truncation(tmp_path):
             "design.steps=6",
             f"output_root={tmp_path / 'replayed'}",
         )
-    assert len(metrics(only_run_folder(tmp_path / "replayed"))) == 3
+    assert len(metrics(find_run_folder(tmp_path / "replayed"))) == 3

@@ -25,7 +25,7 @@ from llmrl.llms import litellm_chat
 from llmrl.llms.client import ChatClient
 from llmrl.llms.litellm_chat import BLOCK_LENGTH, mark_cache_prefix, split_blocks
 from llmrl.llms.retry import Retry
-from models import ask, chat_client, litellm_model
+from models import make_client, make_litellm_model, make_request
 
 KEY = "sk-canary-91c2"
 installed = pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="litellm is an optional package")
@@ -33,7 +33,9 @@ installed = pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reas
 
 def chat(server, **kwargs):
     options = {"api_base": server.url, "timeout": 5.0, "temperature": 0.2, **kwargs}
-    return chat_client(litellm_model("gpt-4o-mini", "OPENAI_API_KEY", **options), retry=Retry(1, initial_delay=0.01))
+    return make_client(
+        make_litellm_model("gpt-4o-mini", "OPENAI_API_KEY", **options), retry=Retry(1, initial_delay=0.01)
+    )
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ except Exception as error:
 def test_reply_usage(key):
     schema = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
     with FakeOpenAIServer(lambda messages: "fine", key=KEY) as server:
-        [reply] = chat(server, input_price=1.0, output_price=2.0).chat([ask(schema=schema)])
+        [reply] = chat(server, input_price=1.0, output_price=2.0).chat([make_request(schema=schema)])
     assert (reply.text, reply.prompt_tokens, reply.completion_tokens) == ("fine", 11, 7)
     assert reply.cost == pytest.approx((11 * 1 + 7 * 2) / 1e6)
     body = server.requests[0]
@@ -75,7 +77,7 @@ def test_reply_usage(key):
 def test_transient_failures_retry(key, fault):
     with FakeOpenAIServer(lambda messages: "fine", retry_after="0.2") as server:
         server.faults += [fault]
-        [reply] = chat(server, timeout=1.0).chat([ask()])
+        [reply] = chat(server, timeout=1.0).chat([make_request()])
     assert reply.text == "fine"
     assert len(server.requests) == 2, "litellm must not retry by itself"
 
@@ -84,7 +86,7 @@ def test_transient_failures_retry(key, fault):
 @pytest.mark.slow
 def test_invalid_key_error_omits_key(key, caplog, capfd):
     with FakeOpenAIServer(key="another") as server, pytest.raises(LLMError, match="AuthenticationError") as error:
-        chat(server).chat([ask()])
+        chat(server).chat([make_request()])
     captured = capfd.readouterr()
     assert KEY not in str(error.value) + caplog.text + captured.out + captured.err
 
@@ -94,7 +96,7 @@ def test_invalid_key_error_omits_key(key, caplog, capfd):
 def test_reasoning_models_use_supported_parameters(key):
     """No temperature, and a limit that counts thinking."""
     with FakeOpenAIServer(lambda messages: "fine", model="o3") as server:
-        model = litellm_model(
+        model = make_litellm_model(
             "o3",
             "OPENAI_API_KEY",
             api_base=server.url,
@@ -103,7 +105,7 @@ def test_reasoning_models_use_supported_parameters(key):
             max_tokens=900,
             thinking_budget=1000,
         )
-        [reply] = ChatClient(model).chat([ask()])
+        [reply] = ChatClient(model).chat([make_request()])
     [body] = server.requests
     assert reply.text == "fine" and body["reasoning_effort"] == "low" and "temperature" not in body
     assert body["max_completion_tokens"] == 1900 and "max_tokens" not in body
@@ -128,7 +130,7 @@ def test_unsupported_settings_raise_early(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     for model, settings, message in cases:
         with pytest.raises(ConfigError, match=message):
-            litellm_model(model, "OPENAI_API_KEY", max_tokens=2048, **settings).check()
+            make_litellm_model(model, "OPENAI_API_KEY", max_tokens=2048, **settings).check()
 
 
 @installed
@@ -143,7 +145,7 @@ def test_unsupported_settings_raise_early(monkeypatch):
     ],
 )
 def test_thinking_budget_requires_support(key, model, limit, budget):
-    chat = litellm_model(model, "OPENAI_API_KEY", temperature=None, max_tokens=1000, thinking_budget=2000)
+    chat = make_litellm_model(model, "OPENAI_API_KEY", temperature=None, max_tokens=1000, thinking_budget=2000)
     chat.check()
     assert chat._completion_arguments == {**limit, **budget}
 
@@ -172,7 +174,7 @@ def test_claude_cache_usage(key):
     request = ChatRequest(tuple({"role": role, "content": content} for role, content in turns))
     prices = {"input_price": 1.0, "cached_input_price": 0.1, "cache_write_price": 1.25, "output_price": 5.0}
     with answering(CLAUDE) as (address, requests):
-        model = litellm_model("anthropic/claude-haiku-4-5", "OPENAI_API_KEY", api_base=address, **prices)
+        model = make_litellm_model("anthropic/claude-haiku-4-5", "OPENAI_API_KEY", api_base=address, **prices)
         [reply] = ChatClient(model).chat([request])
     [body] = requests
     parts = [*body["system"], *(part for message in body["messages"] for part in message["content"])]
@@ -282,7 +284,7 @@ def test_schema_format_per_provider(option, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("litellm.completion", lambda **arguments: options_.update(arguments) or 1 / 0)
         with pytest.raises(LLMError, match="ZeroDivisionError"):
-            model.complete([ask("Which rate?", schema=SCHEMA)])
+            model.complete([make_request("Which rate?", schema=SCHEMA)])
     assert options_.pop("api_key") == KEY  # given in the environment, too
     raw_request = return_raw_request(CallTypes.completion, {k: v for k, v in options_.items() if "retries" not in k})
     assert raw_request["error"] is None, raw_request

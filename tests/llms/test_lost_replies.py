@@ -25,7 +25,7 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.retry import Retry
 from llmrl.llms.usage import llm_summary
-from models import Echo, ask, chat_client, connected, openai_model
+from models import EchoProvider, connect_client, make_client, make_openai_model, make_request
 
 LOSSES = ("500", "503", "reset", "reset-midway", "truncated", "truncated-json", "malformed", "no_choices")
 REJECTIONS = ("429", "429-after", "529", "400-echo", "401")
@@ -35,14 +35,14 @@ def chat_until_exhausted(client, n=200):
     """Ask until the budget ends it."""
     with pytest.raises(BudgetExhausted) as error:
         for i in range(n):
-            client.chat([ask(f"{i}")])
+            client.chat([make_request(f"{i}")])
     return str(error.value)
 
 
 @pytest.mark.parametrize("fault", LOSSES)
 def test_missing_reply_counts(fault, tmp_path):
     with FakeOpenAIServer(fault_rate=1.0, fault_kinds=(fault,)) as server:
-        client = connected(
+        client = connect_client(
             server, retries=5, budget=Budget(calls=4), failures="fall_back", call_log=CallLog(tmp_path / FILE_NAME)
         )
         message = chat_until_exhausted(client)
@@ -59,7 +59,7 @@ def test_missing_reply_counts(fault, tmp_path):
 def test_timeout_counts():
     with FakeOpenAIServer(hang=2.0) as server:
         server.faults += ["hang"] * 4
-        client = connected(server, retries=5, budget=Budget(calls=2), provider={"timeout": 0.1})
+        client = connect_client(server, retries=5, budget=Budget(calls=2), provider={"timeout": 0.1})
         chat_until_exhausted(client)
         client.close()
         assert len(server.requests) == 2
@@ -69,8 +69,8 @@ def test_timeout_counts():
 def test_rejection_is_free(fault, tmp_path):
     with FakeOpenAIServer(retry_after="0.01") as server:
         server.faults += [fault] * 3
-        client = connected(server, retries=0, budget=Budget(calls=1), failures="fall_back")
-        replies = [client.chat([ask(f"{i}")])[0] for i in range(4)]
+        client = connect_client(server, retries=0, budget=Budget(calls=1), failures="fall_back")
+        replies = [client.chat([make_request(f"{i}")])[0] for i in range(4)]
         client.close()
     assert [bool(reply.error) for reply in replies] == [True, True, True, False]
     assert client.budget.spent.unsettled == 0 and client.budget.spent.calls == 1
@@ -79,10 +79,10 @@ def test_rejection_is_free(fault, tmp_path):
 def test_unreachable_server_is_free():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        provider = openai_model(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", "m", timeout=1.0)
-        client = chat_client(provider, retry=Retry(3, 0.001), budget=Budget(calls=1), failures="fall_back")
+        provider = make_openai_model(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", "m", timeout=1.0)
+        client = make_client(provider, retry=Retry(3, 0.001), budget=Budget(calls=1), failures="fall_back")
         for i in range(3):
-            assert client.chat([ask(f"{i}")])[0].error
+            assert client.chat([make_request(f"{i}")])[0].error
         client.close()
     assert client.budget.spent.unsettled == 0 and client.budget.spent.failed == 3
 
@@ -91,11 +91,11 @@ def test_unreachable_server_is_free():
 def test_call_limit_includes_missing_replies(n_parallel):
     kinds = ("reset", "reset-midway", "truncated", "503", "malformed")
     with FakeOpenAIServer(fault_rate=0.5, fault_kinds=kinds) as server:
-        client = connected(
+        client = connect_client(
             server, retries=5, budget=Budget(calls=40), failures="fall_back", limits=RateLimit(concurrency=n_parallel)
         )
         with pytest.raises(BudgetExhausted):
-            client.chat([ask(f"{i}") for i in range(100)])
+            client.chat([make_request(f"{i}") for i in range(100)])
         client.close()
         assert len(server.requests) == 40
     assert client.budget.spent.calls == server.delivered.total()
@@ -105,9 +105,9 @@ def test_call_limit_includes_missing_replies(n_parallel):
 def test_option_counts_only_replies():
     with FakeOpenAIServer() as server:
         server.faults += ["reset"] * 5
-        client = connected(server, retries=5, budget=Budget(calls=2, unknown="ignore"))
-        client.chat([ask("a")])
-        client.chat([ask("b")])
+        client = connect_client(server, retries=5, budget=Budget(calls=2, unknown="ignore"))
+        client.chat([make_request("a")])
+        client.chat([make_request("b")])
         assert "spent 2, and" in chat_until_exhausted(client)
         client.close()
         assert len(server.requests) == 7
@@ -118,8 +118,8 @@ def test_missing_reply_charges_reservation():
     with FakeOpenAIServer() as server:
         server.faults += ["truncated"]
         facts = {"max_tokens": 1000, "input_price": 1.0, "output_price": 1.0}
-        client = connected(server, budget=Budget(tokens=1500), provider=facts, failures="fall_back")
-        assert client.chat([ask("a")])[0].error
+        client = connect_client(server, budget=Budget(tokens=1500), provider=facts, failures="fall_back")
+        assert client.chat([make_request("a")])[0].error
         assert "at most 1,005 " in chat_until_exhausted(client)
         client.close()
         assert len(server.requests) == 1
@@ -131,14 +131,14 @@ def test_missing_reply_charges_reservation():
 
 
 def test_closing_table_omits_zero_losses():
-    client = ChatClient(Echo())
-    client.chat([ask("a")])
+    client = ChatClient(EchoProvider())
+    client.chat([make_request("a")])
     assert not any("lost" in name or "unsettled" in name for name in llm_summary(client))
 
 
 def test_missing_token_counts_use_reservation():
-    model = Echo(max_tokens=100, reply={"prompt_tokens": None})
-    client = chat_client(model, budget=Budget(tokens=250))
+    model = EchoProvider(max_tokens=100, reply={"prompt_tokens": None})
+    client = make_client(model, budget=Budget(tokens=250))
     chat_until_exhausted(client)
     assert len(model.asked) == 2
 
@@ -146,14 +146,14 @@ def test_missing_token_counts_use_reservation():
 def test_attempt_log_precedes_request(tmp_path):
     path = tmp_path / FILE_NAME
 
-    class Looks(Echo):
+    class Looks(EchoProvider):
         def complete(self, requests):
             self.seen = list(read_calls(path))
             return super().complete(requests)
 
     model = Looks(max_tokens=10)
     client = ChatClient(model, call_log=CallLog(path))
-    client.chat([ask("a", purpose="test")])
+    client.chat([make_request("a", purpose="test")])
     [record] = model.seen
     assert (
         record["unsettled"] is True
@@ -168,12 +168,12 @@ def test_attempt_log_precedes_request(tmp_path):
 
 
 def test_unwritable_log_prevents_request(tmp_path):
-    model = Echo()
+    model = EchoProvider()
     client = ChatClient(model, call_log=CallLog(tmp_path / FILE_NAME))
     (tmp_path / FILE_NAME).unlink()
     (tmp_path / FILE_NAME).mkdir()
     with pytest.raises(Exception, match="call log"):
-        client.chat([ask("a")])
+        client.chat([make_request("a")])
     assert model.asked == []
 
 
@@ -186,11 +186,11 @@ from pathlib import Path
 from llmrl.llms.budget import Budget
 from llmrl.llms.call_log import CallLog
 from llmrl.llms.by_name import build_model
-from models import ask, chat_client
+from models import make_client, make_request
 call_log = CallLog(Path({str(path)!r}))
 provider = build_model("openai_compatible", base_url=sys.argv[1], model="m")
-client = chat_client(provider, call_log=call_log, budget=Budget(calls=10))
-client.chat([ask(f"{{i}}") for i in range(3)])
+client = make_client(provider, call_log=call_log, budget=Budget(calls=10))
+client.chat([make_request(f"{{i}}") for i in range(3)])
 """
     with FakeOpenAIServer() as server:
         for kills in (1, 2):
@@ -204,7 +204,7 @@ client.chat([ask(f"{{i}}") for i in range(3)])
             unsettled = [call for call in read_calls(path) if call.get("unsettled")]
             assert len(unsettled) == 3 * kills and all(call["lost"] is None for call in unsettled)
         server.stopping.set()
-        client = connected(server, budget=Budget(calls=10), call_log=CallLog(path))
+        client = connect_client(server, budget=Budget(calls=10), call_log=CallLog(path))
         assert client.metrics()["usage/llm_unsettled_calls"] == 6
         chat_until_exhausted(client)
         client.close()
@@ -214,7 +214,7 @@ client.chat([ask(f"{{i}}") for i in range(3)])
 
 def test_truncated_reply_line_is_ignored(tmp_path):
     path = tmp_path / FILE_NAME
-    ChatClient(Echo(max_tokens=10), call_log=CallLog(path)).chat([ask("a")])
+    ChatClient(EchoProvider(max_tokens=10), call_log=CallLog(path)).chat([make_request("a")])
     path.write_bytes(path.read_bytes()[:-30])
     assert CallLog(path).spent_before.unsettled == 1 and CallLog(path).spent_before.calls == 0
     [call] = read_calls(path)
@@ -225,14 +225,14 @@ def test_hanging_thread_keeps_reservation(tmp_path):
     """Whoever gives up waiting for it says so; what it brings later changes nothing."""
     started, go_on = threading.Event(), threading.Event()
 
-    class Stuck(Echo):
+    class Stuck(EchoProvider):
         def complete(self, requests):
             started.set()
             go_on.wait(30)
             return super().complete(requests)
 
-    client = chat_client(Stuck(max_tokens=10), call_log=CallLog(tmp_path / FILE_NAME), budget=Budget(calls=2))
-    thread = threading.Thread(target=client.chat, args=([ask("a")],))
+    client = make_client(Stuck(max_tokens=10), call_log=CallLog(tmp_path / FILE_NAME), budget=Budget(calls=2))
+    thread = threading.Thread(target=client.chat, args=([make_request("a")],))
     thread.start()
     assert started.wait(30)
     [reservation] = client.budget._open_reservations.values()
@@ -246,25 +246,25 @@ def test_hanging_thread_keeps_reservation(tmp_path):
 
 
 def test_ctrl_c_counts_pending_reply():
-    class Interrupting(Echo):
+    class Interrupting(EchoProvider):
         def complete(self, requests):
             raise KeyboardInterrupt
 
-    client = chat_client(Interrupting(), budget=Budget(calls=5))
+    client = make_client(Interrupting(), budget=Budget(calls=5))
     with pytest.raises(KeyboardInterrupt):
-        client.chat([ask("a")])
+        client.chat([make_request("a")])
     assert client.budget.spent.unsettled == 1
 
 
 def test_local_model_has_no_missing_replies(tmp_path):
-    client = chat_client(
-        Echo(remote=False, fail={"a": LLMError("no")}),
+    client = make_client(
+        EchoProvider(remote=False, fail={"a": LLMError("no")}),
         call_log=CallLog(tmp_path / FILE_NAME),
         budget=Budget(calls=1),
         failures="fall_back",
     )
-    client.chat([ask("a")])
-    client.chat([ask("b")])
+    client.chat([make_request("a")])
+    client.chat([make_request("b")])
     assert client.budget.spent.unsettled == 0
     lines = [json.loads(line) for line in (tmp_path / FILE_NAME).read_text().splitlines()]
     assert [("error" in line, "reply" in line) for line in lines] == [(True, False), (False, True)]
@@ -272,19 +272,19 @@ def test_local_model_has_no_missing_replies(tmp_path):
 
 def test_cached_replies_have_no_reservation(tmp_path):
     cache = Cache(tmp_path / "cache")
-    ChatClient(Echo(), cache).chat([ask("a")])
-    client = chat_client(Echo(), cache, CallLog(tmp_path / FILE_NAME), budget=Budget(calls=0))
-    client.chat([ask("a")])
+    ChatClient(EchoProvider(), cache).chat([make_request("a")])
+    client = make_client(EchoProvider(), cache, CallLog(tmp_path / FILE_NAME), budget=Budget(calls=0))
+    client.chat([make_request("a")])
     assert [call["cached"] for call in read_calls(tmp_path / FILE_NAME)] == [True]
 
 
 @given(st.lists(st.sampled_from(["settle", "release", "abandon", "late", "fly"]), max_size=40), st.integers(0, 12))
 def test_budget_bounds_possible_charges(ends, calls):
     """Whatever becomes of attempts, those that may have been answered never outnumber the limit."""
-    budget, provider, n_charged, flying = Budget(calls=calls), Echo(max_tokens=5), Counter(), 0
+    budget, provider, n_charged, flying = Budget(calls=calls), EchoProvider(max_tokens=5), Counter(), 0
     for end in ends:
         try:
-            held = budget.reserve(ask("a"), provider)
+            held = budget.reserve(make_request("a"), provider)
         except BudgetExhausted:
             assert n_charged.total() + flying == calls
             continue

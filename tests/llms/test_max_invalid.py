@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments import comparable_metrics, compose, only_run_folder, run
+from experiments import compose, find_run_folder, load_comparable_metrics, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.analysis.llm_calls import read_run_totals
 from llmrl.core.errors import ConfigError, TooManyInvalidReplies
@@ -19,7 +19,7 @@ from llmrl.llms.prompts import Prompt
 from llmrl.llms.structured_query import StructuredQuery
 from llmrl.llms.validity import MaxInvalid
 from llmrl.run.config_hash import config_hash
-from models import Echo, chat_client
+from models import EchoProvider, make_client
 
 ROOMS = (
     "env=simple_doorkey", "env.n_envs=2", "agent=student_lstm", "teacher=llm", "teacher.samples=2",
@@ -44,14 +44,14 @@ def reply_batch(reply):
 
 
 def asker(limit=None, repair_turns=0, path=None):
-    client = chat_client(Echo(), call_log=None if path is None else CallLog(path), max_invalid=limit)
+    client = make_client(EchoProvider(), call_log=None if path is None else CallLog(path), max_invalid=limit)
     return StructuredQuery(
         client, "test", reply_batch, lambda fault: Prompt("1" if fault else ""), None, repair_turns
     ), client
 
 
 def run_state(root):
-    folder = only_run_folder(root)
+    folder = find_run_folder(root)
     return json.loads((folder / "status.json").read_text()), folder
 
 
@@ -65,9 +65,9 @@ class TestTheLimit:
 
     @pytest.mark.parametrize("finish", ["length", "stop"])
     def test_truncated_replies_suggest_option(self, monkeypatch, finish):
-        complete = Echo.complete
+        complete = EchoProvider.complete
         monkeypatch.setattr(
-            Echo,
+            EchoProvider,
             "complete",
             lambda self, requests: [replace(reply, finish=finish) for reply in complete(self, requests)],
         )
@@ -163,7 +163,7 @@ class TestRuns:
         assert status["state"] == "finished" and second_status == folder
         summary = json.loads((folder / "summary.json").read_text())
         assert summary["llm_invalid_share"] == 1.0 and summary["llm_judged_replies"] > 10
-        last = [row for row in comparable_metrics(folder) if "llm/calls" in row][-1]
+        last = [row for row in load_comparable_metrics(folder) if "llm/calls" in row][-1]
         assert last["llm/invalid_share"] == 1.0 and last["llm/parsed_replies"] == last["llm/invalid_replies"]
         if "teacher=llm" in overrides:
             assert json.loads((folder / "plans.json").read_text())["plans"] == {}
@@ -201,7 +201,7 @@ class TestTheClosingTable:
         overrides = (*GAME, "principal=llm", "llm=scripted", "design.steps=2", RUBBISH, f"output_root={tmp_path}")
         run(*overrides)
         capsys.readouterr()
-        folder = only_run_folder(tmp_path)
+        folder = find_run_folder(tmp_path)
         job = Job(compose(*overrides), list(overrides), None, 1, list(overrides))
         print_sweep([JobOutcome(job, folder, "finished", result=1.0)])
         assert "VALID:" in " ".join(capsys.readouterr().out.split())
@@ -234,7 +234,7 @@ def test_an_evaluation_only_counts(tmp_path, capsys):
     game = ("env=taxi", "env.n_envs=3", "env.horizon=4", "agent=llm_player", "play.episodes=3", RUBBISH)
     with pytest.raises(TooManyInvalidReplies):
         run(*game, f"output_root={tmp_path}", "checkpoint_seconds=0")
-    evaluation = evaluate(build_parser().parse_args([str(only_run_folder(tmp_path)), "--episodes", "3"]))
+    evaluation = evaluate(build_parser().parse_args([str(find_run_folder(tmp_path)), "--episodes", "3"]))
     assert evaluation["llm_invalid_share"] == 1.0 and evaluation["llm_judged_replies"] >= 18  # some moves are forced
     print_evaluation(evaluation)
     assert "NO REPLY" in capsys.readouterr().out

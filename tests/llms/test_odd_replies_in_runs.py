@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
-from models import Echo, ask, connected
+from models import EchoProvider, connect_client, make_request
 
 PLAY = ("env=cartpole", "agent=llm_player", "agent.lessons=1", "env.n_envs=1", "env.horizon=2", "play.episodes=2")
 LONG = "9" * 5000
@@ -32,7 +32,7 @@ def test_run_survives_odd_reply(tmp_path, game, content, valid):
         n_requests = len(server.requests)
         run(*game, *model(server), "rerun=true", f"output_root={tmp_path}")  # out of the cache
         assert len(server.requests) == n_requests
-    calls = list(read_calls(only_run_folder(tmp_path) / FILE_NAME))
+    calls = list(read_calls(find_run_folder(tmp_path) / FILE_NAME))
     assert len(calls) == n_requests and calls[0]["valid"] is valid
 
 
@@ -40,17 +40,17 @@ def test_odd_cached_reply_is_cleaned(tmp_path):
     from llmrl.llms.cache import Cache
 
     with FakeOpenAIServer(lambda messages: "kept") as server:
-        connected(server, cache=Cache(tmp_path)).chat([ask("q")])
+        connect_client(server, cache=Cache(tmp_path)).chat([make_request("q")])
         [path] = tmp_path.rglob("*.json")
         path.write_text(path.read_text().replace("kept", "\\ud800"))
-        client = connected(server, cache=Cache(tmp_path), call_log=CallLog(tmp_path / FILE_NAME))
-        assert client.chat([ask("q")])[0].text == "\ufffd"
+        client = connect_client(server, cache=Cache(tmp_path), call_log=CallLog(tmp_path / FILE_NAME))
+        assert client.chat([make_request("q")])[0].text == "\ufffd"
 
 
 def test_log_with_unreadable_lines(tmp_path):
     from llmrl.llms.client import ChatClient
 
     path = tmp_path / FILE_NAME
-    ChatClient(Echo(), call_log=CallLog(path)).chat([ask("q")])
+    ChatClient(EchoProvider(), call_log=CallLog(path)).chat([make_request("q")])
     path.write_text(f'{{"hash": {LONG}}}\n{"[" * 100_000}\n' + path.read_text())
     assert [call["reply"] for call in read_calls(path)] == ["q"]

@@ -3,7 +3,7 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from experiments import compose, only_run_folder, run
+from experiments import compose, find_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.llms.call_log import read_calls
 from llmrl.llms.prompts import PromptFamily, folder_digest
@@ -133,7 +133,7 @@ def test_command_line_text(tmp_path):
         f"output_root={tmp_path}/outputs",
     )
     run(*overrides)
-    first = only_run_folder(tmp_path / "outputs")
+    first = find_run_folder(tmp_path / "outputs")
     [call] = read_calls(first / "llm_calls.jsonl")
     assert "My own words." in call["messages"][0]["content"]
     assert call["prompt"] == "principal/escape_room"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
-from models import Echo
+from models import EchoProvider
 
 GOLDEN = sorted((Path(__file__).parents[1] / "principals" / "golden").glob("*.txt"))
 
@@ -50,7 +50,7 @@ def test_estimates_grow_with_the_text(a, b):
 
 def test_messages_have_token_overhead():
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert Echo().count_tokens(messages) == 2 + 2 * MESSAGE_TOKENS
+    assert EchoProvider().count_tokens(messages) == 2 + 2 * MESSAGE_TOKENS
 
 
 CACHED = {"input_price": 2.0, "output_price": 10.0, "cached_input_price": 1.0, "cache_write_price": 4.0}
@@ -76,5 +76,5 @@ CACHED = {"input_price": 2.0, "output_price": 10.0, "cached_input_price": 1.0, "
     ],
 )
 def test_cost(prices, tokens, dollars):
-    cost = Echo(**prices).cost(*tokens)
+    cost = EchoProvider(**prices).cost(*tokens)
     assert cost is None if dollars is None else cost == pytest.approx(dollars)

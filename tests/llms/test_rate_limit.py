@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from llmrl.llms.rate_limit import RateLimit
-from models import openai_model
+from models import make_openai_model
 
 
 class Clock:
@@ -89,7 +89,7 @@ def test_account_limiters_share_pauses():
 def test_account_covers_model_address_key(monkeypatch):
     def quota(model="m", url="http://127.0.0.1:1/v1", key="first"):
         monkeypatch.setenv("SOME_MODEL_KEY", key)
-        return openai_model(url, model, api_key_env="SOME_MODEL_KEY").rate_limit_account
+        return make_openai_model(url, model, api_key_env="SOME_MODEL_KEY").rate_limit_account
 
     assert quota() == quota()
     accounts = {quota(), quota(model="n"), quota(url="http://127.0.0.1:2/v1"), quota(key="second")}

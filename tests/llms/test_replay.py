@@ -2,14 +2,14 @@ import json
 
 import pytest
 
-from experiments import comparable_metrics, only_run_folder, run
+from experiments import find_run_folder, load_comparable_metrics, run
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.seeding import Seeds
 from llmrl.llms.call_log import FILE_NAME, CallLog
 from llmrl.llms.client import ChatClient
 from llmrl.llms.replay import ReplayChat
 from llmrl.llms.scripted import ScriptedChat
-from models import Echo, ask
+from models import EchoProvider, make_request
 
 RUN = (
     "env=escape_room",
@@ -23,8 +23,8 @@ RUN = (
 
 
 def record_calls(folder, *texts, sample_seed=0):
-    ChatClient(Echo(), call_log=CallLog(folder / FILE_NAME), sample_seed=sample_seed).chat(
-        [ask(text) for text in texts]
+    ChatClient(EchoProvider(), call_log=CallLog(folder / FILE_NAME), sample_seed=sample_seed).chat(
+        [make_request(text) for text in texts]
     )
 
 
@@ -44,26 +44,29 @@ def test_replay_reproduces_experiment(tmp_path):
     for seed, calls in ((0, folder / "s0"), (1, folder), (1, folder / "s1" / FILE_NAME)):
         root = tmp_path / f"again_{seed}_{len(calls.parts)}"
         run(*RUN, "llm=replay", "llm.max_invalid=null", f"llm.calls='{calls}'", f"seed={seed}", f"output_root={root}")
-        replayed_folder = only_run_folder(root)
+        replayed_folder = find_run_folder(root)
         comparable = [
-            [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(run_folder)]
+            [
+                {k: v for k, v in row.items() if not k.startswith("usage/")}
+                for row in load_comparable_metrics(run_folder)
+            ]
             for run_folder in (replayed_folder, folder / f"s{seed}")
         ]
         assert comparable[0] == comparable[1]
-        assert comparable_metrics(replayed_folder, "proposal")[-1]["llm/invalid_replies"] > 0
-        assert comparable_metrics(replayed_folder, "proposal")[-1]["usage/llm_calls"] == 0
+        assert load_comparable_metrics(replayed_folder, "proposal")[-1]["llm/invalid_replies"] > 0
+        assert load_comparable_metrics(replayed_folder, "proposal")[-1]["usage/llm_calls"] == 0
         assert json.loads((replayed_folder / "status.json").read_text())["llm"] == f"replay of {ScriptedChat.label}"
 
 
 def test_replay_keeps_costs(tmp_path):
     record_calls(tmp_path, "a", "b", "a")
     client = replay(tmp_path)
-    replies = client.chat([ask("a"), ask("a"), ask("b")])
+    replies = client.chat([make_request("a"), make_request("a"), make_request("b")])
     assert [reply.text for reply in replies] == ["a", "a", "b"]
     assert replies[0].cost == 7e-6 and replies[0].prompt_tokens == 3 and replies[0].attempts == 0
     assert client.label == "replay of echo" and client.metrics()["usage/llm_calls"] == 0
     with pytest.raises(LLMError, match=rf"{FILE_NAME} .*purpose"):
-        client.chat([ask("a")])
+        client.chat([make_request("a")])
 
 
 def test_different_seed_warns(tmp_path):
@@ -74,7 +77,7 @@ def test_different_seed_warns(tmp_path):
 
 def test_shared_replies_serve_any_seed(tmp_path):
     record_calls(tmp_path, "a", sample_seed=None)
-    assert replay(tmp_path, seed=4).chat([ask("a")])[0].text == "a"
+    assert replay(tmp_path, seed=4).chat([make_request("a")])[0].text == "a"
 
 
 def test_empty_replay(tmp_path):

@@ -12,7 +12,7 @@ from llmrl.llms.call_log import CallLog, read_calls
 from llmrl.llms.hosted import parse_message
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 from llmrl.llms.transcript import format_call
-from models import ask, connected, openai_model
+from models import connect_client, make_openai_model, make_request
 
 SETTINGS = {
     "top_p": 0.9,
@@ -26,7 +26,7 @@ SETTINGS = {
 
 def test_request_settings():
     with FakeOpenAIServer() as server:
-        connected(server, provider={"max_tokens": 100, **SETTINGS}).chat([ask(), ask()])
+        connect_client(server, provider={"max_tokens": 100, **SETTINGS}).chat([make_request(), make_request()])
     first, second = sorted(server.requests, key=lambda body: body["seed"])
     assert first | {"messages": None} == {
         "model": "fake-model",
@@ -47,16 +47,16 @@ def test_request_settings():
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_are_in_request_key(name):
     def key(**settings):
-        return request_key(openai_model("http://localhost:1/v1", "m", **settings).identity, ask())
+        return request_key(make_openai_model("http://localhost:1/v1", "m", **settings).identity, make_request())
 
     assert key(**{name: SETTINGS[name]}) != key()
 
 
 def test_budget_reserves_thoughts():
-    model = openai_model("http://localhost:1/v1", "m", max_tokens=100, thinking_budget=300, context_window=450)
+    model = make_openai_model("http://localhost:1/v1", "m", max_tokens=100, thinking_budget=300, context_window=450)
     prompt = estimate_tokens("hi") + MESSAGE_TOKENS
-    assert Budget().reserve(ask(), model).tokens == prompt + 400
-    assert model.fits(ask().messages) and not model.fits(ask("word " * 60).messages)
+    assert Budget().reserve(make_request(), model).tokens == prompt + 400
+    assert model.fits(make_request().messages) and not model.fits(make_request("word " * 60).messages)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_budget_reserves_thoughts():
 )
 def test_contradictory_settings_raise(settings, message):
     with pytest.raises(ConfigError, match=message):
-        openai_model("http://localhost:1/v1", "m", **settings)
+        make_openai_model("http://localhost:1/v1", "m", **settings)
 
 
 THOUGHT = {"content": "yes", "reasoning_content": "hm, perhaps"}
@@ -80,8 +80,8 @@ def test_thoughts_are_stored_with_reply(tmp_path):
     usage = {"completion_tokens_details": {"reasoning_tokens": 5}}
     with FakeOpenAIServer(lambda messages: THOUGHT, usage=usage) as server:
         for _ in range(2):
-            client = connected(server, cache=Cache(tmp_path / "cache"), call_log=CallLog(tmp_path / "calls.jsonl"))
-            [reply] = client.chat([ask()])
+            client = connect_client(server, cache=Cache(tmp_path / "cache"), call_log=CallLog(tmp_path / "calls.jsonl"))
+            [reply] = client.chat([make_request()])
             assert (reply.text, reply.thoughts, reply.reasoning_tokens) == ("yes", "hm, perhaps", 5)
             assert client.metrics()["llm/reasoning_tokens"] == 5
     first_call, cached_call = read_calls(tmp_path / "calls.jsonl")

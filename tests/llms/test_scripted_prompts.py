@@ -23,19 +23,19 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.scripted import RULES, ScriptedChat, UnreadPromptError
 from llmrl.principals import scripted_search
 from llmrl.teachers.teacher_factory import find_domain
-from models import ask, scripted
-from particle_games import SCENARIOS, make_domain, observe_sentences, random_world
-from policies import returned, searcher
-from shipped import llm_planner, llm_principal
-from societies import CLEANUP, ESCAPE_ROOM, HARVEST, TAX_ECONOMY, outcome, toy
-from some import one_in
+from models import make_request, make_scripted_client
+from particle_games import SCENARIOS, make_domain, observe_sentences, sample_world
+from policies import make_policy_outcome, make_searcher
+from shipped import build_llm_planner, build_llm_principal
+from societies import CLEANUP, ESCAPE_ROOM, HARVEST, TAX_ECONOMY, make_outcome, make_toy_spec
+from some import mark_long_except_every
 
 SOCIETIES = {
     "cleanup": CLEANUP,
     "harvest": HARVEST,
     "escape_room": ESCAPE_ROOM,
     "tax_economy": TAX_ECONOMY,
-    "generic": toy(),
+    "generic": make_toy_spec(),
 }
 ROOMS = {
     "simple_doorkey": "Agent sees <key>, holds <nothing>.",
@@ -64,16 +64,16 @@ class Recorder(ScriptedChat):
 
 def govern(society, model, prompt=None):
     """Three generations of three proposals, in each context."""
-    principal = llm_principal(society, model, prompt=prompt)
+    principal = build_llm_principal(society, model, prompt=prompt)
     for _, context in itertools.product(range(3), range(len(society.contexts)) if society.contexts else [None]):
-        principal.tell([outcome(society, vector, context) for vector in principal.ask(context, 3)])
+        principal.tell([make_outcome(society, vector, context) for vector in principal.ask(context, 3)])
 
 
 def search(prompt, model, **settings):
     """Three iterations of three proposals."""
-    principal = searcher(llm=model, prompt=prompt, step_size=0.5, optimum=10.0, **settings)
+    principal = make_searcher(llm=model, prompt=prompt, step_size=0.5, optimum=10.0, **settings)
     for _ in range(3):
-        principal.tell([returned(vector, float(vector.sum())) for vector in principal.ask(None, 3)])
+        principal.tell([make_policy_outcome(vector, float(vector.sum())) for vector in principal.ask(None, 3)])
 
 
 def play(text, model):
@@ -92,8 +92,8 @@ def play(text, model):
 
 def plan_in_particles(scenario, model, prompt=None):
     """Ask for the plans of all agents in some states."""
-    sentences = sorted(set(itertools.chain(*observe_sentences(scenario, random_world(scenario, 5, 20)))))
-    llm_planner(make_domain(scenario), model, samples=1, prompt=prompt).plans(sentences)
+    sentences = sorted(set(itertools.chain(*observe_sentences(scenario, sample_world(scenario, 5, 20)))))
+    build_llm_planner(make_domain(scenario), model, samples=1, prompt=prompt).plans(sentences)
 
 
 KINDS = {
@@ -101,7 +101,7 @@ KINDS = {
     "principal/escape_room_explained": (partial(govern, prompt="escape_room_explained"), ESCAPE_ROOM),
     **{f"search/{name}": (search, name) for name in ("numeric", "described")},
     **{
-        f"teacher/{name}": (lambda name, llm: llm_planner(find_domain(name), llm).plans([ROOMS[name]]), name)
+        f"teacher/{name}": (lambda name, llm: build_llm_planner(find_domain(name), llm).plans([ROOMS[name]]), name)
         for name in ROOMS
     },
     **{f"teacher/{make_domain(scenario).name}": (plan_in_particles, scenario) for scenario in SCENARIOS},
@@ -113,7 +113,7 @@ KINDS = {
         for name in ("simple_spread", "simple_tag")
     },
     "teacher/published": (
-        lambda name, llm: llm_planner(
+        lambda name, llm: build_llm_planner(
             find_domain(name, parity=True), llm, prompt="published", parser="published"
         ).plans([ROOMS[name]]),
         "colored_doorkey",
@@ -207,7 +207,8 @@ REPHRASINGS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "phrase"), one_in(3, [(name, phrase) for name, all_ in REPHRASINGS.items() for phrase in all_])
+    ("name", "phrase"),
+    mark_long_except_every(3, [(name, phrase) for name, all_ in REPHRASINGS.items() for phrase in all_]),
 )
 def test_rephrasing_is_detected(name, phrase, random_draws, caplog):
     """The rule names the part; the reply is a draw, which its texts and the log call so."""
@@ -222,7 +223,7 @@ def test_rephrasing_is_detected(name, phrase, random_draws, caplog):
         rule.reply(messages, 0, print)
     random_draws.clear()
     caplog.clear()
-    [reply, _] = scripted().chat([replace(request, messages=messages)] * 2)
+    [reply, _] = make_scripted_client().chat([replace(request, messages=messages)] * 2)
     assert len(random_draws) == 2 and "By rule" not in reply.text
     warnings = [r.getMessage() for r in caplog.records if "cannot find a part of" in r.getMessage()]
     assert len(warnings) == 1 and request.prompt in warnings[0] and "random" in warnings[0]
@@ -230,16 +231,16 @@ def test_rephrasing_is_detected(name, phrase, random_draws, caplog):
 
 def test_schemaless_rephrasing_raises():
     """As a search that asks for lines is."""
-    text = searcher(reply="lines").build_prompt(None).text.replace("Tried so far", "Before")
+    text = make_searcher(reply="lines").build_prompt(None).text.replace("Tried so far", "Before")
     with pytest.raises(LLMError, match="search/described"):
-        scripted().chat([ask(text, purpose="search", prompt="search/described")])
+        make_scripted_client().chat([make_request(text, purpose="search", prompt="search/described")])
 
 
 def test_game_with_missing_rule_warns_only_at_start(caplog):
     """A game without a rule."""
     env = gymnasium.make("FrozenLake-v1", max_episode_steps=4)
     with caplog.at_level(logging.WARNING):
-        player = make_player(env, "frozen_lake", scripted())
+        player = make_player(env, "frozen_lake", make_scripted_client())
         for seed in range(2):
             player.reset()
             player.act(*env.reset(seed=seed))
@@ -261,13 +262,13 @@ def test_hints_change_search():
     """The rule reads the optional parts of a prompt where they are present."""
 
     def first_move(step_size):
-        question = make_searcher(step_size).build_prompt(None).text
+        question = make_informed_searcher(step_size).build_prompt(None).text
         return json.loads(scripted_search.reply([{"role": "user", "content": question}]))["params"]
 
-    def make_searcher(step_size):
-        principal = searcher(step_size=step_size)
+    def make_informed_searcher(step_size):
+        principal = make_searcher(step_size=step_size)
         for i in range(10):
-            principal.tell([returned(np.full(8, i / 10), float(i))])
+            principal.tell([make_policy_outcome(np.full(8, i / 10), float(i))])
         return principal
 
     best = np.full(8, 0.9)

@@ -14,7 +14,7 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.cache import Cache, request_key
 from llmrl.llms.rate_limit import RateLimit
-from models import chat_client, openai_model
+from models import make_client, make_openai_model
 
 PROCESSES, SHARE = 8, 50
 """Two processes each have the same questions, so half of all calls are duplicates."""
@@ -22,7 +22,7 @@ PROCESSES, SHARE = 8, 50
 
 @pytest.fixture(scope="module")
 def context():
-    return commands.children()
+    return commands.get_forkserver_context()
 
 
 def ask(text):
@@ -30,7 +30,7 @@ def ask(text):
 
 
 def client(url, folder, concurrency=1):
-    return chat_client(openai_model(url, "fake-model"), Cache(folder), limits=RateLimit(concurrency))
+    return make_client(make_openai_model(url, "fake-model"), Cache(folder), limits=RateLimit(concurrency))
 
 
 def ask_all(url, folder, number, start, results):
@@ -68,7 +68,7 @@ def test_eight_processes_share_folder(tmp_path, context):
         for process in processes:
             process.join()
             assert process.exitcode == 0
-        identity = openai_model(server.url, "fake-model").identity
+        identity = make_openai_model(server.url, "fake-model").identity
     distinct, n_charges = PROCESSES * SHARE // 2, 0
     assert len(calls) == distinct
     for question, records in calls.items():

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from full_disk import no_file_larger_than
+from full_disk import limit_file_size
 from llmrl.core.errors import RunFolderError
 from llmrl.llms.call_log import FILE_NAME, CallLog, StoredValueReader, StoredValueWriter, read_calls
 from llmrl.llms.client import ChatClient
 from llmrl.llms.transcript import Transcript
-from models import Echo, ask
+from models import EchoProvider, make_request
 
 RULES = "The rules of the game. " * 200
 
@@ -24,9 +24,9 @@ def conversation(turns):
 
 
 def play(path, turns):
-    model = ChatClient(Echo(), call_log=CallLog(path))
+    model = ChatClient(EchoProvider(), call_log=CallLog(path))
     for turn in range(1, turns + 1):
-        request = ask("x")
+        request = make_request("x")
         model.chat([type(request)(tuple(conversation(turn)), schema={"enum": [f"take_{k}" for k in range(100)]})])
 
 
@@ -57,11 +57,11 @@ def test_transcript_resolves_messages(tmp_path):
 
 def test_full_disk_leaves_no_dangling_reference(tmp_path):
     path = tmp_path / FILE_NAME
-    model = ChatClient(Echo(), call_log=CallLog(path))
-    model.chat([ask("short")])
-    with no_file_larger_than(path.stat().st_size + 1000), pytest.raises(RunFolderError):
-        model.chat([ask(RULES)])
-    model.chat([ask(RULES)])
+    model = ChatClient(EchoProvider(), call_log=CallLog(path))
+    model.chat([make_request("short")])
+    with limit_file_size(path.stat().st_size + 1000), pytest.raises(RunFolderError):
+        model.chat([make_request(RULES)])
+    model.chat([make_request(RULES)])
     records = [call for call in read_calls(path) if "reply" in call]
     assert records[-1]["messages"][0]["content"] == RULES
 

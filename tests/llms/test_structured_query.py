@@ -6,7 +6,7 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.structured_query import MAX_QUOTED_CHARACTERS, Query, StructuredQuery
-from models import Echo, ask, chat_client
+from models import EchoProvider, make_client, make_request
 
 
 def number(reply):
@@ -16,7 +16,7 @@ def number(reply):
     return int(text)
 
 
-class Answers(Echo):
+class Answers(EchoProvider):
     """Replies from a list, in turn."""
 
     def __init__(self, *texts, finish="", **facts):
@@ -29,7 +29,7 @@ class Answers(Echo):
 
 
 def asker(model, repair_turns=1, **policies):
-    client = chat_client(model, **policies)
+    client = make_client(model, **policies)
     return StructuredQuery(
         client, "test", number, lambda fault: Prompt(f"Wrong: {fault}"), {"type": "integer"}, repair_turns
     )
@@ -81,7 +81,7 @@ def test_truncated_reply_repair_explains():
 
 
 def test_call_failure_skips_repair():
-    model = Echo(fail={"a": LLMError("down")})
+    model = EchoProvider(fail={"a": LLMError("down")})
     query = asker(model, failures="fall_back")
     assert query.ask(questions("a", "7")) == [None, 7]
     assert sorted(model.asked) == ["7", "a"] and query.counters["fallbacks"] == 1
@@ -106,7 +106,7 @@ class TestFit:
         return Prompt("question " + "record " * k, "p/x")
 
     def fit(self, window, n=100):
-        query = asker(Echo(context_window=window, max_tokens=10))
+        query = asker(EchoProvider(context_window=window, max_tokens=10))
         prompt, _ = query.fit_to_context(self.render, n)
         return prompt.text.count("record"), query.counters["trimmed_prompts"]
 
@@ -127,7 +127,7 @@ def test_questions_do_not_mix():
     """Fallbacks of one question leave the others' repeats alone."""
     model = Answers("1", "2")
     client = ChatClient(model)
-    client.chat([ask("a")])
+    client.chat([make_request("a")])
     assert StructuredQuery(client, "t", number, lambda fault: Prompt(fault), None, 0).ask(questions("a")) == [2]
     assert [request.repeat for request in model.requests] == [0, 1]
 
@@ -150,7 +150,7 @@ class TestConversations:
         assert asker(model).schema == {"type": "integer"}
 
     def test_usage_per_question(self):
-        model = Echo(remote=False, reply={"cost": 0.5}, fail={})
+        model = EchoProvider(remote=False, reply={"cost": 0.5}, fail={})
         query = asker(model, repair_turns=1)
         query.ask(questions("7", "x"))
         good, bad = query.query_stats
@@ -159,13 +159,13 @@ class TestConversations:
         assert (bad.prompt_tokens, bad.completion_tokens, bad.cost) == (6, 4, 1.0)
 
     def test_unknown_usage_is_not_zero(self):
-        model = Echo(remote=False, reply={"prompt_tokens": None})
+        model = EchoProvider(remote=False, reply={"prompt_tokens": None})
         query = asker(model)
         query.ask(questions("7"))
         assert (query.query_stats[0].prompt_tokens, query.query_stats[0].cost) == (None, None)
 
     def test_call_failure_is_free(self):
-        query = asker(Echo(fail={"a": LLMError("down")}), failures="fall_back")
+        query = asker(EchoProvider(fail={"a": LLMError("down")}), failures="fall_back")
         query.ask(questions("a"))
         usage = query.query_stats[0]
         assert (usage.replies, usage.invalid, usage.failed, usage.prompt_tokens, usage.cost) == (0, 0, 1, 0, 0.0)

@@ -29,9 +29,9 @@ from llmrl.llms.reply_cleaning import MAX_REPLY_LENGTH, clean_reply, strip_contr
 from llmrl.llms.structured import apply_parser
 from llmrl.llms.structured_query import StructuredQuery
 from llmrl.teachers.plans import Skill, parse_reply
-from models import Echo, chat_client, scripted
-from shipped import llm_principal
-from societies import toy
+from models import EchoProvider, make_client, make_scripted_client
+from shipped import build_llm_principal
+from societies import make_toy_spec
 
 SKILLS = (Skill("go to", True, ""), Skill("explore", False, ""))
 CHOICES = DiscreteAnswerFormat((("left", ""), ("right", "")))
@@ -57,8 +57,8 @@ READERS = {
     "choice": lambda text: parse_player_reply(text, CHOICES, [True, False], require_reflection=True),
     "arm": lambda text: parse_player_reply(text, ARM, None),
     "lesson": parse_lesson,
-    "mechanism": llm_principal(toy(), scripted()).parse_reply,
-    "clamped": llm_principal(toy(), scripted(), out_of_range="clamp").parse_reply,
+    "mechanism": build_llm_principal(make_toy_spec(), make_scripted_client()).parse_reply,
+    "clamped": build_llm_principal(make_toy_spec(), make_scripted_client(), out_of_range="clamp").parse_reply,
 }
 NAMES = (
     "number",
@@ -291,11 +291,11 @@ def test_texts_are_cleaned_after_parsing():
 
 
 def asker(parse, path, model, **options):
-    client = chat_client(model, Cache(path / "cache"), CallLog(path / FILE_NAME), **options)
+    client = make_client(model, Cache(path / "cache"), CallLog(path / FILE_NAME), **options)
     return StructuredQuery(client, "test", parse, lambda reason: Prompt(f"wrong: {reason}"), None, 0), client
 
 
-class Says(Echo):
+class Says(EchoProvider):
     def __init__(self, text):
         super().__init__()
         self.text = text
@@ -349,20 +349,20 @@ def test_lesson_may_contain_lone_surrogate(tmp_path):
 
 def test_logs_with_unparseable_lines(tmp_path):
     path = tmp_path / FILE_NAME
-    ChatClient(Echo(), call_log=CallLog(path)).chat([rule_request()])
+    ChatClient(EchoProvider(), call_log=CallLog(path)).chat([rule_request()])
     path.write_text(f'{{"hash": {"9" * 5000}}}\n' + "[" * 100_000 + "\n" + '{"parsed_call": "x"}\n' + path.read_text())
     assert [call["reply"] for call in read_calls(path)] == ["hi"]
     assert CallLog(path).spent_before.calls == 1
 
 
 def rule_request():
-    from models import ask
+    from models import make_request
 
-    return ask("hi")
+    return make_request("hi")
 
 
 def test_huge_numbers_stay_numbers():
-    vector = llm_principal(toy(), scripted(), out_of_range="clamp").parse_reply(
-        json.dumps(dict.fromkeys(toy().proposals.names, 1e308) | {"reasoning": ""})
+    vector = build_llm_principal(make_toy_spec(), make_scripted_client(), out_of_range="clamp").parse_reply(
+        json.dumps(dict.fromkeys(make_toy_spec().proposals.names, 1e308) | {"reasoning": ""})
     )
     assert np.isfinite(vector.vector).all()

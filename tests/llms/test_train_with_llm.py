@@ -10,7 +10,7 @@ import time
 import pytest
 
 import commands
-from experiments import comparable_metrics, only_run_folder, run
+from experiments import find_run_folder, load_comparable_metrics, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import LLMError
 from llmrl.llms.call_log import read_calls
@@ -53,7 +53,7 @@ def test_run_survives_server_restart(tmp_path, monkeypatch):
             "llm.retry.initial_delay=0.01",
             f"output_root={tmp_path}",
         )
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     unsettled, *calls = read_calls(folder / "llm_calls.jsonl")
     assert unsettled["unsettled"] and unsettled["attempt"] == 2
     # Replies 1 (cut off on the way) to 8, of which 2 and 6 cannot be read: five proposals and two repairs.
@@ -61,7 +61,7 @@ def test_run_survives_server_restart(tmp_path, monkeypatch):
     assert [call["valid"] for call in calls] == [False, True, True, True, False, True, True]
     assert {call["prompt"] for call in calls} == {"principal/escape_room"}
     assert [call["attempts"] for call in calls] == [3, 1, 1, 1, 1, 1, 1]
-    last = comparable_metrics(folder, "proposal")[-1]
+    last = load_comparable_metrics(folder, "proposal")[-1]
     assert [last[f"llm/{name}"] for name in ("invalid_replies", "repairs", "fallbacks")] == [2, 2, 0]
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
@@ -90,7 +90,7 @@ def test_signal_ends_wait_for_unreachable_server(tmp_path):
         assert process.returncode == 128 + signal.SIGTERM, errors
         assert "is saved" in errors and "Traceback" not in errors
         assert len(server.requests) == 1
-        folder = only_run_folder(tmp_path)
+        folder = find_run_folder(tmp_path)
         assert json.loads((folder / "status.json").read_text())["state"] == "preempted"
         server.faults.clear()
         second_run = commands.run(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugin_util import markdown_to_safe_html
 
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.llms.transcript import MAX_CHARACTERS, N_UNTHINNED, Transcript, format_call
 from llmrl.loops.design_progress import AdaptationRecord
@@ -121,7 +121,7 @@ def test_resume_repeats_no_exchange(tmp_path, monkeypatch):
         run(*overrides)
     monkeypatch.undo()
     run(*overrides)
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     calls = list(read_calls(folder / FILE_NAME))
     assert len(calls) == 5  # the third question was asked in both attempts
     accumulator = EventAccumulator(str(folder), size_guidance={"tensors": 0})

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.by_name import build_model
-from models import openai_model
+from models import make_openai_model
 from tiny_models import make_tiny_causal
 from transformers_server import TransformersServer
 
@@ -30,7 +30,7 @@ def ask(text, schema=None):
 
 
 def client(server, **options):
-    return openai_model(base_url=server.url, model=server.model, **{"max_tokens": 16, **options})
+    return make_openai_model(base_url=server.url, model=server.model, **{"max_tokens": 16, **options})
 
 
 def in_process(server, **options):
@@ -59,7 +59,7 @@ def test_the_temperature_arrives(server):
 
 
 def test_wrong_model_name_raises(server):
-    provider = openai_model(base_url=server.url, model="another", max_tokens=4)
+    provider = make_openai_model(base_url=server.url, model="another", max_tokens=4)
     with pytest.raises(LLMError, match="another"):
         provider.complete([ask("Hi")])
 
@@ -81,7 +81,7 @@ def test_run_with_babbling_model_finishes(server, tmp_path):
         "design.validate_episodes=1",
         f"output_root={tmp_path}",
     )
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     assert json.loads((folder / "status.json").read_text())["state"] == "finished"
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["llm/fallbacks"] == 2 and last["llm/invalid_replies"] == last["llm/calls"] >= 2

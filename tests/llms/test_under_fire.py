@@ -14,7 +14,14 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from fake_openai_server import FAULTS, FINAL, ODD, PASSING, FakeOpenAIServer, question_text
+from fake_openai_server import (
+    FAULTS,
+    PERMANENT_FAULTS,
+    TRANSIENT_FAULTS,
+    UNUSUAL_REPLIES,
+    FakeOpenAIServer,
+    hash_messages,
+)
 from llmrl.core.errors import BudgetExhausted
 from llmrl.core.records import ChatRequest
 from llmrl.llms.budget import Budget
@@ -26,8 +33,8 @@ from llmrl.llms.reading.object_parser import parse_object
 from llmrl.llms.retry import Retry
 from llmrl.llms.structured import json_schema
 from llmrl.llms.structured_query import StructuredQuery
-from models import chat_client, litellm_model, openai_model
-from some import some
+from models import make_client, make_litellm_model, make_openai_model
+from some import mark_long_except
 
 OPEN_FILES = Path("/proc/self/fd")
 REQUESTS, CALLERS = 500, 16
@@ -38,8 +45,8 @@ GROWTH = 20 << 20
 
 
 def client(url, folder, retries, timeout=1.0):
-    return chat_client(
-        openai_model(url, "fake-model", max_tokens=100, timeout=timeout),
+    return make_client(
+        make_openai_model(url, "fake-model", max_tokens=100, timeout=timeout),
         Cache(folder / "cache"),
         CallLog(folder / "llm_calls.jsonl"),
         retry=Retry(retries, initial_delay=0.002, max_delay=0.01),
@@ -72,7 +79,7 @@ def test_unclosed_client_is_detected(tmp_path):
     open_client.close()
 
 
-@pytest.mark.parametrize("callers", some(["threads"], ["threads", "one batch"]))
+@pytest.mark.parametrize("callers", mark_long_except(["threads"], ["threads", "one batch"]))
 def test_requests_end_in_reply_or_fallback(tmp_path, callers):
     requests = [ask(i) for i in range(REQUESTS)]
     with no_resources_open():
@@ -98,11 +105,11 @@ def test_requests_end_in_reply_or_fallback(tmp_path, callers):
     faults = {exchange.question: exchange.fault for exchange in server.exchanges if exchange.delivered}
     for request, reply in zip(requests, replies, strict=True):
         if not reply.error:
-            assert server.delivered[question_text(request.messages)] == 1
-            fault = faults[question_text(request.messages)]
+            assert server.delivered[hash_messages(request.messages)] == 1
+            fault = faults[hash_messages(request.messages)]
             assert (reply.text == answer(request.messages)) == (fault in (None, "wrong_usage")), fault
             assert (reply.prompt_tokens == 11) == (fault != "wrong_usage")
-    assert set(ODD) <= set(faults.values())
+    assert set(UNUSUAL_REPLIES) <= set(faults.values())
     record = list(read_calls(tmp_path / "llm_calls.jsonl"))
     calls = [call for call in record if "unsettled" not in call]
     assert len(record) - len(calls) == metrics["usage/llm_unsettled_calls"] > 0
@@ -119,17 +126,17 @@ def test_litellm_propagates_faults(monkeypatch):
     """Each fault that may pass is met with one more request, after the wait that the server asked for."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     with FakeOpenAIServer(answer, retry_after="0.3") as server:
-        provider = litellm_model("gpt-4o", "OPENAI_API_KEY", api_base=server.url, timeout=1.0)
-        chat = chat_client(provider, retry=Retry(1, initial_delay=0.001), failures="fall_back")
+        provider = make_litellm_model("gpt-4o", "OPENAI_API_KEY", api_base=server.url, timeout=1.0)
+        chat = make_client(provider, retry=Retry(1, initial_delay=0.001), failures="fall_back")
         # A time-out of litellm is one of silence, so an answer that trickles in has no end; and it takes some of the
         # wrong usages for errors of the server.
         for i, fault in enumerate(sorted(set(FAULTS) - {"trickle", "wrong_usage"})):
             server.forget()
             server.faults.append(fault)
             [reply] = chat.chat([ask(i)])
-            assert len(server.requests) == 1 + (fault in PASSING), (fault, reply)
-            assert bool(reply.error) == (fault in FINAL), (fault, reply)
-            assert (reply.text == f"answer {i}") == (fault in PASSING), (fault, reply)
+            assert len(server.requests) == 1 + (fault in TRANSIENT_FAULTS), (fault, reply)
+            assert bool(reply.error) == (fault in PERMANENT_FAULTS), (fault, reply)
+            assert (reply.text == f"answer {i}") == (fault in TRANSIENT_FAULTS), (fault, reply)
             if fault == "429-after":
                 assert server.times[1] - server.times[0] >= 0.3
 
@@ -139,9 +146,9 @@ def test_budget_bounds_all_threads(tmp_path, limit):
     """Requests that are refused give back what was set aside for them; those whose reply was lost do not."""
     kinds = ("429", "500", "503", "529", "reset", "reset-midway", "truncated", "malformed", "no_choices", "400-echo")
     with FakeOpenAIServer(answer, fault_rate=0.3, fault_kinds=kinds) as server:
-        provider = openai_model(server.url, "fake-model", max_tokens=5000, input_price=1.0, output_price=2.0)
+        provider = make_openai_model(server.url, "fake-model", max_tokens=5000, input_price=1.0, output_price=2.0)
         budget = Budget(**limit)
-        chat = chat_client(
+        chat = make_client(
             provider, retry=Retry(1, 0.001), limits=RateLimit(CALLERS), budget=budget, failures="fall_back"
         )
         with pytest.raises(BudgetExhausted, match=rf"llm\.budget\.{next(iter(limit))}="):
@@ -214,7 +221,7 @@ def test_memory_stays_flat(tmp_path):
     """In a process of its own, so that neither the server nor earlier tests are in the sum."""
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
-    with FakeOpenAIServer(answer, retry_after="0.01", fault_rate=0.3, fault_kinds=PASSING) as server:
+    with FakeOpenAIServer(answer, retry_after="0.01", fault_rate=0.3, fault_kinds=TRANSIENT_FAULTS) as server:
         process = context.Process(target=soak, args=(server.url, tmp_path, results))
         process.start()
         process.join()

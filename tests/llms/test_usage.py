@@ -8,7 +8,7 @@ import pytest
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.records import ChatReply
 from llmrl.llms.budget import Budget, Reservation, Usage
-from models import Echo, ask
+from models import EchoProvider, make_request
 
 INITIAL = Usage(10, 20, 3, 400, 5.0, 6, 7, 8.0, 9, 1000, 11.0)
 """Each field differs from what it would be if it were counted anew."""
@@ -80,11 +80,13 @@ def test_unknown_usage_is_not_logged():
     }
 
 
-MODEL = Echo(max_tokens=100)  # the prompt "a" has 5 tokens: 105 are reserved; US dollars 1 and 2 per million tokens
+MODEL = EchoProvider(
+    max_tokens=100
+)  # the prompt "a" has 5 tokens: 105 are reserved; US dollars 1 and 2 per million tokens
 
 
 def open_attempt(budget):
-    return budget.reserve(ask("a"), MODEL)
+    return budget.reserve(make_request("a"), MODEL)
 
 
 def test_attempt_spans_send_to_reply():
@@ -149,9 +151,9 @@ def test_single_limit_suffices(limit):
 
 @pytest.mark.parametrize("price", ["input_price", "output_price"])
 def test_only_dollar_limit_needs_prices(price):
-    unpriced = Echo(**{price: None})
+    unpriced = EchoProvider(**{price: None})
     Budget(calls=1, tokens=1).check(unpriced)
-    Budget(usd=0.0).check(Echo())
+    Budget(usd=0.0).check(EchoProvider())
     with pytest.raises(ConfigError, match="usd=0"):
         Budget(usd=0.0).check(unpriced)
 
@@ -191,7 +193,7 @@ def test_wait_ends_with_concurrent_reply():
         checks.append(seconds)
         budget.settle(first, reply(5, 1))
 
-    second = budget.reserve(ask("a"), MODEL, wait)
+    second = budget.reserve(make_request("a"), MODEL, wait)
     assert second.id != first.id and checks == [0.0]
     with pytest.raises(BudgetExhausted):
-        Budget(tokens=104).reserve(ask("a"), MODEL, wait)  # there is nobody to wait for
+        Budget(tokens=104).reserve(make_request("a"), MODEL, wait)  # there is nobody to wait for

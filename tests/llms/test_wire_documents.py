@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from api_documents import CHAT, SchemaServer, fault
+from api_documents import CHAT_ENDPOINTS, SchemaServer, find_schema_error
 from hosted_questions import FRAME, QUESTIONS
 from llmrl.core.option_files import load_options
 from llmrl.core.records import ChatRequest
@@ -22,7 +22,7 @@ OPERATIONS = {
     name: provider
     for name, fields in load_options("llm").items()
     if str(fields["_target_"]).endswith("LiteLLMChat")
-    and (provider := fields["model"].partition("/")[0] if "/" in fields["model"] else "openai") in CHAT
+    and (provider := fields["model"].partition("/")[0] if "/" in fields["model"] else "openai") in CHAT_ENDPOINTS
 }
 """Options that ask a provider with a document, and the provider."""
 
@@ -48,11 +48,15 @@ def test_schema_detects_errors():
         ("anthropic", {"max_tokens": 5}, {"seed": 1}),
         ("gemini", {}, {"temperature": 1}),
     ):
-        schema = CHAT[provider][1]
+        schema = CHAT_ENDPOINTS[provider][1]
         plain = {"contents": [{"role": "user", "parts": [{"text": "hello"}]}]}
         body = plain if provider == "gemini" else {"model": "m", "messages": [message], **extra}
-        assert fault(provider, schema, body) is None
-        assert fault(provider, schema, body | unknown)
-        assert fault(provider, schema, dict.fromkeys(body, 1))
-    assert fault("openai", CHAT["openai"][1], {"model": "m", "messages": [message], "temperature": "high"})
-    assert fault("gemini", CHAT["gemini"][1], plain | {"generationConfig": {"maxOutputTokens": "many"}})
+        assert find_schema_error(provider, schema, body) is None
+        assert find_schema_error(provider, schema, body | unknown)
+        assert find_schema_error(provider, schema, dict.fromkeys(body, 1))
+    assert find_schema_error(
+        "openai", CHAT_ENDPOINTS["openai"][1], {"model": "m", "messages": [message], "temperature": "high"}
+    )
+    assert find_schema_error(
+        "gemini", CHAT_ENDPOINTS["gemini"][1], plain | {"generationConfig": {"maxOutputTokens": "many"}}
+    )

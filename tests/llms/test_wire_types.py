@@ -20,7 +20,7 @@ from llmrl.core.records import ChatRequest
 from llmrl.llms.by_name import chat_model
 from llmrl.llms.images import encode_frame
 from llmrl.llms.litellm_chat import _import_litellm
-from some import one_in
+from some import mark_long_except_every
 
 packages = ("litellm", "openai", "anthropic", "google.genai")
 
@@ -103,7 +103,7 @@ def _first(faults):
     return next((fault for fault in faults if fault is not None), None)
 
 
-@pytest.mark.parametrize(("option", "question"), one_in(3, itertools.product(HOSTED_MODELS, QUESTIONS)))
+@pytest.mark.parametrize(("option", "question"), mark_long_except_every(3, itertools.product(HOSTED_MODELS, QUESTIONS)))
 def test_fields_exist_in_provider_types(option, question, monkeypatch):
     body = request_body(option, question, monkeypatch)
     provider = load_options("llm")[option]["model"].partition("/")[0]

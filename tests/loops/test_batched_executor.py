@@ -23,7 +23,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.loops.batched_executor import MAX_SKIPS, BatchedExecutor
 from llmrl.loops.executor import serve
-from some import some
+from some import mark_long_except
 
 ROOM = ("env=escape_room", "env.n_envs=4", "design.adapt_rounds=2", "design.validate_episodes=4", "design.steps=3")
 ROOM += ("design.evaluations=1",)
@@ -167,7 +167,7 @@ def single_thread():
     torch.set_num_threads(n_threads)
 
 
-@pytest.mark.parametrize("game", some(["escape room"], GAMES))
+@pytest.mark.parametrize("game", mark_long_except(["escape room"], GAMES))
 def test_batched_runs_match_single_runs(game):
     kinds = KINDS[:3] if game != "escape room" else KINDS
     configs = [compose(*GAMES[game], kind, f"seed={i % 2}") for i, kind in enumerate(kinds)]
@@ -178,7 +178,7 @@ def test_batched_runs_match_single_runs(game):
     assert run_batched(configs[::-1][:3]) == single_results[::-1][:3]
 
 
-@pytest.mark.parametrize("seed", some([0], range(4)))
+@pytest.mark.parametrize("seed", mark_long_except([0], range(4)))
 def test_join_order_keeps_metrics(seed):
     configs = [compose(*ROOM, kind, f"seed={i // 2}") for i, kind in enumerate(KINDS)]
     sample = random.Random(seed).sample(configs, 4)
@@ -199,7 +199,7 @@ class Breaks(Observer):
             raise ConfigError("enough")
 
 
-@pytest.mark.parametrize("steps", some([15], [5, 15, 35]))
+@pytest.mark.parametrize("steps", mark_long_except([15], [5, 15, 35]))
 def test_failing_run_ends_independently(steps):
     configs = [compose(*HARVEST, "principal=ucb", f"seed={i}") for i in range(3)]
     single_results = [compute(config) for config in configs]

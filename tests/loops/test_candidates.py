@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from environments import make_env
-from experiments import comparable_metrics, only_run_folder, run
+from experiments import find_run_folder, load_comparable_metrics, run
 from llmrl.agents.random_agent import RandomPolicy
 from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy, split_rollout
 from llmrl.core.errors import ConfigError
@@ -18,7 +18,7 @@ ROOM = ("env=escape_room", "agent.share_parameters=false", "design.adapt_rounds=
 
 def design(folder, *overrides):
     run(*ROOM, *overrides, f"output_root={folder}")
-    run_folder = only_run_folder(folder)
+    run_folder = find_run_folder(folder)
     return run_folder, json.loads((run_folder / "summary.json").read_text())
 
 
@@ -30,14 +30,14 @@ def test_candidate_matches_single_run(tmp_path, agent):
     shared = (*room, f"agent={agent}", "design.evaluations=1", "design.steps=2")
     run(*shared, "principal=random", "design.candidates=3", "env.n_envs=12",
         f"output_root={tmp_path / 'together'}")  # fmt: skip
-    batched = json.loads((only_run_folder(tmp_path / "together") / "summary.json").read_text())
+    batched = json.loads((find_run_folder(tmp_path / "together") / "summary.json").read_text())
     assert batched["proposals"] == 6 and batched["principal_steps"] == 2
     for candidate in range(3):
         [row] = [r for r in batched["history"] if r["step"] == 1 and r["candidate"] == candidate]
         values = list(row["mechanism"].values())
         run(*shared, "principal=fixed", f"principal.values={values}", "env.n_envs=4",
             f"output_root={tmp_path / str(candidate)}")  # fmt: skip
-        single = json.loads((only_run_folder(tmp_path / str(candidate)) / "summary.json").read_text())["history"][0]
+        single = json.loads((find_run_folder(tmp_path / str(candidate)) / "summary.json").read_text())["history"][0]
         assert (single["objective"], single["context"]) == (row["objective"], row["context"])
         assert single["standard_error"] == row["standard_error"]
 
@@ -65,7 +65,7 @@ def test_candidate_metrics(tmp_path):
     folder, summary = design(
         tmp_path, "principal=random", "design.evaluations=1", "design.steps=2", "design.candidates=2", "env.n_envs=8"
     )
-    rows = comparable_metrics(folder, "proposal")
+    rows = load_comparable_metrics(folder, "proposal")
     for row, group in zip(rows, np.array_split(summary["history"], 2), strict=True):
         values = [outcome["objective"] for outcome in group]
         best = group[int(np.argmax(values))]
@@ -141,5 +141,5 @@ def test_evaluate_plays_best_society_from_last_step(tmp_path):
 def test_agent_objectives_in_learn_mode(tmp_path):
     shared = ("env=escape_room", "learn.env_steps=80", "learn.evaluate_episodes=16", "design.objective=minimum")
     run(*shared, f"output_root={tmp_path}")
-    summary = json.loads((only_run_folder(tmp_path) / "summary.json").read_text())
+    summary = json.loads((find_run_folder(tmp_path) / "summary.json").read_text())
     assert summary["evaluation/objective"] == pytest.approx(summary["welfare/minimum"])

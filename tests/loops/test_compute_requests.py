@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import llmrl.loops
-from experiments import comparable_metrics, compose
+from experiments import compose, load_comparable_metrics
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.loops.compute_requests import Call, Delegate, PlayEpisode, PlaySteps, Request, Requests, SafePoint
@@ -21,7 +21,7 @@ from llmrl.rollout.collector import Collector
 from llmrl.run.artifacts import load_saved_state
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
-from some import some
+from some import mark_long_except
 
 FOLDER = Path(llmrl.loops.__file__).parent
 CLOSED = {
@@ -209,7 +209,7 @@ def serve_run(root: Path, overrides: tuple[str, ...], stops: Counter[int] | None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some(SHORT_RUNS, RUNS))
+@pytest.mark.parametrize("name", mark_long_except(SHORT_RUNS, RUNS))
 def test_rebuilt_loop_matches_uninterrupted_loop(tmp_path, name):
     stops: Counter[int] = Counter()
     (result, reference), (rebuilt, parted) = (
@@ -217,7 +217,7 @@ def test_rebuilt_loop_matches_uninterrupted_loop(tmp_path, name):
         serve_run(tmp_path / "parted", RUNS[name], stops),
     )
     assert sum(stops.values()) >= 3 and result == rebuilt
-    assert comparable_metrics(reference) == comparable_metrics(parted)
+    assert load_comparable_metrics(reference) == load_comparable_metrics(parted)
     assert equal(load_saved_state(reference)[1], load_saved_state(parted)[1])
     paths = {path.relative_to(reference) for pattern in COMPARABLE_FILES for path in reference.rglob(pattern)}
     assert paths

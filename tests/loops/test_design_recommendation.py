@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from experiments import comparable_metrics, compose, only_run_folder, run
+from experiments import compose, find_run_folder, load_comparable_metrics, run
 from llmrl.cli.evaluate import build_parser, evaluate
 from llmrl.core.errors import ConfigError
 from llmrl.core.pooling import PooledEstimates
@@ -17,7 +17,7 @@ from llmrl.run.artifacts import load_saved_state
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 from llmrl.statistics.estimators import standard_error_of_mean
-from some import some
+from some import mark_long_except
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ TRIAL = (1 + 1) * 5 * 8
 
 def design(root, *overrides):
     run("design.evaluations=4", *overrides, f"output_root={root}")
-    folder = only_run_folder(root)
+    folder = find_run_folder(root)
     return folder, json.loads((folder / "summary.json").read_text())
 
 
@@ -102,7 +102,7 @@ def test_result_is_mean_fresh_evaluation(confirmed_run):
     assert status["result"] == summary["recommendation"] == pytest.approx(mean)
     late = [row["objective"] for row in summary["history"]][-4 * 2 :]
     assert summary["online_performance"] == pytest.approx(np.mean(late)), "the last fifth of 24 steps"
-    [last] = [row for row in comparable_metrics(folder) if row["kind"] == "recommendation"]
+    [last] = [row for row in load_comparable_metrics(folder) if row["kind"] == "recommendation"]
     assert last["measurements"] == 60 and last["recommendation/objective"] == pytest.approx(mean)
 
 
@@ -138,7 +138,7 @@ def test_principals_with_equal_recommendations_have_equal_results(tmp_path):
 
 def test_anytime_recommendations_follow_from_the_first_measurements(anytime):
     folder, summary = anytime
-    rows = [row for row in comparable_metrics(folder) if row["kind"] == "recommendation"]
+    rows = [row for row in load_comparable_metrics(folder) if row["kind"] == "recommendation"]
     assert [row["measurements"] for row in rows] == [1, 2, 5, 10, 20, 30]
     names = list(summary["history"][0]["mechanism"])
     for row in rows[:-1]:
@@ -150,7 +150,9 @@ def test_anytime_recommendations_follow_from_the_first_measurements(anytime):
     assert rows[-1]["recommendation/objective"] == summary["recommendation"]
 
 
-@pytest.mark.parametrize("moment", some(["confirmation"], ["proposal", "confirmation", "evaluation", "between"]))
+@pytest.mark.parametrize(
+    "moment", mark_long_except(["confirmation"], ["proposal", "confirmation", "evaluation", "between"])
+)
 def test_interruption_keeps_results(tmp_path, monkeypatch, confirmed_run, moment):
     safe_point, stopped = Run.safe_point, []
     places = {"proposal": 9 * 2 + 1, "confirmation": 25 * 2 + 1, "evaluation": 31 * 2 + 1, "between": 30 * 2}[moment]
@@ -166,7 +168,7 @@ def test_interruption_keeps_results(tmp_path, monkeypatch, confirmed_run, moment
         run("design.evaluations=4", *WIDE, f"output_root={tmp_path}")
     folder, summary = design(tmp_path, *WIDE)
     assert stopped and summary == confirmed_run[1]
-    assert comparable_metrics(folder) == comparable_metrics(confirmed_run[0])
+    assert load_comparable_metrics(folder) == load_comparable_metrics(confirmed_run[0])
 
 
 def test_evaluate_plays_the_recommendation(confirmed_run):
@@ -213,7 +215,7 @@ def test_validation_after_earlier_rounds(tmp_path):
         *earlier, last = outcome["validated"]
         assert earlier == ["0", "2"]
         assert outcome["validated"][last] == outcome["objective"]
-    [row] = [row for row in comparable_metrics(folder) if row["kind"] == "proposal"]
+    [row] = [row for row in load_comparable_metrics(folder) if row["kind"] == "proposal"]
     for n in ("0", "2"):
         mean = np.mean([outcome["validated"][n] for outcome in summary["history"]])
         assert row[f"validation/objective_after_{n}"] == pytest.approx(mean)
@@ -229,7 +231,7 @@ def test_validation_rounds_have_returns_of_kinds(tmp_path):
     folder, summary = design(tmp_path, *common, "design.validation_rounds=[0]")
     [row] = summary["history"]
     assert list(row["kinds"]) == ["0", "2"] and set(row["kinds"]["0"]) == {"deviator", "others"}
-    [logged] = [line for line in comparable_metrics(folder) if line["kind"] == "proposal"]
+    [logged] = [line for line in load_comparable_metrics(folder) if line["kind"] == "proposal"]
     for name, value in row["kinds"]["2"].items():
         assert value == pytest.approx(logged[f"validation/return_{name}"])
 

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from experiments import comparable_metrics, only_run_folder, run
+from experiments import find_run_folder, load_comparable_metrics, run
 from llmrl.core.errors import ConfigError
 from llmrl.run.artifacts import load_saved_state
 from llmrl.run.run import Run
@@ -25,7 +25,7 @@ ROOM = (
 
 def design(root, *overrides):
     run(*ROOM, *overrides, f"output_root={root}")
-    folder = only_run_folder(root)
+    folder = find_run_folder(root)
     return folder, json.loads((folder / "summary.json").read_text())
 
 
@@ -42,7 +42,7 @@ def test_society_learns_after_rollout(tmp_path):
     assert float(optimizer_steps(reference)) == 3 and float(optimizer_steps(folder)) == 9
     assert pieces["env_steps"] == result["env_steps"]
     assert pieces["history"] != result["history"]
-    rounds = comparable_metrics(folder, "adaptation")
+    rounds = load_comparable_metrics(folder, "adaptation")
     assert [row["rounds"] for row in rounds] == [1, 2, 3, 4, 5, 6] and all("train/return" in row for row in rounds)
 
 
@@ -70,7 +70,7 @@ def test_stop_in_round_resumes_exactly(tmp_path, monkeypatch):
         run(*ROOM, "design.rollout_steps=2", f"output_root={tmp_path / 'stopped'}")
     folder, summary = design(tmp_path / "stopped", "design.rollout_steps=2")
     assert summary == reference[1]
-    assert comparable_metrics(folder) == comparable_metrics(reference[0])
+    assert load_comparable_metrics(folder) == load_comparable_metrics(reference[0])
 
 
 def test_pieces_divide_an_episode(tmp_path):

@@ -7,24 +7,24 @@ import pytest
 import torch
 
 from environments import make_env
-from experiments import comparable_metrics, only_run_folder, run
+from experiments import find_run_folder, load_comparable_metrics, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.run.artifacts import load_saved_state
 from llmrl.statistics.estimators import standard_error_of_mean
-from some import some
+from some import mark_long_except
 
 SHORT = ("env=escape_room", "design.evaluations=1", "design.steps=2", "design.adapt_rounds=3")
 
 
 def design(folder, *overrides):
     run(*SHORT, *overrides, f"output_root={folder}")
-    path = only_run_folder(folder)
+    path = find_run_folder(folder)
     return path, json.loads((path / "summary.json").read_text())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", some(["false"], ["true", "false"]))
+@pytest.mark.parametrize("share", mark_long_except(["false"], ["true", "false"]))
 def test_societies_match_runs_with_their_seeds(tmp_path, monkeypatch, share):
     """The escape room of the presets; its context is pinned, as each run draws its own for the proposals of a step.
 
@@ -90,7 +90,7 @@ def test_proposals_share_societies(tmp_path):
         "design.candidates=2", "design.replicates=2",
         "env.n_envs=16", "design.validate_episodes=8", "agent.keep_optimizer=true",
     )  # fmt: skip
-    rows = comparable_metrics(folder, "proposal")
+    rows = load_comparable_metrics(folder, "proposal")
     for row, (first, second) in zip(rows, np.array(summary["history"]).reshape(2, 2), strict=True):
         assert first["societies"] == second["societies"] and len(set(first["societies"])) == 2
         assert row["principal/objective_society_0"] == first["societies"][0]

@@ -11,14 +11,14 @@ import pytest
 
 import commands
 from environments import make_env
-from experiments import comparable_metrics, compose, only_run_folder, run, run_experiment, silent_run
+from experiments import compose, find_run_folder, load_comparable_metrics, run, run_experiment, run_silently
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.loops.independent_games import IndependentGames
 from llmrl.run import trajectories
 from llmrl.run.files import read_json_lines
 from llmrl.run.run import Run
-from some import some
+from some import mark_long_except
 
 PLAY = (
     "agent=llm_player",
@@ -74,7 +74,7 @@ def playing(server, root, *extra):
 def read_episodes(folder):
     """All that a run says of its episodes."""
     files = [*folder.glob("episodes/*/replies.jsonl"), folder / "episodes.jsonl"]
-    rows = [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(folder)]
+    rows = [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in load_comparable_metrics(folder)]
     return {path.relative_to(folder).as_posix(): read_json_lines(path) for path in files}, rows
 
 
@@ -91,7 +91,7 @@ def in_waves(monkeypatch):
     monkeypatch.setattr(IndependentGames, "can_play", staticmethod(lambda env, policy: False))
 
 
-@pytest.mark.parametrize("game", some(["lessons", "harvest"], GAMES))
+@pytest.mark.parametrize("game", mark_long_except(["lessons", "harvest"], GAMES))
 def test_results_ignore_delays(tmp_path, game):
     """Replies are drawn anew whenever somebody asks, so another run that asked for anything else would differ."""
     with FakeOpenAIServer(reply=moves, delay=hurry) as server:
@@ -101,13 +101,13 @@ def test_results_ignore_delays(tmp_path, game):
         assert 1 < server.most_in_flight <= 4
         run(*playing(server, tmp_path / "second", *GAMES[game], shared))
         assert len(server.requests) == n_requests
-    first, second = (read_episodes(only_run_folder(tmp_path / name)) for name in ("first", "second"))
+    first, second = (read_episodes(find_run_folder(tmp_path / name)) for name in ("first", "second"))
     assert first == second
     assert [row["episode"] for row in first[0]["episodes.jsonl"]] == list(range(10))
     assert [row["episodes"] for row in first[1] if "episodes" in row] == [4, 8, 10]
 
 
-@pytest.mark.parametrize("game", some(["frozen_lake"], ["frozen_lake", "cleanup"]))
+@pytest.mark.parametrize("game", mark_long_except(["frozen_lake"], ["frozen_lake", "cleanup"]))
 def test_fast_games_do_not_wait(tmp_path, game):
     """The first reply comes when all other games have been asked for several episodes more."""
     with FakeOpenAIServer(reply=moves) as server:
@@ -127,7 +127,7 @@ def test_fast_games_do_not_wait(tmp_path, game):
         assert waits[0] >= 18
 
 
-@pytest.mark.parametrize("game", some(["babyai"], ["taxi", "babyai", "cleanup", "harvest"]))
+@pytest.mark.parametrize("game", mark_long_except(["babyai"], ["taxi", "babyai", "cleanup", "harvest"]))
 def test_waves_have_equal_episodes(tmp_path, monkeypatch, game):
     """They ask for nothing else, which replies drawn anew would give away, and write down the same steps."""
     with FakeOpenAIServer(reply=moves, delay=hurry) as server:
@@ -139,7 +139,7 @@ def test_waves_have_equal_episodes(tmp_path, monkeypatch, game):
             in_waves(patch)
             run(*playing(server, tmp_path / "waves", *options))
         assert len(server.requests) == n_requests
-    independent, waves = (only_run_folder(tmp_path / name) for name in ("apart", "waves"))
+    independent, waves = (find_run_folder(tmp_path / name) for name in ("apart", "waves"))
     assert read_episodes(independent)[0] == read_episodes(waves)[0]
     assert len(trajectories.find_trajectory_files(independent)) > 1
     for file, wave_file in zip(
@@ -150,7 +150,7 @@ def test_waves_have_equal_episodes(tmp_path, monkeypatch, game):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("n_envs", some([3], [1, 3]))
+@pytest.mark.parametrize("n_envs", mark_long_except([3], [1, 3]))
 def test_episode_ignores_game_count(tmp_path, n_envs):
     with FakeOpenAIServer(reply=moves) as server:
         shared = f"llm.cache_dir={tmp_path / 'cache'}"
@@ -158,11 +158,11 @@ def test_episode_ignores_game_count(tmp_path, n_envs):
         n_requests = len(server.requests)
         run(*playing(server, tmp_path / "other", *GAMES["cleanup"], shared, f"env.n_envs={n_envs}"))
         assert len(server.requests) == n_requests
-    four, different = (read_episodes(only_run_folder(tmp_path / name))[0] for name in ("four", "other"))
+    four, different = (read_episodes(find_run_folder(tmp_path / name))[0] for name in ("four", "other"))
     assert four == different
 
 
-@pytest.mark.parametrize("game", some(["harvest"], ["taxi", "harvest"]))
+@pytest.mark.parametrize("game", mark_long_except(["harvest"], ["taxi", "harvest"]))
 def test_larger_budget_continues(tmp_path, game):
     """Each reply is paid for once, whichever game was running."""
     with FakeOpenAIServer(reply=moves, delay=hurry) as server:
@@ -176,7 +176,7 @@ def test_larger_budget_continues(tmp_path, game):
         n_requests = len(server.requests)
         run(*playing(server, tmp_path / "whole", *GAMES[game], *shared))
         assert len(server.requests) == n_requests
-    parts, reference = (only_run_folder(tmp_path / name) for name in ("parts", "whole"))
+    parts, reference = (find_run_folder(tmp_path / name) for name in ("parts", "whole"))
     assert read_episodes(parts) == read_episodes(reference)
     assert steps(parts) == steps(reference)
 
@@ -200,7 +200,7 @@ def test_unrestorable_games_restart_episode(tmp_path):
         n_requests = len(server.requests)
         go(server, "whole")
         assert len(server.requests) == n_requests
-    parts, reference = (only_run_folder(tmp_path / name) for name in ("parts", "whole"))
+    parts, reference = (find_run_folder(tmp_path / name) for name in ("parts", "whole"))
     assert read_episodes(parts)[0] == read_episodes(reference)[0]
     assert steps(parts) == steps(reference)
 
@@ -217,9 +217,9 @@ def test_run_continues_in_original_mode(tmp_path, monkeypatch):
             with pytest.raises(BudgetExhausted):
                 run(*parts, "llm.budget.calls=20")
         run(*parts)
-        waves = read_episodes(only_run_folder(tmp_path / "parts"))
+        waves = read_episodes(find_run_folder(tmp_path / "parts"))
         run(*playing(server, tmp_path / "watched", *GAMES["taxi"], *shared, observers))
-        assert read_episodes(only_run_folder(tmp_path / "watched")) == waves
+        assert read_episodes(find_run_folder(tmp_path / "watched")) == waves
         independent = playing(server, tmp_path / "apart", *GAMES["taxi"], *shared)
         saved = []
 
@@ -236,7 +236,7 @@ def test_run_continues_in_original_mode(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match="observers"):
             run(*independent, observers)
         run(*independent)
-        assert read_episodes(only_run_folder(tmp_path / "apart"))[0] == waves[0]
+        assert read_episodes(find_run_folder(tmp_path / "apart"))[0] == waves[0]
 
 
 def test_step_recording_start(tmp_path):
@@ -247,7 +247,7 @@ def test_step_recording_start(tmp_path):
             # An episode takes three calls or more, so at most eight of the ten have started in four games.
             run(*parts, "llm.budget.calls=12")
         run(*parts, "play.trajectories=true")
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     steps, rows = trajectories.read_trajectories(folder), read_json_lines(folder / "episodes.jsonl")
     episode_numbers = list(dict.fromkeys(steps.episode.tolist()))
     assert episode_numbers == sorted(episode_numbers) and 0 < len(episode_numbers) < 10 and len(rows) == 10
@@ -266,7 +266,7 @@ def test_melting_pot_engine(tmp_path):
         with pytest.raises(BudgetExhausted):
             run(*parts, "llm.budget.calls=33")
         run(*parts)
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     steps = trajectories.read_trajectories(folder)
     assert steps.episode.tolist() == np.repeat(np.arange(5), 5 * 2).tolist()
     for k in range(5):
@@ -282,7 +282,7 @@ def test_kills(tmp_path):
         shared = (f"llm.cache_dir={tmp_path / 'cache'}", "checkpoint_seconds=0")
         killed_run = playing(server, tmp_path / "killed", *GAMES["frozen_lake"], *shared)
         for calls in (15, 40, None):
-            process = commands.Process(target=silent_run, args=killed_run)
+            process = commands.Process(target=run_silently, args=killed_run)
             process.start()
             while calls is not None and process.is_alive() and len(server.requests) < calls:
                 time.sleep(0.002)
@@ -292,11 +292,11 @@ def test_kills(tmp_path):
         n_requests = len(server.requests)
         run(*playing(server, tmp_path / "whole", *GAMES["frozen_lake"], *shared))
         assert len(server.requests) == n_requests
-    folder = only_run_folder(tmp_path / "killed")
+    folder = find_run_folder(tmp_path / "killed")
     assert json.loads((folder / "status.json").read_text())["attempt"] == 3
     used = json.loads((folder / "summary.json").read_text())["llm_calls"]
     assert used <= n_requests <= used + 2 * 4, "but those in flight at one of two kills"
-    assert read_episodes(folder) == read_episodes(only_run_folder(tmp_path / "whole"))
+    assert read_episodes(folder) == read_episodes(find_run_folder(tmp_path / "whole"))
 
 
 def test_indivisible_types_play_in_waves():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from environments import make_env
-from experiments import comparable_metrics, compose, only_run_folder, run
+from experiments import compose, find_run_folder, load_comparable_metrics, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.parts import build_loop, build_parts
@@ -85,7 +85,7 @@ def test_agents_learn_with_fixed_mechanism(tmp_path):
     run(*ROOM, "learn.mechanism=[5,0,0,0,0]", "learn.env_steps=100", f"output_root={tmp_path / 'a'}")
     run(*ROOM, "learn.mechanism=[0,0,0,0,0]", "learn.env_steps=100", f"output_root={tmp_path / 'b'}")
     run(*ROOM, "learn.env_steps=100", f"output_root={tmp_path / 'c'}")
-    subsidized, unpaid, no_mechanism = (comparable_metrics(only_run_folder(tmp_path / name)) for name in "abc")
+    subsidized, unpaid, no_mechanism = (load_comparable_metrics(find_run_folder(tmp_path / name)) for name in "abc")
     assert unpaid == no_mechanism and subsidized != no_mechanism
     parts = build_parts(compose(*ROOM, CURRICULUM), None)
     loop = build_loop(compose(*ROOM, CURRICULUM), parts)
@@ -103,12 +103,12 @@ def test_agents_learn_with_fixed_mechanism(tmp_path):
 def test_stop_keeps_vectors(tmp_path):
     full_run = (*ROOM, CURRICULUM, "learn.env_steps=240", "checkpoint_seconds=0")
     run(*full_run, f"output_root={tmp_path / 'whole'}")
-    folder = only_run_folder(tmp_path / "whole")
-    reference = comparable_metrics(folder)
+    folder = find_run_folder(tmp_path / "whole")
+    reference = load_comparable_metrics(folder)
     # As a run that was killed after its second-newest checkpoint left it.
     checkpoints = sorted((folder / "checkpoints").glob("*.pt"), key=lambda path: int(path.stem.split("_")[1]))
     checkpoints[-1].unlink()
     status = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps({**status, "state": "preempted"}))
     run(*full_run, f"output_root={tmp_path / 'whole'}")
-    assert comparable_metrics(folder) == reference
+    assert load_comparable_metrics(folder) == reference

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from errands import Errands, Reader
-from experiments import compose, only_run_folder, run_experiment
+from experiments import compose, find_run_folder, run_experiment
 from llmrl.analysis.probes import draw_probes
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
@@ -36,7 +36,7 @@ def test_probe_probabilities_change_with_learning(tmp_path, caplog):
     config["env"] = {"_target_": "errands.Errands", "n_envs": 3}
     config["agent"] = {"_target_": "errands.ReaderAgent", "skill": 0.0}
     run_experiment({**config, "output_root": str(tmp_path / "runs"), "name": "errands"}, [])
-    folder = only_run_folder(tmp_path / "runs")
+    folder = find_run_folder(tmp_path / "runs")
     rows = read_metrics(folder / "metrics.jsonl", "probe")
     assert [(row["updates"], row["env_steps"]) for row in rows] == [(0, 0), (2, 12), (4, 24)]
     intended = [row["probe/key/take_key"] for row in rows]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import comparable_metrics, compose, only_run_folder, run
+from experiments import compose, find_run_folder, load_comparable_metrics, run
 from llmrl.core.pooling import PooledEstimates
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
@@ -154,7 +154,7 @@ class TestRules:
 def repeating_run(tmp_path_factory):
     root = tmp_path_factory.mktemp("again")
     run(*REPEAT_NOTICE, f"output_root={root}")
-    return only_run_folder(root)
+    return find_run_folder(root)
 
 
 def pooled(proposals):
@@ -172,7 +172,9 @@ class TestSearch:
         assert max(len(values) for values in episodes.values()) > 8, "something is tried again"
         assert summary_["best_return"] == pytest.approx(max(np.mean(values) for values in episodes.values()))
         assert summary_["highest_return"] == max(p["return"] for p in proposals) > summary_["best_return"]
-        curve = [row["search/best_return"] for row in comparable_metrics(repeating_run) if "search/best_return" in row]
+        curve = [
+            row["search/best_return"] for row in load_comparable_metrics(repeating_run) if "search/best_return" in row
+        ]
         pools = [pooled(proposals[: i + 1]) for i in range(40)]
         assert curve == pytest.approx([max(np.mean(values) for values in pool.values()) for pool in pools])
         best_values = episodes[tuple(summary_["best"]["vector"])]
@@ -190,7 +192,7 @@ class TestSearch:
         assert winner["vector"] == summary_["best"]["vector"] and winner["standard_error"] > 0
         # Seeds are of the race alone: what was measured in the search is not among its numbers.
         assert all(row["return"] != pytest.approx(np.mean(episodes[tuple(row["vector"])])) for row in summary_["race"])
-        race_rows = comparable_metrics(repeating_run, "race")
+        race_rows = load_comparable_metrics(repeating_run, "race")
         assert 1 <= len(race_rows) <= 3 and all(row["iterations"] == 40 for row in race_rows)
         assert race_rows[-1]["race/return"] == pytest.approx(winner["return"])
         assert summary_["race_episodes"] == sum(row["measured"] for row in summary_["race"]) <= 5 * 3 * 4
@@ -208,7 +210,7 @@ class TestSearch:
             parts.close()
             assert rows["  race"] == description and rows["episodes"].startswith(f"{episodes}, of at most")
         run(*REPEAT_NOTICE, "search.race=0", f"output_root={tmp_path}")
-        summary_ = summary(only_run_folder(tmp_path))
+        summary_ = summary(find_run_folder(tmp_path))
         assert summary_["race"] == [] and summary_["race_episodes"] == 0 and summary_["episodes"] == 160
         assert summary_["best"]["return"] == pytest.approx(summary_["best_return"])
 
@@ -228,13 +230,13 @@ class TestSearch:
         with pytest.raises(Stopped):
             run(*REPEAT_NOTICE, f"output_root={tmp_path}")
         run(*REPEAT_NOTICE, f"output_root={tmp_path}")
-        folder = only_run_folder(tmp_path)
+        folder = find_run_folder(tmp_path)
         assert stopped and summary(folder) == summary(repeating_run)
-        assert comparable_metrics(folder) == comparable_metrics(repeating_run)
+        assert load_comparable_metrics(folder) == load_comparable_metrics(repeating_run)
 
     def test_equal_proposals_in_iteration_are_pooled(self, tmp_path):
         fixed = ("principal=fixed", f"principal.values={[0.1] * 10}", "search.iterations=3", "search.candidates=2")
         for seeds, measurements in (("fresh", 3), ("common", 1)):
             run(*SMALL, *fixed, f"search.episode_seeds={seeds}", f"output_root={tmp_path / seeds}")
-            best = summary(only_run_folder(tmp_path / seeds))["best"]
+            best = summary(find_run_folder(tmp_path / seeds))["best"]
             assert (best["measurements"], best["episodes"]) == (measurements, 4 * measurements)

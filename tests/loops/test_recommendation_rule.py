@@ -6,9 +6,9 @@ from llmrl.core.pooling import PooledEstimates
 from llmrl.loops.design_results import choose_recommendation, rank_candidates
 from llmrl.loops.recommendation import Confirmation
 from llmrl.principals.nonadaptive import FixedPrincipal
-from societies import toy
+from societies import make_toy_spec
 
-SPACE = toy(d=1, low=-1.0, high=3.0).mechanism
+SPACE = make_toy_spec(d=1, low=-1.0, high=3.0).mechanism
 
 
 def make_estimates(*pairs):

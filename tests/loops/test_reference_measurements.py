@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import comparable_metrics, compose, run
+from experiments import compose, load_comparable_metrics, run
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.display.results import describe_references
 from llmrl.experiment.models import build_used_model
@@ -28,7 +28,7 @@ from llmrl.run.config_hash import config_hash
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 from llmrl.run.status import read_status
-from societies import toy
+from societies import make_toy_spec
 
 pytestmark = pytest.mark.slow
 
@@ -90,7 +90,7 @@ def test_vectors_have_measurements_in_all_contexts(candidates, contexts):
     for planned, n in zip(runs, (8, 1), strict=True):
         design, settings = planned.config["design"], planned.config
         assert settings["env"]["n_envs"] // design["candidates"] == 8 and n % design["candidates"] == 0
-        principal = ListedPrincipal(toy(5, low=0.0, high=5.0).mechanism, settings["principal"]["vectors"])
+        principal = ListedPrincipal(make_toy_spec(5, low=0.0, high=5.0).mechanism, settings["principal"]["vectors"])
         times = Counter()
         for step in range(design["steps"]):
             vectors = {tuple(vector) for vector in principal.ask(n=design["candidates"]).tolist()}
@@ -326,7 +326,7 @@ def test_references_precede_run(has_principal):
             assert len(values) == 2 and situation[line]["value"] == pytest.approx(np.mean(values))
     situations = {situation["context"]: situation for situation in references["contexts"]}
     [folder] = (has_principal / "escape_room").rglob("s0")
-    for row, outcome in zip(comparable_metrics(folder, "proposal"), summary["history"], strict=True):
+    for row, outcome in zip(load_comparable_metrics(folder, "proposal"), summary["history"], strict=True):
         for line in ("no_mechanism", "untrained", "scan_best"):
             assert row[f"reference/{line}"] == situations[outcome["context"]][line]["value"]
     assert {"reference=scan", "reference=untrained"} == {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import commands
-from experiments import comparable_metrics, compose, only_run_folder, run, search_in, silent_run
+from experiments import compose, find_run_folder, list_search_overrides, load_comparable_metrics, run, run_silently
 from llmrl.cli.evaluate import build_parser, evaluate
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.seeding import Seeds
@@ -27,8 +27,8 @@ from llmrl.principals.nonadaptive import RandomPrincipal
 from llmrl.run.artifacts import load_saved_state
 from llmrl.run.proposals import FILE_NAME, read_proposals
 from policies import LAKE, POLE
-from shipped import search_agent
-from societies import toy
+from shipped import build_search_agent
+from societies import make_toy_spec
 
 SMALL = ("env=cartpole", "agent=linear", "env.horizon=60", "search.episodes=4", "search.evaluate_episodes=10")
 
@@ -36,7 +36,7 @@ SMALL = ("env=cartpole", "agent=linear", "env.horizon=60", "search.episodes=4", 
 def run_search(tmp_path, *overrides):
     """Return a small search; its result, folder, rows of metrics and proposals."""
     result = run(*SMALL, f"output_root={tmp_path}", *overrides)
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return result, folder, rows, read_proposals(folder)
 
@@ -63,7 +63,7 @@ class TestRun:
     def test_proposals_are_logged(self, small):
         _, _, _, proposals = small
         assert [(p["iteration"], p["candidate"]) for p in proposals] == [(i, k) for i in range(1, 10) for k in range(3)]
-        space = search_agent("linear", replace(POLE, observation=compose_spec().observation)).controller.space
+        space = build_search_agent("linear", replace(POLE, observation=compose_spec().observation)).controller.space
         for p in proposals:
             vector = space.check(p["vector"])
             assert np.array_equal(vector, space.round_values(vector))
@@ -178,7 +178,7 @@ class TestWarmup:
     def test_default_episode_counts(self):
         """20 random policies of one episode: 8,020; 21 judged like all others, and one wasted an iteration: 8,820."""
         for treatment, episodes in (("props", 8020), ("props_main", 8820)):
-            config = compose(*search_in("cartpole", treatment), "llm=scripted")
+            config = compose(*list_search_overrides("cartpole", treatment), "llm=scripted")
             parts = build_parts(config, RunResources(config, build_used_model).model)
             try:
                 assert build_loop(config, parts).total_episodes == episodes
@@ -192,7 +192,7 @@ class TestWarmup:
         assert rows[-1]["env_steps"] > sum(sum(p["returns"]) for p in proposals)
 
     def test_draws(self):
-        space, rng = search_agent("linear", POLE).controller.space, np.random.default_rng(0)
+        space, rng = build_search_agent("linear", POLE).controller.space, np.random.default_rng(0)
         normal = draw_warmup_vectors(space, "normal3_round1", 4000, rng)
         assert np.array_equal(normal, normal.round(1)) and normal.std() == pytest.approx(3, abs=0.05)
         assert np.abs(normal).max() > 6, "the published draw heeds no bounds"
@@ -248,7 +248,7 @@ def test_all_principals_with_all_policies(tmp_path, overrides):
 def test_tables_use_integers(tmp_path, principal):
     small = ("env=maze", "agent=tabular", "env.horizon=30", "search.episodes=1", "search.evaluate_episodes=1")
     run(*small, f"principal={principal}", "search.iterations=6", "search.candidates=4", f"output_root={tmp_path}")
-    vectors = np.array([p["vector"] for p in read_proposals(only_run_folder(tmp_path))])
+    vectors = np.array([p["vector"] for p in read_proposals(find_run_folder(tmp_path))])
     assert vectors.shape == (24, 9) and {*vectors.ravel()} == {0.0, 1.0, 2.0, 3.0}
 
 
@@ -302,7 +302,7 @@ def test_non_numeric_policy_raises(agent):
 
 
 def test_plan_states_episodes():
-    config = compose(*search_in("cartpole", "props"), "llm=scripted")
+    config = compose(*list_search_overrides("cartpole", "props"), "llm=scripted")
     parts = build_parts(config, RunResources(config, build_used_model).model)
     try:
         rows = dict(plan(config, parts, build_loop(config, parts)))
@@ -372,7 +372,7 @@ class TestResume:
             with pytest.raises(BudgetExhausted):
                 run(*overrides, f"llm.budget.calls={calls}")
         run(*overrides)
-        resumed_folder = only_run_folder(tmp_path / "parts")
+        resumed_folder = find_run_folder(tmp_path / "parts")
         assert [p | {} for p in read_proposals(resumed_folder)] == proposals
         assert _comparable(resumed_folder) == _comparable(reference)
 
@@ -388,7 +388,7 @@ class TestResume:
         )
 
         def child(root):
-            process = commands.Process(target=silent_run, args=(*overrides, f"output_root={root}"))
+            process = commands.Process(target=run_silently, args=(*overrides, f"output_root={root}"))
             process.start()
             return process
 
@@ -404,20 +404,20 @@ class TestResume:
             process.kill()
             process.join()
         child(tmp_path / "killed").join()
-        reference, killed_run = (only_run_folder(tmp_path / name) for name in ("whole", "killed"))
-        assert comparable_metrics(reference) == comparable_metrics(killed_run)
+        reference, killed_run = (find_run_folder(tmp_path / name) for name in ("whole", "killed"))
+        assert load_comparable_metrics(reference) == load_comparable_metrics(killed_run)
         assert (reference / FILE_NAME).read_bytes() == (killed_run / FILE_NAME).read_bytes()
         assert summary(reference) == summary(killed_run)
 
 
 def _comparable(folder):
     """Rows without what was paid, which a resumed run finds in its cache."""
-    return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(folder)]
+    return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in load_comparable_metrics(folder)]
 
 
 def test_mechanism_principal_is_unchanged():
     """A space without decimals is not rounded."""
-    space = toy().proposals
+    space = make_toy_spec().proposals
     vectors = RandomPrincipal(space, Seeds(3)).ask(n=4)
     random_vectors = Seeds(3).numpy("principal").uniform(space.low, space.high, (4, 2))
     assert np.array_equal(vectors, random_vectors)

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from experiments import compose, only_run_folder, run, search_in
+from experiments import compose, find_run_folder, list_search_overrides, run
 from llmrl.core.option_files import read_file, root
 from llmrl.envs.gym import tasks
 from llmrl.experiment.models import build_used_model
@@ -15,7 +15,7 @@ from llmrl.experiment.resources import RunResources
 from llmrl.llms.scripted import ScriptedChat
 from llmrl.loops.search import SearchLoop
 from llmrl.run.proposals import read_proposals
-from some import one_in
+from some import mark_long_except_every
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +71,7 @@ def test_search_solves_task(tmp_path, env, principal, settings, min_return):
     """On unseen seeds, mean over the first two seeds of runs: what Gymnasium calls solved (475 and 90), or near it."""
     iterations, candidates, episodes, *overrides_ = settings
     budget = (f"search.iterations={iterations}", f"search.candidates={candidates}", f"search.episodes={episodes}")
-    overrides = (*search_in(env), f"principal={principal}", *budget, *overrides_)
+    overrides = (*list_search_overrides(env), f"principal={principal}", *budget, *overrides_)
     evaluation = ("search.evaluation_interval=0", "search.evaluate_episodes=40", f"output_root={tmp_path}")
     assert np.mean([run(*overrides, *evaluation, f"seed={seed}") for seed in range(2)]) >= min_return
 
@@ -95,7 +95,7 @@ ALTERNATIVES = [(name, "props_plus" if treatment_kind(name) == "props" else "pro
 def test_treatments_build(name, treatment):
     """Those that are not run below."""
     task(name)
-    config = compose(*search_in(name, treatment), "llm=scripted", "env.n_envs=1")
+    config = compose(*list_search_overrides(name, treatment), "llm=scripted", "env.n_envs=1")
     check_values(config)
     parts = build_parts(config, RunResources(config, build_used_model).model)
     try:
@@ -106,9 +106,9 @@ def test_treatments_build(name, treatment):
         parts.close()
 
 
-@pytest.mark.parametrize(("name", "kind"), one_in(4, itertools.product(TASKS, ["props", "props_plus"])))
+@pytest.mark.parametrize(("name", "kind"), mark_long_except_every(4, itertools.product(TASKS, ["props", "props_plus"])))
 def test_paper_settings(name, kind):
-    config = compose(*search_in(name, kind))
+    config = compose(*list_search_overrides(name, kind))
     env, search, principal, agent = (config[group] for group in ("env", "search", "principal", "agent"))
     id_, _, optimum, step_size, defaults = TASKS[name]
     settings = {"iterations": 400, "episodes": 20, "warmup": 20, "optimum": optimum, "takes": [0, 1, 2]}
@@ -138,20 +138,20 @@ def test_paper_settings(name, kind):
         assert agent["clip_actions"] is (name not in (*MUJOCO, "mountain_car_continuous"))
 
 
-@pytest.mark.parametrize("name", one_in(4, NUMBERS))
+@pytest.mark.parametrize("name", mark_long_except_every(4, NUMBERS))
 def test_rules_run_all_tasks(tmp_path, name):
     """End to end, as published, in little: numbers only in odd tasks and with the game in words in even ones."""
     task(name)
     small = ("search.iterations=3", "search.episodes=2", "search.evaluate_episodes=2", "env.horizon=30", "env.n_envs=1")
     overrides = (
-        *search_in(name, treatment_kind(name)),
+        *list_search_overrides(name, treatment_kind(name)),
         "llm=scripted",
         *small,
         "search.warmup=2",
         "hardware.cores=1",
     )
     run(*overrides, f"output_root={tmp_path}")
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     proposals = [p for p in read_proposals(folder) if p["iteration"]]
     assert len(proposals) == 3 and {len(p["vector"]) for p in proposals} == {NUMBERS[name]}
     assert all("By rule" in p["reasoning"] for p in proposals)
@@ -175,7 +175,7 @@ def test_rules_find_best_table(tmp_path, name, optimum, budget):
         "principal.prompt=numeric",
     )
     overrides = (
-        *search_in(name),
+        *list_search_overrides(name),
         *principal_options,
         *search_options,
         "search.candidates=8",

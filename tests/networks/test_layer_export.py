@@ -11,7 +11,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.layer_export import ActorLayers
-from pages import agent_program
+from pages import load_agent_program
 
 CODES = (7, 9, 5, 3)
 MAP = Channel((7, 5, 4), "uint8", 0, 8, codes=CODES, planes={"wall": (0, 2, 2), "high": (1, 3, 8)})
@@ -55,7 +55,7 @@ def load_exported(network, spec, folder):
     (folder / "agent.json").write_text(json.dumps(network_file))
     save_file({f"0/{name}": x.contiguous() for name, x in actor.tensors.items()}, folder / "agent.safetensors")
     program: dict = {}
-    exec(agent_program(), program)
+    exec(load_agent_program(), program)
     return program["Agent"](folder, "b")
 
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import compose, only_run_folder, run
+from experiments import compose, find_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.parts import build_parts
 from llmrl.networks.layers import RunningMoments, RunningNormalizer
@@ -40,7 +40,7 @@ ROOM = ("env=escape_room", "env.n_envs=4", "learn.env_steps=100", "learn.evaluat
 @pytest.mark.parametrize("critic", ["own", "separate", "central"])
 def test_agent_saves_moments(tmp_path, critic):
     run(*ROOM, "agent.normalize_observations=true", f"agent.critic={critic}", f"output_root={tmp_path}")
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     saved = load_saved_state(folder)[1]["agents"][0]["policy"]
     counts = [float(x) for name, x in saved.items() if name.endswith("normalizer.count")]
     assert len(counts) == (2 if critic == "central" else 1) and min(counts) >= 100

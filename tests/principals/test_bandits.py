@@ -19,12 +19,12 @@ from llmrl.principals.grid import (
     max_points_per_axis,
     representative_vectors,
 )
-from societies import CLEANUP, ESCAPE_ROOM, outcome, toy
+from societies import CLEANUP, ESCAPE_ROOM, make_outcome, make_toy_spec
 
 
 class TestGrid:
     def test_first_coordinate_is_most_significant(self):
-        vectors = grid_vectors(toy(d=3, low=0.0, high=1.0).mechanism, 11)
+        vectors = grid_vectors(make_toy_spec(d=3, low=0.0, high=1.0).mechanism, 11)
         assert len(vectors) == 1331
         assert vectors[0].tolist() == [0, 0, 0]
         assert vectors[1].tolist() == [0, 0, 0.1]
@@ -33,23 +33,23 @@ class TestGrid:
 
     @given(st.integers(1, 5), st.integers(2, 9), st.data())
     def test_arm_vector_round_trip(self, d, points, data):
-        mechanism = toy(d=d, low=-0.3, high=0.7).mechanism
+        mechanism = make_toy_spec(d=d, low=-0.3, high=0.7).mechanism
         bandit = EpsilonGreedyPrincipal(mechanism, Seeds(0), points=points)
         arm = data.draw(st.integers(0, bandit.n_arms - 1))
         vector = mechanism.check(bandit.arms[arm])
         assert bandit.arm_index(vector) == arm
 
     def test_off_grid_vectors_raise(self):
-        bandit = EpsilonGreedyPrincipal(toy().mechanism, Seeds(0), points=5)
+        bandit = EpsilonGreedyPrincipal(make_toy_spec().mechanism, Seeds(0), points=5)
         for wrong in ([0.5, 0.1], [-2.0, 0.0], [4.0, 0.0]):
             with pytest.raises(ValueError, match="none of"):
                 bandit.arm_index(np.array(wrong))
 
     def test_limits(self):
         with pytest.raises(ConfigError, match="at least 2"):
-            grid_vectors(toy().mechanism, 1)
+            grid_vectors(make_toy_spec().mechanism, 1)
         with pytest.raises(ConfigError, match=r"principal\.points=400 .*64,000,000 .*158"):
-            grid_vectors(toy(d=3).mechanism, 400)
+            grid_vectors(make_toy_spec(d=3).mechanism, 400)
 
     @given(st.integers(1, 8), st.integers(1, 10**6))
     def test_largest_points(self, dim, arms):
@@ -60,13 +60,13 @@ class TestGrid:
         ("principal", "spec", "arms"),
         [
             (EpsilonGreedyPrincipal, CLEANUP, (1, 9261)),
-            (shipped.ucb, CLEANUP, (1, 1331)),
-            (shipped.thompson, CLEANUP, (1, 1331)),
+            (shipped.build_ucb, CLEANUP, (1, 1331)),
+            (shipped.build_thompson, CLEANUP, (1, 1331)),
             (EpsilonGreedyPrincipal, ESCAPE_ROOM, (3, 7776)),
-            (shipped.ucb, ESCAPE_ROOM, (3, 243)),
-            (shipped.thompson, ESCAPE_ROOM, (3, 243)),
-            (shipped.ucb, toy(d=1), (1, 101)),
-            (shipped.ucb, toy(d=2), (1, 36**2)),
+            (shipped.build_ucb, ESCAPE_ROOM, (3, 243)),
+            (shipped.build_thompson, ESCAPE_ROOM, (3, 243)),
+            (shipped.build_ucb, make_toy_spec(d=1), (1, 101)),
+            (shipped.build_ucb, make_toy_spec(d=2), (1, 36**2)),
         ],
     )
     def test_paper_sizes(self, principal, spec, arms):
@@ -76,7 +76,7 @@ class TestGrid:
         assert principal(spec.proposals, Seeds(0), proposals=long_run).counts.shape == arms
         assert principal(spec.proposals, Seeds(0), proposals=long_run - 1).n_arms < arms[1]
 
-    @pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, shipped.ucb, shipped.thompson])
+    @pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, shipped.build_ucb, shipped.build_thompson])
     @pytest.mark.parametrize(
         ("spec", "proposals", "points"),
         [
@@ -90,7 +90,7 @@ class TestGrid:
         assert principal(spec.proposals, Seeds(0), proposals=proposals).n_arms == points**spec.proposals.dim
         assert principal(spec.proposals, Seeds(0), points=4, proposals=proposals).n_arms == 4**spec.proposals.dim
 
-    @pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, shipped.ucb, shipped.thompson])
+    @pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, shipped.build_ucb, shipped.build_thompson])
     @pytest.mark.parametrize(
         ("spec", "proposals", "arms"),
         [
@@ -116,7 +116,7 @@ class TestGrid:
         st.sampled_from([FINE_GRID_POINTS, COARSE_GRID_POINTS]),
     )
     def test_maximum_points(self, d, proposals, contexts, default_points_):
-        space = toy(d=d, contexts=tuple("abcd"[:contexts])).proposals
+        space = make_toy_spec(d=d, contexts=tuple("abcd"[:contexts])).proposals
         points, maximum = choose_grid_points(space, default_points_, proposals), default_points(space, default_points_)
         per_context = proposals / max(contexts, 1)
         assert 2 <= points <= maximum
@@ -130,7 +130,7 @@ class TestGrid:
         st.sampled_from([FINE_GRID_POINTS, COARSE_GRID_POINTS]),
     )
     def test_default_arms_get_three_measurements(self, d, proposals, contexts, default):
-        space = toy(d=d, contexts=tuple("abcd"[:contexts])).proposals
+        space = make_toy_spec(d=d, contexts=tuple("abcd"[:contexts])).proposals
         arms = choose_arms(space, None, default, proposals)
         assert 3 * len(arms) <= max(proposals / max(contexts, 1), 6)
 
@@ -138,14 +138,14 @@ class TestGrid:
 class TestVectorList:
     @given(st.integers(1, 6), st.integers(2, 40))
     def test_vectors_are_distinct_in_bounds(self, d, n):
-        space = toy(d=d).proposals
+        space = make_toy_spec(d=d).proposals
         vectors = representative_vectors(space, n)
         assert vectors.shape == (n, d) and len(np.unique(vectors, axis=0)) == n
         assert not space.is_out_of_bounds(vectors).any()
 
     @given(st.integers(2, 6), st.integers(0, 10))
     def test_coarse_scan_comes_first(self, d, n_extra):
-        space = toy(d=d).proposals
+        space = make_toy_spec(d=d).proposals
         scan = space.probe_vectors
         assert np.array_equal(representative_vectors(space, len(scan) + n_extra)[: len(scan)], scan)
         fewer = representative_vectors(space, len(scan) - 1)
@@ -153,7 +153,7 @@ class TestVectorList:
         assert not any((vector == scan_vector).all() for vector in fewer[3:] for scan_vector in scan)
 
     def test_longer_lists_extend_shorter_ones(self):
-        space = toy(d=3).proposals
+        space = make_toy_spec(d=3).proposals
         assert np.array_equal(representative_vectors(space, 20)[:9], representative_vectors(space, 9))
 
     def test_small_space_is_enumerated(self):
@@ -170,7 +170,7 @@ class TestVectorList:
 def play(principal, spec, payoffs, context=None):
     """Tell the payoffs of given arms; returns the last metrics."""
     for arm, payoff in payoffs:
-        metrics = principal.tell([outcome(spec, principal.arms[arm], context, payoff)])
+        metrics = principal.tell([make_outcome(spec, principal.arms[arm], context, payoff)])
     return metrics
 
 
@@ -179,7 +179,7 @@ arm_payoffs = st.lists(st.tuples(st.integers(0, 8), st.floats(-50, 50)), min_siz
 
 @given(arm_payoffs)
 def test_counts_with_means(payoffs):
-    spec = toy()
+    spec = make_toy_spec()
     principal = EpsilonGreedyPrincipal(spec.proposals, Seeds(0), points=3)
     metrics = play(principal, spec, payoffs)
     means = {arm: np.mean([p for a, p in payoffs if a == arm]) for arm, _ in payoffs}
@@ -193,13 +193,13 @@ def test_counts_with_means(payoffs):
 class TestEpsilonGreedy:
     def test_greedy_maximizes_mean_despite_sign(self):
         for sign in (1, -1):
-            spec = toy()
+            spec = make_toy_spec()
             principal = EpsilonGreedyPrincipal(spec.proposals, Seeds(0), epsilon=0.0, points=3)
             play(principal, spec, [(4, 20.0 * sign), (7, 30.0 * sign)])
             assert principal.arm_index(principal.ask()[0]) == (7 if sign == 1 else 4)
 
     def test_optimistic_start_with_ordered_ties(self):
-        spec = toy()
+        spec = make_toy_spec()
         principal = EpsilonGreedyPrincipal(
             spec.proposals, Seeds(0), epsilon=0.0, points=3, initial_value=0.0, ties="first"
         )
@@ -207,17 +207,17 @@ class TestEpsilonGreedy:
         for _ in range(4):
             vector = principal.ask()[0]
             arms.append(principal.arm_index(vector))
-            principal.tell([outcome(spec, vector, value=-5.0)])
+            principal.tell([make_outcome(spec, vector, value=-5.0)])
         assert arms == [0, 1, 2, 3]
 
     def test_ties_are_broken_at_random(self):
-        spec = toy()
+        spec = make_toy_spec()
         principal = EpsilonGreedyPrincipal(spec.proposals, Seeds(0), epsilon=0.0, points=3)
         play(principal, spec, [(2, 1.0), (5, 1.0)])
         assert {principal.arm_index(principal.ask()[0]) for _ in range(50)} == {2, 5}
 
     def test_epsilon_is_random_arm_probability(self):
-        spec = toy()
+        spec = make_toy_spec()
         principal = EpsilonGreedyPrincipal(spec.proposals, Seeds(0), epsilon=0.3, points=3)
         play(principal, spec, [(4, 1.0)])
         arms = np.array([principal.arm_index(principal.ask()[0]) for _ in range(4000)])
@@ -229,8 +229,8 @@ class TestUCB:
     @settings(max_examples=50)
     @given(arm_payoffs, st.floats(0, 3), st.one_of(st.none(), st.floats(0.1, 9)))
     def test_index_is_the_closed_form(self, payoffs, coefficient, scale):
-        spec = toy()
-        principal = shipped.ucb(spec.proposals, Seeds(0), coefficient=coefficient, scale=scale, points=3)
+        spec = make_toy_spec()
+        principal = shipped.build_ucb(spec.proposals, Seeds(0), coefficient=coefficient, scale=scale, points=3)
         play(principal, spec, payoffs)
         values = [payoff for _, payoff in payoffs]
         size = max(values) - min(values) if scale is None else scale
@@ -245,28 +245,28 @@ class TestUCB:
 
     @pytest.mark.parametrize("order", ["ascending", "shuffled"])
     def test_plays_all_arms_then_highest_index(self, order):
-        spec = toy()
-        principal = shipped.ucb(spec.proposals, Seeds(3), points=3, arm_order=order)
+        spec = make_toy_spec()
+        principal = shipped.build_ucb(spec.proposals, Seeds(3), points=3, arm_order=order)
         arms = []
         for _ in range(9):
             vector = principal.ask()[0]
             arms.append(principal.arm_index(vector))
-            principal.tell([outcome(spec, vector)])
+            principal.tell([make_outcome(spec, vector)])
         assert sorted(arms) == list(range(9))
         assert (arms == list(range(9))) is (order == "ascending")
         assert principal.arm_index(principal.ask()[0]) == int(principal.index(0).argmax())
 
     def test_order_differs_between_contexts(self):
-        spec = toy(contexts=("a", "b"))
-        orders = [shipped.ucb(spec.proposals, Seeds(seed), points=5).arm_order for seed in (0, 1)]
+        spec = make_toy_spec(contexts=("a", "b"))
+        orders = [shipped.build_ucb(spec.proposals, Seeds(seed), points=5).arm_order for seed in (0, 1)]
         assert not np.array_equal(orders[0][0], orders[0][1]) and not np.array_equal(orders[0], orders[1])
 
     def test_shared_counter(self):
-        spec = toy(contexts=("a", "b"))
+        spec = make_toy_spec(contexts=("a", "b"))
         payoffs = [(arm, float(arm)) for arm in range(4)]
         bonus = {}
         for shared in (False, True):
-            principal = shipped.ucb(
+            principal = shipped.build_ucb(
                 spec.proposals, Seeds(0), coefficient=1.0, scale=1.0, points=2, shared_counter=shared
             )
             play(principal, spec, payoffs, context=0)
@@ -279,8 +279,8 @@ class TestThompson:
     @settings(max_examples=50)
     @given(arm_payoffs, st.floats(-5, 5), st.floats(0.01, 3), st.floats(0.5, 4), st.floats(0.5, 50))
     def test_posterior_is_the_closed_form(self, payoffs, m0, n0, a0, b0):
-        spec = toy()
-        principal = shipped.thompson(
+        spec = make_toy_spec()
+        principal = shipped.build_thompson(
             spec.proposals, Seeds(0), points=3, prior_mean=m0, prior_strength=n0, prior_shape=a0, prior_rate=b0
         )
         play(principal, spec, payoffs)
@@ -294,15 +294,15 @@ class TestThompson:
             assert rate[arm] == pytest.approx(reference, rel=1e-9, abs=1e-9)
 
     def test_integer_posterior_is_truncated(self):
-        spec = toy()
-        principal = shipped.thompson(spec.proposals, Seeds(0), points=3, integer_posterior=True)
+        spec = make_toy_spec()
+        principal = shipped.build_thompson(spec.proposals, Seeds(0), points=3, integer_posterior=True)
         play(principal, spec, [(0, -3.9), (1, 3.9)])
         mean, _, _, rate = principal.posterior(0)
         assert mean[:2].tolist() == [-3.0, 3.0] and (rate == np.trunc(rate)).all()
 
     def test_sample_moments_match_posterior(self, monkeypatch):
-        spec = toy(d=1)
-        principal = shipped.thompson(spec.proposals, Seeds(0), points=2, prior_shape=4.0, prior_rate=9.0)
+        spec = make_toy_spec(d=1)
+        principal = shipped.build_thompson(spec.proposals, Seeds(0), points=2, prior_shape=4.0, prior_rate=9.0)
         play(principal, spec, [(0, 5.0), (0, 7.0), (0, 6.0)])
         samples = []
         monkeypatch.setattr(principal, "_argmax", lambda values: samples.append(values[0]) or 0)
@@ -317,8 +317,8 @@ class TestThompson:
 
 BATCHED = {
     "egreedy": lambda spec: EpsilonGreedyPrincipal(spec.proposals, Seeds(0), points=2),
-    "ucb": lambda spec: shipped.ucb(spec.proposals, Seeds(0), points=2),
-    "thompson": lambda spec: shipped.thompson(spec.proposals, Seeds(0), points=2, prior_rate=0.1),
+    "ucb": lambda spec: shipped.build_ucb(spec.proposals, Seeds(0), points=2),
+    "thompson": lambda spec: shipped.build_thompson(spec.proposals, Seeds(0), points=2, prior_rate=0.1),
     "scan": lambda spec: ScanPrincipal(spec.proposals, Seeds(0)),
 }
 
@@ -327,13 +327,13 @@ BATCHED = {
 @pytest.mark.parametrize("extra", [0, 3])
 def test_candidates_covering_all_arms(name, extra):
     """With as many candidates as arms, or more, later steps measure the better arms more often."""
-    spec = toy(d=3)
+    spec = make_toy_spec(d=3)
     principal = BATCHED[name](spec)
     n, counts = principal.n_arms + extra, np.zeros(principal.n_arms)
-    values = np.array([outcome(spec, vector).value for vector in principal.arms])
+    values = np.array([make_outcome(spec, vector).value for vector in principal.arms])
     for step in range(6):
         vectors = principal.ask(None, n)
-        principal.tell([outcome(spec, vector) for vector in vectors])
+        principal.tell([make_outcome(spec, vector) for vector in vectors])
         if step:
             counts += np.bincount([principal.arm_index(vector) for vector in vectors], minlength=principal.n_arms)
     assert counts.argmax() == values.argmax() and counts.max() >= 2 * counts.mean()
@@ -342,22 +342,22 @@ def test_candidates_covering_all_arms(name, extra):
 
 @pytest.mark.parametrize("name", ["egreedy", "ucb", "thompson"])
 def test_second_step_skips_arms(name):
-    spec = toy(d=3)
+    spec = make_toy_spec(d=3)
     principal = BATCHED[name](spec)
-    principal.tell([outcome(spec, vector) for vector in principal.ask(None, 8)])
+    principal.tell([make_outcome(spec, vector) for vector in principal.ask(None, 8)])
     assert len(np.unique(principal.ask(None, 8), axis=0)) < 8
 
 
 class TestBatchedUCB:
     def test_first_step_repeats_no_arm(self):
-        principal = shipped.ucb(toy().proposals, Seeds(0), points=2)
+        principal = shipped.build_ucb(make_toy_spec().proposals, Seeds(0), points=2)
         arms = [principal.arm_index(vector) for vector in principal.ask(None, 10)]
         assert sorted(arms[:4]) == sorted(arms[4:8]) == [0, 1, 2, 3] and len(set(arms[8:])) == 2
 
     def test_pending_plays_change_only_bonus(self):
         """By hand: means 1 and 0.8, one play each; the bonus is c sqrt(ln t / n), c = 0.3."""
-        spec = toy(d=1)
-        principal = shipped.ucb(spec.proposals, Seeds(0), coefficient=0.3, scale=1.0, points=2)
+        spec = make_toy_spec(d=1)
+        principal = shipped.build_ucb(spec.proposals, Seeds(0), coefficient=0.3, scale=1.0, points=2)
         play(principal, spec, [(0, 1.0), (1, 0.8)])
         pending = np.array([2, 1])
         reference = [1.0 + 0.3 * np.sqrt(np.log(5) / 3), 0.8 + 0.3 * np.sqrt(np.log(5) / 2)]
@@ -371,8 +371,8 @@ class TestBatchedUCB:
         assert counts.min() > 1
 
     def test_pending_arm_has_no_index(self):
-        spec = toy(d=1)
-        principal = shipped.ucb(spec.proposals, Seeds(0), points=3)
+        spec = make_toy_spec(d=1)
+        principal = shipped.build_ucb(spec.proposals, Seeds(0), points=3)
         play(principal, spec, [(0, 1.0)])
         arms = [principal.arm_index(vector) for vector in principal.ask(None, 5)]
         assert sorted(arms[:2]) == [1, 2] and arms[2:] == [0, 0, 0]
@@ -380,18 +380,18 @@ class TestBatchedUCB:
     @settings(max_examples=30)
     @given(arm_payoffs, st.integers(0, 99), st.integers(1, 6))
     def test_first_candidate_ignores_batch_size(self, payoffs, seed, n):
-        spec, first_vectors = toy(), []
+        spec, first_vectors = make_toy_spec(), []
         for size in (1, n):
-            principal = shipped.ucb(spec.proposals, Seeds(seed), points=3)
+            principal = shipped.build_ucb(spec.proposals, Seeds(seed), points=3)
             play(principal, spec, payoffs)
             first_vectors.append(principal.ask(None, size)[0].tolist())
         assert first_vectors[0] == first_vectors[1]
 
 
-@pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, shipped.thompson])
+@pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, shipped.build_thompson])
 def test_candidates_are_independent_draws(principal):
     """A step of n candidates draws what n steps without outcomes in between draw."""
-    spec = toy()
+    spec = make_toy_spec()
     single, batch = (principal(spec.proposals, Seeds(0), points=3) for _ in range(2))
     for principal_ in (single, batch):
         play(principal_, spec, [(1, 3.0), (4, 2.0)])
@@ -400,8 +400,8 @@ def test_candidates_are_independent_draws(principal):
 
 def test_thompson_recommends_posterior_mean():
     """Two measurements of 5 outweigh one of 6 where the prior mean of 0 weighs one measurement."""
-    spec = toy()
-    principal = shipped.thompson(spec.proposals, Seeds(0), points=3, prior_strength=1.0)
+    spec = make_toy_spec()
+    principal = shipped.build_thompson(spec.proposals, Seeds(0), points=3, prior_strength=1.0)
     estimates = PooledEstimates()
     for arm, value in ((0, 6.0), (3, 5.0), (3, 5.0), (7, -1.0)):
         estimates.add(principal.arms[arm], value, None, 1, 1)

@@ -10,8 +10,8 @@ from llmrl.core.protocols import Proposer
 from llmrl.core.records import ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.client import ChatClient
-from shipped import llm_principal
-from societies import outcome, toy
+from shipped import build_llm_principal
+from societies import make_outcome, make_toy_spec
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -25,12 +25,12 @@ def example(page: str) -> dict:
 
 
 def test_custom_principal():
-    society = toy()
+    society = make_toy_spec()
     principal = example("principals.md")["HillClimber"](society.proposals, Seeds(0), step=0.2)
     assert isinstance(principal, Proposer)
     values = []
     for _ in range(60):
-        outcome_ = outcome(society, society.mechanism.check(principal.ask()[0]))
+        outcome_ = make_outcome(society, society.mechanism.check(principal.ask()[0]))
         principal.tell([outcome_])
         values.append(outcome_.value)
     assert np.max(values) > values[0] + 0.5
@@ -40,4 +40,4 @@ def test_custom_chat_model():
     parrot = ChatClient(example("llms.md")["Parrot"]())
     assert isinstance(parrot, ChatModel)
     [reply] = parrot.chat([ChatRequest(({"role": "user", "content": "$1, 2$"},))])
-    assert llm_principal(toy(), parrot).parse_reply(reply.text).vector.tolist() == [1, 2]
+    assert build_llm_principal(make_toy_spec(), parrot).parse_reply(reply.text).vector.tolist() == [1, 2]

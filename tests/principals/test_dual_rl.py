@@ -7,18 +7,18 @@ import torch
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.principals.network_principals import ObserveSettings
-from shipped import make_principal
-from societies import CLEANUP, ESCAPE_ROOM, outcome, toy
+from shipped import build_principal
+from societies import CLEANUP, ESCAPE_ROOM, make_outcome, make_toy_spec
 
 
 def late_payoff(seed, contexts=(), offset=0.0, steps=250, **settings):
     """Mean payoff of the last fifth of a run with four proposals a step; `offset` is added to what it is told."""
-    society = toy(contexts=contexts)
-    principal = make_principal("dual_rl", society, Seeds(seed), **settings)
+    society = make_toy_spec(contexts=contexts)
+    principal = build_principal("dual_rl", society, Seeds(seed), **settings)
     draws, payoffs = np.random.default_rng(seed), []
     for _ in range(steps):
         context = int(draws.integers(len(contexts))) if contexts else None
-        outcomes = [outcome(society, vector, context) for vector in principal.ask(context, 4)]
+        outcomes = [make_outcome(society, vector, context) for vector in principal.ask(context, 4)]
         payoffs.append(np.mean([outcome.value for outcome in outcomes]))
         for outcome_ in outcomes:
             outcome_.value += offset
@@ -43,8 +43,8 @@ def test_learns_best_vector_per_context():
 
 def test_step_matches_loss_gradient():
     """One epoch: the ratio is 1, so the loss is closed; Adam's first step is lr * g / (|g| + eps)."""
-    society = toy()
-    principal = make_principal(
+    society = make_toy_spec()
+    principal = build_principal(
         "dual_rl", society, Seeds(0), hidden=[8], epochs=1, max_grad_norm=1e9, scale_payoffs=False, value_clip=0.2
     )
     network = principal.network
@@ -59,7 +59,7 @@ def test_step_matches_loss_gradient():
     entropy = -(log_p.exp() * log_p).sum()
     loss = -(log_probs * advantage).mean() + 0.25 * (value - payoff).square().mean() - 0.05 * entropy
     gradients = torch.autograd.grad(loss, list(network.parameters()))
-    metrics = principal.tell([outcome(society, v, None, float(x)) for v, x in zip(vectors, payoff, strict=True)])
+    metrics = principal.tell([make_outcome(society, v, None, float(x)) for v, x in zip(vectors, payoff, strict=True)])
     for (name, p), g in zip(network.named_parameters(), gradients, strict=True):
         torch.testing.assert_close(p.detach(), initial[name] - 2e-4 * g / (g.abs() + 1e-5), rtol=1e-4, atol=1e-6)
     assert metrics["principal/advantage"] == pytest.approx(float(advantage.mean()), abs=1e-5)
@@ -67,25 +67,25 @@ def test_step_matches_loss_gradient():
 
 
 def test_the_last_choice_keeps_the_previous_number():
-    society = toy()  # two numbers in [-1, 3]
-    principal = make_principal("dual_rl", society, Seeds(0), points=5)
+    society = make_toy_spec()  # two numbers in [-1, 3]
+    principal = build_principal("dual_rl", society, Seeds(0), points=5)
     choices = np.array([[0, 5], [4, 2]])
     principal.previous = principal._vectors_of_choices(choices)
     assert principal.previous.tolist() == [[-1.0, 0.0], [3.0, 1.0]]  # no number before: 0
     # Each proposal of a step follows the one in its place; a third one has none before it.
     vectors = principal._vectors_of_choices(np.array([[5, 1], [5, 5], [5, 5]]))
     assert vectors.tolist() == [[-1.0, 0.0], [3.0, 1.0], [0.0, 0.0]]
-    positive_space = make_principal("dual_rl", toy(low=0.5), Seeds(0), points=5)
+    positive_space = build_principal("dual_rl", make_toy_spec(low=0.5), Seeds(0), points=5)
     assert positive_space._vectors_of_choices(np.array([[5, 5]])).tolist() == [[0.5, 0.5]]
 
 
-@pytest.mark.parametrize(("spec", "shape"), [(CLEANUP, (3, 22)), (ESCAPE_ROOM, (5, 7)), (toy(), (2, 97))])
+@pytest.mark.parametrize(("spec", "shape"), [(CLEANUP, (3, 22)), (ESCAPE_ROOM, (5, 7)), (make_toy_spec(), (2, 97))])
 def test_paper_network_sizes(spec, shape):
-    assert make_principal("dual_rl", spec, Seeds(0)).network.shape == shape
+    assert build_principal("dual_rl", spec, Seeds(0)).network.shape == shape
 
 
 def test_standardized_payoffs():
-    principal = make_principal("dual_rl", toy(), Seeds(0))
+    principal = build_principal("dual_rl", make_toy_spec(), Seeds(0))
     payoffs = [3.0, -1.0, 7.0, 7.0]
     assert principal._update_moments(payoffs[:1]) == (3.0, 1.0)
     assert principal._update_moments(payoffs[1:]) == pytest.approx((np.mean(payoffs), np.std(payoffs)))
@@ -93,6 +93,6 @@ def test_standardized_payoffs():
 
 def test_refusals():
     with pytest.raises(ConfigError, match=r"principal\.points .*2 .*1$"):
-        make_principal("dual_rl", toy(), Seeds(0), points=1)
+        build_principal("dual_rl", make_toy_spec(), Seeds(0), points=1)
     with pytest.raises(ConfigError, match="metric 'happiness'"):
-        make_principal("dual_rl", toy(), Seeds(0), observe=ObserveSettings(["happiness"]))
+        build_principal("dual_rl", make_toy_spec(), Seeds(0), observe=ObserveSettings(["happiness"]))

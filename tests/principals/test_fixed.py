@@ -5,26 +5,26 @@ import json
 import numpy as np
 import pytest
 
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.principals.nonadaptive import ListedPrincipal
-from societies import outcome, toy
+from societies import make_outcome, make_toy_spec
 
 VECTORS = [[0.0, 1.0], [1.0, 0.0], [3.0, 3.0]]
 
 
 def test_list_order_repeats_cyclically():
-    space = toy().mechanism
+    space = make_toy_spec().mechanism
     principal = ListedPrincipal(space, VECTORS)
     assert principal.ask(n=2).tolist() == VECTORS[:2]
     restored = ListedPrincipal(space, VECTORS)
     restored.load_state_dict(principal.state_dict())
     assert restored.ask(n=3).tolist() == [VECTORS[2], *VECTORS[:2]]
-    assert restored.tell([outcome(toy(), np.array(VECTORS[0]))]) == {}
+    assert restored.tell([make_outcome(make_toy_spec(), np.array(VECTORS[0]))]) == {}
 
 
 def test_grid_enumerates_last_number_first():
-    principal = ListedPrincipal(toy().mechanism, grid=[[0.0, 1.0], [2.0, 3.0, 1.0]])
+    principal = ListedPrincipal(make_toy_spec().mechanism, grid=[[0.0, 1.0], [2.0, 3.0, 1.0]])
     assert principal.ask(n=6).tolist() == [[0, 2], [0, 3], [0, 1], [1, 2], [1, 3], [1, 1]]
 
 
@@ -39,13 +39,13 @@ def test_grid_enumerates_last_number_first():
 )
 def test_list_sources_are_exclusive(options, message):
     with pytest.raises(ConfigError, match=message):
-        ListedPrincipal(toy().mechanism, **options)
+        ListedPrincipal(make_toy_spec().mechanism, **options)
 
 
 @pytest.mark.parametrize("vectors", [[[9.0, 0.0]], [[0.0]], [[0.0, 1.0], [0.0]]])
 def test_invalid_vectors(vectors):
     with pytest.raises(ConfigError):
-        ListedPrincipal(toy().mechanism, vectors)
+        ListedPrincipal(make_toy_spec().mechanism, vectors)
 
 
 @pytest.mark.slow
@@ -54,5 +54,5 @@ def test_list_is_single_batch(tmp_path):
         "env=escape_room", "principal=listed", "principal.vectors=[[0,0,0,0,0],[5,0,0,0,0],[0,0,0,0,5]]",
         "design.candidates=3", "env.n_envs=12", "design.steps=2", "design.adapt_rounds=2", f"output_root={tmp_path}",
     )  # fmt: skip
-    history = json.loads((only_run_folder(tmp_path) / "summary.json").read_text())["history"]
+    history = json.loads((find_run_folder(tmp_path) / "summary.json").read_text())["history"]
     assert [list(row["mechanism"].values()) for row in history] == 2 * [[0] * 5, [5, 0, 0, 0, 0], [0, 0, 0, 0, 5]]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from known_functions import CONTEXTUAL, FUNCTIONS, PRINCIPALS, best_value, optimize, suits
+from known_functions import CONTEXTUAL, FUNCTIONS, PRINCIPALS, find_lowest_regret, is_applicable, optimize
 from llmrl.core.seeding import Seeds
 
 pytestmark = pytest.mark.slow
@@ -56,7 +56,7 @@ def test_learning_beats_chance(principal, function):
 
     GP has its own test: it goes on exploring where nothing is left to gain.
     """
-    if not suits(principal, FUNCTIONS[function]):
+    if not is_applicable(principal, FUNCTIONS[function]):
         pytest.skip("no grid has so many numbers")
     evaluations = STEPS.get(principal, 150)
     seeds = range(2 if principal in STEPS else 20)
@@ -72,7 +72,7 @@ def test_gp_beats_random_search(function):
     target_function = FUNCTIONS[function]
 
     def search_best(name, seed, n):
-        return best_value(
+        return find_lowest_regret(
             target_function,
             optimize(target_function, PRINCIPALS[name](target_function.spec, Seeds(seed)), seed, 36, n),
             n,
@@ -84,5 +84,5 @@ def test_gp_beats_random_search(function):
 
 def test_best_exists_in_all_contexts():
     regrets = np.array([0.5, 0.2, 0.9, 0.1, 0.4, 0.3])
-    assert best_value(CONTEXTUAL, regrets) == pytest.approx((0.1 + 0.2 + 0.3) / 3)
-    assert best_value(CONTEXTUAL, regrets, n=2) == pytest.approx((0.2 + 0.1 + 0.3) / 3)
+    assert find_lowest_regret(CONTEXTUAL, regrets) == pytest.approx((0.1 + 0.2 + 0.3) / 3)
+    assert find_lowest_regret(CONTEXTUAL, regrets, n=2) == pytest.approx((0.2 + 0.1 + 0.3) / 3)

@@ -18,8 +18,8 @@ from llmrl.core.spaces import Channel, Parameter, ParameterSpace
 from llmrl.core.welfare_measures import OBJECTIVES
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
-from models import Echo, connected, scripted
-from shipped import llm_principal
+from models import EchoProvider, connect_client, make_scripted_client
+from shipped import build_llm_principal
 from societies import (
     CLEANUP,
     CLEANUP_LEGISLATIVE,
@@ -28,11 +28,11 @@ from societies import (
     HARVEST,
     HARVEST_LEGISLATIVE,
     TAX_ECONOMY,
-    outcome,
-    spec,
-    toy,
+    make_outcome,
+    make_spec,
+    make_toy_spec,
 )
-from some import some
+from some import mark_long_except
 
 GOLDEN = Path(__file__).parent / "golden"
 WELFARE_DESCRIPTIONS = {"equality": 0.25, "sustainability": 12.5, "spending": 3.00004, "peace": 7.0}
@@ -50,7 +50,9 @@ SOCIETIES = {
 
 
 def result(society, vector, context=None, **kwargs):
-    return replace(outcome(society, np.array(vector, dtype=float), context, **kwargs), welfare=WELFARE_DESCRIPTIONS)
+    return replace(
+        make_outcome(society, np.array(vector, dtype=float), context, **kwargs), welfare=WELFARE_DESCRIPTIONS
+    )
 
 
 def principal_after(society, vectors, n=2, batch_size=1, **kwargs):
@@ -58,7 +60,7 @@ def principal_after(society, vectors, n=2, batch_size=1, **kwargs):
 
     Their contexts are 0, 1, 2, 0, ... if the game has contexts.
     """
-    principal = llm_principal(society, scripted(), **kwargs)
+    principal = build_llm_principal(society, make_scripted_client(), **kwargs)
     for i in range(0, len(vectors), batch_size):
         context = i // batch_size % len(society.contexts) if society.contexts else None
         principal.tell([result(society, vector, context, n=n) for vector in vectors[i : i + batch_size]])
@@ -109,7 +111,11 @@ def test_payoff_definition():
     sections = []
     for name, objective in OBJECTIVES.items():
         for cost in (0.0, 0.025):
-            text = principal_after(replace(toy(), objective=objective, spending_cost=cost), []).build_prompt(None).text
+            text = (
+                principal_after(replace(make_toy_spec(), objective=objective, spending_cost=cost), [])
+                .build_prompt(None)
+                .text
+            )
             section = text.split("## Your payoff\n")[1].split("\n\n## ")[0]
             assert "\n" not in section
             sections.append(f"{name}, spending_cost {cost}: {section}\n")
@@ -129,9 +135,11 @@ def test_prompts_state_objective(name, objective):
 
 
 def test_agents_observe_parameters():
-    observable = replace(toy(), observation={**toy().observation, "mechanism": Channel((2,), "float32")})
+    observable = replace(
+        make_toy_spec(), observation={**make_toy_spec().observation, "mechanism": Channel((2,), "float32")}
+    )
     assert "They also see the numbers themselves." in principal_after(observable, []).build_prompt(None).text
-    assert "They do not see the numbers themselves." in principal_after(toy(), []).build_prompt(None).text
+    assert "They do not see the numbers themselves." in principal_after(make_toy_spec(), []).build_prompt(None).text
 
 
 @pytest.mark.parametrize("name", SOCIETIES)
@@ -144,8 +152,8 @@ def test_parameters_are_explained(name):
 
 
 def test_payoffs_keep_fractions():
-    principal = llm_principal(CLEANUP, scripted())
-    principal.tell([outcome(CLEANUP, np.array([1 / 3, 0.0, 3.0]), value=-0.4375)])
+    principal = build_llm_principal(CLEANUP, make_scripted_client())
+    principal.tell([make_outcome(CLEANUP, np.array([1 / 3, 0.0, 3.0]), value=-0.4375)])
     assert "Generation 1: eat=0.3333, clean=0, other=3 -> payoff -0.4375;" in principal.build_prompt(None).text
 
 
@@ -154,7 +162,7 @@ def test_payoffs_keep_fractions():
 @given(st.floats(0.01, 10), st.sampled_from([-1, 1]))
 def test_small_payoffs_keep_precision(size, sign):
     """Payoffs of Clean Up are of the order of 0.01 to 10: shown to half a thousandth of their size."""
-    principal = llm_principal(CLEANUP, scripted())
+    principal = build_llm_principal(CLEANUP, make_scripted_client())
     principal.tell([result(CLEANUP, [1.0, 2.0, 3.0], value=sign * size)])
     line = next(line for line in principal.build_prompt(None).text.splitlines() if line.startswith("Generation 1"))
     assert float(line.split(" -> payoff ")[1].split(";")[0]) == pytest.approx(sign * size, rel=5e-4)
@@ -167,7 +175,7 @@ class TestHistory:
         return [line for line in principal.build_prompt(context).text.splitlines() if line.startswith("Generation ")]
 
     def generations(self, society=None, context=None, **kwargs):
-        lines = self.lines(principal_after(society or toy(), self.VECTORS, **kwargs), context)
+        lines = self.lines(principal_after(society or make_toy_spec(), self.VECTORS, **kwargs), context)
         return [int(line.split()[1].rstrip(":,")) for line in lines]
 
     def test_all_last_best(self):
@@ -177,18 +185,18 @@ class TestHistory:
         assert self.generations(history="best", window=2) == [2, 5]
 
     def test_windows_are_per_context(self):
-        society = toy(contexts=("a", "b"))
+        society = make_toy_spec(contexts=("a", "b"))
         assert self.generations(society, "a", history="last", window=1) == [5, 6]
 
     def test_context_selection_is_announced(self):
-        society = toy(contexts=("a", "b"))
+        society = make_toy_spec(contexts=("a", "b"))
         vectors = [*self.VECTORS, *(np.array(self.VECTORS) - 0.5)]
         text = principal_after(society, vectors, history="last", window=1).build_prompt("b").text
         assert "Shown are at least the 1 newest proposals of each context." in text
 
     def test_generation_records_have_unique_ids(self):
         """Three proposals, one generation: a window or a trim takes some of them, not all or none."""
-        principal = principal_after(toy(), self.VECTORS, batch_size=3)
+        principal = principal_after(make_toy_spec(), self.VECTORS, batch_size=3)
         assert principal.history.generations == 2 and len(principal.history.records) == 6
         assert [line.split(":")[0] for line in self.lines(principal)[3:]] == [
             f"Generation 2, proposal {i}" for i in (1, 2, 3)
@@ -200,35 +208,38 @@ class TestHistory:
         assert "This is generation 3." in principal.build_prompt(None).text
 
     def test_ids_survive_checkpoint(self):
-        principal = principal_after(toy(), self.VECTORS, batch_size=3)
-        restored = llm_principal(toy(), scripted())
+        principal = principal_after(make_toy_spec(), self.VECTORS, batch_size=3)
+        restored = build_llm_principal(make_toy_spec(), make_scripted_client())
         restored.load_state_dict(principal.state_dict())
         for principal_ in (principal, restored):
-            principal_.tell([result(toy(), [0.0, 0.0])])
+            principal_.tell([result(make_toy_spec(), [0.0, 0.0])])
         assert restored.build_prompt(None).text == principal.build_prompt(None).text
         assert restored.history.records[-1]["generation"] == 3
 
     def test_welfare_next_to_payoff(self):
         """Rows show the welfare if payoffs are no sums over agents and steps, and the spending if it is charged for."""
-        minimum = replace(toy(), objective=OBJECTIVES["minimum"])
+        minimum = replace(make_toy_spec(), objective=OBJECTIVES["minimum"])
         line = self.lines(principal_after(minimum, self.VECTORS))[0]
         assert "; equality: 0.25; sustainability: 12.5; base reward of each agent: " in line and "spending" not in line
         with_cost = principal_after(replace(minimum, spending_cost=0.5), self.VECTORS)
         assert "; sustainability: 12.5; spending: 3; base reward" in self.lines(with_cost)[0]
         assert "spending (what your numbers paid out beyond what they took" in with_cost.build_prompt(None).text
         assert "equality" not in principal_after(minimum, self.VECTORS, observations=False).build_prompt(None).text
-        added = self.lines(principal_after(toy(), self.VECTORS))[0]
+        added = self.lines(principal_after(make_toy_spec(), self.VECTORS))[0]
         assert "equality" not in added and "; base reward of an agent: " in added
 
     def test_selection_notice_requires_omission(self):
-        excerpt = principal_after(toy(), self.VECTORS, history="last", window=2).build_prompt(None).text
+        excerpt = principal_after(make_toy_spec(), self.VECTORS, history="last", window=2).build_prompt(None).text
         assert "Shown are at least the 2 newest" in excerpt
-        assert "Shown are" not in principal_after(toy(), self.VECTORS, history="last", window=6).build_prompt(None).text
+        assert (
+            "Shown are"
+            not in principal_after(make_toy_spec(), self.VECTORS, history="last", window=6).build_prompt(None).text
+        )
 
     def test_observations_are_optional(self):
         line = "level at 25/50/75/100 % of the episode: 4, 9, 14, 19; moves: 19; base reward of an agent: "
-        assert line in principal_after(toy(), self.VECTORS).build_prompt(None).text
-        bare = principal_after(toy(), self.VECTORS, observations=False).build_prompt(None).text
+        assert line in principal_after(make_toy_spec(), self.VECTORS).build_prompt(None).text
+        bare = principal_after(make_toy_spec(), self.VECTORS, observations=False).build_prompt(None).text
         assert "moves" not in bare and "base reward of" not in bare and "payoff" in bare
 
     @pytest.mark.parametrize(
@@ -241,10 +252,10 @@ class TestHistory:
     )
     def test_history_fills_context_window(self, history, generations, words):
         """The prompt contains as many of six records as fit; the best generations are 2, 5 and 3."""
-        model = Echo(max_tokens=100)
-        principal = llm_principal(toy(), ChatClient(model), history=history)
+        model = EchoProvider(max_tokens=100)
+        principal = build_llm_principal(make_toy_spec(), ChatClient(model), history=history)
         for vector in self.VECTORS:
-            principal.tell([outcome(toy(), np.array(vector), n=2)])
+            principal.tell([make_outcome(make_toy_spec(), np.array(vector), n=2)])
         records = principal.history.select(history, 50)
         prompts = [principal._render(None, records, n).text for n in range(len(records) + 1)]
         tokens = [model.count_tokens([{"role": "user", "content": prompt}]) for prompt in prompts]
@@ -256,11 +267,11 @@ class TestHistory:
         assert [int(n) for n in rows] == generations
         assert f"There is room for {fits} of the 6 proposals: {words} of them are shown." in prompt
         assert "Proposals made so far: 6" in prompt
-        assert principal.tell([outcome(toy(), np.zeros(2))])["llm/trimmed_prompts"] == 1
+        assert principal.tell([make_outcome(make_toy_spec(), np.zeros(2))])["llm/trimmed_prompts"] == 1
 
     def test_short_episodes(self):
-        principal = principal_after(toy(), [])
-        result = outcome(toy(), np.zeros(2))
+        principal = principal_after(make_toy_spec(), [])
+        result = make_outcome(make_toy_spec(), np.zeros(2))
         result.trajectories["level"] = np.array([5.0, 7.0])
         principal.tell([result])
         assert "level at 25/50/75/100 % of the episode: 5, 5, 7, 7" in principal.build_prompt(None).text
@@ -273,12 +284,12 @@ class TestRepeatedMeasurements:
 
     def principal(self, **kwargs):
         """`LUCKY` gave 122, 152.2 and 148.6, in between `GOOD` 145 and `FAIR` 120."""
-        principal = llm_principal(toy(), scripted(), **kwargs)
+        principal = build_llm_principal(make_toy_spec(), make_scripted_client(), **kwargs)
         for vector, value in (
             *((self.LUCKY, 122.0), (self.GOOD, 145.0), (self.LUCKY, 152.2)),
             *((self.FAIR, 120.0), (self.LUCKY, 148.6)),
         ):
-            principal.tell([result(toy(), vector, value=value, n=4)])
+            principal.tell([result(make_toy_spec(), vector, value=value, n=4)])
         return principal
 
     def rows(self, principal, context=None):
@@ -307,14 +318,14 @@ class TestRepeatedMeasurements:
 
     def test_standard_errors_need_repetitions(self):
         """The noise is pooled over vectors; before there are two repetitions it is that of the briefing, if known."""
-        principal = llm_principal(toy(), scripted())
+        principal = build_llm_principal(make_toy_spec(), make_scripted_client())
         for vector, value in ((self.LUCKY, 120.0), (self.GOOD, 145.0), (self.LUCKY, 160.0)):
-            principal.tell([result(toy(), vector, value=value, n=2)])
+            principal.tell([result(make_toy_spec(), vector, value=value, n=2)])
         assert principal.history.noise is None and "standard error" not in self.means(principal)
         principal.brief(PrincipalBriefing(6, 2, 2, 1, True, noise=30.0))
         assert "with 145 (standard error 30), measured once" in self.means(principal)
         assert "same numbers differed by a standard deviation of 30; the" in principal.build_prompt(None).text
-        principal.tell([result(toy(), self.GOOD, value=105.0, n=2)])
+        principal.tell([result(make_toy_spec(), self.GOOD, value=105.0, n=2)])
         assert principal.history.noise == pytest.approx(np.sqrt((800 + 800) / 2))
         assert self.means(principal).count("2 times (4 episodes)") == 2
         assert self.means(principal).count("standard error 20") == 3
@@ -327,14 +338,14 @@ class TestRepeatedMeasurements:
     )
     def test_standard_error_needs_three_values(self, societies, episodes, shown):
         """The error of one society is that of its episodes, of several that of societies."""
-        principal = llm_principal(toy(), scripted())
-        principal.tell([replace(result(toy(), self.GOOD, n=episodes), units=societies, standard_error=4.0)])
+        principal = build_llm_principal(make_toy_spec(), make_scripted_client())
+        principal.tell([replace(result(make_toy_spec(), self.GOOD, n=episodes), units=societies, standard_error=4.0)])
         assert ("(standard error 4 over" in principal.build_prompt(None).text) == shown
 
     def test_repeated_societies(self):
-        principal = llm_principal(toy(), scripted())
+        principal = build_llm_principal(make_toy_spec(), make_scripted_client())
         for _ in range(2):
-            principal.tell([replace(result(toy(), self.GOOD, n=6), units=3)])
+            principal.tell([replace(result(make_toy_spec(), self.GOOD, n=6), units=3)])
         assert "2 times (12 episodes, 6 societies), mean payoff" in principal.build_prompt(None).text
 
     @pytest.mark.parametrize(("history", "n"), [("best_and_last", 3), ("best", 3)])
@@ -353,9 +364,9 @@ class TestRepeatedMeasurements:
         assert principal.history.best(None).tolist() == self.GOOD, "what is proposed again is no matter of prompts"
 
     def test_observations_are_averaged(self):
-        principal = llm_principal(toy(), scripted(), history="best")
+        principal = build_llm_principal(make_toy_spec(), make_scripted_client(), history="best")
         for n, moves in ((1, 10.0), (3, 30.0)):
-            outcome = result(toy(), self.GOOD, value=2.0 * n, n=n)
+            outcome = result(make_toy_spec(), self.GOOD, value=2.0 * n, n=n)
             outcome.summaries["moves"] = moves
             outcome.trajectories["level"] = np.full(20, moves)
             principal.tell([outcome])
@@ -365,17 +376,17 @@ class TestRepeatedMeasurements:
 
     def test_repeated_luck_is_deduplicated(self):
         """Equal proposals of a step meet the same games; means of different ones weigh as they have episodes."""
-        principal = llm_principal(toy(), scripted(), history="best")
-        outcomes = [replace(result(toy(), self.GOOD, value=10.0, n=2), draw="step 0") for _ in range(2)]
+        principal = build_llm_principal(make_toy_spec(), make_scripted_client(), history="best")
+        outcomes = [replace(result(make_toy_spec(), self.GOOD, value=10.0, n=2), draw="step 0") for _ in range(2)]
         principal.tell(outcomes)
-        principal.tell([replace(result(toy(), self.GOOD, value=1.0, n=4), draw="step 1")])
+        principal.tell([replace(result(make_toy_spec(), self.GOOD, value=1.0, n=4), draw="step 1")])
         [(row, _)] = self.rows(principal)
         notice = "(mean of 2 measurements, in generations 1, 2, that differ by a standard deviation of 6.364)"
         assert f"-> payoff 4 {notice} (standard error" in row
 
     def test_contexts_are_separate(self):
-        society = toy(contexts=("a", "b"))
-        principal = llm_principal(society, scripted(), history="best")
+        society = make_toy_spec(contexts=("a", "b"))
+        principal = build_llm_principal(society, make_scripted_client(), history="best")
         for context, value in ((0, 1.0), (1, 5.0), (0, 2.0)):
             principal.tell([result(society, self.GOOD, context, value=value)])
         assert [row.split("payoff ")[1].split(" (")[0].split(";")[0] for row, _ in self.rows(principal, "a")] == [
@@ -410,20 +421,22 @@ class TestPromptContent:
 
     def test_two_episodes_have_no_standard_error(self):
         for n, has_error in ((2, False), (3, True)):
-            assert ("(standard error" in principal_after(toy(), [[0.0, 0.0]], n=n).build_prompt(None).text) == has_error
+            assert (
+                "(standard error" in principal_after(make_toy_spec(), [[0.0, 0.0]], n=n).build_prompt(None).text
+            ) == has_error
 
     def test_training_summary(self):
-        principal = principal_after(toy(), [])
-        principal.tell([replace(result(toy(), [0.0, 0.0], value=3.0), training=(-12.5, 2.75))])
+        principal = principal_after(make_toy_spec(), [])
+        principal.tell([replace(result(make_toy_spec(), [0.0, 0.0], value=3.0), training=(-12.5, 2.75))])
         assert "-> payoff 3; training: -12.5 to 2.75;" in principal.build_prompt(None).text
 
     def test_notes_survive_checkpoint(self):
         with FakeOpenAIServer(lambda messages: "no idea") as server:
-            principal, restored = (llm_principal(toy(), connected(server)) for _ in range(2))
+            principal, restored = (build_llm_principal(make_toy_spec(), connect_client(server)) for _ in range(2))
             [vector] = principal.ask()
             restored.load_state_dict(principal.state_dict())
             for principal_ in (principal, restored):
-                principal_.tell([result(toy(), vector)])
+                principal_.tell([result(make_toy_spec(), vector)])
                 principal_.llm.close()
             assert restored.build_prompt(None).text == principal.build_prompt(None).text
             assert "not a proposal of yours" in restored.build_prompt(None).text
@@ -453,10 +466,10 @@ class TestPromptContent:
     def test_corrections_are_disclosed(self):
         replies = iter(["no idea", "none", json.dumps({"x0": 7, "x1": 0.5})])
         with FakeOpenAIServer(lambda messages: next(replies)) as server:
-            principal = llm_principal(toy(), connected(server), out_of_range="clamp")
+            principal = build_llm_principal(make_toy_spec(), connect_client(server), out_of_range="clamp")
             for notice in ("not a proposal of yours", "put at the nearest end"):
                 [vector] = principal.ask()
-                principal.tell([result(toy(), vector)])
+                principal.tell([result(make_toy_spec(), vector)])
                 newest = [x for x in principal.build_prompt(None).text.splitlines() if x.startswith("Generation ")][-1]
                 assert notice in newest
             principal.llm.close()
@@ -500,8 +513,8 @@ class TestParsing:
 
     def test_names_need_not_be_identifiers(self):
         names = ("rate 1", "class", "model_dump", "_x")
-        society = spec(ParameterSpace("odd", tuple(Parameter(n, 0.0, 1.0, "u", "d") for n in names)))
-        principal = llm_principal(society, scripted())
+        society = make_spec(ParameterSpace("odd", tuple(Parameter(n, 0.0, 1.0, "u", "d") for n in names)))
+        principal = build_llm_principal(society, make_scripted_client())
         assert list(principal.structured_query.schema["properties"]) == ["reasoning", *names]
         assert principal.parse_reply(json.dumps(dict.fromkeys(names, 0.5))).vector.tolist() == [0.5] * 4
 
@@ -512,10 +525,10 @@ class TestConversation:
     GOOD = '{"reasoning": "", "x0": 1.0, "x1": 2.0}'
 
     def principal(self, server, **kwargs):
-        return llm_principal(toy(), connected(server), **kwargs)
+        return build_llm_principal(make_toy_spec(), connect_client(server), **kwargs)
 
     def counters(self, principal):
-        metrics = principal.tell([outcome(toy(), np.zeros(2))])
+        metrics = principal.tell([make_outcome(make_toy_spec(), np.zeros(2))])
         return [metrics[f"llm/{name}"] for name in ("invalid_replies", "repairs", "fallbacks")]
 
     def test_valid_at_first_turn(self):
@@ -540,8 +553,8 @@ class TestConversation:
         with FakeOpenAIServer(lambda messages: "") as server:
             principal = self.principal(server)
             assert principal.ask()[0].tolist() == [1.0, 1.0]
-            principal.tell([outcome(toy(), np.array([2.0, 2.0]))])
-            principal.tell([outcome(toy(), np.array([0.0, 0.0]))])
+            principal.tell([make_outcome(make_toy_spec(), np.array([2.0, 2.0]))])
+            principal.tell([make_outcome(make_toy_spec(), np.array([0.0, 0.0]))])
             assert principal.ask()[0].tolist() == [2.0, 2.0]
         assert server.requests[1]["messages"][1]["content"] == "(empty reply)"
         assert self.counters(principal) == [4, 0, 2]
@@ -569,7 +582,7 @@ class TestConversation:
 class TestMultipleProposals:
     def test_questions_state_index(self):
         with FakeOpenAIServer(lambda messages: TestConversation.GOOD) as server:
-            principal = llm_principal(toy(), connected(server))
+            principal = build_llm_principal(make_toy_spec(), connect_client(server))
             assert principal.ask(n=3).shape == (3, 2)
             principal.ask()
         questions = [request["messages"][0]["content"] for request in server.requests]
@@ -582,7 +595,7 @@ class TestMultipleProposals:
             return "no" if "this is number 2" in messages[0]["content"] else TestConversation.GOOD
 
         with FakeOpenAIServer(reply) as server:
-            principal = llm_principal(toy(), connected(server))
+            principal = build_llm_principal(make_toy_spec(), connect_client(server))
             assert principal.ask(n=3).tolist() == [[1.0, 2.0], [1.0, 1.0], [1.0, 2.0]]
         assert (
             principal.structured_query.counters["fallbacks"] == 1
@@ -592,7 +605,7 @@ class TestMultipleProposals:
     @pytest.mark.parametrize("kwargs", [{}, {"history": "last", "window": 3}])
     def test_estimate_approximates_prompt(self, kwargs):
         """Calls are counted exactly, prompt tokens to a fifth."""
-        principal = llm_principal(ESCAPE_ROOM, scripted(), **kwargs)
+        principal = build_llm_principal(ESCAPE_ROOM, make_scripted_client(), **kwargs)
         estimate = principal.estimate(steps=6, n=3)
         for i in range(6):
             context = i % 3
@@ -603,33 +616,35 @@ class TestMultipleProposals:
 
 
 def test_fallback_is_per_context():
-    society = toy(contexts=("a", "b"))
-    principal = llm_principal(society, scripted(empty=1.0))
-    principal.tell([outcome(society, np.array([2.0, 2.0]), context=0)])
+    society = make_toy_spec(contexts=("a", "b"))
+    principal = build_llm_principal(society, make_scripted_client(empty=1.0))
+    principal.tell([make_outcome(society, np.array([2.0, 2.0]), context=0)])
     assert principal.ask(0)[0].tolist() == [2.0, 2.0]
     assert principal.ask(1)[0].tolist() == [1.0, 1.0]
 
 
 def test_refusals():
     with pytest.raises(ConfigError, match=r"llm=none.*gpt4o.*scripted"):
-        llm_principal(toy(), None)
+        build_llm_principal(make_toy_spec(), None)
     with pytest.raises(ConfigError, match=r"principal\.prompt=haiku.*cleanup.*generic"):
-        llm_principal(toy(), scripted(), prompt="haiku")
+        build_llm_principal(make_toy_spec(), make_scripted_client(), prompt="haiku")
     with pytest.raises(ConfigError, match="'reasoning'"):
-        llm_principal(spec(ParameterSpace("m", (Parameter("reasoning", 0, 1, "u", "d"),))), scripted())
+        build_llm_principal(
+            make_spec(ParameterSpace("m", (Parameter("reasoning", 0, 1, "u", "d"),))), make_scripted_client()
+        )
 
 
 class TestRules:
     @pytest.mark.slow
-    @pytest.mark.parametrize("name", some(["cleanup", "escape_room_lenient", "tax_economy"], SOCIETIES))
+    @pytest.mark.parametrize("name", mark_long_except(["cleanup", "escape_room_lenient", "tax_economy"], SOCIETIES))
     def test_reads_bounds_from_prompt(self, name):
         society = SOCIETIES[name]
-        principal = llm_principal(society, scripted())
+        principal = build_llm_principal(society, make_scripted_client())
         payoffs = []
         for i in range(60):
             context = i % len(society.contexts) if society.contexts else None
             vector = principal.ask(context)[0]
-            result = outcome(society, vector, context)
+            result = make_outcome(society, vector, context)
             principal.tell([result])
             payoffs.append(result.value)
         assert principal.structured_query.counters == dict.fromkeys(
@@ -638,11 +653,13 @@ class TestRules:
         assert np.mean(payoffs[-10:]) > np.mean(payoffs[:10])
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("society", [toy(), toy(d=1), ESCAPE_ROOM], ids=["two", "one", "escape room"])
+    @pytest.mark.parametrize(
+        "society", [make_toy_spec(), make_toy_spec(d=1), ESCAPE_ROOM], ids=["two", "one", "escape room"]
+    )
     def test_generation_proposals_differ(self, society):
         """From the first spread to the small steps, and the same ones for the same past."""
         context = 0 if society.contexts else None
-        principals = [llm_principal(society, scripted()) for _ in range(2)]
+        principals = [build_llm_principal(society, make_scripted_client()) for _ in range(2)]
         for _ in range(5):
             vectors, repeated = (principal.ask(context, 7) for principal in principals)
             assert len(np.unique(vectors, axis=0)) == 7
@@ -652,30 +669,30 @@ class TestRules:
 
     def test_proposals_differ_at_bound(self):
         """The best number is the highest, so that half of all changes end there."""
-        principal = llm_principal(toy(d=1), scripted())
+        principal = build_llm_principal(make_toy_spec(d=1), make_scripted_client())
         for _ in range(6):
             vectors = principal.ask(n=7)
             assert len(np.unique(vectors)) == 7
-            principal.tell([result(toy(d=1), vector, value=float(vector[0])) for vector in vectors])
+            principal.tell([result(make_toy_spec(d=1), vector, value=float(vector[0])) for vector in vectors])
 
     def test_learns_with_parallel_proposals(self):
-        principal, means = llm_principal(toy(), scripted()), []
+        principal, means = build_llm_principal(make_toy_spec(), make_scripted_client()), []
         for _ in range(12):
-            outcomes = [result(toy(), vector) for vector in principal.ask(n=4)]
+            outcomes = [result(make_toy_spec(), vector) for vector in principal.ask(n=4)]
             principal.tell(outcomes)
             means.append(np.mean([outcome.value for outcome in outcomes]))
         assert np.mean(means[-3:]) > np.mean(means[:3]) + 1
 
     def test_bounds_need_not_be_round(self):
-        society = toy(low=-1 / 3, high=2 / 3)
-        principal = llm_principal(society, scripted())
+        society = make_toy_spec(low=-1 / 3, high=2 / 3)
+        principal = build_llm_principal(society, make_scripted_client())
         for _ in range(30):
-            principal.tell([outcome(society, principal.ask()[0])])
+            principal.tell([make_outcome(society, principal.ask()[0])])
         assert principal.structured_query.counters["invalid_replies"] == 0
 
     def test_unknown_questions_raise(self):
         with pytest.raises(LLMError, match="no rule"):
-            scripted().chat([ChatRequest(({"role": "user", "content": "What is love?"},))])
+            make_scripted_client().chat([ChatRequest(({"role": "user", "content": "What is love?"},))])
 
 
 @pytest.mark.parametrize(
@@ -691,7 +708,7 @@ class TestRules:
     ],
 )
 def test_agent_pretraining_is_described(pretraining, words):
-    principal = llm_principal(CLEANUP, scripted())
+    principal = build_llm_principal(CLEANUP, make_scripted_client())
     principal.brief(PrincipalBriefing(8, 2, 2, 1, True, pretraining=pretraining))
     assert f"Before the first generation the agents were {words}" in principal.build_prompt(None).text
     principal.brief(PrincipalBriefing(8, 2, 2, 1, True))
@@ -699,9 +716,11 @@ def test_agent_pretraining_is_described(pretraining, words):
 
 
 class TestBoundedHistory:
-    @pytest.mark.parametrize("society", some([ESCAPE_ROOM], [CLEANUP, ESCAPE_ROOM]), ids=["cleanup", "escape_room"])
+    @pytest.mark.parametrize(
+        "society", mark_long_except([ESCAPE_ROOM], [CLEANUP, ESCAPE_ROOM]), ids=["cleanup", "escape_room"]
+    )
     def test_question_length_is_bounded(self, society):
-        principal = llm_principal(society, scripted(), history_tokens=4000)
+        principal = build_llm_principal(society, make_scripted_client(), history_tokens=4000)
         rng = np.random.default_rng(0)
         texts = []
         for step in range(320):
@@ -719,7 +738,7 @@ class TestBoundedHistory:
         assert np.mean(np.array(shared[160:]) / (4 * tokens[160:-1])) > 0.7
 
     def test_omissions_are_summarized(self):
-        principal = llm_principal(CLEANUP, scripted(), history_tokens=1)
+        principal = build_llm_principal(CLEANUP, make_scripted_client(), history_tokens=1)
         for i in range(100):
             outcome = result(CLEANUP, [0.01 * i, 0.5, 0.5], n=3)
             principal.tell([replace(outcome, value=float(i))])
@@ -735,11 +754,11 @@ class TestBoundedHistory:
         assert unbounded.build_prompt(None).text == bounded.build_prompt(None).text
 
     def test_restart_asks_equal_question(self):
-        principal = llm_principal(CLEANUP, scripted(), history_tokens=1500)
+        principal = build_llm_principal(CLEANUP, make_scripted_client(), history_tokens=1500)
         for i in range(60):
             principal.tell([replace(result(CLEANUP, [0.01 * i, 0.5, 0.5], n=3), value=float(i % 7))])
         text = principal.build_prompt(None).text
-        restored = llm_principal(CLEANUP, scripted(), history_tokens=1500)
+        restored = build_llm_principal(CLEANUP, make_scripted_client(), history_tokens=1500)
         restored.load_state_dict(principal.state_dict())
         assert restored.build_prompt(None).text == text
 

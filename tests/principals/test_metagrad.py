@@ -5,24 +5,24 @@ import json
 import numpy as np
 import pytest
 
-from experiments import comparable_metrics, only_run_folder, run
+from experiments import find_run_folder, load_comparable_metrics, run
 from llmrl.algorithms.meta_gradient import MetaGradient
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import GradientProposer
 from llmrl.core.seeding import Seeds
-from shipped import make_principal
-from societies import CLEANUP, outcome, toy
+from shipped import build_principal
+from societies import CLEANUP, make_outcome, make_toy_spec
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("contexts", [(), ("calm", "storm")])
 def test_climbs_quadratic(contexts):
-    society = toy(contexts=contexts)
-    principal = make_principal("metagrad", society, Seeds(0), learning_rate=1e-3)
+    society = make_toy_spec(contexts=contexts)
+    principal = build_principal("metagrad", society, Seeds(0), learning_rate=1e-3)
     draws, values = np.random.default_rng(0), []
     for _ in range(300):
         context = int(draws.integers(len(contexts))) if contexts else None
-        outcome_ = outcome(society, principal.ask(context)[0], context)
+        outcome_ = make_outcome(society, principal.ask(context)[0], context)
         metrics = principal.tell([outcome_])
         values.append(outcome_.value)
     assert max(values[:2]) < 9.5 and np.mean(values[-20:]) > 9.95
@@ -31,9 +31,9 @@ def test_climbs_quadratic(contexts):
 
 def test_step_matches_chain_rule():
     """The gradient is d objective / d vector times d vector / d weights: here of the last layer's biases, by Adam."""
-    principal = make_principal("metagrad", CLEANUP, Seeds(0), max_grad_norm=1e9)
+    principal = build_principal("metagrad", CLEANUP, Seeds(0), max_grad_norm=1e9)
     vector = principal.ask()[0]
-    outcome_ = outcome(CLEANUP, vector)
+    outcome_ = make_outcome(CLEANUP, vector)
     outcome_.gradient = np.array([2.0, -1.0, 0.0])
     bias = principal.network.layers[-1].bias
     principal.tell([outcome_])
@@ -43,26 +43,26 @@ def test_step_matches_chain_rule():
 
 
 def test_first_vector_is_near_center():
-    vector = make_principal("metagrad", CLEANUP, Seeds(1)).ask()[0]
+    vector = build_principal("metagrad", CLEANUP, Seeds(1)).ask()[0]
     np.testing.assert_allclose(vector, 1.5, atol=0.3)
 
 
 def test_stays_in_bounds():
-    society = toy()
-    principal = make_principal("metagrad", society, Seeds(0), learning_rate=1.0)
+    society = make_toy_spec()
+    principal = build_principal("metagrad", society, Seeds(0), learning_rate=1.0)
     for _ in range(60):
-        outcome_ = outcome(society, society.mechanism.check(principal.ask()[0]))
+        outcome_ = make_outcome(society, society.mechanism.check(principal.ask()[0]))
         outcome_.gradient = np.array([1.0, -1.0])
         principal.tell([outcome_])
     assert outcome_.vector.tolist() == pytest.approx([3.0, -1.0])
 
 
 def test_state_includes_mean_context_objectives():
-    society = toy(contexts=("calm", "storm"))
-    principal = make_principal("metagrad", society, Seeds(0), gamma=0.9, baseline="past", observation_gradient=False)
+    society = make_toy_spec(contexts=("calm", "storm"))
+    principal = build_principal("metagrad", society, Seeds(0), gamma=0.9, baseline="past", observation_gradient=False)
     assert isinstance(principal, GradientProposer) and not principal.parallel
     for context, value in ((0, 4.0), (1, 100.0), (0, 8.0)):
-        principal.tell([outcome(society, principal.ask(context)[0], context, value)])
+        principal.tell([make_outcome(society, principal.ask(context)[0], context, value)])
     principal.ask(0)
     settings = principal.meta_settings
     assert (settings.past_return, settings.gamma, settings.baseline) == (6.0, 0.9, "past")
@@ -72,8 +72,8 @@ def test_state_includes_mean_context_objectives():
 
 
 def test_non_finite_gradient_raises():
-    principal = make_principal("metagrad", toy(), Seeds(0))
-    outcome_ = outcome(toy(), principal.ask()[0])
+    principal = build_principal("metagrad", make_toy_spec(), Seeds(0))
+    outcome_ = make_outcome(make_toy_spec(), principal.ask()[0])
     outcome_.gradient = np.array([np.nan, 0.0])
     with pytest.raises(FloatingPointError, match=r"knobs.*\[nan, 0.0\]"):
         principal.tell([outcome_])
@@ -118,7 +118,7 @@ def test_gradient_uses_all_validation_rounds(tmp_path, monkeypatch):
         run(*REAL, *small, "env.show_mechanism=true", f"output_root={tmp_path}/{name}")
     assert [len(rounds) for rounds in rounds] == [2] * 4
     assert all((first != second).any() for first, second in rounds)
-    first, second = (comparable_metrics(only_run_folder(tmp_path / name)) for name in "ab")
+    first, second = (load_comparable_metrics(find_run_folder(tmp_path / name)) for name in "ab")
     assert first == second
     norms = [row["principal/gradient_norm"] for row in first if "principal/gradient_norm" in row]
     assert len(norms) == 2 and min(norms) > 0
@@ -133,7 +133,7 @@ def test_escapes_escape_room(tmp_path, seed):
     ascent = ("principal.learning_rate=5e-3", "design.steps=8", f"seed={seed}", f"output_root={tmp_path}/ascent")
     run(*REAL, *rounds, *ascent)
     zero_principal, history = (
-        json.loads((only_run_folder(tmp_path / name) / "summary.json").read_text())["history"]
+        json.loads((find_run_folder(tmp_path / name) / "summary.json").read_text())["history"]
         for name in ("nothing", "ascent")
     )
     late = history[-3:]

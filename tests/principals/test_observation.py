@@ -7,11 +7,11 @@ import pytest
 
 from llmrl.core.errors import ConfigError
 from llmrl.principals.network_principals import ObservationEncoder, ObserveSettings
-from societies import CLEANUP, ESCAPE_ROOM, HARVEST, outcome, toy
+from societies import CLEANUP, ESCAPE_ROOM, HARVEST, make_outcome, make_toy_spec
 
 
 def observe_outcome(spec, context=None, **trajectories):
-    plain = outcome(spec, spec.mechanism.low, context)
+    plain = make_outcome(spec, spec.mechanism.low, context)
     return dataclasses.replace(plain, trajectories={name: np.asarray(x, float) for name, x in trajectories.items()})
 
 
@@ -44,7 +44,7 @@ def test_context_with_means():
 
 
 def test_windows_average_scaled_metrics():
-    society = toy()
+    society = make_toy_spec()
     observation = ObservationEncoder(society, ObserveSettings(None, 4, 1, None, True))
     ramp = np.arange(20.0)
     observation.tell([observe_outcome(society, level=100 * ramp, moves=-ramp)])
@@ -58,14 +58,14 @@ def test_windows_average_scaled_metrics():
 
 
 def test_proposals_are_averaged():
-    society = toy()
+    society = make_toy_spec()
     observation = ObservationEncoder(society, ObserveSettings(["level"], 1, 1, 1.0, True))
     observation.tell([observe_outcome(society, level=np.full(20, x)) for x in (1.0, 5.0)])
     assert observation.vector(None).tolist() == [3.0]
 
 
 def test_empty_history_contains_only_context():
-    society = toy(contexts=("calm", "storm"))
+    society = make_toy_spec(contexts=("calm", "storm"))
     observation = ObservationEncoder(society, ObserveSettings(["level"], 2, 1, 1.0, False))
     observation.tell([observe_outcome(society, 0, level=np.arange(20.0))])
     assert observation.vector(1).tolist() == [0, 1, 1, 1]

@@ -13,8 +13,8 @@ from llmrl.experiment.small_models import SmallModels
 from llmrl.llms.call_log import FILE_NAME, CallLog
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
-from models import Echo, ask, scripted
-from societies import CLEANUP, ESCAPE_ROOM, TAX_ECONOMY, outcome
+from models import EchoProvider, make_request, make_scripted_client
+from societies import CLEANUP, ESCAPE_ROOM, TAX_ECONOMY, make_outcome
 
 INJECTED = {
     *("self", "spec", "space", "controller", "seeds", "llm", "device"),
@@ -28,7 +28,13 @@ PRINCIPALS, LLMS = load_options("principal"), load_options("llm")
 
 
 def builder(spec):
-    arguments = {"spec": spec, "space": spec.proposals, "seeds": Seeds(0), "llm": scripted(), "device": "cpu"}
+    arguments = {
+        "spec": spec,
+        "space": spec.proposals,
+        "seeds": Seeds(0),
+        "llm": make_scripted_client(),
+        "device": "cpu",
+    }
     return Builder({**arguments, "model_factory": SmallModels({"output_root": "outputs", "env": {}, "seed": 0})})
 
 
@@ -48,13 +54,13 @@ def test_principals(name, spec):
     assert isinstance(principal, Proposer)
     context = 0 if spec.contexts else None
     vector = spec.mechanism.check(principal.ask(context)[0])
-    metrics = principal.tell([outcome(spec, vector, context)])
+    metrics = principal.tell([make_outcome(spec, vector, context)])
     assert all(isinstance(value, float) for value in metrics.values())
 
 
 @pytest.mark.parametrize("name", sorted(set(LLMS) - {"none"}))
 def test_llms(name, tmp_path):
-    ChatClient(Echo(), call_log=CallLog(tmp_path / FILE_NAME)).chat([ask()])
+    ChatClient(EchoProvider(), call_log=CallLog(tmp_path / FILE_NAME)).chat([make_request()])
     arguments = {"calls": str(tmp_path)} if name == "replay" else {}
     node = {key: value for key, value in {**LLMS[name], **arguments}.items() if key not in CALL_POLICY_KEYS}
     model = builder(CLEANUP).build(node, "llm")

@@ -19,10 +19,10 @@ from llmrl.principals.bandits import EpsilonGreedyPrincipal
 from llmrl.principals.evolution import CMAESPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
 from llmrl.principals.nonadaptive import FixedPrincipal, RandomPrincipal, SobolPrincipal
-from models import scripted
-from shipped import llm_principal, make_principal
-from societies import CLEANUP, outcome, spec, toy
-from some import some
+from models import make_scripted_client
+from shipped import build_llm_principal, build_principal
+from societies import CLEANUP, make_outcome, make_spec, make_toy_spec
+from some import mark_long_except
 
 pytestmark = pytest.mark.slow
 
@@ -32,15 +32,15 @@ MAKE = {
     "sobol": lambda spec, seeds: SobolPrincipal(spec.proposals, seeds),
     "random_grid": lambda spec, seeds: RandomPrincipal(spec.proposals, seeds, points=5),
     "egreedy": lambda spec, seeds: EpsilonGreedyPrincipal(spec.proposals, seeds, points=5, epsilon=0.3),
-    "ucb": lambda spec, seeds: shipped.ucb(spec.proposals, seeds, points=3),
-    "thompson": lambda spec, seeds: shipped.thompson(spec.proposals, seeds, points=5, prior_rate=1.0),
+    "ucb": lambda spec, seeds: shipped.build_ucb(spec.proposals, seeds, points=3),
+    "thompson": lambda spec, seeds: shipped.build_thompson(spec.proposals, seeds, points=5, prior_rate=1.0),
     # Most of what the tests ask for comes before the first model, each of which costs about a tenth of a second.
     "gp": lambda spec, seeds: GaussianProcessPrincipal(spec.proposals, seeds, initial=16),
-    "cem": lambda spec, seeds: shipped.cem(spec.proposals, seeds, population=4),
+    "cem": lambda spec, seeds: shipped.build_cem(spec.proposals, seeds, population=4),
     "cmaes": lambda spec, seeds: CMAESPrincipal(spec.proposals, seeds, population=4),
-    "dual_rl": lambda spec, seeds: make_principal("dual_rl", spec, seeds, hidden=[16], learning_rate=3e-3),
-    "metagrad": lambda spec, seeds: make_principal("metagrad", spec, seeds, hidden=[16], learning_rate=3e-3),
-    "llm": lambda spec, seeds: llm_principal(spec, scripted(seeds.seed)),
+    "dual_rl": lambda spec, seeds: build_principal("dual_rl", spec, seeds, hidden=[16], learning_rate=3e-3),
+    "metagrad": lambda spec, seeds: build_principal("metagrad", spec, seeds, hidden=[16], learning_rate=3e-3),
+    "llm": lambda spec, seeds: build_llm_principal(spec, make_scripted_client(seeds.seed)),
 }
 CONTEXTS = {"plain": (), "contextual": ("calm", "storm")}
 
@@ -53,7 +53,7 @@ def play(principal, spec, contexts, steps, n=1):
         [vector] = principal.ask(context)
         spec.mechanism.check(vector)
         assert vector.dtype == np.float64 and vector.shape == (spec.mechanism.dim,)
-        outcome_ = outcome(spec, vector, context, n=n)
+        outcome_ = make_outcome(spec, vector, context, n=n)
         rows.append((vector.tolist(), outcome_.value, principal.tell([outcome_])))
     return rows
 
@@ -71,12 +71,14 @@ def file_round_trip(value):
     return json.loads(json.dumps(value))
 
 
-@pytest.mark.parametrize("case", some(zip(MAKE, itertools.cycle(CONTEXTS)), itertools.product(MAKE, CONTEXTS)))
+@pytest.mark.parametrize(
+    "case", mark_long_except(zip(MAKE, itertools.cycle(CONTEXTS)), itertools.product(MAKE, CONTEXTS))
+)
 @settings(max_examples=3)
 @given(seed=st.integers(0, 10**6), n_initial=st.integers(0, 15), after=st.integers(1, 6))
 def test_resume_matches_uninterrupted_principal(case, seed, n_initial, after):
     name, contexts = case
-    society = toy(contexts=CONTEXTS[contexts])
+    society = make_toy_spec(contexts=CONTEXTS[contexts])
     reference, first, second = (MAKE[name](society, Seeds(seed)) for _ in range(3))
     stream = lambda: np.random.default_rng(seed)  # noqa: E731
     vectors = play(reference, society, stream(), n_initial + after, n=2)
@@ -91,12 +93,12 @@ def test_resume_matches_uninterrupted_principal(case, seed, n_initial, after):
 @functools.cache
 def late_payoff(name, contexts, seed):
     """Return the mean payoff of the last 50 of 150 generations."""
-    society = toy(contexts=CONTEXTS[contexts])
+    society = make_toy_spec(contexts=CONTEXTS[contexts])
     rows = play(MAKE[name](society, Seeds(seed)), society, np.random.default_rng(seed), 150)
     return np.mean([payoff for _, payoff, _ in rows[-50:]])
 
 
-@pytest.mark.parametrize("contexts", some(["contextual"], CONTEXTS))
+@pytest.mark.parametrize("contexts", mark_long_except(["contextual"], CONTEXTS))
 @pytest.mark.parametrize("name", ["egreedy", "ucb", "thompson", "cem", "cmaes", "llm"])
 def test_learning_beats_chance(name, contexts):
     payoffs, chance = (
@@ -109,7 +111,7 @@ def test_learning_beats_chance(name, contexts):
 
 @pytest.mark.parametrize("name", MAKE)
 def test_seed_determines_proposals(name):
-    society = toy()
+    society = make_toy_spec()
     runs = [play(MAKE[name](society, Seeds(seed)), society, None, 12) for seed in (5, 5, 6)]
     assert runs[0] == runs[1]
     if name != "fixed":
@@ -118,36 +120,36 @@ def test_seed_determines_proposals(name):
 
 @pytest.mark.parametrize("name", ["fixed", "egreedy", "ucb", "thompson", "gp", "cem", "cmaes", "llm"])
 def test_unknown_contexts_raise(name):
-    principal = MAKE[name](toy(contexts=("calm", "storm")), Seeds(0))
+    principal = MAKE[name](make_toy_spec(contexts=("calm", "storm")), Seeds(0))
     for wrong in (None, -1, 2):
         with pytest.raises(ValueError, match=r"context.*2"):
             principal.ask(wrong)[0]
     with pytest.raises(ValueError, match="0 contexts"):
-        MAKE[name](toy(), Seeds(0)).ask(0)[0]
+        MAKE[name](make_toy_spec(), Seeds(0)).ask(0)[0]
 
 
 @pytest.mark.parametrize("name", MAKE)
 def test_protocol(name):
-    assert isinstance(MAKE[name](toy(), Seeds(0)), Proposer)
+    assert isinstance(MAKE[name](make_toy_spec(), Seeds(0)), Proposer)
 
 
 @pytest.mark.parametrize("name", MAKE)
 def test_environment_lacking_mechanism_raises(name):
     with pytest.raises(ConfigError, match="env=bare"):
-        MAKE[name](spec(None, name="bare"), Seeds(0))
+        MAKE[name](make_spec(None, name="bare"), Seeds(0))
 
 
 class TestFixed:
     def test_values(self):
         assert FixedPrincipal(CLEANUP.proposals, [0.0, 3.0, 1.5]).ask()[0].tolist() == [0.0, 3.0, 1.5]
-        assert FixedPrincipal(toy().proposals).ask()[0].tolist() == [-1.0, -1.0]
+        assert FixedPrincipal(make_toy_spec().proposals).ask()[0].tolist() == [-1.0, -1.0]
 
     def test_contexts(self):
-        principal = FixedPrincipal(toy(contexts=("a", "b")).proposals, contexts=[[0, 1], [2, 3]])
+        principal = FixedPrincipal(make_toy_spec(contexts=("a", "b")).proposals, contexts=[[0, 1], [2, 3]])
         assert principal.ask(0)[0].tolist() == [0, 1] and principal.ask(1)[0].tolist() == [2, 3]
 
     def test_caller_mutation_has_no_effect(self):
-        principal = FixedPrincipal(toy().proposals)
+        principal = FixedPrincipal(make_toy_spec().proposals)
         principal.ask()[:] = 2.0
         assert principal.ask()[0].tolist() == [-1.0, -1.0]
 
@@ -166,7 +168,7 @@ class TestFixed:
 
 
 def test_random_covers_the_box_or_the_grid():
-    society = toy()
+    society = make_toy_spec()
     free = np.array([row[0] for row in play(RandomPrincipal(society.proposals, Seeds(0)), society, None, 300)])
     assert free.min() < -0.9 and free.max() > 2.9 and len(np.unique(free)) == 600
     grid = np.array(
@@ -176,7 +178,7 @@ def test_random_covers_the_box_or_the_grid():
 
 
 def test_rule_model_warns_at_start(caplog):
-    society = toy()
+    society = make_toy_spec()
     with caplog.at_level(logging.WARNING):
-        play(llm_principal(society, scripted()), society, None, 3)
+        play(build_llm_principal(society, make_scripted_client()), society, None, 3)
     assert caplog.text.count("llm=scripted") == 1

@@ -14,25 +14,25 @@ from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.principals.nonadaptive import FixedPrincipal
 from llmrl.principals.saez import SaezPrincipal
-from models import scripted
-from shipped import make_principal
-from societies import TAX_ECONOMY, outcome, toy
+from models import make_scripted_client
+from shipped import build_principal
+from societies import TAX_ECONOMY, make_outcome, make_toy_spec
 
-CONTEXTUAL = toy(contexts=("calm", "storm"))
+CONTEXTUAL = make_toy_spec(contexts=("calm", "storm"))
 NETWORKS = {
-    "dual_rl": lambda spec: make_principal("dual_rl", spec, Seeds(0), hidden=[16], points=4),
-    "metagrad": lambda spec: make_principal("metagrad", spec, Seeds(0), hidden=[16], learning_rate=1e-2),
+    "dual_rl": lambda spec: build_principal("dual_rl", spec, Seeds(0), hidden=[16], points=4),
+    "metagrad": lambda spec: build_principal("metagrad", spec, Seeds(0), hidden=[16], learning_rate=1e-2),
 }
 MAKE = {
     **NETWORKS,
-    "thompson": lambda spec: shipped.thompson(spec.proposals, Seeds(0), points=3),
+    "thompson": lambda spec: shipped.build_thompson(spec.proposals, Seeds(0), points=3),
     "fixed": lambda spec: FixedPrincipal(spec.proposals, contexts=[[0.0, 1.0], [2.0, 3.0]]),
 }
 
 
 def step(principal, spec, estimates, context=None, n=1):
     """Ask, tell, and add the outcomes to the estimates."""
-    outcomes = [outcome(spec, vector, context) for vector in principal.ask(context, n)]
+    outcomes = [make_outcome(spec, vector, context) for vector in principal.ask(context, n)]
     principal.tell(outcomes)
     for record in outcomes:
         estimates.add(record.vector, record.value, None, 1, 1, record.context)
@@ -109,7 +109,7 @@ def test_networks_generalize_to_unseen_contexts(name):
 
 
 def test_dual_rl_recommends_mode():
-    spec, estimates = toy(), PooledEstimates()
+    spec, estimates = make_toy_spec(), PooledEstimates()
     principal = NETWORKS["dual_rl"](spec)
     step(principal, spec, estimates, n=3)
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_dual_rl_recommends_mode():
 
 
 def test_metagrad_recommends_next_proposal():
-    spec, estimates = toy(), PooledEstimates()
+    spec, estimates = make_toy_spec(), PooledEstimates()
     principal = NETWORKS["metagrad"](spec)
     for _ in range(5):
         step(principal, spec, estimates)
@@ -148,7 +148,7 @@ def test_saez_recommends_formula_rates():
 def test_vote_recommends_latest_winner():
     spec = make_env("escape_room", n_envs=1, fixed_context=0).spec
     principal, estimates = (
-        shipped.make_principal("vote", spec, Seeds(0), llm=scripted(), nominate="random"),
+        shipped.build_principal("vote", spec, Seeds(0), llm=make_scripted_client(), nominate="random"),
         PooledEstimates(),
     )
     assert principal.recommend(0, 2, estimates).shape == (0, 5)
@@ -168,4 +168,4 @@ def test_fixed_recommends_vector():
 @pytest.mark.parametrize("name", [*NETWORKS])
 def test_principals_with_on_policy_updates(name):
     """Their updates assume that outcomes are those of the last proposals."""
-    assert not getattr(MAKE[name](toy()), "learns_from_others", False)
+    assert not getattr(MAKE[name](make_toy_spec()), "learns_from_others", False)

@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.principals.bandits import ScanPrincipal
-from societies import outcome, toy
+from societies import make_outcome, make_toy_spec
 
-SPACE = toy().mechanism
+SPACE = make_toy_spec().mechanism
 
 
 def tell_payoffs(principal: ScanPrincipal, vectors: np.ndarray, value) -> list[Outcome]:
-    outcomes = [dataclasses.replace(outcome(toy(), vector), value=float(value(vector))) for vector in vectors]
+    outcomes = [
+        dataclasses.replace(make_outcome(make_toy_spec(), vector), value=float(value(vector))) for vector in vectors
+    ]
     principal.tell(outcomes)
     return outcomes
 
@@ -54,5 +56,5 @@ def test_state_round_trip():
     tell_payoffs(principal, principal.ask(n=3), lambda vector: vector.sum())
     restored.load_state_dict(principal.state_dict())
     assert restored.ask(n=4).tolist() == principal.ask(n=4).tolist()
-    restored.tell([dataclasses.replace(outcome(toy(), restored.arms[0]), value=9.0)])
+    restored.tell([dataclasses.replace(make_outcome(make_toy_spec(), restored.arms[0]), value=9.0)])
     assert principal.means[0, 0] != 9.0  # a copy

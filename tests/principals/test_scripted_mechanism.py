@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from known_functions import optimize, river
+from known_functions import make_river, optimize
 from llmrl.core.seeding import Seeds
 from llmrl.principals import scripted_mechanism
 from llmrl.principals.nonadaptive import RandomPrincipal
-from models import scripted
-from shipped import llm_principal
-from societies import CLEANUP, ESCAPE_ROOM, outcome, spec, toy
+from models import make_scripted_client
+from shipped import build_llm_principal
+from societies import CLEANUP, ESCAPE_ROOM, make_outcome, make_spec, make_toy_spec
 
 SEEDS = 400
 
@@ -28,8 +28,8 @@ def answers(prompt, names, seeds=SEEDS):
 
 def with_payoffs(society, vectors, payoffs, context=None, **kwargs):
     """Return a principal that was told these outcomes in one generation."""
-    principal = llm_principal(society, scripted(), **kwargs)
-    outcomes = [outcome(society, np.array(v), context, value) for v, value in zip(vectors, payoffs, strict=True)]
+    principal = build_llm_principal(society, make_scripted_client(), **kwargs)
+    outcomes = [make_outcome(society, np.array(v), context, value) for v, value in zip(vectors, payoffs, strict=True)]
     principal.tell([replace(outcome, draw=f"measurement {i}") for i, outcome in enumerate(outcomes)])
     return principal
 
@@ -37,7 +37,7 @@ def with_payoffs(society, vectors, payoffs, context=None, **kwargs):
 @pytest.mark.parametrize(("number", "n_proposals"), [(2, 8), (3, 8), (8, 8)])
 def test_first_proposals_are_unbiased(number, n_proposals):
     """Either end of each range as often as the other, and pairs of numbers independent."""
-    prompt = llm_principal(CLEANUP, scripted()).build_prompt(None, number, n_proposals).text
+    prompt = build_llm_principal(CLEANUP, make_scripted_client()).build_prompt(None, number, n_proposals).text
     unit = answers(prompt, CLEANUP.mechanism.names) / 3
     assert set(unit.ravel()) == {0, 1}
     assert np.abs(unit.mean(0) - 1 / 2).max() < 5 * 0.5 / SEEDS**0.5  # five standard errors
@@ -49,10 +49,10 @@ def spreads(society, n):
     context = 1 if society.contexts else None
     mechanism, design = society.mechanism, []
     for seed, batch_size in ((0, n), (0, 1), (1, n)):
-        principal = llm_principal(society, scripted(seed))
+        principal = build_llm_principal(society, make_scripted_client(seed))
         for _ in range(n // batch_size):
             vectors = principal.ask(context, batch_size)
-            principal.tell([outcome(society, vector, context) for vector in vectors])
+            principal.tell([make_outcome(society, vector, context) for vector in vectors])
         vectors = np.array([record["vector"] for record in principal.history.records])
         design.append((vectors - mechanism.low) / (mechanism.high - mechanism.low))
     return design
@@ -97,7 +97,7 @@ def test_changes_shrink():
     def deviation(n_measurements):
         payoffs = [10.0] + [0.0] * (n_measurements - 1)
         vectors = [[1.0, 1.0], *np.random.default_rng(1).uniform(-1, 3, (n_measurements - 1, 2)).round(3)]
-        return answers(with_payoffs(toy(), vectors, payoffs).build_prompt(None).text, ("x0", "x1"), 100).std()
+        return answers(with_payoffs(make_toy_spec(), vectors, payoffs).build_prompt(None).text, ("x0", "x1"), 100).std()
 
     assert deviation(7) > 2 * deviation(30)
 
@@ -106,16 +106,16 @@ def test_lucky_payoff_is_not_best():
     close_vectors = np.random.default_rng(0).normal(0, 0.02, (10, 2))
     vectors = np.concatenate([close_vectors + 2.0, close_vectors]).round(3)
     payoffs = [9.0, *[-10.0] * 9, *[6.0] * 10]
-    changes = answers(with_payoffs(toy(), vectors, payoffs).build_prompt(None).text, ("x0", "x1"), 50)
+    changes = answers(with_payoffs(make_toy_spec(), vectors, payoffs).build_prompt(None).text, ("x0", "x1"), 50)
     assert np.linalg.norm(np.median(changes, axis=0)) < 0.2
 
 
 def test_repeated_payoff_has_larger_weight():
     """Once 9 beside ten times 2 is worth less than 5."""
     vectors = [[0.0, 0.0], [0.01, 0.0], [2.0, 2.0], *[[0.01, 0.0]] * 9]
-    prompt = with_payoffs(toy(), vectors, [9.0, 2.0, 5.0, *[2.0] * 9]).build_prompt(None).text
+    prompt = with_payoffs(make_toy_spec(), vectors, [9.0, 2.0, 5.0, *[2.0] * 9]).build_prompt(None).text
     assert prompt.count("x0=0.01, x1=0 -> payoff 2") == 10 and "x0=0.01, x1=0: 10 times (" in prompt
-    best = with_payoffs(toy(), vectors, [9.0, 2.0, 5.0, *[2.0] * 9], history="best").build_prompt(None).text
+    best = with_payoffs(make_toy_spec(), vectors, [9.0, 2.0, 5.0, *[2.0] * 9], history="best").build_prompt(None).text
     assert "(mean of 10 measurements" in best
     for prompt_ in (prompt, best):
         changes = answers(prompt_, ("x0", "x1"), 50)
@@ -126,7 +126,7 @@ def test_batch_changes_best_few():
     """Far apart, and alike in their worth: each is somebody's starting point."""
     best = np.array([[-0.8, -0.8], [2.8, -0.8], [2.8, 2.8], [-0.8, 2.8]])
     principal = with_payoffs(
-        toy(), [*best, *[[1.0, 1.0]] * 30], [10.0, 9.9, 9.8, 0.0, *[-10.0] * 30], measurements="separate"
+        make_toy_spec(), [*best, *[[1.0, 1.0]] * 30], [10.0, 9.9, 9.8, 0.0, *[-10.0] * 30], measurements="separate"
     )
     vectors = principal.ask(n=6)
     nearest = np.linalg.norm(vectors[:, None] - best[None], axis=-1).argmin(1)
@@ -134,13 +134,13 @@ def test_batch_changes_best_few():
 
 
 def test_contexts_are_independent():
-    society = spec(toy().mechanism, contexts=("a", "b"))
-    principal = llm_principal(society, scripted())
+    society = make_spec(make_toy_spec().mechanism, contexts=("a", "b"))
+    principal = build_llm_principal(society, make_scripted_client())
     context_vectors = []
     for context in (0, 1):
         vectors = principal.ask(context, 5)
         context_vectors.append(vectors)
-        principal.tell([outcome(society, vector, context) for vector in vectors])
+        principal.tell([make_outcome(society, vector, context) for vector in vectors])
     assert sorted(map(tuple, context_vectors[0])) == sorted(map(tuple, context_vectors[1])) and not np.array_equal(
         *context_vectors
     )
@@ -160,8 +160,8 @@ def late(proposer, society, seed):
 )
 def test_search_is_invariant_to_names(order, mirrored):
     """The best is 85, and random search has about -4; benchmarks/scripted_principal.py tries all renamings."""
-    society = river(order, mirrored)
-    payoffs = [late(llm_principal(society.spec, scripted(seed)), society, seed) for seed in range(4)]
+    society = make_river(order, mirrored)
+    payoffs = [late(build_llm_principal(society.spec, make_scripted_client(seed)), society, seed) for seed in range(4)]
     chance = [late(RandomPrincipal(society.spec.proposals, Seeds(seed)), society, seed) for seed in range(4)]
     assert np.mean(payoffs) > 45 > 15 > np.mean(chance)
 
@@ -169,9 +169,9 @@ def test_search_is_invariant_to_names(order, mirrored):
 def test_rivers_are_recognized():
     """Mirror images of one another, with the same best and worst."""
     points = np.random.default_rng(0).random((200, 3))
-    plain = river()
+    plain = make_river()
     for order, mirrored in (((2, 0, 1), (True, False, False)), ((1, 0, 2), (True, True, True))):
-        renamed = river(order, mirrored)
+        renamed = make_river(order, mirrored)
         original_points = np.where(mirrored, 1 - points[:, list(order)], points[:, list(order)])
         worth = [[f.evaluate(x, 0)[0] for x in xs] for f, xs in ((plain, points), (renamed, original_points))]
         np.testing.assert_allclose(*worth)

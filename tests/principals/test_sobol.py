@@ -9,9 +9,9 @@ from scipy.stats.qmc import Sobol
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.principals.nonadaptive import SobolPrincipal
-from societies import toy
+from societies import make_toy_spec
 
-PLAIN, CONTEXTUAL = toy().proposals, toy(contexts=("calm", "storm")).proposals
+PLAIN, CONTEXTUAL = make_toy_spec().proposals, make_toy_spec(contexts=("calm", "storm")).proposals
 
 
 def test_quarters_get_equal_points(recwarn):

@@ -9,7 +9,7 @@ import pytest
 
 import shipped
 from environments import make_env
-from experiments import comparable_metrics, only_run_folder, run
+from experiments import find_run_folder, load_comparable_metrics, run
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.records import ChatReply, Outcome, PrincipalBriefing
 from llmrl.core.seeding import Seeds
@@ -19,13 +19,13 @@ from llmrl.envs.substrate.society_env import SubstrateSettings
 from llmrl.experiment.experiment import Experiment
 from llmrl.llms.client import ChatClient
 from llmrl.principals.vote import build_vote_schema
-from models import Echo, scripted
+from models import EchoProvider, make_scripted_client
 
 GAMES = ("cleanup", "escape_room")
 OPTIONS = ("option_1", "option_2", "option_3")
 
 
-class Citizens(Echo):
+class Citizens(EchoProvider):
     """Answer nominations with `numbers`, and ballots with what `vote` makes of the options, the agent and the text."""
 
     def __init__(self, numbers, vote):
@@ -46,7 +46,7 @@ class Citizens(Echo):
         return replies
 
 
-class Unusable(Echo):
+class Unusable(EchoProvider):
     """Answer every query with an option that does not exist and whose name quotes the fault of a nomination."""
 
     def __init__(self):
@@ -69,7 +69,7 @@ def room(**options):
 
 
 def principal(citizens, seed=0, spec=None, **options):
-    return shipped.make_principal("vote", spec or room(), Seeds(seed), llm=ChatClient(citizens), **options)
+    return shipped.build_principal("vote", spec or room(), Seeds(seed), llm=ChatClient(citizens), **options)
 
 
 def tell_returns(proposer, vector, returns):
@@ -209,11 +209,11 @@ class TestVotes:
 
     def test_missing_model(self):
         with pytest.raises(ConfigError, match=r"principal=vote .*llm=none"):
-            shipped.make_principal("vote", room(), Seeds(0), llm=None)
+            shipped.build_principal("vote", room(), Seeds(0), llm=None)
 
     def test_estimates_match_requests(self):
-        llm = scripted()
-        proposer = shipped.make_principal("vote", room(), Seeds(0), llm=llm)
+        llm = make_scripted_client()
+        proposer = shipped.build_principal("vote", room(), Seeds(0), llm=llm)
         estimate = proposer.estimate(4, 1)
         for _ in range(4):
             tell_returns(proposer, proposer.ask(0)[0], [0.0] * 5)
@@ -236,8 +236,8 @@ def test_society_vote_resumes_after_budget(tmp_path):
     run(*options, "llm.budget.calls=1000", f"output_root={tmp_path / 'parts'}")
 
     def unpaid(folder):
-        return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(folder)]
+        return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in load_comparable_metrics(folder)]
 
-    reference, parts = (only_run_folder(tmp_path / name) for name in ("whole", "parts"))
+    reference, parts = (find_run_folder(tmp_path / name) for name in ("whole", "parts"))
     assert unpaid(reference) == unpaid(parts)
     assert [row["vote/turnout"] for row in unpaid(reference) if row["kind"] == "proposal"] == [1] * 4

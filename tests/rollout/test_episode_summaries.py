@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import comparable_metrics, only_run_folder, run
+from experiments import find_run_folder, load_comparable_metrics, run
 from llmrl.cli.evaluate import main as evaluate
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import PolicyOutput, Step
@@ -24,8 +24,8 @@ from llmrl.rollout.episode_summaries import (
     objective_from_welfare,
     summarize_welfare,
 )
-from societies import spec
-from some import one_in, some
+from societies import make_spec
+from some import mark_long_except, mark_long_except_every
 
 incomes = st.lists(st.integers(0, 800).map(lambda x: x / 8), min_size=2, max_size=9)
 returns = st.lists(st.integers(-800, 800).map(lambda x: x / 8), min_size=1, max_size=9)
@@ -39,7 +39,7 @@ class Society:
         self.cleaned = np.zeros_like(self.raw) if cleaned is None else np.array(cleaned, np.float32)
         self.mechanism, self.values = mechanism, np.array([values], np.float32)
         horizon, n_agents = self.raw.shape
-        self.spec = spec(None, n_agents=n_agents, horizon=horizon)
+        self.spec = make_spec(None, n_agents=n_agents, horizon=horizon)
 
     def reset(self, mask=None, seed=None):
         self.t = 0
@@ -212,13 +212,13 @@ FIXED_MECHANISM = ("env=escape_room", "principal=fixed", "principal.contexts=[[5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("objective", "cost"), one_in(5, itertools.product(OBJECTIVES, [0.0, 0.1])))
+@pytest.mark.parametrize(("objective", "cost"), mark_long_except_every(5, itertools.product(OBJECTIVES, [0.0, 0.1])))
 def test_principal_objective_follows_option(tmp_path, objective, cost):
     """Recomputed from other numbers that the run logs: the same games are played whatever they are judged by."""
     objective_options = (f"design.objective={objective}", f"design.spending_cost={cost}")
     run(*FIXED_MECHANISM, *objective_options, f"output_root={tmp_path}")
-    folder = only_run_folder(tmp_path)
-    steps = comparable_metrics(folder, "proposal")
+    folder = find_run_folder(tmp_path)
+    steps = load_comparable_metrics(folder, "proposal")
     assert len(steps) == 2
     for row in steps:
         assert row["validation/incentives_paid"] > 10
@@ -238,7 +238,7 @@ def test_equality_productivity_for_single_episode(tmp_path):
     """The objective of one episode is the product of its logged means."""
     single_game = ("env.n_envs=1", "design.validate_episodes=1", "design.objective=equality_productivity")
     run(*FIXED_MECHANISM, *single_game, "design.spending_cost=0.1", f"output_root={tmp_path}")
-    for row in comparable_metrics(only_run_folder(tmp_path), "proposal"):
+    for row in load_comparable_metrics(find_run_folder(tmp_path), "proposal"):
         product = row["welfare/equality"] * 5 * row["validation/base_return"]
         assert row["principal/objective"] == pytest.approx(product - 0.1 * row["validation/incentives_paid"])
 
@@ -246,12 +246,12 @@ def test_equality_productivity_for_single_episode(tmp_path):
 def test_learn_mode_reports_statistics(tmp_path, capsys):
     names = {"mean", "sum", "minimum", "gini", "equality", "equality_productivity", "sustainability", "spending"}
     run("env=escape_room", "env.n_envs=4", "learn.env_steps=40", "learn.evaluate_episodes=8", f"output_root={tmp_path}")
-    row = comparable_metrics(only_run_folder(tmp_path))[-1]
+    row = load_comparable_metrics(find_run_folder(tmp_path))[-1]
     assert {name.removeprefix("welfare/") for name in row if name.startswith("welfare/")} == names
     assert row["welfare/sum"] == pytest.approx(5 * row["evaluation/base_return"]) == row["evaluation/objective"]
     objective_options = ("design.objective=minimum", "design.spending_cost=0.5", "name=with_principal")
     run(*FIXED_MECHANISM, *objective_options, f"output_root={tmp_path}")
-    folder = only_run_folder(tmp_path / "with_principal")
+    folder = find_run_folder(tmp_path / "with_principal")
     evaluate([str(folder), "--episodes", "8"])
     per_episode = json.loads((folder / "evaluation" / "results.json").read_text())["per_episode"]
     assert {f"welfare/{name}" for name in names - {"mean", "sum"}} <= set(per_episode)
@@ -263,7 +263,7 @@ def test_learn_mode_reports_statistics(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.meltingpot
-@pytest.mark.parametrize("substrate", some(["harvest"], ["cleanup", "harvest"]))
+@pytest.mark.parametrize("substrate", mark_long_except(["harvest"], ["cleanup", "harvest"]))
 def test_zaps_lower_peace(substrate):
     """Players who are zapped leave the game for a while; who cannot be zapped stays."""
     from llmrl.envs.melting_pot.vec_env import MeltingPotEnv

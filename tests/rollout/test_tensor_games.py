@@ -17,7 +17,7 @@ from llmrl.rollout.trajectory_writers import make_trajectory_writer
 from llmrl.run import trajectories
 from llmrl.run.checkpoints import CheckpointStore
 from recall_game import RecallGame
-from tensor_games import OnDevice
+from tensor_games import TensorEnv
 
 INCENTIVES = np.array([0.3, 1.0, 0.0, 2.5, 0.1])
 
@@ -61,7 +61,7 @@ def check_rollout(actual, reference):
 @pytest.mark.parametrize("make", [escape_room, recall])
 @pytest.mark.parametrize("remembers", [False, True])
 def test_rollouts_match_arrays(make, remembers):
-    env, tensors = make(), OnDevice(make())
+    env, tensors = make(), TensorEnv(make())
     policy = make_policy(env.spec, remembers)
     players = [Collector(env, policy, "cpu", ("vector",)) for env in (env, tensors)]
     for collector in players:
@@ -80,7 +80,7 @@ def test_rollouts_match_arrays(make, remembers):
 
 @pytest.mark.parametrize("make", [escape_room, recall])
 def test_evaluations_match_arrays(make):
-    env, tensors = make(), OnDevice(make())
+    env, tensors = make(), TensorEnv(make())
     policy = make_policy(env.spec)
     evaluations = [evaluate_policy(Collector(env, policy, "cpu"), 11, Seeds(2), exactly=True) for env in (env, tensors)]
     assert len(evaluations[0]) == 11
@@ -88,7 +88,7 @@ def test_evaluations_match_arrays(make):
 
 
 def test_rollout_survives_next_rollout():
-    env = OnDevice(escape_room())
+    env = TensorEnv(escape_room())
     collector = Collector(env, make_policy(env.spec), "cpu")
     collector.reset(0)
     rollout = collector.collect(5, Seeds(1).torch("actions"), keep_reward_jacobian=True).copy()
@@ -102,14 +102,14 @@ def test_rollout_survives_next_rollout():
 
 @pytest.mark.parametrize("make", [escape_room, recall])
 def test_resume_is_bit_exact(make, tmp_path):
-    env = OnDevice(make())
+    env = TensorEnv(make())
     policy = make_policy(env.spec, remembers=True)
     collector = Collector(env, policy, "cpu")
     collector.reset(3)
     collector.collect(8, Seeds(1).torch("actions"))
     store = CheckpointStore(tmp_path)
     state = store.load(store.save(1, collector.state_dict()))[1]
-    second_collector = Collector(OnDevice(make(seed=8)), policy, "cpu")
+    second_collector = Collector(TensorEnv(make(seed=8)), policy, "cpu")
     second_collector.load_state_dict(state)
     for i in range(2, 4):
         reference, actual = (
@@ -119,11 +119,11 @@ def test_resume_is_bit_exact(make, tmp_path):
 
 
 def test_checkpoint_returns_to_environment_device():
-    env = OnDevice(recall())
+    env = TensorEnv(recall())
     collector = Collector(env, make_policy(env.spec), "cpu")
     collector.reset(0)
     collector.collect(4, Seeds(0).torch("actions"))
-    meta_env = OnDevice(recall(), "meta")
+    meta_env = TensorEnv(recall(), "meta")
     second_collector = Collector(meta_env, make_policy(meta_env.spec), "cpu")
     second_collector.load_state_dict(collector.state_dict())
     assert second_collector._observation["vector"].is_meta and second_collector._running.state_dict()["sums"].is_meta
@@ -134,7 +134,7 @@ def test_checkpoint_returns_to_environment_device():
 @pytest.mark.parametrize("make", [escape_room, recall])
 def test_no_step_waits_for_the_device(make, core_frozen):
     """Tensors on `meta` have no numbers, so whoever asks for one fails: nobody may before all steps are played."""
-    env = OnDevice(make(), "meta")
+    env = TensorEnv(make(), "meta")
     collector = Collector(env, make_policy(env.spec, not core_frozen, core_frozen).to("meta"), "meta")
     collector.reset(0)
     steps, ends = [], []
@@ -150,7 +150,7 @@ def test_no_step_waits_for_the_device(make, core_frozen):
 
 
 def test_writers_match_arrays(tmp_path):
-    env, tensors = recall(), OnDevice(recall())
+    env, tensors = recall(), TensorEnv(recall())
     policy = make_policy(env.spec)
     for name, env_ in (("arrays", env), ("tensors", tensors)):
         collector = Collector(env_, policy, "cpu", observers=[make_trajectory_writer(env_, policy, tmp_path / name)])
@@ -164,7 +164,7 @@ def test_writers_match_arrays(tmp_path):
 
 
 def test_tensor_game_supports_pettingzoo():
-    adapter = ParallelAdapter(OnDevice(make_env("escape_room", n_envs=1, n_agents=3)))
+    adapter = ParallelAdapter(TensorEnv(make_env("escape_room", n_envs=1, n_agents=3)))
     observation, _ = adapter.reset(seed=1)
     assert all(adapter.observation_space(agent).contains(observation) for agent, observation in observation.items())
     _, reward, _, truncated, info = adapter.step(dict.fromkeys(adapter.agents, 1))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from errands import KINDS, OBJECTS, Errands, Reader
-from experiments import compose, only_run_folder, run_experiment
+from experiments import compose, find_run_folder, run_experiment
 from llmrl.core.errors import RunFolderError
 from llmrl.core.seeding import Seeds
 from llmrl.rollout.collector import Collector, evaluate_policy
@@ -108,10 +108,10 @@ def test_sigkill_resumes_with_equal_steps(tmp_path, monkeypatch):
             with pytest.raises((KeyboardInterrupt, Stopped)):
                 run_experiment(config(tmp_path / "cut", *options, learns=False), [])
     run_experiment(config(tmp_path / "cut", *options, learns=False), [])
-    reference, interrupted = (find_trajectory_files(only_run_folder(tmp_path / name)) for name in ("whole", "cut"))
+    reference, interrupted = (find_trajectory_files(find_run_folder(tmp_path / name)) for name in ("whole", "cut"))
     assert [f.name for f in reference] == [f.name for f in interrupted] and len(reference) > 1
     assert [f.read_bytes() for f in reference] == [f.read_bytes() for f in interrupted]
-    steps = read_trajectories(only_run_folder(tmp_path / "cut"))
+    steps = read_trajectories(find_run_folder(tmp_path / "cut"))
     check_rows(steps)
     assert list(dict.fromkeys(steps.episode)) == list(range(8))
 

@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from experiments import comparable_metrics, only_run_folder, run
+from experiments import find_run_folder, load_comparable_metrics, run
 from llmrl.llms.scripted import ScriptedChat
 from llmrl.run.artifacts import load_saved_state
 from llmrl.run.ownership import read_owner
 from llmrl.run.signals import Stopped
 from llmrl.run.status import read_status
-from some import some
-from stalling import STALLED_S, Stall, impatient
+from some import mark_long_except
+from stalling import TOTAL_STALL_S, StallingMethod, shorten_stop_timeouts
 
 ROOMS = ("env=escape_room", "env.n_envs=4")
 LEARN = (
@@ -79,21 +79,23 @@ def located(path):
 
 def all_metrics(root):
     """Return the metrics of a run and of the runs that it depends on."""
-    metrics = {path.parent.relative_to(root): comparable_metrics(path.parent) for path in root.rglob("metrics.jsonl")}
+    metrics = {
+        path.parent.relative_to(root): load_comparable_metrics(path.parent) for path in root.rglob("metrics.jsonl")
+    }
     assert metrics
     return metrics
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", some(ESSENTIAL, STALLS))
+@pytest.mark.parametrize("case", mark_long_except(ESSENTIAL, STALLS))
 def test_stalling_run_stops_with_full_state(tmp_path, monkeypatch, case):
     overrides, owner, method, at, full_stall = STALLS[case]
     with monkeypatch.context() as patch:
-        impatient(patch)
-        stall = Stall(patch, located(owner), method, at, full_stall)
+        shorten_stop_timeouts(patch)
+        stall = StallingMethod(patch, located(owner), method, at, full_stall)
         with pytest.raises(Stopped) as stop:
             run(*overrides, f"output_root={tmp_path / 'stopped'}")
-        assert time.monotonic() - stall.signaled < STALLED_S / 2
+        assert time.monotonic() - stall.signaled < TOTAL_STALL_S / 2
     assert stop.value.exit_code == 128 + signal.SIGTERM
     folders = [path.parent for path in (tmp_path / "stopped").rglob("status.json")]
     assert {read_status(folder).state for folder in folders} == {"preempted"}
@@ -110,20 +112,20 @@ LLM_OVERRIDES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("player", some(["a player"], LLM_OVERRIDES))
+@pytest.mark.parametrize("player", mark_long_except(["a player"], LLM_OVERRIDES))
 def test_state_is_saved_ahead_of_local_reply(tmp_path, monkeypatch, player):
     overrides = (*LLM_OVERRIDES[player], "llm=scripted", "checkpoint_seconds=1000")
     with monkeypatch.context() as patch:
-        impatient(patch)
-        stall = Stall(patch, ScriptedChat, "complete", at=1, whole=True)
+        shorten_stop_timeouts(patch)
+        stall = StallingMethod(patch, ScriptedChat, "complete", at=1, whole=True)
         with pytest.raises(Stopped, match="is saved"):
             run(*overrides, f"output_root={tmp_path / 'stopped'}")
-        assert time.monotonic() - stall.signaled < STALLED_S / 2
-    assert load_saved_state(only_run_folder(tmp_path / "stopped"))[0] > 0
+        assert time.monotonic() - stall.signaled < TOTAL_STALL_S / 2
+    assert load_saved_state(find_run_folder(tmp_path / "stopped"))[0] > 0
     run(*overrides, f"output_root={tmp_path / 'stopped'}")
     run(*overrides, f"output_root={tmp_path / 'whole'}")
     first, two = (
-        [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(folder)]
-        for folder in (only_run_folder(tmp_path / name) for name in ("stopped", "whole"))
+        [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in load_comparable_metrics(folder)]
+        for folder in (find_run_folder(tmp_path / name) for name in ("stopped", "whole"))
     )
     assert first == two

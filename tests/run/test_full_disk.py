@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from full_disk import no_file_larger_than
+from full_disk import limit_file_size
 from llmrl.core.atomic_files import DISK_FULL_ERRNOS, atomic_write, describe_write_error
 from llmrl.core.errors import CheckpointError, LlmrlError, RunFolderError
 from llmrl.core.frames import save_video
@@ -61,7 +61,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_no_partial_file_remains(tmp_path: Path, writer: str) -> None:
-    with no_file_larger_than(ROOM), pytest.raises(LlmrlError) as error:
+    with limit_file_size(ROOM), pytest.raises(LlmrlError) as error:
         WRITERS[writer](tmp_path)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], "a partial file is left"
     assert str(tmp_path) in str(error.value)
@@ -73,7 +73,7 @@ def test_existing_files_survive(tmp_path: Path) -> None:
     write_atomic(tmp_path / "note.txt", "old")
     store = CheckpointStore(tmp_path / "checkpoints")
     store.save(1, {"weights": torch.ones(3)})
-    with no_file_larger_than(ROOM):
+    with limit_file_size(ROOM):
         with pytest.raises(RunFolderError):
             write_atomic(tmp_path / "note.txt", LONG)
         with pytest.raises(CheckpointError):
@@ -108,7 +108,7 @@ def test_full_disk_errors_in_logs(tmp_path: Path) -> None:
     call_log = CallLog(tmp_path / "calls.jsonl")
     from llmrl.llms.budget import Budget
 
-    with no_file_larger_than(ROOM):
+    with limit_file_size(ROOM):
         with pytest.raises(RunFolderError, match=r"lines\.jsonl"):
             lines.write([LONG])
         with pytest.raises(RunFolderError, match=r"calls\.jsonl: .*too large.* MB "):
@@ -118,14 +118,14 @@ def test_full_disk_errors_in_logs(tmp_path: Path) -> None:
 
 def test_full_disk_errors_in_curves(tmp_path: Path) -> None:
     metrics = MetricLog(tmp_path)
-    with no_file_larger_than(ROOM), pytest.raises(RunFolderError, match=r"metrics\.jsonl: .*too large"):
+    with limit_file_size(ROOM), pytest.raises(RunFolderError, match=r"metrics\.jsonl: .*too large"):
         for step in range(100):
             metrics.log("update", "updates", {"loss": 0.5}, updates=step)
     metrics.close()
 
 
 def test_unwritable_owner_file_is_skipped(tmp_path: Path) -> None:
-    with no_file_larger_than(10), pytest.raises(RunFolderError, match=f"{tmp_path}: .*too large"):
+    with limit_file_size(10), pytest.raises(RunFolderError, match=f"{tmp_path}: .*too large"):
         Ownership(tmp_path)
     assert not list(tmp_path.iterdir()), "an empty owner.json would hold up the next process"
 
@@ -140,11 +140,11 @@ def test_run_resumes_after_full_disk(tmp_path: Path, capsys: pytest.CaptureFixtu
         run.safe_point(1, lambda: {"weights": torch.zeros(3)})
         with (
             pytest.raises(CheckpointError, match=r"checkpoint_000000002\.pt: .*too large"),
-            no_file_larger_than(20_000),
+            limit_file_size(20_000),
         ):
             run.safe_point(2, lambda: {"weights": torch.zeros(50_000)})
         assert not list(run.folder.rglob("*.tmp"))
-        with no_file_larger_than(20_000), pytest.raises(RunFolderError):
+        with limit_file_size(20_000), pytest.raises(RunFolderError):
             run.metrics.log("update", "updates", {"loss": 1.0}, updates=2)
             write_atomic(run.folder / "large", "x" * 30_000)
         raise CheckpointError("no room")

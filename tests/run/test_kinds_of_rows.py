@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 from llmrl.analysis.scores import read_series
 from llmrl.run.metrics import MetricTable, read_metric_tables
 from llmrl.run.sinks.tensorboard import get_tag
@@ -32,7 +32,7 @@ def complete_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     commands["play"] = (*ROOM, *PLAY)
     for name, overrides in commands.items():
         run(*overrides, f"output_root={root / name}")
-    return {name: only_run_folder(root / name) for name in commands}
+    return {name: find_run_folder(root / name) for name in commands}
 
 
 @pytest.fixture(scope="module")

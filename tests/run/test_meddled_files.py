@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 from llmrl.core.errors import RunFolderError
 from llmrl.run.files import LineFile
 from llmrl.run.run import Run
@@ -134,7 +134,7 @@ def test_resume_rejects_changed_record(tmp_path: Path, monkeypatch: pytest.Monke
         patch.setattr(Run, "_finish", fail)
         with pytest.raises(RuntimeError, match="the end"):
             run(*overrides)
-    path = only_run_folder(tmp_path) / record
+    path = find_run_folder(tmp_path) / record
     content = path.read_bytes()
     digit = re.search(rb"\d", content)
     assert digit is not None

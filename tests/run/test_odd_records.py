@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import position_of
+from experiments import compute_log_position
 from llmrl.core.errors import CheckpointError, LlmrlError, RunFolderError
 from llmrl.core.plain_data import MAX_RECORD_BYTES, parse_record, parse_value, read_json_object
 from llmrl.results.run_records import read_run
@@ -304,7 +304,7 @@ def test_odd_rows_are_reported_with_line(tmp_path: Path, rows: bytes, message: s
     from llmrl.run.config_hash import config_hash
 
     store = CheckpointStore(run.folder / "checkpoints", config_hash=config_hash(CONFIG))
-    store.save(1, {"run": {"metrics": position_of(run.folder / FILE_NAME)}})
+    store.save(1, {"run": {"metrics": compute_log_position(run.folder / FILE_NAME)}})
     with pytest.raises(RunFolderError, match=r"rerun=true|line \d"):
         open_run(tmp_path / "outputs")
     with open_run(tmp_path / "outputs", rerun=True) as rerun:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import commands
-from experiments import compose, only_run_folder, run
+from experiments import compose, find_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError
 from llmrl.core.privacy import create_files_privately, make_folder
@@ -29,7 +29,7 @@ from llmrl.run.folder import format_run_label
 from llmrl.run.log_file import LogFile
 from llmrl.run.run import Run
 from llmrl.run.tensorboard_file import EventFile, parse_hyperparameters
-from models import Echo, ask, litellm_model, openai_model
+from models import EchoProvider, make_litellm_model, make_openai_model, make_request
 
 SECRET = "correcthorsebattery"
 GAME = (
@@ -92,8 +92,8 @@ class TestSinks:
         assert "ValueError" in (tmp_path / "run.log").read_text() and leaks(tmp_path) == []
 
     def test_call_log_cache(self, tmp_path, secret):
-        client = ChatClient(Echo(), Cache(tmp_path / "cache"), CallLog(tmp_path / FILE_NAME))
-        [reply] = client.chat([ask(f"say {secret}", purpose=secret, schema={"title": secret})])
+        client = ChatClient(EchoProvider(), Cache(tmp_path / "cache"), CallLog(tmp_path / FILE_NAME))
+        [reply] = client.chat([make_request(f"say {secret}", purpose=secret, schema={"title": secret})])
         assert reply.text == f"say {REDACTED}", "what is written down is what was used"
         assert len(list((tmp_path / "cache").rglob("*.json"))) == 1 and leaks(tmp_path) == []
 
@@ -125,7 +125,7 @@ class TestSinks:
     def test_failure_message_hides_secret(self, tmp_path, secret):
         with pytest.raises(ValueError, match=secret), Run.open(tmp_path, "name", {}):
             raise ValueError(f"no {secret} here")
-        assert "ValueError" in (only_run_folder(tmp_path) / "traceback.txt").read_text()
+        assert "ValueError" in (find_run_folder(tmp_path) / "traceback.txt").read_text()
         assert leaks(tmp_path) == []
 
 
@@ -173,12 +173,12 @@ def test_check_refuses_as_well(tmp_path):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: openai_model(f"http://h/v1?key={SECRET}", "m"),
-        lambda: openai_model(f"u:{SECRET}@h/v1", "m"),
-        lambda: openai_model("http://h/v1", "m", api_key_env=SECRET),
-        lambda: litellm_model("m", "OPENAI_API_KEY", api_base=f"https://u:{SECRET}@h"),
-        lambda: litellm_model("m", "OPENAI_API_KEY", api_base=f"https://h/?sig={SECRET}"),
-        lambda: litellm_model("m", f"sk-{SECRET}0123456789"),
+        lambda: make_openai_model(f"http://h/v1?key={SECRET}", "m"),
+        lambda: make_openai_model(f"u:{SECRET}@h/v1", "m"),
+        lambda: make_openai_model("http://h/v1", "m", api_key_env=SECRET),
+        lambda: make_litellm_model("m", "OPENAI_API_KEY", api_base=f"https://u:{SECRET}@h"),
+        lambda: make_litellm_model("m", "OPENAI_API_KEY", api_base=f"https://h/?sig={SECRET}"),
+        lambda: make_litellm_model("m", f"sk-{SECRET}0123456789"),
     ],
 )
 def test_models_reject_secrets(make):
@@ -219,9 +219,9 @@ def recording_server():
 def test_key_header(tmp_path, secret, caplog):
     caplog.set_level(logging.DEBUG)
     with recording_server() as (url, requests):
-        provider = openai_model(url, "m", api_key_env="SOME_API_KEY")
+        provider = make_openai_model(url, "m", api_key_env="SOME_API_KEY")
         client = ChatClient(provider, Cache(tmp_path / "cache"), CallLog(tmp_path / FILE_NAME))
-        client.chat([ask("a question")])
+        client.chat([make_request("a question")])
         client.close()
         assert secret not in provider.label and secret not in str(provider.identity)
     [(path, headers)] = requests
@@ -254,7 +254,7 @@ def test_run_file_permissions(tmp_path, private):
         url = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model")
         run(*GAME, *url, f"output_root={root}", f"private={str(private).lower()}")
         assert os.umask(0o022) == 0o022, "whoever calls keeps his own"
-    assert only_run_folder(root).parent.parent == root / "escape_room"
+    assert find_run_folder(root).parent.parent == root / "escape_room"
     assert any((root / "llm_cache").rglob("*.json"))
     assert modes(root) == (({0o700}, {0o600}) if private else ({0o755}, {0o644}))
 

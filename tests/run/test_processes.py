@@ -16,7 +16,7 @@ import torch
 
 import commands
 import joint_worker
-from experiments import comparable_metrics, compose, only_run_folder, rows_alike, run
+from experiments import are_rows_close, compose, find_run_folder, load_comparable_metrics, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import LAUNCH_VARIABLES, ProcessGroup, local_device, rank_and_world_size
 from llmrl.experiment.parts import check_deterministic, check_values, current_processes
@@ -40,7 +40,7 @@ class ProcessResult:
         return json.loads((self.root / f"said-{rank}.json").read_text())
 
     def folder(self, name: str) -> Path:
-        return only_run_folder(self.root / name)
+        return find_run_folder(self.root / name)
 
 
 def two_processes(root: Path, scenario: str) -> ProcessResult:
@@ -74,10 +74,10 @@ def test_two_processes_match_single_process(well, tmp_path):
     result = joint_worker.train(tmp_path, "whole", ProcessGroup())
     assert well.said(0)["result"] == well.said(1)["result"] == pytest.approx(result, rel=1e-5)
     folder = well.folder("whole")
-    assert {p.name for p in folder.iterdir()} ^ {p.name for p in only_run_folder(tmp_path).iterdir()} <= {
-        p.name for p in (*folder.glob("events*"), *only_run_folder(tmp_path).glob("events*"))
+    assert {p.name for p in folder.iterdir()} ^ {p.name for p in find_run_folder(tmp_path).iterdir()} <= {
+        p.name for p in (*folder.glob("events*"), *find_run_folder(tmp_path).glob("events*"))
     }
-    two, single = comparable_metrics(folder), comparable_metrics(only_run_folder(tmp_path))
+    two, single = load_comparable_metrics(folder), load_comparable_metrics(find_run_folder(tmp_path))
     assert [row["loss"] for row in two] == pytest.approx([row["loss"] for row in single], rel=1e-5)
     assert (folder / "written_by_the_loop").read_text() == "0"
     status = read_status(folder)
@@ -97,7 +97,7 @@ def test_signal_stops_all_ranks(well):
     assert status["progress"]["done"] == 3
     assert well.said(0)["resumed"] == well.said(1)["resumed"] == well.said(0)["result"]
     folder = well.folder("stopped")
-    assert comparable_metrics(folder) == comparable_metrics(well.folder("whole"))
+    assert load_comparable_metrics(folder) == load_comparable_metrics(well.folder("whole"))
     assert read_status(folder).attempt == 2
     assert [p.stem for p in (folder / "checkpoints").iterdir()] == ["checkpoint_000000003"]
 
@@ -148,16 +148,16 @@ def test_torchrun_matches_single_process(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("10 final episodes") == 1
-    two = comparable_metrics(only_run_folder(tmp_path / "outputs" / "two"))
+    two = load_comparable_metrics(find_run_folder(tmp_path / "outputs" / "two"))
     commands.run(
         [sys.executable, "-m", "llmrl.cli.train", *SIGNAL_GAME, *GAME, "name=one"],
         cwd=tmp_path,
         env=variables,
         check=True,
     )
-    single = comparable_metrics(only_run_folder(tmp_path / "outputs" / "one"))
+    single = load_comparable_metrics(find_run_folder(tmp_path / "outputs" / "one"))
     assert len(two) == len(single) > 10
-    assert rows_alike(two, single, rel=1e-4)
+    assert are_rows_close(two, single, rel=1e-4)
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import commands
-from experiments import comparable_metrics, only_run_folder, silent_run
+from experiments import find_run_folder, load_comparable_metrics, run_silently
 from llmrl.run.artifacts import load_saved_state
-from some import some
+from some import mark_long_except
 from sweeping import wait_for
 
 KILLS = 10
@@ -55,13 +55,13 @@ def equal(a, b) -> bool:
 
 def unpaid_metrics(folder) -> list[dict]:
     """Without what was spent: an answer that a kill took before it was recorded was paid for all the same."""
-    return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(folder)]
+    return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in load_comparable_metrics(folder)]
 
 
 def check(tmp_path, overrides, duration, kills=KILLS):
     """`duration` is about how long the run takes at most, seconds: kills fall evenly over a fifth of it."""
     reference, killed_run = tmp_path / "whole", tmp_path / "killed"
-    process = commands.Process(target=silent_run, args=(*overrides, f"output_root={reference}"))
+    process = commands.Process(target=run_silently, args=(*overrides, f"output_root={reference}"))
     process.start()
     start = time.monotonic()
     process.join()
@@ -71,24 +71,24 @@ def check(tmp_path, overrides, duration, kills=KILLS):
     rng = random.Random(0)
     attempts = 0
     for _ in range(kills):
-        process = commands.Process(target=silent_run, args=(*overrides, f"output_root={killed_run}"))
+        process = commands.Process(target=run_silently, args=(*overrides, f"output_root={killed_run}"))
         process.start()
         process.join(timeout=0.3 + rng.random() * duration / 5)
         attempts += process.is_alive()
         process.kill()
         process.join()
     assert attempts > kills / 2, "most kills came after the end: the run is too short to test anything"
-    process = commands.Process(target=silent_run, args=(*overrides, f"output_root={killed_run}"))
+    process = commands.Process(target=run_silently, args=(*overrides, f"output_root={killed_run}"))
     process.start()
     process.join()
     assert process.exitcode == 0
-    first, second = only_run_folder(reference), only_run_folder(killed_run)
+    first, second = find_run_folder(reference), find_run_folder(killed_run)
     assert unpaid_metrics(first) == unpaid_metrics(second)
     assert equal(load_saved_state(first)[1], load_saved_state(second)[1])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("principal", some(("llm",), PRINCIPALS))
+@pytest.mark.parametrize("principal", mark_long_except(("llm",), PRINCIPALS))
 def test_design_run_survives_kills(tmp_path, principal):
     check(tmp_path, (*DESIGN, *PRINCIPALS[principal]), duration=3.0, kills=3)
 
@@ -132,7 +132,7 @@ STUDENT_COMMANDS = {
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("parts", some(("a memory, a scripted planner that errs",), STUDENT_COMMANDS))
+@pytest.mark.parametrize("parts", mark_long_except(("a memory, a scripted planner that errs",), STUDENT_COMMANDS))
 def test_student_run_survives_kills(tmp_path, parts):
     overrides = (
         *STUDENT_COMMANDS[parts],
@@ -149,11 +149,11 @@ def test_student_run_survives_kills(tmp_path, parts):
 
 
 def impatient_run(*overrides: str) -> None:
-    """`silent_run` with hardly any patience once it is told to stop."""
+    """`run_silently` with hardly any patience once it is told to stop."""
     import llmrl.run.run
 
     llmrl.run.run.GRACE_S = 0.1
-    silent_run(*overrides)
+    run_silently(*overrides)
 
 
 @pytest.mark.long
@@ -178,7 +178,7 @@ def test_distant_safe_point_is_abandoned(tmp_path):
         ),
     )
     reference, stopped = tmp_path / "whole", tmp_path / "stopped"
-    process = commands.Process(target=silent_run, args=(*overrides, f"output_root={reference}"))
+    process = commands.Process(target=run_silently, args=(*overrides, f"output_root={reference}"))
     process.start()
     process.join()
     assert process.exitcode == 0
@@ -189,12 +189,12 @@ def test_distant_safe_point_is_abandoned(tmp_path):
     time.sleep(0.3)
     os.kill(process.pid, signal.SIGTERM)
     process.join()
-    status = json.loads((only_run_folder(stopped) / "status.json").read_text())
+    status = json.loads((find_run_folder(stopped) / "status.json").read_text())
     assert status["state"] == "preempted"
-    assert "discarded" in (only_run_folder(stopped) / "run.log").read_text()
-    assert len(comparable_metrics(only_run_folder(stopped))) == 3, "it got through the validation"
-    process = commands.Process(target=silent_run, args=(*overrides, f"output_root={stopped}"))
+    assert "discarded" in (find_run_folder(stopped) / "run.log").read_text()
+    assert len(load_comparable_metrics(find_run_folder(stopped))) == 3, "it got through the validation"
+    process = commands.Process(target=run_silently, args=(*overrides, f"output_root={stopped}"))
     process.start()
     process.join()
     assert process.exitcode == 0
-    assert comparable_metrics(only_run_folder(reference)) == comparable_metrics(only_run_folder(stopped))
+    assert load_comparable_metrics(find_run_folder(reference)) == load_comparable_metrics(find_run_folder(stopped))

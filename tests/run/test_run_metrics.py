@@ -14,7 +14,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 
-from experiments import position_of
+from experiments import compute_log_position
 from llmrl.core.errors import RunFolderError
 from llmrl.run.files import FilePosition
 from llmrl.run.metrics import FILE_NAME, TIME_PREFIX, MetricLog, read_metric_tables, read_metrics
@@ -211,7 +211,7 @@ def test_inconsistent_counters_raise(
     metrics = MetricLog(tmp_path)
     metrics.log("update", "updates", {"a": 1.0, "usage/llm_calls": 1.0}, updates=1)
     for is_restart in (False, True):
-        metrics = MetricLog(tmp_path, position_of(tmp_path / FILE_NAME)) if is_restart else metrics
+        metrics = MetricLog(tmp_path, compute_log_position(tmp_path / FILE_NAME)) if is_restart else metrics
         with pytest.raises(ValueError, match=complaint):
             metrics.log(*arguments, **counters)
         assert len(numbers(tmp_path)) == 1
@@ -257,7 +257,7 @@ def test_untyped_rows_raise(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="line 1"):
         read_metric_tables(tmp_path / FILE_NAME)
     with pytest.raises(RunFolderError, match="rerun=true"):
-        MetricLog(tmp_path, position_of(tmp_path / FILE_NAME))
+        MetricLog(tmp_path, compute_log_position(tmp_path / FILE_NAME))
 
 
 def test_file_shorter_than_checkpoint(tmp_path: Path) -> None:

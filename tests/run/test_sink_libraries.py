@@ -97,7 +97,7 @@ def test_wandb_offline(tmp_path: Path) -> None:
     [film] = [row["episode/film"] for row in history if "episode/film" in row]
     assert film["_type"] == "video-file"
     [media] = (folder / "loggers" / "wandb").glob(f"offline-run-*/files/{film['path']}")
-    assert media.read_bytes() == sink_worker.film(tmp_path).read_bytes()
+    assert media.read_bytes() == sink_worker.write_film(tmp_path).read_bytes()
     metrics = {r.metric.name: r.metric.step_metric for r in records if r.WhichOneof("record_type") == "metric"}
     assert metrics["loss/value"] == "env_steps" and metrics["evaluation/return"] == "updates"
     [run] = [r.run for r in records if r.WhichOneof("record_type") == "run"][:1]
@@ -185,7 +185,7 @@ def test_mlflow_database(tmp_path: Path) -> None:
     assert sorted(p.name for p in (artifacts / "llm/exchange").iterdir()) == ["00000000.md", "00000006.md"]
     assert (artifacts / "llm/exchange/00000006.md").read_text() == "*key* <redacted>"
     [film] = (artifacts / "episode/film").rglob("*.gif")
-    assert film.read_bytes() == sink_worker.film(tmp_path).read_bytes()
+    assert film.read_bytes() == sink_worker.write_film(tmp_path).read_bytes()
     assert json.loads((artifacts / "summary.json").read_text())["best"] == {"a": 1.0}
 
 
@@ -202,7 +202,7 @@ def test_mlflow_continues_run(tmp_path: Path) -> None:
         sink = MLflow()
         metrics = MetricLog(opening.folder, position, {"mlflow": sink}, opening)
         metrics.attach("said", lambda line: "text")
-        sink_worker.record(metrics, range(begins, ends))
+        sink_worker.log_rows(metrics, range(begins, ends))
         position = metrics.position()
         metrics.close("preempted" if ends < ALL else "finished")
         metrics.wait()
@@ -226,7 +226,7 @@ def test_mlflow_outage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
 
     sinks = {"mlflow": MLflow(f"http://127.0.0.1:{port}")}
     with Run.open(tmp_path, "game", sink_worker.CONFIG, sinks=lambda: sinks) as run:
-        sink_worker.record(run.metrics, range(4))
+        sink_worker.log_rows(run.metrics, range(4))
         run.result = 1.0
     assert Run.open(tmp_path, "game", sink_worker.CONFIG).finished
     assert "loggers.mlflow" in caplog.text and "4 of 4 rows" in caplog.text

@@ -14,7 +14,7 @@ from llmrl.run.ownership import read_owner
 from llmrl.run.run import Run
 from llmrl.run.signals import StopFlag, Stopped
 from llmrl.run.status import read_status
-from stalling import STALLED_S, impatient
+from stalling import TOTAL_STALL_S, shorten_stop_timeouts
 
 CONFIG = {"env": {"_target_": "toy"}, "seed": 0}
 
@@ -30,12 +30,12 @@ def only_folder(root):
 
 @pytest.mark.parametrize(("number", "state"), [(signal.SIGTERM, "preempted"), (signal.SIGINT, "stopped")])
 def test_safe_point_wait_is_limited(tmp_path, monkeypatch, number, state):
-    impatient(monkeypatch)
+    shorten_stop_timeouts(monkeypatch)
     with pytest.raises(Stopped) as stop, Run.open(tmp_path, "toys", CONFIG) as run:
         run.checkpoint(7, {"x": 1})
         start = send_signal(number)
-        time.sleep(STALLED_S)
-    assert time.monotonic() - start < STALLED_S / 2
+        time.sleep(TOTAL_STALL_S)
+    assert time.monotonic() - start < TOTAL_STALL_S / 2
     assert stop.value.exit_code == 128 + number
     status = read_status(only_folder(tmp_path))
     assert (status.state, status.error) == (state, stop.value.brief)
@@ -46,10 +46,10 @@ def test_safe_point_wait_is_limited(tmp_path, monkeypatch, number, state):
 
 
 def test_unsaved_run_reports_no_save(tmp_path, monkeypatch):
-    impatient(monkeypatch)
+    shorten_stop_timeouts(monkeypatch)
     with pytest.raises(Stopped) as stop, Run.open(tmp_path, "toys", CONFIG):
         send_signal()
-        time.sleep(STALLED_S)
+        time.sleep(TOTAL_STALL_S)
     assert "no checkpoint" in str(stop.value) and "is saved" not in str(stop.value)
 
 
@@ -64,11 +64,11 @@ def test_first_signal_prints_single_message(tmp_path, capfd):
 
 
 def test_library_cannot_swallow_stop(tmp_path, monkeypatch):
-    impatient(monkeypatch)
+    shorten_stop_timeouts(monkeypatch)
 
     def library():
         try:
-            time.sleep(STALLED_S)
+            time.sleep(TOTAL_STALL_S)
         except Exception:  # noqa: BLE001
             pytest.fail("taken for an error")
         except BaseException:  # noqa: BLE001
@@ -77,12 +77,12 @@ def test_library_cannot_swallow_stop(tmp_path, monkeypatch):
     with pytest.raises(Stopped), Run.open(tmp_path, "toys", CONFIG):
         start = send_signal()
         library()
-        time.sleep(STALLED_S)
-    assert time.monotonic() - start < STALLED_S / 2
+        time.sleep(TOTAL_STALL_S)
+    assert time.monotonic() - start < TOTAL_STALL_S / 2
 
 
 def test_save_is_not_interrupted(tmp_path, monkeypatch):
-    impatient(monkeypatch)
+    shorten_stop_timeouts(monkeypatch)
 
     def slowly():
         for _ in range(30):
@@ -142,7 +142,7 @@ def test_signal_covers_nested_run(capfd):
 
 
 def test_forked_worker_signal_keeps_run(tmp_path, monkeypatch):
-    impatient(monkeypatch, scale=0.01)
+    shorten_stop_timeouts(monkeypatch, scale=0.01)
     with Run.open(tmp_path, "toys", CONFIG) as run:
         if (pid := os.fork()) == 0:
             send_signal()
@@ -158,8 +158,8 @@ def test_second_interrupt_is_immediate(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt), Run.open(tmp_path, "toys", CONFIG):
         start = send_signal(signal.SIGINT)
         send_signal(signal.SIGINT)
-        time.sleep(STALLED_S)
-    assert time.monotonic() - start < STALLED_S / 2
+        time.sleep(TOTAL_STALL_S)
+    assert time.monotonic() - start < TOTAL_STALL_S / 2
     assert read_status(only_folder(tmp_path)).state == "stopped"
 
 

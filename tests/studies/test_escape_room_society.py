@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments import comparable_metrics, only_run_folder, run
+from experiments import find_run_folder, load_comparable_metrics, run
 
 pytestmark = pytest.mark.slow
 
@@ -13,7 +13,7 @@ def govern(tmp_path, values, *overrides):
     run("env=escape_room", "principal=fixed", f"principal.values={values}", "env.fixed_context=0", "design.steps=1",
         "design.evaluations=0",
         *overrides, f"output_root={tmp_path}")  # fmt: skip
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     return json.loads((folder / "summary.json").read_text())["online_performance"], folder
 
 
@@ -26,7 +26,7 @@ def test_good_incentives_reach_the_optimum(tmp_path):
         tmp_path, "[5,0,0,0,0]", "agent.share_parameters=false", "env.n_envs=64", "design.adapt_rounds=50"
     )
     assert 138 < objective <= 140  # reached after 20 rounds; actions are sampled, so a rare step is missed
-    assert min(row["train/base_return"] for row in comparable_metrics(folder, "adaptation")) < 5
+    assert min(row["train/base_return"] for row in load_comparable_metrics(folder, "adaptation")) < 5
 
 
 PAPER_SETTINGS = ("env.n_envs=1", "agent.keep_optimizer=true", "agent.ppo.bootstrap_truncation=false",

@@ -2,12 +2,12 @@
 
 import pytest
 
-from experiments import compose, only_run_folder, silent_run
+from experiments import compose, find_run_folder, run_silently
 from llmrl.config.treatments import studies_by_treatment
 from llmrl.experiment.parts import check_values
 from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.run.status import read_status
-from some import one_in
+from some import mark_long_except_every
 
 # Weights, what gives the actions, what is tuned.
 PAPER_VARIANTS = {
@@ -74,7 +74,7 @@ def test_paper_variants_match_settings(treatment):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "treatment"),
-    one_in(
+    mark_long_except_every(
         11,
         [
             *(("mixed", name) for name in PAPER_VARIANTS),
@@ -90,5 +90,5 @@ def test_treatment_runs(study, treatment, tmp_path, models):
             "pretraining_steps: 2}"
         )
     overrides = (f"experiment=grounding/{study}", f"treatment={treatment}", *TINY, model)
-    silent_run(*overrides, f"output_root={tmp_path}")
-    assert read_status(only_run_folder(tmp_path)).state == "finished"
+    run_silently(*overrides, f"output_root={tmp_path}")
+    assert read_status(find_run_folder(tmp_path)).state == "finished"

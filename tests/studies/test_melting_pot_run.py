@@ -6,13 +6,13 @@ import imageio.v3 as iio
 import pytest
 import torch
 
-from experiments import compose, only_run_folder, run
+from experiments import compose, find_run_folder, run
 from llmrl.cli.evaluate import main as evaluate
 from llmrl.config.treatments import list_studies
 from llmrl.experiment.parts import build_parts
 from llmrl.llms.call_log import read_calls
 from llmrl.run.artifacts import load_saved_state
-from some import one_in, some
+from some import mark_long_except, mark_long_except_every
 
 LEGISLATIVE = [study for study in list_studies() if study.startswith("legislative/")]
 GAMES_WITH_MECHANISM = (
@@ -36,11 +36,11 @@ SMALL = (
 )
 
 
-@pytest.mark.parametrize("env", some(["cleanup"], ["cleanup", "harvest"]))
+@pytest.mark.parametrize("env", mark_long_except(["cleanup"], ["cleanup", "harvest"]))
 def test_llm_principal_run(tmp_path, env, capsys):
     options = ("principal=llm", "llm=scripted", "design.references=0", *SMALL)
     result = run(f"env={env}_pixels", *options, f"output_root={tmp_path}")
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
     assert result == summary["recommendation"] and len(summary["history"]) == 2
     calls = list(read_calls(folder / "llm_calls.jsonl"))
@@ -71,7 +71,7 @@ def test_pretrained_agents_run(tmp_path, game):
         *(f"experiment=legislative/{game}_pretrain", "env.n_envs=1", "env.horizon=15", "learn.env_steps=30"),
         *("learn.evaluate_episodes=1", "name=pretrain", f"output_root={tmp_path}"),
     )
-    first = only_run_folder(tmp_path / "pretrain")
+    first = find_run_folder(tmp_path / "pretrain")
     agents = weights(first)
     fresh = initial_weights(game)
     assert not any(torch.equal(x, fresh[name]) for name, x in agents.items() if ".core." in name)
@@ -82,13 +82,13 @@ def test_pretrained_agents_run(tmp_path, game):
             *(f"agent.init_parts={parts}", f"name={parts}", f"output_root={tmp_path}"),
         )
         run(*command)
-        has_principal = weights(only_run_folder(tmp_path / parts))
+        has_principal = weights(find_run_folder(tmp_path / parts))
         assert equal(agents, has_principal, ".core.") and not equal(agents, has_principal, ".actor.")
         run_parts = build_parts(compose(*command), None)
         [agent] = run_parts.agents
         loaded = {name: x.clone() for name, x in agent.policy.state_dict().items()}
         assert equal(agents, loaded, ".core.") and equal(agents, loaded) == (parts == "all")
-        agent.load_state_dict(load_saved_state(only_run_folder(tmp_path / parts))[1]["agents"][0])
+        agent.load_state_dict(load_saved_state(find_run_folder(tmp_path / parts))[1]["agents"][0])
         assert equal(agent.policy.state_dict(), has_principal)
         agent.reset()
         assert equal(agent.policy.state_dict(), loaded)
@@ -101,7 +101,9 @@ def initial_weights(game):
     return parts.agents[0].policy.state_dict()
 
 
-@pytest.mark.parametrize("study", one_in(5, [s for s in LEGISLATIVE if s.endswith(GAMES_WITH_MECHANISM)]))
+@pytest.mark.parametrize(
+    "study", mark_long_except_every(5, [s for s in LEGISLATIVE if s.endswith(GAMES_WITH_MECHANISM)])
+)
 def test_studies_run(tmp_path, study):
     small = (
         "env.horizon=5",

@@ -12,7 +12,7 @@ from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.experiment.resources import RunResources
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
-from some import one_in
+from some import mark_long_except_every
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,7 @@ def check_games_and_agents(config, common, principal, small):
 
 @pytest.mark.slow
 @pytest.mark.meltingpot
-@pytest.mark.parametrize(("treatment", "game"), one_in(5, itertools.product(TREATMENTS, GAMES)))
+@pytest.mark.parametrize(("treatment", "game"), mark_long_except_every(5, itertools.product(TREATMENTS, GAMES)))
 def test_paper_treatments_build(game, treatment):
     config = compose(f"experiment=legislative/{game}", f"treatment={treatment}")
     assert config["principal"]["_target_"] == load_options("principal")[treatment]["_target_"]
@@ -78,7 +78,7 @@ def test_paper_treatments_build(game, treatment):
 
 @pytest.mark.slow
 @pytest.mark.meltingpot
-@pytest.mark.parametrize(("principal", "game"), one_in(11, itertools.product(PRINCIPALS, GAMES)))
+@pytest.mark.parametrize(("principal", "game"), mark_long_except_every(11, itertools.product(PRINCIPALS, GAMES)))
 def test_small_principals_build(game, principal):
     config = compose(f"experiment=legislative/{game}_small", f"principal={principal}")
     loop, parts = build_study(config)

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 from llmrl.core.option_files import load_options
 from llmrl.run.artifacts import load_saved_state
 from llmrl.run.metrics import MetricLog, read_metrics
@@ -76,13 +76,13 @@ def test_stopped_run_resumes(tmp_path, monkeypatch, principal, env):
         patch.setattr(MetricLog, "log", log_until_stop)
         with pytest.raises(Stopped):
             run(*command)
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     state = load_saved_state(folder)[1]
     assert json.loads((folder / "status.json").read_text())["state"] == "preempted"
     assert state["step"] == STOP and len(state["history"]) == STOP
 
     result = run(*command)
-    assert only_run_folder(tmp_path) == folder
+    assert find_run_folder(tmp_path) == folder
     status = json.loads((folder / "status.json").read_text())
     summary = json.loads((folder / "summary.json").read_text())
     assert (status["state"], status["attempt"]) == ("finished", 2)

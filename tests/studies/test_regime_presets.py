@@ -10,7 +10,7 @@ from llmrl.experiment.parts import build_loop, build_parts, check_values, n_envs
 from llmrl.experiment.resources import RunResources
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
-from some import one_in
+from some import mark_long_except_every
 
 STUDIES = [study.removeprefix("regimes/") for study in list_studies() if study.startswith("regimes/")]
 
@@ -42,7 +42,7 @@ def test_society_from_scratch_builds(game):
 @pytest.mark.slow
 @pytest.mark.parametrize(("game", "games"), [("cleanup", 2), ("harvest", 1)])
 @pytest.mark.parametrize(
-    ("principal", "candidates"), one_in(3, [("random", 8), ("cmaes", 8), ("fixed", 1), ("metagrad", 1)])
+    ("principal", "candidates"), mark_long_except_every(3, [("random", 8), ("cmaes", 8), ("fixed", 1), ("metagrad", 1)])
 )
 def test_sequential_principal_gets_single_batch(game, games, principal, candidates):
     config, loop = build_study(f"env={game}", f"principal={principal}")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import reading_rules
-from experiments import compose, only_run_folder, run
+from experiments import compose, find_run_folder, run
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.envs import escape_room
@@ -15,9 +15,9 @@ from llmrl.experiment.run_references import prerequisite_runs
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
-from models import scripted
-from shipped import llm_principal
-from societies import outcome
+from models import make_scripted_client
+from shipped import build_llm_principal
+from societies import make_outcome
 
 TINY = ("env.n_envs=8", "design.steps=2", "design.adapt_rounds=1", "design.validate_episodes=2")
 GAMES = ("cleanup", "harvest")
@@ -51,7 +51,7 @@ def test_regime_uses_pretraining_output(game, tmp_path):
 @pytest.mark.parametrize("game", GAMES)
 def test_regime_runs(game, tmp_path):
     run(f"env={game}", "principal=random", *SHORT, "design.rollout_steps=10", f"output_root={tmp_path}")
-    summary = json.loads((only_run_folder(tmp_path) / "summary.json").read_text())
+    summary = json.loads((find_run_folder(tmp_path) / "summary.json").read_text())
     assert summary["proposals"] == 16 and summary["recommendations"][0]["evaluations"] >= 4
 
 
@@ -59,7 +59,7 @@ def test_regime_runs(game, tmp_path):
 def test_pretraining_runs(game, tmp_path):
     short = ("env.horizon=20", "learn.rollout_steps=10", "learn.env_steps=640", "learn.evaluate_episodes=16")
     run(f"experiment=regimes/{game}_pretrain", *short, f"output_root={tmp_path}")
-    assert json.loads((only_run_folder(tmp_path) / "status.json").read_text())["state"] == "finished"
+    assert json.loads((find_run_folder(tmp_path) / "status.json").read_text())["state"] == "finished"
 
 
 ROOM = "experiment=regimes/escape_room"
@@ -72,12 +72,12 @@ def room_spec(*overrides):
 
 
 def reader(spec, uses):
-    return llm_principal(spec, ChatClient(reading_rules.ReadingRule(uses)))
+    return build_llm_principal(spec, ChatClient(reading_rules.ReadingRule(uses)))
 
 
 def test_escape_room_prompt_describes_game():
     spec = room_spec()
-    prompt = llm_principal(spec, scripted()).build_prompt(spec.contexts[4]).text
+    prompt = build_llm_principal(spec, make_scripted_client()).build_prompt(spec.contexts[4]).text
     assert "Context of this generation: lever_4_works" in prompt and len(spec.contexts) == 6
     assert prompt.count(": from 0 to 12 (reward per step)") == 8
     assert "rewarded with 10" in prompt and "every other agent loses 1," in prompt
@@ -103,7 +103,7 @@ def test_reward_rule_explores_and_exploits():
     first = principal.ask(2, 4)
     assert first.argmax(axis=1).tolist() == [0, 1, 2, 3] and first.max() < 4
     principal.tell(
-        [outcome(spec, vector, 2, value=value) for vector, value in zip(first, [-5, -9, 130, -5], strict=True)]
+        [make_outcome(spec, vector, 2, value=value) for vector, value in zip(first, [-5, -9, 130, -5], strict=True)]
     )
     assert np.allclose(principal.ask(2, 2), first[2], atol=0.01)
     assert principal.ask(1, 2).argmax(axis=1).tolist() == [0, 1], "another context is another matter"
@@ -128,14 +128,14 @@ def test_incentives_in_the_escape_room(tmp_path):
         "design.evaluations=0",
         f"output_root={tmp_path}",
     )
-    history = json.loads((only_run_folder(tmp_path) / "summary.json").read_text())["history"]
+    history = json.loads((find_run_folder(tmp_path) / "summary.json").read_text())["history"]
     good, *bad = [row["objective"] for row in history]
     assert good > 125 and max(bad) < 1
 
 
 def test_escape_room_regime_reports_payments(tmp_path):
     run(ROOM, "principal=llm", *TINY, f"output_root={tmp_path}")
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["proposals"] == 8 and summary["recommendations"][0]["evaluations"] >= 4
     [first, *_] = (folder / "llm_calls.jsonl").read_text().splitlines()

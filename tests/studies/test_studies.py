@@ -25,7 +25,7 @@ from llmrl.results.groups import group_into_tasks
 from llmrl.results.run_records import RunRecord
 from llmrl.run.folder import format_run_label, split_overrides
 from llmrl.sweeps.jobs import find_differing_keys, select_label_overrides
-from some import one_in, some
+from some import mark_long_except, mark_long_except_every
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = [path for path in list_paths() if path.is_relative_to(root() / "experiment")]
@@ -89,7 +89,7 @@ def compose_config():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("study", one_in(3, list_studies()))
+@pytest.mark.parametrize("study", mark_long_except_every(3, list_studies()))
 def test_studies_compose(study, compose_config):
     config, choices = compose_config(f"experiment={study}")
     check_values(config)
@@ -97,7 +97,7 @@ def test_studies_compose(study, compose_config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", some(FIRST_PAIRS[::2], PAIRS), ids=" ".join)
+@pytest.mark.parametrize("pair", mark_long_except(FIRST_PAIRS[::2], PAIRS), ids=" ".join)
 def test_treatments_compose_with_studies(pair, compose_config):
     study, treatment = pair
     config, choices = compose_config(f"experiment={study}", f"treatment={treatment}", *DATA.get(treatment, []))
@@ -114,7 +114,7 @@ def test_treatments_compose_with_studies(pair, compose_config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("treatment", "env", "row"), one_in(5, ROWS), ids=str)
+@pytest.mark.parametrize(("treatment", "env", "row"), mark_long_except_every(5, ROWS), ids=str)
 def test_treatment_overrides_environment(treatment, env, row, compose_config):
     study = next(s for s in studies_by_treatment()[treatment] if s not in ("search/cliff_walking", "search/table"))
     words = [f"experiment={study}", f"treatment={treatment}", f"env={env}", *DATA.get(treatment, [])]

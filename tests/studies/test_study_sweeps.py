@@ -14,8 +14,8 @@ from llmrl.core.option_files import read_file, root
 from llmrl.experiment.composition import compose_plain
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import check_values
-from some import one_in
-from sweeping import sweep, table
+from some import mark_long_except_every
+from sweeping import load_status, run_sweep
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "data"
 COMPLETE_STUDIES = [study for study in list_studies() if study.startswith(("studies/", "first/"))]
@@ -38,7 +38,7 @@ def _files(path: Path) -> list[Path]:
     return [*paths, path]
 
 
-@pytest.mark.parametrize("study", one_in(3, COMPLETE_STUDIES))
+@pytest.mark.parametrize("study", mark_long_except_every(3, COMPLETE_STUDIES))
 def test_sweep_has_question(study):
     report, values = compose_plain("train", f"experiment={study}")["report"], swept(study)
     assert report["question"].endswith("?") and report["unit"]
@@ -83,11 +83,11 @@ def test_societies_are_crossed_with_seeds(study):
 def test_sweep_ends_with_study_report(tmp_path):
     small = ("env.n_envs=4", "design.steps=3", "design.adapt_rounds=1", "design.validate_episodes=4")
     small = (*small, "principal=random,scan", "seed=0,1", "design.references=0", "hardware/backend=here")
-    done = sweep("experiment=studies/escape_room_figure", *small, "output_root=out", cwd=tmp_path)
+    done = run_sweep("experiment=studies/escape_room_figure", *small, "output_root=out", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "random (returns less" in done.stdout
     assert "out/escape_room_figure/report/figures/escape_room_figure_study.png" in done.stdout
-    assert {row["state"] for row in table(tmp_path, "out")} == {"finished"}
+    assert {row["state"] for row in load_status(tmp_path, "out")} == {"finished"}
     page = (tmp_path / "out" / "escape_room_figure" / "report" / "report.html").read_text()
     assert "Planned comparisons" in page
 
@@ -97,7 +97,7 @@ def test_sweep_ends_with_study_report(tmp_path):
 def test_landscape_ends_with_map(tmp_path):
     small = ("env.n_envs=12", "design.adapt_rounds=1", "design.validate_episodes=2", "design.candidates=6", "seed=0,1")
     grid = "principal.grid=[[0,3,6],[0],[0],[0],[0],[0],[0,3],[0]]"
-    done = sweep(
+    done = run_sweep(
         "experiment=studies/landscape_escape_room",
         *small,
         grid,
@@ -135,7 +135,7 @@ def test_generalization_ends_with_regret(tmp_path):
     small = ("env.horizon=20", "design.adapt_rounds=1", "design.validate_episodes=1", "agent.init_from=null")
     treatments = "treatment=none,players_5,players_14,other_map,policy_gradient"
     words = (*small, treatments, "seed=0,1", "hardware/backend=here", "output_root=out")
-    done = sweep("experiment=studies/generalization_harvest", *words, cwd=tmp_path)
+    done = run_sweep("experiment=studies/generalization_harvest", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     tables = tmp_path / "out" / "generalization_harvest" / "report" / "tables"
     header, *lines = (tables / "generalization_harvest_study_regret.csv").read_text().splitlines()
@@ -149,7 +149,7 @@ def test_deviation_ends_with_changes(tmp_path):
     options = "agent: harvest_society, observation_channels: null, init_from: null"
     members = f"[{{count: 1, {options}, name: deviator}}, {{count: 6, {options}, freeze: all, name: others}}]"
     words = (*rounds, f"agent.members={members}", "env.horizon=20", "seed=0,1", "hardware/backend=here")
-    done = sweep("experiment=studies/deviation_harvest", *words, "output_root=out", cwd=tmp_path)
+    done = run_sweep("experiment=studies/deviation_harvest", *words, "output_root=out", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     tables = tmp_path / "out" / "deviation_harvest" / "report" / "tables"
     header, *lines = (tables / "deviation_harvest_study_kinds.csv").read_text().splitlines()
@@ -169,9 +169,9 @@ def test_tax_planners_are_in_comparison(tmp_path):
         "design.anytime=false",
     )
     small = (*small, "treatment=us_federal,no_tax,saez", "seed=0,1", "design.references=0", "hardware/backend=here")
-    done = sweep("experiment=studies/tax_planners", *small, "output_root=out", cwd=tmp_path)
+    done = run_sweep("experiment=studies/tax_planners", *small, "output_root=out", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert {row["state"] for row in table(tmp_path, "out")} == {"finished"}
+    assert {row["state"] for row in load_status(tmp_path, "out")} == {"finished"}
     assert "Planned comparisons" in done.stdout
     assert re.search(r"saez +│ us_federal │ +\+", done.stdout), done.stdout
 
@@ -181,7 +181,7 @@ def test_tax_planners_are_in_comparison(tmp_path):
 def test_incomplete_study_is_not_reported(tmp_path):
     small = ("env.n_envs=4", "design.steps=2", "design.adapt_rounds=1", "principal=random,llm", "seed=0")
     ends_early = ("design.references=0", "hardware/backend=here", "llm.budget.calls=1")
-    done = sweep("experiment=studies/escape_room_figure", *small, *ends_early, "output_root=out", cwd=tmp_path)
+    done = run_sweep("experiment=studies/escape_room_figure", *small, *ends_early, "output_root=out", cwd=tmp_path)
     assert done.returncode == 3
-    assert {row["state"] for row in table(tmp_path, "out")} == {"finished", "budget_exhausted"}
+    assert {row["state"] for row in load_status(tmp_path, "out")} == {"finished", "budget_exhausted"}
     assert "Figure:" not in done.stdout

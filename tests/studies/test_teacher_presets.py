@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import compose, only_run_folder, run
+from experiments import compose, find_run_folder, run
 from llmrl.agents.ppo_agent import PPOAgent
 from llmrl.agents.teacher_agent import TeacherAgent
 from llmrl.config.treatments import studies_by_treatment
@@ -22,7 +22,7 @@ from llmrl.teachers.llm_planner import LLMPlanner
 from llmrl.teachers.offline_planner import OfflinePlanner
 from llmrl.teachers.planners import OraclePlanner
 from llmrl.teachers.schedules import Constant, Exponential, LinearFloorCutoff
-from some import some
+from some import mark_long_except
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ def words(treatment, *extra):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", some(RUNS[::11], RUNS), ids=" ".join)
+@pytest.mark.parametrize("case", mark_long_except(RUNS[::11], RUNS), ids=" ".join)
 def test_treatment_builds(case):
     treatment, *extra = case
     config = compose(*words(*case))
@@ -114,7 +114,9 @@ def test_treatment_changes_only_documented_keys():
 
 @pytest.mark.parametrize(
     "treatment",
-    some(["alone", "taught"], ["alone", "taught", "taught_flawed", "taught_constant", "taught_exponential"]),
+    mark_long_except(
+        ["alone", "taught"], ["alone", "taught", "taught_flawed", "taught_constant", "taught_exponential"]
+    ),
 )
 def test_noise_does_not_dominate_sparse_teacher(treatment):
     normalized = {room: compose(*words(treatment, f"env={room}")) for room in ROOMS}
@@ -159,7 +161,10 @@ def test_custom_schedule_on_command_line():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", some(["rooms", "particle_worlds"], ["policy_teacher", "rooms", "particle_worlds", "agents", "extending"])
+    "page",
+    mark_long_except(
+        ["rooms", "particle_worlds"], ["policy_teacher", "rooms", "particle_worlds", "agents", "extending"]
+    ),
 )
 def test_commands_in_the_documentation_compose(page):
     """Those of training runs that need neither another run nor somebody's own package."""
@@ -216,7 +221,7 @@ def test_treatment_runs(run_, logged, tmp_path):
         "play.episodes=6",
     )
     run(*words(*run_), *small, f"output_root={tmp_path}")
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["episodes"] == 6 if "teacher_plays" in run_ else summary["updates"] == 2

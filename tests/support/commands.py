@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-PRELOADS = (
+PRELOADED_MODULES = (
     "gymnasium",
     "hydra._internal.hydra",
     "hydra.main",
@@ -73,11 +73,11 @@ PRELOADS = (
 )
 """What commands import in the course of their lives. Nothing that starts a thread, opens a device or draws numbers."""
 
-AT_START = ("LANG", "LC_ALL", "LC_CTYPE", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+STARTUP_VARIABLES = ("LANG", "LC_ALL", "LC_CTYPE", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 """Variables that a starting interpreter or a library reads, beside those that begin with PYTHON."""
 
 _ENVIRONMENT = dict(os.environ)  # the server's: before a test changes anything
-_LONGEST = 1 << 18  # bytes of a request
+_MAX_REQUEST_BYTES = 1 << 18  # bytes of a request
 _LOCK = threading.Lock()
 
 
@@ -121,7 +121,7 @@ class Popen(subprocess.Popen):
         """In place of what forks this process and executes a program."""
         environment = dict(os.environ if env is None else env)
         differ = {name for name, _ in environment.items() ^ _ENVIRONMENT.items()}
-        if startup_variables := [name for name in differ if name in AT_START or name.startswith("PYTHON")]:
+        if startup_variables := [name for name in differ if name in STARTUP_VARIABLES or name.startswith("PYTHON")]:
             raise ValueError(f"{', '.join(startup_variables)}: read when a process starts; use subprocess")
         if isinstance(args, str) or shell or executable or preexec_fn or pass_fds or gid or gids or uid:
             raise ValueError("this is not handed on; use subprocess")
@@ -134,7 +134,7 @@ class Popen(subprocess.Popen):
         self._reply, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with child_socket, _LOCK:
-                socket.send_fds(_server(), [json.dumps(request).encode()], [*streams, child_socket.fileno()])
+                socket.send_fds(_start_server(), [json.dumps(request).encode()], [*streams, child_socket.fileno()])
             self.pid = self._told()
             self._child_created = True
         finally:
@@ -256,17 +256,17 @@ def start_ranks(args: Sequence[str], **environment: str) -> list[Popen]:
 
 
 @functools.cache
-def _server() -> socket.socket:
+def _start_server() -> socket.socket:
     """Return the socket of the server; the server and the processes that it has forked end when it is closed."""
     parent_socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    parent_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
+    parent_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_REQUEST_BYTES)
     with child_socket:
-        command = [sys.executable, "-c", f"from {__name__} import serve; serve({PRELOADS!r})"]
+        command = [sys.executable, "-c", f"from {__name__} import serve; serve({PRELOADED_MODULES!r})"]
         subprocess.Popen(command, stdin=child_socket, env=_ENVIRONMENT, cwd="/", start_new_session=True)
     return parent_socket
 
 
-def preload(names: Sequence[str]) -> None:
+def preload_modules(names: Sequence[str]) -> None:
     """Import modules, and read what any command reads, before this process forks others.
 
     Raises:
@@ -276,13 +276,13 @@ def preload(names: Sequence[str]) -> None:
         importlib.import_module(name)
     import hydra
 
-    from kept_options import read_once
+    from kept_options import cache_options
     from llmrl.run import provenance
 
     provenance.compute_code_digest()
     provenance.list_package_versions()
     provenance.read_checkout_state()
-    read_once()
+    cache_options()
     with hydra.initialize_config_module("llmrl.conf", version_base="1.3"):
         hydra.compose("train")  # most of the files that any command reads
     threads = list(Path("/proc/self/task").iterdir())
@@ -291,7 +291,7 @@ def preload(names: Sequence[str]) -> None:
     gc.freeze()  # or the collector of what is forked would write to all of this, which copies it
 
 
-def children() -> Any:
+def get_forkserver_context() -> Any:
     """Return a context of `multiprocessing` whose processes are forked from a server that has preloaded the same."""
     import multiprocessing
 
@@ -302,7 +302,7 @@ def children() -> Any:
 
 def serve(modules: Sequence[str]) -> None:
     """Be the server, whose standard input is the socket."""
-    preload(modules)
+    preload_modules(modules)
     control = socket.socket(fileno=0)
     read_end, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -321,7 +321,7 @@ def serve(modules: Sequence[str]) -> None:
                     reply.send(str(status).encode())
         if control not in ready:
             continue
-        message, fds, *_ = socket.recv_fds(control, _LONGEST, 4)
+        message, fds, *_ = socket.recv_fds(control, _MAX_REQUEST_BYTES, 4)
         if not message:
             for pid in replies:
                 os.kill(pid, signal.SIGKILL)
@@ -335,7 +335,7 @@ def serve(modules: Sequence[str]) -> None:
                 descriptor.close()
             os.close(read_end)
             os.close(wake)
-            _live(functools.partial(_become, fds, **json.loads(message)))
+            _run_and_exit(functools.partial(_execute_command, fds, **json.loads(message)))
         for fd in fds:
             os.close(fd)
         with contextlib.suppress(BrokenPipeError):
@@ -343,7 +343,7 @@ def serve(modules: Sequence[str]) -> None:
         replies[pid] = reply
 
 
-def _live(work: Callable[[], None]) -> NoReturn:
+def _run_and_exit(work: Callable[[], None]) -> NoReturn:
     """Call `work` and end as an interpreter ends, but that nobody takes to pieces what was imported."""
     code: object = 0
     try:
@@ -369,7 +369,7 @@ def _live(work: Callable[[], None]) -> NoReturn:
     os._exit((code or 0) & 0xFF)
 
 
-def _become(streams: Sequence[int], args: list[str], cwd: str, env: dict[str, str], umask: int) -> None:
+def _execute_command(streams: Sequence[int], args: list[str], cwd: str, env: dict[str, str], umask: int) -> None:
     """In a forked process: be what `exec` would have made of it."""
     os.setsid()
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -398,7 +398,7 @@ def _become(streams: Sequence[int], args: list[str], cwd: str, env: dict[str, st
     sys.orig_argv = args
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     words = args[1:] if Path(args[0]).name.startswith("python") else args
-    if {"-m", "--multirun", "retry"}.intersection(words[1:]) and _is_fork_server(args[0]):
+    if {"-m", "--multirun", "retry"}.intersection(words[1:]) and _prefork_server(args[0]):
         return
     if words[0] == "-m":
         sys.argv, sys.path[0] = words[1:], cwd
@@ -412,7 +412,7 @@ def _become(streams: Sequence[int], args: list[str], cwd: str, env: dict[str, st
         exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), vars(main))
 
 
-def _is_fork_server(python: str) -> bool:
+def _prefork_server(python: str) -> bool:
     """Fork this process, which is about to launch a sweep, and return whether this is the child.
 
     The child waits, and becomes the server of `multiprocessing` that the runs are forked from when the launcher starts
@@ -443,7 +443,7 @@ def _is_fork_server(python: str) -> bool:
     parent_socket.close()
     os.setpgid(0, 0)
     with child_socket:
-        message, fds, *_ = socket.recv_fds(child_socket, _LONGEST, 8)
+        message, fds, *_ = socket.recv_fds(child_socket, _MAX_REQUEST_BYTES, 8)
     if not message:
         os._exit(0)  # it started none
     request = json.loads(message)

@@ -35,7 +35,7 @@ from llmrl.envs.substrate.substrate_rules import (
 
 LUA = Path(__file__).parents[1] / "envs" / "native" / "lua"
 HEADINGS = "NESW"
-PER_PLAYER = (
+PLAYER_FIELDS = (
     "reward",
     "cleaned",
     "zapped",
@@ -50,11 +50,11 @@ PER_PLAYER = (
     "turn",
 )
 PRIVATE_CELLS = "0123456789abcde"
-"""Symbols of players' own cells in a map of `Rig`, first player first."""
+"""Symbols of players' own cells in a map of `GameSettings`, first player first."""
 
 
 @dataclass(frozen=True)
-class Rig:
+class GameSettings:
     """Settings of a game of the engine.
 
     Attributes:
@@ -86,7 +86,7 @@ class Rig:
 
 
 @dataclass
-class Readings:
+class EngineObservations:
     """Observations of the engine after a step.
 
     In a recording all have time as their first axis, and time 0 is the start.
@@ -123,12 +123,12 @@ class Readings:
     water: np.ndarray
 
     @classmethod
-    def parse(cls, report: np.ndarray, n_agents: int, sites: np.ndarray) -> Readings:
+    def parse(cls, report: np.ndarray, n_agents: int, sites: np.ndarray) -> EngineObservations:
         kinds = sites[:, 2]
         n_apples, n_dirt, n_water = ((kinds == kind).sum() for kind in (1, 2, 3))
-        at = len(PER_PLAYER) * n_agents
+        at = len(PLAYER_FIELDS) * n_agents
         values = report[:at].reshape(n_agents, -1).T
-        arrays: dict[str, np.ndarray] = dict(zip(PER_PLAYER, values, strict=True))
+        arrays: dict[str, np.ndarray] = dict(zip(PLAYER_FIELDS, values, strict=True))
         arrays |= {name: value.astype(int) for name, value in arrays.items() if name != "ready"}
         arrays["alive"] = arrays["alive"] > 0
         apples = report[at : at + 4 * n_apples].reshape(-1, 4).astype(int).T
@@ -140,7 +140,7 @@ class Readings:
         return cls(**{name: np.array(value) for name, value in arrays.items()})
 
     @classmethod
-    def stack(cls, frames: Sequence[Readings]) -> Readings:
+    def stack(cls, frames: Sequence[EngineObservations]) -> EngineObservations:
         return cls(**{f.name: np.stack([getattr(frame, f.name) for frame in frames]) for f in fields(cls)})
 
 
@@ -148,21 +148,21 @@ class Readings:
 class Recording:
     """An episode: `seen` of T + 1 times, `action` [T, N], and whether the engine ended it with the last step."""
 
-    rig: Rig
+    rig: GameSettings
     sites: np.ndarray
-    seen: Readings
+    seen: EngineObservations
     action: np.ndarray
     ended: bool
 
 
-Policy = Callable[[Readings, np.random.Generator], np.ndarray]
-"""What players do, [N] indices of `Rig.actions`, given what the engine tells."""
+Policy = Callable[[EngineObservations, np.random.Generator], np.ndarray]
+"""What players do, [N] indices of `GameSettings.actions`, given what the engine tells."""
 
 
 class RealGame:
     """A built game; `start` may be called once in a process."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: GameSettings) -> None:
         dmlab2d, module = install.import_substrate(SUBSTRATES[rig.substrate].module)
         self.rig = rig
         self._lab = dmlab2d.Lab2d(importlib.import_module("dmlab2d.runfiles_helper").find(), _settings(rig, module))
@@ -175,20 +175,20 @@ class RealGame:
         self._vector = np.zeros(len(names), dtype=np.int32)
         self._running = dmlab2d.RUNNING
 
-    def start(self, seed: int) -> Readings:
+    def start(self, seed: int) -> EngineObservations:
         self._lab.start(0, seed)
         self.sites = np.array(self._lab.observation("WORLD.SITES")).reshape(-1, 3).astype(int)
         return self._seen()
 
-    def step(self, action: np.ndarray) -> tuple[Readings, bool]:
+    def step(self, action: np.ndarray) -> tuple[EngineObservations, bool]:
         """Play a step and return the readings and whether the episode goes on; if it does not, never step again."""
         self._vector[self._columns] = self._table[action]
         self._lab.act_discrete(self._vector)
         status, _ = self._lab.advance()
         return self._seen(), bool(status == self._running)
 
-    def _seen(self) -> Readings:
-        return Readings.parse(np.array(self._lab.observation("WORLD.WITNESS")), self.rig.n_agents, self.sites)
+    def _seen(self) -> EngineObservations:
+        return EngineObservations.parse(np.array(self._lab.observation("WORLD.WITNESS")), self.rig.n_agents, self.sites)
 
 
 @functools.cache
@@ -203,7 +203,7 @@ def _level_folder() -> Path:
     return folder
 
 
-def _settings(rig: Rig, module: Any) -> dict[str, str]:
+def _settings(rig: GameSettings, module: Any) -> dict[str, str]:
     rows = rig.text.strip("\n").splitlines() if rig.text else []
     cells = {char: (x, y) for y, row in enumerate(rows) for x, char in enumerate(row) if char in PRIVATE_CELLS}
 
@@ -234,11 +234,11 @@ def _settings(rig: Rig, module: Any) -> dict[str, str]:
 
 
 @functools.cache
-def _build_game(rig: Rig) -> RealGame:
+def _build_game(rig: GameSettings) -> RealGame:
     return RealGame(rig)
 
 
-def in_child(function: Callable[[], Any]) -> Any:
+def run_in_fork(function: Callable[[], Any]) -> Any:
     """Return the result of `function` in a copy of this process."""
     read, write = os.pipe()
     child = os.fork()
@@ -261,7 +261,7 @@ def in_child(function: Callable[[], Any]) -> Any:
 
 
 @functools.cache
-def _games(process: int) -> Any:
+def _connect_server(process: int) -> Any:
     """Return a link to the process that `process`, this one, has games played in.
 
     It is small on purpose: in a worker of a whole run of the tests, building one of these games has taken seconds,
@@ -275,7 +275,7 @@ def _games(process: int) -> Any:
     return parent_socket.makefile("rwb")
 
 
-def _tell(link: Any, message: object) -> None:
+def _send(link: Any, message: object) -> None:
     pickle.dump(message, link, protocol=5)
     link.flush()
 
@@ -290,11 +290,11 @@ def serve(descriptor: int) -> None:
             if not (child := os.fork()):
                 code = 1
                 try:
-                    _tell(link, (game.start(seed), game.sites))
+                    _send(link, (game.start(seed), game.sites))
                     while (action := pickle.load(link)) is not None:  # noqa: S301
-                        _tell(link, game.step(action))
+                        _send(link, game.step(action))
                     # Whoever asks for the next game waits for this: read ahead, its question would end with this fork.
-                    _tell(link, None)
+                    _send(link, None)
                     code = 0
                 finally:
                     os._exit(code)
@@ -302,38 +302,38 @@ def serve(descriptor: int) -> None:
             assert code == 0, f"the game died with exit code {code}"
 
 
-def play(rig: Rig, policy: Policy, steps: int, seed: int) -> Recording:
+def play(rig: GameSettings, policy: Policy, steps: int, seed: int) -> Recording:
     """Return an episode of at most `steps` steps."""
-    rng, link = np.random.default_rng(seed), _games(os.getpid())
-    _tell(link, (rig, seed))
+    rng, link = np.random.default_rng(seed), _connect_server(os.getpid())
+    _send(link, (rig, seed))
     frame, sites = pickle.load(link)  # noqa: S301 (of our own child)
     frames, actions, going = [frame], [], True
     try:
         while going and len(actions) < steps:
             action = np.asarray(policy(frames[-1], rng))
-            _tell(link, action)
+            _send(link, action)
             frame, going = pickle.load(link)  # noqa: S301
             frames.append(frame)
             actions.append(action)
     finally:
-        _tell(link, None)
+        _send(link, None)
         pickle.load(link)  # noqa: S301
-    return Recording(rig, sites, Readings.stack(frames), np.array(actions), not going)
+    return Recording(rig, sites, EngineObservations.stack(frames), np.array(actions), not going)
 
 
-def script(rig: Rig, lines: Sequence[Sequence[str]], seed: int = 0) -> Recording:
+def play_script(rig: GameSettings, lines: Sequence[Sequence[str]], seed: int = 0) -> Recording:
     """Return an episode in which players do what is written: one line a step, one action a player; "" is noop."""
     table = np.array([[rig.actions.index(name or "noop") for name in line] for line in lines])
     steps = iter(table)
     return play(rig, lambda readings, rng: next(steps), len(table), seed)
 
 
-def uniform(rig: Rig) -> Policy:
+def uniform_policy(rig: GameSettings) -> Policy:
     """All actions are equally probable."""
     return lambda readings, rng: rng.integers(0, len(rig.actions), rig.n_agents)
 
 
-def drawn(weights: Sequence[float]) -> Policy:
+def weighted_policy(weights: Sequence[float]) -> Policy:
     """Actions in proportion to `weights`."""
     p = np.array(weights) / sum(weights)
     return lambda readings, rng: rng.choice(len(p), len(readings.alive), p=p)

@@ -30,7 +30,7 @@ def compose(*overrides: str, primary: str = "train") -> dict:
         return with_permissions(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
 
 
-def search_in(env: str, treatment: str = "none") -> tuple[str, ...]:
+def list_search_overrides(env: str, treatment: str = "none") -> tuple[str, ...]:
     """Return the overrides of a published policy search in an environment."""
     if env == "cliff_walking":
         return ("experiment=search/cliff_walking", f"treatment={treatment}")
@@ -51,19 +51,19 @@ def run_experiment(config: dict, overrides: Sequence[str]) -> float | None:
     return run_and_print(Experiment(config, overrides))
 
 
-def only_run_folder(root: Path) -> Path:
+def find_run_folder(root: Path) -> Path:
     (folder,) = {path.parent for path in root.rglob("config.yaml") if "backup" not in str(path)}
     return folder
 
 
-def comparable_metrics(folder: Path, kind: str | None = None) -> list[dict]:
+def load_comparable_metrics(folder: Path, kind: str | None = None) -> list[dict]:
     """All rows of a run, or those of one kind, without wall-clock numbers."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if kind in (None, row["kind"])]
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
-def position_of(path: Path) -> dict:
+def compute_log_position(path: Path) -> dict:
     """Return the position that a checkpoint stores for the end of a `metrics.jsonl` (`MetricLog.position`)."""
     from llmrl.run.metrics import drop_nondeterministic_metrics
 
@@ -71,7 +71,7 @@ def position_of(path: Path) -> dict:
     return {"lines": data.count(b"\n"), "sha256": hashlib.sha256(drop_nondeterministic_metrics(data)).hexdigest()}
 
 
-def rows_alike(two: list[dict], second_rows: list[dict], rel: float, abs: float = 1e-6) -> bool:
+def are_rows_close(two: list[dict], second_rows: list[dict], rel: float, abs: float = 1e-6) -> bool:
     """Return whether rows are equal: numbers up to a tolerance, texts exactly."""
     import math
 
@@ -84,7 +84,7 @@ def rows_alike(two: list[dict], second_rows: list[dict], rel: float, abs: float 
     )
 
 
-def silent() -> None:
+def silence_process() -> None:
     """Make this a child process whose output nobody reads."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
@@ -94,7 +94,7 @@ def silent() -> None:
     torch.set_num_threads(1)
 
 
-def silent_run(*overrides: str) -> None:
+def run_silently(*overrides: str) -> None:
     """`run` for a child process."""
-    silent()
+    silence_process()
     run(*overrides)

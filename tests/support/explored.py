@@ -17,14 +17,25 @@ HOSTILE = "</script><script>window.hurt = 1</script><img src=x onerror='window.h
 SYSTEM = "You walk along a corridor."
 
 
-def call(
+def build_call_records(
     place: str, messages: Sequence[Sequence[str]], reply: str, fault: str = "", **extra: Any
 ) -> list[dict[str, Any]]:
     """Return the lines of the call log of one reply, and of what came of reading it."""
     mark = {"hash": f"{place}|{messages[-1][1]}|{reply}", "time": float(len(reply))}
     messages_ = [{"role": role, "content": text} for role, text in messages]
-    record = {"model": "tiny", "purpose": "player", "question_id": place, "messages": messages_, "reply": reply, "repeat": 0}
-    verdict = {"valid": not fault, "parse_error": fault, "parsed_reply": None if fault else extra.pop("parsed_reply", {})}
+    record = {
+        "model": "tiny",
+        "purpose": "player",
+        "question_id": place,
+        "messages": messages_,
+        "reply": reply,
+        "repeat": 0,
+    }
+    verdict = {
+        "valid": not fault,
+        "parse_error": fault,
+        "parsed_reply": None if fault else extra.pop("parsed_reply", {}),
+    }
     counts = {"prompt_tokens": 5, "completion_tokens": 2, "cost": 0.0, "cached": False, "finish": "stop"}
     return [{**mark, **record, **counts, **extra}, {"parsed_call": mark["hash"], "time": mark["time"], **verdict}]
 
@@ -35,7 +46,9 @@ def write_calls(folder: Path, lines: Sequence[dict[str, Any]]) -> None:
         file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
-def played(root: Path, episodes: int, recorded: int = 2, steps: int = 4, players: int = 1, video: bool = False) -> Path:
+def write_player_run(
+    root: Path, episodes: int, recorded: int = 2, steps: int = 4, players: int = 1, video: bool = False
+) -> Path:
     """Write a run of a player. The reply of step 2 is bad at first in odd episodes, and its reflections are hostile."""
     folder = write_run(root, "corridor", ["env=corridor", "agent=llm_player"], 0, llm="tiny")
     files = EpisodeFiles(folder, None)
@@ -43,9 +56,9 @@ def played(root: Path, episodes: int, recorded: int = 2, steps: int = 4, players
         bad = k % 2 if steps > 2 else 0
         for step in range(steps if k < recorded else 0):
             for player in range(players):
-                _step(files, folder, k, step, player, players, bool(bad) and step == 2)
+                _write_step(files, folder, k, step, player, players, bool(bad) and step == 2)
         if video and k < recorded:
-            pictures = [_picture(step) for step in range(steps + 1)]
+            pictures = [_draw_picture(step) for step in range(steps + 1)]
             save_video(pictures, folder / "episodes" / str(k), "episode", 2.0)
         row = {
             "return": float(k % 50),
@@ -59,16 +72,20 @@ def played(root: Path, episodes: int, recorded: int = 2, steps: int = 4, players
     return folder
 
 
-def _step(files: EpisodeFiles, folder: Path, k: int, step: int, player: int, players: int, bad: bool) -> None:
+def _write_step(files: EpisodeFiles, folder: Path, k: int, step: int, player: int, players: int, bad: bool) -> None:
     place = f"episode {k}, player {player}, {step}"
     messages = [("system", SYSTEM), ("user", f"prompt of step {step} for {player}")]
     reply = f"reply {step} {HOSTILE}"
     lines = []
     if bad:
-        lines = call(place, messages, "mumble", "no action in it")
+        lines = build_call_records(place, messages, "mumble", "no action in it")
         messages = [*messages, ("assistant", "mumble"), ("user", "say an action")]
     write_calls(
-        folder, [*lines, *call(place, messages, reply, thoughts=f"thought {step}", parsed_reply={"action": step})]
+        folder,
+        [
+            *lines,
+            *build_call_records(place, messages, reply, thoughts=f"thought {step}", parsed_reply={"action": step}),
+        ],
     )
     line = {
         "step": step,
@@ -79,14 +96,14 @@ def _step(files: EpisodeFiles, folder: Path, k: int, step: int, player: int, pla
     files.write_step(k, {**line, "has_request": True, "valid": True, "replies": 1 + bad, "invalid": int(bad)})
 
 
-def _picture(step: int) -> np.ndarray:
+def _draw_picture(step: int) -> np.ndarray:
     picture = np.full((32, 48 + TEXT_COLUMN_WIDTH, 3), 255, dtype=np.uint8)
     picture[:, :48] = [20 + 40 * step % 200, 90, 160]
     picture[:, 48 + step] = 0
     return picture
 
 
-def principal_run(root: Path, seed: int = 0, proposals: int = 6, silent: int | None = 3) -> Path:
+def write_principal_run(root: Path, seed: int = 0, proposals: int = 6, silent: int | None = 3) -> Path:
     """Write a run of a principal.
 
     Its question number `silent` had no valid reply, so the previous proposal was made again.
@@ -117,9 +134,9 @@ def principal_run(root: Path, seed: int = 0, proposals: int = 6, silent: int | N
         question = [("user", f"question {i} {HOSTILE}")]
         record = {"purpose": "principal", "parsed_reply": {"vectors": [vector], "reasoning": f"reason {i}"}}
         if i == silent:
-            first = call("", question, "no numbers", "there is no number", purpose="principal")
+            first = build_call_records("", question, "no numbers", "there is no number", purpose="principal")
             repair = [*question, ("assistant", "no numbers"), ("user", "give numbers")]
-            write_calls(folder, [*first, *call("", repair, "none", "still none", purpose="principal")])
+            write_calls(folder, [*first, *build_call_records("", repair, "none", "still none", purpose="principal")])
         else:
-            write_calls(folder, call("", question, f"answer {i}", **record))
+            write_calls(folder, build_call_records("", question, f"answer {i}", **record))
     return folder

@@ -2,7 +2,7 @@
 
 with FakeOpenAIServer(reply=lambda messages: "hello") as server:
     server.faults += ["429", "hang"]      # the next two chat requests
-    openai_model(base_url=server.url, ...)
+    make_openai_model(base_url=server.url, ...)
 
 with FakeOpenAIServer(fault_rate=0.3) as server:   # three in ten, drawn from PASSING
 """
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler
 
-from loopback import LoopbackServer, reset
+from loopback import LoopbackServer, reset_connection
 
-PASSING = (
+TRANSIENT_FAULTS = (
     "429",
     "429-after",  # Retry-After in seconds
     "429-date",  # Retry-After as an HTTP date, of now
@@ -39,15 +39,15 @@ PASSING = (
 )
 """What another attempt may mend."""
 
-ODD = ("null_content", "wrong_schema", "wrong_usage", "echo")
+UNUSUAL_REPLIES = ("null_content", "wrong_schema", "wrong_usage", "echo")
 """Answers in proper form, which a client must take as they are; `echo` quotes the Authorization header."""
 
-FINAL = ("400-echo", "401")
+PERMANENT_FAULTS = ("400-echo", "401")
 """What no other attempt will mend."""
 
-FAULTS = (*PASSING, *ODD, *FINAL)
+FAULTS = (*TRANSIENT_FAULTS, *UNUSUAL_REPLIES, *PERMANENT_FAULTS)
 
-HUGE = 32 << 20
+HUGE_REPLY_BYTES = 32 << 20
 """Bytes of a huge answer."""
 
 WRONG_USAGE = (
@@ -73,7 +73,7 @@ class Exchange:
     delivered: bool = False
 
 
-def question_text(messages):
+def hash_messages(messages):
     """Return the text that distinguishes a question from others."""
     return hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()
 
@@ -110,7 +110,7 @@ class FakeOpenAIServer(LoopbackServer):
         model="fake-model",
         delay=0.0,
         fault_rate=0.0,
-        fault_kinds=PASSING,
+        fault_kinds=TRANSIENT_FAULTS,
         seed=0,
         usage=None,
     ):
@@ -154,7 +154,7 @@ class FakeOpenAIServer(LoopbackServer):
                 log.clear()
 
     def _begin(self, body):
-        question = question_text(body["messages"])
+        question = hash_messages(body["messages"])
         with self._lock:
             fault = self.faults.popleft() if self.faults else None
             if fault is None and self._rng.random() < self.fault_rate:
@@ -230,7 +230,7 @@ class FakeOpenAIServer(LoopbackServer):
                     fake.stopping.wait(fake.hang)
                     self.close_connection = True
                 elif fault == "reset":
-                    reset(self)
+                    reset_connection(self)
                 elif fault == "malformed":
                     self._send_bytes(200, b"<html>this is not JSON</html>")
                 elif fault == "no_choices":
@@ -248,9 +248,9 @@ class FakeOpenAIServer(LoopbackServer):
 
             def _send_huge(self):
                 self.close_connection = True
-                self._send_bytes(200, b'{"choices": [{"message": {"content": "', content_length=HUGE)
+                self._send_bytes(200, b'{"choices": [{"message": {"content": "', content_length=HUGE_REPLY_BYTES)
                 chunk = b"x" * (1 << 16)
-                for _ in range(HUGE // len(chunk)):
+                for _ in range(HUGE_REPLY_BYTES // len(chunk)):
                     self.wfile.write(chunk)
 
             def _send_completion(self, body, exchange):
@@ -261,7 +261,7 @@ class FakeOpenAIServer(LoopbackServer):
                         "wrong_schema": '{"reasoning": ["no", "such"], "numbers": {"a": "b"}}',
                         "echo": f"You sent me {self.headers.get('Authorization')}, did you not?",
                     }[fault]
-                    if fault in ODD and fault != "wrong_usage"
+                    if fault in UNUSUAL_REPLIES and fault != "wrong_usage"
                     else fake.reply(body["messages"])
                 )
                 extra_usage = fake.usage(body["messages"], text) if callable(fake.usage) else fake.usage
@@ -288,7 +288,7 @@ class FakeOpenAIServer(LoopbackServer):
                     self._send_bytes(200, half)
                 elif fault == "reset-midway":
                     self._send_bytes(200, half, content_length=len(data))
-                    reset(self)
+                    reset_connection(self)
                 elif fault == "trickle":
                     self.close_connection = True
                     self._send_bytes(200, b"", content_length=len(data))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def no_file_larger_than(size: int) -> Iterator[None]:
+def limit_file_size(size: int) -> Iterator[None]:
     """Within the block, writing beyond `size` bytes of any file ends with EFBIG."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     # Without that the signal would end the process.

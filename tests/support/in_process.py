@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 
-def call(
+def run_in_process(
     main: Callable[[], object], name: str, *words: str, cwd: Path, environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """Return the result that `subprocess.run` would give for a console script.

@@ -24,7 +24,7 @@ CONFIG = {"env": {"_target_": "toy"}, "seed": 0}
 UPDATES = 6
 
 
-class Toy:
+class ToyRegression:
     """A regression whose batches are shared: each process computes its part of the loss."""
 
     def __init__(self, processes: ProcessGroup) -> None:
@@ -62,7 +62,7 @@ def train(
     root: Path, name: str, processes: ProcessGroup, hook: Callable[[int], None] | None = None, updates: int = UPDATES
 ) -> float | None:
     """Return a run of the toy; `hook(update)` may cause trouble."""
-    toy = Toy(processes)
+    toy = ToyRegression(processes)
     with open_run(processes, CONFIG, 0, lambda: Run.open(root, name, CONFIG)) as run:
         if run.finished:
             return run.result
@@ -82,7 +82,7 @@ def train(
     return run.result
 
 
-def exchanges(processes: ProcessGroup) -> dict[str, Any]:
+def run_exchanges(processes: ProcessGroup) -> dict[str, Any]:
     """Return the results of every kind of exchange, as plain data."""
     rank = processes.rank
     report: dict[str, Any] = {"share": [[s.start, s.stop] for s in map(processes.local_slice, (0, 1, 2, 7))]}
@@ -108,7 +108,7 @@ def exchanges(processes: ProcessGroup) -> dict[str, Any]:
     return report
 
 
-def drift(root: Path, processes: ProcessGroup) -> str:
+def log_different_metrics(root: Path, processes: ProcessGroup) -> str:
     """Log different numbers in the processes."""
     try:
         with open_run(processes, CONFIG, 0, lambda: Run.open(root, "drifted", CONFIG)) as run:
@@ -119,7 +119,7 @@ def drift(root: Path, processes: ProcessGroup) -> str:
     return ""
 
 
-def unequal_config(root: Path, processes: ProcessGroup) -> str:
+def open_with_different_configs(root: Path, processes: ProcessGroup) -> str:
     """Start the processes with different configs."""
     config = {**CONFIG, "rank": processes.rank}
     try:
@@ -129,7 +129,7 @@ def unequal_config(root: Path, processes: ProcessGroup) -> str:
     return ""
 
 
-def interrupted(processes: ProcessGroup) -> Callable[[int], None]:
+def make_interrupting_hook(processes: ProcessGroup) -> Callable[[int], None]:
     def hook(update: int) -> None:
         if update == 2 and processes.rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -137,7 +137,7 @@ def interrupted(processes: ProcessGroup) -> Callable[[int], None]:
     return hook
 
 
-def stay_from_safe_point(processes: ProcessGroup) -> Callable[[int], None]:
+def make_stalling_hook(processes: ProcessGroup) -> Callable[[int], None]:
     """Signal the second process while neither comes to a safe point for long, the first one for longest."""
 
     def hook(update: int) -> None:
@@ -155,21 +155,21 @@ def main() -> None:
     assert ProcessGroup.join() is processes is ProcessGroup.get_joined()
     report: dict[str, Any] = {}
     if scenario == "well":
-        report["exchanges"] = exchanges(processes)
+        report["exchanges"] = run_exchanges(processes)
         report["result"] = train(root, "whole", processes)
         report["again"] = train(root, "whole", processes)
         try:
-            train(root, "stopped", processes, interrupted(processes))
+            train(root, "stopped", processes, make_interrupting_hook(processes))
         except Stopped as stopped:
             report["stopped"] = stopped.signal
         [status] = (root / "stopped").glob("*/s0/status.json")
         report["status"] = processes.all_gather_object(status.read_text())[0]
         report["resumed"] = train(root, "stopped", processes)
-        report["drifted"] = drift(root, processes)
-        report["other"] = unequal_config(root, processes)
+        report["drifted"] = log_different_metrics(root, processes)
+        report["other"] = open_with_different_configs(root, processes)
     elif scenario == "far":
         signals.DISCARD_WORK_S, signals.SECOND_DISCARD_S, signals._RESPONSE_S = 0.5, 1.0, 0.1
-        train(root, "given_up", processes, stay_from_safe_point(processes))
+        train(root, "given_up", processes, make_stalling_hook(processes))
     else:
 
         def crash(update: int) -> None:

@@ -41,7 +41,7 @@ class _PackagedList(list[Any]):
     """The files of a composition, all of them shipped or Hydra's."""
 
 
-def read_once() -> None:
+def cache_options() -> None:
     """Have Hydra keep what it has read and merged of the shipped option files; done once a process.
 
     What Hydra is given is its own each time. Files of the user's own are read and merged as Hydra does it.
@@ -79,7 +79,7 @@ def read_once() -> None:
             return read(self, file)
         text = file.read_text(encoding="utf-8")
         try:
-            packed = _read(text)
+            packed = _load_pickled(text)
         except YAMLError:
             return read(self, file)  # which says where
         config, header = pickle.loads(packed)  # noqa: S301 (of this process)
@@ -108,7 +108,7 @@ def read_once() -> None:
             defaults, overrides.known_choices, overrides.known_choices_per_group = pickle.loads(packed)  # noqa: S301
             return DefaultsList(_PackagedList(defaults), tree, overrides.config_overrides, overrides)
         listing_ = listing(repo, config_name, overrides_list, *flags, **options)
-        if key is not None and _all_packaged(listing_.defaults, repo):
+        if key is not None and _are_all_packaged(listing_.defaults, repo):
             contents = (listing_.defaults, listing_.overrides.known_choices, listing_.overrides.known_choices_per_group)
             listings[key] = (pickle.dumps(contents, pickle.HIGHEST_PROTOCOL), listing_.defaults_tree)
             listing_.defaults = _PackagedList(listing_.defaults)
@@ -156,17 +156,21 @@ def _listing_key(
     permanent = (_SHIPPED, ("pkg", _HYDRAS))
     if any(scheme != "structured" and (scheme, path) not in permanent for scheme, _, path in sources):
         return None
-    stored = _names(ConfigStore.instance().repo)
+    stored = _list_store_names(ConfigStore.instance().repo)
     choices = [override.input_line for override in overrides if repo.group_exists(override.key_or_group)]
     return (config_name, flags, *sources, stored, *choices)
 
 
-def _names(stored: Any) -> Any:
+def _list_store_names(stored: Any) -> Any:
     """Return the names in Hydra's store."""
-    return tuple((name, _names(node)) for name, node in stored.items()) if isinstance(stored, dict) else id(stored)
+    return (
+        tuple((name, _list_store_names(node)) for name, node in stored.items())
+        if isinstance(stored, dict)
+        else id(stored)
+    )
 
 
-def _all_packaged(defaults: Sequence[ResultDefault], repo: IConfigRepository) -> bool:
+def _are_all_packaged(defaults: Sequence[ResultDefault], repo: IConfigRepository) -> bool:
     """Return whether all composed files are shipped with the package or with Hydra."""
     stored = repo.get_schema_source()
     for default in defaults:
@@ -181,7 +185,7 @@ def _all_packaged(defaults: Sequence[ResultDefault], repo: IConfigRepository) ->
 
 
 @functools.cache
-def _read(text: str) -> bytes:
+def _load_pickled(text: str) -> bytes:
     """Return the config and the header of an option file's text, pickled.
 
     Unpickling copies a config several times faster than `copy.deepcopy`.
@@ -192,13 +196,13 @@ def _read(text: str) -> bytes:
     import yaml
     from omegaconf import OmegaConf
 
-    content = yaml.load(text, Loader=loader())
+    content = yaml.load(text, Loader=get_yaml_loader_class())
     config = OmegaConf.create() if content is None else OmegaConf.create(content)
     return pickle.dumps((config, ConfigSource._get_header_dict(text[:512])), pickle.HIGHEST_PROTOCOL)
 
 
 @functools.cache
-def loader() -> Any:
+def get_yaml_loader_class() -> Any:
     """Return the class that OmegaConf loads YAML with, on libyaml's parser where PyYAML has it."""
     import yaml
     from omegaconf._utils import get_yaml_loader

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import commands
-from experiments import comparable_metrics, only_run_folder, silent_run
+from experiments import find_run_folder, load_comparable_metrics, run_silently
 
 
 def metrics_after_kills(root: Path, overrides: tuple[str, ...], n_kills: int):
@@ -23,11 +23,11 @@ def metrics_after_kills(root: Path, overrides: tuple[str, ...], n_kills: int):
         n_kills: number of kills.
     """
     overrides = (*overrides, f"output_root={root}", "checkpoint_seconds=0")
-    silent_run(*overrides, "name=undisturbed")
+    run_silently(*overrides, "name=undisturbed")
     killed = (*overrides, "name=killed")
     for i in range(n_kills):
         previous = newest_checkpoint(root / "killed")
-        process = commands.Process(target=silent_run, args=killed)
+        process = commands.Process(target=run_silently, args=killed)
         process.start()
         while process.is_alive() and newest_checkpoint(root / "killed") == previous:
             time.sleep(0.02)
@@ -35,10 +35,13 @@ def metrics_after_kills(root: Path, overrides: tuple[str, ...], n_kills: int):
         assert process.is_alive(), f"the run has ended after {i} kills"
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-    silent_run(*killed)
+    run_silently(*killed)
     return [
-        [{name: x for name, x in row.items() if not name.startswith("usage/")} for row in comparable_metrics(folder)]
-        for folder in (only_run_folder(root / "killed"), only_run_folder(root / "undisturbed"))
+        [
+            {name: x for name, x in row.items() if not name.startswith("usage/")}
+            for row in load_comparable_metrics(folder)
+        ]
+        for folder in (find_run_folder(root / "killed"), find_run_folder(root / "undisturbed"))
     ]
 
 

@@ -19,8 +19,8 @@ from llmrl.principals.evolution import CMAESPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
 from llmrl.principals.nonadaptive import RandomPrincipal
 from llmrl.statistics.estimators import standard_error_of_mean
-from shipped import make_principal
-from societies import spec
+from shipped import build_principal
+from societies import make_spec
 
 Evaluate = Callable[[np.ndarray, int], tuple[float, np.ndarray]]
 """Vector in the unit cube [d] and context -> value and its gradient [d]."""
@@ -52,7 +52,7 @@ class BenchmarkFunction:
     def spec(self) -> EnvSpec:
         bounds = zip(self.low, self.high, strict=True)
         numbers = tuple(Parameter(f"x{i}", *pair, "units", f"knob number {i}") for i, pair in enumerate(bounds))
-        return spec(ParameterSpace("knobs", numbers), name=self.name, contexts=self.contexts)
+        return make_spec(ParameterSpace("knobs", numbers), name=self.name, contexts=self.contexts)
 
     def unit(self, vector: np.ndarray) -> np.ndarray:
         return (np.asarray(vector) - self.low) / (np.array(self.high) - self.low)
@@ -90,14 +90,14 @@ def optimize(function: BenchmarkFunction, proposer: Proposer, seed: int, evaluat
     return np.array(regrets)
 
 
-def best_value(function: BenchmarkFunction, regrets: np.ndarray, n: int = 1) -> float:
+def find_lowest_regret(function: BenchmarkFunction, regrets: np.ndarray, n: int = 1) -> float:
     """Regret of the best vector among those that `optimize` tried, mean over contexts."""
     contexts = max(len(function.contexts), 1)
     turn = np.arange(len(regrets)) // n % contexts
     return float(np.mean([regrets[turn == c].min() for c in range(contexts)]))
 
 
-def quadratic(best: np.ndarray, weights: np.ndarray, **kwargs) -> BenchmarkFunction:
+def make_quadratic(best: np.ndarray, weights: np.ndarray, **kwargs) -> BenchmarkFunction:
     """Return the function 10 - 10 sum_i w_i (x_i - best_i)^2 / sum_i w_i.
 
     `best` is [contexts or 1, d], as far from the farthest corner in every context.
@@ -134,22 +134,22 @@ def _hartmann(x: np.ndarray, row: int) -> tuple[float, np.ndarray]:
     return float(hills.sum()), -2 * hills @ (_STEEPNESS * (x - _TOPS))
 
 
-QUADRATIC = quadratic(np.array([[0.7, 0.2, 0.45]]), np.array([1.0, 3.0, 0.5]), name="quadratic")
-NOISY = quadratic(QUADRATIC.best, np.array([1.0, 3.0, 0.5]), name="noisy", noise=0.1)
+QUADRATIC = make_quadratic(np.array([[0.7, 0.2, 0.45]]), np.array([1.0, 3.0, 0.5]), name="quadratic")
+NOISY = make_quadratic(QUADRATIC.best, np.array([1.0, 3.0, 0.5]), name="noisy", noise=0.1)
 SMOOTH = BenchmarkFunction(
     "smooth", (0.0, 0.0, -5.0), (1.0, 20.0, 5.0), _hartmann, np.array([[0.114614, 0.555649, 0.852547]]), 3.8628
 )
 MULTIMODAL = BenchmarkFunction("multimodal", (0.0, 0.0), (5.0, 5.0), _rastrigin, np.array([[0.3, 0.3]]), 1.0182)
-CONTEXTUAL = quadratic(
+CONTEXTUAL = make_quadratic(
     np.array([[0.2, 0.7], [0.8, 0.7], [0.2, 0.3]]), np.ones(2), name="contextual", contexts=("a", "b", "c"), noise=0.02
 )
-WIDE = quadratic(np.linspace(0.25, 0.75, 20)[None], np.ones(20), name="wide", noise=0.02)
+WIDE = make_quadratic(np.linspace(0.25, 0.75, 20)[None], np.ones(20), name="wide", noise=0.02)
 
 RIVER_NOISE = 15.0
-"""Standard deviation of what a proposal is told to be worth on a `river`."""
+"""Standard deviation of what a proposal is told to be worth on a `make_river`."""
 
 
-def river(
+def make_river(
     order: tuple[int, int, int] = (0, 1, 2), mirrored: tuple[bool, bool, bool] = (False,) * 3
 ) -> BenchmarkFunction:
     """Return a rough model of incentives in Clean Up (docs/regimes.md), with renamed numbers and reversed ranges.
@@ -182,19 +182,19 @@ PRINCIPALS: dict[str, Callable[[EnvSpec, Seeds], Proposer]] = {
     "random": lambda spec, seeds: RandomPrincipal(spec.proposals, seeds),
     # Grids that a short search can cover in part.
     "egreedy": lambda spec, seeds: EpsilonGreedyPrincipal(spec.proposals, seeds, points=6),
-    "ucb": lambda spec, seeds: shipped.ucb(spec.proposals, seeds, points=4),
-    "thompson": lambda spec, seeds: shipped.thompson(spec.proposals, seeds, points=4, prior_rate=0.05),
+    "ucb": lambda spec, seeds: shipped.build_ucb(spec.proposals, seeds, points=4),
+    "thompson": lambda spec, seeds: shipped.build_thompson(spec.proposals, seeds, points=4, prior_rate=0.05),
     "gp": lambda spec, seeds: GaussianProcessPrincipal(spec.proposals, seeds),
-    "cem": lambda spec, seeds: shipped.cem(spec.proposals, seeds),
+    "cem": lambda spec, seeds: shipped.build_cem(spec.proposals, seeds),
     "cmaes": lambda spec, seeds: CMAESPrincipal(spec.proposals, seeds),
     # Networks, made to learn within a few hundred steps.
-    "dual_rl": lambda spec, seeds: make_principal("dual_rl", spec, seeds, points=6, hidden=[32], learning_rate=5e-3),
-    "metagrad": lambda spec, seeds: make_principal("metagrad", spec, seeds, hidden=[32], learning_rate=1e-2),
+    "dual_rl": lambda spec, seeds: build_principal("dual_rl", spec, seeds, points=6, hidden=[32], learning_rate=5e-3),
+    "metagrad": lambda spec, seeds: build_principal("metagrad", spec, seeds, hidden=[32], learning_rate=1e-2),
 }
 """By option name, with what these small functions call for."""
 
 
-def suits(principal: str, function: BenchmarkFunction, n: int = 1) -> bool:
+def is_applicable(principal: str, function: BenchmarkFunction, n: int = 1) -> bool:
     """Return whether a principal can be tried on a function.
 
     Excluded are grids of 20 numbers and several proposals at a time for gradient ascent.

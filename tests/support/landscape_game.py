@@ -102,7 +102,7 @@ class UnsavedRun:
         return nullcontext()
 
 
-def design(landscape, principal, seed: int, **settings) -> dict:
+def run_design(landscape, principal, seed: int, **settings) -> dict:
     """Return the summary of mechanism design on a landscape, in as many games as a measurement has episodes."""
     design_settings = DesignSettings(
         **{

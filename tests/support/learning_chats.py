@@ -26,14 +26,14 @@ FORGETFUL_TEMPLATE = (
 """Template that drops earlier replies, so that a conversation is not one sequence of tokens."""
 
 
-def request(*contents, repeat=0):
+def make_request(*contents, repeat=0):
     """Return a request with the system message and alternate turns of user and assistant."""
     roles = ["user", "assistant"] * len(contents)
     turns = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
     return ChatRequest(({"role": "system", "content": SYSTEM}, *turns), repeat=repeat)
 
 
-def greedy_log_probs(chat, sequences):
+def compute_log_probs(chat, sequences):
     """Return log-probabilities of the sampled tokens from passes of one sequence each, without padding or prefix."""
     import torch
 
@@ -46,7 +46,7 @@ def greedy_log_probs(chat, sequences):
     return result
 
 
-def settings(**options):
+def make_settings(**options):
     """Return the settings of llm/learn=grpo with some options changed."""
     defaults = load_option("llm/learn", "grpo")
     lora = {name: value for name, value in defaults.pop("lora").items() if name != "_target_"}
@@ -54,14 +54,14 @@ def settings(**options):
     return GRPO(**defaults | {"lora": Lora(**lora)} | options)
 
 
-def sampled_trajectories(chat, n=8, seed=0, reward=lambda game, step, reply: 0.0):
+def sample_trajectories(chat, n=8, seed=0, reward=lambda game, step, reply: 0.0):
     """Return `n` trajectories of two turns each, with rewards from a function of game, step and reply."""
     trajectories = [Trajectory([], game, 0) for game in range(n)]
     contents = [[] for _ in range(n)]
     for step in range(2):
         for turns in contents:
             turns.append(QUESTIONS[step])
-        replies = chat.complete([request(*contents[game], repeat=1000 * seed + game) for game in range(n)])
+        replies = chat.complete([make_request(*contents[game], repeat=1000 * seed + game) for game in range(n)])
         for game, reply in enumerate(replies):
             contents[game].append(reply.text)
             turn = Turn(reply.sample, QUESTIONS[step], True, step, reward(game, step, reply))

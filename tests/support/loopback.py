@@ -37,7 +37,7 @@ class LoopbackServer:
             raise self._http.errors[0]
 
 
-def reset(handler):
+def reset_connection(handler):
     """Close the connection of a handler at once and without the usual farewell."""
     handler.close_connection = True
     handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

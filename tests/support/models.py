@@ -12,52 +12,52 @@ from llmrl.llms.provider import Provider
 from llmrl.llms.retry import Retry
 
 
-def scripted(seed=0, **shares):
+def make_scripted_client(seed=0, **shares):
     """Return the scripted model, spoiling `shares` of its replies."""
     return ChatClient(build_model("scripted", seeds=Seeds(seed), **shares))
 
 
-def chat_client(provider, cache=None, call_log=None, **options):
+def make_client(provider, cache=None, call_log=None, **options):
     """Return a client of a provider; `options` are policies, and other arguments of the client."""
     policies = {field.name: options.pop(field.name) for field in fields(ClientPolicies) if field.name in options}
     return ChatClient(provider, cache, call_log, ClientPolicies(**policies), **options)
 
 
-def openai_model(base_url, model="fake-model", api_key_env=None, **options):
+def make_openai_model(base_url, model="fake-model", api_key_env=None, **options):
     """Return a provider with OpenAI's protocol, without a limit on replies."""
     defaults = {"base_url": base_url, "model": model, "api_key_env": api_key_env, "max_tokens": None, "timeout": 120.0}
     return build_model("openai_compatible", **{**defaults, **options})
 
 
-def litellm_model(model, api_key_env, **options):
+def make_litellm_model(model, api_key_env, **options):
     """Return a provider behind litellm, without a limit on replies and without prices."""
     unknown = ("max_tokens", "context_window", "input_price", "cached_input_price", "output_price")
     defaults = {"model": model, "api_key_env": api_key_env, **dict.fromkeys(unknown)}
     return build_model("gpt4o", **{**defaults, **options})
 
 
-def seq2seq_scorer(model, **options):
+def make_seq2seq_scorer(model, **options):
     """Return a scorer of the T5 family in a folder."""
     return build_model("local_scorer_seq2seq", model=str(model), **options)
 
 
-def causal_scorer(model, **options):
+def make_causal_scorer(model, **options):
     """Return a causal scorer in a folder."""
     return build_model("local_scorer_causal", model=str(model), **options)
 
 
-def connected(server, retries=0, provider=None, **policies):
+def connect_client(server, retries=0, provider=None, **policies):
     """Return a client of a fake server that tries again at once."""
-    model = openai_model(server.url, **{"timeout": 5.0, **(provider or {})})
-    return chat_client(model, retry=Retry(retries, initial_delay=0.01), **policies)
+    model = make_openai_model(server.url, **{"timeout": 5.0, **(provider or {})})
+    return make_client(model, retry=Retry(retries, initial_delay=0.01), **policies)
 
 
-def ask(text="hi", **kwargs):
+def make_request(text="hi", **kwargs):
     """Return a request with one user message."""
     return ChatRequest(({"role": "user", "content": text},), **kwargs)
 
 
-class Echo(Provider):
+class EchoProvider(Provider):
     """Says what it is told, at 1 and 2 dollars per million tokens; `fail` maps a text to the error it ends with."""
 
     label = "echo"

@@ -15,18 +15,18 @@ from llmrl.envs.substrate.society_env import SubstrateSettings
 SUBSTRATES = ("cleanup", "harvest")
 
 
-def native(substrate: str, n_envs: int, seed: int = 0, **options: Any) -> NativeEnv:
+def make_native_env(substrate: str, n_envs: int, seed: int = 0, **options: Any) -> NativeEnv:
     """Games with the settings and the options of the engine that are given."""
     engine_options = {name: options.pop(name) for name in ("device", "tiles") if name in options}
     settings = SubstrateSettings(substrate, n_envs, **{"observe": ["grid", "vector"], **options})  # type: ignore[arg-type]
     return NativeEnv(settings, Seeds(seed), **engine_options)
 
 
-def random_actions(env: NativeEnv, steps: int, seed: int = 0) -> np.ndarray:
+def sample_actions(env: NativeEnv, steps: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(env.spec.n_actions, size=(steps, env.spec.n_envs, env.spec.n_agents))
 
 
-def flat(step: Step) -> dict[str, np.ndarray]:
+def flatten_step(step: Step) -> dict[str, np.ndarray]:
     """Everything a step says, on the host."""
     arrays = {f"observation/{name}": to_numpy(x) for name, x in step.observation.items()}
     arrays |= {f"info/{name}": to_numpy(x) for name, x in step.info.items()}

@@ -14,20 +14,20 @@ import httpx
 REQUIREMENT = "openenv==0.10.0"
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return listener.getsockname()[1]
 
 
 @contextmanager
-def running_server(environment: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def start_server(environment: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Return a context with a running server and its address; it is killed at the end.
 
     Args:
         environment: folder of an environment with `REQUIREMENT` (`other_environment.make_environment`).
         arguments: arguments of `llmrl-serve` without the port.
     """
-    port = free_port()
+    port = find_free_port()
     command = [environment / "bin" / "python", "-m", "llmrl.cli.serve", *arguments, "--port", str(port)]
     server, address = subprocess.Popen(command), f"http://127.0.0.1:{port}"
     try:

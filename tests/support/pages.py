@@ -14,27 +14,27 @@ ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
 
-def blocks(text: str, language: str) -> list[str]:
+def find_code_blocks(text: str, language: str) -> list[str]:
     """Return the blocks of code in a language in the text of a page."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def command_lines(text: str) -> list[str]:
+def list_command_lines(text: str) -> list[str]:
     """Return the lines of the bash blocks in the text of a page, comments dropped and continued lines joined."""
-    lines = [line for block in blocks(text.replace("\\\n", " "), "bash") for line in block.splitlines()]
+    lines = [line for block in find_code_blocks(text.replace("\\\n", " "), "bash") for line in block.splitlines()]
     return [command for line in lines if (command := line.split("  #")[0].strip())]
 
 
-def sections(text: str) -> dict[str, str]:
+def split_sections(text: str) -> dict[str, str]:
     """Return the text of each section of a page by its title."""
     _, *parts = re.split(r"^## (.*)$", text, flags=re.MULTILINE)
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def agent_program() -> str:
+def load_agent_program() -> str:
     """Return the program that runs exported agents."""
     page = (ROOT / "docs" / "with_other_tools.md").read_text()
-    [program] = blocks(sections(page)["Agents"], "python")
+    [program] = find_code_blocks(split_sections(page)["Agents"], "python")
     return program
 
 

@@ -48,14 +48,14 @@ def observe_sentences(scenario: Scenario, world: ParticleWorld) -> list[list[str
     return [[scene.sentence for scene in scenes[i : i + n]] for i in range(0, len(scenes), n)]
 
 
-def place_bodies(scenario: Scenario, position: Sequence[object], goal: Sequence[int] = ()) -> ParticleWorld:
+def make_world(scenario: Scenario, position: Sequence[object], goal: Sequence[int] = ()) -> ParticleWorld:
     """One game at rest with discs at `position` [E, 2]."""
     world = ParticleWorld(scenario.bodies, 1, scenario.message_dim, len(scenario.guides))
     world.reset(np.ones(1, dtype=bool), np.array([position], dtype=np.float64), np.array([goal], dtype=np.int64))
     return world
 
 
-def random_world(scenario: Scenario, seed: int, n_envs: int) -> ParticleWorld:
+def sample_world(scenario: Scenario, seed: int, n_envs: int) -> ParticleWorld:
     """Games in the middle of something: everything moves, and something was said."""
     rng = np.random.default_rng(seed)
     world = ParticleWorld(scenario.bodies, n_envs, scenario.message_dim, len(scenario.guides))
@@ -76,12 +76,12 @@ def make_guide(domain: Domain) -> PlanPolicy:
     return PlanPolicy(OraclePlanner(domain))
 
 
-Choice = Callable[[Domain, int, str], Plan]
+PlanChooser = Callable[[Domain, int, str], Plan]
 """From a domain, the number of an agent and its sentence to its plan."""
 
 
 def play(
-    scenario: Scenario, n_envs: int, choose: Choice, world: ParticleWorld | None = None, seed: int = 0
+    scenario: Scenario, n_envs: int, choose: PlanChooser, world: ParticleWorld | None = None, seed: int = 0
 ) -> tuple[ParticlesEnv, np.ndarray, dict[str, float]]:
     """One episode of each game; returns of all agents [n_envs, n_agents], and the metrics of an episode."""
     env, domain = make_games(scenario, n_envs), make_domain(scenario)
@@ -102,9 +102,9 @@ def play(
     return env, total, metrics
 
 
-def best(domain: Domain, agent: int, sentence: str) -> Plan:
+def choose_best_plan(domain: Domain, agent: int, sentence: str) -> Plan:
     return domain.best_plan(sentence)
 
 
-def always(*plan: PlanStep) -> Choice:
+def make_constant_chooser(*plan: PlanStep) -> PlanChooser:
     return lambda domain, agent, sentence: plan

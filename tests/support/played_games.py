@@ -19,12 +19,12 @@ GAMES, STEPS = 50, 12
 RULES = ("upstream", "legislative")
 
 
-def small(substrate: str, games: int = GAMES, **options) -> NativeEnv:
+def make_small_env(substrate: str, games: int = GAMES, **options) -> NativeEnv:
     settings = {"map": ROOMS[substrate], "n_agents": 2, "horizon": STEPS, "observe": ["grid", "vector"]}
     return NativeEnv(SubstrateSettings(substrate, games, **{**settings, **options}), Seeds(0), tiles="plain")
 
 
-def digest(env: NativeEnv, steps: int = STEPS) -> str:
+def compute_digest(env: NativeEnv, steps: int = STEPS) -> str:
     """Return a digest of one episode of each game; players walk, turn and fire."""
     hashes, rng = hashlib.sha256(), np.random.default_rng(0)
     observation = env.reset(seed=3)
@@ -39,7 +39,7 @@ def digest(env: NativeEnv, steps: int = STEPS) -> str:
     return hashes.hexdigest()
 
 
-def digests(run=None) -> list[str]:
+def compute_digests(run=None) -> list[str]:
     """Return digests of 100 episodes on the two small maps.
 
     They are computed once more with pictures of what can be seen; `run` replaces the engine's function
@@ -48,7 +48,7 @@ def digests(run=None) -> list[str]:
     results = []
     for substrate in ROOMS:
         for observe in (["grid", "vector"], ["pixels"]):
-            env = small(substrate, observe=observe)
+            env = make_small_env(substrate, observe=observe)
             env.engine.play_games = run or env.engine.play_games
-            results.append(digest(env))
+            results.append(compute_digest(env))
     return results

@@ -6,8 +6,8 @@ from llmrl.agents.search_agent import TabularAgent
 from llmrl.core.records import Outcome
 from llmrl.core.spaces import Channel, ContinuousActions, EnvDescription, EnvSpec
 from llmrl.statistics.estimators import standard_error_of_mean
-from models import scripted
-from shipped import llm_principal, search_agent
+from models import make_scripted_client
+from shipped import build_llm_principal, build_search_agent
 
 POLE = EnvSpec(
     name="pole",
@@ -44,13 +44,13 @@ LAKE = EnvSpec(
 )
 
 
-def searcher(spec=POLE, agent=None, llm=None, **settings):
+def make_searcher(spec=POLE, agent=None, llm=None, **settings):
     """Return a principal that searches the policy of `agent`, with the scripted model if none is given."""
-    agent = agent or (TabularAgent(spec) if "state" in spec.observation else search_agent("linear", spec))
-    return llm_principal(spec, llm or scripted(), controller=agent.controller, **settings)
+    agent = agent or (TabularAgent(spec) if "state" in spec.observation else build_search_agent("linear", spec))
+    return build_llm_principal(spec, llm or make_scripted_client(), controller=agent.controller, **settings)
 
 
-def returned(vector, value, n=20, **summaries):
+def make_policy_outcome(vector, value, n=20, **summaries):
     """Return the outcome of a vector whose `n` episodes scatter evenly around `value`."""
     values = value + np.arange(n) - (n - 1) / 2
     return Outcome(

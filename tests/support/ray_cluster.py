@@ -26,12 +26,12 @@ HOSTS = ("ray-1", "ray-2")
 CLONE_NEWUTS = 0x04000000
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return listener.getsockname()[1]
 
 
-def tell_ports() -> None:
+def disable_node_agents() -> None:
     """Let nodes start without their agents, which would have 15 seconds, too few on a loaded machine."""
     from ray import _raylet
     from ray._private.node import Node
@@ -39,7 +39,7 @@ def tell_ports() -> None:
     start_raylet = Node.start_raylet
 
     def start(node, *arguments, **options):
-        port = node._ray_params.runtime_env_agent_port = free_port()
+        port = node._ray_params.runtime_env_agent_port = find_free_port()
         _raylet.persist_port(node.get_session_dir_path(), node._node_id, _raylet.RUNTIME_ENV_AGENT_PORT_NAME, port)
         for name in ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN"):
             _raylet.persist_port(node.get_session_dir_path(), node._node_id, getattr(_raylet, f"{name}_PORT_NAME"), -1)
@@ -55,7 +55,7 @@ def main() -> None:
     from ray.cluster_utils import Cluster
 
     common = {"node_ip_address": "127.0.0.1", "object_store_memory": 80 << 20, "memory": 4_000_000_000}
-    tell_ports()
+    disable_node_agents()
     head_only = {"temp_dir": temporary, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
     cluster = Cluster(initialize_head=True, head_node_args={**common, **head_only, "num_cpus": 0})
     nodes = {}

@@ -28,16 +28,16 @@ EVENLY = (5 / 8, 3 / 8, 7 / 8, 1 / 8)
 """The same where nothing is known of it but the range."""
 
 
-def read_all(prompt: str) -> dict[str, float]:
+def read_context_and_rewards(prompt: str) -> dict[str, float]:
     """Pay the lever that the context names: more than a step there costs, less than what the door brings beyond it."""
-    return {_working(prompt): _sensible(prompt, SHARES[(_number(prompt) - 1) % 4])}
+    return {_find_working_lever(prompt): _compute_payment(prompt, SHARES[(_find_proposal_number(prompt) - 1) % 4])}
 
 
 def read_context(prompt: str) -> dict[str, float]:
     """Pay the lever that the context names: numbers spread evenly over the range, whatever the rewards are."""
-    place = _working(prompt)
+    place = _find_working_lever(prompt)
     low, high = next((float(low), float(high)) for name, low, high in _PARAMETER.findall(prompt) if name == place)
-    return {place: low + (high - low) * EVENLY[(_number(prompt) - 1) % 4]}
+    return {place: low + (high - low) * EVENLY[(_find_proposal_number(prompt) - 1) % 4]}
 
 
 def read_rewards(prompt: str) -> dict[str, float]:
@@ -53,12 +53,12 @@ def read_rewards(prompt: str) -> dict[str, float]:
         return {name: float(value) for name, value in (pair.split("=") for pair in values.split(", "))}
     names = [name for name, _, _ in _PARAMETER.findall(prompt)]
     match = _CONTEXT_PROPOSALS.search(prompt)
-    turn = (int(match.group(1)) if match else 0) + _number(prompt) - 1
-    return {names[turn % len(names)]: _sensible(prompt, SHARES[0])}
+    turn = (int(match.group(1)) if match else 0) + _find_proposal_number(prompt) - 1
+    return {names[turn % len(names)]: _compute_payment(prompt, SHARES[0])}
 
 
 RULES: dict[str, Callable[[str], dict[str, float]]] = {
-    "context_and_rewards": read_all,
+    "context_and_rewards": read_context_and_rewards,
     "context": read_context,
     "rewards": read_rewards,
 }
@@ -96,11 +96,11 @@ class ReadingRule(Provider):
         return ChatReply(text, self.count_tokens(request.messages), estimate_tokens(text))
 
 
-def _working(prompt: str) -> str:
+def _find_working_lever(prompt: str) -> str:
     return _WORKS.findall(prompt)[0]
 
 
-def _sensible(prompt: str, share: float) -> float:
+def _compute_payment(prompt: str, share: float) -> float:
     """Pay between what a step at the lever costs and what the door brings beyond it, at `share` of the way, by factors.
 
     From the door's reward plus that cost on, nobody would leave the lever for the door.
@@ -109,7 +109,7 @@ def _sensible(prompt: str, share: float) -> float:
     return round(cost * ((door + cost) / cost) ** share, 2)
 
 
-def _number(prompt: str) -> int:
+def _find_proposal_number(prompt: str) -> int:
     """Return the number of the proposal that a step asks for, from 1."""
     match = _NUMBER.search(prompt)
     return int(match.group(1)) if match else 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from engine_games import Readings, Recording
+from engine_games import EngineObservations, Recording
 from llmrl.envs.native.engine import MOVE_DIRECTIONS, GameSetup, list_direction_offsets
 from llmrl.envs.substrate.maps import GameMap, parse_map
 from stepped_engine import HashedRandom, State, SteppedEngine
@@ -39,7 +39,7 @@ class ReplayRandom(HashedRandom):
 
 
 @dataclass
-class Verdict:
+class ReplayResult:
     """Result of a replay.
 
     Attributes:
@@ -53,16 +53,16 @@ class Verdict:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-def engine_of(recording: Recording) -> SteppedEngine:
+def make_engine(recording: Recording) -> SteppedEngine:
     rig = recording.rig
     return SteppedEngine(GameSetup(parse_map(rig.substrate, rig.map), rig.n_agents, rig.rules))
 
 
-def replay(recordings: Sequence[Recording], engine: SteppedEngine | None = None) -> Verdict:
+def replay_recordings(recordings: Sequence[Recording], engine: SteppedEngine | None = None) -> ReplayResult:
     """Play recordings of one game, equally long, side by side. A game that differs goes on from what the engine has."""
-    engine = engine or engine_of(recordings[0])
+    engine = engine or make_engine(recordings[0])
     reference = EngineReference(engine.setup.game_map, recordings, engine)
-    verdict = Verdict(counts=reference.counts())
+    verdict = ReplayResult(counts=reference.counts())
     state = reference.state(0)
     for t in range(1, reference.action.shape[1] + 1):
         action = torch.from_numpy(reference.action[:, t - 1])
@@ -114,7 +114,7 @@ class EngineReference:
     def __init__(self, game_map: GameMap, recordings: Sequence[Recording], engine: SteppedEngine) -> None:
         self.map, self.engine = game_map, engine
         self.harvest = game_map.substrate == "harvest"
-        self.seen = Readings.stack([recording.seen for recording in recordings])
+        self.seen = EngineObservations.stack([recording.seen for recording in recordings])
         self.action = np.stack([r.action for r in recordings]).astype(np.int64)
         cells = [
             np.array([game_map.index_of(x, y) for x, y, _ in r.sites.tolist()], dtype=np.int64) for r in recordings

@@ -16,7 +16,7 @@ REQUIREMENTS = ("rliable==1.2.0", "pandas<3", "arch<8")
 RESAMPLES = 5000
 
 
-def default_cases():
+def make_default_cases():
     """Scores of two groups, [n_runs, n_tasks] each: many tasks; one task with ties; few and uneven runs."""
     import numpy as np
 
@@ -31,7 +31,7 @@ def default_cases():
     ]
 
 
-def reference(case):
+def compute_reference(case):
     """Return rliable's results for one case: estimates, and 95% intervals as [low, high]."""
     import numpy as np
     from rliable import library, metrics
@@ -63,7 +63,7 @@ def reference(case):
     }
 
 
-def reexecute(venv):
+def find_venv_python(venv):
     """Return the Python of the environment in `venv`, which is made if it is not there."""
     python = venv / "bin" / "python"
     if not python.exists():
@@ -78,11 +78,11 @@ if __name__ == "__main__":
     parser.add_argument("--cases", default="", help="'-': read {cases} from standard input")
     args = parser.parse_args()
     if args.venv is not None:
-        command = [reexecute(args.venv), __file__, *(["--cases", args.cases] if args.cases else [])]
+        command = [find_venv_python(args.venv), __file__, *(["--cases", args.cases] if args.cases else [])]
         raise SystemExit(subprocess.run(command).returncode)
-    cases = json.load(sys.stdin)["cases"] if args.cases == "-" else default_cases()
+    cases = json.load(sys.stdin)["cases"] if args.cases == "-" else make_default_cases()
     numbers = {
         "source": f"{', '.join(REQUIREMENTS)}; tests/support/rliable_reference.py; {RESAMPLES} resamples",
-        "cases": [reference(case) for case in cases],
+        "cases": [compute_reference(case) for case in cases],
     }
     print(json.dumps(numbers, indent=1))

@@ -8,16 +8,16 @@ import torch
 from llmrl.core.observers import Transition
 from llmrl.core.records import ChatReply, Step
 from llmrl.core.spaces import Channel, EnvDescription, EnvSpec
-from models import Echo, chat_client
-from players import llm_player
+from models import EchoProvider, make_client
+from players import make_llm_player
 
 ACTIONS = (("left", "to the left"), ("stay", "nothing"), ("right", "to the right"))
 
 
-class Model(Echo):
+class FunctionModel(EchoProvider):
     """Answers by a function of the messages; keeps the requests."""
 
-    def __init__(self, answer=lambda messages: reply("stay"), **facts):
+    def __init__(self, answer=lambda messages: make_reply("stay"), **facts):
         super().__init__(remote=False, **facts)
         self.answer, self.requests, self.batches = answer, [], []
 
@@ -27,15 +27,15 @@ class Model(Echo):
         return [ChatReply(self.answer(r.messages), prompt_tokens=10, completion_tokens=5) for r in requests]
 
 
-def reply(action, reflection="why not"):
+def make_reply(action, reflection="why not"):
     return json.dumps({"reflection": reflection, "action": action})
 
 
-def first_legal(messages):
+def choose_first_legal(messages):
     return json.loads(messages[-1]["content"])["legal_actions"][0]
 
 
-def spec(n_envs=1, n_agents=1, mask=False, numbers=None):
+def make_spec(n_envs=1, n_agents=1, mask=False, numbers=None):
     channels = {"text": Channel((), "object")}
     if mask:
         channels["action_mask"] = Channel((3,), "bool", 0, 1)
@@ -47,13 +47,13 @@ def spec(n_envs=1, n_agents=1, mask=False, numbers=None):
     )
 
 
-class Table:
+class GameSession:
     """Plays a policy as a collector would; observations are the step's number, told as JSON."""
 
     def __init__(self, model, n_envs=1, n_agents=1, mask=False, numbers=None, **options):
-        self.spec, self.model = spec(n_envs, n_agents, mask, numbers), model
-        client = chat_client(model, failures=options.pop("failures", "stop"))
-        self.agent = llm_player(self.spec, client, options.pop("prompt_folder", None), **options)
+        self.spec, self.model = make_spec(n_envs, n_agents, mask, numbers), model
+        client = make_client(model, failures=options.pop("failures", "stop"))
+        self.agent = make_llm_player(self.spec, client, options.pop("prompt_folder", None), **options)
         self.policy, self.t = self.agent.policy, 0
 
     def start(self, *games):

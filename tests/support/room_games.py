@@ -13,7 +13,7 @@ from llmrl.envs.rooms.grid_world import DROP, GridWorld, RoomLayout
 from llmrl.envs.rooms.tasks import DoorKey, MiniGridTask, OneRoom, RoomTask
 from minigrid_rooms import RoomEnv
 
-IDS = {
+ENV_IDS = {
     "doorkey": "MiniGrid-DoorKey-8x8-v0",
     "unlock_pickup": "MiniGrid-UnlockPickup-v0",
 }
@@ -31,7 +31,7 @@ def make_reference(task: RoomTask, view: int, horizon: int) -> MiniGridEnv:
         return RoomEnv(task, **options)
     if isinstance(task, DoorKey):
         options |= {"size": task.width}
-    env = gymnasium.make(IDS[task.name], disable_env_checker=True, **options).unwrapped
+    env = gymnasium.make(ENV_IDS[task.name], disable_env_checker=True, **options).unwrapped
     assert isinstance(env, MiniGridEnv)
     return env
 
@@ -44,7 +44,7 @@ def reset_reference(env: MiniGridEnv, task: RoomTask, rng: np.random.Generator) 
         env.reset()
 
 
-def visible_cells(env: MiniGridEnv) -> np.ndarray:
+def compute_visible_cells(env: MiniGridEnv) -> np.ndarray:
     """Cells of the grid that MiniGrid's visibility mask covers, [W, H]: the mask turned back and laid over the grid."""
     _, visible = env.gen_obs_grid()
     left, top, right, bottom = env.get_view_exts()
@@ -53,7 +53,7 @@ def visible_cells(env: MiniGridEnv) -> np.ndarray:
     return big[40 : 40 + env.width, 40 : 40 + env.height]
 
 
-def world_of(layout: RoomLayout) -> GridWorld:
+def make_world(layout: RoomLayout) -> GridWorld:
     world = GridWorld(1, *layout.cells.shape[:2], margin=1)
     world.begin([0], [layout])
     return world

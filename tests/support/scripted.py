@@ -10,12 +10,12 @@ import numpy as np
 from llmrl.envs.substrate.maps import GameMap
 
 MOVES = ("forward", "step_right", "backward", "step_left")
-WHIM = 0.1
+EXPLORATION_RATE = 0.1
 """Probability of an action drawn from all, so that nobody is stuck and everything is tried."""
 
 
 @dataclass
-class World:
+class WorldState:
     """Observations of scripted players in B games: places and headings [B, N], sites with apples or dirt [B, ...]."""
 
     x: np.ndarray
@@ -25,74 +25,76 @@ class World:
     dirt: np.ndarray
 
 
-Script = Callable[[World, np.random.Generator], np.ndarray]
+Script = Callable[[WorldState, np.random.Generator], np.ndarray]
 """Actions [B, N]."""
 
 
-def uniform(game_map: GameMap, actions: tuple[str, ...]) -> Script:
+def make_uniform_script(game_map: GameMap, actions: tuple[str, ...]) -> Script:
     """All actions are equally probable."""
     return lambda world, rng: rng.integers(0, len(actions), world.x.shape)
 
 
-def random_script(weights: list[float]) -> Script:
+def make_weighted_script(weights: list[float]) -> Script:
     """Actions in proportion to `weights`."""
     edges = np.cumsum(weights)[:-1] / np.sum(weights)
     return lambda world, rng: np.searchsorted(edges, rng.random(world.x.shape), side="right")
 
 
-def forager(game_map: GameMap, actions: tuple[str, ...]) -> Script:
+def make_forager_script(game_map: GameMap, actions: tuple[str, ...]) -> Script:
     """Return a script that walks to the nearest apple, without turning."""
     places = np.array([game_map.position_of(int(cell)) for cell in game_map.apples])
     action_for = np.array([actions.index(name) for name in MOVES])
 
-    def act(world: World, rng: np.random.Generator) -> np.ndarray:
-        dx, dy, has_target = _nearest(world, places, world.apple)
-        actions_ = action_for[(_direction(dx, dy) - world.heading) % 4]
-        return _whims(actions_, has_target, world, rng, len(actions))
+    def act(world: WorldState, rng: np.random.Generator) -> np.ndarray:
+        dx, dy, has_target = _find_nearest(world, places, world.apple)
+        actions_ = action_for[(_compute_direction(dx, dy) - world.heading) % 4]
+        return _add_exploration(actions_, has_target, world, rng, len(actions))
 
     return act
 
 
-def cleaner(game_map: GameMap, actions: tuple[str, ...]) -> Script:
+def make_cleaner_script(game_map: GameMap, actions: tuple[str, ...]) -> Script:
     """Return a script that walks to the nearest dirt, and within two cells turns to it and cleans."""
     places = np.array([game_map.position_of(int(cell)) for cell in game_map.dirt])
     action_for = np.array([actions.index(name) for name in MOVES])
     close_actions = np.array([actions.index(name) for name in ("clean", "turn_right", "turn_right", "turn_left")])
 
-    def act(world: World, rng: np.random.Generator) -> np.ndarray:
-        dx, dy, has_target = _nearest(world, places, world.dirt)
+    def act(world: WorldState, rng: np.random.Generator) -> np.ndarray:
+        dx, dy, has_target = _find_nearest(world, places, world.dirt)
         distance = abs(dx) + abs(dy)
-        relative = (_direction(dx, dy) - world.heading) % 4
+        relative = (_compute_direction(dx, dy) - world.heading) % 4
         actions_ = np.where(distance <= 2, close_actions[relative], action_for[relative])
         actions_ = np.where(distance == 0, actions.index("forward"), actions_)
-        return _whims(actions_, has_target, world, rng, len(actions))
+        return _add_exploration(actions_, has_target, world, rng, len(actions))
 
     return act
 
 
-def mixed_script(game_map: GameMap, actions: tuple[str, ...]) -> Script:
+def make_mixed_script(game_map: GameMap, actions: tuple[str, ...]) -> Script:
     """Return a script in which the first four players forage.
 
     The others clean, or act at random where there is no river.
     """
-    forager_script = forager(game_map, actions)
-    rest = (cleaner if len(game_map.dirt) else uniform)(game_map, actions)
+    forager_script = make_forager_script(game_map, actions)
+    rest = (make_cleaner_script if len(game_map.dirt) else make_uniform_script)(game_map, actions)
 
-    def act(world: World, rng: np.random.Generator) -> np.ndarray:
+    def act(world: WorldState, rng: np.random.Generator) -> np.ndarray:
         return np.where(np.arange(world.x.shape[1]) < 4, forager_script(world, rng), rest(world, rng))
 
     return act
 
 
 SCRIPTS: Mapping[str, Callable[[GameMap, tuple[str, ...]], Script]] = {
-    "uniform": uniform,
-    "forager": forager,
-    "cleaner": cleaner,
-    "mixed": mixed_script,
+    "uniform": make_uniform_script,
+    "forager": make_forager_script,
+    "cleaner": make_cleaner_script,
+    "mixed": make_mixed_script,
 }
 
 
-def _nearest(world: World, places: np.ndarray, is_present: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _find_nearest(
+    world: WorldState, places: np.ndarray, is_present: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the offsets right and down to the nearest present place, and whether any is present.
 
     `places` is [A, 2], and its argument for presence [B, A].
@@ -105,11 +107,13 @@ def _nearest(world: World, places: np.ndarray, is_present: np.ndarray) -> tuple[
     return np.take_along_axis(dx, site, -1)[..., 0], np.take_along_axis(dy, site, -1)[..., 0], has_target
 
 
-def _direction(dx: np.ndarray, dy: np.ndarray) -> np.ndarray:
+def _compute_direction(dx: np.ndarray, dy: np.ndarray) -> np.ndarray:
     """0 north .. 3 west: along the longer of the two ways."""
     return np.where(abs(dx) >= abs(dy), np.where(dx > 0, 1, 3), np.where(dy > 0, 2, 0))
 
 
-def _whims(actions: np.ndarray, has_target: np.ndarray, world: World, rng: np.random.Generator, n: int) -> np.ndarray:
-    whim = rng.random(actions.shape) < WHIM
+def _add_exploration(
+    actions: np.ndarray, has_target: np.ndarray, world: WorldState, rng: np.random.Generator, n: int
+) -> np.ndarray:
+    whim = rng.random(actions.shape) < EXPLORATION_RATE
     return np.where(has_target & ~whim, actions, rng.integers(0, n, actions.shape))

@@ -15,7 +15,7 @@ def build_option(path, **arguments):
     return Builder(services).build({**load_option(group, name), **options}, group)
 
 
-def settings_of(path, **options):
+def build_settings(path, **options):
     """Return the settings object of the shipped option `path`, e.g. `env/escape_room`, with some options changed."""
     group, name = path.split("/")
     node, builder = {**load_option(group, name), **options}, Builder()
@@ -23,46 +23,46 @@ def settings_of(path, **options):
     return builder.build({**node, "_target_": f"{settings.__module__}.{settings.__qualname__}"}, group)
 
 
-def search_agent(name, spec, seeds=None, **options):
+def build_search_agent(name, spec, seeds=None, **options):
     """Build the agent `name`, a function of a few numbers."""
     return build_option(f"agent/{name}", spec=spec, seeds=seeds, **options)
 
 
-def llm_principal(spec, llm, **arguments):
+def build_llm_principal(spec, llm, **arguments):
     """Build `principal=llm`."""
     return build_option("principal/llm", spec=spec, llm=llm, **arguments)
 
 
-def make_principal(name, spec, seeds, **arguments):
+def build_principal(name, spec, seeds, **arguments):
     """Build the principal of the option `name` for the mechanism of `spec`."""
     return build_option(f"principal/{name}", spec=spec, space=spec.proposals, seeds=seeds, **arguments)
 
 
-def cem(space, seeds, **options):
+def build_cem(space, seeds, **options):
     """Build `principal=cem`."""
     return build_option("principal/cem", space=space, seeds=seeds, **options)
 
 
-def thompson(space, seeds, **options):
+def build_thompson(space, seeds, **options):
     """Build `principal=thompson`."""
     return build_option("principal/thompson", space=space, seeds=seeds, **options)
 
 
-def ucb(space, seeds, **options):
+def build_ucb(space, seeds, **options):
     """Build `principal=ucb`."""
     return build_option("principal/ucb", space=space, seeds=seeds, **options)
 
 
-def llm_planner(domain, llm, samples=10, repair_turns=1, prompt=None, parser="shared", **arguments):
+def build_llm_planner(domain, llm, samples=10, repair_turns=1, prompt=None, parser="shared", **arguments):
     """Return the planner of `teacher=llm`."""
     return LLMPlanner(LLMPlannerSettings(samples, repair_turns, prompt, parser), domain, llm, **arguments)
 
 
-def dataset(**options):
+def build_dataset(**options):
     """Build `dataset=random`."""
     return build_option("dataset/random", **options)
 
 
-def rewards(**options):
+def build_rewards(**options):
     """Build the rewards of `conf/finetune.yaml`."""
     return Builder().build({**read_file(root() / "finetune.yaml")["rewards"], **options}, "rewards")

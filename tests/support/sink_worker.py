@@ -25,7 +25,7 @@ OVERRIDES = ["agent.lr=0.1", "env=toy"]
 ROWS_AT_CHECKPOINT, ROWS_AT_KILL, ALL = 6, 9, 12
 
 
-def record(metrics: MetricLog, numbers: range) -> None:
+def log_rows(metrics: MetricLog, numbers: range) -> None:
     for number in numbers:
         if number % 3 == 2:
             metrics.log("evaluation", "updates", {"evaluation/return": 2.0 * number}, updates=number)
@@ -34,7 +34,7 @@ def record(metrics: MetricLog, numbers: range) -> None:
             metrics.log("update", "env_steps", scalars, env_steps=10 * number, updates=number)
 
 
-def film(folder: Path) -> Path:
+def write_film(folder: Path) -> Path:
     path = folder / "episodes" / "7" / "episode.gif"
     path.parent.mkdir(parents=True, exist_ok=True)
     iio.imwrite(path, np.random.default_rng(0).integers(0, 255, (3, 16, 16, 3), dtype=np.uint8), loop=0)
@@ -49,19 +49,19 @@ def main() -> None:
         create_files_privately(True),
         Run.open(root, "game", {**CONFIG, "rerun": way == "anew"}, OVERRIDES, 3, sinks=lambda: sinks) as run,
     ):
-        movie = film(run.folder)
+        movie = write_film(run.folder)
         run.metrics.attach("llm/exchange", lambda line: f"*key* {KEY}" if line["updates"] % 6 == 0 else None)
         run.metrics.attach_pictures("episode/film", lambda line: [movie] if line["updates"] == 3 else [])
         if way == "killed":
-            record(run.metrics, range(ROWS_AT_CHECKPOINT))
+            log_rows(run.metrics, range(ROWS_AT_CHECKPOINT))
             run.checkpoint(ROWS_AT_CHECKPOINT, {})
-            record(run.metrics, range(ROWS_AT_CHECKPOINT, ROWS_AT_KILL))
+            log_rows(run.metrics, range(ROWS_AT_CHECKPOINT, ROWS_AT_KILL))
             guards = run.metrics._sinks._guards
             while any(guard.n_delivered_rows < ROWS_AT_KILL and not guard.error for guard in guards):
                 time.sleep(0.01)
             time.sleep(0.3)  # the text beside the last rows
             os._exit(9)
-        record(run.metrics, range(run.iteration, ALL))
+        log_rows(run.metrics, range(run.iteration, ALL))
         run.checkpoint(ALL, {})
         run.result, run.summary = 2.5, {"worst": 0.25, "note": f"found {KEY}", "best": {"a": 1.0}}
 

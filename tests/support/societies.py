@@ -10,7 +10,9 @@ from llmrl.envs.substrate.society_env import SubstrateSettings, build_spec
 from llmrl.statistics.estimators import standard_error_of_mean
 
 
-def spec(mechanism, name="toy", contexts=(), metrics=None, actions=("stay", "go"), n_agents=3, horizon=20, **kwargs):
+def make_spec(
+    mechanism, name="toy", contexts=(), metrics=None, actions=("stay", "go"), n_agents=3, horizon=20, **kwargs
+):
     return EnvSpec(
         name=name,
         n_envs=1,
@@ -26,13 +28,13 @@ def spec(mechanism, name="toy", contexts=(), metrics=None, actions=("stay", "go"
     )
 
 
-def toy(d=2, contexts=(), low=-1.0, high=3.0):
+def make_toy_spec(d=2, contexts=(), low=-1.0, high=3.0):
     """Return a game with d numbers in [low, high]."""
     numbers = tuple(Parameter(f"x{i}", low, high, "units", f"knob number {i}") for i in range(d))
-    return spec(ParameterSpace("knobs", numbers), contexts=contexts, metrics={"level": "last", "moves": "sum"})
+    return make_spec(ParameterSpace("knobs", numbers), contexts=contexts, metrics={"level": "last", "moves": "sum"})
 
 
-def outcome(spec, vector, context=None, value=None, n=1):
+def make_outcome(spec, vector, context=None, value=None, n=1):
     """Return the outcome of a vector in the quadratic society.
 
     The payoff is 10 - |x - best|^2 per unit range, with the best at 70 % of the range (30 % in context 1).
@@ -53,17 +55,17 @@ def outcome(spec, vector, context=None, value=None, n=1):
     )
 
 
-def substrate(name, rules, mechanism):
+def make_substrate_spec(name, rules, mechanism):
     game = SubstrateSettings(name, 1, rules=rules, mechanism=mechanism, show_mechanism=False)
     return build_spec(game, "meltingpot")
 
 
-CLEANUP = substrate("cleanup", "upstream", Incentives(eat_reward=0.1))
-CLEANUP_LEGISLATIVE = substrate(
+CLEANUP = make_substrate_spec("cleanup", "upstream", Incentives(eat_reward=0.1))
+CLEANUP_LEGISLATIVE = make_substrate_spec(
     "cleanup", "legislative", Incentives(0.1, clean_count="exactly_one", reward_removed=True)
 )
-HARVEST = substrate("harvest", "upstream", BracketedTax())
-HARVEST_LEGISLATIVE = substrate("harvest", "legislative", BracketedTax())
+HARVEST = make_substrate_spec("harvest", "upstream", BracketedTax())
+HARVEST_LEGISLATIVE = make_substrate_spec("harvest", "legislative", BracketedTax())
 ESCAPE_ROOM = make_env("escape_room", n_envs=1).spec
 TAX_ECONOMY = make_env("tax_economy", n_envs=1).spec
-GENERIC = toy()
+GENERIC = make_toy_spec()

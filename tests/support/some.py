@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-def some(default_values: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+def mark_long_except(default_values: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     """Return all `values` to parametrize a test with; those not in `default_values` are left to `make test-long`.
 
     Raises:
@@ -20,7 +20,7 @@ def some(default_values: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     return [value if value in default_values else pytest.param(value, marks=pytest.mark.long) for value in values]
 
 
-def one_in(n: int, values: Iterable[Any]) -> list[Any]:
+def mark_long_except_every(n: int, values: Iterable[Any]) -> list[Any]:
     """Return all `values` to parametrize a test with, and mark all but the first of each n as long.
 
     Tuples are values of several parameters. Where values are products, take an n that divides none of their factors.

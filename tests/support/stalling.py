@@ -7,17 +7,17 @@ import os
 import signal
 import time
 
-STALLED_S = 40.0
+TOTAL_STALL_S = 40.0
 """What a stalled method takes, in all: far longer than a run may take to end, short enough to see one fail."""
 PAUSE_S = 10.0
 """What each call of it takes."""
 
 
-class Stall:
+class StallingMethod:
     """Patch that makes a method slow and sends a signal to the process.
 
-    From call number `at` on, `owner.method` takes `PAUSE_S` each time, or `STALLED_S` at once (`whole`); the signal
-    precedes it. Calls take their usual time when `STALLED_S` are over.
+    From call number `at` on, `owner.method` takes `PAUSE_S` each time, or `TOTAL_STALL_S` at once (`whole`); the signal
+    precedes it. Calls take their usual time when `TOTAL_STALL_S` are over.
     """
 
     def __init__(self, monkeypatch, owner, method, at=0, whole=False, number=signal.SIGTERM):
@@ -32,15 +32,15 @@ class Stall:
                     self.signaled = time.monotonic()
                     os.kill(os.getpid(), number)
                 if whole and self.calls == at + 1:
-                    time.sleep(STALLED_S)
-                elif time.monotonic() - self.signaled < STALLED_S:
+                    time.sleep(TOTAL_STALL_S)
+                elif time.monotonic() - self.signaled < TOTAL_STALL_S:
                     time.sleep(PAUSE_S)
             return original(*args, **kwargs)
 
         monkeypatch.setattr(owner, method, stalling)
 
 
-def impatient(monkeypatch, scale=0.05):
+def shorten_stop_timeouts(monkeypatch, scale=0.05):
     """Make the time of a stop pass `1 / scale` times as fast.
 
     The time limit that ends the process, which is the process of the tests, is out of reach.

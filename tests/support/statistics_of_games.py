@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import scripted
-from engine_games import Policy, Readings, Recording, Rig, play
+from engine_games import EngineObservations, GameSettings, Policy, Recording, play
 from llmrl.envs.native.engine import GameSetup
 from llmrl.envs.native.hashed_random import derive_game_keys
 from llmrl.envs.substrate.maps import parse_map
@@ -21,9 +21,9 @@ from stepped_engine import HashedRandom, SteppedEngine
 REFERENCE = Path(__file__).parents[1] / "envs" / "native" / "reference_statistics.json"
 RECORD_INTERVAL = 50
 """Steps between two looks at apples and dirt."""
-PER = 100
+REWARD_INTERVAL = 100
 """Steps over which rewards are summed."""
-SKEWED = 0.5
+MAX_SKEWNESS = 0.5
 """Largest skewness of a mean that is compared as if it were normal."""
 
 
@@ -42,18 +42,18 @@ class Condition:
     weights: tuple[float, ...] = ()
 
     @property
-    def rig(self) -> Rig:
-        return Rig(self.substrate, clean=self.clean)
+    def rig(self) -> GameSettings:
+        return GameSettings(self.substrate, clean=self.clean)
 
-    def script(self, rig: Rig | None = None) -> scripted.Script:
+    def script(self, rig: GameSettings | None = None) -> scripted.Script:
         """Return the script of the players on `rig`, or on the rig of the condition."""
         rig = rig or self.rig
         if self.policy == "drawn":
-            return scripted.random_script(list(self.weights))
+            return scripted.make_weighted_script(list(self.weights))
         return scripted.SCRIPTS[self.policy](parse_map(rig.substrate, rig.map), rig.actions)
 
 
-def reference() -> dict[str, dict]:
+def load_reference() -> dict[str, dict]:
     return json.loads(REFERENCE.read_text())
 
 
@@ -63,11 +63,11 @@ def write_reference(statistics: Mapping) -> None:
     REFERENCE.write_text(re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: "[" + " ".join(m[1].split()) + "]", text) + "\n")
 
 
-def condition_of(entry: Mapping) -> Condition:
+def parse_condition(entry: Mapping) -> Condition:
     return Condition(**{**entry["condition"], "weights": tuple(entry["condition"].get("weights", ()))})
 
 
-def of_native(
+def measure_native_games(
     condition: Condition, games: int, seed: int, draws: type[HashedRandom] = HashedRandom
 ) -> dict[str, np.ndarray]:
     """Return the numbers of `games` native games, [games] each; `draws` is where their random numbers come from."""
@@ -80,7 +80,7 @@ def of_native(
     for t in range(condition.steps):
         tally.look(t, state.apple.sum(-1).numpy(), state.dirt.sum(-1).numpy())
         x, y = game_map.position_of(state.pos.numpy())
-        world = scripted.World(x, y, state.heading.numpy(), state.apple.numpy(), state.dirt.numpy())
+        world = scripted.WorldState(x, y, state.heading.numpy(), state.apple.numpy(), state.dirt.numpy())
         action = torch.from_numpy(script(world, rng))
         state, events = engine.step(state, action, source)
         tally.add(t, events.reward.numpy(), events.zaps.numpy(), events.cleaned.numpy())
@@ -88,16 +88,16 @@ def of_native(
     return tally.numbers(rig.substrate == "cleanup")
 
 
-def of_engine(condition: Condition, seed: int) -> dict[str, np.ndarray]:
+def measure_engine_game(condition: Condition, seed: int) -> dict[str, np.ndarray]:
     """Return the numbers of one game on the real engine, [1] each."""
-    return of_recording(play(condition.rig, on_engine(condition.script()), condition.steps, seed))
+    return measure_recording(play(condition.rig, make_engine_policy(condition.script()), condition.steps, seed))
 
 
-def on_engine(script: scripted.Script) -> Policy:
+def make_engine_policy(script: scripted.Script) -> Policy:
     """Return the policy of a script for one game of the real engine."""
 
-    def policy(readings: Readings, rng: np.random.Generator) -> np.ndarray:
-        world = scripted.World(
+    def policy(readings: EngineObservations, rng: np.random.Generator) -> np.ndarray:
+        world = scripted.WorldState(
             *(v[None] for v in (readings.x, readings.y, readings.heading, readings.apple, readings.dirt))
         )
         return script(world, rng)[0]
@@ -105,7 +105,7 @@ def on_engine(script: scripted.Script) -> Policy:
     return policy
 
 
-def of_recording(recording: Recording) -> dict[str, np.ndarray]:
+def measure_recording(recording: Recording) -> dict[str, np.ndarray]:
     readings, steps = recording.seen, len(recording.action)
     tally = Tally(1, recording.rig.n_agents, steps)
     for t in range(steps + 1):
@@ -120,7 +120,7 @@ class Tally:
 
     def __init__(self, games: int, n_agents: int, steps: int) -> None:
         self._reward = np.zeros((games, n_agents))
-        self._parts = np.zeros((-(-steps // PER), games))
+        self._parts = np.zeros((-(-steps // REWARD_INTERVAL), games))
         self._zaps, self._cleaned = np.zeros(games), np.zeros(games)
         self._looks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -130,7 +130,7 @@ class Tally:
 
     def add(self, t: int, reward: np.ndarray, zaps: np.ndarray, cleaned: np.ndarray) -> None:
         self._reward += reward
-        self._parts[t // PER] += reward.sum(-1)
+        self._parts[t // REWARD_INTERVAL] += reward.sum(-1)
         self._zaps += zaps.sum(-1)
         self._cleaned += cleaned.sum(-1)
 
@@ -138,7 +138,10 @@ class Tally:
         total = self._reward.sum(-1)
         numbers = {"return": total, "return above 0": (total > 0).astype(float), "zap hits": self._zaps}
         numbers |= {f"return of player {i + 1}": rewards for i, rewards in enumerate(self._reward.T)}
-        numbers |= {f"reward in steps {PER * i + 1}-{PER * (i + 1)}": rewards for i, rewards in enumerate(self._parts)}
+        numbers |= {
+            f"reward in steps {REWARD_INTERVAL * i + 1}-{REWARD_INTERVAL * (i + 1)}": rewards
+            for i, rewards in enumerate(self._parts)
+        }
         numbers |= {f"apples after {t}": apples for t, (apples, _) in self._looks.items()}
         if river:
             numbers |= {"cells cleaned": self._cleaned}
@@ -146,16 +149,16 @@ class Tally:
         return numbers
 
 
-def summary(numbers: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
+def summarize(numbers: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
     """Mean, standard deviation and size of every sample."""
     return {name: [round(float(v.mean()), 4), round(float(v.std(ddof=1)), 4), len(v)] for name, v in numbers.items()}
 
 
-def z_scores(quantities: Mapping[str, Sequence[float]], numbers: Mapping[str, np.ndarray]) -> dict[str, float]:
+def compute_z_scores(quantities: Mapping[str, Sequence[float]], numbers: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return by how many standard errors the native mean exceeds the engine's, with pooled variances of both samples.
 
     What is too rare for its mean in the engine's sample to be about normal is left out: where the skewness of that
-    mean, as native games have it, exceeds `SKEWED`.
+    mean, as native games have it, exceeds `MAX_SKEWNESS`.
     """
     scores = {}
     for name, (mean, sd, n) in quantities.items():
@@ -166,7 +169,7 @@ def z_scores(quantities: Mapping[str, Sequence[float]], numbers: Mapping[str, np
             if mean == values.mean() or sd == 0 or n * mean**2 / (mean**2 + sd**2) > 3:
                 scores[name] = 0.0 if mean == values.mean() else np.inf
             continue
-        if abs(((values - values.mean()) ** 3).mean()) / deviation**3 / np.sqrt(n) > SKEWED:
+        if abs(((values - values.mean()) ** 3).mean()) / deviation**3 / np.sqrt(n) > MAX_SKEWNESS:
             continue
         pooled = ((n - 1) * sd**2 + (len(values) - 1) * deviation**2) / (n + len(values) - 2)
         scores[name] = float((values.mean() - mean) / np.sqrt(pooled * (1 / n + 1 / len(values))))

@@ -24,43 +24,46 @@ PREFACES = (
 )
 
 
-def _fence(text, language="json"):
+def _format_fence(text, language="json"):
     return f"```{language}\n{text}\n```"
 
 
-def _indented(text):
+def _format_indented(text):
     return json.dumps(json.loads(text), indent=2)
 
 
-def _arguments(text):
+def _format_arguments(text):
     return json.dumps({"name": "submit_answer", "arguments": json.loads(text)})
 
 
-def _tool_call(text):
+def _build_tool_call(text):
     call = {"id": "call_1", "type": "function", "function": {"name": "submit_answer", "arguments": text}}
     return {"content": None, "tool_calls": [call], "finish_reason": "tool_calls"}
 
 
 STYLES = {
     "plain": lambda text, rng: text,
-    "gpt, fenced": lambda text, rng: _fence(_indented(text)),
-    "gpt, tool call": lambda text, rng: _tool_call(text),
+    "gpt, fenced": lambda text, rng: _format_fence(_format_indented(text)),
+    "gpt, tool call": lambda text, rng: _build_tool_call(text),
     "claude": lambda text, rng: (
-        f"{rng.choice(PREFACES)}\n\n{_fence(_indented(text))}\n\nI kept the other numbers as they were."
+        f"{rng.choice(PREFACES)}\n\n{_format_fence(_format_indented(text))}\n\nI kept the other numbers as they were."
     ),
     "claude, tags": lambda text, rng: f"<thinking>{DRAFT} would be too much.</thinking>\n<answer>\n{text}\n</answer>",
-    "gemini": lambda text, rng: f"**Reasoning:** {rng.choice(PREFACES)}\n\n**Answer:**\n\n{_fence(text)}\n",
+    "gemini": lambda text, rng: f"**Reasoning:** {rng.choice(PREFACES)}\n\n**Answer:**\n\n{_format_fence(text)}\n",
     "llama": lambda text, rng: f"Here is my answer:\n\n{json.loads(text)!r}",
     "qwen": lambda text, rng: f"<think>\nOkay, perhaps {DRAFT}? No.\n</think>\n\n{text}",
-    "qwen, tool call": lambda text, rng: f"<tool_call>\n{_arguments(text)}\n</tool_call>",
+    "qwen, tool call": lambda text, rng: f"<tool_call>\n{_format_arguments(text)}\n</tool_call>",
     "mistral": lambda text, rng: text[:-1] + ",\n" + text[-1],
-    "mistral, tool call": lambda text, rng: f"[TOOL_CALLS] [{_arguments(text)}]",
-    "deepseek": lambda text, rng: {"content": _fence(_indented(text)), "reasoning_content": f"Maybe {DRAFT}. Hmm."},
+    "mistral, tool call": lambda text, rng: f"[TOOL_CALLS] [{_format_arguments(text)}]",
+    "deepseek": lambda text, rng: {
+        "content": _format_fence(_format_indented(text)),
+        "reasoning_content": f"Maybe {DRAFT}. Hmm.",
+    },
     "vicuna": lambda text, rng: f"Sure! {text}\n\nUSER: And the next one?\nASSISTANT: {DRAFT}",
 }
 """Manners of models -> what becomes of a reply in JSON: a text, or fields of the assistant's message."""
 
-BAD = {
+INVALID_STYLES = {
     "empty": lambda text, rng: "",
     "refusal": lambda text, rng: REFUSAL,
     "cut in a thought": lambda text, rng: {"content": f"<think>\nLet me see. {text} may be", "finish_reason": "length"},
@@ -70,7 +73,7 @@ BAD = {
 """What is no answer."""
 
 
-class Styled:
+class StyledModel:
     """A server's `reply`.
 
     Args:
@@ -87,18 +90,18 @@ class Styled:
         self.given, self.asked = Counter(), []
 
     def __call__(self, messages):
-        text = answer(messages)
+        text = compute_answer(messages)
         # Without the system's prompt, which may be as long as it likes.
         digest = hashlib.sha256(json.dumps([self.seed, *messages]).encode()).digest()
         rng = random.Random(digest)
-        manner = rng.choice(list(BAD)) if rng.random() < self.bad else rng.choice(self.styles)
+        manner = rng.choice(list(INVALID_STYLES)) if rng.random() < self.bad else rng.choice(self.styles)
         self.given[manner] += 1
-        return {**STYLES, **BAD}[manner](text, rng)
+        return {**STYLES, **INVALID_STYLES}[manner](text, rng)
 
     def usage(self, messages, reply_object):
         """Tokens by estimate; out of the cache comes what an earlier question began with, from 1,024 tokens on."""
         text = "\0".join(message["content"] for message in messages)
-        shared = max((_shared(text, earlier) for earlier in self.asked), default=0)
+        shared = max((_count_shared_prefix(text, earlier) for earlier in self.asked), default=0)
         self.asked = [*self.asked[-50:], text]
         prompt, reply = estimate_tokens(text), estimate_tokens(json.dumps(reply_object))
         cached = estimate_tokens(text[:shared]) // 128 * 128
@@ -106,14 +109,14 @@ class Styled:
         return {"prompt_tokens": prompt, "completion_tokens": reply, "prompt_tokens_details": details}
 
 
-def _shared(first, second):
+def _count_shared_prefix(first, second):
     """Characters that both begin with."""
     return next(
         (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )
 
 
-def answer(messages):
+def compute_answer(messages):
     """Return the rules' reply to a question whose purpose a server does not know."""
     for purpose in ("control", "check", "principal", "search", "teacher", "lesson", "player"):
         try:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import commands
-from in_process import call
+from in_process import run_in_process
 from llmrl.cli.sweep import main as sweep_main
 from llmrl.cli.train import main
 
@@ -31,20 +31,20 @@ FAULTY_AGENT = (
 )
 
 
-def environment(**extra: str) -> dict[str, str]:
+def build_environment(**extra: str) -> dict[str, str]:
     """Return the variables of this process, without keys of language models and without those of an enclosing job."""
     inherited = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY") and not k.startswith("SLURM_")}
     return {**inherited, **extra}
 
 
-def start(*overrides: str, cwd: Path, python: str = sys.executable, **extra: str) -> subprocess.Popen[str]:
+def start_sweep(*overrides: str, cwd: Path, python: str = sys.executable, **extra: str) -> subprocess.Popen[str]:
     """`llmrl-train --multirun`, in a process group of its own as a shell would give it."""
     # Another copy of the package, or another interpreter, is what a server has not imported.
     popen = subprocess.Popen if "PYTHONPATH" in extra or python != sys.executable else commands.Popen
     return popen(
         [python, "-m", "llmrl.cli.train", "--multirun", *overrides],
         cwd=cwd,
-        env=environment(**extra),
+        env=build_environment(**extra),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -52,41 +52,45 @@ def start(*overrides: str, cwd: Path, python: str = sys.executable, **extra: str
     )
 
 
-def sweep(*overrides: str, cwd: Path, python: str = sys.executable, **extra: str) -> subprocess.CompletedProcess[str]:
-    """`start`, and wait for it."""
-    process = start(*overrides, cwd=cwd, python=python, **extra)
+def run_sweep(
+    *overrides: str, cwd: Path, python: str = sys.executable, **extra: str
+) -> subprocess.CompletedProcess[str]:
+    """`start_sweep`, and wait for it."""
+    process = start_sweep(*overrides, cwd=cwd, python=python, **extra)
     out, err = process.communicate(timeout=1500)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def refused(*overrides: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """`sweep` of what is to start no process, in this one."""
-    return call(main, "llmrl-train", "--multirun", *overrides, cwd=cwd, environment=environment())
+def run_refused_sweep(*overrides: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`run_sweep` of what is to start no process, in this one."""
+    return run_in_process(main, "llmrl-train", "--multirun", *overrides, cwd=cwd, environment=build_environment())
 
 
-def command(*arguments: str, cwd: Path, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+def run_sweep_command(*arguments: str, cwd: Path, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     """`llmrl-sweep <arguments>`."""
     run = commands.run if python == sys.executable else subprocess.run
     return run(
         [python, "-c", "from llmrl.cli.sweep import main; main()", *arguments],
         cwd=cwd,
-        env=environment(),
+        env=build_environment(),
         capture_output=True,
         text=True,
         timeout=500,
     )
 
 
-def table(cwd: Path, folder: str = "outputs") -> list[dict]:
+def load_status(cwd: Path, folder: str = "outputs") -> list[dict]:
     """Return the rows of `llmrl-sweep status --json`."""
-    done = call(sweep_main, "llmrl-sweep", "status", folder, "--json", cwd=cwd, environment=environment())
+    done = run_in_process(
+        sweep_main, "llmrl-sweep", "status", folder, "--json", cwd=cwd, environment=build_environment()
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def states(cwd: Path) -> dict[tuple[str, int], str]:
+def load_states(cwd: Path) -> dict[tuple[str, int], str]:
     """State by (what the run's agent has trouble with, seed)."""
-    return {(row["overrides"].get("agent.trouble", ""), row["seed"]): row["state"] for row in table(cwd)}
+    return {(row["overrides"].get("agent.trouble", ""), row["seed"]): row["state"] for row in load_status(cwd)}
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
@@ -101,7 +105,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
         time.sleep(0.1)
 
 
-def waits(config: dict[str, object], overrides: list[str]) -> None:
+def wait_without_folder(config: dict[str, object], overrides: list[str]) -> None:
     """Return a run that takes long, and never gets hold of its folder."""
     Path(str(config["begun"])).touch()
     time.sleep(120)

@@ -8,7 +8,7 @@ import torch
 from llmrl.core.records import Step
 
 
-class OnDevice:
+class TensorEnv:
     """A game of arrays that gives tensors. On `meta`, where tensors have no numbers, action 0 is played.
 
     `cpu:0` is treated as a device; on `cpu`, rewards and metrics would be arrays.

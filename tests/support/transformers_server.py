@@ -1,7 +1,7 @@
 """A real `transformers serve` process on a free port of this machine, for the length of a with-block.
 
 with TransformersServer(folder, scratch) as server:
-    openai_model(base_url=server.url, model=server.model, ...)
+    make_openai_model(base_url=server.url, model=server.model, ...)
 """
 
 import os

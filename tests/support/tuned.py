@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from experiments import comparable_metrics, compose, silent
+from experiments import compose, load_comparable_metrics, silence_process
 
 CONFIG_FOLDER = Path(__file__).parents[1] / "finetuning"
 COMMON = (
@@ -47,7 +47,7 @@ QUICK = {
 }
 
 
-def configured(root: Path, model: Path, *overrides: str) -> dict:
+def compose_finetune(root: Path, model: Path, *overrides: str) -> dict:
     """Return the resolved config of a run on the target game."""
     overrides_ = [*COMMON, f"output_root={root}", f"llm.model={model}", *overrides]
     return compose(*overrides_, primary="finetune")
@@ -58,29 +58,29 @@ def finetune(root: Path, model: Path, method: str, *overrides: str) -> Path:
     from experiments import run_experiment
 
     arguments = [*QUICK[method], *overrides]
-    run_experiment(configured(root, model, *arguments), arguments)
-    return only_folder(root)
+    run_experiment(compose_finetune(root, model, *arguments), arguments)
+    return find_finetuning_folder(root)
 
 
-def only_folder(root: Path) -> Path:
+def find_finetuning_folder(root: Path) -> Path:
     (folder,) = {path.parent for path in root.rglob("status.json") if "backup" not in str(path)}
     return folder
 
 
-def silent_finetune(root: Path, model: Path, method: str, *overrides: str) -> None:
+def finetune_silently(root: Path, model: Path, method: str, *overrides: str) -> None:
     """`finetune` for a child process whose output nobody reads."""
-    silent()
+    silence_process()
     finetune(root, model, method, *overrides)
 
 
-def lines(folder: Path) -> list[dict]:
+def load_metrics(folder: Path) -> list[dict]:
     """Return the metrics of a run, line by line."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def assert_equal_runs(first: Path, second: Path) -> None:
     """Metrics, adapter and results, bit for bit."""
-    first_metrics, second_metrics = comparable_metrics(first), comparable_metrics(second)
+    first_metrics, second_metrics = load_comparable_metrics(first), load_comparable_metrics(second)
     assert len(first_metrics) == len(second_metrics)
     for a, b in zip(first_metrics, second_metrics, strict=True):
         assert {k: v for k, v in a.items() if not k.startswith("usage/")} == {

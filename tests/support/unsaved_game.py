@@ -8,7 +8,7 @@ from llmrl.core.observers import Observer
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.envs.gym.vec_env import GymnasiumEnv
-from shipped import settings_of
+from shipped import build_settings
 
 
 class Watcher(Observer):
@@ -20,7 +20,7 @@ class UnsavedLake(GymnasiumEnv):
 
     def __init__(self, seeds: Seeds, n_envs: int = 4, horizon: int = 8) -> None:
         options = {"horizon": horizon, "engine": "batched", "text": "frozen_lake"}
-        super().__init__(settings_of("env/frozen_lake", n_envs=n_envs, **options), seeds)
+        super().__init__(build_settings("env/frozen_lake", n_envs=n_envs, **options), seeds)
         self._alone = seeds, horizon
         self.spec = replace(self.spec, deterministic=False)
 

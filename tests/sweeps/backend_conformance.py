@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import sweeping
-from experiments import comparable_metrics
+from experiments import load_comparable_metrics
 from llmrl.results.run_records import read_runs
-from sweeping import FAULTY_AGENT, states, table, wait_for
+from sweeping import FAULTY_AGENT, load_states, load_status, wait_for
 
 LIMIT_S = 20
 """Seconds within which runs and launchers end after a signal."""
@@ -58,20 +58,20 @@ class Place:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def start(self, *overrides: str, cwd: Path) -> subprocess.Popen[str]:
-        return sweeping.start(*overrides, *self.overrides, cwd=cwd, python=self.python, **self.variables)
+        return sweeping.start_sweep(*overrides, *self.overrides, cwd=cwd, python=self.python, **self.variables)
 
     def sweep(self, *overrides: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        return sweeping.sweep(*overrides, *self.overrides, cwd=cwd, python=self.python, **self.variables)
+        return sweeping.run_sweep(*overrides, *self.overrides, cwd=cwd, python=self.python, **self.variables)
 
     def command(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        return sweeping.command(*arguments, cwd=cwd, python=self.python)
+        return sweeping.run_sweep_command(*arguments, cwd=cwd, python=self.python)
 
     def finish(self, *overrides: str, cwd: Path) -> dict[int, int]:
         """Repeat a command without delays; return the number of attempts of each run, by seed."""
         (cwd / "ok").touch()
         done = self.sweep(*overrides, cwd=cwd)
         assert done.returncode == 0, done.stdout + done.stderr
-        rows = table(cwd)
+        rows = load_status(cwd)
         assert {row["state"] for row in rows} == {"finished"}
         return {row["seed"]: row["attempt"] for row in rows}
 
@@ -79,20 +79,20 @@ class Place:
 def numbers(cwd: Path, folder: str = "outputs") -> Numbers:
     """Return what the runs have logged, by principal and seed."""
     return {
-        (row["overrides"]["principal"], row["seed"]): comparable_metrics(Path(row["folder"]))
-        for row in table(cwd, folder)
+        (row["overrides"]["principal"], row["seed"]): load_comparable_metrics(Path(row["folder"]))
+        for row in load_status(cwd, folder)
     }
 
 
 def compute_reference(cwd: Path, *overrides: str) -> None:
     """Compute the runs one after the other in one process."""
     (cwd / "ok").touch()
-    done = sweeping.sweep(*overrides, "hardware/backend=here", "hardware.rows=1", cwd=cwd)
+    done = sweeping.run_sweep(*overrides, "hardware/backend=here", "hardware.rows=1", cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def to_sink_row(cwd: Path, seed: int) -> dict:
-    return next((row for row in table(cwd) if row["seed"] == seed), {}) if (cwd / "outputs").exists() else {}
+    return next((row for row in load_status(cwd) if row["seed"] == seed), {}) if (cwd / "outputs").exists() else {}
 
 
 def wait_for_steps(cwd: Path, *seeds: int) -> None:
@@ -117,10 +117,10 @@ class BackendConformance:
         assert done.returncode == 1, done.stdout + done.stderr
         reference = {("none", s): "finished" for s in (0, 1)} | {("raise", s): "failed" for s in (0, 1)}
         reference |= {("kill", s): "lost" for s in (0, 1)}
-        assert states(tmp_path) == reference
+        assert load_states(tmp_path) == reference
         assert "2 finished, 2 failed, 2 lost" in done.stdout and place.loss in done.stdout
         assert "ZeroDivisionError: made to fail" in done.stdout and "Traceback" not in done.stdout + done.stderr
-        for row in table(tmp_path):
+        for row in load_status(tmp_path):
             if row["state"] == "failed":
                 assert "in act\n" in (Path(row["folder"]) / "traceback.txt").read_text()
                 log = place.command("logs", row["folder"], cwd=tmp_path)
@@ -131,7 +131,7 @@ class BackendConformance:
         (tmp_path / "ok").touch()
         second_sweep = place.sweep(*overrides, cwd=tmp_path)
         assert second_sweep.returncode == 0, second_sweep.stdout + second_sweep.stderr
-        rows = table(tmp_path)
+        rows = load_status(tmp_path)
         assert {row["state"] for row in rows} == {"finished"}
         attempts = {row["overrides"]["agent.trouble"]: row["attempt"] for row in rows}
         assert attempts == {"none": 1, "raise": 2, "kill": 2}
@@ -152,7 +152,7 @@ class BackendConformance:
     def test_lost_node_affects_its_runs(self, place: Place, slow_reference: Numbers, tmp_path: Path):
         launcher = place.start(*SLOW, "seed=0,1", cwd=tmp_path)
         wait_for_steps(tmp_path, 0, 1)
-        place.lose_node(sorted(table(tmp_path), key=lambda row: row["seed"]), launcher)
+        place.lose_node(sorted(load_status(tmp_path), key=lambda row: row["seed"]), launcher)
         try:
             wait_for(lambda: to_sink_row(tmp_path, 0)["state"] in ("lost", "queued"))
         finally:
@@ -166,8 +166,10 @@ class BackendConformance:
     def test_cancel_saves(self, place: Place, slow_reference: Numbers, tmp_path: Path):
         overrides = (*SLOW, "hardware.parallel=1", "seed=0,1")
         launcher = place.start(*overrides, cwd=tmp_path)
-        wait_for(lambda: "running" in (states(tmp_path).values() if (tmp_path / "outputs").exists() else ()), WAIT_S)
-        waiting = next(row for row in table(tmp_path) if row["state"] == "queued")
+        wait_for(
+            lambda: "running" in (load_states(tmp_path).values() if (tmp_path / "outputs").exists() else ()), WAIT_S
+        )
+        waiting = next(row for row in load_status(tmp_path) if row["state"] == "queued")
         if place.interrupted is not None:
             rejection = place.command("cancel", waiting["folder"], cwd=tmp_path)
             assert rejection.returncode == 1 and "a local queue stops as a whole" in rejection.stderr
@@ -175,7 +177,7 @@ class BackendConformance:
         assert done.returncode == 0, done.stdout + done.stderr
         message = "canceled 2 jobs" if place.interrupted is None else "2 processes of this machine"
         assert message in done.stdout
-        wait_for(lambda: sorted(states(tmp_path).values()) == ["canceled", "preempted"], LIMIT_S)
+        wait_for(lambda: sorted(load_states(tmp_path).values()) == ["canceled", "preempted"], LIMIT_S)
         output = launcher.communicate(timeout=WAIT_S if place.interrupted is None else LIMIT_S)
         assert launcher.returncode == 143, (launcher.returncode, output)
         assert sorted(place.finish(*overrides, cwd=tmp_path).values()) == [1, 2]
@@ -193,14 +195,14 @@ class BackendConformance:
         assert time.monotonic() - interrupted_at < LIMIT_S
         if place.interrupted is None:
             assert launcher.returncode == 130 and "the jobs continue" in out and "2 submitted" in out, out + err
-            assert states(tmp_path) == {("slow", 0): "running", ("slow", 1): "queued"}
+            assert load_states(tmp_path) == {("slow", 0): "running", ("slow", 1): "queued"}
             (tmp_path / "ok").touch()
-            wait_for(lambda: set(states(tmp_path).values()) == {"finished"}, WAIT_S)
+            wait_for(lambda: set(load_states(tmp_path).values()) == {"finished"}, WAIT_S)
             assert place.finish(*overrides, cwd=tmp_path) == {0: 1, 1: 1}
             return
         state, code = place.interrupted
         assert launcher.returncode == code and f"1 {state}, 1 canceled" in out, out + err
-        assert states(tmp_path) == {("slow", 0): state, ("slow", 1): "canceled"}
+        assert load_states(tmp_path) == {("slow", 0): state, ("slow", 1): "canceled"}
         assert place.finish(*overrides, cwd=tmp_path) == {0: 2, 1: 1}
 
     def test_dependency_runs_single_time(self, place: Place, tmp_path: Path):
@@ -215,5 +217,5 @@ class BackendConformance:
     def test_results_are_identical(self, place: Place, sweep_reference: Numbers, tmp_path: Path):
         done = place.sweep(*SWEEP, cwd=tmp_path)
         assert done.returncode == 0 and "9 finished" in done.stdout, done.stdout + done.stderr
-        assert {row["attempt"] for row in table(tmp_path)} == {1}
+        assert {row["attempt"] for row in load_status(tmp_path)} == {1}
         assert numbers(tmp_path) == sweep_reference

@@ -58,7 +58,9 @@ def test_launcher_stop_cancels_waiting_runs(tmp_path: Path, number: signal.Signa
 
     stopper = threading.Thread(target=stop)
     stopper.start()
-    outcomes = BatchProcessPool(Backend.make_batches(Local(), jobs), sweeping.waits, tmp_path / ".sweeps" / "one").run()
+    outcomes = BatchProcessPool(
+        Backend.make_batches(Local(), jobs), sweeping.wait_without_folder, tmp_path / ".sweeps" / "one"
+    ).run()
     stopper.join()
     assert states == ["queued"]
     assert [outcome.state for outcome in outcomes] == ["canceled"] * 3
@@ -75,7 +77,9 @@ def test_launcher_stop_cancels_waiting_runs(tmp_path: Path, number: signal.Signa
 def test_stop_during_takeover_cancels_all(tmp_path: Path) -> None:
     """As a second signal would find it: nothing has been started, and no run is left as if somebody would come."""
     jobs = [job(tmp_path, seed) for seed in range(2)]
-    pool = BatchProcessPool(Backend.make_batches(Local(), jobs), sweeping.waits, tmp_path / ".sweeps" / "one")
+    pool = BatchProcessPool(
+        Backend.make_batches(Local(), jobs), sweeping.wait_without_folder, tmp_path / ".sweeps" / "one"
+    )
     launch = pool._record_and_queue
 
     def stopped(number: int, batch: JobBatch) -> None:

@@ -14,7 +14,16 @@ import pytest
 import yaml
 
 import commands
-from sweeping import FAULTY_AGENT, command, refused, start, states, sweep, table, wait_for
+from sweeping import (
+    FAULTY_AGENT,
+    load_states,
+    load_status,
+    run_refused_sweep,
+    run_sweep,
+    run_sweep_command,
+    start_sweep,
+    wait_for,
+)
 
 
 def folders(cwd: Path) -> list[Path]:
@@ -24,15 +33,15 @@ def folders(cwd: Path) -> list[Path]:
 @pytest.mark.slow
 def test_retry_finishes_sweep(tmp_path):
     overrides = (*FAULTY_AGENT, "agent.trouble=none,raise", "agent.until=ok", "seed=0", "name=sub/study")
-    assert sweep(*overrides, cwd=tmp_path).returncode == 1
-    no_retry = command("retry", "outputs", "--states", "lost", cwd=tmp_path)
+    assert run_sweep(*overrides, cwd=tmp_path).returncode == 1
+    no_retry = run_sweep_command("retry", "outputs", "--states", "lost", cwd=tmp_path)
     assert no_retry.returncode == 0 and re.search("outputs .*lost", no_retry.stdout)
-    rejection = command("retry", "outputs", "--states", "finished", cwd=tmp_path)
+    rejection = run_sweep_command("retry", "outputs", "--states", "finished", cwd=tmp_path)
     assert rejection.returncode == 1 and "finished" in rejection.stderr
     (tmp_path / "ok").touch()
-    done = command("retry", "outputs", "--trust", "signal_game", cwd=tmp_path)
+    done = run_sweep_command("retry", "outputs", "--trust", "signal_game", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert states(tmp_path) == {("none", 0): "finished", ("raise", 0): "finished"}
+    assert load_states(tmp_path) == {("none", 0): "finished", ("raise", 0): "finished"}
     assert len(folders(tmp_path)) == 2
 
 
@@ -41,16 +50,16 @@ def test_two_launchers_share_sweep(tmp_path):
     """Started together, they run every run once; one that comes later finds nothing to do."""
     slow = ("agent.trouble=slow", "agent.until=ok", "design.steps=60")  # until the late one has looked
     overrides = (*FAULTY_AGENT, "hardware=local", *slow, "seed=0,1,2,3")
-    first = start(*overrides, cwd=tmp_path)
-    second = start(*overrides, cwd=tmp_path)
-    wait_for(lambda: any(row["state"] == "running" for row in table(tmp_path, ".")))
-    late = sweep(*overrides, cwd=tmp_path)
+    first = start_sweep(*overrides, cwd=tmp_path)
+    second = start_sweep(*overrides, cwd=tmp_path)
+    wait_for(lambda: any(row["state"] == "running" for row in load_status(tmp_path, ".")))
+    late = run_sweep(*overrides, cwd=tmp_path)
     assert late.returncode == 0 and "4 elsewhere" in late.stdout, late.stdout + late.stderr
     (tmp_path / "ok").touch()
     for launcher in (first, second):
         out, err = launcher.communicate(timeout=200)
         assert launcher.returncode == 0, out + err
-    rows = table(tmp_path)
+    rows = load_status(tmp_path)
     assert [(row["state"], row["attempt"]) for row in rows] == [("finished", 1)] * 4
 
 
@@ -64,15 +73,15 @@ def test_launcher_sigkill_keeps_runs(tmp_path):
         "seed=0,1",
         "design.steps=20",
     )
-    launcher = start(*overrides, cwd=tmp_path)
-    wait_for(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
+    launcher = start_sweep(*overrides, cwd=tmp_path)
+    wait_for(lambda: (tmp_path / "outputs").exists() and "running" in load_states(tmp_path).values())
     launcher.kill()
     launcher.wait()
-    assert sorted(states(tmp_path).values()) == ["lost", "running"]
+    assert sorted(load_states(tmp_path).values()) == ["lost", "running"]
     (tmp_path / "ok").touch()
-    wait_for(lambda: "finished" in states(tmp_path).values())
-    done = sweep(*overrides, cwd=tmp_path)
-    assert done.returncode == 0 and {row["attempt"] for row in table(tmp_path)} == {1}
+    wait_for(lambda: "finished" in load_states(tmp_path).values())
+    done = run_sweep(*overrides, cwd=tmp_path)
+    assert done.returncode == 0 and {row["attempt"] for row in load_status(tmp_path)} == {1}
 
 
 @pytest.mark.slow
@@ -81,7 +90,7 @@ def test_overrides_with_special_characters(tmp_path):
     marker = tmp_path / "a b=c,d" / "ok file"
     marker.parent.mkdir()
     marker.touch()
-    done = sweep(*FAULTY_AGENT, "agent.trouble=none,slow", f"agent.until='{marker}'", "seed=0", cwd=tmp_path)
+    done = run_sweep(*FAULTY_AGENT, "agent.trouble=none,slow", f"agent.until='{marker}'", "seed=0", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for folder in folders(tmp_path):
         assert yaml.safe_load((folder / "config.yaml").read_text())["agent"]["until"] == str(marker)
@@ -89,12 +98,12 @@ def test_overrides_with_special_characters(tmp_path):
 
 @pytest.mark.slow
 def test_invalid_run_prevents_sweep(tmp_path):
-    done = refused("env=escape_room", "principal=none,nonsense", "seed=0,1", cwd=tmp_path)
+    done = run_refused_sweep("env=escape_room", "principal=none,nonsense", "seed=0,1", cwd=tmp_path)
     assert done.returncode == 1 and "nonsense" in done.stderr and not (tmp_path / "outputs" / "escape_room").exists()
-    done = refused("env=escape_room", "hardware.memory_gb=-1,2", cwd=tmp_path)
+    done = run_refused_sweep("env=escape_room", "hardware.memory_gb=-1,2", cwd=tmp_path)
     assert done.returncode == 1 and "hardware.memory_gb=-1" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "outputs" / "escape_room").exists()
-    done = refused("env=escape_room", "hydra.launcher.wait=false", "seed=0,1", cwd=tmp_path)
+    done = run_refused_sweep("env=escape_room", "hydra.launcher.wait=false", "seed=0,1", cwd=tmp_path)
     assert done.returncode == 1 and "hardware=slurm_cpu" in done.stderr and "Traceback" not in done.stderr
     for wrong, message in (
         ("env.n_envs=4,abc", "env.n_envs='abc'"),
@@ -104,19 +113,19 @@ def test_invalid_run_prevents_sweep(tmp_path):
         ("hardware.precision=highest,medium", "hardware.precision cannot be swept"),
         (["hardware/backend=here", "hardware.parallel=2"], "or use hardware/backend=local"),
     ):
-        done = refused(
+        done = run_refused_sweep(
             "env=escape_room", "principal=ucb", *([wrong] if isinstance(wrong, str) else wrong), cwd=tmp_path
         )
         assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr, (wrong, done.stderr)
-    done = refused("env=escape_room", "seed=range(0,0)", cwd=tmp_path)
+    done = run_refused_sweep("env=escape_room", "seed=range(0,0)", cwd=tmp_path)
     assert done.returncode == 1 and "no runs" in done.stderr and "Traceback" not in done.stderr
-    done = refused("env=escape_room", "dry_run=true,false", cwd=tmp_path)
+    done = run_refused_sweep("env=escape_room", "dry_run=true,false", cwd=tmp_path)
     assert done.returncode == 1 and "dry_run must" in done.stderr and "Traceback" not in done.stderr
     (tmp_path / "file").touch()
-    done = refused("env=escape_room", "seed=0,1", "output_root=file/outputs", cwd=tmp_path)
+    done = run_refused_sweep("env=escape_room", "seed=0,1", "output_root=file/outputs", cwd=tmp_path)
     assert done.returncode == 1 and "output_root=<folder>" in done.stderr and "Traceback" not in done.stderr
     for gpus in ("", "NoDevFiles"):
-        done = sweep("env=escape_room", "hardware=gpu", "seed=0,1", cwd=tmp_path, CUDA_VISIBLE_DEVICES=gpus)
+        done = run_sweep("env=escape_room", "hardware=gpu", "seed=0,1", cwd=tmp_path, CUDA_VISIBLE_DEVICES=gpus)
         assert done.returncode == 1 and "hardware.gpus=1" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "outputs" / "escape_room").exists()
 
@@ -138,14 +147,14 @@ def test_full_disk_fails_affected_runs(tmp_path):
         "design.steps=100",
     )
     try:
-        done = sweep(*overrides, "output_root=disk/outputs", "checkpoint_seconds=0", cwd=tmp_path)
+        done = run_sweep(*overrides, "output_root=disk/outputs", "checkpoint_seconds=0", cwd=tmp_path)
         assert done.returncode == 1, done.stdout + done.stderr
         assert "No space left" in done.stdout, done.stdout + done.stderr
-        results = {row["seed"]: row["result"] for row in table(tmp_path, "disk") if row["state"] == "finished"}
+        results = {row["seed"]: row["result"] for row in load_status(tmp_path, "disk") if row["state"] == "finished"}
         subprocess.run(["mount", "-o", "remount,size=60m", str(disk)], check=True)
-        second_sweep = sweep(*overrides, "output_root=disk/outputs", "checkpoint_seconds=0", cwd=tmp_path)
+        second_sweep = run_sweep(*overrides, "output_root=disk/outputs", "checkpoint_seconds=0", cwd=tmp_path)
         assert second_sweep.returncode == 0, second_sweep.stdout + second_sweep.stderr
-        after = {row["seed"]: row["result"] for row in table(tmp_path, "disk")}
+        after = {row["seed"]: row["result"] for row in load_status(tmp_path, "disk")}
         assert len(after) == 4 and results.items() <= after.items()
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
@@ -155,47 +164,47 @@ def test_full_disk_fails_affected_runs(tmp_path):
 @pytest.mark.slow
 def test_damaged_folders_are_preserved(tmp_path):
     overrides = (*FAULTY_AGENT, "agent.trouble=none", "agent.until=ok", "seed=0,1,2")
-    assert sweep(*overrides, cwd=tmp_path).returncode == 0
+    assert run_sweep(*overrides, cwd=tmp_path).returncode == 0
     corrupt_folder, newer, _ = sorted(path.parent for path in tmp_path.rglob("status.json"))
     (corrupt_folder / "status.json").write_text('{"state": "fini')
     content = json.loads((newer / "status.json").read_text())
     (newer / "status.json").write_text(json.dumps({**content, "format": 99}))
-    output = command("status", "outputs", cwd=tmp_path)
+    output = run_sweep_command("status", "outputs", cwd=tmp_path)
     assert output.returncode == 1 and "2 unreadable, 1 finished" in output.stdout, output.stdout
-    done = sweep(*overrides, cwd=tmp_path)
+    done = run_sweep(*overrides, cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
     message = " ".join(done.stdout.replace("│", " ").split())
     assert "status.json" in message and "(layout 99, " in message, done.stdout
     assert (newer / "metrics.jsonl").exists() and (corrupt_folder / "metrics.jsonl").exists()
     (corrupt_folder / "status.json").unlink()
     (newer / "status.json").write_text(json.dumps(content))
-    assert sweep(*overrides, cwd=tmp_path).returncode == 0
+    assert run_sweep(*overrides, cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_clean_preserves_running_run(tmp_path):
     overrides = (*FAULTY_AGENT, "agent.trouble=none,raise", "agent.until=ok", "seed=0")
-    sweep(*overrides, cwd=tmp_path)
-    sweep(*overrides, "rerun=true", cwd=tmp_path)
-    no_clean = command("clean", "outputs", cwd=tmp_path)
+    run_sweep(*overrides, cwd=tmp_path)
+    run_sweep(*overrides, "rerun=true", cwd=tmp_path)
+    no_clean = run_sweep_command("clean", "outputs", cwd=tmp_path)
     assert no_clean.returncode == 1 and "--backups" in no_clean.stderr
     all_kinds = ("--backups", "--checkpoints", "--unfinished", "--launches")
     files = sorted(tmp_path.rglob("*"))
-    output = command("clean", "outputs", *all_kinds, cwd=tmp_path)
+    output = run_sweep_command("clean", "outputs", *all_kinds, cwd=tmp_path)
     assert " 5 items" in output.stdout, output.stdout
     assert sorted(tmp_path.rglob("*")) == files
-    assert "removed 5 items" in command("clean", "outputs", *all_kinds, "--yes", cwd=tmp_path).stdout
-    (row,) = table(tmp_path)
+    assert "removed 5 items" in run_sweep_command("clean", "outputs", *all_kinds, "--yes", cwd=tmp_path).stdout
+    (row,) = load_status(tmp_path)
     assert row["state"] == "finished" and (Path(row["folder"]) / "metrics.jsonl").exists()
     assert not (Path(row["folder"]) / "checkpoints").exists()
 
 
 def test_command_errors(tmp_path):
     for name, *flags in (("status",), ("cancel",), ("retry",), ("clean", "--backups")):
-        done = command(name, "nowhere", *flags, cwd=tmp_path)
+        done = run_sweep_command(name, "nowhere", *flags, cwd=tmp_path)
         assert done.returncode == 1 and "folder nowhere" in done.stderr and "Traceback" not in done.stderr
-    done = command("logs", ".", cwd=tmp_path)
+    done = run_sweep_command("logs", ".", cwd=tmp_path)
     assert done.returncode == 1 and "no run in" in done.stderr
 
 
@@ -243,21 +252,21 @@ def test_group_signal_is_not_repeated(tmp_path):
         "seed=0,1,2",
         "design.steps=500",
     )
-    launcher = start(*overrides, cwd=tmp_path)
-    wait_for(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
+    launcher = start_sweep(*overrides, cwd=tmp_path)
+    wait_for(lambda: (tmp_path / "outputs").exists() and "running" in load_states(tmp_path).values())
     os.killpg(launcher.pid, signal.SIGTERM)
     out, err = launcher.communicate(timeout=60)
     assert launcher.returncode == 143, out + err
-    assert set(states(tmp_path).values()) <= {"preempted", "canceled"} and "preempted" in out
+    assert set(load_states(tmp_path).values()) <= {"preempted", "canceled"} and "preempted" in out
 
 
 @pytest.mark.slow
 def test_runs_survive_fork_server(tmp_path):
     """Somebody kills it: the launcher goes on waiting for the runs themselves."""
     overrides = (*FAULTY_AGENT, "hardware=local", "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=20")
-    launcher = start(*overrides, cwd=tmp_path)
-    wait_for(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
-    (run,) = table(tmp_path)
+    launcher = start_sweep(*overrides, cwd=tmp_path)
+    wait_for(lambda: (tmp_path / "outputs").exists() and "running" in load_states(tmp_path).values())
+    (run,) = load_status(tmp_path)
     server = int(Path(f"/proc/{run['pid']}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(server, signal.SIGKILL)
     (tmp_path / "ok").touch()
@@ -268,7 +277,7 @@ def test_runs_survive_fork_server(tmp_path):
 @pytest.mark.slow
 def test_long_error_is_truncated(tmp_path):
     overrides = (*FAULTY_AGENT, "agent.trouble=shout", "agent.until=ok", "seed=0")
-    done = sweep(*overrides, cwd=tmp_path)
+    done = run_sweep(*overrides, cwd=tmp_path)
     assert done.returncode == 1 and "AAAA" in done.stdout
     assert (next(tmp_path.rglob("traceback.txt"))).stat().st_size > 200_000
 
@@ -296,7 +305,7 @@ def test_remote_queue_expires_with_heartbeat(tmp_path):
 @pytest.mark.slow
 def test_run_variables_reach_runs(tmp_path):
     overrides = ("env=escape_room", "principal=random", "agent=random", "design.steps=1", "design.adapt_rounds=0")
-    done = sweep(*overrides, "design.validate_episodes=1", "+hydra.job.env_set.OMP_NUM_THREADS='7'", cwd=tmp_path)
+    done = run_sweep(*overrides, "design.validate_episodes=1", "+hydra.job.env_set.OMP_NUM_THREADS='7'", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (record,) = tmp_path.rglob("provenance.json")
     assert json.loads(record.read_text())["attempts"][0]["environment"]["OMP_NUM_THREADS"] == "7"
@@ -323,7 +332,7 @@ def test_queue_answers_only_for_visible_jobs(tmp_path):
 
 def test_missing_slurm_raises_early(tmp_path):
     overrides = ("env=escape_room", "hardware=slurm_cpu", "seed=0,1")
-    done = sweep(*overrides, cwd=tmp_path, PATH=str(Path(sys.executable).parent))
+    done = run_sweep(*overrides, cwd=tmp_path, PATH=str(Path(sys.executable).parent))
     assert done.returncode == 1 and all(name in done.stderr for name in ("sbatch", "srun", "squeue")), done.stderr
     assert "hardware=local" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "outputs").exists()

@@ -12,9 +12,9 @@ import pytest
 from backend_conformance import SLOW, SWEEP, WAIT_S, BackendConformance, Place, numbers
 
 from other_environment import RAY, make_environment
-from pages import command_lines, sections
+from pages import list_command_lines, split_sections
 from ray_cluster import SYSTEM
-from sweeping import table, wait_for
+from sweeping import load_status, wait_for
 
 ROOT = Path(__file__).parents[2]
 KILLS = 20
@@ -83,7 +83,7 @@ class TestRay(BackendConformance):
     def test_results_are_identical(self, place, sweep_reference, tmp_path):
         """The sweep is that of the page on other tools, with small sizes."""
         page = (ROOT / "docs" / "with_other_tools.md").read_text()
-        install, train = command_lines(sections(page)["Ray"])
+        install, train = list_command_lines(split_sections(page)["Ray"])
         address = place.overrides[1].partition("=")[2]
         words = shlex.split(train.replace("address=auto", f"address={address}"))
         assert install == "pip install ray ./examples/ray_backend" and words[:2] == ["llmrl-train", "--multirun"]
@@ -100,7 +100,7 @@ def test_kills_lose_no_run(ray_cluster, ray_place, slow_reference, tmp_path):
     def kill() -> bool:
         """Kill a worker or a node that computes a run, once for each attempt; return whether there were enough."""
         assert launcher.poll() is None, launcher.communicate()
-        for row in table(tmp_path) if (tmp_path / "outputs").exists() else []:
+        for row in load_status(tmp_path) if (tmp_path / "outputs").exists() else []:
             attempt = (row["seed"], row["attempt"])
             if row["state"] != "running" or attempt in killed or len(killed) == KILLS:
                 continue
@@ -113,9 +113,9 @@ def test_kills_lose_no_run(ray_cluster, ray_place, slow_reference, tmp_path):
         return len(killed) == KILLS
 
     wait_for(kill, 10 * WAIT_S)
-    wait_for(lambda: sum(row["attempt"] for row in table(tmp_path)) >= KILLS + 2, WAIT_S)
+    wait_for(lambda: sum(row["attempt"] for row in load_status(tmp_path)) >= KILLS + 2, WAIT_S)
     (tmp_path / "ok").touch()
     out, err = launcher.communicate(timeout=WAIT_S)
     assert launcher.returncode == 0 and "2 finished" in out, out + err
-    assert sum(row["attempt"] for row in table(tmp_path)) == KILLS + 2
+    assert sum(row["attempt"] for row in load_status(tmp_path)) == KILLS + 2
     assert numbers(tmp_path) == slow_reference

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments import comparable_metrics
+from experiments import load_comparable_metrics
 from llmrl.core.errors import RunFolderError
 from llmrl.run.queued import read_launch_record
 from llmrl.sweeps.run_control import cancel, query_run_records
-from sweeping import command, start, sweep, table, wait_for
+from sweeping import load_status, run_sweep, run_sweep_command, start_sweep, wait_for
 
 ROOM = (
     *(
@@ -34,9 +34,9 @@ ROOM = (
 
 def metrics(cwd: Path, root: str) -> dict[tuple[str, int], list[dict]]:
     """Rows of metrics by (principal, seed)."""
-    rows = table(cwd, root)
+    rows = load_status(cwd, root)
     assert {row["state"] for row in rows} == {"finished"}, rows
-    return {(row["overrides"]["principal"], row["seed"]): comparable_metrics(Path(row["folder"])) for row in rows}
+    return {(row["overrides"]["principal"], row["seed"]): load_comparable_metrics(Path(row["folder"])) for row in rows}
 
 
 @pytest.mark.slow
@@ -44,19 +44,19 @@ def test_rows_match_single_runs(tmp_path):
     """Four runs in two processes, and one after the other: bit for bit."""
     overrides = (*ROOM, "design.steps=3", "seed=0,1")
     packed = ("hardware=local", "hardware.memory_gb=0.5", "hardware.cores=1", "hardware.parallel=2")
-    done = sweep(*overrides, *packed, "output_root=rows", cwd=tmp_path)
+    done = run_sweep(*overrides, *packed, "output_root=rows", cwd=tmp_path)
     assert done.returncode == 0 and "4 finished" in done.stdout, done.stdout + done.stderr
     options = ("hardware/backend=here", "hardware.rows=1")
-    done = sweep(*overrides, *options, "output_root=alone", cwd=tmp_path)
+    done = run_sweep(*overrides, *options, "output_root=alone", cwd=tmp_path)
     assert done.returncode == 0 and "4 finished" in done.stdout, done.stdout + done.stderr
     rows, single = metrics(tmp_path, "rows"), metrics(tmp_path, "alone")
     assert rows.keys() == single.keys() and len(rows) == 4
     for name, record in rows.items():
         assert record == single[name], name
-    processes = {row["pid"] for row in table(tmp_path, "rows")}
-    assert len(processes) == len({row["log"] for row in table(tmp_path, "rows")}) in (1, 2)
-    assert len({row["pid"] for row in table(tmp_path, "alone")}) == 1
-    queued = read_launch_record(Path(table(tmp_path, "rows")[0]["folder"]))
+    processes = {row["pid"] for row in load_status(tmp_path, "rows")}
+    assert len(processes) == len({row["log"] for row in load_status(tmp_path, "rows")}) in (1, 2)
+    assert len({row["pid"] for row in load_status(tmp_path, "alone")}) == 1
+    queued = read_launch_record(Path(load_status(tmp_path, "rows")[0]["folder"]))
     assert queued is not None and len(queued.other_run_folders) == 4 / len(processes) - 1
 
 
@@ -65,15 +65,15 @@ def test_rows_match_single_runs(tmp_path):
 def test_rows_resume_after_process_death(tmp_path):
     """Each by itself after the death of their process; and what is told of them."""
     overrides = (*ROOM, "hardware.parallel=1", "design.steps=40", "seed=0,1", "checkpoint_seconds=0")
-    launcher = start(*overrides, cwd=tmp_path)
+    launcher = start_sweep(*overrides, cwd=tmp_path)
 
     def has_started() -> bool:
-        rows = table(tmp_path) if (tmp_path / "outputs").exists() else []
+        rows = load_status(tmp_path) if (tmp_path / "outputs").exists() else []
         steps = [row["last_metrics"].get("principal_steps", 0) for row in rows]
         return len(steps) == 4 and {row["state"] for row in rows} == {"running"} and min(steps) >= 2
 
     wait_for(has_started)
-    rows = table(tmp_path)
+    rows = load_status(tmp_path)
     with pytest.raises(RunFolderError, match=r" 2 more, .* cancel .*: "):
         cancel(query_run_records(Path(rows[0]["folder"])))
     [pid] = {row["pid"] for row in rows}
@@ -81,7 +81,7 @@ def test_rows_resume_after_process_death(tmp_path):
     out, err = launcher.communicate(timeout=300)
     assert launcher.returncode == 0 and "4 finished" in out, out + err
     assert len(re.findall(r"process of 4 .*SIGKILL; 4 ", out)) == 1
-    rows = table(tmp_path)
+    rows = load_status(tmp_path)
     assert {row["attempt"] for row in rows} == {2} and len({row["pid"] for row in rows}) == 4
     for row in rows:
         assert "other_run_folders" not in json.loads((Path(row["folder"]) / "queued.json").read_text())
@@ -91,14 +91,16 @@ def test_rows_resume_after_process_death(tmp_path):
 @pytest.mark.slow
 def test_stop_saves_all_rows(tmp_path):
     overrides = (*ROOM, "hardware.parallel=1", "design.steps=80", "seed=0,1")
-    launcher = start(*overrides, cwd=tmp_path)
-    wait_for(lambda: (tmp_path / "outputs").exists() and [row["state"] for row in table(tmp_path)] == ["running"] * 4)
-    done = command("cancel", "outputs", cwd=tmp_path)
+    launcher = start_sweep(*overrides, cwd=tmp_path)
+    wait_for(
+        lambda: (tmp_path / "outputs").exists() and [row["state"] for row in load_status(tmp_path)] == ["running"] * 4
+    )
+    done = run_sweep_command("cancel", "outputs", cwd=tmp_path)
     assert done.returncode == 0 and "1 processes" in done.stdout, done.stdout + done.stderr
     out, err = launcher.communicate(timeout=100)
     assert launcher.returncode == 143, out + err
-    assert {row["state"] for row in table(tmp_path)} == {"preempted"}
-    second_sweep = sweep(*overrides, cwd=tmp_path)
+    assert {row["state"] for row in load_status(tmp_path)} == {"preempted"}
+    second_sweep = run_sweep(*overrides, cwd=tmp_path)
     assert second_sweep.returncode == 0 and "4 finished" in second_sweep.stdout, (
         second_sweep.stdout + second_sweep.stderr
     )
@@ -108,17 +110,17 @@ def test_stop_saves_all_rows(tmp_path):
 def test_ten_kills_at_random_moments_change_no_number(tmp_path):
     """Every time the launcher and its process are killed, and the same command goes on."""
     overrides = (*ROOM, "design.steps=200", "seed=0,1", "checkpoint_seconds=0.05")
-    done = sweep(*overrides, "output_root=calm", cwd=tmp_path)
+    done = run_sweep(*overrides, "output_root=calm", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     moments, n_kills = random.Random(0), set()
 
     def living() -> set[int]:
         """Return processes that compute and were not killed: for a moment a dead one looks as if it did."""
-        rows = table(tmp_path) if (tmp_path / "outputs").exists() else []
+        rows = load_status(tmp_path) if (tmp_path / "outputs").exists() else []
         return {row["pid"] for row in rows if row["state"] == "running"} - n_kills
 
     for _ in range(10):
-        launcher = start(*overrides, cwd=tmp_path)
+        launcher = start_sweep(*overrides, cwd=tmp_path)
         wait_for(living)
         time.sleep(moments.uniform(0, 1.0))
         for pid in (launcher.pid, *living()):
@@ -126,7 +128,7 @@ def test_ten_kills_at_random_moments_change_no_number(tmp_path):
                 os.kill(pid, signal.SIGKILL)
             n_kills.add(pid)
         launcher.communicate(timeout=100)
-    done = sweep(*overrides, cwd=tmp_path)
+    done = run_sweep(*overrides, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert metrics(tmp_path, "outputs") == metrics(tmp_path, "calm")
-    assert max(row["attempt"] for row in table(tmp_path)) > 3
+    assert max(row["attempt"] for row in load_status(tmp_path)) > 3

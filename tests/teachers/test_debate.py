@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import compose, only_run_folder, run
+from experiments import compose, find_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
@@ -23,7 +23,7 @@ from llmrl.teachers.domain import ANNOUNCEMENT_PREFIX
 from llmrl.teachers.policy_teacher import PlanPolicy
 from llmrl.teachers.schedules import Constant
 from llmrl.teachers.teacher_factory import find_domain
-from shipped import build_option, llm_planner
+from shipped import build_llm_planner, build_option
 
 
 class Covetous(Provider):
@@ -74,7 +74,7 @@ def make_spec(n: int = 3):
 
 def debate(rounds: int, samples: int = 1, doubt: int = 0) -> tuple[Debate, Covetous]:
     model = Covetous(doubt)
-    planner = llm_planner(find_domain("simple_spread", spec=make_spec()), ChatClient(model), samples=samples)
+    planner = build_llm_planner(find_domain("simple_spread", spec=make_spec()), ChatClient(model), samples=samples)
     return Debate(planner, NAMES, rounds), model
 
 
@@ -225,7 +225,7 @@ def test_student_learns_from_debate(tmp_path) -> None:
         "learn.evaluate_episodes=4",
         f"output_root={tmp_path}",
     )
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     last = next(row for row in reversed(rows) if "teacher/debate_changes" in row)
     assert 0.0 < last["teacher/debate_changes"] < 0.5

@@ -20,17 +20,17 @@ from particle_games import (
     all_scenarios,
     make_domain,
     make_guide,
+    make_world,
     observe_sentences,
-    place_bodies,
-    random_world,
+    sample_world,
 )
-from shipped import llm_planner
+from shipped import build_llm_planner
 
 # What agents are told
 
 
 def test_spread_describes_nearest_agents() -> None:
-    world = place_bodies(SimpleSpread(), [(0, 0), (0.5, 0), (-1, 1), (0.1, 0), (-0.2, 0.1), (0.6, -1)])
+    world = make_world(SimpleSpread(), [(0, 0), (0.5, 0), (-1, 1), (0.1, 0), (-0.2, 0.1), (0.6, -1)])
     common = (
         "Nearest to <landmark 0> is agent_0, nearest to <landmark 1> is agent_0 and nearest to <landmark 2> is agent_1."
     )
@@ -39,7 +39,7 @@ def test_spread_describes_nearest_agents() -> None:
 
 def test_tag_describes_hunters() -> None:
     scenario = SimpleTag(2, 2, 1)
-    world = place_bodies(scenario, [(0, 0), (0.5, 0), (0.9, 0), (-0.2, 0), (0.8, 0.8)])
+    world = make_world(scenario, [(0, 0), (0.5, 0), (0.9, 0), (-0.2, 0), (0.8, 0.8)])
     hunts = "the hunter nearest to <agent_0> is adversary_1 and the hunter nearest to <agent_1> is adversary_0."
     assert observe_sentences(scenario, world) == [
         [
@@ -58,7 +58,7 @@ def test_tag_describes_hunters() -> None:
 
 def test_reference_describes_previous_speaker() -> None:
     scenario = SimpleReference(3)
-    world = place_bodies(scenario, np.zeros((6, 2)), goal=[0, 1, 2])  # agent 0 knows where agent 1 must go, ...
+    world = make_world(scenario, np.zeros((6, 2)), goal=[0, 1, 2])  # agent 0 knows where agent 1 must go, ...
     previous = observe_sentences(scenario, world)[0]
     assert previous[0] == (
         "The agent is agent_0. It knows that agent_1 must go to <red>. agent_2, who knows where it must go itself, "
@@ -71,7 +71,7 @@ def test_reference_describes_previous_speaker() -> None:
 
 def test_speaker_sees_goals_listener_sees_words() -> None:
     scenario = SimpleSpeakerListener(3)
-    world = place_bodies(scenario, np.zeros((6, 2)), goal=[2, 0])
+    world = make_world(scenario, np.zeros((6, 2)), goal=[2, 0])
     world.messages[0, 0, 1] = 1.0  # green to the first listener, nothing to the second
     assert observe_sentences(scenario, world)[0] == [
         "The agent is speaker_0, who speaks and cannot move. It knows that listener_0 must go to <blue> and listener_1 "
@@ -89,13 +89,13 @@ def test_speaker_sees_goals_listener_sees_words() -> None:
 )
 def test_state_count_is_small(scenario: Scenario, states: int) -> None:
     """As many as a model can be asked for; all of them appear."""
-    sentences = set(itertools.chain(*observe_sentences(scenario, random_world(scenario, 0, 3000))))
+    sentences = set(itertools.chain(*observe_sentences(scenario, sample_world(scenario, 0, 3000))))
     assert len(sentences) == states
 
 
 @all_scenarios
 def test_advice_is_independent_across_games(scenario: Scenario) -> None:
-    world, domain = random_world(scenario, 1, 20), make_domain(scenario)
+    world, domain = sample_world(scenario, 1, 20), make_domain(scenario)
     vector = scenario.observe(world)
     n = scenario.bodies.n_agents
     order = np.random.default_rng(2).permutation(20)
@@ -108,12 +108,12 @@ def test_advice_is_independent_across_games(scenario: Scenario) -> None:
 
 def test_sentences_use_only_observations() -> None:
     """Not others' velocities in spread, not their goals in the worlds of words."""
-    scenario, world = SimpleSpread(), random_world(SimpleSpread(), 3, 50)
+    scenario, world = SimpleSpread(), sample_world(SimpleSpread(), 3, 50)
     sentences = observe_sentences(scenario, world)
     world.velocity[:] = 0
     assert observe_sentences(scenario, world) == sentences
     listeners = SimpleSpeakerListener(3)
-    world = random_world(listeners, 3, 50)
+    world = sample_world(listeners, 3, 50)
     sentences = observe_sentences(listeners, world)
     world.goal_landmark = (world.goal_landmark + 1) % 3
     after = observe_sentences(listeners, world)
@@ -136,7 +136,7 @@ def test_assignment_respects_owners(nearest: tuple[int, ...]) -> None:
 def test_agents_agree_on_assignment(n: int, seed: int) -> None:
     """Each from its own observation alone."""
     scenario = SimpleSpread(n)
-    world = random_world(scenario, seed, 1)
+    world = sample_world(scenario, seed, 1)
     distances = np.sort(
         np.linalg.norm(world.agent_positions[0][:, None] - world.landmark_positions[0], axis=-1), axis=0
     )
@@ -148,7 +148,7 @@ def test_agents_agree_on_assignment(n: int, seed: int) -> None:
 
 @all_scenarios
 def test_grammar_plans_are_legal_actions(scenario: Scenario) -> None:
-    domain, world = make_domain(scenario), random_world(scenario, 4, 6)
+    domain, world = make_domain(scenario), sample_world(scenario, 4, 6)
     scenes = make_guide(domain).scenes({"vector": scenario.observe(world)})
     for k, scene in enumerate(scenes):
         objects = domain.objects(scene.sentence)
@@ -165,8 +165,8 @@ def test_grammar_plans_are_legal_actions(scenario: Scenario) -> None:
 def test_planner_rules_answer_all_states(scenario: Scenario) -> None:
     """Through the prompt, which names every skill and ends with the state, and the parser."""
     domain = make_domain(scenario)
-    planner = llm_planner(domain, models.scripted(), samples=1)
-    sentences = sorted(set(itertools.chain(*observe_sentences(scenario, random_world(scenario, 5, 40)))))
+    planner = build_llm_planner(domain, models.make_scripted_client(), samples=1)
+    sentences = sorted(set(itertools.chain(*observe_sentences(scenario, sample_world(scenario, 5, 40)))))
     question = planner.render_question(sentences[0]).text
     assert all(f"- {skill.name}" in question for skill in domain.skills) and f"State: {sentences[0]}" in question
     assert "several agents" in question or "other agents" in question
@@ -179,7 +179,7 @@ def test_planner_rules_answer_all_states(scenario: Scenario) -> None:
 def test_prompt_examples_are_valid() -> None:
     for scenario in SCENARIOS[::3]:
         domain = make_domain(scenario)
-        text = llm_planner(domain, models.scripted()).render_question("The agent is nobody.").text
+        text = build_llm_planner(domain, models.make_scripted_client()).render_question("The agent is nobody.").text
         example = text.partition("## Example\n")[2].partition("\n\n")[0].strip()
         state, _, answer = example.removeprefix("State: ").partition("\n")
         assert parse_reply(answer, domain.skills, domain.objects(state)) == domain.best_plan(state)
@@ -199,7 +199,7 @@ def test_word_with_move_is_single_action() -> None:
     scenario = SimpleReference()
     domain, world = (
         make_domain(scenario),
-        place_bodies(scenario, [(0, 0), (0, 0), (1, 0), (-1, 0), (0, 1)], goal=[0, 0]),
+        make_world(scenario, [(0, 0), (0, 0), (1, 0), (-1, 0), (0, 1)], goal=[0, 0]),
     )
     scene = make_guide(domain).scenes({"vector": scenario.observe(world)})[0]
 
@@ -214,7 +214,7 @@ def test_word_with_move_is_single_action() -> None:
 
 def test_speaker_addresses_listeners_separately() -> None:
     scenario = SimpleSpeakerListener(4)
-    domain, world = make_domain(scenario), place_bodies(scenario, np.zeros((7, 2)), goal=[2, 1, 0])
+    domain, world = make_domain(scenario), make_world(scenario, np.zeros((7, 2)), goal=[2, 1, 0])
     scene = make_guide(domain).scenes({"vector": scenario.observe(world)})[0]
     plan = domain.best_plan(scene.sentence)
     assert plan == (

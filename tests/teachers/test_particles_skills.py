@@ -11,21 +11,21 @@ from llmrl.teachers.domain import Domain
 from llmrl.teachers.plans import Plan, PlanStep
 from particle_games import (
     SCENARIOS,
-    always,
-    best,
+    choose_best_plan,
+    make_constant_chooser,
     make_domain,
     make_guide,
-    place_bodies,
+    make_world,
     play,
-    random_world,
+    sample_world,
 )
 
 
 def test_go_to_arrives() -> None:
     scenario = SimpleSpread(1)
-    world = random_world(scenario, 6, 300)
+    world = sample_world(scenario, 6, 300)
     world.velocity *= 0.5
-    env, _, _ = play(scenario, 300, always(PlanStep("go to", "landmark 0")), world)
+    env, _, _ = play(scenario, 300, make_constant_chooser(PlanStep("go to", "landmark 0")), world)
     distance = np.linalg.norm(env.world.agent_positions - env.world.landmark_positions, axis=-1)
     assert distance.max() < 0.15 and distance.mean() < 0.08
     assert np.abs(env.world.velocity).max() <= 0.6  # hovering: at most the push of a step and what is left of one
@@ -33,14 +33,14 @@ def test_go_to_arrives() -> None:
 
 def test_stay_stops() -> None:
     scenario = SimpleSpread(1)
-    world = random_world(scenario, 7, 100)
-    env, _, _ = play(scenario, 100, always(PlanStep("stay")), world)
+    world = sample_world(scenario, 7, 100)
+    env, _, _ = play(scenario, 100, make_constant_chooser(PlanStep("stay")), world)
     assert np.linalg.norm(env.world.velocity, axis=-1).max() < 0.05
 
 
 def test_keep_apart_separates_agents() -> None:
     scenario = SimpleSpread(2)
-    close_bodies = place_bodies(scenario, [(0, 0), (0.1, 0), (1, 1), (-1, -1)])
+    close_bodies = make_world(scenario, [(0, 0), (0.1, 0), (1, 1), (-1, -1)])
     plan = (PlanStep("keep apart"), PlanStep("go to", "landmark 0"))
     scenes = make_guide(make_domain(scenario)).scenes({"vector": scenario.observe(close_bodies)})
     assert [scene.act(plan[0]) for scene in scenes] == [1, 2]
@@ -51,7 +51,7 @@ def test_keep_apart_separates_agents() -> None:
 
 def test_hunters_avoid_obstacles() -> None:
     scenario = SimpleTag(1, 1, 1)
-    hunter_targets = place_bodies(scenario, [(-0.8, 0), (0.8, 0), (0, 0)])
+    hunter_targets = make_world(scenario, [(-0.8, 0), (0.8, 0), (0, 0)])
 
     def chase(domain: Domain, agent: int, sentence: str) -> Plan:
         return (PlanStep("stay"),) if agent == 1 else (PlanStep("chase", "agent_0"),)
@@ -81,7 +81,10 @@ def test_fleeing_beats_standing_still() -> None:
 def test_go_to_middle_returns_from_outside() -> None:
     scenario = SimpleTag(1, 1, 0)
     env, _, _ = play(
-        scenario, 1, always(PlanStep("go to the middle")), place_bodies(scenario, [(1.2, 0.3), (-0.9, 1.1)])
+        scenario,
+        1,
+        make_constant_chooser(PlanStep("go to the middle")),
+        make_world(scenario, [(1.2, 0.3), (-0.9, 1.1)]),
     )
     assert np.linalg.norm(env.world.agent_positions, axis=-1).max() < 0.3  # both want to be there
 
@@ -91,14 +94,14 @@ def test_go_to_middle_returns_from_outside() -> None:
 
 def test_the_oracle_covers_landmarks() -> None:
     """Random agents get -27; an agent that stays where it is could not even cover its own."""
-    _, total, metrics = play(SimpleSpread(), 100, best)
+    _, total, metrics = play(SimpleSpread(), 100, choose_best_plan)
     assert total.mean() > -9.5
     assert metrics["landmarks_covered"] > 2.6 and metrics["success"] > 0.85
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS[6:], ids=lambda s: f"{s.name}-{s.bodies.n_agents}")
 def test_oracle_follows_words(scenario: Scenario) -> None:
-    _, _, metrics = play(scenario, 50, best)
+    _, _, metrics = play(scenario, 50, choose_best_plan)
     assert metrics["success"] == 1.0 and metrics["distance_to_goal"] < 0.06
 
 

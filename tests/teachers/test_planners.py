@@ -19,8 +19,8 @@ from llmrl.teachers.offline_planner import OfflinePlanner
 from llmrl.teachers.planners import ErroneousPlanner, OraclePlanner, normalize_weights
 from llmrl.teachers.plans import PlanStep, parse_plan, parse_reply
 from llmrl.teachers.teacher_factory import find_domain
-from models import Echo, connected, scripted
-from shipped import llm_planner
+from models import EchoProvider, connect_client, make_scripted_client
+from shipped import build_llm_planner
 
 GOLDEN = Path(__file__).parent / "golden"
 EMPTY_STATE = "Agent sees <nothing>, holds <nothing>."
@@ -39,10 +39,10 @@ STATES = {
 
 
 def planner(llm=None, task="simple_doorkey", **options):
-    return llm_planner(find_domain(task), llm or scripted(), **options)
+    return build_llm_planner(find_domain(task), llm or make_scripted_client(), **options)
 
 
-class Answers(Echo):
+class Answers(EchoProvider):
     """Replies from a list, in turn, the last for ever."""
 
     def __init__(self, *texts):
@@ -178,7 +178,7 @@ class TestAsking:
 @pytest.mark.parametrize("fault", ["malformed", "empty", "truncated", "refusal"])
 def test_permanently_invalid_model(fault, caplog):
     with caplog.at_level(logging.WARNING):
-        planner_ = planner(scripted(**{fault: 1.0}))
+        planner_ = planner(make_scripted_client(**{fault: 1.0}))
         assert planner_.plans([KEY]) == [((EXPLORE, 1.0),)]
     assert planner_.metrics()["teacher/fallbacks"] == 10
     assert planner_.metrics()["llm/invalid_replies"] == 20
@@ -190,13 +190,13 @@ def test_permanently_invalid_model(fault, caplog):
         planner_.plans([KEY])
         rounds.append(planner_.metrics()["teacher/requested_states"])
         if len(rounds) == 4:  # as a resumed run
-            state, planner_ = planner_.state_dict(), planner(scripted(**{fault: 1.0}))
+            state, planner_ = planner_.state_dict(), planner(make_scripted_client(**{fault: 1.0}))
             planner_.load_state_dict(state)
     assert rounds == [2, 2, 3, 3, 3, 3, 4]
 
 
 def test_frequently_invalid_model():
-    planner_ = planner(scripted(malformed=0.2, empty=0.1, truncated=0.1, refusal=0.1), samples=40)
+    planner_ = planner(make_scripted_client(malformed=0.2, empty=0.1, truncated=0.1, refusal=0.1), samples=40)
     assert planner_.plans([KEY]) == [((FETCH, 1.0),)]
     assert planner_.metrics()["llm/repairs"] > 5
 
@@ -206,7 +206,7 @@ class TestFailures:
 
     def test_model_failure_ends_run(self):
         with FakeOpenAIServer(self.REPLY) as server:
-            planner_ = planner(connected(server), samples=2)
+            planner_ = planner(connect_client(server), samples=2)
             server.faults += ["500"] * 2
             with pytest.raises(LLMError):
                 planner_.plans([KEY])
@@ -215,7 +215,7 @@ class TestFailures:
 
     def test_fallback_is_temporary(self):
         with FakeOpenAIServer(lambda messages: plan_json(("go to", "key"))) as server:
-            planner_ = planner(connected(server, failures="fall_back"), samples=2)
+            planner_ = planner(connect_client(server, failures="fall_back"), samples=2)
             server.faults += ["500"] * 2
             assert planner_.plans([KEY, KEY]) == [((EXPLORE, 1.0),)] * 2
             assert planner_.metrics()["teacher/fallbacks"] == 2 and planner_.plans_by_sentence == {}
@@ -225,14 +225,14 @@ class TestFailures:
     def test_partial_samples_suffice(self):
         with FakeOpenAIServer(self.REPLY) as server:
             server.faults += ["500"]
-            planner_ = planner(connected(server, failures="fall_back"), samples=3)
+            planner_ = planner(connect_client(server, failures="fall_back"), samples=3)
             assert planner_.plans([EMPTY_STATE]) == [((EXPLORE, 1.0),)]
             assert planner_.metrics()["teacher/fallbacks"] == 1 and EMPTY_STATE in planner_.plans_by_sentence
 
     def test_transient_failures_retry(self):
         kinds = ("429", "500", "503", "reset", "truncated-json", "malformed", "no_choices")
         with FakeOpenAIServer(self.REPLY, fault_rate=0.3, fault_kinds=kinds, seed=3) as server:
-            planner_ = planner(connected(server, retries=8), samples=10)
+            planner_ = planner(connect_client(server, retries=8), samples=10)
             assert planner_.plans([KEY, EMPTY_STATE, DOOR]) == [((EXPLORE, 1.0),)] * 3
             assert planner_.metrics()["teacher/fallbacks"] == 0
             assert any(exchange.fault for exchange in server.exchanges)
@@ -241,7 +241,7 @@ class TestFailures:
         with FakeOpenAIServer(
             self.REPLY, fault_rate=1.0, fault_kinds=("null_content", "wrong_schema", "echo")
         ) as server:
-            planner_ = planner(connected(server), samples=6)
+            planner_ = planner(connect_client(server), samples=6)
             assert planner_.plans([KEY]) == [((EXPLORE, 1.0),)]
             assert planner_.metrics()["teacher/fallbacks"] == 6 and planner_.plans_by_sentence == {}
 
@@ -292,11 +292,11 @@ def test_faulty_prompts_raise_early(tmp_path, text, complaint):
 
 def test_missing_model_or_prompt_raises():
     with pytest.raises(ConfigError, match="llm=none"):
-        llm_planner(find_domain("two_door"), None)
+        build_llm_planner(find_domain("two_door"), None)
     domain = find_domain("two_door")
     domain.prompt = "three_door"
     with pytest.raises(ConfigError, match=r"three_door.j2.*colored_doorkey"):
-        llm_planner(domain, scripted())
+        build_llm_planner(domain, make_scripted_client())
 
 
 class TestPaperReader:
@@ -305,7 +305,7 @@ class TestPaperReader:
     @staticmethod
     def planner(*texts, task="simple_doorkey", **options):
         model = Answers(*texts)
-        planner = llm_planner(
+        planner = build_llm_planner(
             find_domain(task, parity=True),
             ChatClient(model),
             samples=1,
@@ -365,9 +365,9 @@ class TestPaperReader:
     def test_task_outside_paper_raises(self):
         for domain in (find_domain("simple_doorkey"), find_domain("unlock_pickup")):
             with pytest.raises(ConfigError, match=r"teacher\.parser=published.*teacher\.parity=true"):
-                llm_planner(domain, scripted(), parser="published")
+                build_llm_planner(domain, make_scripted_client(), parser="published")
         with pytest.raises(ConfigError, match=r"teacher/published.*'unlock_pickup'"):
-            llm_planner(find_domain("unlock_pickup"), scripted(), prompt="published")
+            build_llm_planner(find_domain("unlock_pickup"), make_scripted_client(), prompt="published")
 
 
 class TestOffline:

@@ -29,8 +29,8 @@ from llmrl.teachers.plans import PlanStep, Skill
 from llmrl.teachers.policy_teacher import PlanPolicy, PolicyTeacher, TeacherPolicy
 from llmrl.teachers.schedules import Constant, Exponential, LinearFloorCutoff
 from llmrl.teachers.teacher_factory import DOMAIN_PATHS, check_domain, find_domain
-from models import Echo, scripted
-from shipped import llm_planner
+from models import EchoProvider, make_scripted_client
+from shipped import build_llm_planner
 
 CONF = Path(__file__).parents[2] / "conf"
 N_ENVS = 8
@@ -144,13 +144,13 @@ class TestAdvice:
         assert judge.metrics()["teacher/queries"] == 2 * counts["teacher/queries"]
 
     def test_zero_weight_skips_advice(self, rollouts):
-        class Silent(Echo):
+        class Silent(EchoProvider):
             def complete(self, requests):
                 raise AssertionError("asked")
 
         domain = find_domain("colored_doorkey")
         judge = PolicyTeacher(
-            PlanPolicy(llm_planner(domain, ChatClient(Silent()))), LinearFloorCutoff(cutoff=0), Seeds(0)
+            PlanPolicy(build_llm_planner(domain, ChatClient(Silent()))), LinearFloorCutoff(cutoff=0), Seeds(0)
         )
         assert judge.advise(rollouts[0]) == {}
         assert judge.metrics()["teacher/weight"] == judge.metrics()["teacher/queries"] == 0
@@ -159,12 +159,12 @@ class TestAdvice:
         assert loss == 0 and loss.shape == () and metrics == {}
 
     def test_model_failure_keeps_state(self, rollouts):
-        class Broken(Echo):
+        class Broken(EchoProvider):
             def complete(self, requests):
                 raise LLMError("no")
 
         domain = find_domain("colored_doorkey")
-        judge = PolicyTeacher(PlanPolicy(llm_planner(domain, ChatClient(Broken()))), Constant(), Seeds(0))
+        judge = PolicyTeacher(PlanPolicy(build_llm_planner(domain, ChatClient(Broken()))), Constant(), Seeds(0))
         state = judge.state_dict()
         with pytest.raises(LLMError):
             judge.advise(rollouts[0])
@@ -268,11 +268,11 @@ class TestRestoring:
     def test_model_plans_are_not_requested_twice(self, rollouts):
         def judge(llm):
             domain = find_domain("colored_doorkey")
-            return PolicyTeacher(PlanPolicy(llm_planner(domain, llm, samples=2)), Constant(), Seeds(0))
+            return PolicyTeacher(PlanPolicy(build_llm_planner(domain, llm, samples=2)), Constant(), Seeds(0))
 
-        first = judge(scripted())
+        first = judge(make_scripted_client())
         reference = first.advise(rollouts[0])["advice"]
-        second = judge(ChatClient(Echo()))  # whose replies are no plans
+        second = judge(ChatClient(EchoProvider()))  # whose replies are no plans
         state = first.state_dict()
         state["plan_policy"] = json.loads(json.dumps(state["plan_policy"]))
         second.load_state_dict(state)
@@ -346,7 +346,7 @@ class TwoAgents(Domain):
 class TestOptions:
     @pytest.mark.parametrize("option", ["llm", "offline", "oracle"])
     def test_options_build(self, rollouts, option):
-        judge = build(option, llm=scripted())
+        judge = build(option, llm=make_scripted_client())
         assert isinstance(judge, Teacher) and judge.channels == ("grid",)
         assert isinstance(judge.policy, TeacherPolicy)
         assert judge.advise(rollouts[0])["advice"].shape == (12, N_ENVS, 1, 7)
@@ -385,7 +385,7 @@ class TestOptions:
         env = Env()
         env.spec = spec
         with pytest.raises(ConfigError, match=f"env=chess;.*{', '.join(DOMAIN_PATHS)}"):
-            build(option, env, scripted())
+            build(option, env, make_scripted_client())
 
     def test_incompatible_environments(self):
         env = RoomsEnv(Seeds(0), SimpleDoorKey(), n_envs=2, observe=["view"])

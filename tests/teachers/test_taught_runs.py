@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from experiments import comparable_metrics, compose, only_run_folder, run, run_experiment
+from experiments import compose, find_run_folder, load_comparable_metrics, run, run_experiment
 from fake_openai_server import FakeOpenAIServer
 from llmrl.cli import evaluate
 from llmrl.config.input_digests import with_digests
@@ -53,13 +53,13 @@ class TestModelFailure:
         with FakeOpenAIServer(lambda messages: PLAN) as server:
             run(*SMALL, *self.STEPS, *model(server), f"output_root={tmp_path / 'whole'}")
             n_requests = len(server.exchanges)
-        reference = comparable_metrics(only_run_folder(tmp_path / "whole"))
+        reference = load_comparable_metrics(find_run_folder(tmp_path / "whole"))
         with FakeOpenAIServer(None) as server:
             server.reply = Dying(lambda: server, answers=4)
             overrides = (*SMALL, *self.STEPS, *model(server), f"output_root={tmp_path / 'died'}")
             with pytest.raises(LLMError):
                 run(*overrides)
-            folder = only_run_folder(tmp_path / "died")
+            folder = find_run_folder(tmp_path / "died")
             assert json.loads((folder / "status.json").read_text())["state"] == "failed"
             iteration = load_saved_state(folder)[0]
             assert 0 < iteration < 16, "it should have died on the way"
@@ -74,14 +74,14 @@ class TestModelFailure:
         def drop_spending(rows):
             return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in rows]
 
-        assert drop_spending(comparable_metrics(folder)) == drop_spending(reference)
+        assert drop_spending(load_comparable_metrics(folder)) == drop_spending(reference)
 
     @pytest.mark.slow
     def test_fallback_replaces_model(self, tmp_path):
         with FakeOpenAIServer(None) as server:
             server.reply = Dying(lambda: server, answers=4)
             run(*SMALL, *self.STEPS, *model(server), "llm.failures=fall_back", f"output_root={tmp_path}")
-        last = comparable_metrics(only_run_folder(tmp_path))[-2]
+        last = load_comparable_metrics(find_run_folder(tmp_path))[-2]
         assert last["teacher/fallbacks"] > 0 and last["teacher/weight"] > 0
 
 
@@ -89,7 +89,7 @@ class TestModelFailure:
 def test_no_question_after_the_cutoff(tmp_path):
     schedule = ("teacher.schedule.start=1", "teacher.schedule.anneal=5", "teacher.schedule.cutoff=10")
     run(*SMALL, "learn.env_steps=400", "teacher=llm", "llm=scripted", *schedule, f"output_root={tmp_path}")
-    rows = [row for row in comparable_metrics(only_run_folder(tmp_path)) if "teacher/weight" in row]
+    rows = [row for row in load_comparable_metrics(find_run_folder(tmp_path)) if "teacher/weight" in row]
     assert len(rows) == 20
     assert [row["teacher/weight"] > 0 for row in rows] == [True] * 10 + [False] * 10
     assert rows[9]["teacher/queries"] == rows[-1]["teacher/queries"] == 10 * 5 * 4
@@ -101,7 +101,7 @@ def test_no_question_after_the_cutoff(tmp_path):
 def student_run(tmp_path_factory):
     root = tmp_path_factory.mktemp("taught")
     run(*SMALL, "learn.env_steps=200", "teacher=llm", "llm=scripted", f"output_root={root}")
-    return only_run_folder(root)
+    return find_run_folder(root)
 
 
 class TestEvaluation:
@@ -154,7 +154,7 @@ class TestEvaluation:
         with FakeOpenAIServer(lambda messages: PLAN) as server:
             run(*SMALL, "learn.env_steps=40", *model(server), f"output_root={tmp_path}")
         # The server is gone.
-        assert evaluate_folder(only_run_folder(tmp_path), "--episodes", "4")["episodes"] == 4
+        assert evaluate_folder(find_run_folder(tmp_path), "--episodes", "4")["episodes"] == 4
 
     def test_no_episodes_are_no_evaluation(self, student_run):
         with pytest.raises(ConfigError, match="episodes=0"):
@@ -165,7 +165,7 @@ class TestEvaluation:
     def test_missing_players(self, tmp_path, policy, says):
         run(*SMALL, "learn.env_steps=20", f"output_root={tmp_path}")
         with pytest.raises(ConfigError, match=says):
-            evaluate_folder(only_run_folder(tmp_path), "--policy", policy)
+            evaluate_folder(find_run_folder(tmp_path), "--policy", policy)
 
 
 class Sitting(SimpleDoorKeyDomain):
@@ -182,7 +182,7 @@ def test_oracle_uses_run_domain(tmp_path):
         "trusted_modules=[test_taught_runs]",
     )
     run(*SMALL, "learn.env_steps=20", *changes, f"output_root={tmp_path}")
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     trust = ("--trust", "test_taught_runs")
     results = evaluate_folder(folder, "--policy", "oracle", "--episodes", "20", "--out", str(tmp_path / "out"), *trust)
     assert results["table"]["success"]["mean"] < 0.5, "who only explores opens no door"

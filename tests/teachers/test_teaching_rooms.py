@@ -10,7 +10,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.envs.rooms.vec_env import RoomsEnv
 from llmrl.teachers.offline_planner import OfflinePlanner
 from llmrl.teachers.teacher_factory import find_domain
-from some import some
+from some import mark_long_except
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from teacher_quality import PUBLISHED, TASKS, play
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 ROOMS = ("simple_doorkey", "lava_doorkey", "colored_doorkey", "two_door")
 
 
-@pytest.mark.parametrize("task", some(["simple_doorkey", "two_door"], ROOMS))
+@pytest.mark.parametrize("task", mark_long_except(["simple_doorkey", "two_door"], ROOMS))
 def test_tables_cover_reachable_states(task):
     """200 episodes of random actions in which walking, picking up and dropping are frequent."""
     layout, view = TASKS[task]
@@ -41,7 +41,7 @@ def test_tables_cover_reachable_states(task):
 
 
 @pytest.mark.parametrize("mode", ["hard", "soft"])
-@pytest.mark.parametrize("task", some(["lava_doorkey"], ROOMS))
+@pytest.mark.parametrize("task", mark_long_except(["lava_doorkey"], ROOMS))
 def test_paper_teachers_match_measurements(task, mode):
     """Within four standard errors of both measurements together."""
     n, n_reference = (250, 300) if task == "two_door" else (500, 600 if task == "colored_doorkey" else 1000)

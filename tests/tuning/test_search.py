@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 import commands
-from in_process import call
+from in_process import run_in_process
 from llmrl.cli.train import main
 from llmrl.results.run_records import read_runs
-from some import some
+from some import mark_long_except
 
 TEST_FOLDER = Path(__file__).parent
 THIRD_PARTY = TEST_FOLDER.parent / "third_party"
@@ -156,7 +156,7 @@ def test_search_sigkill_repeats_no_trial(tmp_path, options_folder, launcher):
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", some(["llmrl"], ["basic", "llmrl"]))
+@pytest.mark.parametrize("launcher", mark_long_except(["llmrl"], ["basic", "llmrl"]))
 def test_failing_trials_end_search(tmp_path, options_folder, launcher):
     arguments = (*GAME, "seed=0,1", "agent.skill=interval(0,1)", f"hydra/launcher={launcher}")
     breaks = ("agent.breaks_above=0.6", "hydra.sweeper.trials=2", "hydra.sweeper.max_failures=9")
@@ -210,7 +210,7 @@ def test_interrupted_trial_is_not_failure(tmp_path, options_folder, launcher):
 )
 def test_invalid_searches_raise_early(tmp_path, arguments, message):
     words = (*SEARCH, "env=escape_room", "principal=ucb", *arguments)
-    done = call(main, "llmrl-train", *words, cwd=tmp_path, environment=dict(os.environ))
+    done = run_in_process(main, "llmrl-train", *words, cwd=tmp_path, environment=dict(os.environ))
     assert done.returncode == 1 and message in done.stdout + done.stderr, done.stdout + done.stderr
     assert not list(tmp_path.rglob("status.json"))
 

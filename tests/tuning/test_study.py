@@ -14,10 +14,10 @@ import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 import commands
-from full_disk import no_file_larger_than
+from full_disk import limit_file_size
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.tuning.study import AGGREGATES, STUDY_NAME, Study, TuningSettings
-from some import some
+from some import mark_long_except
 
 SPACE = {
     "agent.rate": FloatDistribution(1e-5, 1e-1, log=True),
@@ -113,7 +113,7 @@ def test_trials_below_median_are_pruned(tmp_path):
         assert [trial.state for trial in study.rank_trials()] == ["finished"] * len(completed_trials)
 
 
-@pytest.mark.parametrize("stops", some([(2, 15)], [(2, 15), (1, 8)]))
+@pytest.mark.parametrize("stops", mark_long_except([(2, 15)], [(2, 15), (1, 8)]))
 def test_pruned_search_resumes_exactly(tmp_path, stops):
     reference = search_with_pruning(tmp_path / "whole")
     for stop_after in stops:
@@ -334,7 +334,7 @@ def test_full_disk_study_resumes(tmp_path):
     with open_study(tmp_path) as study:
         trial, *remaining = study.next_batch()
         room = (tmp_path / STUDY_NAME).stat().st_size
-        with no_file_larger_than(room), pytest.raises(RunFolderError, match=r"hydra\.sweeper\.folder"):
+        with limit_file_size(room), pytest.raises(RunFolderError, match=r"hydra\.sweeper\.folder"):
             for _ in range(200):
                 study.tell(trial, ["x" * 20_000, 0.5])
         record = study.tell(trial, [1.0, 0.5])

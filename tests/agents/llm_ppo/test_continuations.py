@@ -15,8 +15,8 @@ from llmrl.agents.llm_ppo.network import LanguageActorCritic, LanguageNetworkSet
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import ProcessGroup
 from llmrl.llms.local.small import SmallModelShape, make_small_model
-from models import causal_scorer, seq2seq_scorer
-from some import one_in
+from models import make_causal_scorer, make_seq2seq_scorer
+from some import mark_long_except_every
 from tiny_models import make_tiny_causal, make_tiny_tokenizer
 
 
@@ -73,7 +73,7 @@ def loaded(folder, **options):
     """Load a scorer for tokens alone."""
     from transformers import AutoTokenizer
 
-    scorer = causal_scorer(folder, **options)
+    scorer = make_causal_scorer(folder, **options)
     scorer.load = lambda: None
     scorer._tokenizer = AutoTokenizer.from_pretrained(folder)
     scorer._max_length = lambda: None
@@ -142,7 +142,9 @@ def test_next_prompt_continues_previous(options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "options"), one_in(3, itertools.product([*TOKENIZERS, "made here"], VARIANTS)))
+@pytest.mark.parametrize(
+    ("name", "options"), mark_long_except_every(3, itertools.product([*TOKENIZERS, "made here"], VARIANTS))
+)
 def test_scores_cover_history_tokens(scorers, name, options):
     env, scorer = rooms(**options), scorers[name]
     candidates = list_candidates(env)
@@ -202,11 +204,11 @@ def test_seq2seq_model_scores_decoder_text(tmp_path):
         shape=SmallModelShape(width=16, layers=1, heads=2, vocabulary=300),
     )
     prompts = [str(env.reset(seed=0)["prompt"][0, 0])]
-    scorer = seq2seq_scorer(tmp_path)
+    scorer = make_seq2seq_scorer(tmp_path)
     with torch.no_grad():
         spaced_scores = scorer.score(prompts, list_candidates(env))
         assert torch.equal(spaced_scores, scorer.score(prompts, names))
-    parity = seq2seq_scorer(tmp_path, parity=True)
+    parity = make_seq2seq_scorer(tmp_path, parity=True)
     parity.load()
     read, continuation = score_tokens(parity, prompts[0], names)
     assert read == parity._tokenizer(prompts[0], add_special_tokens=False)["input_ids"]

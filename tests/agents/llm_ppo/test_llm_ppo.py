@@ -19,13 +19,13 @@ from llmrl.core.text_array import TextArray
 from llmrl.llms.local.lora import Lora, disable_adapters
 from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.rollout.collector import Collector
-from models import causal_scorer, seq2seq_scorer
+from models import make_causal_scorer, make_seq2seq_scorer
 from ppo_settings import PLAIN
-from some import some
+from some import mark_long_except
 
 pytestmark = pytest.mark.slow
 
-SCORERS = {"seq2seq": seq2seq_scorer, "causal": causal_scorer}
+SCORERS = {"seq2seq": make_seq2seq_scorer, "causal": make_causal_scorer}
 PPO = replace(PLAIN, learning_rate=1e-3, gamma=0.99, epochs=2, minibatch_size=32, value_clip=None)
 
 
@@ -81,7 +81,7 @@ def changed_since(weights_before, agent):
     return {name for name, p in agent.policy.named_parameters() if not torch.equal(weights_before[name], p)}
 
 
-@pytest.mark.parametrize("kind", some(["causal"], ["seq2seq", "causal"]))
+@pytest.mark.parametrize("kind", mark_long_except(["causal"], ["seq2seq", "causal"]))
 def test_agent_learns_goal(folders, kind):
     env = Corridor(32, length=3, horizon=2)
     agent = make_agent(folders, env, kind)
@@ -347,12 +347,12 @@ def test_update_after_resume_is_bit_identical(folders, tune):
 
 def test_initial_weights_follow_seed(folders):
     folder = str(folders["seq2seq"])
-    models = [seq2seq_scorer(folder, weights="random", seeds=Seeds(seed)) for seed in (0, 0, 1)]
+    models = [make_seq2seq_scorer(folder, weights="random", seeds=Seeds(seed)) for seed in (0, 0, 1)]
     first, second, third = (torch.cat([p.flatten() for p in scorer.module.parameters()]) for scorer in models)
     assert torch.equal(first, second)
     assert not torch.equal(first, third)
-    words = seq2seq_scorer(folder, weights="embeddings", seeds=Seeds(0)).module
-    pretrained = seq2seq_scorer(folder).module
+    words = make_seq2seq_scorer(folder, weights="embeddings", seeds=Seeds(0)).module
+    pretrained = make_seq2seq_scorer(folder).module
     assert torch.equal(words.shared.weight, pretrained.shared.weight)
     inner = "encoder.block.0.layer.0.SelfAttention.q.weight"
     assert not torch.equal(words.get_parameter(inner), pretrained.get_parameter(inner))
@@ -368,9 +368,9 @@ def test_separate_output_layer_is_initialized(folders, tmp_path):
     model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight))
     model.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
-    words = seq2seq_scorer(tmp_path, weights="embeddings", seeds=Seeds(0)).module
-    pretrained = seq2seq_scorer(tmp_path).module
-    random_model = seq2seq_scorer(tmp_path, weights="random", seeds=Seeds(0)).module
+    words = make_seq2seq_scorer(tmp_path, weights="embeddings", seeds=Seeds(0)).module
+    pretrained = make_seq2seq_scorer(tmp_path).module
+    random_model = make_seq2seq_scorer(tmp_path, weights="random", seeds=Seeds(0)).module
     assert torch.equal(words.shared.weight, pretrained.shared.weight)
     assert torch.equal(words.lm_head.weight, random_model.lm_head.weight)
     assert not torch.equal(words.lm_head.weight, pretrained.lm_head.weight)
@@ -380,10 +380,10 @@ def test_separate_output_layer_is_initialized(folders, tmp_path):
 def test_scores_match_reference(folders):
     folder = str(folders["seq2seq"])
     prompts, names = ["Goal of the agent: go east"], ["go east", "go to the far west"]
-    plain = seq2seq_scorer(folder).score(prompts, names)
-    words = seq2seq_scorer(folder, length_normalization="words").score(prompts, names)
+    plain = make_seq2seq_scorer(folder).score(prompts, names)
+    words = make_seq2seq_scorer(folder, length_normalization="words").score(prompts, names)
     torch.testing.assert_close(words, plain / torch.tensor([[2.0, 5.0]]))
-    scorer = seq2seq_scorer(folder, parity=True)
+    scorer = make_seq2seq_scorer(folder, parity=True)
     reference_scores = scorer.score(prompts, names).detach()
     scorer.load()
     tokens = [scorer._tokenizer(name, add_special_tokens=False)["input_ids"] for name in names]
@@ -393,7 +393,7 @@ def test_scores_match_reference(folders):
         expected = sum(logits[k, token].item() for k, token in enumerate(ids)) + max(map(len, tokens)) - len(ids)
         assert float(reference_scores[0, i]) == pytest.approx(expected, abs=1e-3)
     with pytest.raises(ConfigError, match=r"llm\.length_normalization=tokens.*llm\.parity=true"):
-        seq2seq_scorer(folder, parity=True, length_normalization="tokens")
+        make_seq2seq_scorer(folder, parity=True, length_normalization="tokens")
 
 
 def test_non_finite_loss_ends_run(folders):
@@ -420,11 +420,11 @@ def test_rejects_invalid_settings(folders):
     with pytest.raises(ConfigError, match=r"dropout=0\.1.*agent=llm_ppo"):
         make_agent(folders, env, tune="lora", lora=Lora(dropout=0.1))
     with pytest.raises(ConfigError, match=r"tune=full.*llm\.dtype=float32.*agent\.precision=bfloat16"):
-        make_agent(folders, env, scorer=causal_scorer(folders["causal"], dtype="bfloat16"))
+        make_agent(folders, env, scorer=make_causal_scorer(folders["causal"], dtype="bfloat16"))
     with pytest.raises(CheckpointError, match=r"agent\.init_from=nowhere"):
         make_agent(folders, env, init_from="nowhere")
     with pytest.raises(LLMError, match="nowhere"):
-        make_agent(folders, env, scorer=seq2seq_scorer("./nowhere"))
+        make_agent(folders, env, scorer=make_seq2seq_scorer("./nowhere"))
 
 
 def test_tokenizer_needs_no_padding_token(folders, tmp_path):
@@ -437,7 +437,7 @@ def test_tokenizer_needs_no_padding_token(folders, tmp_path):
     settings.pop("pad_token")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     env = Corridor(4)
-    bare = make_agent(folders, env, scorer=causal_scorer(folder))
+    bare = make_agent(folders, env, scorer=make_causal_scorer(folder))
     full_agent = make_agent(folders, env, "causal")
     prompts = sorted({str(t) for t in env.reset(seed=2)["prompt"].ravel()})
     assert bare.policy.network.scorer._tokenizer.pad_token is None

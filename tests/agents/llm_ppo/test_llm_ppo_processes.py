@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import commands
-from experiments import comparable_metrics, only_run_folder, rows_alike, run
+from experiments import are_rows_close, find_run_folder, load_comparable_metrics, run
 from llmrl.run.artifacts import load_saved_state
 from tiny_models import make_model_for_env
 
@@ -42,7 +42,7 @@ def run_with_two_and_one(tmp_path, overrides):
         output, _ = child.communicate(timeout=500)
         assert child.returncode == 0, output
     run(*overrides, f"output_root={tmp_path / 'one'}")
-    return tuple(only_run_folder(tmp_path / name) for name in ("two", "one"))
+    return tuple(find_run_folder(tmp_path / name) for name in ("two", "one"))
 
 
 def check_equal(first, second):
@@ -72,12 +72,12 @@ def check_equal(first, second):
 def test_two_processes_match_single_process(tmp_path, models, kind, algorithm):
     overrides = (*PPO, f"llm=local_scorer_{kind}", f"llm.model={models[kind]}", "llm.batch_tokens=300", *algorithm)
     two, single = run_with_two_and_one(tmp_path, overrides)
-    rows = list(zip(comparable_metrics(two), comparable_metrics(single), strict=True))
+    rows = list(zip(load_comparable_metrics(two), load_comparable_metrics(single), strict=True))
     assert len(rows) == 4
     for actual, desired in rows:
         # Which texts are read beside which, and so how much padding there is, is not the same.
         assert (actual.pop("language/tokens", 0) > 0) == (desired.pop("language/tokens", 0) > 0)
-    assert rows_alike([actual for actual, _ in rows], [desired for _, desired in rows], rel=1e-3)
+    assert are_rows_close([actual for actual, _ in rows], [desired for _, desired in rows], rel=1e-3)
     agents = [load_saved_state(folder)[1]["agents"][0] for folder in (two, single)]
     check_equal(*((agent["policy"], *agent["learner"]["optimizers"]) for agent in agents))
     # Nothing was computed between the last update and the checkpoint.
@@ -88,7 +88,7 @@ def test_two_processes_match_single_process(tmp_path, models, kind, algorithm):
 @pytest.mark.slow
 def test_two_processes_match_single_process_imitation(tmp_path, models):
     run(*ENV, "agent=bot", "play.episodes=6", "play.trajectories=true", f"output_root={tmp_path / 'bot'}")
-    bot = only_run_folder(tmp_path / "bot")
+    bot = find_run_folder(tmp_path / "bot")
     overrides = (
         *ENV,
         "agent=bc",
@@ -106,6 +106,6 @@ def test_two_processes_match_single_process_imitation(tmp_path, models):
         "env.horizon=8",
     )
     two, single = run_with_two_and_one(tmp_path, overrides)
-    assert rows_alike(comparable_metrics(two), comparable_metrics(single), rel=1e-3)
+    assert are_rows_close(load_comparable_metrics(two), load_comparable_metrics(single), rel=1e-3)
     agents = [load_saved_state(folder)[1]["agents"][0] for folder in (two, single)]
     check_equal(*((agent["policy"], agent["cloning"]["optimizer"]) for agent in agents))

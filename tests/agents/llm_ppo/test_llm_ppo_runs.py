@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import commands
-from experiments import comparable_metrics, compose, only_run_folder, silent_run
+from experiments import compose, find_run_folder, load_comparable_metrics, run_silently
 from llmrl.core.errors import ConfigError, Diverged, LLMError
 from llmrl.run.artifacts import load_saved_state
 from llmrl.run.status import read_status
@@ -53,7 +53,7 @@ def kill_at(step, *overrides):
         return ordinary(self, batch, loss)
 
     OptimizerStep.step = step_or_die
-    silent_run(*overrides)
+    run_silently(*overrides)
 
 
 @pytest.mark.slow
@@ -61,17 +61,17 @@ def kill_at(step, *overrides):
 @pytest.mark.parametrize("tune", ["full", "lora"])
 def test_resume_within_update_reproduces_metrics(tmp_path, model, tune):
     overrides = (*RUN, f"llm.model={model}", f"agent.tune={tune}")
-    silent_run(*overrides, f"output_root={tmp_path / 'whole'}")
+    run_silently(*overrides, f"output_root={tmp_path / 'whole'}")
     # 4 epochs of 2 minibatches: the third step of the second update, then the last but one of the third.
     for step in (11, 15):
         process = commands.Process(target=kill_at, args=(step, *overrides, f"output_root={tmp_path / 'killed'}"))
         process.start()
         process.join()
         assert process.exitcode == -signal.SIGKILL
-    silent_run(*overrides, f"output_root={tmp_path / 'killed'}")
-    reference, resume_folder = only_run_folder(tmp_path / "whole"), only_run_folder(tmp_path / "killed")
+    run_silently(*overrides, f"output_root={tmp_path / 'killed'}")
+    reference, resume_folder = find_run_folder(tmp_path / "whole"), find_run_folder(tmp_path / "killed")
     assert read_status(resume_folder).attempt == 3
-    assert comparable_metrics(reference) == comparable_metrics(resume_folder)
+    assert load_comparable_metrics(reference) == load_comparable_metrics(resume_folder)
     first, second = (load_saved_state(folder)[1]["agents"][0]["policy"] for folder in (reference, resume_folder))
     assert first.keys() == second.keys()
     assert all(torch.equal(x, second[name]) for name, x in first.items())
@@ -94,29 +94,29 @@ def test_non_finite_rewards_end_run(monkeypatch, tmp_path, model):
 
     monkeypatch.setattr(BabyAIEnv, "step", poisoned)
     with pytest.raises(Diverged, match="intact"):
-        silent_run(*overrides, f"output_root={tmp_path / 'failed'}")
-    failed = only_run_folder(tmp_path / "failed")
+        run_silently(*overrides, f"output_root={tmp_path / 'failed'}")
+    failed = find_run_folder(tmp_path / "failed")
     iteration, state = load_saved_state(failed)
     assert (read_status(failed).state, iteration) == ("failed", 2)
     assert all(x.isfinite().all() for x in state["agents"][0]["policy"].values())
     monkeypatch.undo()
     for name in ("failed", "whole"):
-        silent_run(*overrides, f"output_root={tmp_path / name}")
+        run_silently(*overrides, f"output_root={tmp_path / name}")
     assert (read_status(failed).state, read_status(failed).attempt) == ("finished", 2)
-    assert comparable_metrics(failed) == comparable_metrics(only_run_folder(tmp_path / "whole"))
+    assert load_comparable_metrics(failed) == load_comparable_metrics(find_run_folder(tmp_path / "whole"))
 
 
 def test_run_starts_from_pretrained_weights(tmp_path, model):
     overrides = (*RUN, f"llm.model={model}", f"output_root={tmp_path}")
-    silent_run(*overrides, "name=first")
-    first = only_run_folder(tmp_path)
+    run_silently(*overrides, "name=first")
+    first = find_run_folder(tmp_path)
     frozen = ("agent.ppo.learning_rate=1e-12", "agent.ppo.epochs=1")
-    silent_run(*overrides, "name=second", f"agent.init_from='{first}'", *frozen)
+    run_silently(*overrides, "name=second", f"agent.init_from='{first}'", *frozen)
     [second] = (tmp_path / "second").glob("*/s0")
     x_weights, y_weights = (load_saved_state(folder)[1]["agents"][0]["policy"] for folder in (first, second))
     assert all(torch.allclose(x, y_weights[name], atol=1e-6) for name, x in x_weights.items())
     with pytest.raises(ConfigError, match=r"agent\.init_from="):
-        silent_run(*overrides, "name=third", f"agent.init_from='{first}'", "agent.head_hidden=[9]")
+        run_silently(*overrides, "name=third", f"agent.init_from='{first}'", "agent.head_hidden=[9]")
 
 
 @pytest.mark.parametrize("tune", ["lora", "nothing"])
@@ -141,17 +141,17 @@ def test_checkpoint_requires_its_base_model(tmp_path, model, tune):
 
 
 def test_evaluates_frozen_model(tmp_path, model):
-    silent_run(*RUN, f"llm.model={model}", f"output_root={tmp_path}", "agent.tune=nothing", "play.episodes=6")
-    results = json.loads((only_run_folder(tmp_path) / "results.json").read_text())
+    run_silently(*RUN, f"llm.model={model}", f"output_root={tmp_path}", "agent.tune=nothing", "play.episodes=6")
+    results = json.loads((find_run_folder(tmp_path) / "results.json").read_text())
     assert results["episodes"] == 6
     assert "local scorer" in results["llm"]
 
 
 def test_invalid_models_create_no_run(tmp_path, model):
     with pytest.raises(LLMError, match="no folder"):
-        silent_run(*RUN, "llm.model=./nowhere", f"output_root={tmp_path / 'a'}")
+        run_silently(*RUN, "llm.model=./nowhere", f"output_root={tmp_path / 'a'}")
     with pytest.raises(ConfigError, match="scores texts"):
-        silent_run(*RUN, "llm=scripted", f"output_root={tmp_path / 'b'}")
+        run_silently(*RUN, "llm=scripted", f"output_root={tmp_path / 'b'}")
 
 
 @pytest.mark.slow
@@ -169,4 +169,4 @@ def test_long_prompts_end_run_with_advice(tmp_path):
     folder = make_model_for_env(tmp_path / "short", *ENV, **SIZE, longest=32)
     overrides = (*RUN, f"llm.model={folder}", f"output_root={tmp_path}")
     with pytest.raises(ConfigError, match=r" \d+ tokens .* 32; .*env\.history.*: '"):
-        silent_run(*overrides)
+        run_silently(*overrides)

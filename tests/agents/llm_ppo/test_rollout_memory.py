@@ -21,7 +21,7 @@ from llmrl.llms.local.lora import Lora
 from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.networks.memo import Memo
 from llmrl.rollout.collector import Collector, evaluate_policy
-from models import seq2seq_scorer
+from models import make_seq2seq_scorer
 from ppo_settings import PLAIN
 
 Q = QSettings(1e-2, 0.9, 16, 1.0, 1000, 8, None, 1.0, 5.0, True)
@@ -47,7 +47,7 @@ def make(tmp_path_factory):
         network = ("prompt", "scores", 1.0, [8], "relu", "float32", 4096)
         training = {"tune": "full", "lora": Lora(), "recompute": False, "kl_coefficient": 0.0}
         settings = LanguagePPOSettings(*network, **training, init_from=None, ppo=PPO)
-        scorer = seq2seq_scorer(folder)
+        scorer = make_seq2seq_scorer(folder)
         return LanguagePPOAgent(env.spec, settings, Seeds(0), "cpu", scorer, ProcessGroup(), has_principal=False)
 
     return make_part

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llmrl.core.errors import ConfigError
 from llmrl.envs.gym.batched import BATCHED_GAMES
 from llmrl.envs.gym.env_factory import EnvFactory, Games
-from some import one_in
+from some import mark_long_except_every
 
 N = 5
 HORIZON = {"CliffWalking-v1": 80, "CliffWalkingSlippery-v1": 80}
@@ -81,7 +81,9 @@ def compare(name: str, kwargs: dict, seed: int, steps: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "kwargs"), one_in(3, CASES), ids=[f"{name}{kwargs or ''}" for name, kwargs in CASES])
+@pytest.mark.parametrize(
+    ("name", "kwargs"), mark_long_except_every(3, CASES), ids=[f"{name}{kwargs or ''}" for name, kwargs in CASES]
+)
 def test_equal_to_gymnasium(name, kwargs):
     assert compare(name, kwargs, seed=0, steps=400) > 0
 

@@ -18,13 +18,13 @@ from llmrl.core.errors import ConfigError, EngineError
 from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.gym.episode_scores import SuccessCriterion
 from llmrl.envs.gym.evaluator import EpisodeRules, GymEvaluator
-from shipped import search_agent
-from some import some
+from shipped import build_search_agent
+from some import mark_long_except
 from worker_policies import Careful, Deadly, Dizzy, Faulty, Weighted
 
 
 def linear(name: str, **kwargs):
-    return search_agent("linear", make_env("gymnasium", id=name, n_envs=1).spec, **kwargs).controller
+    return build_search_agent("linear", make_env("gymnasium", id=name, n_envs=1).spec, **kwargs).controller
 
 
 def plainly(env_factory: EnvFactory, controller, vector: np.ndarray, seed: int) -> tuple[float, int]:
@@ -65,7 +65,7 @@ def plainly(env_factory: EnvFactory, controller, vector: np.ndarray, seed: int) 
 def test_matches_plain_loop(name, engine, workers):
     env_factory = EnvFactory(name, {}, 60, engine)
     spec = make_env("gymnasium", id=name, n_envs=1).spec
-    controller = (TabularAgent(spec) if "state" in spec.observation else search_agent("linear", spec)).controller
+    controller = (TabularAgent(spec) if "state" in spec.observation else build_search_agent("linear", spec)).controller
     space, rng = controller.space, np.random.default_rng(0)
     vectors = space.round_values(rng.uniform(space.low, space.high, (3, space.dim)))
     seeds = np.array([3, 1, 4, 1])
@@ -216,7 +216,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", some([signal.SIGKILL], [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]))
+@pytest.mark.parametrize("number", mark_long_except([signal.SIGKILL], [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]))
 def test_killed_evaluation_leaves_no_workers(number):
     script = SCRIPT.format(tests=str(Path(__file__).parents[2] / "support"))
     with commands.Popen(

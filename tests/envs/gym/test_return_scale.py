@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments import compose, only_run_folder, run
+from experiments import compose, find_run_folder, run
 from llmrl.api.environments import make_env
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import load_options
@@ -50,7 +50,7 @@ def test_different_map_has_no_scale():
 
 def test_episode_score_follows_return(tmp_path):
     run("env=cliff_walking", "agent=random", "play.episodes=4", "env.n_envs=2", f"output_root={tmp_path}")
-    results = json.loads((only_run_folder(tmp_path) / "results.json").read_text())
+    results = json.loads((find_run_folder(tmp_path) / "results.json").read_text())
     scale = compose("env=cliff_walking")["env"]["progress"]
     returns = np.array(results["per_episode"]["return"])
     expected = (returns - scale["random"]) / (scale["best"] - scale["random"])

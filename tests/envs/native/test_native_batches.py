@@ -21,7 +21,7 @@ from llmrl.envs.substrate.society_env import SubstrateSettings
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.rollout.collector import Collector
-from native_games import SUBSTRATES, flat, native, random_actions
+from native_games import SUBSTRATES, flatten_step, make_native_env, sample_actions
 from stepped_engine import HashedRandom, SteppedEngine
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def test_game_numbers_are_uniform() -> None:
 
 @pytest.mark.slow
 def test_rejects_oversized_rollouts() -> None:
-    env = native("harvest", 64, observe=["pixels"])
+    env = make_native_env("harvest", 64, observe=["pixels"])
     network = ActorCritic(env.spec, torch.Generator(), NetworkSettings(None, [], []))
     collector = Collector(env, SocietyPolicy(env.spec, [network], core_frozen=False), "cpu")
     collector.reset(1)
@@ -71,25 +71,25 @@ def test_respawn_conflict_is_random() -> None:
 
 def test_default_map_and_tiles_need_no_melting_pot(monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setattr(maps.install, "list_missing_packages", lambda: ["dmlab2d"])
-    env = native("harvest", 1, observe=["pixels"])
+    env = make_native_env("harvest", 1, observe=["pixels"])
     assert "env.map=own" in caplog.text
     assert env.engine.setup.game_map.text == maps.load_map("harvest", "own").text
     picture = env.reset(seed=1)["pixels"]
     assert picture.shape == (1, 7, 88, 88, 3) and len(picture.unique()) > 5
     maps._load_melting_pot_map.cache_clear()
     with pytest.raises(EngineError, match="not installed"):
-        native("harvest", 1, map="melting_pot")
+        make_native_env("harvest", 1, map="melting_pot")
 
 
 @pytest.mark.parametrize("substrate", SUBSTRATES)
 def test_active_game_ignores_waiting_games(substrate: str) -> None:
-    single, double = native(substrate, 1), native(substrate, 2, horizon=120)
+    single, double = make_native_env(substrate, 1), make_native_env(substrate, 2, horizon=120)
     single.reset(seed=3), double.reset(seed=3)
     for _ in range(60):  # the second game is over while the first, begun anew, is half way
         double.step(np.zeros((2, 7), np.int64))
     single.reset(), double.reset(mask=np.array([True, False]))
-    for t, action in enumerate(random_actions(double, 110)):
-        left_outputs, b = flat(single.step(action[:1])), flat(double.step(action))
+    for t, action in enumerate(sample_actions(double, 110)):
+        left_outputs, b = flatten_step(single.step(action[:1])), flatten_step(double.step(action))
         for name, x in left_outputs.items():
             if name != "truncated":
                 assert np.array_equal(x, b[name][:1]), (t, name)
@@ -97,9 +97,11 @@ def test_active_game_ignores_waiting_games(substrate: str) -> None:
 
 
 def test_waiting_games_are_restored_exactly() -> None:
-    env, second_env = (native("cleanup", 3, seed=seed, horizon=40, observe=["grid", "vector"]) for seed in (0, 1))
+    env, second_env = (
+        make_native_env("cleanup", 3, seed=seed, horizon=40, observe=["grid", "vector"]) for seed in (0, 1)
+    )
     env.reset(seed=1)
-    actions = random_actions(env, 60)
+    actions = sample_actions(env, 60)
     for t, action in enumerate(actions):
         if t == 25:
             env.reset(mask=np.array([True, False, False]))
@@ -115,7 +117,7 @@ def test_waiting_games_are_restored_exactly() -> None:
 
 
 def test_players_observe_episode_end() -> None:
-    env = native("harvest", 1, observe=["text", "grid"], horizon=2)
+    env = make_native_env("harvest", 1, observe=["text", "grid"], horizon=2)
     env.reset(seed=1)
     env.step(np.zeros((1, 7), np.int64))
     last = env.step(np.zeros((1, 7), np.int64))
@@ -124,7 +126,7 @@ def test_players_observe_episode_end() -> None:
 
 
 def test_pictures_are_valid_for_two_steps() -> None:
-    env = native("cleanup", 2, observe=["pixels"])
+    env = make_native_env("cleanup", 2, observe=["pixels"])
     first = env.reset(seed=1)["pixels"]
     first_copy = first.clone()
     second = env.step(np.full((2, 7), 6)).observation["pixels"]
@@ -163,7 +165,7 @@ def test_auto_backend_is_resolved_per_run(monkeypatch: Any, tmp_path: Any) -> No
 @pytest.mark.parametrize("room", ["WWWWWW\nWPPPAW\nWWWWWW", "WWWWWW\nWQQPAW\nWWWWWW"])
 def test_engines_share_drawn_map(room: str) -> None:
     real = MeltingPotEnv(SubstrateSettings("harvest", 1, n_agents=3, observe=["grid"], map=room), Seeds(0))
-    custom_env = native("harvest", 1, n_agents=3, observe=["grid"], map=room)
+    custom_env = make_native_env("harvest", 1, n_agents=3, observe=["grid"], map=room)
     try:
         cell_counts = [
             np.unique(to_numpy(env.reset(seed=1)["grid"])[..., 0], return_counts=True) for env in (real, custom_env)
@@ -176,7 +178,7 @@ def test_engines_share_drawn_map(room: str) -> None:
 
 
 def test_steps_inside_inference_mode() -> None:
-    env = native("harvest", 2, observe=["grid", "pixels"])
+    env = make_native_env("harvest", 2, observe=["grid", "pixels"])
     with torch.inference_mode():
         env.reset(seed=1)
         env.step(np.zeros((2, 7), np.int64))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import comparable_metrics, compose, only_run_folder, run
+from experiments import compose, find_run_folder, load_comparable_metrics, run
 from llmrl.cli.evaluate import main as evaluate
 from llmrl.envs.native.vec_env import NativeEnv
 from llmrl.envs.substrate.maps import SYMBOLS
@@ -85,8 +85,8 @@ def test_lists_all_symbols(substrate: str, title: str) -> None:
 def test_studies_need_no_melting_pot(game: str, tmp_path: Path) -> None:
     small = ("env.horizon=8", "design.steps=2", "design.adapt_rounds=1", f"output_root={tmp_path}")
     assert run(f"experiment=legislative/{game}_native_small", "principal=llm", *CUSTOM_MAP, *small) is not None
-    summary = json.loads((only_run_folder(tmp_path) / "summary.json").read_text())
-    logged = set().union(*comparable_metrics(only_run_folder(tmp_path)))
+    summary = json.loads((find_run_folder(tmp_path) / "summary.json").read_text())
+    logged = set().union(*load_comparable_metrics(find_run_folder(tmp_path)))
     assert summary["proposals"] == 2 * 4
     assert {"principal/objective_society_0", "principal/objective_society_1"} <= logged
     explains = {"apples_live_quarter_1", "apples_live_quarter_4"}
@@ -94,6 +94,6 @@ def test_studies_need_no_melting_pot(game: str, tmp_path: Path) -> None:
         {"incentives_clean", "incentives_other"} if game == "cleanup" else {"apples_bracket_1", "apples_bracket_3"}
     )
     assert {f"{phase}/{name}" for phase in ("train", "validation") for name in explains} <= logged
-    evaluate([str(only_run_folder(tmp_path)), "--episodes", "4"])
-    results = json.loads((only_run_folder(tmp_path) / "evaluation" / "results.json").read_text())
+    evaluate([str(find_run_folder(tmp_path)), "--episodes", "4"])
+    results = json.loads((find_run_folder(tmp_path) / "evaluation" / "results.json").read_text())
     assert explains <= set(results["table"]) and {"mean_eating_step", *explains} <= set(results["per_episode"])

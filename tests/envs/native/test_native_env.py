@@ -15,15 +15,15 @@ from llmrl.envs.native.engine import GameSetup
 from llmrl.envs.native.hashed_random import derive_game_keys
 from llmrl.envs.native.vec_env import has_ended
 from llmrl.envs.substrate import maps
-from native_games import SUBSTRATES, flat, native, random_actions
+from native_games import SUBSTRATES, flatten_step, make_native_env, sample_actions
 
 
 @pytest.mark.parametrize("substrate", SUBSTRATES)
 def test_step_outputs_match_spec(substrate: str) -> None:
     mechanism = Incentives() if substrate == "cleanup" else BracketedTax()
-    env = native(substrate, 3, observe=["pixels", "grid", "vector"], mechanism=mechanism)
+    env = make_native_env(substrate, 3, observe=["pixels", "grid", "vector"], mechanism=mechanism)
     observation = env.reset(seed=1)
-    step = env.step(random_actions(env, 1)[0])
+    step = env.step(sample_actions(env, 1)[0])
     for channels in (observation, step.observation):
         assert set(channels) == set(env.spec.observation) == {"pixels", "grid", "vector", "mechanism"}
         for name, channel in env.spec.observation.items():
@@ -40,20 +40,20 @@ def test_step_outputs_match_spec(substrate: str) -> None:
 
 @pytest.mark.parametrize("substrate", SUBSTRATES)
 def test_batch_keeps_game(substrate: str) -> None:
-    small, large = native(substrate, 2), native(substrate, 5)
-    actions = random_actions(large, 80)
+    small, large = make_native_env(substrate, 2), make_native_env(substrate, 5)
+    actions = sample_actions(large, 80)
     small.reset(seed=3), large.reset(seed=3)
     for action in actions:
-        left_outputs, b = flat(small.step(action[:2])), flat(large.step(action))
+        left_outputs, b = flatten_step(small.step(action[:2])), flatten_step(large.step(action))
         for name, x in left_outputs.items():
             assert np.array_equal(x, b[name][:2]), name
-    other_outputs = flat(large.step(actions[0]))
+    other_outputs = flatten_step(large.step(actions[0]))
     assert not np.array_equal(other_outputs["observation/grid"][0], other_outputs["observation/grid"][1])
 
 
 @pytest.mark.parametrize("substrate", SUBSTRATES)
 def test_games_follow_seeds(substrate: str) -> None:
-    env = native(substrate, 4)
+    env = make_native_env(substrate, 4)
     first = [to_numpy(env.reset(seed=seed)["grid"]).copy() for seed in (5, 6, 5)]
     assert np.array_equal(first[0], first[2]) and not np.array_equal(first[0], first[1])
     second = to_numpy(env.reset()["grid"])  # the next episode of the same stream
@@ -63,7 +63,7 @@ def test_games_follow_seeds(substrate: str) -> None:
         *np.split(to_numpy(env.reset(seed=5)["grid"]), 2)
     )  # a plain seed: all are their own again
     grouped = to_numpy(env.reset(seed=[5, 7])["grid"])
-    games_env = native(substrate, 2)
+    games_env = make_native_env(substrate, 2)
     for group, seed in enumerate((5, 7)):
         assert np.array_equal(grouped[2 * group : 2 * group + 2], to_numpy(games_env.reset(seed=seed)["grid"]))
     env.share_random_numbers(2)
@@ -76,10 +76,10 @@ def test_restored_batch_is_identical(substrate: str) -> None:
     def mechanism() -> Any:
         return Incentives() if substrate == "cleanup" else BracketedTax()
 
-    env = native(substrate, 3, mechanism=mechanism(), horizon=60)
-    second_env = native(substrate, 3, seed=9, mechanism=mechanism(), horizon=60)
+    env = make_native_env(substrate, 3, mechanism=mechanism(), horizon=60)
+    second_env = make_native_env(substrate, 3, seed=9, mechanism=mechanism(), horizon=60)
     env.set_mechanism(np.array([0.5, 0.25, 1.0]))
-    actions = random_actions(env, 90)
+    actions = sample_actions(env, 90)
     env.reset(seed=1)
     for t, action in enumerate(actions[:45]):
         env.step(action)
@@ -87,7 +87,7 @@ def test_restored_batch_is_identical(substrate: str) -> None:
             env.reset(mask=np.array([False, True, False]))
     second_env.load_state_dict(env.state_dict())
     for action in actions[45:]:
-        left_outputs, b = flat(env.step(action)), flat(second_env.step(action))
+        left_outputs, b = flatten_step(env.step(action)), flatten_step(second_env.step(action))
         for name, x in left_outputs.items():
             assert np.array_equal(x, b[name]), name
         if left_outputs["truncated"].any():
@@ -96,16 +96,16 @@ def test_restored_batch_is_identical(substrate: str) -> None:
 
 
 def test_completed_games_wait_with_zero_rewards() -> None:
-    env = native("harvest", 2, horizon=5, mechanism=BracketedTax())
+    env = make_native_env("harvest", 2, horizon=5, mechanism=BracketedTax())
     env.reset(seed=1)
     for _ in range(3):
-        env.step(random_actions(env, 1)[0])
+        env.step(sample_actions(env, 1)[0])
     env.reset(mask=np.array([True, False]))
     for _ in range(2):
-        step = env.step(random_actions(env, 1)[0])
+        step = env.step(sample_actions(env, 1)[0])
     assert step.truncated.tolist() == [False, True]
     previous_grid = to_numpy(step.observation["grid"]).copy()
-    for action in random_actions(env, 3):
+    for action in sample_actions(env, 3):
         step = env.step(action)
         assert float(step.info["players_present"][1]) == 0 and not step.reward[1].any()
         assert np.array_equal(to_numpy(step.observation["grid"])[1][..., :3], previous_grid[1][..., :3])
@@ -127,27 +127,27 @@ def test_episodes_end_at_random_as_upstream(substrate: Any, chance: float) -> No
 
 
 def test_legislative_rules_disable_zap() -> None:
-    env = native("harvest", 2, rules="legislative")
+    env = make_native_env("harvest", 2, rules="legislative")
     assert "zap" not in env.spec.action_names
     first, second = (to_numpy(env.reset(seed=seed)["grid"]) for seed in (1, 2))
     assert np.array_equal(first, second)  # everybody begins on a cell of its own, facing north
-    cleanup_env = native("cleanup", 2, rules="legislative", n_agents=3)
+    cleanup_env = make_native_env("cleanup", 2, rules="legislative", n_agents=3)
     cleanup_env.reset(seed=1)
     step = cleanup_env.step(np.zeros((2, 3), np.int64))
     assert (step.info["apples_live"] == cleanup_env.engine.n_apple_sites).all()
 
 
 def test_words_match_grid() -> None:
-    env = native("cleanup", 1, observe=["text", "grid"])
+    env = make_native_env("cleanup", 1, observe=["text", "grid"])
     text = env.reset(seed=1)["text"]
     assert text.shape == (1, 7) and all("map" in map_text for map_text in text[0])
 
 
 def test_mechanism_payments_match_reference() -> None:
-    env = native("cleanup", 2, mechanism=Incentives(max_incentive=3.0))
+    env = make_native_env("cleanup", 2, mechanism=Incentives(max_incentive=3.0))
     env.set_mechanism(np.array([[0.0, 3.0, 0.0], [0.0, 0.0, 1.0]]))
     env.reset(seed=2)
-    for action in random_actions(env, 60):
+    for action in sample_actions(env, 60):
         step = env.step(action)
         assert step.reward_jacobian is not None
         payments = step.reward_jacobian * np.array([[0, 3, 0], [0, 0, 1]], dtype=np.float32)[:, None]
@@ -176,16 +176,16 @@ def test_mechanism_payments_match_reference() -> None:
 )
 def test_rejects_invalid_input(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        native("harvest", **{"n_envs": 1, **options})
+        make_native_env("harvest", **{"n_envs": 1, **options})
 
 
 def test_clean_up_needs_river() -> None:
     with pytest.raises(ConfigError, match="no river"):
-        native("cleanup", 1, n_agents=1, map="WWWW\nWPBW\nWWWW")
+        make_native_env("cleanup", 1, n_agents=1, map="WWWW\nWPBW\nWWWW")
 
 
 def test_rejects_invalid_actions() -> None:
-    env = native("harvest", 2)
+    env = make_native_env("harvest", 2)
     with pytest.raises(ValueError, match="reset"):
         env.step(np.zeros((2, 7), np.int64))
     env.reset(seed=1)
@@ -196,19 +196,19 @@ def test_rejects_invalid_actions() -> None:
 
 
 def test_rejects_state_of_different_map() -> None:
-    env = native("harvest", 1, map="own")
+    env = make_native_env("harvest", 1, map="own")
     env.reset(seed=1)
     with pytest.raises(CheckpointError, match=r"env\.map"):
-        native(
+        make_native_env(
             "harvest", 1, n_agents=7, map=env.engine.setup.game_map.text.replace("Q", "P", 1).replace("Q", "P")
         ).load_state_dict(env.state_dict())
 
 
 def test_any_map_and_player_count() -> None:
     text = "W" * 12 + "\n" + "\n".join("W" + "PPPPPPPPPA" + "W" for _ in range(5)) + "\n" + "W" * 12
-    env = native("harvest", 2, n_agents=40, map=text)
+    env = make_native_env("harvest", 2, n_agents=40, map=text)
     env.reset(seed=1)
-    for action in random_actions(env, 30):
+    for action in sample_actions(env, 30):
         step = env.step(action)
         state = env.state_dict()["state"]
         cells = state["pos"][state["alive"]].reshape(-1)

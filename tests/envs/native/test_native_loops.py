@@ -21,7 +21,7 @@ import llmrl
 from llmrl.core.errors import ConfigError
 from llmrl.envs.native import compilation, hashed_random
 from llmrl.envs.native.hashed_random import derive_game_keys
-from played_games import GAMES, digest, digests, small
+from played_games import GAMES, compute_digest, compute_digests, make_small_env
 from stepped_engine import PURPOSES, HashedRandom
 
 SHARED = 2 * compilation.WORK_PER_THREAD // 6
@@ -75,18 +75,18 @@ def in_plain_python(threads: int, n: int, arrays: tuple[Any, ...]) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 def test_200_episodes_agree_across_backends() -> None:
-    compiled = digests()
-    assert len(set(compiled)) == 4 and compiled == digests(in_plain_python)
+    compiled = compute_digests()
+    assert len(set(compiled)) == 4 and compiled == compute_digests(in_plain_python)
     code = (
         "import sys, numpy as np\n"
         "from llmrl.envs.native import compilation\n"
-        "from played_games import digests, small\n"
-        "assert isinstance(small('harvest').engine.play_games, compilation.GpuLoop)\n"
+        "from played_games import compute_digests, make_small_env\n"
+        "assert isinstance(make_small_env('harvest').engine.play_games, compilation.GpuLoop)\n"
         f"source = np.array({keys().tolist()}, np.int32)\n"
         "numbers = np.zeros((20, 500), np.int64)\n"
         "import drawn_numbers\n"
         "drawn_numbers.drawn[1, 32](source, numbers)\n"
-        "print(*digests(), numbers.tobytes().hex()[:64], int(numbers.sum()))"
+        "print(*compute_digests(), numbers.tobytes().hex()[:64], int(numbers.sum()))"
     )
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(SUPPORT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
@@ -106,11 +106,11 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def play_digest() -> str:
-    return digest(small("cleanup", SHARED))
+    return compute_digest(make_small_env("cleanup", SHARED))
 
 
 def test_threads_preserve_outputs(two_threads: None) -> None:
-    assert small("cleanup", SHARED).threads == 2 and small("cleanup", SHARED - 1).threads == 1
+    assert make_small_env("cleanup", SHARED).threads == 2 and make_small_env("cleanup", SHARED - 1).threads == 1
     torch.set_num_threads(1)
     reference_digest = play_digest()
     torch.set_num_threads(2)
@@ -121,16 +121,18 @@ def test_threads_preserve_outputs(two_threads: None) -> None:
 
 
 def test_fork_after_threads_is_safe(two_threads: None) -> None:
-    env = small("harvest", SHARED)  # torch's own threads would not survive the fork, and it has them make its zeros
-    expected_digest = digest(env)
+    env = make_small_env(
+        "harvest", SHARED
+    )  # torch's own threads would not survive the fork, and it has them make its zeros
+    expected_digest = compute_digest(env)
     child = os.fork()
     if child == 0:
-        os._exit(0 if digest(env) == expected_digest else 3)
+        os._exit(0 if compute_digest(env) == expected_digest else 3)
     assert os.waitpid(child, 0)[1] == 0
 
 
 def test_readonly_actions_need_no_recompilation() -> None:
-    env, compiled = small("harvest"), compilation.compiled_functions().play.overloads
+    env, compiled = make_small_env("harvest"), compilation.compiled_functions().play.overloads
     env.reset(seed=1)
     action = np.zeros((GAMES, 2), np.int64)
     action.flags.writeable = False
@@ -146,8 +148,8 @@ def test_disk_cache_depends_on_code(tmp_path: Path) -> None:
     code = (
         "import logging; logging.basicConfig(level='INFO')\n"
         "import numpy as np\n"
-        "from played_games import small\n"
-        "env = small('harvest'); env.reset(seed=1)\n"
+        "from played_games import make_small_env\n"
+        "env = make_small_env('harvest'); env.reset(seed=1)\n"
         "print(sum(float(env.step(np.full((50, 2), 1)).reward.sum()) for _ in range(4)))\n"
     )
     environment = {

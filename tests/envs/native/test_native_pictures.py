@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_games import RealGame, Rig, drawn, in_child
+from engine_games import GameSettings, RealGame, run_in_fork, weighted_policy
 from llmrl.core.errors import ConfigError
 from llmrl.envs.melting_pot.worker import Game, MemoryLayout
 from llmrl.envs.native.cell_codes import WATER_FRAMES, assign_codes, blend, load_tiles, render_tiles
@@ -18,7 +18,7 @@ from llmrl.envs.substrate import install, maps, sprites
 from llmrl.envs.substrate.grid_text import BEAMS
 from llmrl.envs.substrate.maps import OWN_MAPS
 from llmrl.envs.substrate.substrate_rules import PIXELS_SHAPE
-from some import some
+from some import mark_long_except
 
 CELLS, PLAYER_CELL = (11, 11), (9, 5)
 HEADINGS = "NESW"
@@ -105,7 +105,7 @@ def test_player_view_matches_engine(substrate, rules):
             black += sum(not picture.any() for _, picture in frames[-1])
         return sprites, frames
 
-    sprites, frames = in_child(episode)
+    sprites, frames = run_in_fork(episode)
     reader = Reader(codes, sprites)
     code_table, views, black = {}, 0, 0
     for frame in frames:
@@ -155,14 +155,14 @@ def test_player_view_matches_engine(substrate, rules):
 
 @pytest.mark.slow
 @pytest.mark.meltingpot
-@pytest.mark.parametrize("substrate", some(["harvest"], ["cleanup", "harvest"]))
+@pytest.mark.parametrize("substrate", mark_long_except(["harvest"], ["cleanup", "harvest"]))
 def test_world_view_matches_engine(substrate):
-    rig = Rig(substrate)
+    rig = GameSettings(substrate)
     game_map = maps.parse_map(substrate, rig.map)
     codes = assign_codes(game_map, rig.n_agents)
     tile_bank = load_tiles(substrate, rig.map, rig.n_agents, "melting_pot")
     # No beams: what the engine tells of its state leaves them out.
-    policy = drawn([1, 4, 1, 1, 1, 2, 2] + [0] * (len(rig.actions) - 7))
+    policy = weighted_policy([1, 4, 1, 1, 1, 2, 2] + [0] * (len(rig.actions) - 7))
 
     def episode():
         game, rng = RealGame(rig), np.random.default_rng(0)
@@ -172,7 +172,7 @@ def test_world_view_matches_engine(substrate):
             frames.append((codes_seen, np.array(game._lab.observation("WORLD.RGB"))))
         return game.sites, frames
 
-    sites, frames = in_child(episode)
+    sites, frames = run_in_fork(episode)
     apples, dirt, water = (
         [game_map.index_of(int(x), int(y)) for x, y, site_kind in sites if site_kind == kind] for kind in (1, 2, 3)
     )

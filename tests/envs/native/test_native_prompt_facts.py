@@ -11,10 +11,10 @@ from llmrl.core.protocols import VecEnv
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.envs.substrate import maps
-from models import scripted
-from native_games import flat, native
-from shipped import llm_principal
-from some import some
+from models import make_scripted_client
+from native_games import flatten_step, make_native_env
+from shipped import build_llm_principal
+from some import mark_long_except
 
 SMALL = {
     "cleanup": "WWWWWWW\nWFFFHHW\nWP P PW\nWBBBB W\nWWWWWWW\n",
@@ -26,7 +26,7 @@ PUBLISHED_OPTIONS = {"clean_count": "exactly_one", "reward_removed": True}
 
 def game(engine: str, substrate: str, **options: Any) -> VecEnv:
     if engine == "native":
-        return native(substrate, 4, **options)
+        return make_native_env(substrate, 4, **options)
     from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
     from llmrl.envs.substrate.society_env import SubstrateSettings
 
@@ -36,13 +36,13 @@ def game(engine: str, substrate: str, **options: Any) -> VecEnv:
 def count_events(env: VecEnv) -> dict[str, float]:
     """Return the initial counts, from a step without actions, growth or new dirt."""
     env.reset(seed=1)
-    outputs = flat(env.step(np.zeros((env.spec.n_envs, env.spec.n_agents), np.int64)))
+    outputs = flatten_step(env.step(np.zeros((env.spec.n_envs, env.spec.n_agents), np.int64)))
     return {name: float(outputs[f"info/{name}"][0]) for name in ("apples_live", "dirt") if f"info/{name}" in outputs}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("rules", some(["legislative"], ["upstream", "legislative"]))
+@pytest.mark.parametrize("rules", mark_long_except(["legislative"], ["upstream", "legislative"]))
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
 def test_facts_match_game(engine: str, substrate: str, rules: str) -> None:
     env = game(engine, substrate, rules=rules, map="melting_pot" if engine == "native" else "auto")
@@ -62,7 +62,7 @@ def test_facts_follow_map(engine: str, substrate: str) -> None:
     env = game(engine, substrate, map=SMALL[substrate], n_agents=2, mechanism=mechanism)
     try:
         assert env.spec.facts["apple_sites"] == (4 if substrate == "cleanup" else 5)
-        text = llm_principal(env.spec, scripted()).build_prompt(None).text
+        text = build_llm_principal(env.spec, make_scripted_client()).build_prompt(None).text
         if substrate == "cleanup":
             assert "begins with 3 of the river's 5 cells dirty and no apple on any of the orchard's 4 spots." in text
         else:
@@ -95,7 +95,7 @@ def test_cleaning_count_matches_payment(engine: str, options: dict[str, Any]) ->
         for _ in range(200):
             # Ahead and to the sides, and many shots.
             action = rng.choice([1, 1, 3, 4, 5, 6, 8, 8, 8], size=(env.spec.n_envs, env.spec.n_agents))
-            outputs = flat(env.step(action))
+            outputs = flatten_step(env.step(action))
             n_charged = (outputs["base"] == -1).sum(1)
             np.testing.assert_array_equal(outputs["info/paid_cleans"], n_charged)
             assert (outputs["info/paid_cleans"] <= outputs["info/cleaning_shots"]).all()
@@ -107,8 +107,8 @@ def test_cleaning_count_matches_payment(engine: str, options: dict[str, Any]) ->
 
 
 def question(rules: str, **options: Any) -> str:
-    env = native("cleanup", 1, rules=rules, map="melting_pot", mechanism=Incentives(**options))
-    return llm_principal(env.spec, scripted()).build_prompt(None).text
+    env = make_native_env("cleanup", 1, rules=rules, map="melting_pot", mechanism=Incentives(**options))
+    return build_llm_principal(env.spec, make_scripted_client()).build_prompt(None).text
 
 
 @pytest.mark.meltingpot
@@ -132,8 +132,8 @@ def test_prompt_follows_switches() -> None:
 
 
 def test_describes_clean_up_tax() -> None:
-    env = native("cleanup", 1, map=SMALL["cleanup"], n_agents=2, mechanism=BracketedTax())
-    text = llm_principal(env.spec, scripted()).build_prompt(None).text
+    env = make_native_env("cleanup", 1, map=SMALL["cleanup"], n_agents=2, mechanism=BracketedTax())
+    text = build_llm_principal(env.spec, make_scripted_client()).build_prompt(None).text
     assert "An apple is worth 1 in base reward, and cleaning costs nothing but time." in text
     assert "stands with the numbers below" not in text and "paid_cleans" not in text
 
@@ -141,16 +141,16 @@ def test_describes_clean_up_tax() -> None:
 @pytest.mark.parametrize(("rules", "horizon", "phrase"), [("upstream", 2000, True), ("upstream", 1000, False),
                                                         ("legislative", 2000, False)])  # fmt: skip
 def test_describes_random_end(rules: str, horizon: int, phrase: bool) -> None:
-    env = native("harvest", 1, rules=rules, horizon=horizon, map="own", mechanism=BracketedTax())
-    text = llm_principal(env.spec, scripted()).build_prompt(None).text
+    env = make_native_env("harvest", 1, rules=rules, horizon=horizon, map="own", mechanism=BracketedTax())
+    text = build_llm_principal(env.spec, make_scripted_client()).build_prompt(None).text
     assert (f"An episode lasts {horizon} steps at most: at step 1099" in text) == phrase
     assert (f"An episode lasts {horizon} steps.\n" in text) != phrase
 
 
 @pytest.mark.parametrize("rules", ["upstream", "legislative"])
 def test_describes_zapping(rules: str) -> None:
-    env = native("harvest", 1, rules=rules, map="own", mechanism=BracketedTax())
-    text = llm_principal(env.spec, scripted()).build_prompt(None).text
+    env = make_native_env("harvest", 1, rules=rules, map="own", mechanism=BracketedTax())
+    text = build_llm_principal(env.spec, make_scripted_client()).build_prompt(None).text
     assert ("An agent hit by the zapping beam of another is out of the game for 4 steps." in text) == (
         "zap" in env.spec.action_names
     )

@@ -6,8 +6,8 @@ The native engine receives the random numbers and must agree in each step.
 import numpy as np
 import pytest
 
-from engine_games import Recording, Rig, play, script
-from replays import replay
+from engine_games import GameSettings, Recording, play, play_script
+from replays import replay_recordings
 
 pytestmark = [pytest.mark.slow, pytest.mark.meltingpot]
 MOVES = ("forward", "step_right", "backward", "step_left")
@@ -33,12 +33,12 @@ def rig(substrate, *rows, ground=(), **options):
     stock = ground or ({"cleanup": "BFFF", "harvest": "A"}[substrate],)
     text = "\n".join([text, *(f"W{row.ljust(width - 2, 'W')}W" for row in stock), "W" * width])
     n_agents = sum(char.isdigit() or char in "abcde" for row in rows for char in row)
-    return Rig(substrate, text, n_agents, **options)
+    return GameSettings(substrate, text, n_agents, **options)
 
 
 def assert_deterministic(recording: Recording):
     """Return the recording after a comparison with the native engine."""
-    verdict = replay([recording])
+    verdict = replay_recordings([recording])
     assert verdict.steps == len(recording.action) and not verdict.mismatches, verdict.mismatches[:5]
     return recording.seen
 
@@ -60,7 +60,7 @@ def test_moves_follow_heading(substrate):
             lines += [MOVES[move], MOVES[move], MOVES[(move + 2) % 4]]
         lines += ["forward", "step_left", "forward", "step_left", "backward", "step_right", "turn_right"]
     lines += ["turn_left"] * 5
-    recording = assert_deterministic(script(room, [[line] for line in lines]))
+    recording = assert_deterministic(play_script(room, [[line] for line in lines]))
     at, heading, blocked = np.array([2, 2]), 0, 0
     for t, line in enumerate(lines, start=1):
         if line in MOVES:
@@ -122,8 +122,8 @@ def test_vacated_cell_is_free(substrate):
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
 def test_players_cannot_swap_or_rotate(substrate):
     """Check that two players facing each other, and four players in a circle, do not move in any order."""
-    swap = assert_deterministic(script(rig(substrate, "01", headings="EW"), [["forward", "forward"]] * 8))
-    circle = assert_deterministic(script(rig(substrate, "01", "32", headings="ESWN"), [["forward"] * 4] * 12))
+    swap = assert_deterministic(play_script(rig(substrate, "01", headings="EW"), [["forward", "forward"]] * 8))
+    circle = assert_deterministic(play_script(rig(substrate, "01", "32", headings="ESWN"), [["forward"] * 4] * 12))
     for recording in (swap, circle):
         assert (recording.x == recording.x[0]).all() and (recording.y == recording.y[0]).all()
     assert len({tuple(turn) for turn in circle.turn[1:].tolist()}) > 5
@@ -159,7 +159,7 @@ def test_zap_covers_three_by_three_cells(depth, heading):
     for player, (x, y) in enumerate(cells, start=1):
         rows[4 + y][4 + x] = "0123456789abcde"[player]
     room = rig("harvest", *("".join(row) for row in rows), headings="NESW"[heading] + "N" * len(cells))
-    recording = assert_deterministic(script(room, [["zap"] + ["noop"] * len(cells)]))
+    recording = assert_deterministic(play_script(room, [["zap"] + ["noop"] * len(cells)]))
     hit = {cells[player - 1] for player in np.flatnonzero(~recording.alive[1])}
     assert hit == {tuple(cell) for cell in cells_in_beam(heading, depth)} and recording.zapped[1, 0] == 3
 
@@ -186,23 +186,27 @@ def test_zap_collisions(substrate, name):
     rows, heading, hit = ZAPS[name]
     width, n_agents = max(map(len, rows)), sum(char.isdigit() for row in rows for char in row)
     room = rig(substrate, *(row.ljust(width) for row in rows), headings=heading + "N" * (n_agents - 1))
-    recording = assert_deterministic(script(room, [["zap"] + ["noop"] * (n_agents - 1)]))
+    recording = assert_deterministic(play_script(room, [["zap"] + ["noop"] * (n_agents - 1)]))
     assert set(np.flatnonzero(~recording.alive[1]).tolist()) == hit and recording.zapped[1, 0] == len(hit)
 
 
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
 def test_mutual_zap_removes_players(substrate):
-    recording = assert_deterministic(script(rig(substrate, "0 1", headings="EW"), [["zap", "zap"]]))
+    recording = assert_deterministic(play_script(rig(substrate, "0 1", headings="EW"), [["zap", "zap"]]))
     assert not recording.alive[1].any() and (recording.zapped[1] == 1).all()
 
 
 def test_zap_follows_moves():
     """Move players nearer, out of and into the line of fire while the shooter fires."""
     room = rig("harvest", "0  1 2", headings="EEW")
-    assert assert_deterministic(script(room, [["zap", "backward", "noop"]])).alive[1].tolist() == [True, False, True]
-    assert assert_deterministic(script(room, [["zap", "forward", "noop"]])).alive[1].tolist() == [True, True, True]
+    assert assert_deterministic(play_script(room, [["zap", "backward", "noop"]])).alive[1].tolist() == [
+        True,
+        False,
+        True,
+    ]
+    assert assert_deterministic(play_script(room, [["zap", "forward", "noop"]])).alive[1].tolist() == [True, True, True]
     room = rig("harvest", "0   1", headings="EW")
-    assert assert_deterministic(script(room, [["zap", "forward"]])).alive[1].tolist() == [True, False]
+    assert assert_deterministic(play_script(room, [["zap", "forward"]])).alive[1].tolist() == [True, False]
 
 
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
@@ -212,12 +216,12 @@ def test_zap_has_cooldown(substrate):
     The cooldown stops while a player is removed.
     """
     wait = COOLDOWN[substrate]
-    recording = assert_deterministic(script(rig(substrate, "0", headings="N"), [["zap"]] * 40))
+    recording = assert_deterministic(play_script(rig(substrate, "0", headings="N"), [["zap"]] * 40))
     fired = np.flatnonzero(recording.zap_wait[1:, 0] == wait) + 1
     np.testing.assert_array_equal(fired, np.arange(1, 41, wait + 1))
     np.testing.assert_allclose(recording.ready[: wait + 2, 0], [1, *np.linspace(0, 1, wait + 1)])
     lines = [["zap", "zap"]] + [["noop", "noop"]] * (RESPAWN_DELAY[substrate] + wait + 4)
-    out = assert_deterministic(script(rig(substrate, "0 1", headings="EW"), lines))
+    out = assert_deterministic(play_script(rig(substrate, "0 1", headings="EW"), lines))
     absent = ~out.alive[:, 0]
     assert (out.zap_wait[absent, 0] == wait).all() and (out.ready[absent, 0] == 0).all()
     respawn_step = np.flatnonzero(absent).max() + 1
@@ -229,7 +233,7 @@ def test_zapped_player_respawns_on_spawn_cell(substrate):
     """Check removal for 51 or 5 observations; actions have an effect from the frame after the respawn."""
     delay = RESPAWN_DELAY[substrate]
     lines = [["zap", "noop"]] + [["noop", "turn_right"]] * (delay + 4)
-    recording = assert_deterministic(script(rig(substrate, "0 1", headings="EW"), lines))
+    recording = assert_deterministic(play_script(rig(substrate, "0 1", headings="EW"), lines))
     absent_steps = np.flatnonzero(~recording.alive[:, 1])
     assert len(absent_steps) == delay + 1 and absent_steps[0] == 1
     respawn_step = absent_steps[-1] + 1
@@ -242,10 +246,10 @@ def test_zapped_player_respawns_on_spawn_cell(substrate):
 @pytest.mark.slow
 def test_occupied_spawn_delays_respawn():
     """Use legislative rules, where each player has its own spawn cell. The zapper occupies it until step 60."""
-    rig = Rig("cleanup", n_agents=2, rules="legislative")
+    rig = GameSettings("cleanup", n_agents=2, rules="legislative")
     walk = ["turn_left", "forward", "zap", "forward", "forward", "step_left"]
     lines = [[step, "noop"] for step in walk] + [["noop", "noop"]] * (59 - len(walk)) + [["step_right", "noop"]] * 2
-    recording = assert_deterministic(script(rig, lines))
+    recording = assert_deterministic(play_script(rig, lines))
     assert places(recording, 0)[59] == (8, 10) == places(recording, 1)[0]
     absent_steps = np.flatnonzero(~recording.alive[:, 1])
     np.testing.assert_array_equal(absent_steps, np.arange(3, 60))
@@ -261,7 +265,7 @@ def test_clean_beam_stops_at_first_dirt(heading):
 
     The three shots clean the first, second and third cells of the three lines; a fourth cleans nothing.
     """
-    recording = assert_deterministic(script(rig("cleanup", *RIVER, headings="NESW"[heading]), [["clean"]] * 13))
+    recording = assert_deterministic(play_script(rig("cleanup", *RIVER, headings="NESW"[heading]), [["clean"]] * 13))
     spots = [(x, y) for y in range(7) for x in range(7) if (x, y) != (3, 3)]
     for depth in (1, 2, 3):
         t = 3 * depth - 2
@@ -272,16 +276,18 @@ def test_clean_beam_stops_at_first_dirt(heading):
 
 
 def test_clean_beam_passes_players():
-    recording = assert_deterministic(script(rig("cleanup", "01F", "WWW", "F F", headings="EN"), [["clean", "noop"]]))
+    recording = assert_deterministic(
+        play_script(rig("cleanup", "01F", "WWW", "F F", headings="EN"), [["clean", "noop"]])
+    )
     assert recording.cleaned[1].tolist() == [1, 0] and not recording.dirt[1, 0]
-    recording = assert_deterministic(script(rig("cleanup", "0WF", "   ", "F F", headings="E"), [["clean"]]))
+    recording = assert_deterministic(play_script(rig("cleanup", "0WF", "   ", "F F", headings="E"), [["clean"]]))
     assert recording.cleaned[1, 0] == 0
 
 
 def test_joint_cleaning_is_observed_next_step():
     """Let two players shoot at one cell in the same step; both count it. Others observe it in the next step."""
     room = rig("cleanup", "0F1", "  2", headings="EWN")
-    recording = assert_deterministic(script(room, [["clean", "clean", "noop"]] + [["noop"] * 3] * 2))
+    recording = assert_deterministic(play_script(room, [["clean", "clean", "noop"]] + [["noop"] * 3] * 2))
     assert recording.cleaned[1].tolist() == [1, 1, 0]
     assert recording.others_cleaned[:4].tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 2], [0, 0, 0]]
 
@@ -290,7 +296,7 @@ def test_eating_requires_move():
     """Wait, turn and zap next to an apple, which remains; a move onto it eats it once."""
     room = rig("harvest", "0A", headings="N")
     quiet = ["noop", "turn_right", "zap", "noop", "turn_left", "forward"]
-    recording = assert_deterministic(script(room, [[line] for line in (*quiet, "step_right", "step_right")]))
+    recording = assert_deterministic(play_script(room, [[line] for line in (*quiet, "step_right", "step_right")]))
     assert recording.reward[:, 0].tolist() == [0] * 7 + [1, 0]
     assert recording.apple[:, 0].tolist() == [True] * 7 + [False] * 2
 
@@ -303,14 +309,14 @@ def test_apple_under_player_is_eaten_immediately():
     """
     room = rig("cleanup", "0W1W2W3W4W5W6W7W8", ground=["H" * 15] * 4, headings="N" * 9, under="B")
     lines = [["noop"] * 3 + ["turn_left"] * 3 + ["forward"] * 3] * 90
-    recording = assert_deterministic(script(room, lines))
+    recording = assert_deterministic(play_script(room, lines))
     assert not recording.apple.any() and recording.grew.sum() > 9
     assert set(recording.reward[:, :6].flat) == {0, 1} and set(recording.reward[:, 6:].flat) == {0, 2}
 
 
 def test_eating_while_zapped():
     recording = assert_deterministic(
-        script(rig("harvest", "0  A1", headings="EW"), [["zap", "forward"], ["noop", "noop"]])
+        play_script(rig("harvest", "0  A1", headings="EW"), [["zap", "forward"], ["noop", "noop"]])
     )
     assert recording.reward[1].tolist() == [0, 1] and recording.alive[1].tolist() == [True, False]
 
@@ -323,7 +329,7 @@ def test_neighbor_count_lags():
     room = rig("harvest", "0AAA  A1", headings="EW")
     forth, backward, go = ["forward", "forward"], ["noop", "backward"], ["forward", "noop"]
     lines = [forth, backward, go, go] + [["noop", "noop"]] * 3
-    recording = assert_deterministic(script(room, lines))
+    recording = assert_deterministic(play_script(room, lines))
     assert recording.waits[:4, 3].tolist() == [-1, -1, 0, 0] and recording.dry[:4, 3].tolist() == [
         False,
         False,

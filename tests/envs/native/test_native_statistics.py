@@ -18,7 +18,7 @@ from llmrl.envs.native.hashed_random import derive_game_keys
 from llmrl.envs.native.vec_env import has_ended
 from llmrl.envs.substrate import install
 from llmrl.envs.substrate.maps import GameMap, parse_map
-from statistics_of_games import condition_of, of_native, reference, z_scores
+from statistics_of_games import compute_z_scores, load_reference, measure_native_games, parse_condition
 from stepped_engine import HashedRandom, SteppedEngine
 
 pytestmark = pytest.mark.meltingpot
@@ -72,7 +72,7 @@ def test_move_order_is_fair(players):
     middle = after.pos == engine.setup.game_map.index_of(2, 2)
     assert (middle.sum(1) == 1).all() and even(middle.sum(0))
     if players == 2:
-        wins = reference()["frequencies"]["two players enter one free cell: tries, won by the lower slot"]
+        wins = load_reference()["frequencies"]["two players enter one free cell: tries, won by the lower slot"]
         assert agree(wins, (N_GAMES, int(middle[:, 0].sum())))
 
 
@@ -88,7 +88,7 @@ def test_move_orders_are_uniform():
     assert (
         binomial(N_GAMES, second.sum(), 1 / 2) and binomial(N_GAMES, third.sum(), 1 / 6) and not (third & ~second).any()
     )
-    followed = reference()["frequencies"]["a player enters the cell that another leaves: tries, succeeded"]
+    followed = load_reference()["frequencies"]["a player enters the cell that another leaves: tries, succeeded"]
     assert agree(followed, (N_GAMES, int(second.sum())))
 
 
@@ -121,7 +121,7 @@ def test_respawn_cell_and_heading_are_uniform(substrate):
         counts = torch.bincount(after.pos[:, player], minlength=engine.n_cells)[spawn]
         assert not counts[:5].any() and even(counts[5:]) and counts.sum() == N_GAMES
         assert even(torch.bincount(after.heading[:, player]))
-    for observed_counts in reference()["frequencies"]["headings of players who came back, N E S W"].values():
+    for observed_counts in load_reference()["frequencies"]["headings of players who came back, N E S W"].values():
         assert even(observed_counts)
 
 
@@ -160,7 +160,9 @@ def test_apple_growth_depends_on_dirt():
         band = (amount >= low) & (amount < low + 12)
         expected, variance = 122 * chance[band].sum(), (122 * chance * (1 - chance))[band].sum()
         assert abs(grown[band].sum() - expected) < 3.5 * np.sqrt(variance)
-    observed_counts = reference()["frequencies"]["apples that grew by dirty cells: from (to 5 more), trials, grown"]
+    observed_counts = load_reference()["frequencies"][
+        "apples that grew by dirty cells: from (to 5 more), trials, grown"
+    ]
     for low, trials, observed_count in observed_counts:
         band = (amount >= low) & (amount < low + 6)
         if not observed_count and low > 58:
@@ -176,7 +178,7 @@ def test_apple_regrowth_depends_on_neighbors():
     pos = torch.from_numpy(engine.setup.game_map.spawn[:7]).expand(40_000, -1)
     state = dataclasses.replace(state, apple=torch.zeros_like(state.apple), group=groups, pos=pos)
     after, _ = engine.step(state, torch.zeros((40_000, 7), dtype=torch.int64), draws)
-    observed_counts = reference()["frequencies"][
+    observed_counts = load_reference()["frequencies"][
         "apples that came back by live neighbors (3: or more): trials, came back"
     ]
     for n_neighbors, rate in enumerate((0, 0.0025, 0.005, 0.025)):
@@ -203,7 +205,7 @@ def test_episodes_end_at_1099_then_per_hundred(substrate, p):
         going &= ~ends
         n_remaining = int(going.sum())
     assert n_remaining == 0 and set(lengths) <= {*range(1099, 5000, 100), 5000} and 1099 in lengths
-    for observed_count in reference()["frequencies"]["lengths of episodes"][substrate]:
+    for observed_count in load_reference()["frequencies"]["lengths of episodes"][substrate]:
         values, counts = np.array([(int(t), n) for t, n in observed_count.items()]).T
         assert stats.ks_2samp(np.repeat(values, counts), lengths).pvalue > LIKELY
 
@@ -211,8 +213,8 @@ def test_episodes_end_at_1099_then_per_hundred(substrate, p):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["harvest, uniform", "cleanup, mixed"])
 def test_games_match_engine_statistics(name):
-    entry = reference()["conditions"][name]
-    z = z_scores(entry["quantities"], of_native(condition_of(entry), 128, seed=1))
+    entry = load_reference()["conditions"][name]
+    z = compute_z_scores(entry["quantities"], measure_native_games(parse_condition(entry), 128, seed=1))
     assert max(map(abs, z.values())) < 4, sorted(z.items(), key=lambda pair: -abs(pair[1]))[:5]
 
 
@@ -220,8 +222,8 @@ def test_games_match_engine_statistics(name):
 def test_all_conditions_match_engine_statistics():
     """Compare means of all counts: no |z| above 4, and at most 5 % above 2."""
     scores: dict[str, float] = {}
-    for name, entry in reference()["conditions"].items():
-        z = z_scores(entry["quantities"], of_native(condition_of(entry), 512, seed=0))
+    for name, entry in load_reference()["conditions"].items():
+        z = compute_z_scores(entry["quantities"], measure_native_games(parse_condition(entry), 512, seed=0))
         scores |= {f"{name}: {quantity}": value for quantity, value in z.items()}
     worst = sorted(scores.items(), key=lambda pair: -abs(pair[1]))[:10]
     assert len(scores) > 350 and abs(worst[0][1]) < 4, worst
@@ -232,13 +234,13 @@ def test_all_conditions_match_engine_statistics():
 @pytest.mark.slow
 def test_comparison_detects_different_rates():
     """Detect Harvest with half the regrowth rate."""
-    entry = reference()["conditions"]["harvest, uniform"]
-    condition = condition_of(entry)
+    entry = load_reference()["conditions"]["harvest, uniform"]
+    condition = parse_condition(entry)
 
     class Slower(HashedRandom):
         def uniform(self, purpose: str, t: torch.Tensor, n: int) -> torch.Tensor:
             u = super().uniform(purpose, t, n)
             return u * 2 if purpose == "grow" else u
 
-    numbers = of_native(condition, 64, seed=1, draws=Slower)
-    assert max(map(abs, z_scores(entry["quantities"], numbers).values())) > 4
+    numbers = measure_native_games(condition, 64, seed=1, draws=Slower)
+    assert max(map(abs, compute_z_scores(entry["quantities"], numbers).values())) > 4

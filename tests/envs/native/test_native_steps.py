@@ -10,28 +10,28 @@ import pytest
 import torch
 
 import scripted
-from engine_games import Rig, play
+from engine_games import GameSettings, play
 from llmrl.envs.native.hashed_random import derive_game_keys
 from llmrl.envs.substrate.maps import OWN_MAPS, parse_map
-from replays import engine_of, replay
-from some import some
-from statistics_of_games import on_engine
+from replays import make_engine, replay_recordings
+from some import mark_long_except
+from statistics_of_games import make_engine_policy
 from stepped_engine import HashedRandom
 
 pytestmark = pytest.mark.meltingpot
 EPISODES = {
-    "cleanup": (Rig("cleanup"), "uniform"),
-    "cleanup, clean start": (Rig("cleanup", clean=True), "uniform"),
-    "cleanup, foragers and cleaners": (Rig("cleanup"), "mixed"),
-    "cleanup, legislative": (Rig("cleanup", rules="legislative"), "uniform"),
-    "harvest": (Rig("harvest"), "uniform"),
-    "harvest, foragers": (Rig("harvest"), "mixed"),
-    "harvest, legislative": (Rig("harvest", rules="legislative"), "uniform"),
-    "harvest, two players": (Rig("harvest", n_agents=2), "uniform"),
-    "cleanup, fifteen players": (Rig("cleanup", n_agents=15), "uniform"),
-    "cleanup, our map": (Rig("cleanup", OWN_MAPS["cleanup"]), "mixed"),
-    "harvest, our map": (Rig("harvest", OWN_MAPS["harvest"]), "uniform"),
-    "harvest, our map, legislative": (Rig("harvest", OWN_MAPS["harvest"], rules="legislative"), "mixed"),
+    "cleanup": (GameSettings("cleanup"), "uniform"),
+    "cleanup, clean start": (GameSettings("cleanup", clean=True), "uniform"),
+    "cleanup, foragers and cleaners": (GameSettings("cleanup"), "mixed"),
+    "cleanup, legislative": (GameSettings("cleanup", rules="legislative"), "uniform"),
+    "harvest": (GameSettings("harvest"), "uniform"),
+    "harvest, foragers": (GameSettings("harvest"), "mixed"),
+    "harvest, legislative": (GameSettings("harvest", rules="legislative"), "uniform"),
+    "harvest, two players": (GameSettings("harvest", n_agents=2), "uniform"),
+    "cleanup, fifteen players": (GameSettings("cleanup", n_agents=15), "uniform"),
+    "cleanup, our map": (GameSettings("cleanup", OWN_MAPS["cleanup"]), "mixed"),
+    "harvest, our map": (GameSettings("harvest", OWN_MAPS["harvest"]), "uniform"),
+    "harvest, our map, legislative": (GameSettings("harvest", OWN_MAPS["harvest"], rules="legislative"), "mixed"),
 }
 ALWAYS = ("moves", "moves into a wall or a player")
 HAPPENS = {
@@ -44,23 +44,25 @@ HAPPENS = {
 def episodes(name, games, steps, seed=0):
     rig, policy = EPISODES[name]
     script = scripted.SCRIPTS[policy](parse_map(rig.substrate, rig.map), rig.actions)
-    return [play(rig, on_engine(script), steps, seed + i) for i in range(games)]
+    return [play(rig, make_engine_policy(script), steps, seed + i) for i in range(games)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some(["harvest"], ["cleanup, clean start", "harvest", "cleanup, legislative"]))
+@pytest.mark.parametrize(
+    "name", mark_long_except(["harvest"], ["cleanup, clean start", "harvest", "cleanup, legislative"])
+)
 def test_episode_matches_step_by_step(name):
-    verdict = replay(episodes(name, 1, 200))
+    verdict = replay_recordings(episodes(name, 1, 200))
     assert verdict.steps == 200 and not verdict.mismatches, verdict.mismatches[:5]
     assert verdict.counts["moves"] > 100 and verdict.counts["apples eaten"] > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some(["harvest, our map, legislative"], EPISODES))
+@pytest.mark.parametrize("name", mark_long_except(["harvest, our map, legislative"], EPISODES))
 def test_episodes_match_step_by_step(name):
     rig = EPISODES[name][0]
     recordings = episodes(name, 2, 300, seed=100)
-    verdict = replay(recordings)
+    verdict = replay_recordings(recordings)
     assert verdict.steps == 600 and not verdict.mismatches, verdict.mismatches[:5]
     if rig.n_agents == 7 and rig.rules == "upstream":
         assert all(verdict.counts[event] > 0 for event in HAPPENS[rig.substrate])
@@ -79,9 +81,9 @@ def test_episodes_match_step_by_step(name):
 )
 def test_replay_detects_differences(substrate, changes):
     """Change one entry of one step of the recording at a time."""
-    rig = Rig(substrate)
+    rig = GameSettings(substrate)
     recording = play(rig, lambda observation, rng: rng.integers(0, len(rig.actions), rig.n_agents), 40, 5)
-    assert not replay([recording]).mismatches
+    assert not replay_recordings([recording]).mismatches
     # Where somebody is who is out of the game says nothing, and who is out differs from one recording to the next.
     player = int(recording.seen.alive[28:33].all(0).argmax())
     assert recording.seen.alive[28:33, player].all()
@@ -93,7 +95,7 @@ def test_replay_detects_differences(substrate, changes):
         else:
             value[at] = ~value[at] if value.dtype == bool else value[at] ^ 1
         changed = dataclasses.replace(recording, seen=dataclasses.replace(recording.seen, **{name: value}))
-        mismatches = replay([recording, changed]).mismatches
+        mismatches = replay_recordings([recording, changed]).mismatches
         assert mismatches and all(game == 1 for game, *_ in mismatches), name
         assert min(t for _, t, *_ in mismatches) in (30, 31), name
 
@@ -108,11 +110,11 @@ def test_replay_detects_differences(substrate, changes):
     ],
 )
 def test_replay_detects_different_rules(substrate, change):
-    rig = Rig(substrate)
+    rig = GameSettings(substrate)
     recording = play(rig, lambda observation, rng: rng.choice([1, 4, 5, 7, len(rig.actions) - 1], rig.n_agents), 120, 6)
-    engine = engine_of(recording)
+    engine = make_engine(recording)
     engine.tables = engine.tables._replace(settings=engine.tables.settings._replace(**change))
-    assert replay([recording], engine).mismatches
+    assert replay_recordings([recording], engine).mismatches
 
 
 @pytest.mark.long
@@ -129,7 +131,7 @@ def test_engine_start_is_valid():
     """Check that start positions and headings are possible in the native engine, and that apples and dirt are equal."""
     for name in ("cleanup", "harvest", "cleanup, legislative", "harvest, legislative"):
         recording = episodes(name, 1, 1)[0]
-        game_map, observation, engine = engine_of(recording).setup.game_map, recording.seen, engine_of(recording)
+        game_map, observation, engine = make_engine(recording).setup.game_map, recording.seen, make_engine(recording)
         keys = derive_game_keys(np.zeros(2000, np.int64), np.arange(2000), np.zeros(2000, np.int64))
         start = engine.start(HashedRandom(torch.from_numpy(keys)))
         cells = (observation.y[0] + 9) * game_map.stride + observation.x[0] + 9

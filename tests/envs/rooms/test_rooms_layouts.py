@@ -20,7 +20,7 @@ from llmrl.envs.rooms.tasks import (
     TwoDoor,
     UnlockPickup,
 )
-from room_games import solve, world_of
+from room_games import make_world, solve
 
 ROOMS = {"simple": SimpleDoorKey, "lava": LavaDoorKey, "colored": ColoredDoorKey, "two": TwoDoor}
 
@@ -118,7 +118,7 @@ def test_all_layouts_are_reachable() -> None:
 )
 def test_layouts_are_solvable_within_horizon(task: RoomTask, layouts: int) -> None:
     for k in range(layouts):
-        plan = solve(world_of(task.sample_layout(Seeds(3).numpy(k))), task)
+        plan = solve(make_world(task.sample_layout(Seeds(3).numpy(k))), task)
         assert plan is not None
         assert len(plan) < task.horizon
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from environments import make_env
-from experiments import only_run_folder, run
+from experiments import find_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.envs.mechanisms import RewardTax, SocietyEvents
@@ -133,5 +133,5 @@ def test_third_party_orchard_has_mechanism(tmp_path, monkeypatch):
     )
     world = ("env=pettingzoo", "env.id=orchard:Orchard", "principal=cmaes")
     run(*world, *small, f"output_root={tmp_path / 'outputs'}")
-    summary = json.loads((only_run_folder(tmp_path / "outputs") / "summary.json").read_text())
+    summary = json.loads((find_run_folder(tmp_path / "outputs") / "summary.json").read_text())
     assert summary["proposals"] == 2 and set(summary["recommendations"][0]["mechanism"]) == {"fee", "bonus"}

@@ -8,14 +8,14 @@ import torch
 from pettingzoo.classic import rps_v2
 
 from environments import make_env
-from experiments import comparable_metrics, compose, only_run_folder, run
+from experiments import compose, find_run_folder, load_comparable_metrics, run
 from llmrl.algorithms.advantages_and_losses import generalized_advantages
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.parts import build_parts
 from llmrl.llms.client import ChatClient
 from llmrl.rollout.collector import Collector
-from players import llm_player
-from road_game import Model, reply
+from players import make_llm_player
+from road_game import FunctionModel, make_reply
 
 NAMES = {"tictactoe": "pettingzoo.classic.tictactoe_v3:env", "connect_four": "pettingzoo.classic.connect_four_v3:env"}
 
@@ -62,10 +62,10 @@ def test_players_are_prompted_in_turn():
     """Mark the first empty square in each turn, until the first player has a diagonal in its fourth turn."""
 
     def answer(messages):
-        return reply(json.loads(messages[-1]["content"]).get("legal_actions", ["top_left"])[0])
+        return make_reply(json.loads(messages[-1]["content"]).get("legal_actions", ["top_left"])[0])
 
-    env, model = board("tictactoe", 3, horizon=9), Model(answer)
-    player = llm_player(env.spec, ChatClient(model), None)
+    env, model = board("tictactoe", 3, horizon=9), FunctionModel(answer)
+    player = make_llm_player(env.spec, ChatClient(model), None)
     collector = Collector(env, player.policy, "cpu")
     collector.reset(1)
     rollout = collector.collect(9, Seeds(0).torch("actions"), learn=False, restart=False)
@@ -99,10 +99,10 @@ class TestTurnRewards:
 
         def answer(messages):
             actions.append(int(rng.integers(3)))
-            return reply(str(actions[-1]))
+            return make_reply(str(actions[-1]))
 
-        env, model = rock_paper_scissors(), Model(answer)
-        player = llm_player(env.spec, ChatClient(model), None)
+        env, model = rock_paper_scissors(), FunctionModel(answer)
+        player = make_llm_player(env.spec, ChatClient(model), None)
         collector = Collector(env, player.policy, "cpu")
         collector.reset(1)
         [episode] = collector.collect(30, Seeds(0).torch("actions"), learn=False, restart=False).episodes
@@ -173,8 +173,8 @@ def test_last_square_is_forced():
     for action in (0, 1, 2, 4, 3, 5, 7, 6):
         observation = env.step(np.full((1, 2), action)).observation
     assert observation["action_mask"].sum(-1).tolist() == [[1, 1]] and observation["action_mask"][0, 0, 8]
-    model = Model()
-    policy = llm_player(env.spec, ChatClient(model), None).policy
+    model = FunctionModel()
+    policy = make_llm_player(env.spec, ChatClient(model), None).policy
     policy.on_reset(np.ones(1, dtype=bool), observation)
     assert policy.act(observation).action.tolist() == [[8, 0]] and not model.requests
     assert env.step(np.array([[8, 0]])).terminated[0]
@@ -199,5 +199,5 @@ def test_model_plays_any_world(tmp_path, world):
     if "env=openspiel" in world:
         pytest.importorskip("pyspiel")
     run(*world, "env.n_envs=2", "play.episodes=3", "agent=llm_player", "llm=scripted", f"output_root={tmp_path}")
-    last = comparable_metrics(only_run_folder(tmp_path))[-1]
+    last = load_comparable_metrics(find_run_folder(tmp_path))[-1]
     assert last["player/decisions"] > 3 and last["player/invalid_rate"] == 0

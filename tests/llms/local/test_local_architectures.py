@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from llmrl.core.errors import LLMError
-from models import causal_scorer, seq2seq_scorer
+from models import make_causal_scorer, make_seq2seq_scorer
 
 PAGE = (Path(__file__).parents[3] / "docs" / "local_models.md").read_text()
 DECODER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -62,7 +62,7 @@ def test_accepted(name, tmp_path, llama_folder):
     """Loading holds the fast computation to plain passes."""
     kind = "seq2seq" if name in SEQ2SEQ else "causal"
     folder = save(tmp_path, llama_folder, *{**CAUSAL, **SEQ2SEQ}[name], kind)
-    scorer = (seq2seq_scorer if kind == "seq2seq" else causal_scorer)(folder)
+    scorer = (make_seq2seq_scorer if kind == "seq2seq" else make_causal_scorer)(folder)
     assert scorer.score(["go forward"], ["turn left", "turn right"]).isfinite().all()
 
 
@@ -71,7 +71,7 @@ def test_rejects_unsupported_architectures(name, tmp_path, llama_folder):
     kind = "seq2seq" if name in ("UMT5", "BART") else "causal"
     folder = save(tmp_path, llama_folder, *UNSUPPORTED[name], kind)
     with pytest.raises(LLMError, match="scored"):
-        (seq2seq_scorer if kind == "seq2seq" else causal_scorer)(folder).load()
+        (make_seq2seq_scorer if kind == "seq2seq" else make_causal_scorer)(folder).load()
 
 
 def test_page_lists_architectures():

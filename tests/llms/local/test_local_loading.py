@@ -8,7 +8,7 @@ import torch
 from llmrl.core.errors import LLMError
 from llmrl.llms.local.loading import check_model, folder_fingerprint, load_model, load_tokenizer
 from llmrl.llms.local.small import SmallModelShape, make_small_model
-from models import causal_scorer, seq2seq_scorer
+from models import make_causal_scorer, make_seq2seq_scorer
 
 
 def test_large_file_fingerprints_use_samples(tmp_path):
@@ -48,7 +48,7 @@ def test_hub_names_are_plausible(name):
     ],
 )
 def test_impossible_names_raise_early(name, message):
-    for scorer in (seq2seq_scorer(name), causal_scorer(name)):
+    for scorer in (make_seq2seq_scorer(name), make_causal_scorer(name)):
         with pytest.raises(LLMError, match=message + ".*save_pretrained.*HF_HOME"):
             scorer.check()
 
@@ -62,7 +62,7 @@ def test_missing_package(monkeypatch, t5_folder):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find_spec(name))
     with pytest.raises(LLMError, match=r"'llmrl\[local-llm\]'"):
-        seq2seq_scorer(t5_folder).check()
+        make_seq2seq_scorer(t5_folder).check()
 
 
 @pytest.mark.long

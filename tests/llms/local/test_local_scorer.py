@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.model_protocols import Scorer
 from llmrl.core.seeding import Seeds
-from models import causal_scorer, seq2seq_scorer
-from some import some
+from models import make_causal_scorer, make_seq2seq_scorer
+from some import mark_long_except
 
 pytestmark = pytest.mark.slow
 
@@ -84,11 +84,11 @@ class Reference:
         return self.model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0, -1]
 
 
-@pytest.fixture(params=some(["t5", "llama"], ["t5", "llama", "gpt2"]))
+@pytest.fixture(params=mark_long_except(["t5", "llama"], ["t5", "llama", "gpt2"]))
 def case(request):
     """Return a function that makes a scorer of one architecture, and its reference."""
     folder = request.getfixturevalue(f"{request.param}_folder")
-    scorer, kind = (seq2seq_scorer, "seq2seq") if request.param == "t5" else (causal_scorer, "causal")
+    scorer, kind = (make_seq2seq_scorer, "seq2seq") if request.param == "t5" else (make_causal_scorer, "causal")
 
     def make(**options):
         return scorer(folder, **options)
@@ -125,7 +125,7 @@ def test_gradients_match_single_passes(case):
         assert largest(actual[name] - gradient) < 1e-5, name
 
 
-@pytest.mark.parametrize("batch_tokens", some([1, 150], [1, 60, 150, 10_000]))
+@pytest.mark.parametrize("batch_tokens", mark_long_except([1, 150], [1, 60, 150, 10_000]))
 def test_token_budget_keeps_scores(case, batch_tokens):
     make, reference = case
     scorer = make(batch_tokens=batch_tokens)
@@ -292,14 +292,14 @@ def test_bad_arguments_raise(case, prompts, candidates, message):
 
 
 def test_empty_prompt_needs_special_token(t5_folder, llama_folder, gpt2_folder):
-    assert seq2seq_scorer(t5_folder).score([""], ["go"]).isfinite().all()
-    assert causal_scorer(llama_folder).score([""], ["go"]).isfinite().all()
+    assert make_seq2seq_scorer(t5_folder).score([""], ["go"]).isfinite().all()
+    assert make_causal_scorer(llama_folder).score([""], ["go"]).isfinite().all()
     with pytest.raises(ConfigError, match=r"prompt .*\(''\)"):
-        causal_scorer(gpt2_folder).score([""], ["go"])
+        make_causal_scorer(gpt2_folder).score([""], ["go"])
 
 
 def test_texts_exceed_model_context(gpt2_folder):
-    scorer, reference = causal_scorer(gpt2_folder), Reference(gpt2_folder, "causal")
+    scorer, reference = make_causal_scorer(gpt2_folder), Reference(gpt2_folder, "causal")
     ids = reference.prompt_ids(" go" * 126)
     assert len(ids) == 126
     with pytest.raises(ConfigError, match=r" 126 tokens .* 3, .* 128; .*env\.history.*: ' go go .* \.\.\. "):
@@ -316,7 +316,7 @@ def test_position_invariant_model_raises(llama_folder, monkeypatch):
 
     forward = LlamaModel.forward
     monkeypatch.setattr(LlamaModel, "forward", lambda self, *a, position_ids=None, **kw: forward(self, *a, **kw))
-    scorer = causal_scorer(llama_folder)
+    scorer = make_causal_scorer(llama_folder)
     for _ in range(2):  # and stays refused
         with pytest.raises(LLMError, match="LlamaForCausalLM"):
             scorer.score(["go"], ["go"])
@@ -326,11 +326,11 @@ def test_wrong_model_type_raises(t5_folder, tmp_path):
     from transformers import BartConfig, BartForConditionalGeneration
 
     with pytest.raises(LLMError, match=f"{t5_folder}: .*causal"):
-        causal_scorer(t5_folder).load()
+        make_causal_scorer(t5_folder).load()
     AutoTokenizer.from_pretrained(t5_folder).save_pretrained(tmp_path)
     small = {
         f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")
     }
     BartForConditionalGeneration(BartConfig(vocab_size=99, d_model=8, **small)).save_pretrained(tmp_path)
     with pytest.raises(LLMError, match=r"BartForConditionalGeneration.*T5"):
-        seq2seq_scorer(tmp_path).load()
+        make_seq2seq_scorer(tmp_path).load()

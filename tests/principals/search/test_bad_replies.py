@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from experiments import only_run_folder, run, search_in
+from experiments import find_run_folder, list_search_overrides, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
@@ -18,8 +18,8 @@ from llmrl.llms.call_log import FILE_NAME as LEDGER
 from llmrl.llms.call_log import read_calls
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.run.proposals import read_proposals
-from policies import LAKE, POLE, returned, searcher
-from shipped import dataset
+from policies import LAKE, POLE, make_policy_outcome, make_searcher
+from shipped import build_dataset
 
 STORM = (
     "llm.malformed=0.1", "llm.out_of_range=0.1", "llm.empty=0.1", "llm.truncated=0.1", "llm.refusal=0.1",
@@ -31,7 +31,7 @@ TINY = ("env.n_envs=1", "search.evaluate_episodes=2", "search.evaluation_interva
 def run_search(tmp_path, *overrides):
     """Return the last row of a run with a language model, its calls and its proposals without those of the warm-up."""
     run(*overrides, f"output_root={tmp_path}")
-    folder = only_run_folder(tmp_path)
+    folder = find_run_folder(tmp_path)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     proposals = [p for p in read_proposals(folder) if p["iteration"]]
     return [row for row in rows if "llm/calls" in row][-1], list(read_calls(folder / LEDGER)), proposals
@@ -72,7 +72,7 @@ def test_malformed_replies(tmp_path, case, overrides, takes_any):
         pytest.importorskip("mujoco")
     budget = ("search.iterations=30", "search.episodes=1", "principal.repair_turns=1", "principal.fallback=best")
     model = ("llm=scripted", *STORM)
-    last, calls, proposals = run_search(tmp_path, *search_in(*case), *overrides, *budget, *TINY, *model)
+    last, calls, proposals = run_search(tmp_path, *list_search_overrides(*case), *overrides, *budget, *TINY, *model)
     is_extreme = [
         len(call["reply"]) > 0 and np.abs(numbers_in(call["reply"])).max(initial=0.0) >= 1e4 for call in calls
     ]
@@ -103,7 +103,7 @@ def test_impossible_actions_do_not_reach_game(tmp_path, task, states, actions, a
         return good if is_new_turn else bad
 
     budget = ("search.iterations=3", "search.episodes=2", "principal.repair_turns=1", "principal.fallback=best")
-    preset = (*search_in(task, "props"), "search.warmup=1")
+    preset = (*list_search_overrides(task, "props"), "search.warmup=1")
     last, calls, proposals = search_with_replies(tmp_path, reply, *preset, *budget, *TINY)
     assert [last[f"llm/{name}"] for name in ("invalid_replies", "repairs", "fallbacks")] == [4, 2, 1]
     assert f"params[0]={action} is outside [0, {actions - 1}]" in calls[1]["messages"][2]["content"]
@@ -112,13 +112,13 @@ def test_impossible_actions_do_not_reach_game(tmp_path, task, states, actions, a
 
 def test_finetuning_rejects_impossible_actions():
     """Fine-tuning treats a proposal as the search does, and draws tables from the actions that there are."""
-    prompt_format = PromptFormat(searcher(LAKE, out_of_range="accept"))
+    prompt_format = PromptFormat(make_searcher(LAKE, out_of_range="accept"))
     assert (
         prompt_format.to_evaluated_vector(np.array([0.0, 2.0, 1.0, 3.0])) is None
         and prompt_format.to_evaluated_vector(np.array([-1.0, 0, 0, 0])) is None
     )
     assert prompt_format.to_evaluated_vector(np.array([0.0, 2.0, 1.0, 2.0])).tolist() == [0, 2, 1, 2]
-    assert searcher(LAKE, out_of_range="clamp").parse_reply("[0, -3, 1, 9]").vector.tolist() == [0, 0, 1, 2]
+    assert make_searcher(LAKE, out_of_range="clamp").parse_reply("[0, -3, 1, 9]").vector.tolist() == [0, 0, 1, 2]
 
 
 def test_random_table_trials_use_valid_actions(tmp_path):
@@ -128,8 +128,8 @@ def test_random_table_trials_use_valid_actions(tmp_path):
         trial_vectors.append(vectors)
         return np.arange(float(len(vectors)))[:, None]
 
-    task = SearchTask("lake", LAKE, {}, play, PromptFormat(searcher(LAKE)))
-    dataset(trials=64, episodes=1, low=-10.0, high=10.0, prompts=1, held_out=1, examples=1).prepare(
+    task = SearchTask("lake", LAKE, {}, play, PromptFormat(make_searcher(LAKE)))
+    build_dataset(trials=64, episodes=1, low=-10.0, high=10.0, prompts=1, held_out=1, examples=1).prepare(
         task, tmp_path, Seeds(0)
     )
     assert {*np.concatenate(trial_vectors).ravel()} == {0.0, 1.0, 2.0}
@@ -148,7 +148,7 @@ def test_non_finite_returns_are_counted(tmp_path, task):
         return lines([next(x for key, x in sizes.items() if f"This is iteration {key}" in messages[0]["content"])] * d)
 
     budget = ("search.iterations=3", "search.episodes=2", "search.warmup=0", "env.horizon=20")
-    last, calls, proposals = search_with_replies(tmp_path, reply, *search_in(task, "props"), *budget, *TINY)
+    last, calls, proposals = search_with_replies(tmp_path, reply, *list_search_overrides(task, "props"), *budget, *TINY)
     assert last["llm/unplayable_proposals"] == 1 and last["llm/repeated_proposals"] == 0 and len(calls) == 3
     assert [p["vector"] for p in proposals] == [[0.1] * d, [0.1] * d, [0.2] * d]
     assert [p.get("reasoning") for p in proposals] == ["Because.", None, "Because."]
@@ -156,7 +156,7 @@ def test_non_finite_returns_are_counted(tmp_path, task):
 
 
 def test_only_invalid_proposals_are_replaced():
-    principal = searcher(POLE)
+    principal = make_searcher(POLE)
     principal.reasons, principal.fallbacks = ["a", "b", "c"], [False, False, True]
     principal.notes = ["", "", "no reply"]
     vectors = np.arange(24.0).reshape(3, 8)
@@ -164,10 +164,10 @@ def test_only_invalid_proposals_are_replaced():
     assert replacements.tolist() == [vectors[0].tolist(), [0.0] * 8, vectors[2].tolist()]
     assert principal.reasons == ["a", "", "c"] and principal.fallbacks == [False, True, True]
     assert principal.counters["unplayable_proposals"] == 1
-    principal.tell([returned(vector, 1.0) for vector in replacements])
+    principal.tell([make_policy_outcome(vector, 1.0) for vector in replacements])
     rows = [line for line in principal.build_prompt(None).text.splitlines() if " -> " in line]
     assert ["not what you proposed" in row for row in rows] == [False, True, False] and "no reply" in rows[2]
-    restored = searcher(POLE)
+    restored = make_searcher(POLE)
     restored.load_state_dict(principal.state_dict())
     assert restored.counters == principal.counters
 
@@ -182,14 +182,14 @@ def test_huge_numbers_are_not_rounded():
     space = ParameterSpace("two", (Parameter("a", -6.0, 6.0, "", "", 1), Parameter("b", -6.0, 6.0, "", "", None)))
     assert space.round_values(np.array([1.7e308, -1e300]), clip=False).tolist() == [1.7e308, -1e300]
     assert space.round_values(np.array([0.25, 0.25]) + 1e9, clip=False).tolist() == [1e9 + 0.2, 1e9 + 0.25]
-    principal = searcher(POLE, out_of_range="accept")
+    principal = make_searcher(POLE, out_of_range="accept")
     assert principal.parse_reply(str([1e308] * 8)).vector.tolist() == [1e308] * 8
     with pytest.raises(InvalidReply):
         principal.parse_reply(str([1e308] * 7 + [float("inf")]))
 
 
 def test_non_finite_return_has_no_value():
-    prompt_format = PromptFormat(searcher(POLE, out_of_range="accept"))
+    prompt_format = PromptFormat(make_searcher(POLE, out_of_range="accept"))
 
     class StubPrompt:
         shown_trials = ()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import compose, search_in
+from experiments import compose, list_search_overrides
 from fake_openai_server import FakeOpenAIServer
 from llmrl.agents.search_agent import TabularAgent
 from llmrl.core.errors import ConfigError, LLMError
@@ -17,14 +17,14 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.provider import estimate_tokens
 from llmrl.principals.llm_search import LLMSearch
-from models import Echo, connected, scripted
-from policies import ARM, LAKE, POLE, returned, searcher
-from shipped import llm_principal, search_agent
-from societies import toy
+from models import EchoProvider, connect_client, make_scripted_client
+from policies import ARM, LAKE, POLE, make_policy_outcome, make_searcher
+from shipped import build_llm_principal, build_search_agent
+from societies import make_toy_spec
 
 TEN = replace(POLE, observation={"vector": Channel((4,), "float32")})
 """A game like CartPole: a linear policy has ten numbers."""
-MLP = search_agent("mlp_policy", ARM, hidden=[3])
+MLP = build_search_agent("mlp_policy", ARM, hidden=[3])
 GOLDEN = Path(__file__).parent / "golden"
 PAPER_OPTIONS = {"rows": "named", "reply": "lines", "first_iteration": 0, "prompt_iterations": 400}
 
@@ -35,7 +35,7 @@ def with_history(principal, n=3, per_iteration=1):
     for i in range(n):
         samples = rng.normal(0, 3, (per_iteration, principal.space.dim))
         vectors = principal.space.round_values(samples)
-        principal.tell([returned(v, 10.0 * (i + 1) + k, length=7.0) for k, v in enumerate(vectors)])
+        principal.tell([make_policy_outcome(v, 10.0 * (i + 1) + k, length=7.0) for k, v in enumerate(vectors)])
         principal.iteration += 1
     return principal
 
@@ -53,15 +53,18 @@ class TestPrompt:
     @pytest.mark.parametrize(
         ("name", "make"),
         [
-            ("described", lambda: searcher(step_size=1.0, optimum=200.0)),
+            ("described", lambda: make_searcher(step_size=1.0, optimum=200.0)),
             (
                 "described_numbers",
-                lambda: searcher(ARM, MLP, observations=True),
+                lambda: make_searcher(ARM, MLP, observations=True),
             ),
-            ("described_table", lambda: searcher(LAKE, optimum=0.74)),
-            ("numeric", lambda: searcher(prompt="numeric", step_size=0.5, duplicates="accept")),
-            ("numeric_published", lambda: searcher(prompt="numeric", optimum=500.0, step_size=1.0, **PAPER_OPTIONS)),
-            ("numeric_table", lambda: searcher(LAKE, prompt="numeric", **PAPER_OPTIONS)),
+            ("described_table", lambda: make_searcher(LAKE, optimum=0.74)),
+            ("numeric", lambda: make_searcher(prompt="numeric", step_size=0.5, duplicates="accept")),
+            (
+                "numeric_published",
+                lambda: make_searcher(prompt="numeric", optimum=500.0, step_size=1.0, **PAPER_OPTIONS),
+            ),
+            ("numeric_table", lambda: make_searcher(LAKE, prompt="numeric", **PAPER_OPTIONS)),
         ],
     )
     def test_snapshot(self, name, make):
@@ -71,31 +74,31 @@ class TestPrompt:
 
     @pytest.mark.parametrize("treatment", ["props", "props_main", "props_plus"])
     def test_paper_treatment_snapshots(self, treatment):
-        settings = {**compose(*search_in("cartpole", treatment))["principal"]}
+        settings = {**compose(*list_search_overrides("cartpole", treatment))["principal"]}
         del settings["_target_"]
-        principal = searcher(**settings)
+        principal = make_searcher(**settings)
         principal.on_search_start(400, 20)
         with_history(principal, 5)
-        principal.tell([returned(principal.history.records[1]["vector"], 25.0)])
+        principal.tell([make_policy_outcome(principal.history.records[1]["vector"], 25.0)])
         check_snapshot(treatment, principal.build_prompt(None).text)
 
     def test_multiple_proposals_snapshots(self):
-        principal = searcher(prompt="numeric", reply="lines")
+        principal = make_searcher(prompt="numeric", reply="lines")
         check_snapshot("second_of_three", with_history(principal, 1, 3).build_prompt(None, 2, 3).text)
 
     def test_numbers_only_prompt(self):
-        text = searcher(prompt="numeric").build_prompt(None).text
+        text = make_searcher(prompt="numeric").build_prompt(None).text
         for word in ("pole", "left", "cart", "policy", "reward", "episode", "angle", "weight"):
             assert word not in text.lower()
 
     def test_hints_are_optional(self):
-        bare = searcher().build_prompt(None).text
+        bare = make_searcher().build_prompt(None).text
         assert "highest value" not in bare and "change numbers by" not in bare
-        assert "highest value there can be is about -5." in searcher(optimum=-5.0).build_prompt(None).text
-        assert "change numbers by about 0.1 at a time" in searcher(step_size=0.1).build_prompt(None).text
+        assert "highest value there can be is about -5." in make_searcher(optimum=-5.0).build_prompt(None).text
+        assert "change numbers by about 0.1 at a time" in make_searcher(step_size=0.1).build_prompt(None).text
 
     def test_integers_have_no_step_size(self):
-        text = searcher(LAKE, step_size=1.0).build_prompt(None).text
+        text = make_searcher(LAKE, step_size=1.0).build_prompt(None).text
         assert "Each is a whole number from 0 to 2." in text
         assert "change numbers by" not in text and "negative" not in text
 
@@ -103,7 +106,7 @@ class TestPrompt:
     @pytest.mark.parametrize("rows", ["compact", "named"])
     def test_prefix_is_byte_stable(self, prompt, rows):
         """With the whole history a prompt is the one before up to its last row, one more row, and the last lines."""
-        principal = searcher(prompt=prompt, rows=rows, step_size=1.0, optimum=9.0)
+        principal = make_searcher(prompt=prompt, rows=rows, step_size=1.0, optimum=9.0)
         principal.on_search_start(50, 20)
         texts = [with_history(principal, 1).build_prompt(None).text for _ in range(12)]
         for earlier, after in pairwise(texts):
@@ -111,37 +114,37 @@ class TestPrompt:
             assert after.startswith(fixed) and len(after) - len(fixed) < 500
 
     def test_only_last_lines_change_with_history(self):
-        principal = searcher(history="best_and_last", window=2, n_recent=2)
+        principal = make_searcher(history="best_and_last", window=2, n_recent=2)
         texts = [with_history(principal, 1).build_prompt(None).text for _ in range(9)]
         assert len({text[: text.index("\n[")] for text in texts}) == 1
 
     def test_iterations_are_counted_per_question(self):
-        principal = searcher(first_iteration=0)
+        principal = make_searcher(first_iteration=0)
         principal.on_search_start(30, 5)
         assert "This is iteration 0 of 30." in principal.build_prompt(None).text
         assert "as the mean of 5 runs" in principal.build_prompt(None).text
         principal.ask()
         assert "This is iteration 1 of 30." in principal.build_prompt(None).text
-        assert "of 400." in searcher(prompt_iterations=400).build_prompt(None).text
-        assert "This is iteration 1." in searcher().build_prompt(None).text
+        assert "of 400." in make_searcher(prompt_iterations=400).build_prompt(None).text
+        assert "This is iteration 1." in make_searcher().build_prompt(None).text
 
     def test_warmup_vectors_are_no_iterations(self):
-        principal = searcher()
-        principal.tell([returned(np.full(8, 0.5 * i), i) for i in range(4)])
+        principal = make_searcher()
+        principal.tell([make_policy_outcome(np.full(8, 0.5 * i), i) for i in range(4)])
         text = principal.build_prompt(None).text
         assert "Tried so far: 4. This is iteration 1" in text and text.count(" -> ") == 4
 
     def test_best_and_last(self):
-        principal = searcher(history="best_and_last", window=2, n_recent=3, sliding_history=True, advice=False)
+        principal = make_searcher(history="best_and_last", window=2, n_recent=3, sliding_history=True, advice=False)
         for value in (5, 90, 3, 80, 4, 70, 1, 2, 6):
-            principal.tell([returned(np.full(8, value / 100), value)])
+            principal.tell([make_policy_outcome(np.full(8, value / 100), value)])
         text = principal.build_prompt(None).text
         assert [float(line.split("-> ")[1]) for line in text.splitlines() if " -> " in line] == [90, 80, 1, 2, 6]
         assert "Shown are the 3 newest proposals and the 2 best of the others." in text
 
     def test_newest_grows_and_shrinks(self):
         """A question begins as the one before did but where the window is cut, every third time."""
-        principal, line_counts, is_prefix = searcher(history="last", window=3), [], []
+        principal, line_counts, is_prefix = make_searcher(history="last", window=3), [], []
         previous = ""
         for _ in range(16):
             text = with_history(principal, 1).build_prompt(None).text
@@ -156,21 +159,21 @@ class TestPrompt:
 
     def test_observations_are_optional(self):
         line = "-> 10.00 (standard error 1.32, length 7)"
-        assert line in with_history(searcher(observations=True), 1).build_prompt(None).text
-        assert "length" not in with_history(searcher(prompt="numeric"), 1).build_prompt(None).text
+        assert line in with_history(make_searcher(observations=True), 1).build_prompt(None).text
+        assert "length" not in with_history(make_searcher(prompt="numeric"), 1).build_prompt(None).text
 
     def test_the_schema_holds_the_numbers(self):
-        assert searcher().structured_query.schema["required"] == ["reasoning", "params"]
-        assert searcher(reply="lines").structured_query.schema is None
+        assert make_searcher().structured_query.schema["required"] == ["reasoning", "params"]
+        assert make_searcher(reply="lines").structured_query.schema is None
 
     def test_unlabeled_policy_lists_numbers(self):
         class Plain:
-            channel, space = "vector", search_agent("linear", POLE).controller.space
+            channel, space = "vector", build_search_agent("linear", POLE).controller.space
 
             def act(self, observation, parameters):
                 raise NotImplementedError
 
-        text = llm_principal(POLE, scripted(), controller=Plain()).build_prompt(None).text
+        text = build_llm_principal(POLE, make_scripted_client(), controller=Plain()).build_prompt(None).text
         assert "- params[1]: weight of position on 1 (right)" in text
 
     def test_user_prompt(self, tmp_path):
@@ -178,7 +181,7 @@ class TestPrompt:
         (tmp_path / "search" / "mine.j2").write_text(
             '{% extends "ours/numeric.j2" %}{% block task %}Guess!{% endblock %}'
         )
-        text = searcher(prompt_folder=tmp_path, prompt="mine").build_prompt(None).text
+        text = make_searcher(prompt_folder=tmp_path, prompt="mine").build_prompt(None).text
         assert text.startswith("Guess!") and "8 numbers, called params[0]" in text
 
 
@@ -190,10 +193,13 @@ class TestAdvice:
         """
         rng = np.random.default_rng(0)
         observations = rng.normal(size=(50, 3))
-        for agent, last in ((search_agent("linear", POLE), 0), (search_agent("mlp_policy", POLE, hidden=[4]), 16)):
+        for agent, last in (
+            (build_search_agent("linear", POLE), 0),
+            (build_search_agent("mlp_policy", POLE, hidden=[4]), 16),
+        ):
             controller = agent.controller
             theta = rng.normal(0, 2, controller.space.dim)
-            assert "So nothing changes where" in searcher(agent=agent).build_prompt(None).text
+            assert "So nothing changes where" in make_searcher(agent=agent).build_prompt(None).text
             acts = controller.act(observations, np.tile(theta, (50, 1)))
             assert 0 < acts.mean() < 1
             scaled, shifted, biased, wrong = (theta.copy() for _ in range(4))
@@ -204,15 +210,15 @@ class TestAdvice:
             for equivalent in (scaled, shifted, biased):
                 assert (controller.act(observations, np.tile(equivalent, (50, 1))) == acts).all()
             assert (controller.act(observations, np.tile(wrong, (50, 1))) != acts).any()
-        assert f"params[{last}] to params[25] are multiplied" in searcher(agent=agent).build_prompt(None).text
-        assert "add" not in searcher(ARM, search_agent("linear", ARM)).controller.invariances
+        assert f"params[{last}] to params[25] are multiplied" in make_searcher(agent=agent).build_prompt(None).text
+        assert "add" not in make_searcher(ARM, build_search_agent("linear", ARM)).controller.invariances
 
     def test_no_scaling_advice_on_tables(self):
-        assert "multiplied" not in searcher(LAKE).build_prompt(None).text
+        assert "multiplied" not in make_searcher(LAKE).build_prompt(None).text
 
     def test_advice_on_measuring_repeatedly(self):
         repeat_notice = "Numbers may be proposed again"
-        with_noise, common, strict = searcher(), searcher(), searcher(duplicates="reask")
+        with_noise, common, strict = make_searcher(), make_searcher(), make_searcher(duplicates="reask")
         for principal, has_notice in ((with_noise, False), (common, True), (strict, False)):
             principal.on_search_start(10, 20, has_notice)
         assert (
@@ -226,8 +232,8 @@ class TestAdvice:
 
     def test_two_samples_have_no_standard_error(self):
         for n, has_error in ((2, False), (3, True)):
-            principal = searcher()
-            principal.tell([returned(np.zeros(8), 1.0, n)])
+            principal = make_searcher()
+            principal.tell([make_policy_outcome(np.zeros(8), 1.0, n)])
             assert ("(standard error" in principal.build_prompt(None).text) == has_error
 
 
@@ -236,7 +242,7 @@ class TestReplies:
 
     def ask(self, reply, n=1, **settings):
         with FakeOpenAIServer(reply if callable(reply) else lambda messages: reply) as server:
-            principal = searcher(llm=connected(server), **settings)
+            principal = make_searcher(llm=connect_client(server), **settings)
             vectors = principal.ask(None, n)
         return principal, vectors, [request["messages"] for request in server.requests]
 
@@ -265,54 +271,54 @@ class TestReplies:
     def test_out_of_bounds_numbers(self, policy, first, invalid, n_moves):
         reply = "[9.26, -7, 0, 0, 0, 0, 0, 0]"
         principal, vectors, _ = self.ask(reply, out_of_range=policy)
-        metrics = principal.tell([returned(vectors[0], 1.0)])
+        metrics = principal.tell([make_policy_outcome(vectors[0], 1.0)])
         assert vectors[0, 0] == first and metrics["llm/invalid_replies"] == invalid
         assert metrics["llm/moved_numbers"] == n_moves
 
     def test_duplicates_are_measured_or_rejected(self):
         principal, vectors, _ = self.ask(self.GOOD)
-        principal.tell([returned(vectors[0], 1.0)])
+        principal.tell([make_policy_outcome(vectors[0], 1.0)])
         assert principal.parse_reply(self.GOOD).vector.tolist() == vectors[0].tolist()
-        strict = searcher(duplicates="reask")
-        strict.tell([returned(vectors[0], 1.0)])
+        strict = make_searcher(duplicates="reask")
+        strict.tell([make_policy_outcome(vectors[0], 1.0)])
         with pytest.raises(InvalidReply, match="already"):
             strict.parse_reply(self.GOOD)
 
     def test_duplicates_after_rounding_raise(self):
-        principal = searcher(duplicates="reask")
-        principal.tell([returned([1, 2, 3, 4, 5, 6, -1, 0.5], 1.0)])
+        principal = make_searcher(duplicates="reask")
+        principal.tell([make_policy_outcome([1, 2, 3, 4, 5, 6, -1, 0.5], 1.0)])
         with pytest.raises(InvalidReply, match="already"):
             principal.parse_reply("[1.01, 2.01, 3, 4, 5, 6, -1, 0.5]")
 
     def test_repetitions_are_counted(self):
         principal, vectors, _ = self.ask("no")
-        assert principal.tell([returned(vectors[0], 1.0)])["llm/repeated_proposals"] == 0
+        assert principal.tell([make_policy_outcome(vectors[0], 1.0)])["llm/repeated_proposals"] == 0
         with FakeOpenAIServer(lambda messages: "no") as server:
-            principal.llm = principal.structured_query.llm = connected(server)
+            principal.llm = principal.structured_query.llm = connect_client(server)
             vectors = principal.ask()
-        metrics = principal.tell([returned(vectors[0], 1.0)])
+        metrics = principal.tell([make_policy_outcome(vectors[0], 1.0)])
         assert metrics["llm/repeated_proposals"] == 1 and metrics["llm/fallbacks"] == 2
 
     def test_equal_proposals_in_step_are_counted(self):
         with FakeOpenAIServer(lambda messages: '{"params": [1, 2, 3, 4, 5, 6, 1, 2]}') as server:
-            principal = searcher(llm=connected(server), duplicates="accept")
+            principal = make_searcher(llm=connect_client(server), duplicates="accept")
             principal.ask(n=3)
         assert principal.counters["repeated_proposals"] == 2
 
     def test_lucky_episode_is_not_repeated(self):
         with FakeOpenAIServer(lambda messages: "no") as server:
-            principal = searcher(llm=connected(server))
+            principal = make_searcher(llm=connect_client(server))
             for x, value, n in ((0.1, 9.0, 1), (0.2, 3.0, 20), (0.3, 2.0, 20)):
-                principal.tell([returned(np.full(8, x), value, n)])
+                principal.tell([make_policy_outcome(np.full(8, x), value, n)])
             assert principal.ask().tolist() == [[0.2] * 8]
 
     @pytest.mark.parametrize(("fallback", "value"), [("best", 0.2), ("last", 0.3)])
     def test_fallback_proposals(self, fallback, value):
         with FakeOpenAIServer(lambda messages: "no") as server:
-            principal = searcher(llm=connected(server), fallback=fallback)
+            principal = make_searcher(llm=connect_client(server), fallback=fallback)
             assert principal.ask().tolist() == [[0.0] * 8]
             for x, y in ((0.1, 1.0), (0.2, 3.0), (0.3, 2.0)):
-                principal.tell([returned(np.full(8, x), y)])
+                principal.tell([make_policy_outcome(np.full(8, x), y)])
             assert principal.ask().tolist() == [[value] * 8]
 
     def test_fallback_can_stop_run(self):
@@ -329,7 +335,7 @@ class TestReplies:
 
     def test_integers(self):
         with FakeOpenAIServer(lambda messages: "params[0]: 2, params[1]: 0, params[2]: 1, params[3]: 1") as server:
-            principal = searcher(LAKE, llm=connected(server), reply="lines")
+            principal = make_searcher(LAKE, llm=connect_client(server), reply="lines")
             assert principal.ask().tolist() == [[2, 0, 1, 1]]
         with pytest.raises(InvalidReply, match=r"params\[1\]=3 .*\[0, 2\]"):
             principal.parse_reply("[0, 3, 0, 0]")
@@ -344,9 +350,9 @@ def test_partial_history_saves_tokens():
     """
     moments, total = range(0, 401, 40), []
     for treatment in ("short_history", "props"):
-        settings = {**compose(*search_in("cartpole", treatment))["principal"]}
+        settings = {**compose(*list_search_overrides("cartpole", treatment))["principal"]}
         assert settings.pop("_target_").endswith("llm_principal")
-        principal, tokens = searcher(TEN, search_agent("linear", TEN), **settings), []
+        principal, tokens = make_searcher(TEN, build_search_agent("linear", TEN), **settings), []
         principal.on_search_start(400, 20)
         with_history(principal, 20)
         for moment in moments:
@@ -360,13 +366,13 @@ def test_partial_history_saves_tokens():
 @pytest.mark.parametrize("settings", [{}, {"history": "best_and_last", "window": 3, "n_recent": 2}])
 def test_estimate_approximates_prompt(settings):
     """Calls are counted exactly, prompt tokens to a fifth; vectors of a warm-up stand in the prompts."""
-    principal = searcher(**settings)
+    principal = make_searcher(**settings)
     principal.on_search_start(12, 20)
     estimate = principal.estimate(12, 2, n_earlier_outcomes=5)
     rng = np.random.default_rng(0)
-    principal.tell([returned(v, 1.0) for v in principal.space.round_values(rng.normal(0, 3, (5, 8)))])
+    principal.tell([make_policy_outcome(v, 1.0) for v in principal.space.round_values(rng.normal(0, 3, (5, 8)))])
     for i in range(12):
-        principal.tell([returned(vector, 100.0 + i) for vector in principal.ask(None, 2)])
+        principal.tell([make_policy_outcome(vector, 100.0 + i) for vector in principal.ask(None, 2)])
     used = principal.llm.metrics()
     assert estimate.calls == used["llm/calls"] == 24
     assert estimate.prompt_tokens == pytest.approx(used["llm/prompt_tokens"], rel=0.2)
@@ -377,9 +383,9 @@ class TestRepeatedMeasurements:
     """The same vector thrice, 122, 152.2 and 148.6, and another one in between."""
 
     def rows(self, **settings):
-        principal = searcher(**settings)
+        principal = make_searcher(**settings)
         for x, value in ((0.1, 122.0), (0.2, 145.0), (0.1, 152.2), (0.1, 148.6)):
-            principal.tell([returned(np.full(8, x), value, 20)])
+            principal.tell([make_policy_outcome(np.full(8, x), value, 20)])
         return [
             line.split("-> ")[-1].split("f(params): ")[-1]
             for line in principal.build_prompt(None).text.splitlines()
@@ -396,27 +402,27 @@ class TestRepeatedMeasurements:
     @pytest.mark.parametrize("form", ["compact", "named"])
     def test_full_history_appends_mean(self, form):
         assert [row.split(" (")[0] for row in self.rows(rows=form)] == ["122.00", "145.00", "152.20", "148.60"]
-        principal = searcher(rows=form)
+        principal = make_searcher(rows=form)
         for x, value in ((0.1, 122.0), (0.2, 145.0), (0.1, 152.2), (0.1, 148.6)):
-            principal.tell([returned(np.full(8, x), value, 20)])
+            principal.tell([make_policy_outcome(np.full(8, x), value, 20)])
         means = principal.build_prompt(None).text.split("## Measured several times\n")[1]
         assert ": 3 times, mean 140.93, values spread by 16.5\n" in means and means.count("\n- ") == 0
         assert "Best so far: " in means and "with 145.00, measured once." in means
 
     def test_paper_prompt_keeps_rows(self):
-        settings = {**compose(*search_in("cartpole", "props"))["principal"]}
+        settings = {**compose(*list_search_overrides("cartpole", "props"))["principal"]}
         del settings["_target_"]
         assert self.rows(**settings) == ["122.00", "145.00", "152.20", "148.60"]
 
     @pytest.mark.parametrize("case", [("cartpole", "props"), ("cartpole", "props_main"), ("maze", "props_plus")])
     def test_paper_treatments_match_budget(self, case):
-        config = compose(*search_in(*case))
+        config = compose(*list_search_overrides(*case))
         assert config["principal"]["measurements"] == "separate" and config["search"]["race"] == 0
 
 
 def test_restart_asks_equal_question():
-    principal = with_history(searcher(), 4)
-    restored = searcher()
+    principal = with_history(make_searcher(), 4)
+    restored = make_searcher()
     restored.load_state_dict(principal.state_dict())
     assert (
         restored.build_prompt(None).text == principal.build_prompt(None).text
@@ -426,8 +432,8 @@ def test_restart_asks_equal_question():
 
 
 def test_long_history_is_truncated_with_notice():
-    model = Echo(max_tokens=50)
-    principal = with_history(searcher(llm=ChatClient(model)), 8)
+    model = EchoProvider(max_tokens=50)
+    principal = with_history(make_searcher(llm=ChatClient(model)), 8)
     model.context_window = model.count_tokens([{"content": principal.build_prompt(None).text}]) + 10
     text = principal.build_prompt(None).text
     assert text.count(" -> ") < 8 and "There is room for" in text.split("## Now")[1]
@@ -442,23 +448,29 @@ def test_long_history_is_truncated_with_notice():
 )
 def test_policy_options_raise_for_mechanisms(settings, message):
     with pytest.raises(ConfigError, match=message):
-        llm_principal(toy(), scripted(), **settings)
+        build_llm_principal(make_toy_spec(), make_scripted_client(), **settings)
 
 
 def test_shared_options_work_for_mechanisms():
-    hinted = llm_principal(toy(), scripted(), step_size=0.5, optimum=10.0).build_prompt(None).text
+    hinted = (
+        build_llm_principal(make_toy_spec(), make_scripted_client(), step_size=0.5, optimum=10.0)
+        .build_prompt(None)
+        .text
+    )
     assert "The highest payoff there can be is about 10;" in hinted and "change numbers by about 0.5." in hinted
     with FakeOpenAIServer(lambda messages: '{"x0": 9, "x1": 2}') as server:
-        principal = llm_principal(toy(), connected(server), out_of_range="clamp", duplicates="reask")
+        principal = build_llm_principal(
+            make_toy_spec(), connect_client(server), out_of_range="clamp", duplicates="reask"
+        )
         assert principal.ask().tolist() == [[3.0, 2.0]] and principal.counters["moved_numbers"] == 1
 
 
 def test_mechanism_prompts_differ_from_policy_prompts():
     with pytest.raises(ConfigError, match=r"prompt=cleanup.*described, numeric"):
-        searcher(prompt="cleanup")
+        make_searcher(prompt="cleanup")
     with pytest.raises(ConfigError, match="no mechanism"):
-        llm_principal(POLE, scripted())
-    assert isinstance(searcher(LAKE, TabularAgent(LAKE)), LLMSearch)
+        build_llm_principal(POLE, make_scripted_client())
+    assert isinstance(make_searcher(LAKE, TabularAgent(LAKE)), LLMSearch)
 
 
 @pytest.mark.parametrize(
@@ -467,5 +479,5 @@ def test_mechanism_prompts_differ_from_policy_prompts():
     ids=["described, no text", "numeric", "described, a text"],
 )
 def test_unused_description_warns(spec, settings, warned, caplog):
-    searcher(spec, **settings)
+    make_searcher(spec, **settings)
     assert ("principal.prompt=described" in caplog.text) == warned

@@ -10,9 +10,9 @@ from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.scripted import UnreadPromptError
 from llmrl.principals import scripted_search
-from models import ask, scripted
-from policies import ARM, LAKE, POLE, returned, searcher
-from shipped import search_agent
+from models import make_request, make_scripted_client
+from policies import ARM, LAKE, POLE, make_policy_outcome, make_searcher
+from shipped import build_search_agent
 
 FORMS = {
     "json": {},
@@ -28,7 +28,7 @@ def climb(principal, value, iterations, n=1):
     means = []
     for _ in range(iterations):
         vectors = principal.ask(None, n)
-        outcomes = [returned(vector, value(vector)) for vector in vectors]
+        outcomes = [make_policy_outcome(vector, value(vector)) for vector in vectors]
         principal.tell(outcomes)
         means.append([outcome.value for outcome in outcomes])
     assert (
@@ -43,7 +43,7 @@ def climb(principal, value, iterations, n=1):
 @pytest.mark.parametrize("form", FORMS)
 def test_climbs_in_all_formats(form):
     """A hill at (2, 2, ...), 100 high, of which a uniform draw sees -10 on average."""
-    principal = searcher(**FORMS[form])
+    principal = make_searcher(**FORMS[form])
     means = climb(principal, lambda v: 100 - float(((v - 2) ** 2).sum()), 20, 3)
     assert means[-6:].mean() > 20 and means.max() > 60
     assert all("By rule, not by thought" in reason for reason in principal.reasons)
@@ -51,14 +51,14 @@ def test_climbs_in_all_formats(form):
 
 def test_tables():
     best = np.array([2.0, 0.0, 1.0, 2.0])
-    means = climb(searcher(LAKE), lambda v: float((v == best).sum()), 25)
+    means = climb(make_searcher(LAKE), lambda v: float((v == best).sum()), 25)
     assert means.max() == 4
 
 
 def test_proposals_in_iteration_differ_deterministically():
     runs = []
     for _ in range(2):
-        principal = searcher()
+        principal = make_searcher()
         climb(principal, lambda v: float(v.sum()), 6, 5)
         runs.append([tuple(record["vector"]) for record in principal.history.records])
     assert runs[0] == runs[1] and len(set(runs[0])) == 30
@@ -77,16 +77,16 @@ def test_heterogeneous_ranges():
             "mixed", (Parameter("params[0]", 0.0, 3.0, "u", "a", 0), Parameter("params[1]", -0.5, 0.25, "u", "b", 2))
         )
 
-    agent = search_agent("linear", POLE)
+    agent = build_search_agent("linear", POLE)
     agent.controller = MixedController()
-    principal = searcher(agent=agent)
+    principal = make_searcher(agent=agent)
     assert "- params[1]: from -0.5 to 0.25, 2 digits after the point" in principal.build_prompt(None).text
     for vector in np.concatenate([principal.ask() for _ in range(5)]):
         assert np.array_equal(vector, MixedController.space.check(MixedController.space.round_values(vector)))
 
 
 def test_repair_turn_changes_answer():
-    question = {"role": "user", "content": searcher().build_prompt(None).text}
+    question = {"role": "user", "content": make_searcher().build_prompt(None).text}
     first = scripted_search.reply([question])
     repaired = scripted_search.reply(
         [question, {"role": "assistant", "content": first}, {"role": "user", "content": "no"}]
@@ -99,7 +99,9 @@ def test_repair_turn_changes_answer():
 def test_corrupt_numbers_are_far_outside(form):
     """All of them, of either sign, and nothing else: indices stay what they are."""
     settings = FORMS[form]
-    [reply] = scripted(out_of_range=1.0).chat([ask(searcher(**settings).build_prompt(None).text, purpose="search")])
+    [reply] = make_scripted_client(out_of_range=1.0).chat(
+        [make_request(make_searcher(**settings).build_prompt(None).text, purpose="search")]
+    )
     vector = parse_answer(reply.text, VectorParser([f"params[{i}]" for i in range(8)])).answer
     assert vector.shape == (8,) and (np.abs(vector) >= 1e5).all()
     assert (vector > 0).any() and (vector < 0).any()
@@ -118,11 +120,11 @@ WAVES = {
 @pytest.mark.parametrize("name", WAVES)
 def test_known_functions_through_prompts(name):
     """Two numbers from -6 to 6, numbers only: 30 questions for 4 bring it nearer the top than 99 of 100 places are."""
-    agent = search_agent("linear", ARM, bias=False)
+    agent = build_search_agent("linear", ARM, bias=False)
     space = agent.controller.space
     agent.controller.space = ParameterSpace(space.name, space.parameters[:2])
     shift = np.array([0.7, -0.4])
-    principal = searcher(ARM, agent, prompt="numeric", step_size=1.0)
+    principal = make_searcher(ARM, agent, prompt="numeric", step_size=1.0)
     means = climb(principal, lambda v: WAVES[name](v - shift), 30, 4)
     box = np.random.default_rng(0).uniform(-6, 6, (4000, 2))
     assert means.max() > np.quantile([WAVES[name](v - shift) for v in box], 0.99)

@@ -17,7 +17,7 @@ from llmrl.principals.evolution import CMAESPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
 from llmrl.principals.grid import default_points, grid_vectors
 from llmrl.principals.nonadaptive import FixedPrincipal, RandomPrincipal
-from societies import toy
+from societies import make_toy_spec
 
 
 def space(*parameters):
@@ -52,14 +52,14 @@ def test_values_are_equally_likely():
 
 
 def test_spaces_with_no_decimals_are_unchanged():
-    plain, points = toy(d=3).proposals, np.random.default_rng(0).random((50, 3))
+    plain, points = make_toy_spec(d=3).proposals, np.random.default_rng(0).random((50, 3))
     reference = np.clip(plain.low + points * (plain.high - plain.low), plain.low, plain.high)
     assert np.array_equal(from_unit(plain, points), reference)
 
 
 SEARCHES = {
     "random": RandomPrincipal,
-    "cem": lambda s, seeds: shipped.cem(s, seeds, population=12),
+    "cem": lambda s, seeds: shipped.build_cem(s, seeds, population=12),
     "cmaes": lambda s, seeds: CMAESPrincipal(s, seeds, population=12),
 }
 
@@ -151,6 +151,6 @@ def test_fixed_numbers_are_not_rounded():
 
 def test_principals_with_warmup():
     """Those a search may begin with random vectors for."""
-    spec = toy()
+    spec = make_toy_spec()
     learns = {name for name, build in PRINCIPALS.items() if getattr(build(spec, Seeds(0)), "learns_from_others", False)}
     assert learns == {"random", "gp"}

@@ -9,14 +9,14 @@ from backend_conformance import NEEDS
 
 from cluster import Cluster
 from llmrl.results.run_records import read_runs
-from sweeping import sweep
+from sweeping import run_sweep
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
 
 @pytest.mark.long
 def test_dependents_report_failure(slurm_cluster: Cluster, tmp_path: Path):
-    done = sweep(
+    done = run_sweep(
         *NEEDS,
         *("hardware=slurm_cpu", "hardware.memory_gb=1", "agent.observation_channels=[nothing]", "seed=0,1"),
         cwd=tmp_path,

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster import ONE_NODE, SCRIPTS, NoClusterError, as_root, environment_outside_jobs, one_node
+from cluster import (
+    ONE_NODE,
+    SCRIPTS,
+    NoClusterError,
+    find_root_prefix,
+    get_environment_outside_jobs,
+    run_one_node_script,
+)
 
 pytestmark = pytest.mark.slurm
 
@@ -23,14 +30,14 @@ def root():
     if not shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin"):
         pytest.skip(f"SLURM is not installed; {ONE_NODE} install")
     try:
-        return as_root()
+        return find_root_prefix()
     except NoClusterError as reason:
         pytest.skip(str(reason))
 
 
 def configured(folder: Path, **settings: str) -> dict[str, list[str]]:
     """Return the lines of a new configuration, by their first key."""
-    done = one_node("configure", {"SLURM_CONF": str(folder / "slurm.conf"), **settings})
+    done = run_one_node_script("configure", {"SLURM_CONF": str(folder / "slurm.conf"), **settings})
     assert done.returncode == 0, done.stderr
     lines: dict[str, list[str]] = {}
     for line in (folder / "slurm.conf").read_text().splitlines():
@@ -91,7 +98,7 @@ def test_configuration_is_idempotent(root, tmp_path):
 )
 def test_bad_settings_raise(root, tmp_path, setting, value):
     name = f"LLMRL_SLURM_{setting}"
-    done = one_node("configure", {"SLURM_CONF": str(tmp_path / "slurm.conf"), name: value})
+    done = run_one_node_script("configure", {"SLURM_CONF": str(tmp_path / "slurm.conf"), name: value})
     assert done.returncode == 1
     assert f"{name}={value}: a whole number >=" in done.stderr
     assert not (tmp_path / "slurm.conf").exists()
@@ -101,7 +108,7 @@ def test_bad_settings_raise(root, tmp_path, setting, value):
 def test_foreign_configuration_is_preserved(root, tmp_path, command):
     foreign = tmp_path / "slurm.conf"
     foreign.write_text("ClusterName=theirs\n")
-    done = one_node(command, {"SLURM_CONF": str(foreign)})
+    done = run_one_node_script(command, {"SLURM_CONF": str(foreign)})
     assert done.returncode == 1
     assert str(foreign) in done.stderr
     assert foreign.read_text() == "ClusterName=theirs\n"
@@ -128,7 +135,7 @@ def test_missing_root_is_reported(command):
 
 def test_start_is_idempotent(slurm_cluster):
     boot = slurm_cluster.run("scontrol", "show", "config").splitlines()
-    done = one_node("start")
+    done = run_one_node_script("start")
     assert done.returncode == 0 and "already" in done.stdout
     # BOOT_TIME is the controller's start.
     assert next(line for line in boot if "BOOT_TIME" in line) in slurm_cluster.run("scontrol", "show", "config")
@@ -170,7 +177,7 @@ class Example:
         overrides += [f"output_root={self.root}"]
         done = subprocess.run(
             ["sbatch", "--parsable", *options, str(SCRIPTS / "train.sbatch"), *overrides],
-            env=environment_outside_jobs() | {"LLMRL_BIN": str(Path(sys.executable).parent)},
+            env=get_environment_outside_jobs() | {"LLMRL_BIN": str(Path(sys.executable).parent)},
             cwd=folder,
             capture_output=True,
             text=True,

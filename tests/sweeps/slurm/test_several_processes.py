@@ -9,9 +9,9 @@ import pytest
 
 import commands
 from cluster import Cluster
-from experiments import comparable_metrics, only_run_folder, rows_alike
+from experiments import are_rows_close, find_run_folder, load_comparable_metrics
 from llmrl.results.run_records import read_runs
-from sweeping import THIRD_PARTY, command, start, wait_for
+from sweeping import THIRD_PARTY, run_sweep_command, start_sweep, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
@@ -24,7 +24,7 @@ TWO = ("hardware=slurm_cpu", "hardware.backend.processes_per_node=2", "hardware.
 def test_requeue_matches_single_process(slurm_cluster: Cluster, tmp_path: Path):
     if slurm_cluster.cpus < 2:
         pytest.skip("two tasks need two cores")
-    launcher = start(*RUN, *TWO, cwd=tmp_path)
+    launcher = start_sweep(*RUN, *TWO, cwd=tmp_path)
     outputs = tmp_path / "outputs" / "signal_game"
 
     def is_progressing() -> bool:
@@ -39,11 +39,11 @@ def test_requeue_matches_single_process(slurm_cluster: Cluster, tmp_path: Path):
     assert launcher.wait(timeout=500) == 0
     (record,) = read_runs(outputs)
     assert (record.state, record.attempt) == ("finished", 2)
-    assert "1 finished" in command("status", "outputs", cwd=tmp_path).stdout
+    assert "1 finished" in run_sweep_command("status", "outputs", cwd=tmp_path).stdout
 
     completed = commands.run(
         [sys.executable, "-m", "llmrl.cli.train", *RUN, "output_root=alone"], cwd=tmp_path, timeout=200
     )
     assert completed.returncode == 0
-    two, single = comparable_metrics(record.folder), comparable_metrics(only_run_folder(tmp_path / "alone"))
-    assert rows_alike(two, single, rel=1e-4)
+    two, single = load_comparable_metrics(record.folder), load_comparable_metrics(find_run_folder(tmp_path / "alone"))
+    assert are_rows_close(two, single, rel=1e-4)

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from backend_conformance import BackendConformance, Place
 
-from cluster import as_root, one_node
+from cluster import find_root_prefix, run_one_node_script
 from llmrl.results.run_records import read_runs
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.slurm]
@@ -20,11 +20,13 @@ class TestSlurm(BackendConformance):
             """End all processes of the node, and tell the controller, which would notice in five minutes."""
             daemons = slurm_cluster.run("pgrep", "--exact", "slurmd|slurmstepd").split()
             runs = [str(row["pid"]) for row in rows if row["state"] == "running"]
-            subprocess.run([*as_root(), "kill", "-KILL", *daemons, *runs], check=True)
-            slurm_cluster.run(*as_root(), "scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+            subprocess.run([*find_root_prefix(), "kill", "-KILL", *daemons, *runs], check=True)
+            slurm_cluster.run(
+                *find_root_prefix(), "scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test"
+            )
 
         def restore():
-            started = one_node("start")
+            started = run_one_node_script("start")
             assert started.returncode == 0, started.stderr
 
         return Place(

@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 import commands
-from cluster import Cluster, environment_outside_jobs
-from experiments import comparable_metrics
+from cluster import Cluster, get_environment_outside_jobs
+from experiments import load_comparable_metrics
 from llmrl.results.run_records import read_runs
-from sweeping import FAULTY_AGENT, command, start, states, sweep, table, wait_for
+from sweeping import FAULTY_AGENT, load_states, load_status, run_sweep, run_sweep_command, start_sweep, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
@@ -29,7 +29,7 @@ ROOM += ("design.evaluations=1",)
 
 
 def runs_per_seed(cwd: Path) -> dict[int, dict]:
-    return {row["seed"]: row for row in table(cwd)}
+    return {row["seed"]: row for row in load_status(cwd)}
 
 
 def path_with_array_limit(folder: Path, limit: int) -> str:
@@ -44,20 +44,20 @@ def path_with_array_limit(folder: Path, limit: int) -> str:
 
 def check_finished_sweep(cluster: Cluster, cwd: Path, n_runs: int, path: str, *overrides: str) -> None:
     """Compute a sweep as two arrays of jobs; the same command again submits none."""
-    done = sweep(*overrides, cwd=cwd, PATH=path)
+    done = run_sweep(*overrides, cwd=cwd, PATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{n_runs} finished" in done.stdout
-    rows = table(cwd)
+    rows = load_status(cwd)
     assert {row["state"] for row in rows} == {"finished"} and {row["attempt"] for row in rows} == {1}
     jobs = {row["job_id"] for row in rows}
     assert len(jobs) == n_runs and len({job.split("_")[0] for job in jobs}) == 2
     assert all(cluster.show(job)["JobState"] == "COMPLETED" for job in jobs)
-    output = command("status", "outputs", cwd=cwd)
+    output = run_sweep_command("status", "outputs", cwd=cwd)
     assert output.returncode == 0 and output.stdout.count("100%") == n_runs
 
-    second_sweep = sweep(*overrides, cwd=cwd)
+    second_sweep = run_sweep(*overrides, cwd=cwd)
     assert second_sweep.returncode == 0 and second_sweep.stdout.count("nothing to do") == n_runs
-    assert [row["updated"] for row in table(cwd)] == [row["updated"] for row in rows]
+    assert [row["updated"] for row in load_status(cwd)] == [row["updated"] for row in rows]
 
 
 def test_sweep_is_computed_by_arrays_of_jobs(slurm_cluster: Cluster, tmp_path: Path):
@@ -65,7 +65,7 @@ def test_sweep_is_computed_by_arrays_of_jobs(slurm_cluster: Cluster, tmp_path: P
     path = path_with_array_limit(tmp_path, 2)
     overrides = (*SLURM, *ROOM, "principal=ucb", "seed=0,1,2", "design.steps=2")
     check_finished_sweep(slurm_cluster, tmp_path, 3, path, *overrides)
-    assert {row["seed"] for row in table(tmp_path)} == {0, 1, 2}
+    assert {row["seed"] for row in load_status(tmp_path)} == {0, 1, 2}
 
 
 @pytest.mark.long
@@ -94,16 +94,18 @@ def test_single_command_sweep_produces_report(slurm_cluster: Cluster, tmp_path: 
 def test_rows_of_jobs_match_single_jobs(slurm_cluster: Cluster, tmp_path: Path):
     """Four runs as jobs of their own and as rows of two jobs."""
     overrides = (*SLURM, *ROOM, "principal=ucb,llm", "seed=0,1", "design.steps=2")
-    done = sweep(*overrides, cwd=tmp_path)
+    done = run_sweep(*overrides, cwd=tmp_path)
     assert done.returncode == 0 and "4 finished" in done.stdout, done.stdout + done.stderr
-    rows = table(tmp_path)
-    packed = sweep(*overrides, "hardware.jobs=2", "output_root=packed", cwd=tmp_path)
+    rows = load_status(tmp_path)
+    packed = run_sweep(*overrides, "hardware.jobs=2", "output_root=packed", cwd=tmp_path)
     assert packed.returncode == 0 and "4 finished" in packed.stdout, packed.stdout + packed.stderr
-    packed_rows = table(tmp_path, "packed")
+    packed_rows = load_status(tmp_path, "packed")
     assert len({row["job_id"] for row in packed_rows}) == 2
-    numbers = {(row["overrides"]["principal"], row["seed"]): comparable_metrics(Path(row["folder"])) for row in rows}
+    numbers = {
+        (row["overrides"]["principal"], row["seed"]): load_comparable_metrics(Path(row["folder"])) for row in rows
+    }
     for row in packed_rows:
-        assert comparable_metrics(Path(row["folder"])) == numbers[row["overrides"]["principal"], row["seed"]]
+        assert load_comparable_metrics(Path(row["folder"])) == numbers[row["overrides"]["principal"], row["seed"]]
         assert list(Path(row["folder"]).glob("events.out.tfevents.*"))
 
 
@@ -112,11 +114,11 @@ def test_interruptions_keep_results(slurm_cluster: Cluster, tmp_path: Path):
     """One run requeued twice, one warned of its time limit, one killed outright, and beside them one made to fail."""
     room = (*ROOM, "principal=ucb", "design.steps=400", "checkpoint_seconds=0.5", "seed=0,1,2")
     (tmp_path / "reference").mkdir()
-    reference = sweep(*room, "hardware=local", cwd=tmp_path / "reference")
+    reference = run_sweep(*room, "hardware=local", cwd=tmp_path / "reference")
     assert reference.returncode == 0, reference.stdout + reference.stderr
 
-    launcher = start(*SLURM, *room, cwd=tmp_path)
-    failing = start(*FAULTY_AGENT, *SLURM, "agent.trouble=raise", "agent.until=ok", "seed=9", cwd=tmp_path)
+    launcher = start_sweep(*SLURM, *room, cwd=tmp_path)
+    failing = start_sweep(*FAULTY_AGENT, *SLURM, "agent.trouble=raise", "agent.until=ok", "seed=9", cwd=tmp_path)
     done: dict[int, int] = {0: 0, 1: 0, 2: 0}
 
     def meddle() -> bool:
@@ -168,14 +170,14 @@ def test_interruptions_keep_results(slurm_cluster: Cluster, tmp_path: Path):
     assert (in_slurm[0]["Restarts"], in_slurm[1]["Restarts"]) == ("2", "1")
     assert "SLURM: FAILED" in rows[2]["error"]
 
-    second_sweep = sweep(*SLURM, *room, cwd=tmp_path)
+    second_sweep = run_sweep(*SLURM, *room, cwd=tmp_path)
     output = second_sweep.stdout + second_sweep.stderr
     assert second_sweep.returncode == 0 and second_sweep.stdout.count("nothing to do") == 2, output
     assert {row["attempt"] for seed, row in runs_per_seed(tmp_path).items() if seed == 2} == {2}
     for seed in range(3):
         (reference_folder,) = (tmp_path / "reference").rglob(f"escape_room/*/s{seed}")
         (folder,) = (tmp_path / "outputs").rglob(f"escape_room/*/s{seed}")
-        assert comparable_metrics(folder) == comparable_metrics(reference_folder), f"seed {seed}"
+        assert load_comparable_metrics(folder) == load_comparable_metrics(reference_folder), f"seed {seed}"
         assert json.loads((folder / "summary.json").read_text()) == json.loads(
             (reference_folder / "summary.json").read_text()
         )
@@ -186,33 +188,33 @@ def test_time_limit_saves(slurm_cluster: Cluster, tmp_path: Path):
     """A run longer than its time limit saves and, where no more time-outs are allowed, ends FAILED and resumable."""
     limits = ("hardware.backend.time_min=2", "hardware.backend.warn_s=30", "hardware.backend.max_timeouts=0")
     overrides = (*FAULTY_AGENT, "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=2000")
-    done = sweep(*overrides, *SLURM, *limits, cwd=tmp_path)
+    done = run_sweep(*overrides, *SLURM, *limits, cwd=tmp_path)
     assert done.returncode == 143, done.stdout + done.stderr
-    (row,) = table(tmp_path)
+    (row,) = load_status(tmp_path)
     assert row["state"] == "preempted" and "timed-out" in row["error"], row
     assert slurm_cluster.show(row["job_id"])["JobState"] == "FAILED"
     step = row["last_metrics"]["principal_steps"]
     assert step > 5  # SLURM warns up to a minute early
     (tmp_path / "ok").touch()
-    done = sweep(*overrides, *SLURM, cwd=tmp_path)
+    done = run_sweep(*overrides, *SLURM, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    (row,) = table(tmp_path)
+    (row,) = load_status(tmp_path)
     assert row["attempt"] == 2 and "from iteration" in (Path(row["folder"]) / "run.log").read_text()
 
 
 @pytest.mark.long
 def test_submitted_sweep_is_canceled(slurm_cluster: Cluster, tmp_path: Path):
     overrides = (*FAULTY_AGENT, *SLURM, "agent.trouble=slow", "agent.until=ok", "design.steps=2000")
-    done = sweep(*overrides, "seed=0,1,2,3", "hydra.launcher.wait=false", cwd=tmp_path)
+    done = run_sweep(*overrides, "seed=0,1,2,3", "hydra.launcher.wait=false", cwd=tmp_path)
     assert done.returncode == 0 and "4 submitted" in done.stdout, done.stdout + done.stderr
-    wait_for(lambda: "running" in states(tmp_path).values())
-    second_sweep = sweep(*overrides, "seed=0,1,2,3", cwd=tmp_path)
+    wait_for(lambda: "running" in load_states(tmp_path).values())
+    second_sweep = run_sweep(*overrides, "seed=0,1,2,3", cwd=tmp_path)
     assert second_sweep.returncode == 0 and "4 elsewhere" in second_sweep.stdout, second_sweep.stdout
-    canceled = command("cancel", "outputs", cwd=tmp_path)
+    canceled = run_sweep_command("cancel", "outputs", cwd=tmp_path)
     assert canceled.returncode == 0 and "canceled 4 jobs" in canceled.stdout
-    wait_for(lambda: not {"running", "queued"} & set(states(tmp_path).values()))
-    rows = table(tmp_path)
-    assert {row["state"] for row in rows} <= {"preempted", "canceled"} and "preempted" in states(tmp_path).values()
+    wait_for(lambda: not {"running", "queued"} & set(load_states(tmp_path).values()))
+    rows = load_status(tmp_path)
+    assert {row["state"] for row in rows} <= {"preempted", "canceled"} and "preempted" in load_states(tmp_path).values()
     for row in rows:
         message = "everything is saved" if row["state"] == "preempted" else "canceled before it started"
         assert message in row["error"], row
@@ -232,11 +234,16 @@ def test_launch_inside_allocation(slurm_cluster: Cluster, tmp_path: Path):
     ]
     outer = ["srun", "--ntasks=1", "--cpus-per-task=1", "--mem=500M", "--job-name=enclosing", *inner]
     done = subprocess.run(
-        outer, cwd=tmp_path / "elsewhere", env=environment_outside_jobs(), capture_output=True, text=True, timeout=120
+        outer,
+        cwd=tmp_path / "elsewhere",
+        env=get_environment_outside_jobs(),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0 and "2 submitted" in done.stdout, done.stdout + done.stderr
-    wait_for(lambda: {row["state"] for row in table(tmp_path, "out put")} == {"finished"})
-    for row in table(tmp_path, "out put"):
+    wait_for(lambda: {row["state"] for row in load_status(tmp_path, "out put")} == {"finished"})
+    for row in load_status(tmp_path, "out put"):
         assert yaml.safe_load((Path(row["folder"]) / "config.yaml").read_text())["agent"]["until"] == str(marker)
         assert slurm_cluster.show(row["job_id"])["JobName"] == "llmrl"
 
@@ -244,15 +251,15 @@ def test_launch_inside_allocation(slurm_cluster: Cluster, tmp_path: Path):
 @pytest.mark.long
 def test_slurm_rejection_can_be_resubmitted(slurm_cluster: Cluster, tmp_path: Path):
     overrides = (*FAULTY_AGENT, "agent.trouble=none", "agent.until=ok", "seed=0")
-    done = sweep(*overrides, *SLURM, "hardware.backend.partition=no_such", cwd=tmp_path)
+    done = run_sweep(*overrides, *SLURM, "hardware.backend.partition=no_such", cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
     output = " ".join(done.stdout.replace("│", " ").split())
     assert re.search("sbatch refused: .*: no_such", output), done.stdout
-    (row,) = table(tmp_path)
+    (row,) = load_status(tmp_path)
     assert row["state"] == "lost" and "no_such" in row["error"]
-    assert "no_such" in command("logs", row["folder"], cwd=tmp_path).stdout
-    done = sweep(*overrides, *SLURM, cwd=tmp_path)
-    assert done.returncode == 0 and states(tmp_path) == {("none", 0): "finished"}, done.stdout + done.stderr
+    assert "no_such" in run_sweep_command("logs", row["folder"], cwd=tmp_path).stdout
+    done = run_sweep(*overrides, *SLURM, cwd=tmp_path)
+    assert done.returncode == 0 and load_states(tmp_path) == {("none", 0): "finished"}, done.stdout + done.stderr
 
 
 @pytest.mark.long
@@ -267,12 +274,12 @@ def test_code_change_warns(slurm_cluster: Cluster, tmp_path: Path):
     path = os.pathsep.join([str(copy), os.environ["PYTHONPATH"]])
     overrides = (*FAULTY_AGENT, *SLURM, "agent.trouble=none", "agent.until=ok", "seed=0")
     held = ("hydra.launcher.wait=false", "hardware.backend.extra={hold: true}")
-    done = sweep(*overrides, *held, cwd=tmp_path, PYTHONPATH=path)
+    done = run_sweep(*overrides, *held, cwd=tmp_path, PYTHONPATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
     (copy / "llmrl" / "__init__.py").open("a").write("\n# changed\n")
-    (row,) = table(tmp_path)
+    (row,) = load_status(tmp_path)
     slurm_cluster.run("scontrol", "release", row["job_id"])
-    wait_for(lambda: table(tmp_path)[0]["state"] == "finished")
+    wait_for(lambda: load_status(tmp_path)[0]["state"] == "finished")
     assert "submission (digest" in (Path(row["folder"]) / "run.log").read_text()
 
 
@@ -280,11 +287,11 @@ def test_code_change_warns(slurm_cluster: Cluster, tmp_path: Path):
 def test_preemption_requeues_run(slurm_cluster: Cluster, tmp_path: Path):
     """In a partition with GraceTime, SIGTERM comes while the job still counts as running."""
     overrides = (*FAULTY_AGENT, "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=2000")
-    launcher = start(*overrides, *SLURM, "hardware.backend.partition=scavenge", cwd=tmp_path)
-    wait_for(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
-    (row,) = table(tmp_path)
+    launcher = start_sweep(*overrides, *SLURM, "hardware.backend.partition=scavenge", cwd=tmp_path)
+    wait_for(lambda: (tmp_path / "outputs").exists() and "running" in load_states(tmp_path).values())
+    (row,) = load_status(tmp_path)
     slurm_cluster.run("scancel", "--signal=TERM", row["job_id"])  # what its grace begins with
-    wait_for(lambda: table(tmp_path)[0]["attempt"] == 2)
+    wait_for(lambda: load_status(tmp_path)[0]["attempt"] == 2)
     (tmp_path / "ok").touch()
     out, err = launcher.communicate(timeout=200)
     assert launcher.returncode == 0, out + err
@@ -296,20 +303,20 @@ def test_pending_retry_is_not_resubmitted(slurm_cluster: Cluster, tmp_path: Path
     """Requeued, with setup lines that take a while: SLURM says RUNNING before the run does."""
     slow = ("hardware.backend.setup=[sleep 6]", "agent.trouble=slow", "agent.until=ok", "design.steps=2000")
     overrides = (*FAULTY_AGENT, *SLURM, *slow, "seed=0")
-    launcher = start(*overrides, cwd=tmp_path)
-    wait_for(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
-    (row,) = table(tmp_path)
+    launcher = start_sweep(*overrides, cwd=tmp_path)
+    wait_for(lambda: (tmp_path / "outputs").exists() and "running" in load_states(tmp_path).values())
+    (row,) = load_status(tmp_path)
     slurm_cluster.run("scontrol", "requeue", row["job_id"])
     state_history = set()
 
     def is_rerunning() -> bool:
-        (now,) = table(tmp_path)
+        (now,) = load_status(tmp_path)
         if now["attempt"] == 1 and slurm_cluster.show(row["job_id"])["JobState"] in ("PENDING", "RUNNING"):
             state_history.add(now["state"])
         return now["attempt"] == 2
 
     wait_for(lambda: slurm_cluster.show(row["job_id"])["Restarts"] == "1")
-    second_sweep = sweep(*overrides, cwd=tmp_path)
+    second_sweep = run_sweep(*overrides, cwd=tmp_path)
     assert second_sweep.returncode == 0 and "1 elsewhere" in second_sweep.stdout, (
         second_sweep.stdout + second_sweep.stderr
     )
@@ -323,11 +330,11 @@ def test_pending_retry_is_not_resubmitted(slurm_cluster: Cluster, tmp_path: Path
 @pytest.mark.long
 def test_unstarted_rerun_differs_from_previous_run(slurm_cluster: Cluster, tmp_path: Path):
     overrides = (*FAULTY_AGENT, *SLURM, "agent.trouble=none", "agent.until=ok", "seed=0")
-    assert sweep(*overrides, cwd=tmp_path).returncode == 0
-    launcher = start(*overrides, "rerun=true", "hardware.backend.extra={hold: true}", cwd=tmp_path)
-    wait_for(lambda: states(tmp_path) == {("none", 0): "queued"})
-    canceled = command("cancel", "outputs", cwd=tmp_path)
+    assert run_sweep(*overrides, cwd=tmp_path).returncode == 0
+    launcher = start_sweep(*overrides, "rerun=true", "hardware.backend.extra={hold: true}", cwd=tmp_path)
+    wait_for(lambda: load_states(tmp_path) == {("none", 0): "queued"})
+    canceled = run_sweep_command("cancel", "outputs", cwd=tmp_path)
     assert "canceled 1 jobs" in canceled.stdout, canceled.stdout + canceled.stderr
     out, err = launcher.communicate(timeout=100)
     assert launcher.returncode == 130 and "left the queue" in out, out + err
-    assert states(tmp_path) == {("none", 0): "finished"}
+    assert load_states(tmp_path) == {("none", 0): "finished"}
