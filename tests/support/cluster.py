@@ -1,4 +1,4 @@
-"""The one-node cluster of scripts/slurm as tests use it."""
+"""One-node SLURM cluster of scripts/slurm for tests."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from pathlib import Path
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "slurm"
 ONE_NODE = SCRIPTS / "one_node.sh"
 MAX_ARRAY_SIZE = "6"
-"""For a cluster that tests configure: so small that a few runs need more than one array."""
+"""Maximum size of job arrays, so small that tests with few runs need more than one array."""
 
 
 class NoClusterError(Exception):
-    """There can be no cluster of ours on this machine, and why."""
+    """Error that states why the test cluster cannot run on this machine."""
 
 
 def get_environment_outside_jobs() -> dict[str, str]:
-    """Return this environment without the variables of an enclosing job or user that change SLURM's commands."""
+    """Return the environment variables without those that change the behavior of SLURM's commands."""
     prefixes = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SQUEUE_", "SINFO_")
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 
 
 def find_root_prefix() -> list[str]:
-    """Return the words in front of a command that make it run as root.
+    """Return the command prefix that runs a command as root.
 
     Raises:
-        NoClusterError: it would ask for a password.
+        NoClusterError: sudo requires a password.
     """
     if os.geteuid() == 0:
         return []
@@ -43,9 +43,9 @@ def find_root_prefix() -> list[str]:
 
 
 def run_one_node_script(command: str, settings: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run one_node.sh, as root where it needs that, with `settings` in its environment."""
+    """Run one_node.sh with `settings` as environment variables, as root if the command requires it."""
     root = [] if command == "status" else find_root_prefix()
-    # Through env, because sudo passes no variables on.
+    # sudo does not pass environment variables on.
     variables = [f"{name}={value}" for name, value in (settings or {}).items()]
     return subprocess.run(
         [*root, "env", *variables, str(ONE_NODE), command],
@@ -58,31 +58,31 @@ def run_one_node_script(command: str, settings: Mapping[str, str] | None = None)
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running one-node cluster."""
+    """Running one-node cluster."""
 
     max_array_size: int
     cpus: int
 
     def run(self, *command: str) -> str:
-        """Output of one of SLURM's commands.
+        """Run a SLURM command and return its output.
 
         Raises:
-            AssertionError: it failed, with what it said.
+            AssertionError: the command failed; the message contains its standard error.
         """
         done = subprocess.run(command, env=get_environment_outside_jobs(), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
         return done.stdout.strip()
 
     def show(self, job: str) -> dict[str, str]:
-        """Return the fields of `scontrol show job`; SLURM knows jobs for five minutes after their end."""
+        """Return the fields of `scontrol show job`; SLURM forgets jobs five minutes after they end."""
         words = self.run("scontrol", "--oneliner", "show", "job", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def wait(self, job: str, *states: str, seconds: float = 600) -> dict[str, str]:
-        """`show` once the job is in one of `states`, by default those of ended jobs.
+        """Wait until the job is in one of `states`, by default those of ended jobs, and return its fields.
 
         Raises:
-            AssertionError: it did not get there in time.
+            AssertionError: the job did not reach such a state in time.
         """
         states = states or ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
         end = time.monotonic() + seconds
@@ -93,11 +93,11 @@ class Cluster:
 
 
 def start_cluster() -> Cluster:
-    """Return the cluster of this machine, started if it is down. Any number of processes may ask at the same time.
+    """Return the cluster of this machine and start it if it is down. Concurrent calls are safe.
 
     Raises:
-        NoClusterError: SLURM is not installed, is configured by somebody else, or nobody here is root.
-        AssertionError: it is ours and does not start.
+        NoClusterError: SLURM is not installed or has another configuration, or root permissions are missing.
+        AssertionError: the cluster does not start.
     """
     path = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
     if not shutil.which("slurmctld", path=path):
@@ -124,13 +124,13 @@ def start_cluster() -> Cluster:
 
 @contextmanager
 def reserve_cluster(is_exclusive: bool = False) -> Iterator[Cluster]:
-    """Return a context in which no other test ends the daemons of the cluster.
+    """Return a context in which no other test stops the daemons of the cluster.
 
     Args:
         is_exclusive: whether no other test may use the cluster.
 
     Raises:
-        NoClusterError: as `start_cluster`.
+        NoClusterError: the cluster cannot run on this machine.
     """
     resources = start_cluster()
     with (Path(tempfile.gettempdir()) / "llmrl_cluster_of_tests.lock").open("w") as lock:

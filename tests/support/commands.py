@@ -1,11 +1,10 @@
-"""Commands that tests start, forked from a server that has imported what they need.
+"""Commands for tests, forked from a server process that has imported their modules.
 
-`Popen` and `run` take what those of `subprocess` take, and give what they give. A command shares nothing with the test:
-the server is a program of its own, which imports and waits. What is forked from it gets the arguments, environment,
-working folder, streams and umask that it was called with, a session of its own, Python's own handlers of signals and a
-fresh `__main__`, and it ends as an interpreter ends.
+`Popen` and `run` have the interface of `subprocess`. A command shares no state with the test, because the server is a
+separate program. A forked command gets the arguments, environment, working directory, streams and umask of the call, a
+new session, Python's default signal handlers and a new `__main__`, and it exits like an interpreter.
 
-Start a real process, with `subprocess`, where that is the point: what is imported, how an installed package behaves.
+Use `subprocess` in tests of imports or of an installed package, which need a new interpreter.
 """
 
 from __future__ import annotations
@@ -71,23 +70,23 @@ PRELOADED_MODULES = (
     "torch.onnx",
     "torch.utils.serialization",
 )
-"""What commands import in the course of their lives. Nothing that starts a thread, opens a device or draws numbers."""
+"""Modules that commands import. None of them starts a thread, opens a device or draws random numbers on import."""
 
 STARTUP_VARIABLES = ("LANG", "LC_ALL", "LC_CTYPE", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
-"""Variables that a starting interpreter or a library reads, beside those that begin with PYTHON."""
+"""Environment variables that the interpreter or a library reads at startup, in addition to PYTHON*."""
 
-_ENVIRONMENT = dict(os.environ)  # the server's: before a test changes anything
-_MAX_REQUEST_BYTES = 1 << 18  # bytes of a request
+_ENVIRONMENT = dict(os.environ)  # environment of the server, before a test changes it
+_MAX_REQUEST_BYTES = 1 << 18
 _LOCK = threading.Lock()
 
 
 class Popen(subprocess.Popen):
-    """`subprocess.Popen` of a program of Python's, forked from the server.
+    """`subprocess.Popen` of a Python program that is forked from the server.
 
     `args` is `[python, "-m", module, ...]`, `[python, "-c", code, ...]`, `[python, file, ...]` or a console script.
 
     Raises:
-        ValueError: it needs an interpreter of its own.
+        ValueError: the arguments require a new interpreter.
     """
 
     _reply: socket.socket | None = None
@@ -118,15 +117,15 @@ class Popen(subprocess.Popen):
         start_new_session,
         process_group,
     ):
-        """In place of what forks this process and executes a program."""
+        """Send a request to the server instead of forking this process."""
         environment = dict(os.environ if env is None else env)
         differ = {name for name, _ in environment.items() ^ _ENVIRONMENT.items()}
         if startup_variables := [name for name in differ if name in STARTUP_VARIABLES or name.startswith("PYTHON")]:
             raise ValueError(f"{', '.join(startup_variables)}: read when a process starts; use subprocess")
         if isinstance(args, str) or shell or executable or preexec_fn or pass_fds or gid or gids or uid:
-            raise ValueError("this is not handed on; use subprocess")
+            raise ValueError("the server does not support these arguments; use subprocess")
         cwd = Path.cwd() if cwd is None else Path(os.fsdecode(cwd)).absolute()
-        cwd.stat()  # raises what subprocess would
+        cwd.stat()  # raises the error that subprocess would raise
         if umask < 0:
             os.umask(umask := os.umask(0))
         request = {"args": [os.fsdecode(word) for word in args], "cwd": str(cwd), "env": environment, "umask": umask}
@@ -135,25 +134,25 @@ class Popen(subprocess.Popen):
         try:
             with child_socket, _LOCK:
                 socket.send_fds(_start_server(), [json.dumps(request).encode()], [*streams, child_socket.fileno()])
-            self.pid = self._told()
+            self.pid = self._receive_number()
             self._child_created = True
         finally:
             self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
-    def _told(self) -> int:
-        """Return the next message of the server about this process: its id, then its exit status."""
+    def _receive_number(self) -> int:
+        """Return the next number from the server: the process ID first, then the exit status."""
         assert self._reply is not None
-        if not (word := self._reply.recv(32)):
-            raise RuntimeError("the server of commands has ended")
-        return int(word)
+        if not (message := self._reply.recv(32)):
+            raise RuntimeError("the command server has exited")
+        return int(message)
 
     def _try_wait(self, wait_flags):
-        """In place of `os.waitpid`."""
+        """Replace `os.waitpid`."""
         if self._reply is None or self._reply.fileno() < 0:
-            raise RuntimeError("the server of commands has said how the process ended, and nobody took it in")
+            raise RuntimeError("the exit status has been received already")
         if wait_flags & os.WNOHANG and not select.select([self._reply], [], [], 0)[0]:
             return 0, 0
-        status = self._told()
+        status = self._receive_number()
         self._reply.close()
         return self.pid, status
 
@@ -180,7 +179,7 @@ def run(
     check: bool = False,
     **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
-    """`subprocess.run` with this module's `Popen`."""
+    """Run a command like `subprocess.run`, with the `Popen` of this module."""
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     if input is not None:
@@ -198,10 +197,10 @@ def run(
 
 
 class Process:
-    """Call of a function in a process of its own, with the methods of `multiprocessing.Process` that tests need.
+    """Function call in a new process, with the methods of `multiprocessing.Process` that tests need.
 
     Args:
-        target: function of a module, called with `args`; both are pickled.
+        target: module-level function that is called with `args`; both are pickled.
     """
 
     def __init__(self, target: Callable[..., object], args: Sequence[object] = ()) -> None:
@@ -214,7 +213,7 @@ class Process:
 
     @property
     def exitcode(self) -> int | None:
-        """Exit code, negative for the number of a signal; None while it runs."""
+        """Exit code, negative for a signal number; None while the process runs."""
         return self._started.poll()
 
     @property
@@ -238,7 +237,7 @@ class Process:
 
 
 def start_ranks(args: Sequence[str], **environment: str) -> list[Popen]:
-    """Start two processes of one command as torchrun would start them, and return them by rank."""
+    """Start two processes of a command with the environment that torchrun sets, and return them by rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -257,7 +256,7 @@ def start_ranks(args: Sequence[str], **environment: str) -> list[Popen]:
 
 @functools.cache
 def _start_server() -> socket.socket:
-    """Return the socket of the server; the server and the processes that it has forked end when it is closed."""
+    """Start the server and return its socket; closing the socket ends the server and its forked processes."""
     parent_socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_REQUEST_BYTES)
     with child_socket:
@@ -267,10 +266,10 @@ def _start_server() -> socket.socket:
 
 
 def preload_modules(names: Sequence[str]) -> None:
-    """Import modules, and read what any command reads, before this process forks others.
+    """Import modules and read the files that every command reads, before this process forks others.
 
     Raises:
-        AssertionError: a module has started a thread, which a fork would lose.
+        AssertionError: a module started a thread, which would not exist in forked processes.
     """
     for name in names:
         importlib.import_module(name)
@@ -286,13 +285,13 @@ def preload_modules(names: Sequence[str]) -> None:
     with hydra.initialize_config_module("llmrl.conf", version_base="1.3"):
         hydra.compose("train")  # most of the files that any command reads
     threads = list(Path("/proc/self/task").iterdir())
-    assert len(threads) == 1, f"what is preloaded has started {len(threads) - 1} threads"
+    assert len(threads) == 1, f"the preloaded modules started {len(threads) - 1} threads"
     gc.set_threshold(50_000, 10, 10)
-    gc.freeze()  # or the collector of what is forked would write to all of this, which copies it
+    gc.freeze()  # otherwise garbage collection in forked processes writes to these objects and copies their pages
 
 
 def get_forkserver_context() -> Any:
-    """Return a context of `multiprocessing` whose processes are forked from a server that has preloaded the same."""
+    """Return a `multiprocessing` context whose processes are forked from a server with the same preloaded modules."""
     import multiprocessing
 
     context = multiprocessing.get_context("forkserver")
@@ -301,7 +300,7 @@ def get_forkserver_context() -> Any:
 
 
 def serve(modules: Sequence[str]) -> None:
-    """Be the server, whose standard input is the socket."""
+    """Run the server, whose standard input is the socket."""
     preload_modules(modules)
     control = socket.socket(fileno=0)
     read_end, wake = os.pipe()
@@ -344,13 +343,13 @@ def serve(modules: Sequence[str]) -> None:
 
 
 def _run_and_exit(work: Callable[[], None]) -> NoReturn:
-    """Call `work` and end as an interpreter ends, but that nobody takes to pieces what was imported."""
+    """Call `work` and exit like an interpreter, without deallocating the imported modules."""
     code: object = 0
     try:
         work()
     except SystemExit as end:
         code = end.code
-    except BaseException as error:  # noqa: BLE001 (whatever it is, it ends this process)
+    except BaseException as error:  # noqa: BLE001 (any error ends this process)
         sys.excepthook(type(error), error, error.__traceback__)
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     if not isinstance(code, int | None):
@@ -370,7 +369,7 @@ def _run_and_exit(work: Callable[[], None]) -> NoReturn:
 
 
 def _execute_command(streams: Sequence[int], args: list[str], cwd: str, env: dict[str, str], umask: int) -> None:
-    """In a forked process: be what `exec` would have made of it."""
+    """Set up this forked process like a new interpreter and execute the program in `args`."""
     os.setsid()
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if number < signal.SIGRTMIN:
@@ -415,10 +414,8 @@ def _execute_command(streams: Sequence[int], args: list[str], cwd: str, env: dic
 def _prefork_server(python: str) -> bool:
     """Fork this process, which is about to launch a sweep, and return whether this is the child.
 
-    The child waits, and becomes the server of `multiprocessing` that the runs are forked from when the launcher starts
-    one. It returns at its end.
-
-    That server would import all that is imported here already.
+    The child waits until the launcher starts a fork server of `multiprocessing` and then acts as that server, because
+    it has already imported the modules that the server would import. It returns when the server ends.
     """
     from multiprocessing import util
 
@@ -428,7 +425,7 @@ def _prefork_server(python: str) -> bool:
         child_socket.close()
         spawn = util.spawnv_passfds
 
-        def tell(path: bytes, args: Sequence[Any], fds: Sequence[int]) -> int:
+        def request_fork_server(path: bytes, args: Sequence[Any], fds: Sequence[int]) -> int:
             code = os.fsdecode(args[-1])
             if not code.startswith("from multiprocessing.forkserver import main"):
                 return spawn(path, args, fds)
@@ -438,14 +435,14 @@ def _prefork_server(python: str) -> bool:
                 socket.send_fds(parent_socket, [json.dumps(request).encode()], list(fds))
             return pid
 
-        util.spawnv_passfds = tell
+        util.spawnv_passfds = request_fork_server
         return False
     parent_socket.close()
     os.setpgid(0, 0)
     with child_socket:
         message, fds, *_ = socket.recv_fds(child_socket, _MAX_REQUEST_BYTES, 8)
     if not message:
-        os._exit(0)  # it started none
+        os._exit(0)  # the launcher started no fork server
     request = json.loads(message)
     fds = [fcntl.fcntl(fd, fcntl.F_DUPFD, 512) for fd in fds]
     for fd, number in zip(fds, request["fds"], strict=True):

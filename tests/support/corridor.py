@@ -1,4 +1,4 @@
-"""A toy game in words: walk along a corridor to the treasure, which is at the end that the prompt names."""
+"""Toy text game: walk along a corridor to the end that the prompt names."""
 
 import numpy as np
 
@@ -10,10 +10,10 @@ ENDS = ("east", "west")
 
 
 class Corridor:
-    """Corridor of the places 0 to `length - 1` that starts in the middle.
+    """Corridor with positions 0 to `length - 1` in which the agent starts in the middle.
 
-    The end that the goal names gives +1, both ends finish the episode, and so does the time limit of `horizon` steps.
-    `names` may contain further actions, which do nothing.
+    Reaching the goal gives a reward of +1. Reaching either end terminates the episode; after `horizon` steps it is
+    truncated. Further actions in `names` have no effect.
     """
 
     def __init__(self, n_envs=4, length=5, horizon=8, names=("go east", "go west"), mask=False, seed=0):
@@ -45,7 +45,7 @@ class Corridor:
         return Step(self.observe(), success[:, None], success[:, None], done, late, {"won": success})
 
     def expert(self):
-        """Return the action that wins, [n_envs]."""
+        """Return the optimal action of each game, shape [n_envs]."""
         return self._goal.copy()
 
     def observe(self):
@@ -60,7 +60,7 @@ class Corridor:
         return observation
 
     def share_random_numbers(self, n_groups):
-        """Games are drawn one by one."""
+        """Do nothing: games never share random numbers."""
 
     def state_dict(self):
         arrays = {"goal": self._goal, "place": self._place, "time": self._time}
@@ -71,4 +71,4 @@ class Corridor:
         self._goal, self._place, self._time = (np.array(state[name]) for name in ("goal", "place", "time"))
 
     def close(self):
-        """Nothing to release."""
+        """Do nothing: there are no resources to release."""

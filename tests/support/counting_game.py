@@ -1,4 +1,4 @@
-"""A game whose observation is several whole numbers, registered on import."""
+"""Gymnasium environment with MultiDiscrete observations, registered on import."""
 
 import gymnasium
 import numpy as np
@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 
 class Counting(gymnasium.Env):
-    """Three steps, each worth the action."""
+    """Environment with episodes of three steps in which the reward is the action."""
 
     observation_space = spaces.MultiDiscrete([4, 3])
     action_space = spaces.Discrete(2)

@@ -1,4 +1,4 @@
-"""A kernel that draws, for the simulator of a GPU."""
+"""CUDA kernel that samples random numbers, for Numba's GPU simulator."""
 
 from numba import cuda
 
@@ -9,7 +9,7 @@ plain = compilation.plain_functions()
 
 @cuda.jit
 def drawn(keys, numbers):
-    """Numbers [n_games, n] of every purpose, as `test_native_loops.drawn` has them."""
+    """Fill `numbers` [n_games, n] with samples of all purposes, in the order of `test_native_loops.drawn`."""
     b = cuda.grid(1)
     if b < numbers.shape[0]:
         words = plain.hash_step(keys, b, 40 + b)

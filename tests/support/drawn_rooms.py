@@ -1,4 +1,4 @@
-"""Rooms for tests, drawn by hand."""
+"""Room observations from ASCII drawings."""
 
 import numpy as np
 
@@ -22,10 +22,12 @@ NO_AGENT = 4
 
 
 def draw(*rows, size=None):
-    """Return a `grid` channel that shows a room.
+    """Return the `grid` channel of a room, shape [width, height, 4].
 
-    The room has a text for each y: `#` wall, `.` floor, `?` unseen, `~` lava, `K` key, `D` locked door, `B` box, `<`,
-    `>`, `^`, `v` the agent; all gray. `size`: (width, height) if the array is larger than the drawing.
+    Args:
+        rows: characters of each row: `#` wall, `.` floor, `?` unseen, `~` lava, `K` key, `D` locked door, `B` box, and
+            `<`, `>`, `^`, `v` for the agent. All objects are gray.
+        size: (width, height) of the array; None for the size of the drawing.
     """
     kinds = {"#": WALL, ".": EMPTY, "?": UNSEEN, "~": LAVA, "K": KEY, "D": DOOR, "B": BOX}
     width, height = size or (len(rows[0]), len(rows))

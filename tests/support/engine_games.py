@@ -1,7 +1,6 @@
-"""Games on the real engine, on any map, that tell everything the rules depend on: what native games are held against.
+"""Games on the Melting Pot engine that report the full game state, as references for the native games.
 
-The engine can start a game only once, so a built game is kept untouched and every episode is played in a forked child
-of a process that does nothing else.
+The engine can start a game only once. A server process therefore builds each game and plays every episode in a fork.
 """
 
 from __future__ import annotations
@@ -50,18 +49,19 @@ PLAYER_FIELDS = (
     "turn",
 )
 PRIVATE_CELLS = "0123456789abcde"
-"""Symbols of players' own cells in a map of `GameSettings`, first player first."""
+"""Map symbols of the start cells of individual players, in the order of players."""
 
 
 @dataclass(frozen=True)
 class GameSettings:
-    """Settings of a game of the engine.
+    """Settings of a game on the engine.
 
     Attributes:
-        text: the map; None is Melting Pot's own. Digits mark where players begin, who come back on a `P`.
-        headings: of each player at the start, like "NEWS"; None leaves it to the rules.
-        clean: all of the river is clean at the start.
-        under: what is under players' own cells, a symbol of the map.
+        text: map; None for the map of Melting Pot. Digits mark the start cells of players, `P` the spawn cells to
+            which they return.
+        headings: initial heading of each player, like "NEWS"; None for those of the rules.
+        clean: whether the whole river is clean at the start.
+        under: map symbol of the terrain in the start cells.
     """
 
     substrate: str
@@ -74,7 +74,7 @@ class GameSettings:
 
     @property
     def map(self) -> str:
-        """The map as the native games read it: without own cells."""
+        """Map without start cells of individual players, in the format of the native games."""
         text = self.text or install.import_substrate(SUBSTRATES[self.substrate].module)[1].ASCII_MAP
         if self.clean:
             text = text.replace("F", "H")
@@ -86,20 +86,26 @@ class GameSettings:
 
 
 @dataclass
-class EngineObservations:
-    """Observations of the engine after a step.
+class EngineState:
+    """State of a game after a step, for N players, A apple sites, D dirt sites and R river cells.
 
-    In a recording all have time as their first axis, and time 0 is the start.
+    In a recording all arrays have time as their first axis; time 0 is the start of the episode.
 
     Attributes:
-        reward, cleaned, zapped: of the step, [N].
-        alive: [N] bool. x, y: place, also while out of the game (where they were). heading: [N], 0 north .. 3 west.
-        zap_wait, clean_wait: frames until beams are ready. others_cleaned, ready: what players are told.
-        turn: in which order players moved, 1 first.
-        apple: live, [A] bool. waits: number of live neighbors by which a site waits, -1 none. grew: the level made it
-            grow in this step. dry: withered grass.
-        dirt: [D] bool. spilled: the level made it dirty in this step.
-        water: frames of the water, [R], over all cells of the river.
+        reward, cleaned, zapped: apples eaten, cells cleaned and players zapped in the step, [N].
+        alive: whether each player is in the game, [N] bool.
+        x, y: position of each player, the last one for players out of the game, [N].
+        heading: 0 north, 1 east, 2 south, 3 west, [N].
+        zap_wait, clean_wait: frames until each beam is ready, [N].
+        others_cleaned, ready: observations of the same names, [N].
+        turn: rank of each player in the order of moves, from 1, [N].
+        apple: whether each site has an apple, [A] bool.
+        waits: number of neighboring apples that determines the growth probability of a site, -1 for none, [A].
+        grew: whether an apple grew in this step, [A] bool.
+        dry: whether the grass of the site has withered, [A] bool.
+        dirt: whether each site is dirty, [D] bool.
+        spilled: whether the site became dirty in this step, [D] bool.
+        water: animation frame of each river cell, [R].
     """
 
     reward: np.ndarray
@@ -123,7 +129,7 @@ class EngineObservations:
     water: np.ndarray
 
     @classmethod
-    def parse(cls, report: np.ndarray, n_agents: int, sites: np.ndarray) -> EngineObservations:
+    def parse(cls, report: np.ndarray, n_agents: int, sites: np.ndarray) -> EngineState:
         kinds = sites[:, 2]
         n_apples, n_dirt, n_water = ((kinds == kind).sum() for kind in (1, 2, 3))
         at = len(PLAYER_FIELDS) * n_agents
@@ -140,27 +146,34 @@ class EngineObservations:
         return cls(**{name: np.array(value) for name, value in arrays.items()})
 
     @classmethod
-    def stack(cls, frames: Sequence[EngineObservations]) -> EngineObservations:
+    def stack(cls, frames: Sequence[EngineState]) -> EngineState:
         return cls(**{f.name: np.stack([getattr(frame, f.name) for frame in frames]) for f in fields(cls)})
 
 
 @dataclass
 class Recording:
-    """An episode: `seen` of T + 1 times, `action` [T, N], and whether the engine ended it with the last step."""
+    """Recorded episode of T steps.
+
+    Attributes:
+        sites: x, y and kind of each site; kinds are 1 apple, 2 dirt, 3 water, [n_sites, 3].
+        seen: game states, with T + 1 times.
+        action: actions of all players, [T, N].
+        ended: whether the engine ended the episode with the last step.
+    """
 
     rig: GameSettings
     sites: np.ndarray
-    seen: EngineObservations
+    seen: EngineState
     action: np.ndarray
     ended: bool
 
 
-Policy = Callable[[EngineObservations, np.random.Generator], np.ndarray]
-"""What players do, [N] indices of `GameSettings.actions`, given what the engine tells."""
+Policy = Callable[[EngineState, np.random.Generator], np.ndarray]
+"""Function from the game state to the actions of all players, [N] indices of `GameSettings.actions`."""
 
 
 class RealGame:
-    """A built game; `start` may be called once in a process."""
+    """Game on the engine whose `start` can be called only once per process."""
 
     def __init__(self, rig: GameSettings) -> None:
         dmlab2d, module = install.import_substrate(SUBSTRATES[rig.substrate].module)
@@ -175,25 +188,28 @@ class RealGame:
         self._vector = np.zeros(len(names), dtype=np.int32)
         self._running = dmlab2d.RUNNING
 
-    def start(self, seed: int) -> EngineObservations:
+    def start(self, seed: int) -> EngineState:
         self._lab.start(0, seed)
         self.sites = np.array(self._lab.observation("WORLD.SITES")).reshape(-1, 3).astype(int)
         return self._seen()
 
-    def step(self, action: np.ndarray) -> tuple[EngineObservations, bool]:
-        """Play a step and return the readings and whether the episode goes on; if it does not, never step again."""
+    def step(self, action: np.ndarray) -> tuple[EngineState, bool]:
+        """Play a step and return the game state and whether the episode continues."""
         self._vector[self._columns] = self._table[action]
         self._lab.act_discrete(self._vector)
         status, _ = self._lab.advance()
         return self._seen(), bool(status == self._running)
 
-    def _seen(self) -> EngineObservations:
-        return EngineObservations.parse(np.array(self._lab.observation("WORLD.WITNESS")), self.rig.n_agents, self.sites)
+    def _seen(self) -> EngineState:
+        return EngineState.parse(np.array(self._lab.observation("WORLD.WITNESS")), self.rig.n_agents, self.sites)
 
 
 @functools.cache
 def _level_folder() -> Path:
-    """Our levels and those of the tests side by side: the engine looks for a level's modules in one folder."""
+    """Return a folder with links to the levels of the package and of the tests.
+
+    The engine searches the modules of a level in a single folder.
+    """
     folder = Path(tempfile.mkdtemp(prefix="levels"))
     for path in worker.LUA_DIR.glob("*.lua"):
         name = f"watched_{path.name}" if (LUA / path.name).exists() else path.name
@@ -239,7 +255,7 @@ def _build_game(rig: GameSettings) -> RealGame:
 
 
 def run_in_fork(function: Callable[[], Any]) -> Any:
-    """Return the result of `function` in a copy of this process."""
+    """Call `function` in a fork of this process and return its result."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -250,7 +266,7 @@ def run_in_fork(function: Callable[[], Any]) -> Any:
                 pickle.dump(function(), pipe, protocol=5)
             code = 0
         finally:
-            # Not sys.exit: what the tests have set up to run at exit is not the copy's to run.
+            # sys.exit would run the exit handlers of pytest.
             os._exit(code)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
@@ -262,10 +278,9 @@ def run_in_fork(function: Callable[[], Any]) -> Any:
 
 @functools.cache
 def _connect_server(process: int) -> Any:
-    """Return a link to the process that `process`, this one, has games played in.
+    """Start the game server of the process with ID `process` and return the connection to it.
 
-    It is small on purpose: in a worker of a whole run of the tests, building one of these games has taken seconds,
-    and a tenth of one in a small process. Why was not found out.
+    Building a game takes seconds in a pytest worker and a tenth of a second in a small process; the cause is unknown.
     """
     parent_socket, child_socket = socket.socketpair()
     with child_socket:
@@ -281,7 +296,7 @@ def _send(link: Any, message: object) -> None:
 
 
 def serve(descriptor: int) -> None:
-    """Build the games that are asked for, and play each episode in a fork, until nobody is left to ask."""
+    """Build requested games and play each episode in a fork until the connection is closed."""
     link = socket.socket(fileno=descriptor).makefile("rwb")
     with contextlib.suppress(EOFError):
         while True:
@@ -293,7 +308,7 @@ def serve(descriptor: int) -> None:
                     _send(link, (game.start(seed), game.sites))
                     while (action := pickle.load(link)) is not None:  # noqa: S301
                         _send(link, game.step(action))
-                    # Whoever asks for the next game waits for this: read ahead, its question would end with this fork.
+                    # The client waits for this message before its next request, which this fork must not read.
                     _send(link, None)
                     code = 0
                 finally:
@@ -303,7 +318,7 @@ def serve(descriptor: int) -> None:
 
 
 def play(rig: GameSettings, policy: Policy, steps: int, seed: int) -> Recording:
-    """Return an episode of at most `steps` steps."""
+    """Play an episode of at most `steps` steps and return its recording."""
     rng, link = np.random.default_rng(seed), _connect_server(os.getpid())
     _send(link, (rig, seed))
     frame, sites = pickle.load(link)  # noqa: S301 (of our own child)
@@ -318,22 +333,26 @@ def play(rig: GameSettings, policy: Policy, steps: int, seed: int) -> Recording:
     finally:
         _send(link, None)
         pickle.load(link)  # noqa: S301
-    return Recording(rig, sites, EngineObservations.stack(frames), np.array(actions), not going)
+    return Recording(rig, sites, EngineState.stack(frames), np.array(actions), not going)
 
 
 def play_script(rig: GameSettings, lines: Sequence[Sequence[str]], seed: int = 0) -> Recording:
-    """Return an episode in which players do what is written: one line a step, one action a player; "" is noop."""
+    """Play an episode with given actions and return its recording.
+
+    Args:
+        lines: names of the actions of all players in each step; "" is noop.
+    """
     table = np.array([[rig.actions.index(name or "noop") for name in line] for line in lines])
     steps = iter(table)
     return play(rig, lambda readings, rng: next(steps), len(table), seed)
 
 
 def uniform_policy(rig: GameSettings) -> Policy:
-    """All actions are equally probable."""
+    """Return a policy in which all actions are equally probable."""
     return lambda readings, rng: rng.integers(0, len(rig.actions), rig.n_agents)
 
 
 def weighted_policy(weights: Sequence[float]) -> Policy:
-    """Actions in proportion to `weights`."""
+    """Return a policy that samples actions with probabilities proportional to `weights`."""
     p = np.array(weights) / sum(weights)
     return lambda readings, rng: rng.choice(len(p), len(readings.alive), p=p)

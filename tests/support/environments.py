@@ -1,4 +1,4 @@
-"""Environments as their option files describe them."""
+"""Environments built from the shipped option files."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from llmrl.core.seeding import Seeds
 
 
 def make_env(env: str, /, seeds: Seeds | None = None, trusted: Sequence[str] = (), **options: Any) -> Any:
-    """Return the environment of the option `env` with some options changed.
+    """Build the environment of the option `env` with some options changed.
 
     Args:
         env: name of the option, as in `env=cleanup`.
-        seeds: the environment's node of the seed tree; None: `Seeds(0)`.
-        trusted: modules that options may name in addition.
-        options: changed options; objects in place of nodes with a `_target_` are taken as they are.
+        seeds: node of the seed tree for the environment; None for `Seeds(0)`.
+        trusted: additional modules whose objects options may name.
+        options: changed options; an object may replace a node with a `_target_`.
     """
     injected = {"seeds": seeds or Seeds(0), "device": "cpu"}
     return Builder(injected, trusted).build({**load_option("env", env), **options}, "env")

@@ -1,4 +1,4 @@
-"""A toy game in words with kinds of errands, and an agent that reads."""
+"""Toy text game with two kinds of tasks, and an agent whose policy depends on the prompt."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ ACTIONS = {"plain": ("take key", "take ball", "take box"), "more": ("take key", 
 
 
 class Errands:
-    """Game of taking a named object.
+    """Game in which the agent takes the object that the goal names.
 
-    In `fetch` taking it ends the episode. In `wait` the object is named at the second step. Episodes end after
-    `horizon` steps; each step has a cost, and success is rewarded with 1.
+    In games of the kind `fetch` the goal is visible from the start, in those of the kind `wait` from the second step.
+    Taking the object terminates the episode with a reward of 20; after `horizon` steps it is truncated.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Errands:
         n_envs: int = 4,
         horizon: int = 5,
         kind: str = "both",
-        replace: dict[str, str] = {},  # noqa: B006  (as a config has it)
+        replace: dict[str, str] = {},  # noqa: B006  (configs contain a mapping)
         actions: str = "plain",
     ) -> None:
         if kind not in (*KINDS, "both"):
@@ -85,7 +85,7 @@ class Errands:
         return {"prompt": texts, "vector": np.eye(3, dtype=np.float32)[self._thing][:, None]}
 
     def share_random_numbers(self, n_groups):
-        """Games are drawn one by one."""
+        """Do nothing: games never share random numbers."""
 
     def state_dict(self):
         arrays = {"thing": self._thing, "kind": self._kind, "time": self._time}
@@ -96,11 +96,11 @@ class Errands:
         self._thing, self._kind, self._time = (np.array(state[name]) for name in ("thing", "kind", "time"))
 
     def close(self):
-        """Nothing is open."""
+        """Do nothing: there are no resources to release."""
 
 
 class Reader:
-    """Takes the thing whose name it reads, more surely with `skill`; does not know other words."""
+    """Policy that prefers the object named in the prompt, with a logit of `skill`."""
 
     def __init__(self, spec: EnvSpec, skill: float) -> None:
         self.channels: tuple[str, ...] = ("prompt",)
@@ -128,7 +128,12 @@ class Reader:
 
 
 class ReaderAgent:
-    """`learns`: an update makes it a little surer."""
+    """Agent whose updates increase the skill of its policy by 0.5.
+
+    Args:
+        learns: whether the agent is trained.
+        adapts: whether the agent has the method `adapt`.
+    """
 
     loop = "learn"
 
@@ -145,7 +150,7 @@ class ReaderAgent:
         return {"loss/none": 0.0}
 
     def reset(self):
-        """Nothing to reset."""
+        """Do nothing: the agent has no state to reset."""
 
     def describe(self) -> dict[str, Any]:
         return {"policy": "reads"}

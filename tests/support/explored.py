@@ -1,4 +1,4 @@
-"""Run folders with episodes and proposals in them, as runs leave them, without a game or a model."""
+"""Run folders with episodes, proposals and call logs for tests of the explorer, written without a game or a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SYSTEM = "You walk along a corridor."
 def build_call_records(
     place: str, messages: Sequence[Sequence[str]], reply: str, fault: str = "", **extra: Any
 ) -> list[dict[str, Any]]:
-    """Return the lines of the call log of one reply, and of what came of reading it."""
+    """Return the two records of a call in the call log: the call and its parsed reply."""
     mark = {"hash": f"{place}|{messages[-1][1]}|{reply}", "time": float(len(reply))}
     messages_ = [{"role": role, "content": text} for role, text in messages]
     record = {
@@ -41,7 +41,7 @@ def build_call_records(
 
 
 def write_calls(folder: Path, lines: Sequence[dict[str, Any]]) -> None:
-    """Return the call log of a run."""
+    """Append lines to the call log of a run."""
     with (folder / "llm_calls.jsonl").open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
@@ -49,7 +49,18 @@ def write_calls(folder: Path, lines: Sequence[dict[str, Any]]) -> None:
 def write_player_run(
     root: Path, episodes: int, recorded: int = 2, steps: int = 4, players: int = 1, video: bool = False
 ) -> Path:
-    """Write a run of a player. The reply of step 2 is bad at first in odd episodes, and its reflections are hostile."""
+    """Write the folder of a run of a language model player and return it.
+
+    In odd episodes the first reply of step 2 is invalid. Reflections contain HTML and scripts.
+
+    Args:
+        root: output folder.
+        episodes: number of episodes.
+        recorded: number of episodes whose steps are recorded.
+        steps: steps per episode.
+        players: number of players.
+        video: whether recorded episodes have a video.
+    """
     folder = write_run(root, "corridor", ["env=corridor", "agent=llm_player"], 0, llm="tiny")
     files = EpisodeFiles(folder, None)
     for k in range(episodes):
@@ -104,9 +115,9 @@ def _draw_picture(step: int) -> np.ndarray:
 
 
 def write_principal_run(root: Path, seed: int = 0, proposals: int = 6, silent: int | None = 3) -> Path:
-    """Write a run of a principal.
+    """Write the folder of a run of a language model principal and return it.
 
-    Its question number `silent` had no valid reply, so the previous proposal was made again.
+    Question number `silent` has no valid reply, so its proposal repeats the previous one.
     """
     vectors = [[0.5 * i, 1.0] for i in range(proposals)]
     if silent is not None:

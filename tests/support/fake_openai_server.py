@@ -1,7 +1,7 @@
-"""A real HTTP server that speaks OpenAI's chat protocol and misbehaves on request.
+"""HTTP server with OpenAI's chat protocol and injected faults.
 
 with FakeOpenAIServer(reply=lambda messages: "hello") as server:
-    server.faults += ["429", "hang"]      # the next two chat requests
+    server.faults += ["429", "hang"]      # faults of the next two chat requests
     make_openai_model(base_url=server.url, ...)
 
 with FakeOpenAIServer(fault_rate=0.3) as server:   # three in ten, drawn from PASSING
@@ -22,7 +22,7 @@ from loopback import LoopbackServer, reset_connection
 TRANSIENT_FAULTS = (
     "429",
     "429-after",  # Retry-After in seconds
-    "429-date",  # Retry-After as an HTTP date, of now
+    "429-date",  # Retry-After as the current HTTP date
     "500",
     "503",
     "529",
@@ -30,25 +30,25 @@ TRANSIENT_FAULTS = (
     "reset",  # before the first byte
     "reset-midway",
     "hang",
-    "trickle",  # a byte now and then
-    "truncated",  # the header promises more than comes
-    "truncated-json",  # whole HTTP, half a JSON text
+    "trickle",  # one byte every 0.02 s
+    "truncated",  # body shorter than Content-Length
+    "truncated-json",  # complete HTTP response with incomplete JSON
     "malformed",
     "no_choices",
     "huge",
 )
-"""What another attempt may mend."""
+"""Faults after which a retry may succeed."""
 
 UNUSUAL_REPLIES = ("null_content", "wrong_schema", "wrong_usage", "echo")
-"""Answers in proper form, which a client must take as they are; `echo` quotes the Authorization header."""
+"""Unusual replies that a client must accept; `echo` quotes the Authorization header."""
 
 PERMANENT_FAULTS = ("400-echo", "401")
-"""What no other attempt will mend."""
+"""Faults after which a retry fails, too."""
 
 FAULTS = (*TRANSIENT_FAULTS, *UNUSUAL_REPLIES, *PERMANENT_FAULTS)
 
 HUGE_REPLY_BYTES = 32 << 20
-"""Bytes of a huge answer."""
+"""Size of a huge reply in bytes."""
 
 WRONG_USAGE = (
     {"prompt_tokens": "11", "completion_tokens": -7, "total_tokens": None},
@@ -60,9 +60,15 @@ WRONG_USAGE = (
 
 @dataclass
 class Exchange:
-    """A chat request: which question, what went wrong, when it was there and answered, whether a reply was sent whole.
+    """Chat request and its response.
 
-    Times are of `time.monotonic`, which all processes of a machine share.
+    Attributes:
+        question: hash of the messages.
+        fault: injected fault, None for none.
+        start, end: times of the request and of the end of the response, in seconds of `time.monotonic`, which is the
+            same in all processes.
+        sending: whether sending a complete reply has begun.
+        delivered: whether a complete reply was sent.
     """
 
     question: str
@@ -74,31 +80,33 @@ class Exchange:
 
 
 def hash_messages(messages):
-    """Return the text that distinguishes a question from others."""
+    """Return a hash of the messages of a question."""
     return hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()
 
 
 class FakeOpenAIServer(LoopbackServer):
-    """A server on a port of its own.
+    """Fake OpenAI server on a free port.
 
     Args:
-        reply: from messages to the assistant's text, or to fields of its message, `finish_reason` among them.
-        usage: what it counts besides prompt and completion, or a function of messages and the message that says so.
-        key: demanded, if given.
-        retry_after: seconds of `429-after`.
-        hang: longest time a hanging or trickling answer is kept up, seconds.
-        model: the one it lists.
-        delay: seconds every answer takes, or a function that says how many.
-        fault_rate: share of requests that go wrong, in a way drawn from `fault_kinds`, by `seed`. Faults in the queue
-            `faults` come first.
+        reply: function from messages to the text of the reply, or to fields of the assistant's message, which may
+            include `finish_reason`.
+        usage: additional fields of the usage, or a function from messages and the assistant's message to such fields.
+        key: required API key; None for none.
+        retry_after: value of the header Retry-After of `429-after`, in seconds.
+        hang: maximum duration of a hanging or trickling response, in seconds.
+        model: name in the list of models.
+        delay: delay of each response in seconds, or a function that returns it.
+        fault_rate: share of requests with a fault, drawn from `fault_kinds` with the random `seed`. Faults in the
+            queue `faults` come first.
 
     Attributes:
         models_status: HTTP status of the list of models.
-        requests, times, exchanges: of all chat requests that had the key.
-        delivered: how often each question's answer was sent whole.
-        in_flight: requests that this server is not done with.
-        most_in_flight: most requests at once whose answer had not begun. Never more than the client had open: it may
-            give an answer up, or have read all of it, before this server is done with it.
+        requests, times, exchanges: bodies, start times and records of all authorized chat requests.
+        delivered: number of complete replies sent, by question.
+        in_flight: number of requests whose handling has not ended.
+        most_in_flight: maximum number of simultaneous requests whose response had not begun. It never exceeds the
+            number of requests that the client had open, whereas `in_flight` may: a client can abandon or finish a
+            request before the server stops handling it.
     """
 
     def __init__(
@@ -133,7 +141,7 @@ class FakeOpenAIServer(LoopbackServer):
     def delivered(self):
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:
-            with self._lock:  # a client may have read an answer before this server knows that it was sent
+            with self._lock:  # a client may have read a reply before the server records that it was sent
                 if not any(exchange.sending and exchange.end == float("inf") for exchange in self.exchanges[-200:]):
                     break
             time.sleep(0.001)
@@ -148,7 +156,7 @@ class FakeOpenAIServer(LoopbackServer):
         super().__exit__(*exc)
 
     def forget(self):
-        """Count from zero again."""
+        """Delete all records of requests."""
         with self._lock:
             for log in (self.requests, self.times, self.exchanges, self._delivered):
                 log.clear()
@@ -199,7 +207,7 @@ class FakeOpenAIServer(LoopbackServer):
                 length = int(self.headers["Content-Length"])
                 data = self.rfile.read(length)
                 if len(data) < length:
-                    self.close_connection = True  # the client was killed while it sent: this was no request
+                    self.close_connection = True  # the client was killed while it sent the request
                     return
                 body = json.loads(data)
                 if self._refused():
@@ -216,7 +224,7 @@ class FakeOpenAIServer(LoopbackServer):
                 header = self.headers.get("Authorization")
                 if fake.key is None or header == f"Bearer {fake.key}":
                     return False
-                # Real providers quote the key they were given.
+                # Real providers quote the invalid key.
                 self._send(
                     401, {"error": {"message": f"Incorrect API key provided: {header}", "code": "invalid_api_key"}}
                 )
@@ -311,7 +319,7 @@ class FakeOpenAIServer(LoopbackServer):
                 self.send_header("Content-Length", str(len(data) if content_length is None else content_length))
                 for name, value in (headers or {}).items():
                     self.send_header(name, value)
-                # In one packet with the headers, so that a small answer waits for no acknowledgment.
+                # Headers and body in one packet, so that small responses do not wait for an acknowledgment.
                 self._headers_buffer.append(b"\r\n" + data)
                 self.flush_headers()
 

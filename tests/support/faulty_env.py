@@ -1,4 +1,4 @@
-"""An environment with a defect of its own, such as a user's may have."""
+"""Environments that raise errors, like defective environments of users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmrl.envs.escape_room import EscapeRoom
 
 
 class Faulty(EscapeRoom):
-    """The escape room, but that `fault` (`made`, `reset`, `step` or `close`) divides by zero."""
+    """Escape room whose method `fault` (`reset`, `step` or `close`) raises ZeroDivisionError."""
 
     fault: ClassVar[str] = ""
 
@@ -32,7 +32,7 @@ class Faulty(EscapeRoom):
 
 
 class FaultyGame(gymnasium.Env[Any, Any]):
-    """A game of Gymnasium that divides by zero in its third step."""
+    """Gymnasium environment whose third step raises ZeroDivisionError."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)

@@ -1,4 +1,4 @@
-"""A toy game that only who heeds the mission wins: say on which side the thing lies that the mission names."""
+"""Toy game whose optimal action depends on the mission: choose the side of the object that the mission names."""
 
 import numpy as np
 
@@ -10,10 +10,10 @@ TARGETS = (5, 6)
 
 
 class FetchGame:
-    """Game with a key and a ball to the left and right in a view [7, 7, 3].
+    """Game with a key and a ball on the left and on the right of a view of shape [7, 7, 3].
 
-    The mission is `get the key` or `get the ball`. An episode is one step with a reward of +1 for the right side; the
-    expert knows it, or has given up where `clueless` [n_envs] is true.
+    The mission is `get the key` or `get the ball`. Episodes have one step with a reward of +1 for the side of the
+    object. The channel `expert` contains the optimal action, or -1 in games where `clueless` [n_envs] is true.
     """
 
     def __init__(self, n_envs, names=("left", "right"), clueless=None, seed=0):
@@ -56,7 +56,7 @@ class FetchGame:
         self._left, self._wanted = state["left"].copy(), state["wanted"].copy()
 
     def close(self):
-        """Nothing to release."""
+        """Do nothing: there are no resources to release."""
 
     def _expert(self):
         return (self._left != self._wanted).astype(np.int64)

@@ -1,4 +1,4 @@
-"""A disk without room, in this process and for real: the kernel refuses to let a file grow."""
+"""Simulation of a full disk by a limit of the kernel on the size of files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def limit_file_size(size: int) -> Iterator[None]:
-    """Within the block, writing beyond `size` bytes of any file ends with EFBIG."""
+    """Return a context in which writing more than `size` bytes to a file fails with EFBIG."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # Without that the signal would end the process.
+    # Otherwise the signal ends the process.
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

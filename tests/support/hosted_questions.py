@@ -1,4 +1,4 @@
-"""Questions of each family as hosted models are asked them, with the schemas of their replies, and a frame to show."""
+"""Example questions of each family of experiments with the schemas of their replies, and an example frame."""
 
 import numpy as np
 
@@ -30,5 +30,5 @@ QUESTIONS = {
         schema(reasoning=TEXT, params={"type": "array", "items": {"type": "number"}}),
     ),
 }
-"""Of each family a question as it is asked, and the schema of its reply."""
+"""Messages of a question and schema of its reply, by family."""
 FRAME = np.random.default_rng(0).integers(0, 256, (96, 64, 3), dtype=np.uint8)

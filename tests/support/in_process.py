@@ -1,6 +1,6 @@
-"""Commands inside the process of a test, for tests of their output and files.
+"""Commands executed in the test process, for tests of their output and files.
 
-A refused command takes a tenth of a second. Tests of signals, long computations or processes use `commands`.
+A command that is rejected takes about 0.1 s. Tests of signals, long computations or processes use `commands`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,16 @@ from pathlib import Path
 def run_in_process(
     main: Callable[[], object], name: str, *words: str, cwd: Path, environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Return the result that `subprocess.run` would give for a console script.
+    """Run a console script in this process and return its result like `subprocess.run`.
 
-    Its name is `name` and its function `main`; a traceback is raised.
+    Exceptions other than SystemExit are raised.
+
+    Args:
+        main: function of the console script.
+        name: name of the console script.
+        words: arguments of the command.
+        cwd: working directory.
+        environment: environment variables.
     """
     from hydra.core.global_hydra import GlobalHydra
 

@@ -1,4 +1,4 @@
-"""Installed optional packages, found without imports: collecting tests takes no longer than necessary."""
+"""Detection of optional packages without importing them, which would slow test collection down."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import pytest
 
 
 def skip_without(*packages: str) -> None:
-    """Skip the module of tests that calls this at its top unless all `packages` are installed."""
+    """Skip the calling test module unless all `packages` are installed."""
     if missing := [package for package in packages if find_spec(package) is None]:
         pytest.skip(f"not installed: {', '.join(missing)}", allow_module_level=True)

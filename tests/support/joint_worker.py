@@ -1,4 +1,4 @@
-"""Work of each of several processes in tests/run/test_processes.py: exchanges, and runs of a toy loop."""
+"""Worker processes of tests/run/test_processes.py: collective operations and training runs of a toy regression."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UPDATES = 6
 
 
 class ToyRegression:
-    """A regression whose batches are shared: each process computes its part of the loss."""
+    """Regression with distributed batches: each process computes the loss of its share."""
 
     def __init__(self, processes: ProcessGroup) -> None:
         self.processes = processes
@@ -33,7 +33,7 @@ class ToyRegression:
         self.layer = torch.nn.Linear(3, 1)
         torch.nn.init.constant_(self.layer.weight, 0.1)
         torch.nn.init.constant_(self.layer.bias, 0.0)
-        # By hand: optimizers of torch take seconds to import.
+        # Implemented here because torch.optim takes seconds to import.
         self.momentum = [torch.zeros_like(p) for p in self.layer.parameters()]
 
     def iterate(self) -> float:
@@ -61,7 +61,7 @@ class ToyRegression:
 def train(
     root: Path, name: str, processes: ProcessGroup, hook: Callable[[int], None] | None = None, updates: int = UPDATES
 ) -> float | None:
-    """Return a run of the toy; `hook(update)` may cause trouble."""
+    """Train the toy regression in a run and return its result; `hook(update)` may inject faults."""
     toy = ToyRegression(processes)
     with open_run(processes, CONFIG, 0, lambda: Run.open(root, name, CONFIG)) as run:
         if run.finished:
@@ -83,7 +83,7 @@ def train(
 
 
 def run_exchanges(processes: ProcessGroup) -> dict[str, Any]:
-    """Return the results of every kind of exchange, as plain data."""
+    """Execute every collective operation and return the results as JSON-compatible objects."""
     rank = processes.rank
     report: dict[str, Any] = {"share": [[s.start, s.stop] for s in map(processes.local_slice, (0, 1, 2, 7))]}
     report["everyone"] = processes.all_gather_object({"rank": rank})
@@ -109,7 +109,7 @@ def run_exchanges(processes: ProcessGroup) -> dict[str, Any]:
 
 
 def log_different_metrics(root: Path, processes: ProcessGroup) -> str:
-    """Log different numbers in the processes."""
+    """Log different metrics in the processes and return the error message."""
     try:
         with open_run(processes, CONFIG, 0, lambda: Run.open(root, "drifted", CONFIG)) as run:
             run.metrics.log("update", "updates", {"loss": float(processes.rank)}, updates=0)
@@ -120,7 +120,7 @@ def log_different_metrics(root: Path, processes: ProcessGroup) -> str:
 
 
 def open_with_different_configs(root: Path, processes: ProcessGroup) -> str:
-    """Start the processes with different configs."""
+    """Open a run with different configs in the processes and return the error message."""
     config = {**CONFIG, "rank": processes.rank}
     try:
         open_run(processes, config, 0, lambda: Run.open(root, "other", config))
@@ -138,7 +138,7 @@ def make_interrupting_hook(processes: ProcessGroup) -> Callable[[int], None]:
 
 
 def make_stalling_hook(processes: ProcessGroup) -> Callable[[int], None]:
-    """Signal the second process while neither comes to a safe point for long, the first one for longest."""
+    """Return a hook that signals the second process and delays its safe point by 5 s, that of the first by 30 s."""
 
     def hook(update: int) -> None:
         if update == 2:

@@ -1,11 +1,11 @@
-"""Cache that makes compositions cheap in tests.
+"""Cache of config compositions for tests.
 
 Shipped option files are read, listed and merged once per process, with libyaml.
 
-Most of the time of a composition goes into finding which thirty files it consists of, reading them, making OmegaConf's
-nodes of them and merging these, and most tests begin with one. This goes round private functions of Hydra, so it is no
-part of the package; `tests/config/test_kept_options.py` compares what is composed with what Hydra alone composes, and
-commands that are started as processes of their own have Hydra as it is.
+Most tests compose a config, and Hydra spends most of that time on finding about thirty files, reading them, converting
+them to OmegaConf nodes and merging these. The cache replaces private functions of Hydra and is therefore not part of
+the package. `tests/config/test_kept_options.py` compares cached configs with those of unmodified Hydra, which commands
+in separate processes use.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _HYDRA = "hydra"
 
 
 class _CachedConfig(ConfigResult):
-    """Content of an option file of the package or of Hydra."""
+    """Cached content of an option file of the package or of Hydra."""
 
 
 class _PackagedList(list[Any]):
-    """The files of a composition, all of them shipped or Hydra's."""
+    """Defaults list whose files are all shipped with the package or with Hydra."""
 
 
 def cache_options() -> None:
-    """Have Hydra keep what it has read and merged of the shipped option files; done once a process.
+    """Make Hydra cache the shipped option files and their merged configs in this process.
 
-    What Hydra is given is its own each time. Files of the user's own are read and merged as Hydra does it.
+    Every composition gets a copy. Hydra reads and merges files of users as usual. Repeated calls have no effect.
     """
     import hydra
     from hydra._internal import config_loader_impl, defaults_list
@@ -55,11 +55,11 @@ def cache_options() -> None:
     from hydra.core.plugins import Plugins
     from omegaconf import OmegaConf
 
-    import llmrl.conf  # noqa: F401 (it makes Hydra merge the rows of tables, which is to be cached as well)
+    import llmrl.conf  # noqa: F401 (makes Hydra merge the rows of tables, which are cached, too)
 
-    if not hydra.__version__.startswith("1.3."):  # others have other private functions
+    if not hydra.__version__.startswith("1.3."):  # other versions have other private functions
         return
-    Plugins.instance()  # registers what reads packages
+    Plugins.instance()  # registers the sources of packages
     Source: Any = SourcesRegistry.instance().resolve("pkg")  # noqa: N806
     OptionSource: Any = SourcesRegistry.instance().resolve("llmrl")  # noqa: N806
     read, load, merge = (
@@ -81,7 +81,7 @@ def cache_options() -> None:
         try:
             packed = _load_pickled(text)
         except YAMLError:
-            return read(self, file)  # which says where
+            return read(self, file)  # raises an error with the position
         config, header = pickle.loads(packed)  # noqa: S301 (of this process)
         return _CachedConfig(self.provider, f"{self.scheme()}://{self.path}", config, header)
 
@@ -128,12 +128,12 @@ def cache_options() -> None:
 
     @functools.wraps(choices)
     def resolve_choices(overrides: Overrides, entries: list[InputDefault], self_added: bool) -> DictConfig:
-        # What `${...}` in a defaults list may refer to, made anew for each file, although hardly any has one.
+        # Hydra creates the map of interpolations for each file, although few defaults lists have interpolations.
         has_interpolation = any(default.is_interpolation() for default in entries)
         return choices(overrides, entries, self_added) if has_interpolation else OmegaConf.create()
 
     def begin(self: CachingConfigRepository, delegate: IConfigRepository) -> None:
-        # Its sources are replaced, never changed, so they need no copies of their own.
+        # Sources are replaced but never modified, so a shallow copy suffices.
         self.delegate, self.cache = copy.copy(delegate), {}
 
     CachingConfigRepository.__init__ = begin  # type: ignore[method-assign]
@@ -147,10 +147,10 @@ def cache_options() -> None:
 def _listing_key(
     repo: IConfigRepository, config_name: str | None, overrides: Sequence[Override], flags: object
 ) -> tuple[Any, ...] | None:
-    """Return all that the list of files of a composition depends on.
+    """Return the cache key of a defaults list, or None if it cannot be cached.
 
-    This is where options are looked for, and which are chosen. It is None if options are looked for in files that are
-    neither shipped nor Hydra's.
+    The key consists of the config sources and the chosen options. Lists with sources other than the shipped ones and
+    those of Hydra are not cached.
     """
     sources = [(source.scheme(), source.provider, source.path) for source in repo.get_sources()]
     permanent = (_SHIPPED, ("pkg", _HYDRAS))
@@ -162,7 +162,7 @@ def _listing_key(
 
 
 def _list_store_names(stored: Any) -> Any:
-    """Return the names in Hydra's store."""
+    """Return the names of all nodes in Hydra's config store, as nested tuples."""
     return (
         tuple((name, _list_store_names(node)) for name, node in stored.items())
         if isinstance(stored, dict)
@@ -177,7 +177,7 @@ def _are_all_packaged(defaults: Sequence[ResultDefault], repo: IConfigRepository
         assert default.config_path is not None
         loaded = repo.load_config(default.config_path)
         if isinstance(loaded, _CachedConfig) and loaded.provider != _HYDRA:
-            if stored.is_config(default.config_path):  # somebody's schema of the same name
+            if stored.is_config(default.config_path):  # a schema with the same name
                 return False
         elif loaded is None or loaded.provider != _HYDRA:
             return False
@@ -186,12 +186,12 @@ def _are_all_packaged(defaults: Sequence[ResultDefault], repo: IConfigRepository
 
 @functools.cache
 def _load_pickled(text: str) -> bytes:
-    """Return the config and the header of an option file's text, pickled.
+    """Return the pickled config and header of the text of an option file.
 
     Unpickling copies a config several times faster than `copy.deepcopy`.
 
     Raises:
-        yaml.YAMLError: it is no YAML.
+        yaml.YAMLError: the text is not valid YAML.
     """
     import yaml
     from omegaconf import OmegaConf
@@ -203,7 +203,7 @@ def _load_pickled(text: str) -> bytes:
 
 @functools.cache
 def get_yaml_loader_class() -> Any:
-    """Return the class that OmegaConf loads YAML with, on libyaml's parser where PyYAML has it."""
+    """Return OmegaConf's YAML loader class, with libyaml's parser if PyYAML provides it."""
     import yaml
     from omegaconf._utils import get_yaml_loader
 

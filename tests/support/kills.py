@@ -1,4 +1,4 @@
-"""Runs whose process is killed again and again."""
+"""Runs whose process is killed repeatedly."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from experiments import find_run_folder, load_comparable_metrics, run_silently
 
 
 def metrics_after_kills(root: Path, overrides: tuple[str, ...], n_kills: int):
-    """Return the metrics of a run that was killed again and again, and those of an undisturbed one, without usage.
+    """Return the metrics of a run that was killed repeatedly and those of an undisturbed run, without usage.
 
-    Every attempt is killed soon after its first checkpoint.
+    Each attempt is killed shortly after its first checkpoint.
 
     Args:
         root: output folder.

@@ -1,7 +1,6 @@
-"""Functions with known maxima, as societies that a principal can govern.
+"""Benchmark functions with known maxima, with the interface of societies.
 
-Proposals are scored, with or without noise, over validation episodes, and with the exact derivative for principals that
-need one.
+The outcome of a proposal contains values of validation episodes, with optional noise, and the exact gradient.
 """
 
 from collections.abc import Callable
@@ -23,19 +22,21 @@ from shipped import build_principal
 from societies import make_spec
 
 Evaluate = Callable[[np.ndarray, int], tuple[float, np.ndarray]]
-"""Vector in the unit cube [d] and context -> value and its gradient [d]."""
+"""Function from a vector in the unit cube [d] and a context to the value and its gradient [d]."""
 
 
 @dataclass(frozen=True)
 class BenchmarkFunction:
-    """A function on the unit cube, stretched over a box.
+    """Function on a box, defined on the unit cube.
 
     Attributes:
-        evaluate: in the unit cube.
-        best: where the maximum is, in the unit cube, [contexts or 1, d].
-        range: maximum minus minimum over the box, the same in every context.
-        noise: standard deviation of one episode's value, as a share of `range`.
-        episodes: validation episodes an outcome is the mean of.
+        low, high: bounds of the box.
+        evaluate: function on the unit cube.
+        best: position of the maximum in the unit cube, [n_contexts or 1, d].
+        range: maximum minus minimum, the same in every context.
+        contexts: names of the contexts.
+        noise: standard deviation of the value of an episode, relative to `range`.
+        episodes: number of validation episodes per outcome.
     """
 
     name: str
@@ -58,7 +59,7 @@ class BenchmarkFunction:
         return (np.asarray(vector) - self.low) / (np.array(self.high) - self.low)
 
     def regret(self, vector: np.ndarray, context: int | None = None) -> float:
-        """Return the distance of the vector's true value from the maximum, as a share of the range."""
+        """Return the simple regret of a vector without noise, relative to the range."""
         row = context or 0
         return (self.evaluate(self.best[row], row)[0] - self.evaluate(self.unit(vector), row)[0]) / self.range
 
@@ -77,9 +78,9 @@ class BenchmarkFunction:
 
 
 def optimize(function: BenchmarkFunction, proposer: Proposer, seed: int, evaluations: int, n: int = 1) -> np.ndarray:
-    """Let `proposer` try `n` vectors at once; the regret of each, [evaluations], noise aside.
+    """Run a proposer on a function and return the noise-free regret of each proposal, [evaluations].
 
-    Contexts come in turn, one a step.
+    Each step has `n` proposals; contexts alternate between steps.
     """
     rng, regrets = Seeds(seed).numpy("noise"), list[float]()
     for step in range(evaluations // n):
@@ -91,7 +92,7 @@ def optimize(function: BenchmarkFunction, proposer: Proposer, seed: int, evaluat
 
 
 def find_lowest_regret(function: BenchmarkFunction, regrets: np.ndarray, n: int = 1) -> float:
-    """Regret of the best vector among those that `optimize` tried, mean over contexts."""
+    """Return the lowest regret among the proposals of `optimize`, mean over contexts."""
     contexts = max(len(function.contexts), 1)
     turn = np.arange(len(regrets)) // n % contexts
     return float(np.mean([regrets[turn == c].min() for c in range(contexts)]))
@@ -100,7 +101,10 @@ def find_lowest_regret(function: BenchmarkFunction, regrets: np.ndarray, n: int 
 def make_quadratic(best: np.ndarray, weights: np.ndarray, **kwargs) -> BenchmarkFunction:
     """Return the function 10 - 10 sum_i w_i (x_i - best_i)^2 / sum_i w_i.
 
-    `best` is [contexts or 1, d], as far from the farthest corner in every context.
+    Args:
+        best: position of the maximum, [n_contexts or 1, d]; the range of the function must be equal in all contexts.
+        weights: weights of the coordinates, [d].
+        kwargs: other attributes of the function.
     """
     weights = 10 * weights / weights.sum()
 
@@ -117,7 +121,7 @@ def make_quadratic(best: np.ndarray, weights: np.ndarray, **kwargs) -> Benchmark
 
 
 def _rastrigin(x: np.ndarray, row: int) -> tuple[float, np.ndarray]:
-    """Return a parabola with ripples, 3 hills along each coordinate."""
+    """Return the value and gradient of a Rastrigin function with 3 local maxima along each coordinate."""
     off, waves = x - 0.3, 2 * np.pi * 3
     value = -float((off**2 + 0.1 * (1 - np.cos(waves * off))).sum())
     return value, -(2 * off + 0.1 * waves * np.sin(waves * off))
@@ -146,16 +150,20 @@ CONTEXTUAL = make_quadratic(
 WIDE = make_quadratic(np.linspace(0.25, 0.75, 20)[None], np.ones(20), name="wide", noise=0.02)
 
 RIVER_NOISE = 15.0
-"""Standard deviation of what a proposal is told to be worth on a `make_river`."""
+"""Standard deviation of the reported value of a proposal on the function of `make_river`."""
 
 
 def make_river(
     order: tuple[int, int, int] = (0, 1, 2), mirrored: tuple[bool, bool, bool] = (False,) * 3
 ) -> BenchmarkFunction:
-    """Return a rough model of incentives in Clean Up (docs/regimes.md), with renamed numbers and reversed ranges.
+    """Return a rough model of incentives in Clean Up (docs/regimes.md), with permuted and mirrored parameters.
 
-    As it is: eat changes nothing, clean ruins a society up to 1 and makes it rich from 1.5 on, other kills what clean
-    brings. `mirrored` numbers are 3 minus these, and number i takes the part of number `order[i]` of eat, clean, other.
+    In the original model `eat` has no effect, `clean` lowers the value up to 1 and raises it from 1.5 on, and `other`
+    reduces the effect of `clean`.
+
+    Args:
+        order: index in (eat, clean, other) of the role of each parameter.
+        mirrored: whether the range of each parameter is reversed.
     """
 
     def evaluate(x: np.ndarray, row: int) -> tuple[float, np.ndarray]:
@@ -166,7 +174,7 @@ def make_river(
         alive = np.interp(second, [0, 0.25, 1, 1.5], [1, 0.7, 0.3, 0])
         if clean > 1:
             worth = alive * worth - 20 * (1 - alive)
-        return float(worth), np.full(3, np.nan)  # no principal with gradients is tried on it
+        return float(worth), np.full(3, np.nan)  # the function is not used with gradient-based principals
 
     best = np.where(mirrored, 0.0, 1.0)
     free = list(order).index(2)
@@ -180,24 +188,24 @@ FUNCTIONS = {f.name: f for f in (QUADRATIC, NOISY, SMOOTH, MULTIMODAL, CONTEXTUA
 
 PRINCIPALS: dict[str, Callable[[EnvSpec, Seeds], Proposer]] = {
     "random": lambda spec, seeds: RandomPrincipal(spec.proposals, seeds),
-    # Grids that a short search can cover in part.
+    # Grids that a short search can cover partly.
     "egreedy": lambda spec, seeds: EpsilonGreedyPrincipal(spec.proposals, seeds, points=6),
     "ucb": lambda spec, seeds: shipped.build_ucb(spec.proposals, seeds, points=4),
     "thompson": lambda spec, seeds: shipped.build_thompson(spec.proposals, seeds, points=4, prior_rate=0.05),
     "gp": lambda spec, seeds: GaussianProcessPrincipal(spec.proposals, seeds),
     "cem": lambda spec, seeds: shipped.build_cem(spec.proposals, seeds),
     "cmaes": lambda spec, seeds: CMAESPrincipal(spec.proposals, seeds),
-    # Networks, made to learn within a few hundred steps.
+    # Networks that learn within a few hundred steps.
     "dual_rl": lambda spec, seeds: build_principal("dual_rl", spec, seeds, points=6, hidden=[32], learning_rate=5e-3),
     "metagrad": lambda spec, seeds: build_principal("metagrad", spec, seeds, hidden=[32], learning_rate=1e-2),
 }
-"""By option name, with what these small functions call for."""
+"""Factories of principals by option name, with settings for these small functions."""
 
 
 def is_applicable(principal: str, function: BenchmarkFunction, n: int = 1) -> bool:
-    """Return whether a principal can be tried on a function.
+    """Return whether a principal can be run on a function.
 
-    Excluded are grids of 20 numbers and several proposals at a time for gradient ascent.
+    Principals with grids support at most 5 parameters, and gradient ascent supports one proposal per step.
     """
     if principal in ("egreedy", "ucb", "thompson") and len(function.low) > 5:
         return False

@@ -1,7 +1,4 @@
-"""Society whose return is a known function of the mechanism's values plus noise.
-
-Mechanism design in it needs no run folder.
-"""
+"""Society whose return is a known function of the mechanism plus noise, and mechanism design without a run folder."""
 
 import os
 from contextlib import nullcontext
@@ -23,7 +20,7 @@ from llmrl.loops.loop_parts import LoopParts
 
 
 class LandscapeGame:
-    """Games of one step and one agent, which pay the landscape's value at the mechanism plus normal noise.
+    """Games with one step and one agent whose reward is the landscape at the mechanism plus normal noise.
 
     The mean over `landscape.episodes` games has the noise of one measurement of the landscape.
     """
@@ -70,17 +67,17 @@ class LandscapeGame:
         return {}
 
     def load_state_dict(self, state):
-        """Nothing to restore: runs are never resumed."""
+        """Do nothing: runs are never resumed."""
 
     def close(self):
-        """Nothing to release."""
+        """Do nothing: there are no resources to release."""
 
     def _observe(self):
         return {"vector": np.zeros((self.spec.n_envs, 1, 1), dtype=np.float32)}
 
 
 class UnsavedRun:
-    """A run (`Run`) that neither logs nor saves."""
+    """Replacement of `Run` that neither logs nor saves."""
 
     restored, iteration, seed, folder = None, 0, 0, Path(os.devnull)
     stop = SimpleNamespace(requested=False, signal=None)
@@ -103,7 +100,7 @@ class UnsavedRun:
 
 
 def run_design(landscape, principal, seed: int, **settings) -> dict:
-    """Return the summary of mechanism design on a landscape, in as many games as a measurement has episodes."""
+    """Run mechanism design on a landscape and return its summary; each measurement uses one batch of games."""
     design_settings = DesignSettings(
         **{
             "steps": 10,

@@ -1,4 +1,4 @@
-"""Conversations of tests of the training of chat models."""
+"""Conversations, settings and trajectories for tests of the training of chat models."""
 
 import numpy as np
 
@@ -18,12 +18,12 @@ COMPLETE_TEMPLATE = (
     "{% if message.role == 'assistant' %}</s>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""Template that includes system messages, so that prompts have a common beginning."""
+"""Template that includes system messages, so that prompts have a common prefix."""
 FORGETFUL_TEMPLATE = (
     "{% for message in messages %}{% if message.role != 'assistant' %}<|{{ message.role }}|>{{ message.content }}"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""Template that drops earlier replies, so that a conversation is not one sequence of tokens."""
+"""Template that omits earlier replies, so that a conversation is not a single sequence of tokens."""
 
 
 def make_request(*contents, repeat=0):
@@ -34,7 +34,7 @@ def make_request(*contents, repeat=0):
 
 
 def compute_log_probs(chat, sequences):
-    """Return log-probabilities of the sampled tokens from passes of one sequence each, without padding or prefix."""
+    """Return the log-probabilities of the sampled tokens, computed for each sequence without padding or prefix."""
     import torch
 
     result = []
@@ -47,7 +47,7 @@ def compute_log_probs(chat, sequences):
 
 
 def make_settings(**options):
-    """Return the settings of llm/learn=grpo with some options changed."""
+    """Return the settings of `llm/learn=grpo` with some options changed."""
     defaults = load_option("llm/learn", "grpo")
     lora = {name: value for name, value in defaults.pop("lora").items() if name != "_target_"}
     del defaults["_target_"]
@@ -55,7 +55,7 @@ def make_settings(**options):
 
 
 def sample_trajectories(chat, n=8, seed=0, reward=lambda game, step, reply: 0.0):
-    """Return `n` trajectories of two turns each, with rewards from a function of game, step and reply."""
+    """Sample `n` trajectories of two turns each, with rewards from a function of game, step and reply."""
     trajectories = [Trajectory([], game, 0) for game in range(n)]
     contents = [[] for _ in range(n)]
     for step in range(2):

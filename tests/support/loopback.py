@@ -1,4 +1,4 @@
-"""HTTP servers on this machine alone, which end all that is left of a test when they end."""
+"""HTTP servers on the loopback interface that close all connections and threads when they stop."""
 
 import contextlib
 import socket
@@ -9,10 +9,10 @@ from http.server import ThreadingHTTPServer
 
 
 class LoopbackServer:
-    """A server on a port of its own, as long as a `with` block.
+    """Server on a free port for the duration of a `with` block.
 
     Args:
-        handler: class of `http.server` that answers.
+        handler: request handler class of `http.server`.
     """
 
     def __init__(self, handler):
@@ -28,7 +28,7 @@ class LoopbackServer:
         return self
 
     def __exit__(self, kind, *exc):
-        """End every connection and thread. All that remain afterwards are the client's."""
+        """Close all connections of the server and join its threads."""
         self._http.shutdown()
         self._http.end_connections()
         self._http.server_close()
@@ -38,7 +38,7 @@ class LoopbackServer:
 
 
 def reset_connection(handler):
-    """Close the connection of a handler at once and without the usual farewell."""
+    """Reset the connection of a handler instead of closing it."""
     handler.close_connection = True
     handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     handler.rfile.close()
@@ -46,7 +46,7 @@ def reset_connection(handler):
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = False  # so that closing waits for them
+    daemon_threads = False  # server_close waits for the threads
     request_queue_size = 128
 
     def __init__(self, *args):
@@ -68,11 +68,11 @@ class _Server(ThreadingHTTPServer):
     def end_connections(self):
         with self._guard:
             for request in self._open:
-                with contextlib.suppress(OSError):  # the other end was faster
+                with contextlib.suppress(OSError):  # the client has closed it already
                     request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request, client_address):
         error = sys.exc_info()[1]
-        # A client that gives up waiting, or was killed, is what this server is for.
+        # Tests use clients that stop waiting or are killed.
         if not isinstance(error, ConnectionError):
             self.errors.append(error)

@@ -1,4 +1,4 @@
-"""A toy game whose outcome is drawn when it begins: a success ends early, a failure goes on until the horizon."""
+"""Toy game with a random outcome: successful episodes end early, failed ones last until the horizon."""
 
 import numpy as np
 
@@ -8,7 +8,15 @@ from llmrl.core.spaces import Channel, EnvSpec
 
 
 class Lottery:
-    """Each episode is a success with `probability`, whatever is done; then it ends after `short` steps and pays 1."""
+    """Game whose episodes succeed with a given probability, independently of actions.
+
+    Args:
+        seeds: node of the seed tree.
+        n_envs: number of games.
+        horizon: number of steps of a failed episode.
+        short: number of steps of a successful episode, whose last step has a reward of 1.
+        probability: probability of success.
+    """
 
     def __init__(self, seeds: Seeds, n_envs: int, horizon: int, short: int, probability: float) -> None:
         channels = {"vector": Channel((1,), "float32", 0, 1)}
@@ -41,7 +49,7 @@ class Lottery:
         )
 
     def share_random_numbers(self, n_groups):
-        """Games are drawn one by one."""
+        """Do nothing: games never share random numbers."""
 
     def state_dict(self):
         return {"rng": self._rng.bit_generator.state, "won": self._won.copy(), "time": self._time.copy()}
@@ -51,7 +59,7 @@ class Lottery:
         self._won, self._time = np.array(state["won"]), np.array(state["time"])
 
     def close(self):
-        """Nothing to release."""
+        """Do nothing: there are no resources to release."""
 
     def _observe(self):
         return {"vector": (self._time / self.spec.horizon).astype(np.float32)[:, None, None]}

@@ -1,4 +1,4 @@
-"""The rooms of LLM4Teach on MiniGrid, one game at a time: the reference that the batched rooms are compared with."""
+"""Rooms of LLM4Teach as MiniGrid environments, the reference implementation for the batched rooms."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _EMPTY = (1, 0, 0)
 
 
 class RoomEnv(MiniGridEnv):
-    """A task of `llmrl.envs.rooms.tasks` whose observation `image` contains all cells seen so far.
+    """MiniGrid environment of a task whose observation `image` contains all cells seen so far.
 
     Args:
-        task: task that draws the layouts.
-        agent_view_size: cells of the agent's view along either axis, odd and at least 3.
-        max_steps: steps after which an episode is truncated.
-        kwargs: whatever else `MiniGridEnv` takes, e.g. `render_mode`.
+        task: task that samples the layouts.
+        agent_view_size: width and height of the agent's view in cells, odd and at least 3.
+        max_steps: number of steps after which an episode is truncated.
+        kwargs: other arguments of `MiniGridEnv`, such as `render_mode`.
     """
 
     def __init__(self, task: OneRoom, agent_view_size: int = 3, max_steps: int = 150, **kwargs: Any) -> None:
@@ -57,7 +57,7 @@ class RoomEnv(MiniGridEnv):
         self.seen[:] = False
 
     def gen_obs(self) -> dict[str, Any]:
-        """Return the agent's observation; add the cells in sight to the map."""
+        """Add the visible cells to the map and return the agent's observation."""
         self.seen |= self._in_sight()
         image = np.zeros((self.width, self.height, 4), dtype=np.uint8)
         for x in range(self.width):
@@ -71,13 +71,13 @@ class RoomEnv(MiniGridEnv):
         front = self.grid.get(*self.front_pos)
         was_open = getattr(front, "is_open", True)
         observation, reward, terminated, truncated, info = super().step(action)
-        # Among the actions on the cell in front, only a toggle opens a door.
+        # Only the action toggle opens a door.
         if not was_open and getattr(front, "is_open", False):
             reward, terminated = self._reward(), True
         return observation, reward, terminated, truncated, info
 
     def get_full_render(self, highlight: bool, tile_size: int = TILE_PIXELS) -> NDArray[np.uint8]:
-        """Return a frame, in which cells that the agent has never seen are light gray."""
+        """Return a frame in which cells that the agent has never seen are light gray."""
         x, y = self.agent_pos
         return draw_frame(self.grid.encode(), (int(x), int(y)), self.agent_dir, self.seen)
 
@@ -86,7 +86,7 @@ class RoomEnv(MiniGridEnv):
         return _EMPTY if item is None else item.encode()
 
     def _in_sight(self) -> NDArray[np.bool_]:
-        """Return whether each cell of the grid is in MiniGrid's view now, [W, H] bool."""
+        """Return whether each cell of the grid is visible in MiniGrid's view, [W, H] bool."""
         _, visible = self.gen_obs_grid()
         visible_cells = np.zeros((self.width, self.height), dtype=bool)
         for x in range(self.width):

@@ -1,11 +1,14 @@
-"""A game of one step whose action is a real number and a choice: name the number seen, pick the gear of its sign."""
+"""Gymnasium environments with one step and mixed actions, a continuous and a discrete one, registered on import."""
 
 import gymnasium
 import numpy as np
 
 
 class MixedActions(gymnasium.Env):
-    """Sees x in [-1, 1]; loses (force / 2 - x)^2, and 1 unless the gear is 1 for negative x and 3 for others."""
+    """Environment with observation x in [-1, 1] and a dictionary of actions.
+
+    The reward is -(force / 2 - x)^2, minus 1 unless the gear is 1 for negative x and 3 otherwise.
+    """
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float64)
     action_space = gymnasium.spaces.Dict(
@@ -24,7 +27,7 @@ class MixedActions(gymnasium.Env):
 
 
 class MixedTuple(gymnasium.ActionWrapper):
-    """The same with a Tuple."""
+    """The same environment with a tuple of actions."""
 
     def __init__(self):
         super().__init__(MixedActions())

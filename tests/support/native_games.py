@@ -1,4 +1,4 @@
-"""Native games to test with, and what their steps say as plain arrays."""
+"""Native games for tests, and conversion of their steps to NumPy arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUBSTRATES = ("cleanup", "harvest")
 
 
 def make_native_env(substrate: str, n_envs: int, seed: int = 0, **options: Any) -> NativeEnv:
-    """Games with the settings and the options of the engine that are given."""
+    """Return native games; `options` are settings of the substrate and options of the engine."""
     engine_options = {name: options.pop(name) for name in ("device", "tiles") if name in options}
     settings = SubstrateSettings(substrate, n_envs, **{"observe": ["grid", "vector"], **options})  # type: ignore[arg-type]
     return NativeEnv(settings, Seeds(seed), **engine_options)
@@ -27,7 +27,7 @@ def sample_actions(env: NativeEnv, steps: int, seed: int = 0) -> np.ndarray:
 
 
 def flatten_step(step: Step) -> dict[str, np.ndarray]:
-    """Everything a step says, on the host."""
+    """Return all arrays of a step by name, on the host."""
     arrays = {f"observation/{name}": to_numpy(x) for name, x in step.observation.items()}
     arrays |= {f"info/{name}": to_numpy(x) for name, x in step.info.items()}
     arrays |= {"reward": to_numpy(step.reward), "base": to_numpy(step.base_reward), "truncated": step.truncated}

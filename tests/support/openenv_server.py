@@ -1,4 +1,4 @@
-"""Servers of OpenEnv, in an environment of their own, because OpenEnv needs an older Pillow."""
+"""OpenEnv servers in a separate Python environment, because OpenEnv requires an older Pillow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def find_free_port() -> int:
 
 @contextmanager
 def start_server(environment: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Return a context with a running server and its address; it is killed at the end.
+    """Return a context with a running server process and its address; the server is killed on exit.
 
     Args:
         environment: folder of an environment with `REQUIREMENT` (`other_environment.make_environment`).

@@ -1,4 +1,4 @@
-"""Environments of Python with packages that conflict with those of this one, or that only few tests need."""
+"""Python environments for packages that conflict with the installed ones or that only few tests need."""
 
 import site
 import subprocess
@@ -11,10 +11,10 @@ RAY = "ray==2.60.0"
 
 
 def make_environment(folder: Path, *packages: str) -> Path:
-    """Create an environment with `packages` (arguments of pip install), whose other packages are those of this one.
+    """Create an environment with `packages` (arguments of pip install) in addition to the packages of this one.
 
     Returns:
-        Its interpreter.
+        Path of its interpreter.
     """
     subprocess.run([sys.executable, "-m", "uv", "venv", "-q", "--python", sys.executable, folder], check=True)
     site_packages = next(folder.glob("lib/python*/site-packages"))

@@ -1,4 +1,4 @@
-"""Small worlds of PettingZoo as their authors might write them."""
+"""Small PettingZoo environments, as users might write them."""
 
 import numpy as np
 from gymnasium import spaces
@@ -7,9 +7,9 @@ from pettingzoo.utils.conversions import parallel_to_aec
 
 
 class Mortal(ParallelEnv):
-    """Agent i dies after i + 1 steps, or is truncated at `max_cycles`; each step pays its number plus one.
+    """Environment in which agent i terminates after i + 1 steps, or is truncated after `max_cycles` steps.
 
-    Agents have one action more than the one before, and see one number more.
+    Agent i has a reward of i + 1 per step, 2 + i actions and observations of size 1 + i.
     """
 
     metadata = {"name": "mortal", "render_modes": []}
@@ -30,7 +30,7 @@ class Mortal(ParallelEnv):
         return self._seen(), {agent: {} for agent in self.agents}
 
     def step(self, actions):
-        assert list(actions) == self.agents, "those who are alive act, and nobody else"
+        assert list(actions) == self.agents, "actions must be those of all live agents"
         assert all(self.action_space(agent).contains(x) for agent, x in actions.items())
         self.got.append(dict(actions))
         self.time += 1
@@ -51,7 +51,7 @@ class Mortal(ParallelEnv):
 
 
 class Governed(ParallelEnv):
-    """Each agent gets its action plus a wage that a principal sets; what one sees is the sum of wages so far."""
+    """Environment with rewards of the action plus a wage set by the principal; agents observe the sum of wages."""
 
     metadata = {"name": "governed", "render_modes": []}
     mechanism = [{"name": "wage", "low": 0.0, "high": 2.0}, {"name": "unused", "low": -1.0, "high": 1.0, "unit": "m"}]
@@ -89,20 +89,20 @@ class Governed(ParallelEnv):
 
 
 class Forgetful(Governed):
-    """Draws what it shows from luck that no seed decides."""
+    """Environment with random observations that do not depend on the seed."""
 
     def _seen(self):
         return {agent: np.random.default_rng().random(2) for agent in self.possible_agents}
 
 
 class Unsettable(Governed):
-    """Declares numbers that nobody can set."""
+    """Environment that declares a mechanism but has no method to set it."""
 
     set_mechanism = None
 
 
 class Movers(ParallelEnv):
-    """Agents with one and with two numbers to set, in different bounds."""
+    """Environment with agents that have one and two continuous actions with different bounds."""
 
     metadata = {"name": "movers", "render_modes": []}
     possible_agents = ["one", "two"]
@@ -127,19 +127,19 @@ class Movers(ParallelEnv):
 
 
 def mortal_in_turns(**kwargs):
-    """Return the same game with agents that act one after another."""
+    """Return `Mortal` as an AEC environment."""
     return parallel_to_aec(Mortal(**kwargs))
 
 
 class Both(Movers):
-    """Agents that choose, and agents that set numbers."""
+    """Environment with an agent with discrete actions and an agent with continuous actions."""
 
     def action_space(self, agent):
         return spaces.Discrete(2) if agent == "one" else super().action_space(agent)
 
 
 class MaskedMovers(Movers):
-    """Agents whose observation is a mapping, with a mask of their legal actions."""
+    """Environment with dictionary observations that contain an action mask."""
 
     def observation_space(self, agent):
         return spaces.Dict({"observation": super().observation_space(agent), "action_mask": spaces.MultiBinary(2)})

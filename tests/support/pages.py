@@ -1,4 +1,4 @@
-"""Commands and code of pages, and how tests run them."""
+"""Extraction and execution of commands and code in documentation pages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BIN = Path(sys.executable).parent
 
 
 def find_code_blocks(text: str, language: str) -> list[str]:
-    """Return the blocks of code in a language in the text of a page."""
+    """Return the code blocks of a language in the text of a page."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def list_command_lines(text: str) -> list[str]:
-    """Return the lines of the bash blocks in the text of a page, comments dropped and continued lines joined."""
+    """Return the commands of the bash blocks of a page, without comments and with continued lines joined."""
     lines = [line for block in find_code_blocks(text.replace("\\\n", " "), "bash") for line in block.splitlines()]
     return [command for line in lines if (command := line.split("  #")[0].strip())]
 
@@ -32,14 +32,14 @@ def split_sections(text: str) -> dict[str, str]:
 
 
 def load_agent_program() -> str:
-    """Return the program that runs exported agents."""
+    """Return the documented program that runs exported agents."""
     page = (ROOT / "docs" / "with_other_tools.md").read_text()
     [program] = find_code_blocks(split_sections(page)["Agents"], "python")
     return program
 
 
 def run_command(command: list[str] | str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run a console script with its arguments, or a line of bash, without keys of providers."""
+    """Run a console script (list) or a line of bash (string) without API keys of providers."""
     env = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")}
     env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
     options = {"cwd": cwd, "env": env, "capture_output": True, "text": True, "timeout": 300}

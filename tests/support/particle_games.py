@@ -1,4 +1,4 @@
-"""Particle worlds for the tests of what is taught in them."""
+"""Particle worlds for tests of teachers."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def observe_sentences(scenario: Scenario, world: ParticleWorld) -> list[list[str
 
 
 def make_world(scenario: Scenario, position: Sequence[object], goal: Sequence[int] = ()) -> ParticleWorld:
-    """One game at rest with discs at `position` [E, 2]."""
+    """Return the world of one game with resting bodies at `position` [n_bodies, 2]."""
     world = ParticleWorld(scenario.bodies, 1, scenario.message_dim, len(scenario.guides))
     world.reset(np.ones(1, dtype=bool), np.array([position], dtype=np.float64), np.array([goal], dtype=np.int64))
     return world
 
 
 def sample_world(scenario: Scenario, seed: int, n_envs: int) -> ParticleWorld:
-    """Games in the middle of something: everything moves, and something was said."""
+    """Sample worlds with random positions, velocities and messages."""
     rng = np.random.default_rng(seed)
     world = ParticleWorld(scenario.bodies, n_envs, scenario.message_dim, len(scenario.guides))
     world.reset(np.ones(n_envs, dtype=bool), *scenario.sample_start(rng, n_envs))
@@ -77,13 +77,13 @@ def make_guide(domain: Domain) -> PlanPolicy:
 
 
 PlanChooser = Callable[[Domain, int, str], Plan]
-"""From a domain, the number of an agent and its sentence to its plan."""
+"""Function from a domain, the index of an agent and its sentence to its plan."""
 
 
 def play(
     scenario: Scenario, n_envs: int, choose: PlanChooser, world: ParticleWorld | None = None, seed: int = 0
 ) -> tuple[ParticlesEnv, np.ndarray, dict[str, float]]:
-    """One episode of each game; returns of all agents [n_envs, n_agents], and the metrics of an episode."""
+    """Play one episode of each game and return the environment, the returns [n_envs, n_agents] and the mean metrics."""
     env, domain = make_games(scenario, n_envs), make_domain(scenario)
     observation = env.reset(seed=seed)
     if world is not None:

@@ -1,4 +1,4 @@
-"""Episodes on small maps, as a digest of all that was seen and earned: the same however their functions are run."""
+"""Digests of the observations, rewards and metrics of episodes on small maps, equal for every engine function."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_small_env(substrate: str, games: int = GAMES, **options) -> NativeEnv:
 
 
 def compute_digest(env: NativeEnv, steps: int = STEPS) -> str:
-    """Return a digest of one episode of each game; players walk, turn and fire."""
+    """Play one episode of each game with random actions and return a digest."""
     hashes, rng = hashlib.sha256(), np.random.default_rng(0)
     observation = env.reset(seed=3)
     likely = [1, 1, 3, 4, 5, 6, env.spec.n_actions - 1, min(7, env.spec.n_actions - 1)]
@@ -40,10 +40,10 @@ def compute_digest(env: NativeEnv, steps: int = STEPS) -> str:
 
 
 def compute_digests(run=None) -> list[str]:
-    """Return digests of 100 episodes on the two small maps.
+    """Return the digests of episodes on the small maps, with symbolic observations and with pixels.
 
-    They are computed once more with pictures of what can be seen; `run` replaces the engine's function
-    (`compilation.CpuGames`).
+    Args:
+        run: replacement for the function of the engine that plays games; None for the default.
     """
     results = []
     for substrate in ROOMS:

@@ -1,4 +1,4 @@
-"""Language players with the defaults of `agent=llm_player`."""
+"""Language model players with the defaults of `agent=llm_player`."""
 
 from __future__ import annotations
 

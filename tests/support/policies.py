@@ -1,4 +1,4 @@
-"""Specs of games as policies see them, and principals that search a policy's parameters."""
+"""Specs of environments for policy search, and principals that search the parameters of a policy."""
 
 import numpy as np
 
@@ -45,13 +45,13 @@ LAKE = EnvSpec(
 
 
 def make_searcher(spec=POLE, agent=None, llm=None, **settings):
-    """Return a principal that searches the policy of `agent`, with the scripted model if none is given."""
+    """Return a principal that searches the policy of `agent`, by default with the scripted model."""
     agent = agent or (TabularAgent(spec) if "state" in spec.observation else build_search_agent("linear", spec))
     return build_llm_principal(spec, llm or make_scripted_client(), controller=agent.controller, **settings)
 
 
 def make_policy_outcome(vector, value, n=20, **summaries):
-    """Return the outcome of a vector whose `n` episodes scatter evenly around `value`."""
+    """Return the outcome of a vector with `n` episode values evenly spaced around `value`."""
     values = value + np.arange(n) - (n - 1) / 2
     return Outcome(
         np.array(vector, dtype=float), float(value), values, standard_error_of_mean(values), summaries=summaries

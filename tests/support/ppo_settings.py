@@ -1,4 +1,4 @@
-"""PPO's numbers in tests that are not about one of them; `dataclasses.replace` changes what a test is about."""
+"""Default PPO settings for tests; use `dataclasses.replace` to change some of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Modules that the server of `commands.children` imports by name, which importing this module does."""
+"""Imports for the fork server of `commands.get_forkserver_context`, executed when this module is imported."""
 
-import experiments  # noqa: F401 (what most of its processes call)
+import experiments  # noqa: F401 (used by most processes of the fork server)
 from commands import PRELOADED_MODULES, preload_modules
 
 preload_modules(PRELOADED_MODULES)

@@ -1,8 +1,8 @@
-"""A Ray cluster of three nodes on the loopback interface, two of which compute; a program with Ray's interpreter.
+"""Program that runs a Ray cluster on the loopback interface, with a head node and two compute nodes.
 
-Each node has a host name of its own, by which llmrl tells machines apart, so the program needs root. Lines of standard
-input are commands: `remove <host>` ends a node as a power failure does, `add <host>` starts one. Each is answered by a
-line. The cluster ends with standard input.
+Each node has a different host name, by which llmrl distinguishes machines; setting host names requires root. Lines of
+standard input are commands: `remove <host>` kills a node as a power failure does, `add <host>` starts one. The program
+prints a line after each command and ends at the end of standard input.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ SYSTEM = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # drivers use the loopback interface, too
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_worker_register_timeout_seconds": "300",  # Ray's processes start slowly on a loaded machine
-    "RAY_worker_niceness": "0",  # by default runs give way to everything else
+    "RAY_worker_niceness": "0",  # by default workers have a low priority
     "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
@@ -32,7 +32,7 @@ def find_free_port() -> int:
 
 
 def disable_node_agents() -> None:
-    """Let nodes start without their agents, which would have 15 seconds, too few on a loaded machine."""
+    """Start nodes without waiting for their agents, whose timeout of 15 s is too short on a loaded machine."""
     from ray import _raylet
     from ray._private.node import Node
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from engine_games import EngineObservations, Recording
+from engine_games import EngineState, Recording
 from llmrl.envs.native.engine import MOVE_DIRECTIONS, GameSetup, list_direction_offsets
 from llmrl.envs.substrate.maps import GameMap, parse_map
 from stepped_engine import HashedRandom, State, SteppedEngine
@@ -114,7 +114,7 @@ class EngineReference:
     def __init__(self, game_map: GameMap, recordings: Sequence[Recording], engine: SteppedEngine) -> None:
         self.map, self.engine = game_map, engine
         self.harvest = game_map.substrate == "harvest"
-        self.seen = EngineObservations.stack([recording.seen for recording in recordings])
+        self.seen = EngineState.stack([recording.seen for recording in recordings])
         self.action = np.stack([r.action for r in recordings]).astype(np.int64)
         cells = [
             np.array([game_map.index_of(x, y) for x, y, _ in r.sites.tolist()], dtype=np.int64) for r in recordings

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import scripted
-from engine_games import EngineObservations, GameSettings, Policy, Recording, play
+from engine_games import EngineState, GameSettings, Policy, Recording, play
 from llmrl.envs.native.engine import GameSetup
 from llmrl.envs.native.hashed_random import derive_game_keys
 from llmrl.envs.substrate.maps import parse_map
@@ -96,7 +96,7 @@ def measure_engine_game(condition: Condition, seed: int) -> dict[str, np.ndarray
 def make_engine_policy(script: scripted.Script) -> Policy:
     """Return the policy of a script for one game of the real engine."""
 
-    def policy(readings: EngineObservations, rng: np.random.Generator) -> np.ndarray:
+    def policy(readings: EngineState, rng: np.random.Generator) -> np.ndarray:
         world = scripted.WorldState(
             *(v[None] for v in (readings.x, readings.y, readings.heading, readings.apple, readings.dirt))
         )
