@@ -15,27 +15,27 @@ import pytest
 THIRD_PARTY = Path(__file__).parent / "third_party"
 SUPPORT = Path(__file__).parent / "support"
 PROCESSES = {"commands", "multiprocessing", "run_sweep", "subprocess", "sweeping"}
-"""Names in a module of tests that starts some."""
+"""Names that occur in test modules that start processes."""
 LONGEST = ("tests/test_readme.py", "tests/sweeps/slurm/test_sweep.py")
-"""Modules with tests of minutes, which begin first so that no worker is left with one at the end."""
+"""Modules with the longest tests, which start first so that workers finish at about the same time."""
 sys.path.insert(0, str(THIRD_PARTY))
-# For the subprocesses that tests start.
+# For subprocesses of tests.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(THIRD_PARTY), str(SUPPORT), os.environ.get("PYTHONPATH")]))
-# Commands record approved hosts of keys here.
+# Commands store the hosts approved for API keys here.
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="llmrl_config_")
-# Runs wait for the disk after each of thousands of small files; in memory nothing waits.
+# Runs synchronize thousands of small files to the disk, which is faster in memory.
 MEMORY = Path("/dev/shm")
 if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2 << 30:
     tempfile.tempdir = os.environ["TMPDIR"] = str(MEMORY)
-# Jobs that a shell starts in the background ignore Ctrl-C, and so do their children; tests send it.
+# Background jobs of a shell and their children ignore SIGINT, which tests send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# Two test workers share the machine; more threads than cores slow torch down many times.
+# Several test workers share the machine, and torch is much slower with more threads than cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# The one place that says how properties are tried. No deadline: on a loaded machine any example may take long.
+# Settings of all property-based tests. Without a deadline, because examples may take long on a loaded machine.
 hypothesis.settings.register_profile("llmrl", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("llmrl")
-# For scripts/mutants.py: the same examples for every mutant, and no time spent on the smallest one that fails.
+# For scripts/mutants.py: the same examples for every mutant and no shrinking of failing examples.
 hypothesis.settings.register_profile(
     "mutants",
     deadline=None,
@@ -46,10 +46,10 @@ hypothesis.settings.register_profile(
 
 
 def pytest_collection_modifyitems(items):
-    """Put the longest modules first and mark or skip tests.
+    """Move the longest modules to the front and mark or skip tests.
 
-    Modules that may start processes are marked as slow. Tests of the engine are skipped where it cannot run; where it
-    could run and is not installed, they fail.
+    Modules that may start processes are marked as slow. Tests of the Melting Pot engine are skipped on platforms where
+    it cannot run; on other platforms they fail if it is not installed.
     """
     items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
     from llmrl.envs.substrate.install import find_incompatibility
@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Let the garbage collector look rarely, and never at the objects created by collection."""
+    """Make garbage collection rare and exclude the objects created by test collection."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
@@ -79,7 +79,7 @@ def _cached_options():
 
 @pytest.fixture
 def signal_game():
-    """Return a factory of the toy game."""
+    """Return a factory of signal games."""
     from llmrl.core.seeding import Seeds
     from signal_game.env import SignalGame
 
@@ -91,7 +91,7 @@ def signal_game():
 
 @pytest.fixture
 def slurm_cluster(request):
-    """Return the one-node cluster of this machine; tests are skipped where there can be none.
+    """Return the one-node cluster of this machine, or skip the test if it cannot run here.
 
     A test marked `exclusive_cluster` waits until no other test uses the cluster.
     """
@@ -106,11 +106,11 @@ def slurm_cluster(request):
 
 
 @pytest.fixture(autouse=True)
-def _commands_leave_no_trace(monkeypatch):
+def _restore_logging_and_umask(monkeypatch):
     """Restore logging and the umask after each test.
 
-    A command that runs in the process of a test sets up logging anew, which closes earlier handlers (absl's handler
-    closes the very stream that pytest captures), and makes the files that it creates private.
+    A command that runs in the test process configures logging, which closes existing handlers (absl's handler closes
+    the stream that pytest captures), and sets a private umask.
     """
     monkeypatch.setattr(logging, "_handlerList", [])
     root, factory, umask = logging.getLogger(), logging.getLogRecordFactory(), os.umask(0)
@@ -127,5 +127,5 @@ def _commands_leave_no_trace(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _no_color(monkeypatch):
-    """Messages of rich are compared as text, at one width."""
+    """Set the width of rich's output, which tests compare as text."""
     monkeypatch.setenv("COLUMNS", "160")

@@ -1,4 +1,4 @@
-"""A sweep with all states of runs."""
+"""Fixture with a sweep that contains runs in all states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from run_folders import SCRIPTED, write_calls, write_run
 
 @pytest.fixture(scope="session")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write two games with the same groups: complete, uneven, single, scripted, and without a finished run."""
+    """Write runs of two games, each with a complete, an uneven, a single-run, a scripted and an unfinished group."""
     root = tmp_path_factory.mktemp("outputs")
     for game, scale in (("cleanup", 10.0), ("harvest", 100.0)):
         for seed in range(6):

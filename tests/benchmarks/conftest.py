@@ -1,4 +1,4 @@
-"""Import path of the modules of benchmarks."""
+"""Addition of the folder of benchmarks to the import path."""
 
 import sys
 from pathlib import Path

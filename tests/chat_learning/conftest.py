@@ -1,4 +1,4 @@
-"""Small chat models for tests of their training."""
+"""Fixtures with small chat models for tests of training."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from llmrl.llms.local.small import SmallModelShape, make_small_model
 
 @pytest.fixture(scope="session")
 def chat_folder(tmp_path_factory):
-    """Return the folder of an untrained small chat model that reads system messages, as pretrained models do."""
+    """Return the folder of an untrained small chat model whose template includes system messages."""
     folder = tmp_path_factory.mktemp("small_chat")
     texts = [*QUESTIONS, '{"action": "left"}', '{"action": "right"}'] * 20
     make_small_model(folder, texts, "chat", SmallModelShape(width=32, layers=2, heads=2, tokens="messages"), 0)
@@ -20,7 +20,7 @@ def chat_folder(tmp_path_factory):
 
 @pytest.fixture
 def make_chat(chat_folder):
-    """Return a function that makes a chat model with some options changed."""
+    """Return a factory of chat models with some options changed."""
 
     def make(**options):
         settings = {

@@ -1,4 +1,4 @@
-"""A tiny language model that knows the form of a reply, made once."""
+"""Small language model with the right reply format, and finished fine-tuning runs, shared by all tests."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from shared_folders import shared_folder
 
 @pytest.fixture(scope="session")
 def proposer(tmp_path_factory):
-    """Return a folder with the model: it answers with two whole numbers from -6 to 6, any as likely."""
+    """Return the folder of a model that replies with two uniformly random integers from -6 to 6."""
     from tiny_proposers import make_proposer
 
     rng = np.random.default_rng(0)
@@ -30,7 +30,7 @@ def _offline(monkeypatch):
 
 @pytest.fixture(scope="session")
 def grpo(proposer, tmp_path_factory):
-    """Return a finished run: replies are rewarded for their return alone."""
+    """Return the folder of a finished GRPO run whose only reward is the return."""
     from tuned import find_finetuning_folder, finetune
 
     only = [f"rewards.{name}=0" for name in ("valid", "in_bounds", "improvement")]
@@ -42,7 +42,7 @@ def grpo(proposer, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def sft(proposer, tmp_path_factory):
-    """Return a finished run."""
+    """Return the folder of a finished supervised fine-tuning run."""
     from tuned import find_finetuning_folder, finetune
 
     steps = "method.optimizer.steps=12"

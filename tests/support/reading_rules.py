@@ -1,6 +1,6 @@
-"""Rules that answer the escape room's prompt from what it says: how far reading it carries, and which part of it.
+"""Rules that derive payments from parts of the escape room's prompt, as upper bounds for language models.
 
-They are not language models and learn nothing but what they say they do; they bound what a reader could do.
+They are not language models. Comparing them shows which parts of the prompt are sufficient for good proposals.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _NUMBER = re.compile(r"this is number (\d+) of \d+")
 _PAST_PROPOSAL = re.compile(r"^Generation .+? \[context: (.+?)\]: (.+?) -> payoff ([^\s;]+)", re.MULTILINE)
 
 SHARES = (1 / 2, 2 / 5, 3 / 5, 1 / 3)
-"""Where between the lowest and the highest sensible pay, by factors, proposals number 1, 2, ... of a step pay."""
+"""Positions of proposals 1, 2, ... of a step between the lowest and the highest sensible payment, on a log scale."""
 EVENLY = (5 / 8, 3 / 8, 7 / 8, 1 / 8)
-"""The same where nothing is known of it but the range."""
+"""Positions of proposals 1, 2, ... of a step in the range of the payment, if the rewards are not used."""
 
 
 def read_context_and_rewards(prompt: str) -> dict[str, float]:
-    """Pay the lever that the context names: more than a step there costs, less than what the door brings beyond it."""
+    """Pay the lever that the context names, more than the cost of a step there and less than the gain of the door."""
     return {_find_working_lever(prompt): _compute_payment(prompt, SHARES[(_find_proposal_number(prompt) - 1) % 4])}
 
 
 def read_context(prompt: str) -> dict[str, float]:
-    """Pay the lever that the context names: numbers spread evenly over the range, whatever the rewards are."""
+    """Pay the lever that the context names, with payments spread evenly over the range."""
     place = _find_working_lever(prompt)
     low, high = next((float(low), float(high)) for name, low, high in _PARAMETER.findall(prompt) if name == place)
     return {place: low + (high - low) * EVENLY[(_find_proposal_number(prompt) - 1) % 4]}
 
 
 def read_rewards(prompt: str) -> dict[str, float]:
-    """Sensible pay at one place after the other; once a payoff of this context is positive, the best is repeated."""
+    """Pay one lever after another; after a positive payoff in this context, repeat the best proposal."""
     [context] = _CONTEXT.findall(prompt)
     proposals = [
         (float(payoff), values)
@@ -65,10 +65,10 @@ RULES: dict[str, Callable[[str], dict[str, float]]] = {
 
 
 class ReadingRule(Provider):
-    """One of `RULES` in the place of a language model: the same prompts, the same reading of replies.
+    """Provider that answers with one of `RULES`; prompts and the parsing of replies are those of language models.
 
     Args:
-        uses: what it takes out of the prompt.
+        uses: parts of the prompt that the rule uses.
     """
 
     remote = False
@@ -86,7 +86,11 @@ class ReadingRule(Provider):
         return [self._reply(request) for request in requests]
 
     def _reply(self, request: ChatRequest) -> ChatReply:
-        """Return the reply to a question of the escape room's principal. Raises LLMError for any other question."""
+        """Return the reply to a prompt of the escape room's principal.
+
+        Raises:
+            LLMError: the request has another prompt.
+        """
         prompt = request.messages[-1]["content"]
         if not _REWARDS.search(prompt) or not _CONTEXT.search(prompt):
             raise LLMError("this rule reads the prompt of a principal in the escape room, and no other")
@@ -101,15 +105,15 @@ def _find_working_lever(prompt: str) -> str:
 
 
 def _compute_payment(prompt: str, share: float) -> float:
-    """Pay between what a step at the lever costs and what the door brings beyond it, at `share` of the way, by factors.
+    """Return a payment between the cost of a step at the lever and the gain of the door, at `share` on a log scale.
 
-    From the door's reward plus that cost on, nobody would leave the lever for the door.
+    With a payment of at least the door's reward plus that cost, agents would never leave the lever for the door.
     """
     door, cost = (float(number) for number in _REWARDS.findall(prompt)[0])
     return round(cost * ((door + cost) / cost) ** share, 2)
 
 
 def _find_proposal_number(prompt: str) -> int:
-    """Return the number of the proposal that a step asks for, from 1."""
+    """Return the number of the proposal within its step, from 1."""
     match = _NUMBER.search(prompt)
     return int(match.group(1)) if match else 1

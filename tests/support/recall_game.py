@@ -1,4 +1,4 @@
-"""A toy game that only a policy with a memory can win: name the number that was shown in the episode's first step."""
+"""Toy game that requires memory: in the last step, choose the signal observed in the first step."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from llmrl.core.spaces import Channel, EnvSpec
 
 
 class RecallGame:
-    """Game i lasts `lengths[i]` steps; +1 in the last one for naming what was shown in the first."""
+    """Games of `lengths[i]` steps with a reward of +1 for choosing the first step's signal in the last step."""
 
     def __init__(self, lengths, n_signals=2, n_agents=1, seed=0):
         self.spec = EnvSpec(
@@ -43,7 +43,7 @@ class RecallGame:
         return Step(self._observe(), correct, correct, last, np.zeros_like(last), info)
 
     def share_random_numbers(self, n_groups):
-        """Games are drawn one by one."""
+        """Do nothing: games never share random numbers."""
 
     def state_dict(self):
         return {"rng": self._rng.bit_generator.state, "signal": self._signal.copy(), "time": self._time.copy()}
@@ -53,7 +53,7 @@ class RecallGame:
         self._signal, self._time = state["signal"].copy(), state["time"].copy()
 
     def close(self):
-        """Nothing to release."""
+        """Do nothing: there are no resources to release."""
 
     def _observe(self):
         vector = np.zeros((*self._signal.shape, self.spec.n_actions + 1), dtype=np.float32)

@@ -1,7 +1,7 @@
-"""Plays a recorded episode of the real engine again on the native one, and says where the two differ.
+"""Replay of recorded episodes of the Melting Pot engine on the native engine, with a report of differences.
 
-What the engine drew at random (who moved first, what grew, where dirt appeared, who came back where) is read from the
-recording and handed to the native engine as its draws. Everything else has to follow.
+Random events of the recording (order of moves, growth of apples, new dirt, positions of returning players) are passed
+to the native engine as its random numbers. All other state must be equal.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from llmrl.envs.substrate.maps import GameMap, parse_map
 from stepped_engine import HashedRandom, State, SteppedEngine
 
 MAX_UNIFORM = 1 - 2.0**-24
-"""The largest number that is drawn: what is left to chance does not happen."""
+"""Largest possible random number, for which no random event occurs."""
 
 
 class ReplayRandom(HashedRandom):
-    """Numbers that are said beforehand, by purpose; asking for others is an error."""
+    """Random numbers given in advance by purpose; other purposes raise an error."""
 
     def __init__(self, values: dict[str, np.ndarray]) -> None:
         super().__init__(torch.zeros((len(next(iter(values.values()))), 2), dtype=torch.int32))
@@ -31,7 +31,7 @@ class ReplayRandom(HashedRandom):
 
     def uniform(self, purpose: str, t: torch.Tensor, n: int) -> torch.Tensor:
         value = self.values[purpose]
-        assert value.shape[1] == n, f"{n} numbers were asked for {purpose}, and {value.shape[1]} were expected"
+        assert value.shape[1] == n, f"{n} random numbers requested for {purpose}, {value.shape[1]} expected"
         return value
 
     def of(self, games: torch.Tensor) -> ReplayRandom:
@@ -43,9 +43,9 @@ class ReplayResult:
     """Result of a replay.
 
     Attributes:
-        steps: of all games.
-        mismatches: what differed, as (game, step, name, what the engine has, what the native one has).
-        counts: how often what happened.
+        steps: number of steps of all games.
+        mismatches: differences as (game, step, name, value on the engine, value on the native engine).
+        counts: numbers of events by name.
     """
 
     steps: int = 0
@@ -59,7 +59,7 @@ def make_engine(recording: Recording) -> SteppedEngine:
 
 
 def replay_recordings(recordings: Sequence[Recording], engine: SteppedEngine | None = None) -> ReplayResult:
-    """Play recordings of one game, equally long, side by side. A game that differs goes on from what the engine has."""
+    """Replay recordings of the same game with equal lengths; after a difference a game continues from the recording."""
     engine = engine or make_engine(recordings[0])
     reference = EngineReference(engine.setup.game_map, recordings, engine)
     verdict = ReplayResult(counts=reference.counts())
@@ -94,7 +94,7 @@ def replay_recordings(recordings: Sequence[Recording], engine: SteppedEngine | N
 
 
 class EngineReference:
-    """Recordings in the terms of the native engine: states, and draws that lead from one to the next."""
+    """Recordings as states of the native engine and random numbers of the transitions between them."""
 
     compared = (
         "pos",
@@ -131,7 +131,7 @@ class EngineReference:
         self._out_for = self._absences()
 
     def _absences(self) -> np.ndarray:
-        """Return for how long players are still out of the game, [B, T + 1, N]."""
+        """Return the number of steps until each player returns to the game, [B, T + 1, N]."""
         alive, absent = self.seen.alive, self.engine.tables.settings.removal_steps
         out = np.zeros(alive.shape, np.int32)
         for t in range(1, alive.shape[1]):
@@ -146,7 +146,7 @@ class EngineReference:
         parts = {
             "t": np.full(games, t, np.int32),
             "pos": np.where(alive, self._pos[:, t], 0).astype(np.int64),
-            # Players out of the game can still turn, which nobody sees: they come back facing anywhere.
+            # Players out of the game can turn, but they return with a random heading.
             "heading": np.where(alive, readings.heading[:, t], 0).astype(np.int64),
             "alive": alive,
             "steps_until_return": self._out_for[:, t],
@@ -162,7 +162,7 @@ class EngineReference:
         return State(**{name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()})
 
     def draws(self, t: int) -> ReplayRandom:
-        """Return the draws that the step from t - 1 to t needs."""
+        """Return the random numbers of the step from t - 1 to t."""
         readings, games = self.seen, len(self.action)
         values = {
             "order": readings.turn[:, t] / 64,
@@ -180,12 +180,12 @@ class EngineReference:
             returns = np.flatnonzero(readings.alive[game, t] & ~readings.alive[game, t - 1])
             for rank, player in enumerate(returns):
                 spot = np.flatnonzero(self.map.spawn == self._pos[game, t, player])
-                if len(spot):  # else a cell of the player's own
+                if len(spot):  # otherwise the player has a separate start cell
                     values["return"][game, spot[0]] = (rank + 1) / 64
         return ReplayRandom(values)
 
     def counts(self) -> Counter[str]:
-        """Count the events that the rules are about."""
+        """Count the events of the recordings by name."""
         readings, alive = self.seen, self.seen.alive
         now, previous = slice(1, None), slice(None, -1)
         moves = [self.engine.actions.index(name) for name in MOVE_DIRECTIONS]
@@ -212,7 +212,7 @@ class EngineReference:
         return Counter({name: int(count) for name, count in counts.items()})
 
     def _contests(self, blocked: np.ndarray) -> int:
-        """Blocked moves into a cell that was left, or that was free before, in the same step."""
+        """Count the blocked moves into cells that were vacated or became occupied in the same step."""
         game_map, count = self.map, 0
         offsets = list_direction_offsets(game_map)
         for game, t, player in np.argwhere(blocked):

@@ -1,9 +1,9 @@
-"""Reference numbers of rliable 1.2.0, as JSON, from an environment of its own: it does not import with current pandas.
+"""Reference results of rliable 1.2.0 as JSON, computed in a separate environment because it requires an old pandas.
 
     python tests/support/rliable_reference.py --venv /tmp/rliable > tests/analysis/golden/rliable.json
 
-makes that environment if it is not there (pandas below 3, arch below 8), goes on inside it, and prints the numbers of
-the cases below. With `--cases -` the cases are read from standard input instead.
+The command creates the environment if it does not exist (pandas below 3, arch below 8), executes this script in it and
+prints the results of the default cases. With `--cases -` the cases are read from standard input.
 """
 
 import argparse
@@ -17,7 +17,7 @@ RESAMPLES = 5000
 
 
 def make_default_cases():
-    """Scores of two groups, [n_runs, n_tasks] each: many tasks; one task with ties; few and uneven runs."""
+    """Return cases of scores of two groups, [n_runs, n_tasks] each: many tasks, a task with ties, few uneven runs."""
     import numpy as np
 
     rng = np.random.default_rng(20)
@@ -32,7 +32,7 @@ def make_default_cases():
 
 
 def compute_reference(case):
-    """Return rliable's results for one case: estimates, and 95% intervals as [low, high]."""
+    """Return rliable's results for a case: estimates and 95% intervals [low, high]."""
     import numpy as np
     from rliable import library, metrics
 
@@ -64,7 +64,7 @@ def compute_reference(case):
 
 
 def find_venv_python(venv):
-    """Return the Python of the environment in `venv`, which is made if it is not there."""
+    """Return the interpreter of the environment in `venv`, which is created if it does not exist."""
     python = venv / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", venv], check=True)

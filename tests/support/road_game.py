@@ -1,4 +1,4 @@
-"""A game in words for players that read, a model that answers by a function, and somebody who lets it play."""
+"""Toy text game for language model players, a model that replies with a function, and sessions of a player."""
 
 import json
 
@@ -15,7 +15,7 @@ ACTIONS = (("left", "to the left"), ("stay", "nothing"), ("right", "to the right
 
 
 class FunctionModel(EchoProvider):
-    """Answers by a function of the messages; keeps the requests."""
+    """Model whose replies are a function of the messages and which records its requests."""
 
     def __init__(self, answer=lambda messages: make_reply("stay"), **facts):
         super().__init__(remote=False, **facts)
@@ -48,7 +48,7 @@ def make_spec(n_envs=1, n_agents=1, mask=False, numbers=None):
 
 
 class GameSession:
-    """Plays a policy as a collector would; observations are the step's number, told as JSON."""
+    """Session that plays a policy like a collector; observations are the number of the step as JSON."""
 
     def __init__(self, model, n_envs=1, n_agents=1, mask=False, numbers=None, **options):
         self.spec, self.model = make_spec(n_envs, n_agents, mask, numbers), model
@@ -80,5 +80,5 @@ class GameSession:
 
     @property
     def last(self):
-        """The last question, its system message aside, as (role, content) with JSON unfolded."""
+        """Messages of the last request without the system message, as (role, decoded content)."""
         return [(m["role"], json.loads(m["content"])) for m in self.model.requests[-1].messages[1:]]

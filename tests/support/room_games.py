@@ -1,4 +1,4 @@
-"""Room games for tests: MiniGrid's own beside ours, a player that solves them, and a map drawn another way."""
+"""Room games for tests: MiniGrid reference environments, a solver and a reference implementation of visibility."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ENV_IDS = {
 
 
 def layout_rng(seed: int, game: int, k: int) -> np.random.Generator:
-    """Return the random numbers that lay out the k-th game number `game` after `reset(seed=seed)`."""
+    """Return the generator of the k-th layout of game number `game` after `reset(seed=seed)`."""
     return Seeds(Seeds(seed).integer("layouts")).child(game).numpy(k)
 
 
 def make_reference(task: RoomTask, view: int, horizon: int) -> MiniGridEnv:
-    """Return the same task on MiniGrid."""
+    """Return the MiniGrid environment of a task."""
     options = {"agent_view_size": view, "max_steps": horizon}
     if isinstance(task, OneRoom):
         return RoomEnv(task, **options)
@@ -45,7 +45,7 @@ def reset_reference(env: MiniGridEnv, task: RoomTask, rng: np.random.Generator) 
 
 
 def compute_visible_cells(env: MiniGridEnv) -> np.ndarray:
-    """Cells of the grid that MiniGrid's visibility mask covers, [W, H]: the mask turned back and laid over the grid."""
+    """Return the visible cells of the grid, [W, H] bool, by rotating MiniGrid's visibility mask back to the grid."""
     _, visible = env.gen_obs_grid()
     left, top, right, bottom = env.get_view_exts()
     big = np.zeros((env.width + 2 * 40, env.height + 2 * 40), dtype=bool)
@@ -60,7 +60,7 @@ def make_world(layout: RoomLayout) -> GridWorld:
 
 
 def copy_game(world: GridWorld, game: int) -> GridWorld:
-    """Game `game` of `world` as a world of its own."""
+    """Return a copy of game `game` of `world` as a world with a single game."""
     single = GridWorld(1, world.width, world.height, world.margin)
     single.cells[0] = world.cells[game]
     single.at[0] = world.at[game] - game * world.cells[0].size
@@ -69,9 +69,9 @@ def copy_game(world: GridWorld, game: int) -> GridWorld:
 
 
 def solve(world: GridWorld, task: RoomTask, max_nodes: int = 20_000) -> list[int] | None:
-    """Return the shortest actions that solve the only game of `world`; None if there are none in `max_nodes` states.
+    """Return a shortest sequence of actions that solves the only game of `world`, without dropping objects if possible.
 
-    Nothing is dropped unless that is the only way.
+    The result is None if the search finds no solution within `max_nodes` states.
     """
     return _search(world, task, range(DROP), max_nodes) or _search(world, task, range(DROP + 1), max_nodes)
 

@@ -1,4 +1,4 @@
-"""Run folders as runs leave them, without an experiment in them."""
+"""Run folders for tests, written without an experiment."""
 
 from __future__ import annotations
 
@@ -35,12 +35,25 @@ def write_run(
     recommendations: Mapping[int, float] | None = None,
     online: float | None = None,
 ) -> Path:
-    """Write the folder of a run that logs `values` as principal/objective every `steps` environment steps.
+    """Write the folder of a run and return it.
 
-    Its result is the last one, or the mean of the values `inside` it, society by society; `references` are those of its
-    summary, and so are the proposals of its `history`. `report` is that section of its config, and `cost` is the cost
-    of its language models. `recommendations` are values of recommendations by number of measurements, of which the last
-    is the result, and `online` is the online performance.
+    Args:
+        root: output folder.
+        name: name of the experiment.
+        overrides: overrides of the run without the seed.
+        seed: seed of the run.
+        values: values of principal/objective, logged every `steps` environment steps; the last one is the result.
+        error: exception that ends the run; None for a finished run.
+        llm: label of the language model in the status.
+        steps: environment steps between logged values.
+        shared: shared files in the status.
+        inside: values of the result's episodes by society, whose mean is the result.
+        references: references in the summary.
+        report: section `report` of the config.
+        history: proposals in the summary.
+        cost: cost of language models.
+        recommendations: values of recommendations by number of measurements; the last one is the result.
+        online: online performance in the summary.
     """
     config = {"of": [name, *overrides], **({} if report is None else {"report": report})}
     run = Run.open(root, name, config, [*overrides, f"seed={seed}"], seed)
@@ -71,7 +84,7 @@ def write_run(
 
 
 def write_calls(run: Path, model: str, costs: Sequence[float | None]) -> None:
-    """Return the call log of a run, each reply paid for with the given price."""
+    """Write the call log of a run with one reply for each of `costs`."""
     call = {"model": model, "cached": False, "prompt_tokens": 10, "completion_tokens": 3, "valid": True}
     text = "".join(json.dumps({**call, "cost": cost}) + "\n" for cost in costs)
     (run / "llm_calls.jsonl").write_text(text)

@@ -1,4 +1,4 @@
-"""Simple players who act on what they see of the world, the same for the real engine and the native one."""
+"""Scripted players of the substrates, for the Melting Pot engine and the native engine."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from llmrl.envs.substrate.maps import GameMap
 
 MOVES = ("forward", "step_right", "backward", "step_left")
 EXPLORATION_RATE = 0.1
-"""Probability of an action drawn from all, so that nobody is stuck and everything is tried."""
+"""Probability of a uniformly random action, which prevents players from getting stuck."""
 
 
 @dataclass
 class WorldState:
-    """Observations of scripted players in B games: places and headings [B, N], sites with apples or dirt [B, ...]."""
+    """Observations of players in B games: positions and headings [B, N], presence of apples and dirt [B, n_sites]."""
 
     x: np.ndarray
     y: np.ndarray
@@ -26,16 +26,16 @@ class WorldState:
 
 
 Script = Callable[[WorldState, np.random.Generator], np.ndarray]
-"""Actions [B, N]."""
+"""Function from the observations to the actions of all players, [B, N]."""
 
 
 def make_uniform_script(game_map: GameMap, actions: tuple[str, ...]) -> Script:
-    """All actions are equally probable."""
+    """Return a script in which all actions are equally probable."""
     return lambda world, rng: rng.integers(0, len(actions), world.x.shape)
 
 
 def make_weighted_script(weights: list[float]) -> Script:
-    """Actions in proportion to `weights`."""
+    """Return a script that samples actions with probabilities proportional to `weights`."""
     edges = np.cumsum(weights)[:-1] / np.sum(weights)
     return lambda world, rng: np.searchsorted(edges, rng.random(world.x.shape), side="right")
 
@@ -54,7 +54,7 @@ def make_forager_script(game_map: GameMap, actions: tuple[str, ...]) -> Script:
 
 
 def make_cleaner_script(game_map: GameMap, actions: tuple[str, ...]) -> Script:
-    """Return a script that walks to the nearest dirt, and within two cells turns to it and cleans."""
+    """Return a script that walks to the nearest dirt and, within two cells of it, turns to it and cleans."""
     places = np.array([game_map.position_of(int(cell)) for cell in game_map.dirt])
     action_for = np.array([actions.index(name) for name in MOVES])
     close_actions = np.array([actions.index(name) for name in ("clean", "turn_right", "turn_right", "turn_left")])
@@ -95,9 +95,12 @@ SCRIPTS: Mapping[str, Callable[[GameMap, tuple[str, ...]], Script]] = {
 def _find_nearest(
     world: WorldState, places: np.ndarray, is_present: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the offsets right and down to the nearest present place, and whether any is present.
+    """Return the x and y offsets to the nearest present site, and whether any site is present, [B, N] each.
 
-    `places` is [A, 2], and its argument for presence [B, A].
+    Args:
+        world: observations of the players.
+        places: positions of the sites, [A, 2].
+        is_present: whether each site is present, [B, A].
     """
     dx = places[:, 0] - world.x[..., None]
     dy = places[:, 1] - world.y[..., None]
@@ -108,7 +111,7 @@ def _find_nearest(
 
 
 def _compute_direction(dx: np.ndarray, dy: np.ndarray) -> np.ndarray:
-    """0 north .. 3 west: along the longer of the two ways."""
+    """Return the direction of the larger offset: 0 north, 1 east, 2 south, 3 west."""
     return np.where(abs(dx) >= abs(dy), np.where(dx > 0, 1, 3), np.where(dy > 0, 2, 0))
 
 

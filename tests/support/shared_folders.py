@@ -1,4 +1,4 @@
-"""Folders that one worker of pytest-xdist fills and all workers of the session read."""
+"""Folders that one pytest-xdist worker fills and all workers of the session read."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pytest
 
 
 def shared_folder(factory: pytest.TempPathFactory, name: str, fill: Callable[[Path], object]) -> Path:
-    """Return a folder that `fill` has written, once per session of pytest; tests must not change it.
+    """Return a folder that `fill` writes once per pytest session; tests must not change it.
 
-    Workers that need it meanwhile wait. What raises an exception is tried again by the next one.
+    Other workers wait while the folder is written. If `fill` raises an exception, the next worker calls it again.
 
     Args:
-        factory: of temporary folders of this worker.
-        name: of the folder, one per content.
-        fill: writes to the empty folder that it is called with.
+        factory: factory of temporary folders.
+        name: unique name of the folder.
+        fill: function that writes to the empty folder.
     """
     root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent  # of the folders of all workers
+        root = root.parent  # parent of the folders of all workers
     folder, complete = root / "shared" / name, root / "shared" / f"{name}.complete"
     folder.parent.mkdir(exist_ok=True)
     with (root / "shared" / f"{name}.lock").open("w") as lock:

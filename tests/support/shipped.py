@@ -1,4 +1,4 @@
-"""Parts as the shipped option files describe them."""
+"""Components built from the shipped option files."""
 
 from llmrl.config.builder import Builder
 from llmrl.core.arguments import get_signature
@@ -24,7 +24,7 @@ def build_settings(path, **options):
 
 
 def build_search_agent(name, spec, seeds=None, **options):
-    """Build the agent `name`, a function of a few numbers."""
+    """Build the policy search agent of the option `name`."""
     return build_option(f"agent/{name}", spec=spec, seeds=seeds, **options)
 
 
@@ -54,7 +54,7 @@ def build_ucb(space, seeds, **options):
 
 
 def build_llm_planner(domain, llm, samples=10, repair_turns=1, prompt=None, parser="shared", **arguments):
-    """Return the planner of `teacher=llm`."""
+    """Build the planner of `teacher=llm`."""
     return LLMPlanner(LLMPlannerSettings(samples, repair_turns, prompt, parser), domain, llm, **arguments)
 
 

@@ -1,6 +1,7 @@
-"""Runs one attempt of a run with a sink, in a process of its own: `sink_worker.py <root> <config of the sink> <way>`.
+"""Program that executes a run with a metric sink: `sink_worker.py <root> <config of the sink> <mode>`.
 
-`killed`: ends without closing anything, after rows that no checkpoint covers. `finishes`: goes on, and finishes.
+In the mode `killed` the process exits without closing the sink, after rows that no checkpoint covers. In the mode
+`finishes` it resumes the run and finishes it.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def main() -> None:
             guards = run.metrics._sinks._guards
             while any(guard.n_delivered_rows < ROWS_AT_KILL and not guard.error for guard in guards):
                 time.sleep(0.01)
-            time.sleep(0.3)  # the text beside the last rows
+            time.sleep(0.3)  # text and pictures of the last rows
             os._exit(9)
         log_rows(run.metrics, range(run.iteration, ALL))
         run.checkpoint(ALL, {})

@@ -1,4 +1,4 @@
-"""An agent of the signal game whose return is known: it names the right number with probability `skill`."""
+"""Agent of the signal game that chooses the correct action with probability `skill`, so that its return is known."""
 
 from __future__ import annotations
 
@@ -22,13 +22,18 @@ class SkillPolicy(Echo):
         right = observation["vector"].argmax(-1)
         is_correct = torch.rand(right.shape, generator=generator) < self.skill
         action = torch.where(is_correct, right, (right + 1) % observation["vector"].shape[-1])
-        return PolicyOutput(
-            action, torch.zeros(right.shape), torch.zeros(right.shape)
-        )  # a rollout wants both, nobody uses them
+        return PolicyOutput(action, torch.zeros(right.shape), torch.zeros(right.shape))  # required but not used
 
 
 class SkilledAgent(EchoAgent):
-    """`agent=skilled`: takes `pause_s` for an update, and breaks there if it is too skilled."""
+    """Agent of the option `agent=skilled`.
+
+    Args:
+        skill: probability of the correct action.
+        breaks_above: skill above which an update raises ZeroDivisionError.
+        pause_s: duration of an update in seconds.
+        note: unused option.
+    """
 
     loop: ClassVar[AgentLoop] = "learn"
     learns = True

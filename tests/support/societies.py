@@ -1,4 +1,4 @@
-"""Environment specs as the real environments give them, and a toy society with a known best mechanism."""
+"""Environment specs with mechanisms, and outcomes of a toy society with a known optimum."""
 
 import numpy as np
 
@@ -29,15 +29,15 @@ def make_spec(
 
 
 def make_toy_spec(d=2, contexts=(), low=-1.0, high=3.0):
-    """Return a game with d numbers in [low, high]."""
+    """Return the spec of a game with `d` mechanism parameters in [low, high]."""
     numbers = tuple(Parameter(f"x{i}", low, high, "units", f"knob number {i}") for i in range(d))
     return make_spec(ParameterSpace("knobs", numbers), contexts=contexts, metrics={"level": "last", "moves": "sum"})
 
 
 def make_outcome(spec, vector, context=None, value=None, n=1):
-    """Return the outcome of a vector in the quadratic society.
+    """Return the outcome of a vector in a society with quadratic payoff.
 
-    The payoff is 10 - |x - best|^2 per unit range, with the best at 70 % of the range (30 % in context 1).
+    The payoff is 10 - 10 |u - u_best|^2 for the vector u scaled to the unit cube; u_best is 0.7 (0.3 in context 1).
     """
     low, high = spec.mechanism.low, spec.mechanism.high
     best = low + (0.3 if context == 1 else 0.7) * (high - low)

@@ -1,4 +1,4 @@
-"""Selection of the tests in `make test` that represent many equal ones."""
+"""Selection of parameter values of which only some are tested in `make test`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def mark_long_except(default_values: Iterable[Any], values: Iterable[Any]) -> list[Any]:
-    """Return all `values` to parametrize a test with; those not in `default_values` are left to `make test-long`.
+    """Return all values for the parametrization of a test, with those not in `default_values` marked as long.
 
     Raises:
         ValueError: a default value is not among `values`.
@@ -21,9 +21,10 @@ def mark_long_except(default_values: Iterable[Any], values: Iterable[Any]) -> li
 
 
 def mark_long_except_every(n: int, values: Iterable[Any]) -> list[Any]:
-    """Return all `values` to parametrize a test with, and mark all but the first of each n as long.
+    """Return all values for the parametrization of a test, with all but every n-th value marked as long.
 
-    Tuples are values of several parameters. Where values are products, take an n that divides none of their factors.
+    Tuples are values of several parameters. For Cartesian products, choose an n that divides none of the numbers of
+    factors.
     """
     all_values = list(values)
     tuples = [value if isinstance(value, tuple) else (value,) for value in all_values]

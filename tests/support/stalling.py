@@ -1,4 +1,4 @@
-"""Runs that come to a standstill: some method of theirs takes for ever from one call on, at which a signal is sent."""
+"""Simulation of runs that stall after a signal, by a method that becomes slow."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ import signal
 import time
 
 TOTAL_STALL_S = 40.0
-"""What a stalled method takes, in all: far longer than a run may take to end, short enough to see one fail."""
+"""Total duration of the stall in seconds, much longer than a run may take to stop."""
 PAUSE_S = 10.0
-"""What each call of it takes."""
+"""Duration of each slow call in seconds."""
 
 
 class StallingMethod:
-    """Patch that makes a method slow and sends a signal to the process.
+    """Patch that makes a method slow and sends a signal to the process before the first slow call.
 
-    From call number `at` on, `owner.method` takes `PAUSE_S` each time, or `TOTAL_STALL_S` at once (`whole`); the signal
-    precedes it. Calls take their usual time when `TOTAL_STALL_S` are over.
+    Calls are fast again when `TOTAL_STALL_S` have passed since the signal.
+
+    Args:
+        monkeypatch: fixture that applies the patch.
+        owner: object with the method.
+        method: name of the method.
+        at: number of fast calls before the first slow one.
+        whole: whether the first slow call takes `TOTAL_STALL_S` instead of `PAUSE_S`.
+        number: number of the signal.
     """
 
     def __init__(self, monkeypatch, owner, method, at=0, whole=False, number=signal.SIGTERM):
@@ -41,10 +48,7 @@ class StallingMethod:
 
 
 def shorten_stop_timeouts(monkeypatch, scale=0.05):
-    """Make the time of a stop pass `1 / scale` times as fast.
-
-    The time limit that ends the process, which is the process of the tests, is out of reach.
-    """
+    """Multiply the timeouts of a stop by `scale`, and disable the one that exits the process, which runs the tests."""
     import llmrl.run.run
     from llmrl.run import signals
 

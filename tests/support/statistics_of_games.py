@@ -1,4 +1,4 @@
-"""Numbers that sum up an episode, the same for the real engine and the native one, and how two samples compare."""
+"""Summary statistics of episodes on the Melting Pot engine and the native engine, and their comparison."""
 
 from __future__ import annotations
 
@@ -20,19 +20,23 @@ from stepped_engine import HashedRandom, SteppedEngine
 
 REFERENCE = Path(__file__).parents[1] / "envs" / "native" / "reference_statistics.json"
 RECORD_INTERVAL = 50
-"""Steps between two looks at apples and dirt."""
+"""Steps between two counts of apples and dirt."""
 REWARD_INTERVAL = 100
 """Steps over which rewards are summed."""
 MAX_SKEWNESS = 0.5
-"""Largest skewness of a mean that is compared as if it were normal."""
+"""Maximum skewness of a mean that is compared under a normal approximation."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Game, players and length of a comparison.
+    """Condition of a comparison.
 
     Attributes:
-        policy: one of `scripted.SCRIPTS`, or `drawn` with `weights`.
+        substrate: name of the substrate.
+        policy: name in `scripted.SCRIPTS`, or `drawn` for random actions with probabilities proportional to `weights`.
+        clean: whether the whole river is clean at the start.
+        steps: number of steps per episode.
+        weights: weights of the actions.
     """
 
     substrate: str
@@ -58,7 +62,7 @@ def load_reference() -> dict[str, dict]:
 
 
 def write_reference(statistics: Mapping) -> None:
-    """One quantity a line."""
+    """Write the reference statistics with one quantity per line."""
     text = json.dumps(statistics, indent=1)
     REFERENCE.write_text(re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: "[" + " ".join(m[1].split()) + "]", text) + "\n")
 
@@ -70,7 +74,7 @@ def parse_condition(entry: Mapping) -> Condition:
 def measure_native_games(
     condition: Condition, games: int, seed: int, draws: type[HashedRandom] = HashedRandom
 ) -> dict[str, np.ndarray]:
-    """Return the numbers of `games` native games, [games] each; `draws` is where their random numbers come from."""
+    """Return the statistics of native games, [games] each; `draws` is the class of their random numbers."""
     rig, script, rng = condition.rig, condition.script(), np.random.default_rng(seed)
     game_map = parse_map(rig.substrate, rig.map)
     engine = SteppedEngine(GameSetup(game_map, rig.n_agents))
@@ -89,12 +93,12 @@ def measure_native_games(
 
 
 def measure_engine_game(condition: Condition, seed: int) -> dict[str, np.ndarray]:
-    """Return the numbers of one game on the real engine, [1] each."""
+    """Return the statistics of one game on the Melting Pot engine, [1] each."""
     return measure_recording(play(condition.rig, make_engine_policy(condition.script()), condition.steps, seed))
 
 
 def make_engine_policy(script: scripted.Script) -> Policy:
-    """Return the policy of a script for one game of the real engine."""
+    """Return the policy of a script for one game on the Melting Pot engine."""
 
     def policy(readings: EngineState, rng: np.random.Generator) -> np.ndarray:
         world = scripted.WorldState(
@@ -150,22 +154,22 @@ class Tally:
 
 
 def summarize(numbers: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
-    """Mean, standard deviation and size of every sample."""
+    """Return mean, standard deviation and size of each sample."""
     return {name: [round(float(v.mean()), 4), round(float(v.std(ddof=1)), 4), len(v)] for name, v in numbers.items()}
 
 
 def compute_z_scores(quantities: Mapping[str, Sequence[float]], numbers: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Return by how many standard errors the native mean exceeds the engine's, with pooled variances of both samples.
+    """Return the z-scores of the differences between native means and engine means, with pooled variances.
 
-    What is too rare for its mean in the engine's sample to be about normal is left out: where the skewness of that
-    mean, as native games have it, exceeds `MAX_SKEWNESS`.
+    Quantities are omitted if the normal approximation is poor, that is, if the skewness of the engine's mean, estimated
+    from native games, exceeds `MAX_SKEWNESS`.
     """
     scores = {}
     for name, (mean, sd, n) in quantities.items():
         values = numbers[name]
         deviation = values.std(ddof=1)
         if deviation == 0:
-            # The last is a lower bound of how many of the engine's episodes had any of it.
+            # The last expression is a lower bound of the number of engine episodes with a nonzero value.
             if mean == values.mean() or sd == 0 or n * mean**2 / (mean**2 + sd**2) > 3:
                 scores[name] = 0.0 if mean == values.mean() else np.inf
             continue

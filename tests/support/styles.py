@@ -1,9 +1,10 @@
-"""Rules that answer in the manner of many language models: what is said is the rule's, how it is said is drawn.
+"""Replies of the scripted rules in the styles of different language models.
 
-    styled = Styled(seed=0)
+    styled = StyledModel(seed=0)
     with FakeOpenAIServer(styled, usage=styled.usage) as server: ...
 
-Which manner a question is answered in depends on the question alone, so a run that is repeated gets the same replies.
+The content of a reply is that of the rule and its style is random. The style is a function of the messages and the
+seed, so repeated runs get the same replies.
 """
 
 import hashlib
@@ -61,7 +62,7 @@ STYLES = {
     },
     "vicuna": lambda text, rng: f"Sure! {text}\n\nUSER: And the next one?\nASSISTANT: {DRAFT}",
 }
-"""Manners of models -> what becomes of a reply in JSON: a text, or fields of the assistant's message."""
+"""Functions from a reply in JSON to a text or to fields of the assistant's message, by name of the style."""
 
 INVALID_STYLES = {
     "empty": lambda text, rng: "",
@@ -70,19 +71,19 @@ INVALID_STYLES = {
     "cut": lambda text, rng: {"content": text[: len(text) // 2], "finish_reason": "length"},
     "question": lambda text, rng: "Could you tell me more about the goal before I answer?",
 }
-"""What is no answer."""
+"""Functions that return invalid replies, by name."""
 
 
 class StyledModel:
-    """A server's `reply`.
+    """Function `reply` for `FakeOpenAIServer`.
 
     Args:
-        bad: share of replies that are no answer.
-        styles: some of `STYLES`; None: all.
-        seed: decides, with the question, which manner is taken.
+        bad: share of invalid replies.
+        styles: names in `STYLES`; None for all.
+        seed: random seed of the choice of styles.
 
     Attributes:
-        given: how often each manner was taken.
+        given: number of replies by style.
     """
 
     def __init__(self, bad=0.03, styles=None, seed=0):
@@ -91,7 +92,6 @@ class StyledModel:
 
     def __call__(self, messages):
         text = compute_answer(messages)
-        # Without the system's prompt, which may be as long as it likes.
         digest = hashlib.sha256(json.dumps([self.seed, *messages]).encode()).digest()
         rng = random.Random(digest)
         manner = rng.choice(list(INVALID_STYLES)) if rng.random() < self.bad else rng.choice(self.styles)
@@ -99,7 +99,7 @@ class StyledModel:
         return {**STYLES, **INVALID_STYLES}[manner](text, rng)
 
     def usage(self, messages, reply_object):
-        """Tokens by estimate; out of the cache comes what an earlier question began with, from 1,024 tokens on."""
+        """Return estimated usage; prefixes shared with earlier questions are cached from 1,024 tokens on."""
         text = "\0".join(message["content"] for message in messages)
         shared = max((_count_shared_prefix(text, earlier) for earlier in self.asked), default=0)
         self.asked = [*self.asked[-50:], text]
@@ -110,14 +110,14 @@ class StyledModel:
 
 
 def _count_shared_prefix(first, second):
-    """Characters that both begin with."""
+    """Return the length of the common prefix."""
     return next(
         (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )
 
 
 def compute_answer(messages):
-    """Return the rules' reply to a question whose purpose a server does not know."""
+    """Return the reply of the first rule that understands the messages."""
     for purpose in ("control", "check", "principal", "search", "teacher", "lesson", "player"):
         try:
             rule_reply = importlib.import_module(RULES[purpose]).reply(messages, 0, lambda note: None)

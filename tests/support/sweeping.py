@@ -1,4 +1,4 @@
-"""Sweeps as a user starts them, on a society that takes hardly any time."""
+"""Sweeps started with the commands that users call, in a society with short runs."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ FAULTY_AGENT = (
 
 
 def build_environment(**extra: str) -> dict[str, str]:
-    """Return the variables of this process, without keys of language models and without those of an enclosing job."""
+    """Return the environment variables without API keys of language models and without those of SLURM."""
     inherited = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY") and not k.startswith("SLURM_")}
     return {**inherited, **extra}
 
 
 def start_sweep(*overrides: str, cwd: Path, python: str = sys.executable, **extra: str) -> subprocess.Popen[str]:
-    """`llmrl-train --multirun`, in a process group of its own as a shell would give it."""
-    # Another copy of the package, or another interpreter, is what a server has not imported.
+    """Start `llmrl-train --multirun` in a new session, like a shell."""
+    # The command server has not imported other copies of the package or other interpreters.
     popen = subprocess.Popen if "PYTHONPATH" in extra or python != sys.executable else commands.Popen
     return popen(
         [python, "-m", "llmrl.cli.train", "--multirun", *overrides],
@@ -55,19 +55,19 @@ def start_sweep(*overrides: str, cwd: Path, python: str = sys.executable, **extr
 def run_sweep(
     *overrides: str, cwd: Path, python: str = sys.executable, **extra: str
 ) -> subprocess.CompletedProcess[str]:
-    """`start_sweep`, and wait for it."""
+    """Run `llmrl-train --multirun` until it ends."""
     process = start_sweep(*overrides, cwd=cwd, python=python, **extra)
     out, err = process.communicate(timeout=1500)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def run_refused_sweep(*overrides: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """`run_sweep` of what is to start no process, in this one."""
+    """Run `llmrl-train --multirun` in this process, with options for which it must not start a process."""
     return run_in_process(main, "llmrl-train", "--multirun", *overrides, cwd=cwd, environment=build_environment())
 
 
 def run_sweep_command(*arguments: str, cwd: Path, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
-    """`llmrl-sweep <arguments>`."""
+    """Run `llmrl-sweep <arguments>`."""
     run = commands.run if python == sys.executable else subprocess.run
     return run(
         [python, "-c", "from llmrl.cli.sweep import main; main()", *arguments],
@@ -89,15 +89,15 @@ def load_status(cwd: Path, folder: str = "outputs") -> list[dict]:
 
 
 def load_states(cwd: Path) -> dict[tuple[str, int], str]:
-    """State by (what the run's agent has trouble with, seed)."""
+    """Return the states of runs by (option `agent.trouble`, seed)."""
     return {(row["overrides"].get("agent.trouble", ""), row["seed"]): row["state"] for row in load_status(cwd)}
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
-    """Wait for something to become true.
+    """Wait until a condition is true.
 
     Raises:
-        AssertionError: it does not in time.
+        AssertionError: the condition is false after `seconds`.
     """
     end = time.monotonic() + seconds
     while not condition():
@@ -106,6 +106,6 @@ def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
 
 
 def wait_without_folder(config: dict[str, object], overrides: list[str]) -> None:
-    """Return a run that takes long, and never gets hold of its folder."""
+    """Simulate a long run that never opens its folder."""
     Path(str(config["begun"])).touch()
     time.sleep(120)

@@ -1,4 +1,4 @@
-"""A game of two steps that costs nothing to play: whoever names the two right numbers loses nothing."""
+"""Fast Gymnasium environment with two steps and two target actions, registered on import."""
 
 import gymnasium
 import numpy as np
@@ -7,7 +7,10 @@ TARGET = (2.0, -3.0)
 
 
 class Target(gymnasium.Env):
-    """At step t the agent sees the unit vector e_t and loses |action - TARGET[t]|, and as much by chance as 0.1."""
+    """Environment whose observation at step t is the unit vector e_t.
+
+    The reward is -|action - TARGET[t]| minus uniform noise in [0, 0.1).
+    """
 
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (2,), np.float64)
     action_space = gymnasium.spaces.Box(-20.0, 20.0, (1,), np.float64)

@@ -1,4 +1,4 @@
-"""Any game as one that keeps its numbers on a device."""
+"""Wrapper that converts the arrays of an environment to tensors on a device."""
 
 from dataclasses import replace
 
@@ -9,14 +9,15 @@ from llmrl.core.records import Step
 
 
 class TensorEnv:
-    """A game of arrays that gives tensors. On `meta`, where tensors have no numbers, action 0 is played.
+    """Wrapper of an environment whose steps contain tensors.
 
-    `cpu:0` is treated as a device; on `cpu`, rewards and metrics would be arrays.
+    On the device `meta`, whose tensors have no values, action 0 is played. The default is `cpu:0` because rewards and
+    metrics of environments on `cpu` are arrays.
     """
 
     def __init__(self, env, device="cpu:0"):
         self.env, self.spec = env, replace(env.spec, device=device)
-        self.actions = []  # as they were given
+        self.actions = []  # actions as received
 
     def __getattr__(self, name):
         return getattr(self.env, name)

@@ -1,4 +1,4 @@
-"""TensorBoard's own server in a process of its own."""
+"""TensorBoard server in a separate process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 
 class Server:
-    """TensorBoard in a process of its own, on a free port of this machine."""
+    """TensorBoard server process on a free port."""
 
     def __init__(self, logdir: Path) -> None:
         command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--host=127.0.0.1", "--port=0"]
@@ -28,7 +28,7 @@ class Server:
         self.url = match[1]
 
     def ask(self, path: str, body: dict | None = None, **query: str) -> tuple[bytes, str]:
-        """Return the answer and its content type."""
+        """Send a request and return the body of the response and its content type."""
         data = None if body is None else json.dumps(body).encode()
         url = f"{self.url}data/plugin/{path}" + (f"?{urlencode(query)}" if query else "")
         request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
@@ -39,7 +39,7 @@ class Server:
         return json.loads(self.ask(path, body, **query)[0])
 
     def wait_for_runs(self, runs: int) -> None:
-        """Until it has read so many runs, which it does in the background."""
+        """Wait until the server has loaded a number of runs, which it does in the background."""
         deadline = time.monotonic() + 120
         while len(self.json("scalars/tags")) < runs and time.monotonic() < deadline:
             time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Language models small enough for tests: random weights, a real tokenizer, written as transformers writes them."""
+"""Small language models with random weights and tokenizers, saved in the format of transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TEXT = "the quick brown fox jumps over the lazy dog while 0123456789 tax rates 
 
 
 def make_model_for_env(folder: Path, *overrides: str, kind: str = "causal", **settings) -> Path:
-    """Return `folder` with a small model for the environment that overrides choose."""
+    """Train a small model for the environment of a config, save it in `folder` and return `folder`."""
     from experiments import compose
     from llmrl.experiment.small_models import create_model_for_env
     from llmrl.llms.local.small import SmallModelSettings
@@ -28,7 +28,7 @@ def make_model_for_env(folder: Path, *overrides: str, kind: str = "causal", **se
 
 
 def make_tiny_tokenizer(chat_template: str | None = CHAT_TEMPLATE):
-    """Byte-level BPE of 320 tokens, so that every text has a spelling; ends turns with <|im_end|>."""
+    """Return a byte-level BPE tokenizer with 320 tokens, which encodes any text and ends turns with <|im_end|>."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -50,7 +50,7 @@ def make_tiny_tokenizer(chat_template: str | None = CHAT_TEMPLATE):
 def make_tiny_causal(
     folder: Path, kind: str = "llama", chat_template: str | None = CHAT_TEMPLATE, window: int = 512, seed: int = 0
 ) -> Path:
-    """Return a causal model (`llama`: rotary positions; `gpt2`: learned ones) with its tokenizer in `folder`."""
+    """Save a causal model (`llama`: rotary positions, `gpt2`: learned positions) and its tokenizer; return `folder`."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -68,7 +68,7 @@ def make_tiny_causal(
                     num_attention_heads=4,
                     num_key_value_heads=2,
                     max_position_embeddings=window,
-                    # Larger than usual, so that replies depend on their prompts and greedy choices are not ties.
+                    # Larger than usual, so that replies depend on prompts and greedy choices have no ties.
                     initializer_range=0.5,
                     **ids,
                 )
@@ -85,7 +85,7 @@ def make_tiny_causal(
                     **ids,
                 )
             )
-    model.generation_config.do_sample = True  # as published chat models say
+    model.generation_config.do_sample = True  # as in published chat models
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

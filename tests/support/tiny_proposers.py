@@ -1,4 +1,4 @@
-"""Language models small enough to be trained in a test, which know the form of a reply and nothing else."""
+"""Small language models trained in tests to reply in the right format."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tiny_models import CHAT_TEMPLATE, SPECIAL
 def make_proposer(
     folder: Path, pairs: Sequence[tuple[str, str]], steps: int = 100, window: int = 512, batch: int = 16, seed: int = 0
 ) -> Path:
-    """Write a two-layer Llama of about 100 thousand weights to `folder`.
-
-    It is trained from scratch on questions and replies, with its own tokenizer.
+    """Train a two-layer Llama model with about 100,000 weights and a tokenizer, save them and return `folder`.
 
     Args:
-        folder: to write.
-        pairs: of which `batch` are drawn in each of `steps` steps.
-        window: longest text, in tokens.
-        seed: of weights and draws.
+        folder: output folder.
+        pairs: questions and replies for training.
+        steps: number of training steps.
+        window: maximum length of a text in tokens.
+        batch: number of pairs per step.
+        seed: random seed of initial weights and batches.
     """
     import numpy as np
     import torch
@@ -71,7 +71,7 @@ def make_proposer(
 
 
 def make_tokenizer(pairs: Sequence[tuple[str, str]]):
-    """Byte-level BPE in which every digit is a token, trained on some of the texts."""
+    """Return a byte-level BPE tokenizer in which every digit is a token, trained on the first 100 pairs."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""A real `transformers serve` process on a free port of this machine, for the length of a with-block.
+"""Process of `transformers serve` on a free port, for the duration of a `with` block.
 
 with TransformersServer(folder, scratch) as server:
     make_openai_model(base_url=server.url, model=server.model, ...)
@@ -17,7 +17,13 @@ START = "import sys; from transformers.cli.transformers import main; sys.argv[0]
 
 
 class TransformersServer:
-    """Args: folder holds model and tokenizer; scratch is for the log and an empty cache; patience in seconds."""
+    """Server process of a model.
+
+    Args:
+        folder: folder with the model and its tokenizer.
+        scratch: folder for the log and an empty cache.
+        patience: timeout of the start in seconds.
+    """
 
     def __init__(self, folder: Path, scratch: Path, patience: float = 180.0):
         self.model, self.scratch, self.patience = str(folder), Path(scratch), patience
@@ -31,7 +37,7 @@ class TransformersServer:
         return f"http://127.0.0.1:{self.port}/v1"
 
     def __enter__(self):
-        # No network. The list of models is that of the cache, and an error (500) where there is no such folder.
+        # Without network. The server lists the models in the cache and returns status 500 if that folder is missing.
         cache = self.scratch / "hub"
         cache.mkdir()
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
@@ -57,7 +63,7 @@ class TransformersServer:
         deadline = time.monotonic() + self.patience
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise RuntimeError(f"the server ended at its start:\n{self.log.read_text()[-3000:]}")
+                raise RuntimeError(f"the server exited at startup:\n{self.log.read_text()[-3000:]}")
             try:
                 if httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=2.0).status_code == 200:
                     return

@@ -1,4 +1,4 @@
-"""Fine-tuning runs inside a test process, as `llmrl-finetune` makes them."""
+"""Fine-tuning runs in the test process, as in `llmrl-finetune`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def compose_finetune(root: Path, model: Path, *overrides: str) -> dict:
 
 
 def finetune(root: Path, model: Path, method: str, *overrides: str) -> Path:
-    """Run here and now; the run folder."""
+    """Execute a fine-tuning run in this process and return the run folder."""
     from experiments import run_experiment
 
     arguments = [*QUICK[method], *overrides]
@@ -68,18 +68,18 @@ def find_finetuning_folder(root: Path) -> Path:
 
 
 def finetune_silently(root: Path, model: Path, method: str, *overrides: str) -> None:
-    """`finetune` for a child process whose output nobody reads."""
+    """Execute a fine-tuning run in a child process whose output is discarded."""
     silence_process()
     finetune(root, model, method, *overrides)
 
 
 def load_metrics(folder: Path) -> list[dict]:
-    """Return the metrics of a run, line by line."""
+    """Return the lines of the metrics of a run."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def assert_equal_runs(first: Path, second: Path) -> None:
-    """Metrics, adapter and results, bit for bit."""
+    """Assert that metrics, adapter and results of two runs are bitwise equal."""
     first_metrics, second_metrics = load_comparable_metrics(first), load_comparable_metrics(second)
     assert len(first_metrics) == len(second_metrics)
     for a, b in zip(first_metrics, second_metrics, strict=True):

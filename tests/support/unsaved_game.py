@@ -1,4 +1,4 @@
-"""A game in words that cannot be restored, as an engine's own games cannot; and somebody who watches games."""
+"""Text game whose state cannot be saved, like that of some engines, and an observer without effect."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shipped import build_settings
 
 
 class Watcher(Observer):
-    """Looks on."""
+    """Observer without effect."""
 
 
 class UnsavedLake(GymnasiumEnv):
-    """Frozen Lake, which forgets where it stood; an episode is a function of its seed and of actions all the same."""
+    """Frozen Lake without state that can be saved; episodes are still a function of the seed and the actions."""
 
     def __init__(self, seeds: Seeds, n_envs: int = 4, horizon: int = 8) -> None:
         options = {"horizon": horizon, "engine": "batched", "text": "frozen_lake"}

@@ -1,4 +1,4 @@
-"""A loopback server with the part of vLLM's protocol that `llm/sampler=vllm` uses; a small model samples replies."""
+"""Loopback server with the part of vLLM's protocol that `llm/sampler=vllm` uses; a small model samples the replies."""
 
 import json
 import threading
@@ -12,10 +12,10 @@ from loopback import LoopbackServer
 
 
 class VLLMServer(LoopbackServer):
-    """A server of one model folder with adapters that are loaded and unloaded at run time.
+    """Server of a model with adapters that are loaded and unloaded at runtime.
 
     Args:
-        folder: folder of the model, whose name is that of the served model.
+        folder: folder of the model, whose path is the name of the served model.
         end: id of the token that ends a reply.
         with_loras: whether adapters can be loaded (VLLM_ALLOW_RUNTIME_LORA_UPDATING).
 
@@ -24,7 +24,7 @@ class VLLMServer(LoopbackServer):
         requests: bodies of all completion requests.
         adapters: names of loaded adapters with the model that has them.
         loads: names of all adapters in the order of loading.
-        responsive: event without which no POST request is answered.
+        responsive: event that must be set for POST requests to be answered.
     """
 
     def __init__(self, folder, end, with_loras=True):

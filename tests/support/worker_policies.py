@@ -1,4 +1,4 @@
-"""Controllers that worker processes find by name."""
+"""Controllers that worker processes import by name."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from llmrl.core.spaces import Parameter, ParameterSpace
 
 
 class Weighted:
-    """Numbers of an action are the sums of what is seen, weighted, each game with one weight of its own."""
+    """Controller whose action is the sum of the observation times the weight of the game."""
 
     channel = "vector"
 
@@ -23,7 +23,7 @@ class Weighted:
 
 
 class Careful(Weighted):
-    """Fails where torch has been imported."""
+    """Controller that fails if torch has been imported."""
 
     def act(self, observation, parameters):
         assert "torch" not in sys.modules, "torch was imported"
@@ -31,7 +31,7 @@ class Careful(Weighted):
 
 
 class Deadly(Weighted):
-    """Kills the process that it plays in, if that is not the one it was made in."""
+    """Controller that exits the process, unless it is the one in which the controller was created."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)

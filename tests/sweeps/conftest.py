@@ -1,4 +1,4 @@
-"""Results with which those of every backend are compared."""
+"""Fixtures with reference results for the comparison of backends."""
 
 import pytest
 from backend_conformance import SLOW, SWEEP, Numbers, compute_reference, numbers

@@ -1,4 +1,4 @@
-"""Tiny language models with random weights and a tokenizer trained here, in folders that the real code loads."""
+"""Fixtures with folders of small language models with random weights and trained tokenizers."""
 
 import pytest
 import torch
@@ -12,9 +12,13 @@ CORPUS = [
 
 
 def save_tokenizer(folder, vocabulary=160, first=None, last="</s>"):
-    """Save a byte-level BPE tokenizer and return its size.
+    """Train a byte-level BPE tokenizer, save it and return the size of its vocabulary.
 
-    It puts the special tokens `first` before and `last` after a text.
+    Args:
+        folder: output folder.
+        vocabulary: maximum size of the vocabulary.
+        first: special token before a text; None for none.
+        last: special token after a text; None for none.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -35,7 +39,7 @@ def save_tokenizer(folder, vocabulary=160, first=None, last="</s>"):
 
 
 def randomize(model, seed=0):
-    """Weights large enough that scores differ from uniform by much, the position biases included."""
+    """Replace all weights, including position biases, by random ones that give clearly different scores."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -48,7 +52,7 @@ def randomize(model, seed=0):
 
 @pytest.fixture(scope="session")
 def t5_folder(tmp_path_factory):
-    """T5 with dropout in its configuration, gated feed-forward and an untied head, as Flan-T5 has them."""
+    """Return the folder of a T5 model with dropout, gated feed-forward layers and an untied head, like Flan-T5."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     folder = tmp_path_factory.mktemp("t5")
@@ -71,14 +75,16 @@ def t5_folder(tmp_path_factory):
         eos_token_id=1,
     )
     model = T5ForConditionalGeneration(config)
-    model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.shared.weight))  # tied when built, not when loaded
+    model.lm_head.weight = torch.nn.Parameter(
+        torch.empty_like(model.shared.weight)
+    )  # tied at construction, untied after loading
     randomize(model).save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def llama_folder(tmp_path_factory):
-    """Llama: rotary positions, grouped keys; the tokenizer puts a BOS before and an EOS after each text."""
+    """Return the folder of a Llama model with rotary positions and grouped keys, with BOS and EOS around each text."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = tmp_path_factory.mktemp("llama")
@@ -101,7 +107,7 @@ def llama_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def gpt2_folder(tmp_path_factory):
-    """GPT-2: learned absolute positions, at most 128 tokens, no special tokens around a text."""
+    """Return the folder of a GPT-2 model with learned positions and at most 128 tokens, without special tokens."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     folder = tmp_path_factory.mktemp("gpt2")
