@@ -1,4 +1,4 @@
-"""A model that never answers: who waits for it stops waiting when told to, and what was sent counts."""
+"""Models that never answer: waiting ends after a signal, and sent requests count toward the budget."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def requests(n):
 
 
 class Deaf(EchoProvider):
-    """Model that answers the questions in `replies` at once, and others never, or when it is told to."""
+    """Model that answers the questions in `replies` at once and other questions never or after a release."""
 
     def __init__(self, replies=(), **facts):
         super().__init__(**facts)
@@ -170,7 +170,7 @@ def test_run_waiting_for_model_can_stop(tmp_path, fast_polling, capfd, waiter):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", mark_long_except([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]))
 def test_process_with_hanging_requests_exits(tmp_path, number):
-    """As it is started by a user, with nothing made faster: threads that wait for a server must not hold it."""
+    """A real process with default timeouts: threads that wait for a server must not delay its exit."""
     with FakeOpenAIServer(hang=100.0) as server:
         server.faults += ["hang"] * 40
         command = [sys.executable, "-m", "llmrl.cli.train", *PLAYER, "llm=openai_compatible", "llm.model=fake-model"]

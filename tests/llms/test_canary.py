@@ -1,4 +1,4 @@
-"""A key stays where it is: in the environment. Servers that quote it do their best to bring it into a file."""
+"""API keys do not occur in files or output, even if servers quote them."""
 
 import importlib.util
 import os
@@ -69,7 +69,7 @@ def leaks(*texts, folder=None, started=True):
 
 
 def command(folder, module, *arguments):
-    """Exit code, stdout and stderr of one of our programs, with every detail it can be made to print."""
+    """Run a command with the most verbose logging and return its exit code, stdout and stderr."""
     environment = {**os.environ, "OPENAI_API_KEY": KEY, "HYDRA_FULL_ERROR": "1"}
     process = commands.run(
         [sys.executable, "-c", f"from {module} import main; main()", *arguments],
@@ -87,7 +87,7 @@ def train(folder, *overrides):
 
 @pytest.mark.slow
 def test_leak_detection(tmp_path):
-    """The rest of this file can fail: a text that nobody knows to be a key is found wherever it goes."""
+    """Checks the detection itself: an unregistered secret is found in all files."""
     half = PIECES[1].decode()
     with FakeOpenAIServer(lambda messages: f"I am {half}", model=half) as server:
         code, out, err = train(tmp_path, *openai_compatible(server.url), "llm.api_key_env=null", "design.steps=1")
@@ -139,7 +139,7 @@ def test_the_check_command_quotes_no_key(tmp_path, provider):
 
 
 def test_message_truncation_keeps_key_masked(tmp_path, monkeypatch, caplog):
-    """Wherever in a damaged answer the key stands."""
+    """At every position of the key in a damaged response."""
     monkeypatch.setenv("MY_KEY", KEY)
     with FakeOpenAIServer(lambda messages: "x" * int(messages[0]["content"]) + KEY + "y" * 2000, key=KEY) as server:
         provider = make_openai_model(server.url, "fake-model", api_key_env="MY_KEY")
@@ -154,7 +154,7 @@ def test_message_truncation_keeps_key_masked(tmp_path, monkeypatch, caplog):
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n", " "])
 def test_key_whitespace_is_stripped(monkeypatch, ending):
-    """A key out of a file often ends in a line break, which no header may hold."""
+    """Keys read from files often end in a line break, which is invalid in headers."""
     monkeypatch.setenv("MY_KEY", KEY + ending)
     with FakeOpenAIServer(lambda messages: f"you sent {KEY}", key=KEY) as server:
         provider = make_openai_model(server.url, "fake-model", api_key_env="MY_KEY")

@@ -1,4 +1,4 @@
-"""The client around a provider that counts: totals, repeats, the cache, failures."""
+"""Chat client: usage totals, repeats, cache and failures."""
 
 import json
 import os
@@ -271,7 +271,7 @@ def test_context_window():
 
 
 class TestStopping:
-    """A signal while a server is down: nothing is waited for, nothing more is sent."""
+    """Tests of a signal during an outage, after which the client neither waits nor sends requests."""
 
     def client(self, should_stop, **policies):
         model = EchoProvider(fail={"a": TransientError("down")})

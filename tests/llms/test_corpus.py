@@ -1,4 +1,4 @@
-"""The labeled corpus of replies is as its README says; nothing here reads a reply."""
+"""Agreement of the labeled corpus of replies with its README."""
 
 import json
 from collections import Counter

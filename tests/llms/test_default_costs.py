@@ -1,4 +1,4 @@
-"""Without a study, language models are expected to cost little by default."""
+"""Expected costs of language models with default options."""
 
 import pytest
 
@@ -29,7 +29,7 @@ SHORT_CASES = [
 
 
 def estimate_cost(tmp_path, *overrides):
-    """Return expected US dollars of a run with GPT-4o at its listed price."""
+    """Return the expected cost of a run with GPT-4o at its list price, in US dollars."""
     run = Experiment.compose(*overrides, "llm=gpt4o", f"output_root={tmp_path}")
     cost = plan_sweep([run])[1][-1][-2]
     assert cost.startswith("$"), cost

@@ -1,4 +1,4 @@
-"""Pictures in messages: what is sent, how much it counts, and what is kept of it."""
+"""Images in messages: API format, token estimates and storage."""
 
 import base64
 import io
@@ -84,7 +84,7 @@ def test_images_follow_text_in_api_format():
 
 
 def test_cache_key_depends_on_pixels():
-    """However a library writes the file; and other pixels are another question."""
+    """The key is independent of the encoding of the file; different pixels give a different key."""
     frame = noise(16, 16)
     buffer = io.BytesIO()
     Image.fromarray(frame).save(buffer, "PNG", compress_level=0)

@@ -1,4 +1,4 @@
-"""Counts and costs that none can have: from a server, a provider, a kept reply or a log; none lowers what was spent."""
+"""Impossible token counts and costs of servers, providers, cached replies and logs, which must not reduce totals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRICED = {"input_price": 1.0, "output_price": 2.0}
 
 
 class Sure(Provider):
-    """Gives the replies it was made with, one after the other."""
+    """Provider that returns given replies in order."""
 
     label = "sure"
     remote = False

@@ -1,4 +1,4 @@
-"""No reply is paid for twice: not after a kill, not under another name, not when a budget was too small."""
+"""Replies are paid for once, also after kills, under other names and after exhausted budgets."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ GAME = (
 
 
 def reply(messages):
-    """Sensible, except that one question in ten is answered badly and one in twenty even after the repair request."""
+    """Return a valid reply, except for one question in ten, and for one in twenty also after the repair request."""
     draw = int(hashlib.sha256(messages[0]["content"].encode()).hexdigest(), 16) % 40
     if draw % 20 == 0 or (draw % 10 == 0 and len(messages) == 1):
         return "Let me think about it."
@@ -75,7 +75,7 @@ def llmrl_train(arguments):
 
 
 def metrics(folder):
-    """All numbers but those of the wall clock and of what was paid, which depends on what the cache held."""
+    """Return all metrics except wall-clock times and costs, which depend on the cache."""
     return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in load_comparable_metrics(folder)]
 
 
@@ -84,7 +84,7 @@ def count_charges(folder):
 
 
 def check_single_charges(folder, server):
-    """Every question's answer was delivered once, and the run's own account is the server's."""
+    """Assert that each reply was delivered once and that the run counts the same requests as the server."""
     assert set(server.delivered.values()) <= {0, 1}
     n_delivered = server.delivered.total()
     assert len(count_charges(folder)) == n_delivered
@@ -107,7 +107,7 @@ def stopped(process):
 
 
 def kill_between_calls(process, server, root, calls):
-    """Freeze the run when it has paid for `calls` replies and is waiting for none.
+    """Kill the run when it has received `calls` replies and waits for none.
 
     A call in flight when its process is killed is the one that may be paid twice: its reply reaches nobody. So that
     the statement about all others is exact, a moment is chosen in which every reply that was sent has been kept.
@@ -125,7 +125,7 @@ def kill_between_calls(process, server, root, calls):
 
 @pytest.fixture(scope="module")
 def reference_folder(tmp_path_factory):
-    """Return the metrics of a run that nothing happened to."""
+    """Return the folder of an undisturbed run."""
     return reference_metrics(tmp_path_factory.mktemp("whole"), STEPS)
 
 
@@ -223,7 +223,7 @@ def test_cached_reply_is_reused(tmp_path):
 
 
 def test_repeated_question_replays_in_order(tmp_path):
-    """Also from the middle on: how often it was asked is part of the checkpoint."""
+    """Also after a resume, because checkpoints contain the number of repeats."""
     (tmp_path / "prompts" / "principal").mkdir(parents=True)
     (tmp_path / "prompts" / "principal" / "escape_room.j2").write_text("What now?")
     numbers = count()
@@ -259,7 +259,7 @@ def test_seeds_share_replies_on_request(tmp_path, shared):
 
 
 def test_partial_run_replays_until_truncation(tmp_path):
-    """A call log cut short by a kill is no reason for silent nonsense."""
+    """Replaying a truncated call log raises an error at its end."""
     with FakeOpenAIServer(lambda messages: scripted_mechanism.reply(messages)) as server:
         run(*overrides(server, tmp_path / "whole", 6))
     log = find_run_folder(tmp_path / "whole") / "llm_calls.jsonl"

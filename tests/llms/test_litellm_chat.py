@@ -1,4 +1,4 @@
-"""litellm against our server. Importing litellm takes seconds, hence `slow` where a request is made."""
+"""litellm with a local server; tests with requests are slow because importing litellm takes seconds."""
 
 import contextlib
 import importlib.util
@@ -94,7 +94,7 @@ def test_invalid_key_error_omits_key(key, caplog, capfd):
 @installed
 @pytest.mark.slow
 def test_reasoning_models_use_supported_parameters(key):
-    """No temperature, and a limit that counts thinking."""
+    """Requests have no temperature, and their token limit includes reasoning."""
     with FakeOpenAIServer(lambda messages: "fine", model="o3") as server:
         model = make_litellm_model(
             "o3",
@@ -169,7 +169,7 @@ CLAUDE = {
 @installed
 @pytest.mark.slow
 def test_claude_cache_usage(key):
-    """Its own protocol, from the real litellm, on the wire."""
+    """Requests use Anthropic's protocol."""
     turns = [("system", "rules"), ("user", "one"), ("assistant", "two"), ("user", "three")]
     request = ChatRequest(tuple({"role": role, "content": content} for role, content in turns))
     prices = {"input_price": 1.0, "cached_input_price": 0.1, "cache_write_price": 1.25, "output_price": 5.0}
@@ -207,7 +207,7 @@ def test_long_question_cache_mark_precedes_end():
 
 @contextlib.contextmanager
 def answering(answer):
-    """Yield a server that says the same to every request; its address, and what it was sent."""
+    """Yield the address of a server that returns the same response to all requests, and the list of requests."""
     requests = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -245,7 +245,7 @@ HOSTED_MODELS = [
 @installed
 @pytest.mark.parametrize("option", HOSTED_MODELS)
 def test_prices_match_litellm(option):
-    """Read from its file, as importing litellm takes seconds. A new litellm may list new ones: then look them up."""
+    """Prices are read from litellm's file to avoid its import. If a new version differs, update ours."""
     package = Path(importlib.util.find_spec("litellm").origin).parent
     prices_ = json.loads((package / "model_prices_and_context_window_backup.json").read_text())
     fields = {key: value for key, value in load_options("llm")[option].items() if key not in CALL_POLICY_KEYS}
@@ -304,7 +304,7 @@ def test_schema_format_per_provider(option, monkeypatch):
 @installed
 @pytest.mark.slow
 def test_only_provider_is_contacted(key):
-    """By default litellm fetches tables from the internet when it is imported or first used."""
+    """By default litellm downloads tables on import or on first use."""
     program = """
 import socket, sys
 hosts, real = set(), socket.getaddrinfo

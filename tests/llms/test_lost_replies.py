@@ -1,4 +1,4 @@
-"""The budget counts what may have been charged: replies that came, and those that were lost on the way."""
+"""Budget of requests that may have been charged: received and lost replies."""
 
 import json
 import os
@@ -32,7 +32,7 @@ REJECTIONS = ("429", "429-after", "529", "400-echo", "401")
 
 
 def chat_until_exhausted(client, n=200):
-    """Ask until the budget ends it."""
+    """Send requests until the budget is exhausted."""
     with pytest.raises(BudgetExhausted) as error:
         for i in range(n):
             client.chat([make_request(f"{i}")])
@@ -222,7 +222,7 @@ def test_truncated_reply_line_is_ignored(tmp_path):
 
 
 def test_hanging_thread_keeps_reservation(tmp_path):
-    """Whoever gives up waiting for it says so; what it brings later changes nothing."""
+    """The waiting thread records the loss; a late reply changes nothing."""
     started, go_on = threading.Event(), threading.Event()
 
     class Stuck(EchoProvider):
@@ -280,7 +280,7 @@ def test_cached_replies_have_no_reservation(tmp_path):
 
 @given(st.lists(st.sampled_from(["settle", "release", "abandon", "late", "fly"]), max_size=40), st.integers(0, 12))
 def test_budget_bounds_possible_charges(ends, calls):
-    """Whatever becomes of attempts, those that may have been answered never outnumber the limit."""
+    """For every sequence of outcomes, the number of possibly charged attempts is within the limit."""
     budget, provider, n_charged, flying = Budget(calls=calls), EchoProvider(max_tokens=5), Counter(), 0
     for end in ends:
         try:

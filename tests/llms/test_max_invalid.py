@@ -1,4 +1,4 @@
-"""A model that is not understood ends the run, and what is shown of it at the end of one that goes on."""
+"""Limit on the share of invalid replies, and the summary of invalid replies at the end of a run."""
 
 import json
 import re
@@ -84,7 +84,7 @@ class TestTheLimit:
         assert client.metrics()["llm/invalid_share"] == 2 / 3
 
     def test_repairs_count_toward_share(self):
-        """Whoever needs a second turn every time is understood in half of its replies."""
+        """If each question needs a repair turn, half of the replies are invalid."""
         asking, client = asker(MaxInvalid(0.5, 2), repair_turns=1)
         assert asking.ask([Prompt("x")] * 6) == [1] * 6
         assert client.metrics()["llm/invalid_share"] == 0.5
@@ -132,7 +132,7 @@ class TestTheLimit:
 
 
 class TestRuns:
-    """Every family that asks a model, with one of which nothing can be read."""
+    """Tests of all families of experiments with a model whose replies are invalid."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ class TestTheClosingTable:
 
 
 def test_verdicts_are_distinguishable(tmp_path):
-    """Totals and readers agree on repeated questions, on batches, and on calls that have no verdict."""
+    """Totals and readers agree for repeated questions, batches and calls without a parsed reply."""
     path = tmp_path / FILE_NAME
     asking, client = asker(path=path)
     for texts in (["x", "3"], ["x", "x", "4"]):

@@ -1,4 +1,4 @@
-"""One odd reply ends no run, not the first time and not out of the cache."""
+"""Unusual replies of servers and of the cache do not end runs."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The price of a call: fresh tokens, tokens read from and written to the provider's cache, and what is unknown."""
+"""Cost of a call with uncached tokens, cache reads, cache writes and unknown counts or prices."""
 
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,7 @@ cost = Provider.cost
 
 @dataclass(frozen=True)
 class Card:
-    """US dollars per million tokens."""
+    """Prices in US dollars per million tokens."""
 
     input_price: float | None = 4.0
     cached_input_price: float | None = None

@@ -116,7 +116,7 @@ def test_values_are_not_rendered_as_templates(folders):
 
 
 def test_command_line_text(tmp_path):
-    """They reach the model and the call log, and other words are another run."""
+    """Texts of the command line reach the model and the call log and are part of the hash of the run."""
     folder = tmp_path / "words"
     (folder / PROMPT_FAMILY).mkdir(parents=True)
     words = folder / PROMPT_FAMILY / "escape_room.j2"

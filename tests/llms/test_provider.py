@@ -13,7 +13,7 @@ GOLDEN = sorted((Path(__file__).parents[1] / "principals" / "golden").glob("*.tx
 
 
 def tokenizers():
-    """Those that litellm brings along; others would have to be downloaded."""
+    """Return the tokenizers shipped with litellm; others require a download."""
     spec = importlib.util.find_spec("litellm")
     folder = Path(spec.origin).parent / "litellm_core_utils" / "tokenizers" if spec else Path()
     if not (folder / "anthropic_tokenizer.json").is_file():

@@ -1,4 +1,4 @@
-"""Replies that quote earlier proposals, take an answer back, or answer in words that are clear to a person."""
+"""Parsing of replies that quote earlier proposals, retract an answer or answer in words."""
 
 import numpy as np
 import pytest

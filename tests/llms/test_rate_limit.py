@@ -7,7 +7,7 @@ from models import make_openai_model
 
 
 class Clock:
-    """Time that passes only while somebody waits."""
+    """Simulated clock that advances only during waits."""
 
     def __init__(self):
         self.now = 1000.0

@@ -77,7 +77,7 @@ MIN_COUNTS = {
 
 
 def question(family, spec):
-    """Return the question as the family's part of the platform asks it."""
+    """Return the question of a family, built by the component that asks it."""
     if family == "player" and "actions" in spec:
         names, descriptions = ([action[key] for action in spec["actions"]] for key in ("name", "description"))
         return ChoiceParser(names, descriptions, spec["action_format"] == "number")
@@ -126,7 +126,7 @@ def parse_row(line):
 
 
 def label_answer(family, spec, label):
-    """Return a label as a reader tells an answer; None: no answer."""
+    """Return a label in the format of parsed answers; None for no answer."""
     if label is None or family in ("search", "amount"):
         return label
     if family == "ballot":
@@ -157,7 +157,7 @@ def outcome(family, spec, line):
 
 
 def read_message(question_spec, reply):
-    """Return the message as the players' code returns it."""
+    """Return the parsed message of a player's reply."""
     text, truncated = parse_message(reply, {}, "").text, reply["finish_reason"] == "length"
     spec = EnvSpec("fishery", 1, len(question_spec["players"]), {}, 2, ("a", "b"), None)
     message = Talk(spec, 5, question_spec["to"], question_spec["max_characters"]).parse_reply(
@@ -167,7 +167,7 @@ def read_message(question_spec, reply):
 
 
 def answers_match(a, b):
-    """Equal; numbers up to rounding, as sums are computed."""
+    """Return whether answers are equal, with numbers compared up to rounding."""
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(answers_match(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, float) and isinstance(b, int | float):
@@ -182,7 +182,7 @@ def doubtful(line):
 def count_outcomes(corpus, family, part):
     """Return counts of (style, outcome), and the ids of wrong readings.
 
-    Cases on which careful people differ are excluded.
+    Ambiguous cases are excluded.
     """
     questions = json.loads((QUESTIONS[corpus] / f"questions_{family}.json").read_text())
     path = CORPORA[corpus] / f"{family}{'' if part == 'open' else '_held_out'}.jsonl"

@@ -1,4 +1,4 @@
-"""Answers in sentences: decisions that are read, and talk of actions and numbers that is no decision."""
+"""Parsing of answers in sentences, and of sentences about actions and numbers that contain no decision."""
 
 from __future__ import annotations
 

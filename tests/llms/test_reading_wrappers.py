@@ -1,4 +1,4 @@
-"""The parsed answer does not depend on the text around it, and thoughts and quotations are not parsed."""
+"""Parsing of answers within other text: surrounding text has no effect, thoughts and quotations are ignored."""
 
 import json
 
@@ -31,7 +31,7 @@ steps = st.lists(
 
 
 def with_fields(question, fields, answer):
-    """Return a question, the object of a reply to it, and what it means."""
+    """Return a question, the JSON object of a reply and the parsed answer."""
     return question, fields, answer
 
 

@@ -36,7 +36,7 @@ def replay(path, seed=0):
 
 @pytest.mark.slow
 def test_replay_reproduces_experiment(tmp_path):
-    """Seeds, repairs and fallbacks included; only what was paid differs."""
+    """Includes seeds, repairs and fallbacks; only costs differ."""
     malformed = ("llm.malformed=0.6", "llm.max_invalid=null")
     for seed in (0, 1):
         run(*RUN, *malformed, f"seed={seed}", f"output_root={tmp_path}/first")

@@ -7,7 +7,7 @@ from llmrl.llms.retry import Retry, TransientError, parse_retry_after
 
 
 def failing(error, times=10**9):
-    """Return a call that raises `error` so many times and then returns "fine" and the attempt's number."""
+    """Return a function that raises `error` a number of times and then returns "fine" and the attempt number."""
     remaining = [times]
 
     def call(number):

@@ -1,4 +1,4 @@
-"""Sampling settings in requests, and the treatment of thoughts."""
+"""Sampling settings in requests, and storage and cost of thoughts."""
 
 import json
 

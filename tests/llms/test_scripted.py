@@ -69,7 +69,7 @@ def test_truncated_reply_has_finish_reason():
 
 
 def test_sampling_experiments_accept_rules():
-    """A temperature changes nothing, the longest reply is kept to."""
+    """The temperature has no effect, and the limit on tokens is respected."""
     plain, cold = (
         make_scripted_client(**options).chat([player_request()])[0] for options in ({}, {"temperature": 0.0})
     )
@@ -137,7 +137,7 @@ def test_principal_learns_despite_faults():
 
 @pytest.mark.slow
 def test_outputs_mark_rule_model(tmp_path, capsys):
-    """In the run's status, summary and call log, and on the screen."""
+    """The label occurs in the status, the summary, the call log and the output."""
     run(
         "env=escape_room",
         "env.n_envs=2",

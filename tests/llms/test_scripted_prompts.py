@@ -1,4 +1,4 @@
-"""Every shipped prompt is answered by a rule; a prompt that is reworded is noticed and never answered by chance."""
+"""Rules of the scripted model for all shipped prompts, and detection of changed prompts."""
 
 import importlib
 import itertools
@@ -49,7 +49,7 @@ PLAYABLE |= {"cliff_walking": "CliffWalking-v1"}
 
 
 class Recorder(ScriptedChat):
-    """The scripted model; keeps what it is asked, and what it says."""
+    """Scripted model that records requests and replies."""
 
     def __init__(self):
         super().__init__(build_model("scripted").settings, Seeds(0))
@@ -63,21 +63,21 @@ class Recorder(ScriptedChat):
 
 
 def govern(society, model, prompt=None):
-    """Three generations of three proposals, in each context."""
+    """Run a principal for three steps of three proposals in each context."""
     principal = build_llm_principal(society, model, prompt=prompt)
     for _, context in itertools.product(range(3), range(len(society.contexts)) if society.contexts else [None]):
         principal.tell([make_outcome(society, vector, context) for vector in principal.ask(context, 3)])
 
 
 def search(prompt, model, **settings):
-    """Three iterations of three proposals."""
+    """Run a policy search for three iterations of three proposals."""
     principal = make_searcher(llm=model, prompt=prompt, step_size=0.5, optimum=10.0, **settings)
     for _ in range(3):
         principal.tell([make_policy_outcome(vector, float(vector.sum())) for vector in principal.ask(None, 3)])
 
 
 def play(text, model):
-    """Two short episodes, with a lesson from the first."""
+    """Play two short episodes with a lesson from the first one."""
     env = gymnasium.make(PLAYABLE[text], max_episode_steps=4)
     player = make_player(env, text, model, lessons=1)
     for seed in range(2):
@@ -91,7 +91,7 @@ def play(text, model):
 
 
 def plan_in_particles(scenario, model, prompt=None):
-    """Ask for the plans of all agents in some states."""
+    """Request plans of all agents in random states."""
     sentences = sorted(set(itertools.chain(*observe_sentences(scenario, sample_world(scenario, 5, 20)))))
     build_llm_planner(make_domain(scenario), model, samples=1, prompt=prompt).plans(sentences)
 
@@ -125,7 +125,7 @@ KINDS = {
 
 @pytest.fixture
 def random_draws(monkeypatch):
-    """Texts of questions that were answered by a draw."""
+    """Return the list of questions that were answered randomly."""
     texts, real = [], scripted_chat.draw_reply
     monkeypatch.setattr(scripted_chat, "draw_reply", lambda schema, text: texts.append(text) or real(schema, text))
     return texts
@@ -145,7 +145,7 @@ def test_rules_answer_builtin_prompts(name, random_draws, caplog):
 
 
 def test_builtin_prompts_have_examples():
-    """Whoever adds a prompt beside the rules adds it above; `check` is tried by tests/cli/test_llm_cli.py."""
+    """New prompts must be added above; `check` is tested in tests/cli/test_llm_cli.py."""
     families = {"prompts": "", "search_prompts": "search"}
     builtin = set()
     for module in {importlib.import_module(name) for name in RULES.values()}:
@@ -170,7 +170,7 @@ def test_rules_live_next_to_prompt_parsers():
 
 
 def question(name):
-    """Return the last question of a prompt, asked as an experiment asks it."""
+    """Return the last question of a prompt in an experiment."""
     play_or_ask, purpose = KINDS[name if name in KINDS else "player/system of blackjack"]
     model = Recorder()
     play_or_ask(purpose, ChatClient(model))
@@ -211,7 +211,7 @@ REPHRASINGS = {
     mark_long_except_every(3, [(name, phrase) for name, all_ in REPHRASINGS.items() for phrase in all_]),
 )
 def test_rephrasing_is_detected(name, phrase, random_draws, caplog):
-    """The rule names the part; the reply is a draw, which its texts and the log call so."""
+    """The rule names the changed part; the reply is random and labeled as such in its texts and in the log."""
     request = question(name)
     messages = tuple(
         {**message, "content": re.sub(phrase, "(put otherwise)", message["content"], flags=re.MULTILINE)}
@@ -230,7 +230,7 @@ def test_rephrasing_is_detected(name, phrase, random_draws, caplog):
 
 
 def test_schemaless_rephrasing_raises():
-    """As a search that asks for lines is."""
+    """Such as a search that requests lines."""
     text = make_searcher(reply="lines").build_prompt(None).text.replace("Tried so far", "Before")
     with pytest.raises(LLMError, match="search/described"):
         make_scripted_client().chat([make_request(text, purpose="search", prompt="search/described")])
@@ -249,7 +249,7 @@ def test_game_with_missing_rule_warns_only_at_start(caplog):
 
 
 def test_integers_respect_bounds():
-    """A player's numbers are read with their ranges, whole ones too."""
+    """Ranges of a player's numbers are parsed, including those of integers."""
     system = "# What you can do\n\nAn action consists of these numbers:\n- gear: (a whole number from 3 to 7)\n# How\n"
     values = set()
     for i in range(30):
@@ -259,7 +259,7 @@ def test_integers_respect_bounds():
 
 
 def test_hints_change_search():
-    """The rule reads the optional parts of a prompt where they are present."""
+    """The rule uses the optional parts of a prompt."""
 
     def first_move(step_size):
         question = make_informed_searcher(step_size).build_prompt(None).text

@@ -1,4 +1,4 @@
-"""One cache folder and many processes: nothing is damaged, and nothing that is kept is paid for again."""
+"""Cache folder shared by many processes: no damaged files and no repeated payments."""
 
 import json
 import random
@@ -93,7 +93,7 @@ def test_eight_processes_share_folder(tmp_path, context):
 
 
 def test_waiting_request_rechecks_cache(tmp_path):
-    """Answers that arrive while a long batch is under way, from anywhere, are not paid for by it."""
+    """A long batch does not pay for replies that other processes store meanwhile."""
     replies = []
 
     def reply(messages):

@@ -1,4 +1,4 @@
-"""Long messages and schemas of the call log are stored once, and every reader has them whole."""
+"""Deduplication of long messages and schemas in the call log, which readers restore."""
 
 import json
 

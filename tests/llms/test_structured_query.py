@@ -17,7 +17,7 @@ def number(reply):
 
 
 class Answers(EchoProvider):
-    """Replies from a list, in turn."""
+    """Model that returns the replies of a list in order."""
 
     def __init__(self, *texts, finish="", **facts):
         super().__init__(remote=False, **facts)
@@ -124,7 +124,7 @@ class TestFit:
 
 
 def test_questions_do_not_mix():
-    """Fallbacks of one question leave the others' repeats alone."""
+    """Fallbacks of a question do not change the repeats of other questions."""
     model = Answers("1", "2")
     client = ChatClient(model)
     client.chat([make_request("a")])
@@ -133,7 +133,7 @@ def test_questions_do_not_mix():
 
 
 class TestConversations:
-    """A question may be a whole conversation, with a form of its own."""
+    """Tests of questions that are conversations with separate schemas."""
 
     def question(self, schema=None):
         turns = [("system", "rules"), ("user", "a"), ("assistant", "1"), ("user", "b")]

@@ -1,4 +1,4 @@
-"""Reading a reply is total, linear in its length, and leaves nothing that cannot be written down."""
+"""Parsing is defined for all texts, takes linear time and returns serializable values."""
 
 import dataclasses
 import json
@@ -77,7 +77,7 @@ NAMES += ("x", "y", "a", "parameter 1", "\ud800", "")
 
 
 def texts_in(value):
-    """All texts in what a reader returned."""
+    """Return all strings in a parsed value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, BaseModel):
@@ -101,7 +101,7 @@ class RecordingTransport(logging.Handler):
 
 
 def check(text):
-    """Every reader reads `text` or finds it invalid, without the help of what catches all errors."""
+    """Assert that each parser parses `text` or reports it as invalid, without a general exception handler."""
     handler = RecordingTransport()
     logging.getLogger("llmrl.llms.structured").addHandler(handler)
     try:
@@ -215,7 +215,7 @@ STEPS = 100
 
 
 def count_steps(text, parse, files):
-    """Lines of Python that reading a text takes."""
+    """Return the number of lines of Python executed to parse a text."""
     count = 0
 
     def local(frame, event, argument):
@@ -242,7 +242,7 @@ def count_steps(text, parse, files):
 def test_the_work_is_linear(pattern, monkeypatch):
     """The number of executed lines is at most linear in the number of characters.
 
-    The library that repairs JSON, which takes longer than linear time, receives a bounded part of the text.
+    The library that repairs JSON takes more than linear time and therefore receives text of limited length.
     """
     pieces = []
     repair = json_and_markup.json_repair.loads

@@ -1,4 +1,4 @@
-"""Whole runs whose principal talks to a server."""
+"""Complete runs with a principal that uses a server."""
 
 import json
 import os
@@ -29,7 +29,7 @@ RUN += ("design.references=0",)
 
 
 def legislator():
-    """Sensible replies, of which every fourth cannot be read."""
+    """Return a function with valid replies, of which every fourth is invalid."""
     calls = []
 
     def reply(messages):
@@ -77,7 +77,7 @@ def test_missing_key_stops_run_early(tmp_path, monkeypatch):
 @pytest.mark.long
 @pytest.mark.slow
 def test_signal_ends_wait_for_unreachable_server(tmp_path):
-    """As schedulers send it, with less patience than an outage takes: everything is saved, the same command goes on."""
+    """The signal of a scheduler during an outage: the run saves its state, and the same command resumes it."""
     with FakeOpenAIServer(legislator()) as server:
         overrides = (*RUN, "llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model")
         command = [sys.executable, "-m", "llmrl.cli.train", *overrides, "llm.retry.initial_delay=30"]

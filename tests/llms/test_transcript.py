@@ -1,4 +1,4 @@
-"""Exchanges next to lines of metrics: their selection, their number, and text that is no markup."""
+"""Exchanges logged with metrics: selection, number and escaping of markup."""
 
 import json
 from collections import Counter

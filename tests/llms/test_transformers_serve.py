@@ -1,4 +1,4 @@
-"""End to end with a server nobody here wrote: `transformers serve` and a tiny model."""
+"""End-to-end tests with `transformers serve` and a small model."""
 
 import json
 
@@ -38,7 +38,7 @@ def in_process(server, **options):
 
 
 def test_replies_match_local_model(server):
-    """Two roads to the same weights. A schema is ignored by this server, which must not break the call."""
+    """The server ignores schemas, which must not cause an error."""
     provider = client(server, temperature=0.0)
     provider.check()
     for request in (ask("What tax rate?"), ask("0.1 or 0.2?", schema={"type": "object"})):
@@ -65,7 +65,7 @@ def test_wrong_model_name_raises(server):
 
 
 def test_run_with_babbling_model_finishes(server, tmp_path):
-    """Random weights never write numbers in the format asked for: every proposal falls back, and is counted."""
+    """A model with random weights never replies in the right format, so each proposal is a fallback."""
     run(
         "env=escape_room",
         "principal=llm",

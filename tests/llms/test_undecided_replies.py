@@ -1,4 +1,4 @@
-"""Replies that take an answer back, replace a part of it, or mention it otherwise, and near misses that are answers."""
+"""Parsing of replies that retract, change or merely mention an answer, and of similar replies with valid answers."""
 
 import numpy as np
 import pytest

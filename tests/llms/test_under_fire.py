@@ -1,4 +1,4 @@
-"""The client against a server of which three in ten requests go wrong, in every way a server can go wrong."""
+"""Client with a server at which three in ten requests have a fault."""
 
 import importlib.util
 import json
@@ -65,7 +65,7 @@ def answer(messages):
 
 @contextmanager
 def no_resources_open():
-    """Every thread and every open file of the block is gone after it."""
+    """Return a context that asserts that all threads and open files of the block are closed at its end."""
     threads, files = set(threading.enumerate()), len(list(OPEN_FILES.iterdir()))
     yield
     assert set(threading.enumerate()) <= threads
@@ -123,7 +123,7 @@ def test_requests_end_in_reply_or_fallback(tmp_path, callers):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="litellm is an optional package")
 def test_litellm_propagates_faults(monkeypatch):
-    """Each fault that may pass is met with one more request, after the wait that the server asked for."""
+    """Each transient fault leads to one retry after the wait that the server requests."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     with FakeOpenAIServer(answer, retry_after="0.3") as server:
         provider = make_litellm_model("gpt-4o", "OPENAI_API_KEY", api_base=server.url, timeout=1.0)
@@ -143,7 +143,7 @@ def test_litellm_propagates_faults(monkeypatch):
 
 @pytest.mark.parametrize("limit", [{"calls": 100}, {"usd": 0.3}])
 def test_budget_bounds_all_threads(tmp_path, limit):
-    """Requests that are refused give back what was set aside for them; those whose reply was lost do not."""
+    """Rejected requests release their reservations; lost replies do not."""
     kinds = ("429", "500", "503", "529", "reset", "reset-midway", "truncated", "malformed", "no_choices", "400-echo")
     with FakeOpenAIServer(answer, fault_rate=0.3, fault_kinds=kinds) as server:
         provider = make_openai_model(server.url, "fake-model", max_tokens=5000, input_price=1.0, output_price=2.0)
@@ -204,7 +204,7 @@ def resident():
 
 
 def soak(url, folder, results):
-    """Ask 2,500 questions; report the memory after 500 and after all, the failures, and the threads left."""
+    """Send 2,500 requests and report the memory after 500 and after all, the failures and the remaining threads."""
     logging.disable(logging.WARNING)  # a line for every fault
     chat = client(url, folder, retries=20, timeout=0.3)
     failed, sizes = 0, []
@@ -218,7 +218,7 @@ def soak(url, folder, results):
 @pytest.mark.long
 @pytest.mark.slow
 def test_memory_stays_flat(tmp_path):
-    """In a process of its own, so that neither the server nor earlier tests are in the sum."""
+    """Uses a separate process, so that the memory excludes the server and earlier tests."""
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     with FakeOpenAIServer(answer, retry_after="0.01", fault_rate=0.3, fault_kinds=TRANSIENT_FAULTS) as server:

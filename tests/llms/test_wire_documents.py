@@ -1,4 +1,4 @@
-"""HTTP requests of hosted options against the API documents that OpenAI, Anthropic and Google publish."""
+"""Validation of HTTP requests against the API schemas of OpenAI, Anthropic and Google."""
 
 import importlib.util
 
@@ -41,7 +41,7 @@ def test_requests_match_provider_schema(option, monkeypatch):
 
 
 def test_schema_detects_errors():
-    """As the server would answer; so no fault above means something."""
+    """Shows that the other tests can fail."""
     message = {"role": "user", "content": "hello"}
     for provider, extra, unknown in (
         ("openai", {}, {"sampling_seed": 1}),

@@ -1,4 +1,4 @@
-"""Requests to hosted models against the types of the providers' SDKs, which their API documents generate.
+"""Validation of requests against the types of the providers' SDKs, which are generated from API schemas.
 
 No provider has answered: this shows that fields, their places and their values are known there, not that a model takes
 all of them.
@@ -66,11 +66,11 @@ def request_body(option, question, monkeypatch):
 
 
 def fault(kind, value, place="body"):
-    """Return the first error of `value` as a type of an SDK, or None.
+    """Validate `value` against a type of an SDK and return the first error, or None.
 
-    A field that the type does not have is an error, too.
+    Unknown fields are errors.
 
-    By hand: pydantic reads lists in these types as iterators, and panics at unions of them.
+    Implemented here because pydantic parses lists in these types as iterators and fails at unions of them.
     """
     if typing_extensions.is_typeddict(kind):
         fields = typing_extensions.get_type_hints(kind, include_extras=True)
@@ -129,7 +129,7 @@ def test_fields_exist_in_provider_types(option, question, monkeypatch):
 
 
 def _texts(value):
-    """All texts in a request."""
+    """Return all strings in a request."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -174,7 +174,7 @@ def test_schemas_respect_strict_output(option, question, monkeypatch):
 
 
 def _schemas(value):
-    """Schemas in a request, whatever the provider calls them."""
+    """Return the schemas in a request of any provider."""
     if isinstance(value, dict):
         if "properties" in value:
             yield value

@@ -1,4 +1,4 @@
-"""Failing writes raise one clear error, leave no partial file, and keep existing files."""
+"""Failed writes raise a clear error, leave no partial file and preserve existing files."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_disk_full_errors_have_single_message(tmp_path: Path, number: int) -> No
 def test_inode_exhaustion_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inodes: int, free: int, exhausted: bool
 ) -> None:
-    """With 52 MB free; file systems without a limit of inodes report 0 of 0."""
+    """The disk has 52 MB free; file systems without a limit on inodes report 0 of 0."""
     statistics = os.statvfs_result((4096, 4096, 99999, 12695, 12695, inodes, free, free, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: statistics)
     message = describe_write_error(tmp_path / "a", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))

@@ -1,4 +1,4 @@
-"""A run folder of somebody else does not lead to files outside it, and is finished only if it was computed."""
+"""Untrusted run folders: links are not followed, and unverified results do not count as finished."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def open_run(root: Path, **options: bool) -> Run:
 
 
 def interrupted(root: Path) -> Path:
-    """Return a run that has stopped after its first checkpoint."""
+    """Return the folder of a run that stopped after its first checkpoint."""
     with contextlib.suppress(KeyboardInterrupt), open_run(root) as run:
         run.metrics.log("update", "updates", {"loss": 1.0}, updates=1)
         run.checkpoint(1, {"i": 1})
@@ -49,7 +49,7 @@ def contents(folder: Path) -> dict[str, str | None]:
 
 @pytest.fixture
 def precious(tmp_path: Path) -> Path:
-    """Return a folder outside the run folder, with files that a run would remove, move or write to."""
+    """Return a folder outside the run folder with files that a run would remove, move or overwrite."""
     folder = tmp_path / "precious"
     for name in ("file", "checkpoint_000000009.pt", ".checkpoint_1.tmp", "7.npz", "3/frames/000000.png", "wandb/file"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ READERS: dict[str, tuple[bytes, Callable[[Path], object]]] = {
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_writers_reject_links(tmp_path: Path, precious: Path, name: str) -> None:
-    """A link that appears after the run folder was searched is not followed either."""
+    """Links created after the check of the run folder are not followed."""
     (tmp_path / name).symlink_to(precious / "file")
     with pytest.raises(RunFolderError):
         WRITERS[name](tmp_path)

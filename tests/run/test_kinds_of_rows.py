@@ -1,4 +1,4 @@
-"""Kinds of rows of complete runs and the counters at which they are placed."""
+"""Kinds of rows in metrics of complete runs, and their counters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def columns(table: MetricTable, *names: str) -> list[list[float]]:
 
 @pytest.fixture(scope="module")
 def complete_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return the folder of a small run of each loop."""
+    """Return the folders of small runs by loop."""
     root = tmp_path_factory.mktemp("runs")
     commands = {"learn": (*ROOM, *LEARN), "design": (*ROOM, *DESIGN, "design.validate_episodes=4"), "search": SEARCH}
     commands["play"] = (*ROOM, *PLAY)

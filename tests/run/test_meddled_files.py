@@ -1,4 +1,4 @@
-"""Files that somebody takes from under a running run are missed, and the status outlives a power cut."""
+"""Detection of files removed or changed during a run, and durability of the status after a power failure."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_missing_run_folder_is_reported(tmp_path: Path) -> None:
 
 
 def test_status_is_synced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The content before it takes its name, the name before anybody is told that the run has finished."""
+    """The content is synced before the rename, and the rename before the run is reported as finished."""
     sync_calls: list[tuple[str, bool]] = []
     fsync = os.fsync
 

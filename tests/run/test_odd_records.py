@@ -1,4 +1,4 @@
-"""Records of a run folder that are not what they should be: said clearly, left alone, and gone past by a rerun."""
+"""Invalid records in run folders: clear errors, no changes, and reruns that ignore them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No secret reaches what a run writes or prints, and its files are its owner alone to read. Real files, processes."""
+"""Secrets do not occur in files or output of runs, and only the owner can read the files of a run."""
 
 import contextlib
 import json
@@ -47,19 +47,19 @@ GAME = (
 
 @pytest.fixture
 def secret(monkeypatch):
-    """Return a secret in the environment, under the name that keys have."""
+    """Set an environment variable for an API key and return its value."""
     monkeypatch.setenv("SOME_API_KEY", SECRET)
     return SECRET
 
 
 def leaks(folder):
-    """Return the files below a folder, and their names, that hold the secret."""
+    """Return the files in a folder whose content or name contains the secret."""
     paths = [path for path in folder.rglob("*") if SECRET in path.name]
     return paths + [path for path in folder.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
 
 
 def main(module, *arguments, cwd, **environment):
-    """One of our commands, as installed."""
+    """Run the main function of a command."""
     return commands.run(
         [sys.executable, "-c", f"from {module} import main; main()", *arguments],
         cwd=cwd,
@@ -150,7 +150,7 @@ def test_command_line_secret_is_masked(tmp_path, override):
 
 @pytest.mark.parametrize("module", ["llmrl.cli.finetune", "llmrl.cli.train"])
 def test_secret_in_file_raises(tmp_path, module):
-    """Before it is read: the message is about the place."""
+    """The file is not read, and the message names its path."""
     (tmp_path / "conf" / "llm").mkdir(parents=True)
     option = {"_target_": "llmrl.llms.scripted.ScriptedChat", "nested": [{"key": "${oc.env:SOME_API_KEY}"}]}
     (tmp_path / "conf" / "llm" / "mine.yaml").write_text(yaml.safe_dump(option))
@@ -189,7 +189,7 @@ def test_models_reject_secrets(make):
 
 @contextlib.contextmanager
 def recording_server():
-    """Yield a chat server that notes the paths and headers of its requests."""
+    """Yield a chat server that records the paths and headers of its requests."""
     requests = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -230,7 +230,7 @@ def test_key_header(tmp_path, secret, caplog):
 
 
 def modes(folder):
-    """Return the permissions of a folder and all that is in it: of folders, and of files."""
+    """Return the permissions of the folders and of the files in a folder."""
     paths = [folder, *folder.rglob("*")]
     return tuple(
         {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_dir() == kind} for kind in (True, False)
@@ -248,7 +248,7 @@ def umask(mask):
 
 @pytest.mark.parametrize("private", [True, False])
 def test_run_file_permissions(tmp_path, private):
-    """The run folder, all above it up to the output root, and the cache of replies."""
+    """Checks the run folder, its parents up to the output root, and the cache of replies."""
     root = tmp_path / "deep" / "outputs"
     with FakeOpenAIServer() as server, umask(0o022):
         url = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model")
@@ -286,7 +286,7 @@ def test_blocks_restore_state(private):
 
 @pytest.mark.slow
 def test_process_sweep(tmp_path):
-    """The launcher's folder, the logs of its runs, and what their processes write."""
+    """Checks the folder of the launcher, the logs of its runs and the files of their processes."""
     arguments = ["--multirun", *GAME, "llm=scripted", "seed=0,1", "hardware.rows=1", "output_root=outputs"]
     with umask(0o022):
         done = main("llmrl.cli.train", *arguments, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Runs that several processes compute together: what they tell each other, one folder, stopping, failing, going on."""
+"""Runs with several processes: collective operations, shared run folder, signals, failures and resuming."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GAME = ("env=signal_game", "agent=together", "env.n_envs=5", "learn.env_steps=64
 
 @dataclass
 class ProcessResult:
-    """Results of two processes."""
+    """Results of a run with two processes."""
 
     codes: list[int]
     texts: list[str]
@@ -44,7 +44,7 @@ class ProcessResult:
 
 
 def two_processes(root: Path, scenario: str) -> ProcessResult:
-    """`joint_worker`, started as torchrun would start it."""
+    """Run `joint_worker` in two processes with the environment of torchrun."""
     (root / "temporary").mkdir(parents=True)
     command = [sys.executable, str(TESTS / "support" / "joint_worker.py"), str(root), scenario]
     children = commands.start_ranks(command, TMPDIR=f"{root}/temporary")
@@ -123,9 +123,9 @@ def test_failing_rank_ends_run_with_reason(tmp_path):
 
 
 def test_signal_is_forwarded_to_main_rank(tmp_path):
-    """The main rank gives up the work since its last checkpoint.
+    """The main rank discards the work since its last checkpoint.
 
-    Without the signal it would save at its next safe point.
+    Without the signal it would save at the next safe point.
     """
     outcome = two_processes(tmp_path, "far")
     assert 0 not in outcome.codes
@@ -162,7 +162,7 @@ def test_torchrun_matches_single_process(tmp_path):
 
 @pytest.fixture
 def two_ranks(monkeypatch):
-    """Return the environment of one of two processes."""
+    """Set the environment of one of two processes."""
     values = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in values.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""Killed with SIGKILL at random moments and resumed, a run ends with the numbers of one that was not, bit for bit."""
+"""Runs that are killed at random times and resumed have bitwise the results of undisturbed runs."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def equal(a, b) -> bool:
 
 
 def unpaid_metrics(folder) -> list[dict]:
-    """Without what was spent: an answer that a kill took before it was recorded was paid for all the same."""
+    """Return the metrics without costs, which include replies lost by a kill before they were recorded."""
     return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in load_comparable_metrics(folder)]
 
 
@@ -109,7 +109,7 @@ def test_learn_run_survives_kills(tmp_path):
 
 @pytest.mark.long
 def test_native_run_survives_kills(tmp_path):
-    """Rollouts end in the middle of episodes, whose states, income of the last steps included, are in checkpoints."""
+    """Rollouts end within episodes, whose states are in checkpoints, including the income of the last steps."""
     overrides = (
         *("env=harvest", "agent=ppo", "env.observe=[grid,vector]", "env.n_envs=3", "env.horizon=50"),
         *("env.map=own", "learn.rollout_steps=20", "learn.env_steps=2400", "learn.evaluation_interval=15"),
@@ -149,7 +149,7 @@ def test_student_run_survives_kills(tmp_path, parts):
 
 
 def impatient_run(*overrides: str) -> None:
-    """`run_silently` with hardly any patience once it is told to stop."""
+    """Run an experiment without output and with short timeouts after a signal."""
     import llmrl.run.run
 
     llmrl.run.run.GRACE_S = 0.1
@@ -159,7 +159,7 @@ def impatient_run(*overrides: str) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 def test_distant_safe_point_is_abandoned(tmp_path):
-    """Validation takes seconds; told to stop in the middle, the run is gone at once, and loses nothing but that way."""
+    """A run that is stopped during a validation of several seconds exits at once and loses only the validation."""
     overrides = (
         *(
             "env=escape_room",

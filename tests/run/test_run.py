@@ -1,4 +1,4 @@
-"""A whole run: finished, failed, stopped, killed, resumed, done again."""
+"""Life cycle of a run: finished, failed, stopped, killed, resumed and repeated."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONFIG = {"env": {"_target_": "toy"}, "seed": 0}
 
 
 class Toy:
-    """A loop with weights, an optimizer, and a stream of random numbers, all of which must survive."""
+    """Loop whose state consists of weights, an optimizer and a random number generator."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = Seeds(seed).numpy("toy")

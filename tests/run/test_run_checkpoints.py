@@ -1,4 +1,4 @@
-"""Checkpoints come back as they went in, or not at all."""
+"""Checkpoints: round trips, detection of damage and atomic writes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STATES = st.dictionaries(
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Equal content *and* kind, NaN equal to itself."""
+    """Return whether values and types are equal; NaN equals NaN."""
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray | np.generic):
@@ -204,7 +204,7 @@ def test_checkpoint_with_different_format_raises(tmp_path: Path) -> None:
 
 
 def test_objects_are_not_unpickled(tmp_path: Path) -> None:
-    """A well-formed file, digest and all, that carries an object instead of data."""
+    """A valid file with a correct digest contains a pickled object."""
     buffer = io.BytesIO()
     torch.save({"format": _FORMAT_VERSION, "iteration": 1, "config_hash": "", "state": Evil(tmp_path / "evil")}, buffer)
     body = buffer.getvalue()

@@ -1,4 +1,4 @@
-"""The page about the run folder says what the code does."""
+"""Agreement of the page about the run folder with the code."""
 
 from __future__ import annotations
 

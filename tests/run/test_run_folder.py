@@ -1,4 +1,4 @@
-"""Hash, readable name and place of a run; one process a folder."""
+"""Hash, name and folder of a run, and its lock for a single process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_hash_treats_equal_numbers_alike() -> None:
 
 
 def test_hash_is_stable() -> None:
-    """Changing the hash would make every existing run a stranger."""
+    """A changed hash would make existing runs unresumable."""
     assert config_hash({"env": {"_target_": "x.Y", "n": 3, "rate": 0.5}, "seed": 4}) == "91a22cc1"
 
 
@@ -119,7 +119,7 @@ def test_labels(overrides: list[str], label: str) -> None:
 
 
 def test_label_states_length_in_sweep() -> None:
-    """Two sweeps of one name, each over principals, that differ in length alone."""
+    """Two sweeps over principals have the same name and differ only in their length."""
     for key in ("learn.env_steps", "design.steps", "search.iterations"):
         short, long = (
             format_run_label(select_label_overrides(["principal=ucb", "env.n_envs=8", f"{key}={n}"], {"principal"}))

@@ -1,4 +1,4 @@
-"""Metrics and TensorBoard's view of them, and that a resumed run's equal an uninterrupted one's."""
+"""Metrics files and TensorBoard events, and their equality for resumed and uninterrupted runs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from llmrl.run.sinks.tensorboard import TensorBoard
 def open_log(
     folder: Path, hyperparameters: HyperParameters | None = None, position: FilePosition | None = None
 ) -> MetricLog:
-    """Return a log with TensorBoard's events beside it."""
+    """Return a metrics log with a TensorBoard sink."""
     opening = Opening(folder, folder, "name", "label", hyperparameters=hyperparameters or {}, started=1.0)
     return MetricLog(folder, position, {"tensorboard": TensorBoard()}, opening)
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Return TensorBoard's curves of a folder: (step, value) of each tag, NaN as a string so that it equals itself."""
+    """Return TensorBoard's scalars of a folder as (step, value) by tag, with NaN as a string that equals itself."""
     accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
     accumulator.Reload()
     tags = {}
@@ -48,7 +48,7 @@ def hparams(folder: Path) -> dict[str, Any]:
 
 
 def texts(folder: Path, tag: str) -> list[tuple[int, str]]:
-    """(step, Markdown) of what the Text tab shows under `tag`."""
+    """Return (step, Markdown) of the texts of a tag."""
     accumulator = EventAccumulator(str(folder), size_guidance={"tensors": 0})
     accumulator.Reload()
     assert accumulator.summary_metadata[tag].plugin_data.plugin_name == "text"
@@ -207,7 +207,7 @@ def test_non_finite_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
 def test_inconsistent_counters_raise(
     tmp_path: Path, arguments: tuple[Any, ...], counters: dict[str, int], complaint: str
 ) -> None:
-    """Also after a resume, when the log knows earlier rows from the file alone."""
+    """Also after a resume, when earlier rows are known only from the file."""
     metrics = MetricLog(tmp_path)
     metrics.log("update", "updates", {"a": 1.0, "usage/llm_calls": 1.0}, updates=1)
     for is_restart in (False, True):
@@ -220,7 +220,7 @@ def test_inconsistent_counters_raise(
 
 
 def test_row_types_have_separate_tables(tmp_path: Path) -> None:
-    """Rows of three kinds that count different things, as a principal's run has them."""
+    """Rows of three kinds have different counters, as in runs of principals."""
     metrics = open_log(tmp_path)
     for proposal in (1, 2):
         for round_ in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""Each library's own reader finds the rows of a run once, also after it was killed between two checkpoints."""
+"""Sinks of libraries contain each row of a run once, also after a kill between two checkpoints."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def attempts(tmp_path: Path, node: dict[str, Any], *ways: str) -> Path:
 
 
 def wandb_records(folder: Path) -> list[Any]:
-    """Return the records of an offline run, the only one in `folder`: protocol buffers in LevelDB's log format."""
+    """Return the records of the only offline run in `folder`: protocol buffers in the log format of LevelDB."""
     from wandb.proto import wandb_internal_pb2 as pb
 
     [path] = (folder / "loggers" / "wandb").glob("offline-run-*/run-*.wandb")

@@ -29,7 +29,7 @@ KEY = "sk-abcdefghij0123456789ABCDEFGHIJ"
 
 
 class RecordingSink(Sink):
-    """Records every call."""
+    """Sink that records all calls."""
 
     def __init__(self, background: bool = True) -> None:
         self.background = background
@@ -55,7 +55,7 @@ class RecordingSink(Sink):
 
 
 class Broken(RecordingSink):
-    """Fails at the rows whose numbers it is given, once each."""
+    """Sink that fails once at each of the given rows."""
 
     def __init__(self, *numbers: int, background: bool = True) -> None:
         super().__init__(background)
@@ -69,7 +69,7 @@ class Broken(RecordingSink):
 
 
 class Stuck(RecordingSink):
-    """Waits for a server that does not answer, at its first rows or when it is to close."""
+    """Sink that blocks at its first rows or when it is closed."""
 
     def __init__(self, at: str) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ def test_invalid_sinks() -> None:
 
 
 class NoSink:
-    """Has no method of one."""
+    """Class without the methods of a sink."""
 
 
 @pytest.mark.parametrize(("option", "library"), [("wandb", "wandb"), ("mlflow", "mlflow")])

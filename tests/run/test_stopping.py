@@ -1,4 +1,4 @@
-"""Behavior of a run after a signal: one message, a save, and an end that nothing can delay."""
+"""Behavior of a run after a signal: a single message, a checkpoint and a limited time until its end."""
 
 import json
 import os
@@ -99,7 +99,7 @@ def test_save_is_not_interrupted(tmp_path, monkeypatch):
 
 
 def test_state_is_saved_ahead_of_long_step(tmp_path, monkeypatch):
-    """So that nothing before it is lost if that way has to be given up; short ones are saved when it is time."""
+    """The checkpoint preserves earlier work if the long step is discarded; short steps are saved at regular times."""
     with Run.open(tmp_path, "toys", {**CONFIG, "checkpoint_seconds": 1e9}) as run:
         monkeypatch.setattr("llmrl.run.checkpoints.LONG_INTERVAL_S", 1.0)
         time.sleep(1.2)  # what is built before the loop begins is no way between safe points

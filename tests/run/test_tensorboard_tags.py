@@ -1,4 +1,4 @@
-"""Under which tags TensorBoard shows what a run measures, by its own reader."""
+"""Tags of the metrics of a run in TensorBoard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of backends: a class, whose subclasses say where runs are computed (`place`)."""
+"""Conformance tests for backends, as a base class whose subclasses define the fixture `place`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Place:
         return sweeping.run_sweep_command(*arguments, cwd=cwd, python=self.python)
 
     def finish(self, *overrides: str, cwd: Path) -> dict[int, int]:
-        """Repeat a command without delays; return the number of attempts of each run, by seed."""
+        """Repeat a command without delays and return the number of attempts of each run by seed."""
         (cwd / "ok").touch()
         done = self.sweep(*overrides, cwd=cwd)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -77,7 +77,7 @@ class Place:
 
 
 def numbers(cwd: Path, folder: str = "outputs") -> Numbers:
-    """Return what the runs have logged, by principal and seed."""
+    """Return the logged metrics of all runs by (principal, seed)."""
     return {
         (row["overrides"]["principal"], row["seed"]): load_comparable_metrics(Path(row["folder"]))
         for row in load_status(cwd, folder)
@@ -85,7 +85,7 @@ def numbers(cwd: Path, folder: str = "outputs") -> Numbers:
 
 
 def compute_reference(cwd: Path, *overrides: str) -> None:
-    """Compute the runs one after the other in one process."""
+    """Execute the runs sequentially in one process."""
     (cwd / "ok").touch()
     done = sweeping.run_sweep(*overrides, "hardware/backend=here", "hardware.rows=1", cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -96,7 +96,7 @@ def to_sink_row(cwd: Path, seed: int) -> dict:
 
 
 def wait_for_steps(cwd: Path, *seeds: int) -> None:
-    """Wait until the runs of these seeds have saved something."""
+    """Wait until the runs of these seeds have saved checkpoints."""
 
     def are_advanced() -> bool:
         rows = [to_sink_row(cwd, seed) for seed in seeds]
@@ -108,10 +108,10 @@ def wait_for_steps(cwd: Path, *seeds: int) -> None:
 
 
 class BackendConformance:
-    """The tests; each class of a backend has a fixture `place`."""
+    """Conformance tests, inherited by the test class of each backend, which defines the fixture `place`."""
 
     def test_failures_affect_single_runs(self, place: Place, tmp_path: Path):
-        """Status, logs and exit codes tell what happened, and the same command resumes only what is not finished."""
+        """Status, logs and exit codes show the failures, and the same command resumes only unfinished runs."""
         overrides = (*FAULTY_AGENT, "agent.trouble=none,raise,kill", "agent.until=ok", "seed=0,1")
         done = place.sweep(*overrides, cwd=tmp_path)
         assert done.returncode == 1, done.stdout + done.stderr
@@ -184,7 +184,7 @@ class BackendConformance:
         assert numbers(tmp_path) == slow_reference
 
     def test_interrupted_launcher_ends(self, place: Place, tmp_path: Path):
-        """Its runs save, and waiting ones are canceled; or, with a scheduler, its jobs go on."""
+        """Without a scheduler its runs save and waiting runs are canceled; with a scheduler its jobs continue."""
         overrides = (*SLOW, "hardware.parallel=1", "seed=0,1")
         launcher = place.start(*overrides, cwd=tmp_path)
         wait_for_steps(tmp_path, 0)

@@ -1,4 +1,4 @@
-"""Backends: no place is known by its name, each is asked through the same members, and runs here end as elsewhere."""
+"""Interface of backends: no special cases in the launcher, custom backends, and runs on this machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PLACES = ("here", "local", "slurm")
 
 
 def test_backends_have_no_special_cases():
-    """No comparison, look-up or type with the name of a place; and SLURM is known to its own modules alone."""
+    """No code compares names of backends, and only the SLURM modules refer to SLURM."""
     src = Path(llmrl.__file__).parents[1]
     wrong = []
     for path in src.rglob("*.py"):
@@ -66,7 +66,7 @@ def job(root: Path, seed: int, backend: Backend, does: str) -> Job:
 
 
 def computes(config: dict[str, Any], overrides: list[str]) -> float | None:
-    """Return a run that writes its status as runs do; what it does is in its config."""
+    """Execute a run that writes its status; its config determines its behavior."""
     folder = find_run_folder(Path(config["output_root"]), config["name"], config_hash(config), [], config["seed"])
     queued = read_launch_record(folder)
     assert queued is not None
@@ -105,7 +105,7 @@ def run_all(payloads: Sequence[RunPayload]) -> list[RunExit]:
 
 
 def test_local_rows_end_independently(tmp_path):
-    """As a task of several runs tells of them; what it is given has been taken on, each with the others beside it."""
+    """Each run of a task reports its end and lists the other runs of the task."""
     batches = []
 
     def count_payloads(payloads: Sequence[RunPayload]) -> list[RunExit]:
@@ -141,7 +141,7 @@ def test_empty_sweep_creates_no_files(tmp_path):
 
 
 class Faulty(Backend):
-    """A backend that refuses all runs, or forgets them."""
+    """Backend that rejects or loses all runs."""
 
     def __init__(self, refuses: bool) -> None:
         self.refuses = refuses
@@ -153,7 +153,7 @@ class Faulty(Backend):
 
 
 def test_faulty_backend_affects_only_assigned_runs(tmp_path):
-    """Backends with equal options are one, whether or not they say how they compare."""
+    """Backends with equal options are identical, with and without a method for comparison."""
     backends = (Faulty(True), Faulty(False), Here(), Faulty(True))
     jobs = [job(tmp_path, seed, backend, "finish") for seed, backend in enumerate(backends)]
     outcomes, code = launch(jobs, computes, tmp_path / "sweep")
@@ -162,7 +162,7 @@ def test_faulty_backend_affects_only_assigned_runs(tmp_path):
 
 
 class Sleepers:
-    """A scheduler of processes that continue without their launcher; job ids are process ids."""
+    """Scheduler of processes that survive their launcher; job IDs are process IDs."""
 
     def query_queues(self, jobs: Sequence[LaunchRecord]) -> list[QueueSnapshot]:
         if Path(jobs[0].cluster, "silent").exists():
@@ -182,7 +182,7 @@ class Sleepers:
 
 @dataclass(frozen=True)
 class Detached(Backend):
-    """Starts processes and leaves them; a run is over when `end` appears in the folder of the backend."""
+    """Backend of detached processes; a run ends when the file `end` exists in the folder of the backend."""
 
     folder: str = ""
     scheduler: ClassVar[type[Sleepers]] = Sleepers
@@ -207,7 +207,7 @@ class Detached(Backend):
 
 @pytest.fixture
 def detached(tmp_path, monkeypatch):
-    """Return a detached backend whose module is trusted, as an installed one is."""
+    """Return a detached backend whose module is trusted like an installed one."""
     monkeypatch.setattr(scheduling, "NO_FURTHER_TRUST", Trust((Detached.__module__,)))
     monkeypatch.setattr(scheduling, "_MIN_POLL_S", 0.02)
     monkeypatch.setattr(scheduling, "_MAX_POLL_S", 0.05)
@@ -258,7 +258,7 @@ def test_local_computation_overlaps_jobs(tmp_path, detached):
 
 
 def test_run_folder_has_no_code_reference(tmp_path, detached, monkeypatch):
-    """A backend that nobody trusts, or a class that is none, is not asked; jobs of it are believed, and not reached."""
+    """An untrusted backend or another class is not called; its jobs keep their states and cannot be canceled."""
     backend, _ = detached
     job_ = job(tmp_path, 0, backend, "sleep")
     job_.folder.mkdir(parents=True)

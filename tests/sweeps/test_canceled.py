@@ -1,4 +1,4 @@
-"""Runs that the user took back before they began are canceled; those that nobody came to are lost."""
+"""States of runs that were canceled before their start or lost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def job(root: Path, seed: int, backend: Backend | None = None) -> Job:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_launcher_stop_cancels_waiting_runs(tmp_path: Path, number: signal.Signals) -> None:
-    """Ctrl-C, and what `llmrl-sweep cancel` sends to a launcher; the first run is stopped before it has begun, too."""
+    """Ctrl-C and the signal of `llmrl-sweep cancel`; the first run is canceled before its start, too."""
     jobs = [job(tmp_path, seed) for seed in range(3)]
     states: list[str] = []
 
@@ -75,7 +75,7 @@ def test_launcher_stop_cancels_waiting_runs(tmp_path: Path, number: signal.Signa
 
 
 def test_stop_during_takeover_cancels_all(tmp_path: Path) -> None:
-    """As a second signal would find it: nothing has been started, and no run is left as if somebody would come."""
+    """At a second signal no run has been started and none remains waiting."""
     jobs = [job(tmp_path, seed) for seed in range(2)]
     pool = BatchProcessPool(
         Backend.make_batches(Local(), jobs), sweeping.wait_without_folder, tmp_path / ".sweeps" / "one"
@@ -101,7 +101,7 @@ def in_slurm(folder: Path, job_id: str, **changes: Any) -> LaunchRecord:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
-    """SLURM's commands as scripts that print what a real cluster printed; what scancel is given is written down."""
+    """Replace SLURM's commands by scripts that print recorded output and log the arguments of scancel."""
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
@@ -122,7 +122,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
 def test_job_wait_reasons(
     tmp_path: Path, cluster: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As squeue of SLURM 22.05 and 23.11 printed it: `--format=%i|%T|%r`."""
+    """The output is that of `squeue --format=%i|%T|%r` of SLURM 22.05 and 23.11."""
     bin_folder = cluster(
         "21|PENDING|Priority\n22|PENDING|QOSMaxJobsPerUserLimit\n23_0|PENDING|Dependency\n23_1|RUNNING|None\n"
         "24|PENDING|ReqNodeNotAvail, UnavailableNodes:gpu[01-04]\n25|PENDING|None\n26|PENDING|SomethingNew\n"
@@ -185,7 +185,7 @@ def test_started_run_is_not_canceled(tmp_path: Path, cluster: Callable[[str, str
 def test_sweep_cancel_is_persistent(
     tmp_path: Path, cluster: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Seen also where SLURM has forgotten the job, or cannot be asked."""
+    """The state remains if SLURM has deleted the job or is unreachable."""
     bin_folder = cluster("31|PENDING\n32|RUNNING\n", "")
     waiting, started_run = (tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}" for i in range(2))
     in_slurm(waiting, "31")
@@ -245,7 +245,7 @@ def test_array_tasks_are_distinguished(ranges: list[tuple[int, int]], limited: b
 
 @pytest.mark.parametrize("job_id", ["--user=root", "--state=RUNNING", "12 13", "12_", "12_[0-9]", "12_0,13", "-1"])
 def test_only_job_ids_reach_scheduler(tmp_path: Path, cluster: Callable[[str, str], Path], job_id: str) -> None:
-    """The content of a run folder cannot become an option of scancel; other jobs are canceled nevertheless."""
+    """Contents of run folders cannot become options of scancel, and other jobs are canceled."""
     bin_folder = cluster(f"{job_id}|RUNNING|None\n12_3|RUNNING|None\n13|PENDING|Priority\n", "")
     for i, id_ in enumerate((job_id, "12_3", "13")):
         in_slurm(tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}", id_)
@@ -256,14 +256,14 @@ def test_only_job_ids_reach_scheduler(tmp_path: Path, cluster: Callable[[str, st
 
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a process of this user that has nothing to do with a run."""
+    """Yield a process of this user that belongs to no run."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         yield process
         process.kill()
 
 
 def test_foreign_process_is_not_signaled(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
-    """An owner file or a launch record with the id and start time of any process, which everybody can read."""
+    """Owner files and launch records can contain the ID and start time of any process."""
     pid, start = bystander.pid, ownership.get_process_start(bystander.pid)
     assert start is not None
     running, waiting = (tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}" for i in range(2))
@@ -298,7 +298,7 @@ def test_owner_process_is_signaled(tmp_path: Path) -> None:
 
 
 def test_launcher_stops_runs_on_other_machines(tmp_path: Path) -> None:
-    """A process on another machine cannot be signaled, but its launcher on this one can."""
+    """Processes on other machines cannot be signaled, but a launcher on this machine can."""
     folder = tmp_path / "outputs" / "study" / "defaults-00000000" / "s0"
     changes: dict[str, Any] = {"backend": "", "machine": ownership.get_machine_id(), "pid": os.getpid()}
     in_slurm(folder, "", **changes, sweep=str(tmp_path))

@@ -1,4 +1,4 @@
-"""`llmrl-sweep clean` removes what it shows, and nothing behind a link."""
+"""`llmrl-sweep clean` removes the listed files and never follows links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = ("--backups", "--checkpoints", "--launches", "--unfinished")
 
 @pytest.fixture
 def precious(tmp_path):
-    """Return a folder that is somebody's, laid out so that whoever follows a link finds what it looks for."""
+    """Return a folder outside the output root with the layout of run folders, which must not change."""
     folder = tmp_path / "precious"
     for name in ("checkpoints", "backup_1", "launch", "s7/backup_1", "group/s8/backup_1"):
         (folder / name).mkdir(parents=True)
@@ -139,7 +139,7 @@ def test_link_targets_are_not_included_in_size(outputs, precious, capsys):
 
 
 def test_launch_folder_with_remaining_runs_survives(tmp_path):
-    """Whatever its backend writes there: a run that waits names the launch, and need not have a log yet."""
+    """Waiting runs refer to the launch folder and may have no log in it yet."""
     run, busy, completed = (tmp_path / name for name in ("name/run/s0", ".sweeps/busy", ".sweeps/over"))
     for folder in (run, busy, completed):
         folder.mkdir(parents=True)

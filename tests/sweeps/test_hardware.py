@@ -1,4 +1,4 @@
-"""Number of runs that fit a machine, and invalid hardware options."""
+"""Number of concurrent runs on a machine, and invalid hardware options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sweeps on this machine: what becomes of runs that fail, are killed, are stopped, or are asked for twice."""
+"""Sweeps on this machine with failed, killed, stopped and repeated runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_retry_finishes_sweep(tmp_path):
 
 @pytest.mark.slow
 def test_two_launchers_share_sweep(tmp_path):
-    """Started together, they run every run once; one that comes later finds nothing to do."""
+    """Concurrent launchers execute each run once, and a later launcher executes none."""
     slow = ("agent.trouble=slow", "agent.until=ok", "design.steps=60")  # until the late one has looked
     overrides = (*FAULTY_AGENT, "hardware=local", *slow, "seed=0,1,2,3")
     first = start_sweep(*overrides, cwd=tmp_path)
@@ -86,7 +86,7 @@ def test_launcher_sigkill_keeps_runs(tmp_path):
 
 @pytest.mark.slow
 def test_overrides_with_special_characters(tmp_path):
-    """A value with spaces, `=`, `/` and commas reaches the run as it was typed, from whatever folder."""
+    """Values with spaces, `=`, `/` and commas reach the run unchanged from any working directory."""
     marker = tmp_path / "a b=c,d" / "ok file"
     marker.parent.mkdir()
     marker.touch()
@@ -133,7 +133,7 @@ def test_invalid_run_prevents_sweep(tmp_path):
 @pytest.mark.long
 @pytest.mark.slow
 def test_full_disk_fails_affected_runs(tmp_path):
-    """A small file system fills up in the middle of a sweep; with room again the same command finishes it."""
+    """A small file system becomes full during a sweep; after space is freed, the same command finishes the sweep."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(disk)], capture_output=True)
@@ -211,7 +211,7 @@ def test_command_errors(tmp_path):
 @pytest.mark.long
 @pytest.mark.slow
 def test_thousand_runs_load_quickly(tmp_path):
-    """Not timed here; that every folder is read once, and only its end, is what makes it quick."""
+    """Counts file accesses instead of time: each folder is read once, and only the ends of its files."""
     from llmrl.results.run_records import read_runs
     from llmrl.run.status import RunProgress, Status
 
@@ -243,7 +243,7 @@ def test_thousand_runs_load_quickly(tmp_path):
 
 @pytest.mark.slow
 def test_group_signal_is_not_repeated(tmp_path):
-    """As `timeout` sends it: the server that runs are forked from stays, and tells of their ends."""
+    """`timeout` signals the process group; the fork server survives and reports the ends of runs."""
     overrides = (
         *FAULTY_AGENT,
         "hardware=local",
@@ -262,7 +262,7 @@ def test_group_signal_is_not_repeated(tmp_path):
 
 @pytest.mark.slow
 def test_runs_survive_fork_server(tmp_path):
-    """Somebody kills it: the launcher goes on waiting for the runs themselves."""
+    """If the fork server is killed, the launcher waits for the runs."""
     overrides = (*FAULTY_AGENT, "hardware=local", "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=20")
     launcher = start_sweep(*overrides, cwd=tmp_path)
     wait_for(lambda: (tmp_path / "outputs").exists() and "running" in load_states(tmp_path).values())
@@ -283,7 +283,7 @@ def test_long_error_is_truncated(tmp_path):
 
 
 def test_remote_queue_expires_with_heartbeat(tmp_path):
-    """A workstation that was rebooted leaves runs that nobody will come to."""
+    """Runs of a rebooted workstation are lost when its heartbeat has expired."""
     from llmrl.results.run_records import read_run
     from llmrl.run.queued import LaunchRecord
 
@@ -312,7 +312,7 @@ def test_run_variables_reach_runs(tmp_path):
 
 
 def test_queue_answers_only_for_visible_jobs(tmp_path):
-    """Jobs of another cluster, or of a user it was not asked for, are believed; its own are gone if it has none."""
+    """Jobs of other clusters or users keep their states; jobs missing in the queried queue are lost."""
     from llmrl.results.run_records import QueueSnapshot, read_run
     from llmrl.run.queued import LaunchRecord
 

@@ -1,4 +1,4 @@
-"""The tests of all backends with parallel processes on this machine."""
+"""Conformance tests with parallel processes on this machine."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from backend_conformance import BackendConformance, Place
 
 
 def lose_machine(rows, launcher):
-    """End all processes of a sweep, as a power failure does."""
+    """Kill all processes of a sweep like a power failure."""
     launcher.kill()
     for row in rows:
         os.kill(row["pid"], signal.SIGKILL)
@@ -23,5 +23,5 @@ class TestLocal(BackendConformance):
 
     @pytest.mark.long
     def test_results_are_identical(self, place, sweep_reference, tmp_path):
-        """The other tests compare numbers of resumed runs with the same reference backend."""
+        """Other backends are compared with the same reference."""
         super().test_results_are_identical(place, sweep_reference, tmp_path)

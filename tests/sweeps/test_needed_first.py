@@ -1,4 +1,4 @@
-"""Runs that runs of a sweep need are jobs of their own: first, once, and their failure is told where it matters."""
+"""Dependencies of the runs of a sweep: separate jobs that are executed first, once, and whose failures are reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEEDS = (
 
 @dataclass(frozen=True)
 class StubJob:
-    """The attributes of a job that determine its wave."""
+    """Job with the attributes that determine its wave."""
 
     folder: Path
     prerequisites: tuple[StubJob, ...] = field(default=())
@@ -83,7 +83,7 @@ def test_run_in_sweep_is_dependency(tmp_path):
 
 @pytest.mark.slow
 def test_dependency_failure_is_not_retried(tmp_path):
-    """The channel that agents are to read is there for neither of them; the one that learns first finds out."""
+    """The config lacks the channel that agents read, which the dependency detects first."""
     broken = ("agent.observation_channels=[nothing]",)
     jobs = with_prerequisites(make_jobs(tmp_path, (*broken, "design.spending_cost=0.1"), broken))
     assert len(jobs) == 3

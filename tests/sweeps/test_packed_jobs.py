@@ -1,4 +1,4 @@
-"""Jobs of a cluster that have several runs: submitted, looked at, canceled, and put back into the queue."""
+"""Cluster jobs with several runs: submission, status, cancellation and requeueing."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def jobs(root: Path, n: int, hardware: Hardware = HARDWARE) -> list[Job]:
 
 
 def run_single(config: dict[str, Any], overrides: list[str]) -> float | None:
-    """Never called: jobs are submitted only."""
+    """Do nothing; jobs are submitted but never executed."""
     raise AssertionError
 
 
 def run_shared(payloads: Sequence[RunPayload]) -> list[RunExit]:
-    """Return ends of runs with the codes in their configs."""
+    """Return ends of runs with the exit codes in their configs."""
     return [RunExit(payload.folder, payload.config["code"]) for payload in payloads]
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """SLURM's commands as scripts: what sbatch and scancel are given is kept, and two jobs wait."""
+    """Replace SLURM's commands by scripts that log the arguments of sbatch and scancel and list two jobs."""
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
@@ -119,7 +119,7 @@ def test_free_cluster_gets_job_per_run(tmp_path: Path, cluster: Path) -> None:
 
 @pytest.fixture
 def requeue_signals() -> Iterator[list[int]]:
-    """Signals that would have had submitit put the job back."""
+    """Return the signals for which submitit would have requeued the job."""
     signals: list[int] = []
     handler = signal.signal(signal.SIGUSR2, lambda number, frame: signals.append(number))
     yield signals

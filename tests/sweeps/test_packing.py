@@ -1,4 +1,4 @@
-"""Assignment of runs to processes: evenly, by similarity, and each run once."""
+"""Assignment of runs to processes: even, by similarity, and each run once."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_process_resources_sum_rows():
 
 
 def test_process_receives_batch_assignment():
-    """Without their keys rows would share a process, and be computed one by one."""
+    """Without their keys, runs would share a process and be executed sequentially."""
     jobs_ = jobs(["a"] * 3)
     payload = build_payload(JobBatch(tuple(jobs_)), BatchableRunFunction(_run_single, _run_multiple), {"A": "1"})
     assert [run.batch_key for run in payload.payloads] == ["a"] * 3 and payload.batch_function is _run_multiple

@@ -1,4 +1,4 @@
-"""The tests of all backends with the Ray backend of examples/ray_backend, on a cluster of three nodes."""
+"""Conformance tests with the Ray backend of examples/ray_backend on a cluster of three nodes."""
 
 import os
 import shlex
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.long, pytest.mark.slow]
 
 
 class RayCluster:
-    """A running cluster, which the program `ray_cluster.py` holds."""
+    """Running cluster of the program `ray_cluster.py`."""
 
     def __init__(self, python: Path) -> None:
         self.python = str(python)

@@ -1,4 +1,4 @@
-"""Waiting prompts take the places of finished replies, and replies stay the same."""
+"""Continuous batching: waiting prompts replace finished replies, and replies do not change."""
 
 import json
 
@@ -31,7 +31,7 @@ def llama(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sliding(tmp_path_factory):
-    """Return the folder of a model whose layers keep the keys and values of eight tokens only."""
+    """Return the folder of a model with a sliding window of eight tokens."""
     folder = make_tiny_causal(tmp_path_factory.mktemp("mistral"))
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = AutoConfig.for_model(
@@ -103,7 +103,7 @@ def test_batches_respect_limit(llama):
 
 
 def test_joined_conversations_are_continued_from_cache(llama):
-    """Rows that joined a batch late store the same keys and values as others."""
+    """Prompts that join a running batch store the same keys and values."""
     conversations = [
         (*ask(i).messages, {"role": "assistant", "content": "Because."}, {"role": "user", "content": f"{i}?"})
         for i in range(10)

@@ -1,4 +1,4 @@
-"""A LoRA adapter over a local chat model: used, told apart, and refused where it does not belong."""
+"""LoRA adapters of local chat models: replies, identity, and errors for other base models."""
 
 import importlib.util
 import json
@@ -25,7 +25,7 @@ def write_base_model(folder, model, revision, files):
 
 
 def make_adapter(model, folder, seed=0, rank=4):
-    """Return an adapter that changes much: B is random too, where training would begin with zeros."""
+    """Save an adapter with random A and B, which changes replies; training would initialize B with zeros."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -159,7 +159,7 @@ def test_corrupt_adapter_raises(base, adapter, tmp_path):
 
 
 def test_target_reply_uses_chat_template(base):
-    """The prompt's tokens and the reply's are, together, those of the conversation as the template writes it."""
+    """The tokens of prompt and reply are those of the conversation rendered by the template."""
     model = chat(base)
     messages = REQUESTS[0].messages
     text = model.tokenizer.apply_chat_template(

@@ -1,4 +1,4 @@
-"""The architectures that docs/local_models.md calls scorable are, on tiny random models; the others are refused."""
+"""Architectures supported by scorers, as listed in docs/local_models.md, with small random models."""
 
 import re
 from pathlib import Path
@@ -59,7 +59,7 @@ def save(folder, tokenizer_folder, architecture, sizes, kind):
 
 @pytest.mark.parametrize("name", [*CAUSAL, *SEQ2SEQ])
 def test_accepted(name, tmp_path, llama_folder):
-    """Loading holds the fast computation to plain passes."""
+    """Loading compares the fast computation with plain forward passes."""
     kind = "seq2seq" if name in SEQ2SEQ else "causal"
     folder = save(tmp_path, llama_folder, *{**CAUSAL, **SEQ2SEQ}[name], kind)
     scorer = (make_seq2seq_scorer if kind == "seq2seq" else make_causal_scorer)(folder)

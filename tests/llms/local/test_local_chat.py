@@ -1,4 +1,4 @@
-"""A chat model of this process: batches, random streams, counts, refusals."""
+"""Local chat models: batches, random numbers, token counts and errors."""
 
 import importlib.util
 import itertools
@@ -22,7 +22,7 @@ QUESTIONS = ["Hi", "What tax rate do you propose for the next year?", "0.1 0.2 0
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
 def folder(request, tmp_path_factory):
-    """Rotary and learned positions: padding must shift neither."""
+    """Return the folder of a model with rotary or learned positions, which padding must not shift."""
     return make_tiny_causal(tmp_path_factory.mktemp(request.param), request.param)
 
 
@@ -32,7 +32,7 @@ def llama(tmp_path_factory):
 
 
 def chat(folder, seed=0, **options):
-    """In float32, where padding changes the sixth digit and so, with these few tokens, no choice."""
+    """Return a chat model in float32, where padding changes only the sixth digit and thus no token."""
     options = {"dtype": "float32", "max_tokens": 12} | options
     return build_model("local_chat", model=str(folder), seeds=Seeds(seed), **options)
 
@@ -56,7 +56,7 @@ def test_batch_matches_single_requests(folder, temperature):
 
 
 def test_greedy_replies_are_the_likeliest_tokens(llama):
-    """Against a plain forward pass over the whole text at each step: no cache, no padding, no `generate`."""
+    """The reference is a forward pass over the whole text at each step, without cache, padding or `generate`."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(llama), AutoTokenizer.from_pretrained(llama)
@@ -100,7 +100,7 @@ def test_low_temperature_and_top_p_approach_greedy(llama):
 
 
 def test_noise_makes_greedy_choice_stochastic():
-    """Frequencies of 20 000 draws, within five standard errors; a ruled-out token never comes."""
+    """Frequencies of 20,000 samples are within five standard errors; excluded tokens do not occur."""
     p = torch.tensor([0.6, 0.25, 0.1, 0.05, 0.0])
     n = 20_000
     noise = GumbelNoise([np.random.default_rng(i) for i in range(n)])
@@ -152,7 +152,7 @@ def test_long_prompt_raises_early(llama):
 
 
 def test_sampling_config_in_weights_is_ignored(llama, tmp_path):
-    """Many models bring a repetition penalty, a top_k or a shorter reply along."""
+    """Many models are published with a repetition penalty, top_k or a limit on replies."""
     from transformers import GenerationConfig
 
     folder = make_tiny_causal(tmp_path)

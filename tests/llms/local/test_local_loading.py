@@ -1,4 +1,4 @@
-"""Missing models and packages are named together with what would work."""
+"""Errors of missing models and packages, which name alternatives."""
 
 import importlib.util
 
@@ -68,7 +68,7 @@ def test_missing_package(monkeypatch, t5_folder):
 @pytest.mark.long
 @pytest.mark.slow
 def test_uncached_hub_name(tmp_path):
-    """Offline, in a process of its own: the library reads these variables when it is imported."""
+    """Uses a separate offline process, because the library reads environment variables on import."""
     import os
     import subprocess
     import sys
@@ -114,7 +114,7 @@ def test_model_is_ready_to_score_after_load(t5_folder):
 
 
 def test_random_weights_agree_across_dtypes(tmp_path):
-    """They depend on the seed alone: builds of torch draw half precision differently."""
+    """Weights depend only on the seed; builds of torch sample half precision differently."""
     make_small_model(
         tmp_path, ["go left", "go right"] * 10, "seq2seq", shape=SmallModelShape(width=64, layers=1, vocabulary=300)
     )

@@ -1,4 +1,4 @@
-"""The scorers against one plain pass of the model per (prompt, candidate) pair."""
+"""Scores compared with one forward pass per pair of prompt and candidate."""
 
 from dataclasses import replace
 
@@ -27,9 +27,9 @@ CANDIDATES = ["turn left", "turn right", "go", "go forward", "toggle the purple 
 
 
 class Reference:
-    """Scores by definition, without batches, padding or masks.
+    """Reference scorer without batches, padding or masks.
 
-    Each pair takes one pass of the model over the tokens of the text that prompt and candidate make together.
+    Each pair requires a forward pass over the tokens of the concatenation of prompt and candidate.
     """
 
     def __init__(self, folder, kind, dtype=torch.float32):
@@ -86,7 +86,7 @@ class Reference:
 
 @pytest.fixture(params=mark_long_except(["t5", "llama"], ["t5", "llama", "gpt2"]))
 def case(request):
-    """Return a function that makes a scorer of one architecture, and its reference."""
+    """Return a factory of scorers of an architecture, and the reference scorer."""
     folder = request.getfixturevalue(f"{request.param}_folder")
     scorer, kind = (make_seq2seq_scorer, "seq2seq") if request.param == "t5" else (make_causal_scorer, "causal")
 

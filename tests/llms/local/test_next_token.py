@@ -1,4 +1,4 @@
-"""A small model that has read stories knows what people do in them; one that has read nonsense does not."""
+"""Pretraining of small models on stories with meaningful or random actions."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ MOVES = ("turn left", "turn right", "go forward")
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory):
-    """By whether stories meant anything: the model's folder, and the loss on others before and after."""
+    """Return model folder and validation losses before and after training, by whether stories are meaningful."""
     results = {}
     for informative in (True, False):
         folder = tmp_path_factory.mktemp("model")
@@ -27,7 +27,7 @@ def read(tmp_path_factory):
 
 
 def share_right(folder, stories):
-    """Return how often the move at the end of a story is the likeliest of all three."""
+    """Return the share of stories whose last action is the most probable of the three."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     right = 0
     for story in stories:

@@ -1,4 +1,4 @@
-"""Common beginnings of prompts and earlier turns of conversations are computed once, and replies stay the same."""
+"""Prefix cache: common prefixes and earlier turns are computed once, and replies do not change."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def build(folder, **options):
 
 
 def count_tokens_read(model):
-    """Return a list to which the number of tokens of every forward pass of a chat model is appended."""
+    """Return a list that receives the number of tokens of each forward pass of a chat model."""
     counts = []
     model.module.register_forward_pre_hook(
         lambda module, arguments, options: counts.append(options["input_ids"].shape[1]), with_kwargs=True

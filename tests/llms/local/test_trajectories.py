@@ -1,4 +1,4 @@
-"""Trajectories of replies, and the token sequences that they are merged into."""
+"""Trajectories of replies and their merged token sequences."""
 
 import numpy as np
 from hypothesis import given
