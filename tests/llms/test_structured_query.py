@@ -1,11 +1,11 @@
 import pytest
 
 from llmrl.core.errors import LLMError
-from llmrl.core.records import ChatReply
+from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt
-from llmrl.llms.structured_query import MAX_QUOTED_CHARACTERS, Query, StructuredQuery
+from llmrl.llms.structured_query import MAX_QUOTED_CHARACTERS, StructuredQuery
 from models import EchoProvider, make_client, make_request
 
 
@@ -137,7 +137,8 @@ class TestConversations:
 
     def question(self, schema=None):
         turns = [("system", "rules"), ("user", "a"), ("assistant", "1"), ("user", "b")]
-        return Query(tuple({"role": role, "content": text} for role, text in turns), "p/y", "def", schema)
+        messages = tuple({"role": role, "content": text} for role, text in turns)
+        return ChatRequest(messages, schema, prompt="p/y", prompt_hash="def")
 
     def test_conversation_stays_unchanged(self):
         model = Answers("two", "2")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from jinja2 import meta
-from jinja2.bccache import Bucket
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from llmrl.core.errors import ConfigError
@@ -105,41 +103,31 @@ class PromptFamily:
         folders = [self.folder] if self.user_folder is None else [self.folder, self.user_folder]
         return sorted({path.stem for folder in folders for path in folder.glob("*.j2")})
 
-    @cached_property
+    @property
     def _environment(self) -> jinja2.Environment:
-        package_loader = jinja2.FileSystemLoader(self.folder)
-        user_loaders = [] if self.user_folder is None else [jinja2.FileSystemLoader(self.user_folder)]
-        environment = ImmutableSandboxedEnvironment(
-            loader=jinja2.ChoiceLoader(
-                [*user_loaders, package_loader, jinja2.PrefixLoader({PACKAGE_PREFIX: package_loader})]
-            ),
-            undefined=jinja2.StrictUndefined,
-            autoescape=False,  # prompts are plain text, not HTML
-            bytecode_cache=_COMPILED_TEMPLATES,
-            **_BLOCK_OPTIONS,
-        )
-        environment.filters["num"] = format_number
-        environment.filters["exact"] = lambda value: repr(float(value)).removesuffix(".0")
-        environment.filters["nums"] = lambda values: ", ".join(format_number(value) for value in values)
-        return environment
-
-
-class _CompiledTemplates(jinja2.BytecodeCache):
-    """Cache of compiled templates for all runs of a process, because compilation takes longer than rendering."""
-
-    def __init__(self) -> None:
-        self._code: dict[tuple[str, str], bytes] = {}  # by key (name and file) and checksum of the source
-
-    def load_bytecode(self, bucket: Bucket) -> None:
-        if (code := self._code.get((bucket.key, bucket.checksum))) is not None:
-            bucket.bytecode_from_string(code)
-
-    def dump_bytecode(self, bucket: Bucket) -> None:
-        self._code[bucket.key, bucket.checksum] = bucket.bytecode_to_string()
+        return _build_environment(self.folder, self.user_folder)
 
 
 _BLOCK_OPTIONS: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
-_COMPILED_TEMPLATES = _CompiledTemplates()
+
+
+@functools.lru_cache(maxsize=64)
+def _build_environment(folder: Path, user_folder: Path | None) -> jinja2.Environment:
+    """Return the environment of a family, which all runs of a process share, because compilation is slow."""
+    package_loader = jinja2.FileSystemLoader(folder)
+    user_loaders = [] if user_folder is None else [jinja2.FileSystemLoader(user_folder)]
+    environment = ImmutableSandboxedEnvironment(
+        loader=jinja2.ChoiceLoader(
+            [*user_loaders, package_loader, jinja2.PrefixLoader({PACKAGE_PREFIX: package_loader})]
+        ),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # prompts are plain text, not HTML
+        **_BLOCK_OPTIONS,
+    )
+    environment.filters["num"] = format_number
+    environment.filters["exact"] = lambda value: repr(float(value)).removesuffix(".0")
+    environment.filters["nums"] = lambda values: ", ".join(format_number(value) for value in values)
+    return environment
 
 
 @functools.lru_cache(maxsize=512)

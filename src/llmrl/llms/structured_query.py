@@ -6,12 +6,12 @@ import bisect
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from llmrl.core.errors import LLMError
 from llmrl.core.model_protocols import ChatModel, ConversationGenerator, run_conversation
-from llmrl.core.records import CHOSEN_MODEL, ChatReply, ChatRequest, TokenSample
+from llmrl.core.records import ChatReply, ChatRequest, TokenSample
 from llmrl.core.state_fields import StateFields
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
@@ -30,26 +30,6 @@ MAX_WARNINGS = 10
 """Number of invalid replies that are logged as warnings; further ones are logged at debug level."""
 
 Messages = list[dict[str, str]]
-
-
-@dataclass(frozen=True)
-class Query:
-    """Conversation that ends with a question.
-
-    Attributes:
-        messages: messages of the conversation (`ChatRequest.messages`); the last one is from the user.
-        name, hash: name and hash of the prompt file, for the call log.
-        schema: JSON schema of the reply; None: the schema of the `StructuredQuery`.
-        question_id, model, adapter: fields of `ChatRequest`.
-    """
-
-    messages: tuple[dict[str, Any], ...]
-    name: str = ""
-    hash: str = ""
-    schema: dict[str, Any] | None = None
-    question_id: str = ""
-    model: str = CHOSEN_MODEL
-    adapter: str = ""
 
 
 @dataclass
@@ -139,10 +119,11 @@ class StructuredQuery(StateFields, Generic[T]):
         self.query_stats: list[QueryStats] = []
 
     def ask(
-        self, questions: Sequence[Prompt | Query], parsers: Sequence[Callable[[ChatReply], T]] | None = None
+        self, questions: Sequence[Prompt | ChatRequest], parsers: Sequence[Callable[[ChatReply], T]] | None = None
     ) -> list[T | None]:
         """Send the questions and return the parsed replies in order; None for a question without a valid reply.
 
+        A question is a prompt, or a request that ends with a message of the user, for whole conversations.
         `parsers`, one per question, replace `parse` if validity depends on the question.
 
         Raises:
@@ -152,22 +133,19 @@ class StructuredQuery(StateFields, Generic[T]):
         return run_conversation(self.ask_generator(questions, parsers), self.llm.chat)
 
     def ask_generator(
-        self, questions: Sequence[Prompt | Query], parsers: Sequence[Callable[[ChatReply], T]] | None = None
+        self, questions: Sequence[Prompt | ChatRequest], parsers: Sequence[Callable[[ChatReply], T]] | None = None
     ) -> ConversationGenerator[list[T | None]]:
         """Run `ask` as a generator that yields requests, receives their replies, and returns the values."""
-        queries = [
-            question
-            if isinstance(question, Query)
-            else Query((_user_message(question.text),), question.name, question.hash)
-            for question in questions
-        ]
+        queries = [self._request(question) for question in questions]
         values: list[T | None] = [None] * len(queries)
         parsers = [self.parse] * len(queries) if parsers is None else parsers
         self.failed_indices = set()
         self.query_stats = [QueryStats() for _ in queries]
         pending: dict[int, Messages] = {i: list(query.messages) for i, query in enumerate(queries)}
         for turn in range(self.repair_turns + 1):
-            requests = [self._request(queries[i], messages, parsers[i]) for i, messages in pending.items()]
+            requests = [
+                replace(queries[i], messages=tuple(messages), parse=parsers[i]) for i, messages in pending.items()
+            ]
             replies: Sequence[ChatReply] = (yield requests) if requests else []
             for (i, messages), reply in zip(list(pending.items()), replies, strict=True):
                 try:
@@ -223,19 +201,12 @@ class StructuredQuery(StateFields, Generic[T]):
         """Return llm/invalid_replies, llm/repairs, llm/fallbacks, llm/trimmed_prompts since the start of the run."""
         return {f"llm/{name}": float(count) for name, count in self.counters.items()}
 
-    def _request(self, query: Query, messages: Messages, parse: Callable[[ChatReply], T]) -> ChatRequest:
-        """Return the chat request for `messages`, the conversation so far of `query`."""
-        return ChatRequest(
-            tuple(messages),
-            schema=self.schema if query.schema is None else query.schema,
-            purpose=self.purpose,
-            prompt=query.name,
-            prompt_hash=query.hash,
-            question_id=query.question_id,
-            parse=parse,
-            model=query.model,
-            adapter=query.adapter,
-        )
+    def _request(self, question: Prompt | ChatRequest) -> ChatRequest:
+        """Return a question as a request with the purpose of this sender and, if it has no schema, the sender's."""
+        if isinstance(question, Prompt):
+            question = ChatRequest((_user_message(question.text),), prompt=question.name, prompt_hash=question.hash)
+        schema = self.schema if question.schema is None else question.schema
+        return replace(question, schema=schema, purpose=self.purpose)
 
 
 def max_fitting(fits: Callable[[int], bool], n: int) -> int:

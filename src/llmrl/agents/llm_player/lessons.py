@@ -9,11 +9,12 @@ from pydantic import BaseModel, Field
 from llmrl.agents.llm_player.conversation import Message, PlayerConversation, make_message
 from llmrl.agents.llm_player.player_prompts import PlayerPrompts
 from llmrl.core.model_protocols import ChatModel, ConversationGenerator
+from llmrl.core.records import ChatRequest
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.object_parser import TextParser
 from llmrl.llms.structured import json_schema
-from llmrl.llms.structured_query import Query, QueryStats, StructuredQuery, max_fitting
+from llmrl.llms.structured_query import QueryStats, StructuredQuery, max_fitting
 
 MAX_LESSON_TURNS = 50
 """Maximum number of turns of an episode, the newest ones, from which a lesson is drawn."""
@@ -72,7 +73,7 @@ class LessonRequester:
 
     def build_query(
         self, conversation: PlayerConversation, agent: int, model: str, adapter: str, question_id: str
-    ) -> Query:
+    ) -> ChatRequest:
         """Return the question for a lesson, with as much of the episode as the model's context window allows."""
         system = self._prompts.render_system(agent, tuple(conversation.lessons))
 
@@ -83,7 +84,14 @@ class LessonRequester:
         max_turns = min(len(conversation.turns), MAX_LESSON_TURNS)
         n_turns = max_fitting(lambda k: self._llm.fits(render(k)[1], model), max_turns) if model else max_turns
         prompt, messages = render(max(n_turns, 0))
-        return Query(messages, prompt.name, prompt.hash, question_id=question_id, model=model, adapter=adapter)
+        return ChatRequest(
+            messages,
+            prompt=prompt.name,
+            prompt_hash=prompt.hash,
+            question_id=question_id,
+            model=model,
+            adapter=adapter,
+        )
 
 
 def parse_lesson(text: str, is_truncated: bool = False) -> str:

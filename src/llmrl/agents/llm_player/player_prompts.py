@@ -18,9 +18,10 @@ from llmrl.agents.llm_player.conversation import (
 from llmrl.agents.llm_player.talk import RecipientMode, Talk
 from llmrl.core.errors import LLMError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
+from llmrl.core.records import ChatRequest
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.prompts import Prompt, PromptFamily
-from llmrl.llms.structured_query import Query, StructuredQuery, max_fitting
+from llmrl.llms.structured_query import StructuredQuery, max_fitting
 
 PROMPTS_DIR = Path(__file__).with_name("prompts")
 
@@ -168,7 +169,7 @@ class PlayerPrompts:
         structured_query: StructuredQuery[Any],
         schema: Any,
         question_id: str,
-    ) -> Query:
+    ) -> ChatRequest:
         """Return a question to a player about its present observation.
 
         It holds as many earlier turns as the model's context window allows.
@@ -198,7 +199,9 @@ class PlayerPrompts:
             n_turns = -(-n_turns // 2)  # otherwise every further question would drop the oldest turn
         conversation.first_shown_answer = conversation.n_answers - n_turns
         messages = conversation.build_messages(prompt.text, n_turns)
-        return Query(messages, prompt.name, prompt.hash, schema, question_id, model)
+        return ChatRequest(
+            messages, schema, prompt=prompt.name, prompt_hash=prompt.hash, question_id=question_id, model=model
+        )
 
     def render_lesson(self, conversation: PlayerConversation, n_turns: int) -> Prompt:
         """Return the question for a lesson from the `n_turns` newest turns of a completed episode."""

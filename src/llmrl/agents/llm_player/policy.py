@@ -27,11 +27,11 @@ from llmrl.core.errors import IncompatibilityReason, Incompatible
 from llmrl.core.model_protocols import ChatModel, ConversationGenerator, run_conversation
 from llmrl.core.observers import Transition
 from llmrl.core.protocols import Camera
-from llmrl.core.records import CHOSEN_MODEL, ChatReply, Observation, PolicyOutput, State, to_numpy
+from llmrl.core.records import CHOSEN_MODEL, ChatReply, ChatRequest, Observation, PolicyOutput, State, to_numpy
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.images import encode_frame
 from llmrl.llms.local.learning import TrajectoryBuffer
-from llmrl.llms.structured_query import Query, QueryStats, StructuredQuery
+from llmrl.llms.structured_query import QueryStats, StructuredQuery
 
 FALLBACK_ANSWER = "(no usable reply)"
 """Answer in the history that replaces an invalid reply; the next turn states the action taken."""
@@ -313,7 +313,7 @@ class LLMPolicy:
             frames = list(self.camera(game))
         return [encode_frame(frame, self.settings.frame_size) for frame in frames]
 
-    def _make_query(self, game: int, agent: int, question_label: object, schema: Any) -> Query:
+    def _make_query(self, game: int, agent: int, question_label: object, schema: Any) -> ChatRequest:
         """Return a question to a player about its present observation.
 
         `question_label` identifies the question within the episode.
