@@ -388,7 +388,9 @@ def _(folder: Path) -> tuple[bool, str]:
 
     tried(folder, *GAME, "llm=scripted", "design.steps=2")
     log = run_folder(folder) / "llm_calls.jsonl"
-    rubbish = f'{{"hash": {HUGE}}}\n{"[" * 50_000}\n{{"parsed_call": 1}}\n{{"parsed_call": "x", "time": {HUGE}}}\nnull\n'
+    rubbish = (
+        f'{{"hash": {HUGE}}}\n{"[" * 50_000}\n{{"parsed_call": 1}}\n{{"parsed_call": "x", "time": {HUGE}}}\nnull\n'
+    )
     log.write_text(rubbish + log.read_text() + '{"parsed_call": "cut sh')
     logging.disable(logging.CRITICAL)
     total = read_run_totals(run_folder(folder))

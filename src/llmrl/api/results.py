@@ -87,7 +87,7 @@ class Results:
         """Table with one row for each logged number.
 
         Columns: `kind` of the logged row (update, evaluation, proposal, ...), `axis` (name of the counter that is the x
-        axis of this kind) and `axis_value` (its value), `env_steps`, `elapsed_s` (seconds), `metric` (name) and `value`.
+        axis of this kind) and `axis_value` (its value), `env_steps`, `elapsed_s` (seconds), `metric` (name), `value`.
         """
         return dataframes.read_table("metrics", self._labeled_runs)
 

@@ -155,8 +155,8 @@ class CallLog:
     """Append-only log at `path` of attempts, calls and verdicts.
 
     The line of an attempt (`record_attempt`) is on disk before the request is sent. When the reply arrives, and before
-    it is parsed, the line of the call is written, whose field `settled_attempt` names the attempt. For a failed attempt, this
-    is a line with the attempt's `outcome`. The verdict on a reply is a separate line (`record_verdicts`). Each line is
+    it is parsed, the line of the call is written, whose field `settled_attempt` names the attempt. For a failed
+    attempt, this is a line with its `outcome`. The verdict on a reply is a separate line (`record_verdicts`). Each is
     appended by one write, so lines of several threads are never mixed. A killed process leaves at most one truncated
     line at the end, which the next writer terminates and `read_calls` skips. Lines of calls and attempts contain the
     usage of all processes of the run so far, in which attempts in flight count as lost.
@@ -204,10 +204,14 @@ class CallLog:
         }
         self._write(line, budget, sync_to_disk=True)
 
-    def record_attempt_outcome(self, reservation: Reservation, outcome: FailedOutcome, error: str, budget: Budget) -> None:
+    def record_attempt_outcome(
+        self, reservation: Reservation, outcome: FailedOutcome, error: str, budget: Budget
+    ) -> None:
         """Write the outcome of an attempt that has no reply; if this fails, only log a warning."""
         try:
-            self._write({"time": time.time(), "settled_attempt": reservation.id, "outcome": outcome, "error": error}, budget)
+            self._write(
+                {"time": time.time(), "settled_attempt": reservation.id, "outcome": outcome, "error": error}, budget
+            )
         except RunFolderError as disk_error:
             logger.warning("%s; the attempt counts as lost", disk_error)
 
@@ -281,7 +285,13 @@ class CallLog:
             RunFolderError: the file cannot be written.
         """
         lines = [
-            {VERDICT_KEY: key, "time": call_time, "valid": not error, "parse_error": error, "parsed_reply": parsed_reply}
+            {
+                VERDICT_KEY: key,
+                "time": call_time,
+                "valid": not error,
+                "parse_error": error,
+                "parsed_reply": parsed_reply,
+            }
             for key, call_time, error, parsed_reply in verdicts
         ]
         with self._lock:
@@ -310,8 +320,8 @@ class CallLog:
 def read_calls(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the calls in a log, oldest first; skip truncated lines with a warning.
 
-    Calls with a reply have `valid`, `parse_error` and `parsed_reply`, each None if the reply was never parsed. Attempts whose
-    outcome is unknown, and which may have been charged, are also yielded, with `unsettled: true`, `hash`, `attempt`
+    Calls with a reply have `valid`, `parse_error` and `parsed_reply`, each None if the reply was never parsed. Attempts
+    with unknown outcome, which may have been charged, are also yielded, with `unsettled: true`, `hash`, `attempt`
     (from 1), `reserved` tokens and cost, and the reason `lost` (None if the process was killed), but without `reply`
     and `error`.
     """
@@ -377,7 +387,9 @@ def with_verdict(call: dict[str, Any], verdict: Mapping[str, Any] | None) -> dic
     """Return a call with the fields of its verdict (None without a verdict); unchanged if it has no reply."""
     if "reply" not in call:
         return call
-    return call | {name: None if verdict is None else verdict.get(name) for name in ("valid", "parse_error", "parsed_reply")}
+    return call | {
+        name: None if verdict is None else verdict.get(name) for name in ("valid", "parse_error", "parsed_reply")
+    }
 
 
 def _write_error(path: Path, error: OSError) -> RunFolderError:

@@ -16,8 +16,8 @@ def to_call_record(call: Mapping[str, Any], texts: TextTable) -> CallRecord:
     """Convert a record of `llm_calls.jsonl` (`read_calls`) to the explorer's format.
 
     `messages` are pairs of a role and the index of a text in `texts`. `reply` is None if no reply arrived; `error`
-    contains the reason. `valid`, `parse_error` and `parsed_reply` (the parsed content) are the result of parsing the reply;
-    `valid` and `parsed_reply` are None if it was not parsed.
+    contains the reason. `valid`, `parse_error` and `parsed_reply` (the parsed content) are the result of parsing the
+    reply; `valid` and `parsed_reply` are None if it was not parsed.
     """
     is_unsettled = bool(call.get("unsettled"))
     error = f"no reply: {call.get('lost') or 'the process ended first'}" if is_unsettled else str(call.get("error", ""))
