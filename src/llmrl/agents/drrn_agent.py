@@ -13,7 +13,6 @@ import torch
 from annotated_types import Interval
 
 from llmrl.algorithms.q_learning import QLearning, QSettings, Transitions
-from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.protocols import AgentLoop
 from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.records import PolicyOutput, State
@@ -146,16 +145,7 @@ class DRRNAgent:
     ) -> None:
         spec.require_discrete_actions("agent=drrn")
         text_channel, vocabulary = settings.text_channel, settings.vocabulary
-        available = [name for name, channel in spec.observation.items() if channel.dtype == "object"]
-        if text_channel not in available:
-            problem = f"agent.text_channel={text_channel}: agent=drrn reads texts, but env={spec.name} has"
-            if available:
-                raise ConfigError(
-                    f"{problem} only the texts {', '.join(available)}; use agent.text_channel={available[0]}"
-                )
-            raise Incompatible(
-                IncompatibilityReason.INTERFACE, f"{problem} no texts; use a text environment, e.g. env=babyai_text"
-            )
+        spec.require_text_channel(text_channel, "agent=drrn")
         network = DRRN(vocabulary, settings.units, seeds.torch("weights")).to(device)
         self.policy = DRRNPolicy(spec, network, Vocabulary(vocabulary), text_channel, settings.temperature)
         self._settings = settings.q

@@ -411,6 +411,22 @@ class EnvSpec:
             )
         return self.n_actions
 
+    def require_text_channel(self, channel: str, part_name: str) -> None:
+        """Check that `channel`, the value of `agent.text_channel`, has texts; `part_name` names the agent in errors.
+
+        Raises:
+            ConfigError: only other channels have texts.
+            Incompatible: no channel has texts.
+        """
+        text_channels = [name for name, layout in self.observation.items() if layout.dtype == "object"]
+        problem = f"agent.text_channel={channel}: {part_name} reads texts, but {channel!r} of env={self.name} has none"
+        if channel not in text_channels and text_channels:
+            raise ConfigError(f"{problem}; use agent.text_channel={' or '.join(text_channels)}")
+        if channel not in text_channels:
+            raise Incompatible(
+                IncompatibilityReason.INTERFACE, f"{problem}; use a text environment, e.g. env=babyai_text"
+            )
+
     @property
     def proposals(self) -> ParameterSpace:
         """The space of the mechanism's values, with the contexts of the environment.

@@ -15,7 +15,7 @@ from torch import nn
 
 from llmrl.algorithms.minibatches import select_samples
 from llmrl.algorithms.optimizer_step import Batch
-from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
+from llmrl.core.errors import ConfigError
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.records import PolicyOutput
@@ -90,14 +90,7 @@ class LanguageActorCritic(nn.Module):
         super().__init__()
         channel, hidden, activation = settings.text_channel, settings.head_hidden, settings.head_activation
         self.n_actions = spec.require_discrete_actions("a language model that scores actions")
-        text_channels = [name for name, layout in spec.observation.items() if layout.dtype == "object"]
-        if channel not in text_channels:
-            problem = f"agent=llm_ppo reads texts, but env={spec.name} has no text channel {channel!r}"
-            if text_channels:
-                raise ConfigError(
-                    f"{problem}, only {', '.join(text_channels)}; set agent.text_channel={text_channels[0]}"
-                )
-            raise Incompatible(IncompatibilityReason.INTERFACE, f"{problem}; use env=babyai_text")
+        spec.require_text_channel(channel, "agent=llm_ppo")
         self.scorer, self.channel, self.processes = scorer, channel, processes
         self.scores_actions, self.temperature = settings.actions == "scores", settings.temperature
         self.precision, self.piece_tokens = settings.precision, settings.piece_tokens

@@ -392,6 +392,14 @@ class MixedPolicy:
         return all_notes
 
 
+_PLAYER_ARRAYS = (
+    *("features", "action", "log_prob", "value", "reward", "base_reward", "next_value", "reward_jacobian"),
+)
+"""Fields of a rollout with an array [T, n_envs, n_agents, ...], or None."""
+_EPISODE_ARRAYS = ("returns", "base_returns", "gains", "gain_times")
+"""Fields of a finished episode with an array [n_agents, ...]."""
+
+
 def slice_rollout(rollout: Rollout, seats: Sequence[int], channels: Sequence[str], width: int | None) -> Rollout:
     """Return the part of a rollout from which the players in `seats` learn.
 
@@ -402,28 +410,17 @@ def slice_rollout(rollout: Rollout, seats: Sequence[int], channels: Sequence[str
         width: width of the memory state of their policy; None: it has none.
     """
     seat_indices = list(seats)
-    observation = {name: x[:, :, seat_indices] for name, x in rollout.observation.items() if name in channels}
-    episodes = [
-        replace(
-            episode,
-            returns=episode.returns[seat_indices],
-            base_returns=episode.base_returns[seat_indices],
-            gains=episode.gains[seat_indices],
-            gain_times=episode.gain_times[seat_indices],
-        )
+    arrays: dict[str, Any] = {
+        name: x[:, :, seat_indices] for name in _PLAYER_ARRAYS if (x := getattr(rollout, name)) is not None
+    }
+    episodes: list[Any] = [
+        replace(episode, **{name: getattr(episode, name)[seat_indices] for name in _EPISODE_ARRAYS})
         for episode in rollout.episodes
     ]
     return replace(
         rollout,
-        observation=observation,
-        features=None if rollout.features is None else rollout.features[:, :, seat_indices],
-        action=rollout.action[:, :, seat_indices],
-        log_prob=rollout.log_prob[:, :, seat_indices],
-        value=rollout.value[:, :, seat_indices],
-        reward=rollout.reward[:, :, seat_indices],
-        base_reward=rollout.base_reward[:, :, seat_indices],
-        next_value=rollout.next_value[:, :, seat_indices],
-        reward_jacobian=None if rollout.reward_jacobian is None else rollout.reward_jacobian[:, :, seat_indices],
+        **arrays,
+        observation={name: x[:, :, seat_indices] for name, x in rollout.observation.items() if name in channels},
         state=None if rollout.state is None or width is None else rollout.state[:, seat_indices, :width],
         episodes=episodes,
     )

@@ -51,17 +51,13 @@ class Lora:
     dropout: UnitInterval = 0.0
     targets: Targets = "all-linear"
 
-    def config(self) -> Any:
-        """Return peft's `LoraConfig` with these settings."""
+    def config(self, **options: Any) -> Any:
+        """Return peft's `LoraConfig` with these settings, of a causal model; `options` replace and complete them."""
         from peft import LoraConfig, TaskType
 
-        return LoraConfig(
-            r=self.rank,
-            lora_alpha=self.alpha,
-            lora_dropout=self.dropout,
-            target_modules=self.targets,
-            task_type=TaskType.CAUSAL_LM,
-        )
+        settings: dict[str, Any] = {"r": self.rank, "lora_alpha": self.alpha, "lora_dropout": self.dropout}
+        settings |= {"target_modules": self.targets, "task_type": TaskType.CAUSAL_LM}
+        return LoraConfig(**settings | options)
 
     def inject(self, module: torch.nn.Module, seed: int, name: str = "default") -> None:
         """Insert an adapter with the given name into `module`. Its weights, drawn with `seed`, do not change outputs.
@@ -76,16 +72,14 @@ class Lora:
             raise ConfigError("adapters need the optional package peft: pip install 'llmrl[finetune]'")
         self.count_trainable(module)
         import torch
-        from peft import LoraConfig, inject_adapter_in_model
+        from peft import inject_adapter_in_model
 
-        options = {"r": self.rank, "lora_alpha": self.alpha, "lora_dropout": self.dropout}
-        targets: Any = self.targets
-        if targets == "all-linear":
-            targets = sorted(self._target_layers(module))
+        all_linear = self.targets == "all-linear"
+        config = self.config(target_modules=sorted(self._target_layers(module)) if all_linear else self.targets)
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # peft warns if there already is an adapter
             torch.manual_seed(seed)
-            inject_adapter_in_model(LoraConfig(**options, target_modules=targets), module, adapter_name=name)
+            inject_adapter_in_model(config, module, adapter_name=name)
         for parameter_name, parameter in module.named_parameters():
             parameter.requires_grad_(".lora_" in parameter_name)
             if parameter.requires_grad:
@@ -293,14 +287,12 @@ def write_adapter(
         model: model as in the config.
         revision: revision of a model of the hub.
     """
-    from peft import LoraConfig, TaskType
+    from peft import TaskType
     from safetensors.torch import save_file
 
     weights = {name: parameter.detach().cpu().contiguous() for name, parameter in parameters.items()}
     is_seq2seq = bool(getattr(module.config, "is_encoder_decoder", False))
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
+    config = lora.config(
         target_modules=sorted({name.partition(".lora_")[0] for name in weights}),
         task_type=TaskType.SEQ_2_SEQ_LM if is_seq2seq else TaskType.CAUSAL_LM,
         base_model_name_or_path=model,
