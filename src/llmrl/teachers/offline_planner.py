@@ -5,6 +5,7 @@ Tables of this package and tables written by runs have the same format.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import re
@@ -162,12 +163,12 @@ class OfflinePlanner(StateFields):
         self.domain, self.missing_state = domain, missing_state
         self._table_name, self._is_user_table = table, table not in (PUBLISHED, CORRECTED)
         self._table = _load_table(domain, table)
-        self._plans_by_sentence: dict[str, PlanDistribution | None] = {}
+        self._find_plans = functools.cache(self._read_plans)
         self._fallback_plans: PlanDistribution = ((domain.fallback, 1.0),)
         self.fallbacks = 0
         example_sentences = self._table.list_examples()
         for sentence in example_sentences:  # detect invalid rows before the first look-up
-            self._plans_by_sentence[sentence] = self._read_plans(sentence)
+            self._find_plans(sentence)
         if n_debates := sum(ANNOUNCEMENT_PREFIX in sentence for sentence in example_sentences):
             logger.warning(
                 "%d of %d rows of the plan table %s are from a debate, but teacher=offline has no debate: these rows "
@@ -179,14 +180,9 @@ class OfflinePlanner(StateFields):
 
     def plans(self, sentences: Sequence[str]) -> list[PlanDistribution]:
         """Return the plans of each sentence; raise ConfigError for one without a row if `missing_state` is `error`."""
-        answers = []
-        for sentence in sentences:
-            if sentence not in self._plans_by_sentence:
-                self._plans_by_sentence[sentence] = self._read_plans(sentence)
-            plans = self._plans_by_sentence[sentence]
-            self.fallbacks += plans is None
-            answers.append(self._fallback_plans if plans is None else plans)
-        return answers
+        found_plans = [self._find_plans(sentence) for sentence in sentences]
+        self.fallbacks += found_plans.count(None)
+        return [self._fallback_plans if plans is None else plans for plans in found_plans]
 
     def describe(self) -> dict[str, str]:
         return {"planner": f"the table {self._table_name}"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -164,8 +165,8 @@ class LocalScorer(ABC):
         self._tokenizer: Any = None
         self._recompute = False
         self._adapters: AdapterSet | None = None
-        self._prompt_token_cache: dict[str, TokenIds] = {}
-        self._candidate_token_cache: dict[tuple[str, tuple[str, ...]], tuple[TokenIds, ...]] = {}
+        self._tokenize_prompt = functools.lru_cache(_MAX_CACHED_TEXTS)(self._compute_prompt_tokens)
+        self._tokenize_after = functools.lru_cache(_MAX_CACHED_TEXTS)(self._compute_candidate_tokens)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -335,35 +336,29 @@ class LocalScorer(ABC):
                 )
         return queries, query_indices
 
-    def _tokenize_prompt(self, prompt: str) -> TokenIds:
-        """Return the tokens of a prompt, from the cache if possible."""
-        if prompt not in self._prompt_token_cache:
-            if len(self._prompt_token_cache) >= _MAX_CACHED_TEXTS:
-                self._prompt_token_cache.clear()
-            encoding = self._tokenizer(
-                prompt, add_special_tokens=not self.settings.parity, return_special_tokens_mask=True
-            )
-            tokens = tuple(self._prompt_tokens(encoding["input_ids"], encoding["special_tokens_mask"]))
-            if not tokens:
-                raise ConfigError(f"a prompt is empty ({prompt!r}); give at least one token")
-            self._prompt_token_cache[prompt] = tokens
-        return self._prompt_token_cache[prompt]
+    def _compute_prompt_tokens(self, prompt: str) -> TokenIds:
+        """Return the tokens of a prompt."""
+        encoding = self._tokenizer(prompt, add_special_tokens=not self.settings.parity, return_special_tokens_mask=True)
+        tokens = tuple(self._prompt_tokens(encoding["input_ids"], encoding["special_tokens_mask"]))
+        if not tokens:
+            raise ConfigError(f"a prompt is empty ({prompt!r}); give at least one token")
+        return tokens
+
+    def _compute_candidate_tokens(self, context: str, texts: tuple[str, ...]) -> tuple[TokenIds, ...]:
+        """Return the tokens of texts after `context`."""
+        return tuple(map(tuple, self._tokenize_continuations(context, texts)))
 
     def _tokenize_candidates(self, prompt: str, texts: tuple[str, ...]) -> tuple[TokenIds, ...]:
         """Return the tokens of candidates after a prompt, from the cache where possible."""
         if not texts:
             return ()
         prefix, trailing_spaces = self._split_prompt(prompt)
-        key = self._candidate_context(prefix), tuple(f"{trailing_spaces}{text}" for text in texts)
-        if key not in self._candidate_token_cache:
-            encodings = self._tokenize_continuations(*key)
-            for i, (text, ids) in enumerate(zip(texts, encodings, strict=True)):
-                if not text or not ids:
-                    raise ConfigError(f"candidate {i} ({text!r}) is empty: it has no tokens to score")
-            if len(self._candidate_token_cache) >= _MAX_CACHED_TEXTS:
-                self._candidate_token_cache = {}
-            self._candidate_token_cache[key] = tuple(map(tuple, encodings))
-        return self._candidate_token_cache[key]
+        context = self._candidate_context(prefix)
+        tokens = self._tokenize_after(context, tuple(f"{trailing_spaces}{text}" for text in texts))
+        for i, (text, ids) in enumerate(zip(texts, tokens, strict=True)):
+            if not text or not ids:
+                raise ConfigError(f"candidate {i} ({text!r}) is empty: it has no tokens to score")
+        return tokens
 
     def _tokenize_without_special(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokenize texts without special tokens."""
