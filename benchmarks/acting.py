@@ -1,10 +1,10 @@
-"""Processor time of an act of societies of seven agents, compiled and by eager torch, in turns and with one thread.
+"""CPU time of an action selection for societies of seven agents: compiled code compared with eager torch.
 
     python benchmarks/acting.py [--societies 1 2 7 16 50] [--games 1] [--rounds 9] [--calls 100]
 
-Societies play `--games` games of Harvest each, with the lean network of its option (facts of the map's cells) or an MLP
-that reads the map. Printed are microseconds of a call, the minimum over rounds, and how many times as fast the compiled
-one is. Both choose the same actions (checked).
+Each society plays `--games` games of Harvest, with the small network of the environment option (features of grid cells)
+or with an MLP that reads the grid. Methods alternate and use one thread. Prints microseconds per call, the minimum over
+rounds, and the speedup of compiled code. Both methods must select the same actions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from plain_ppo import PPO_SETTINGS, plain_ppo
+from plain_ppo import PPO_SETTINGS, build_ppo_agent
 
 import llmrl
 from llmrl.algorithms.societies import partitioned_policy
@@ -27,19 +27,19 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "facts of the map": {"core": "planes", "planes": ["apple", "wall", "grass", "others"], "features": 64},
     "MLP": {"core": "mlp", "core_hidden": [64], "features": 64},
 }
-WARM_UP_STEPS = 30
+WARMUP_STEPS = 30
 
 
-def build_acts(network: str, n: int, games: int) -> dict[str, Callable[[], torch.Tensor]]:
-    """Return functions that return the actions of n societies, by method; all draw the same random numbers."""
+def build_act_functions(network: str, n: int, games: int) -> dict[str, Callable[[], torch.Tensor]]:
+    """Return functions that select the actions of `n` societies, by method, with equal random numbers."""
     env = llmrl.make_env("harvest", n_envs=n * games)
     env.reset(seed=0)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(WARM_UP_STEPS):
+    for _ in range(WARMUP_STEPS):
         actions = torch.randint(env.spec.n_actions, (n * games, env.spec.n_agents), generator=generator)
         step = env.step(actions)
     options = {**NETWORKS[network], "head_hidden": [64]}
-    policies = [plain_ppo(env.spec, Seeds(i), PPO_SETTINGS, **options).policy for i in range(n)]
+    policies = [build_ppo_agent(env.spec, Seeds(i), PPO_SETTINGS, **options).policy for i in range(n)]
     observation = {name: step.observation[name] for name in policies[0].channels}
     compiled = CompiledSocieties(policies, games, observation)
     with patch.object(partitioned_policy, "is_compilable", return_value=False):
@@ -69,7 +69,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for network in NETWORKS:
         for n in args.societies:
-            acts = build_acts(network, n, args.games)
+            acts = build_act_functions(network, n, args.games)
             actions = [act() for act in acts.values()]
             assert torch.equal(*actions)
             seconds = dict.fromkeys(acts, float("inf"))

@@ -1,11 +1,12 @@
-"""Speed of BabyAI-Text: games in lock step against MiniGrid's environment with its sentences one game at a time.
+"""Speed of BabyAI-Text: vectorized games compared with sequential games in MiniGrid.
 
     python benchmarks/babyai_text.py          # frames, then resets
-    python benchmarks/babyai_text.py --bot    # 200 missions of each kind, played by MiniGrid's bot
+    python benchmarks/babyai_text.py --bot    # 200 missions of each kind, played by the bot of MiniGrid
 
-Both sides take turns in one run, play random actions, start ended games anew, and end with the published prompt of
-every game. One game at a time is what the published environment does: MiniGrid observes, the view is computed a second
-time for the sentences, which are found by walking over its cells. CPU-seconds of the process, one thread.
+Measurements alternate. Both implementations play random actions, reset finished games and build the published prompt of
+every game. The sequential implementation works like the published environment: MiniGrid computes an observation, and
+the view is computed again for the sentences, by a loop over its cells. Reports CPU seconds of the process, with one
+thread.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ STATES = ("open", "closed", "locked")
 
 
 def time_batched_frames(level: str, steps: int) -> tuple[float, int]:
-    """Return CPU-seconds of `steps` steps of 32 games, and the number of episodes that started in them."""
+    """Return CPU seconds of `steps` steps of `GAMES` vectorized games, and the number of resets during these steps."""
     env = make_env("babyai_text", level=level, n_envs=GAMES)
     env.provide(["prompt"])
-    rng, n_started = np.random.default_rng(0), 0
+    rng, n_resets = np.random.default_rng(0), 0
     env.reset(seed=0)
     start = time.process_time()
     for _ in range(steps):
         step = env.step(rng.integers(len(ACTIONS), size=(GAMES, 1)))
-        ended = step.terminated | step.truncated
-        if ended.any():
-            env.reset(mask=ended)
-            n_started += int(ended.sum())
-    return time.process_time() - start, n_started
+        done = step.terminated | step.truncated
+        if done.any():
+            env.reset(mask=done)
+            n_resets += int(done.sum())
+    return time.process_time() - start, n_resets
 
 
-class OneGame:
-    """A game of MiniGrid, described cell by cell."""
+class SequentialGame:
+    """Game of MiniGrid with a description that is computed cell by cell."""
 
     def __init__(self, level: str) -> None:
         arguments = {"sampling": "rejection"} if level in (TRAIN, TEST) else {}
@@ -102,27 +103,33 @@ class OneGame:
                 name = f"{COLORS[color]} {TYPES[kind]}"
                 if TYPES[kind] == "door":
                     name = f"{STATES[state]} {name}"
-                side, ahead = abs(x - 3), 6 - y
+                side_distance, forward_distance = abs(x - 3), 6 - y
                 distances = []
-                if side:
-                    distances.append(f"{side} step{'s' * (side > 1)} {'right' if x > 3 else 'left'}")
-                if ahead:
-                    distances.append(f"{ahead} step{'s' * (ahead > 1)} forward")
+                if side_distance:
+                    distances.append(f"{side_distance} step{'s' * (side_distance > 1)} {'right' if x > 3 else 'left'}")
+                if forward_distance:
+                    distances.append(f"{forward_distance} step{'s' * (forward_distance > 1)} forward")
                 sentences.append(f"You see a {name} {' and '.join(distances)}")
         return sentences
 
 
-def time_single_frames(level: str, steps: int, episodes: float) -> float:
-    """Return CPU-seconds of `steps` frames in which a share of `episodes` start."""
+def time_single_frames(level: str, steps: int, reset_rate: float) -> float:
+    """Return CPU seconds of `steps` frames of a sequential game.
+
+    Args:
+        level: environment ID.
+        steps: number of frames.
+        reset_rate: mean number of resets per frame, as in the vectorized games.
+    """
     import contextlib
     import io
 
-    game, rng, pending_resets, seed = OneGame(level), np.random.default_rng(0), 0.0, 0
+    game, rng, pending_resets, seed = SequentialGame(level), np.random.default_rng(0), 0.0, 0
     with contextlib.redirect_stdout(io.StringIO()):
         game.reset(seed)
         start = time.process_time()
         for _ in range(steps):
-            pending_resets += episodes
+            pending_resets += reset_rate
             if game.step(int(rng.integers(len(ACTIONS)))) or pending_resets >= 1:
                 seed, pending_resets = seed + 1, pending_resets - 1
                 game.reset(seed)
@@ -130,20 +137,22 @@ def time_single_frames(level: str, steps: int, episodes: float) -> float:
 
 
 def compare_frames(rounds: int) -> None:
-    print(f"Frames: step, sentences, prompt and resets; {GAMES} games in lock step against one at a time\n")
-    print("| level | one at a time, µs a frame | in lock step, µs a frame | ratio |\n|---|---|---|---|")
+    """Print the duration of frames by level."""
+    print(f"Frames: step, sentences, prompt and resets; {GAMES} vectorized games compared with sequential games\n")
+    print("| level | sequential, µs per frame | vectorized, µs per frame | ratio |\n|---|---|---|---|")
     for level in LEVELS:
         batched_times, single_times = [], []
         for _ in range(rounds):
-            seconds, n_started = time_batched_frames(level, 200)
+            seconds, n_resets = time_batched_frames(level, 200)
             batched_times.append(seconds / 200 / GAMES * 1e6)
-            single_times.append(time_single_frames(level, 400, n_started / 200 / GAMES) / 400 * 1e6)
+            single_times.append(time_single_frames(level, 400, n_resets / 200 / GAMES) / 400 * 1e6)
         single, batched = float(np.median(single_times)), float(np.median(batched_times))
         print(f"| {level} | {single:,.0f} | {batched:,.1f} | {single / batched:.1f} |")
 
 
 def compare_resets(n: int) -> None:
-    print(f"\nResets, ms: mean of {n} (largest)\n\n| level | kind | rejection | direct |\n|---|---|---|---|")
+    """Print the duration of `n` resets by level and kind, for both sampling methods."""
+    print(f"\nResets, ms: mean of {n} (maximum)\n\n| level | kind | rejection | direct |\n|---|---|---|---|")
     levels_and_kinds = [(level, kind) for level in (TRAIN, TEST) for kind in KINDS] + [
         ("BabyAI-GoToLocalS8N16-v0", "goto")
     ]
@@ -162,7 +171,8 @@ def compare_resets(n: int) -> None:
 
 
 def evaluate_bot(n: int) -> None:
-    print(f"\nMiniGrid's bot, {n} episodes of each kind\n\n| level | kind | success | mean reward | mean length |")
+    """Print the performance of the bot of MiniGrid in `n` episodes of each level and kind."""
+    print(f"\nBot of MiniGrid, {n} episodes of each kind\n\n| level | kind | success | mean reward | mean length |")
     print("|---|---|---|---|---|")
     for level in (TRAIN, TEST):
         for kind in KINDS:
@@ -170,22 +180,24 @@ def evaluate_bot(n: int) -> None:
             env.provide(["expert"])
             observation = env.reset(seed=0)
             successes, base, length = np.zeros(n), np.zeros(n), np.zeros(n)
-            playing = np.ones(n, dtype=bool)
-            while playing.any():
+            is_active = np.ones(n, dtype=bool)
+            while is_active.any():
                 step = env.step(np.maximum(observation["expert"], 0))
                 successes, base, length = (
                     successes + step.info["success"],
                     base + step.base_reward[:, 0],
-                    length + playing,
+                    length + is_active,
                 )
-                playing, observation = ~(step.terminated | step.truncated), step.observation
+                is_active, observation = ~(step.terminated | step.truncated), step.observation
             print(f"| {level} | {kind} | {successes.mean():.3f} | {base.mean():.3f} | {length.mean():.1f} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bot", action="store_true", help="let MiniGrid's bot play")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of the frames, of which the median is told")
+    parser.add_argument("--bot", action="store_true", help="evaluate the bot of MiniGrid")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="rounds of frame measurements, of which the median is printed"
+    )
     arguments = parser.parse_args()
     if arguments.bot:
         evaluate_bot(200)

@@ -1,12 +1,12 @@
-"""Cost of societies that are computed in one batch (`design.replicates`, `design.candidates`), against one society.
+"""Cost of societies in one batch (`design.replicates`, `design.candidates`), compared with one society.
 
     python benchmarks/batched_societies.py [--societies 16] [--rounds 5] [--device cpu] [--threads 1]
 
-Training rounds (a rollout of every game, one update) of one society and of several take turns within a round; printed
-are medians over rounds of the time of a training round (CPU-seconds; on a GPU, wall-clock seconds), and ratios. The
-same societies one after the other would cost as many times the one. Target: 16 for at most 4 times the time of one on
-a processor, where a society alone leaves it idle between small operations: convolutions of large minibatches do not,
-and are not stacked there.
+A training round consists of a rollout of every game and an update. Training rounds of one society and of several
+alternate. Prints medians over rounds of the duration of a training round (CPU seconds; on a GPU, wall-clock seconds)
+and the ratio. Computed sequentially, n societies would take n times as long as one. Target on a CPU: 16 societies take
+at most 4 times as long as one. Batching saves the overhead of small operations; convolutions of large minibatches have
+little overhead and are not stacked on a CPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from plain_ppo import PPO_SETTINGS, plain_ppo
+from plain_ppo import PPO_SETTINGS, build_ppo_agent
 
 from llmrl.api.environments import make_env
 from llmrl.core.protocols import VecEnv
@@ -32,10 +32,10 @@ from llmrl.loops.societies import Societies
 from llmrl.rollout.collector import Collector
 
 
-class Maps:
-    """Seven agents that observe random maps of 11 x 11 cells with 4 codes.
+class MapsEnv:
+    """Environment in which seven agents observe random maps of 11 x 11 cells with 4 codes each.
 
-    The maps do not depend on the actions, so that only the learning of the agents takes time.
+    Maps do not depend on actions, so that the environment takes almost no time.
     """
 
     CODES = (20, 9, 5, 4)
@@ -59,8 +59,8 @@ class Maps:
     def step(self, action: Array) -> Step:
         self._time += 1
         reward = (np.asarray(action) == 0).astype(np.float32)
-        ended = np.full(self.spec.n_envs, self._time >= (self.spec.horizon or 0))
-        return Step(self._observe(), reward, reward, np.zeros_like(ended), ended, {})
+        truncated = np.full(self.spec.n_envs, self._time >= (self.spec.horizon or 0))
+        return Step(self._observe(), reward, reward, np.zeros_like(truncated), truncated, {})
 
     def share_random_numbers(self, n_groups: int) -> None: ...
 
@@ -82,23 +82,34 @@ class Maps:
         return {"grid": self._grid, "mechanism": np.zeros((self.spec.n_envs, 7, 3), dtype=np.float32)}
 
 
-class Setting:
-    """`several` societies of `games` games each."""
+class SocietyTraining:
+    """Training of several societies in one batch.
+
+    Args:
+        make_env: function of the number of games that creates the environment.
+        games: number of games of each society.
+        n_societies: number of societies.
+        share: whether the agents of a society share parameters.
+        minibatch: number of samples of a minibatch.
+        device: device of the networks.
+    """
 
     def __init__(
-        self, make: Callable[[int], VecEnv], games: int, several: int, share: bool, minibatch: int, device: str
+        self, make_env: Callable[[int], VecEnv], games: int, n_societies: int, share: bool, minibatch: int, device: str
     ) -> None:
-        env, one = make(games * several), make(games)
+        env, single_env = make_env(games * n_societies), make_env(games)
         self.horizon, self.device = env.spec.horizon or 1, device
         ppo = replace(PPO_SETTINGS, minibatch_size=minibatch)
-        seeds = [Seeds(s).child("agent") for s in range(several)]
-        agents = [plain_ppo(one.spec, agent_seeds, ppo, device, share_parameters=share) for agent_seeds in seeds]
-        self.societies = Societies(env, agents, 1, several)
+        agents = [
+            build_ppo_agent(single_env.spec, Seeds(i).child("agent"), ppo, device, share_parameters=share)
+            for i in range(n_societies)
+        ]
+        self.societies = Societies(env, agents, 1, n_societies)
         self.collector = Collector(env, self.societies.policy, device)
         self.executor = Executor(None)
 
-    def round(self) -> tuple[float, float]:
-        """Return seconds of playing, and of learning."""
+    def measure_round(self) -> tuple[float, float]:
+        """Run a training round, and return the seconds of the rollout and of the update."""
         nodes, clock = [Seeds(0).child("round")], time.process_time if self.device == "cpu" else time.perf_counter
         start = clock()
         game_seeds, action_seeds = (self.societies.shared_or_society_seeds(nodes, name) for name in ("env", "actions"))
@@ -119,26 +130,26 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
 
-    def room(n: int) -> VecEnv:
+    def make_escape_room(n: int) -> VecEnv:
         return make_env("escape_room", n_envs=n)
 
     settings = {
-        "escape room, 1 game": (room, 1, True, 256),
-        "escape room, 32 games": (room, 32, True, 256),
-        "escape room, 32 games, a network per agent": (room, 32, False, 256),
-        "7 agents with maps, 1 game of 50 steps, minibatches of 7": (lambda n: Maps(n, 50), 1, True, 7),
-        "7 agents with maps, 1 game of 50 steps, minibatches of 256": (lambda n: Maps(n, 50), 1, True, 256),
+        "escape room, 1 game": (make_escape_room, 1, True, 256),
+        "escape room, 32 games": (make_escape_room, 32, True, 256),
+        "escape room, 32 games, a network per agent": (make_escape_room, 32, False, 256),
+        "7 agents with maps, 1 game of 50 steps, minibatches of 7": (lambda n: MapsEnv(n, 50), 1, True, 7),
+        "7 agents with maps, 1 game of 50 steps, minibatches of 256": (lambda n: MapsEnv(n, 50), 1, True, 256),
     }
     for title, (make, games, share, minibatch) in settings.items():
-        one, several = (Setting(make, games, n, share, minibatch, args.device) for n in (1, args.societies))
-        one.round(), several.round()  # warm up
-        pairs = [(one.round(), several.round()) for _ in range(args.rounds)]
-        alone = statistics.median(sum(pair[0]) for pair in pairs)
-        together = statistics.median(sum(pair[1]) for pair in pairs)
-        play, learn = (statistics.median(pair[1][i] / pair[0][i] for pair in pairs) for i in (0, 1))
+        single, batched = (SocietyTraining(make, games, n, share, minibatch, args.device) for n in (1, args.societies))
+        single.measure_round(), batched.measure_round()  # warm up
+        pairs = [(single.measure_round(), batched.measure_round()) for _ in range(args.rounds)]
+        single_seconds, batched_seconds = (statistics.median(sum(pair[i]) for pair in pairs) for i in (0, 1))
+        rollout_ratio, update_ratio = (statistics.median(pair[1][i] / pair[0][i] for pair in pairs) for i in (0, 1))
         print(
-            f"{title}: one {alone * 1e3:.1f} ms, {args.societies} together {together * 1e3:.1f} ms: "
-            f"{together / alone:.1f} times (playing {play:.1f}, learning {learn:.1f})",
+            f"{title}: one society {single_seconds * 1e3:.1f} ms, {args.societies} societies "
+            f"{batched_seconds * 1e3:.1f} ms: {batched_seconds / single_seconds:.1f} times "
+            f"(rollout {rollout_ratio:.1f}, update {update_ratio:.1f})",
             flush=True,
         )
 

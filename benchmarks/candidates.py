@@ -1,11 +1,11 @@
-"""Cost of proposals that are evaluated side by side (`design.candidates`) instead of one after another.
+"""Cost of proposals that are evaluated in parallel (`design.candidates`), compared with sequential evaluation.
 
     python benchmarks/candidates.py [--rounds 3]
 
-The same number of proposals, by the same principal (random, which costs nothing), with the same games a proposal: one
-at a time, and several at once. Runs alternate within a round; printed are the medians over rounds of the run's own
-clock and of processor time, both per proposal and without start-up, and their ratios. What proposing several at once
-does to the value of a recommendation is printed by `benchmarks/landscapes.py --candidates 5`.
+Runs have the same number of proposals, the same principal (random, whose cost is negligible) and the same number of
+games per proposal, and evaluate one or several proposals at once. Runs alternate within a round. Prints medians over
+rounds of wall-clock and CPU time per proposal, without startup, and their ratios. The effect of parallel proposals on
+the value of recommendations is measured by `benchmarks/landscapes.py --candidates 5`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ SETTINGS = {
 }
 
 
-def cpu_seconds() -> float:
-    """Return CPU-seconds of children that have ended."""
+def measure_child_cpu() -> float:
+    """Return CPU seconds of exited child processes."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def measure(preset: str, games: int, candidates: int, proposals: int) -> tuple[float, float]:
-    """Return wall seconds by the run's own clock, and CPU-seconds of the command."""
-    before = cpu_seconds()
+    """Run an experiment, and return its wall-clock seconds, as logged, and the CPU seconds of the command."""
+    cpu_start = measure_child_cpu()
     with tempfile.TemporaryDirectory() as folder:
         overrides = [
             preset,
@@ -48,7 +48,7 @@ def measure(preset: str, games: int, candidates: int, proposals: int) -> tuple[f
         subprocess.run(command, check=True, capture_output=True)
         [path] = Path(folder).rglob("metrics.jsonl")
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return rows[-1]["time/elapsed_s"], cpu_seconds() - before
+    return rows[-1]["time/elapsed_s"], measure_child_cpu() - cpu_start
 
 
 def main() -> None:
@@ -61,15 +61,15 @@ def main() -> None:
         for _ in range(rounds):
             for count in counts:
                 wall, cpu = measure(preset, games, count, PROPOSALS)
-                # What a run of one step takes is start-up and that step.
+                # A run of one step measures startup and one step.
                 startup_wall, startup_cpu = measure(preset, games, count, count)
-                extra = PROPOSALS - count
-                results[count].append(((wall - startup_wall) / extra, (cpu - startup_cpu) / extra))
+                n_measured = PROPOSALS - count
+                results[count].append(((wall - startup_wall) / n_measured, (cpu - startup_cpu) / n_measured))
         medians = {n: [statistics.median(column) for column in zip(*rows, strict=True)] for n, rows in results.items()}
         for count, (wall, cpu) in medians.items():
             print(
-                f"  {count} at once: {wall:6.2f} s, {cpu:6.2f} CPU-s a proposal   "
-                f"{wall / medians[1][0]:.2f} of the time, {cpu / medians[1][1]:.2f} of the CPU of one at a time"
+                f"  {count} at once: {wall:6.2f} s, {cpu:6.2f} CPU s per proposal   "
+                f"{wall / medians[1][0]:.2f} of the time, {cpu / medians[1][1]:.2f} of the CPU time of one at a time"
             )
 
 

@@ -1,13 +1,13 @@
-"""Throughput of chat models that learn blackjack from whole episodes, beside TRL's multi-turn GRPO in the same process.
+"""Throughput of chat models that learn blackjack from complete episodes, compared with multi-turn GRPO of TRL.
 
     python benchmarks/chat_learning.py                                       # 1 M weights on a CPU
     python benchmarks/chat_learning.py --width 768 --layers 12 --device cuda --only llmrl      # about 100 M weights
     python benchmarks/chat_learning.py --width 1024 --layers 36 --device cuda --only llmrl     # about 500 M weights
 
-Both train all weights of a Llama model of the same shape with groups of 8 episodes. Prompts differ: llmrl states the
-state and reads JSON; TRL states rules, tools and state in Qwen's template and reads calls of a tool. So tokens per
-second are compared, not only episodes. A reply token counts when it is sampled, a read token when a prompt is read for
-sampling; cached tokens are not read. Sampling is the time in `generate` of transformers.
+Both train all weights of a Llama model of the same architecture with groups of 8 episodes, in the same process. Prompts
+differ: llmrl describes the state and parses JSON; TRL describes rules, tools and state in the chat template of Qwen and
+parses tool calls. Therefore, tokens per second are reported in addition to episodes per second. `tokens` counts sampled
+tokens and prompt tokens that are not cached. Sampling is the share of time in `generate` of transformers.
 """
 
 from __future__ import annotations
@@ -39,25 +39,27 @@ class Usage:
     """Counts of a training run.
 
     Attributes:
-        start: time of the first call of `generate`; 0: there was none.
-        seconds: time from then to the end of the last update.
-        sampling: seconds in `generate`.
-        read, replied: numbers of tokens that were read for sampling, and sampled.
+        start: time of the first call of `generate`; 0: no call yet.
+        seconds: time from `start` to the end of the last update.
+        sampling_seconds: time in `generate`, seconds.
+        prompt_tokens: number of processed prompt tokens, without cached ones.
+        reply_tokens: number of sampled tokens.
         episodes: number of episodes.
     """
 
     start: float = 0.0
     seconds: float = 0.0
-    sampling: float = 0.0
-    read: int = 0
-    replied: int = 0
+    sampling_seconds: float = 0.0
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
     episodes: int = 0
 
-    def row(self, name: str) -> str:
-        """Return a row of the table."""
+    def format_row(self, name: str) -> str:
+        """Format a row of the table."""
         return (
-            f"{name:16} {self.episodes / self.seconds:12.1f} {self.replied / self.seconds:14.0f} "
-            f"{(self.read + self.replied) / self.seconds:12.0f} {self.sampling / self.seconds:10.0%}"
+            f"{name:16} {self.episodes / self.seconds:12.1f} {self.reply_tokens / self.seconds:14.0f} "
+            f"{(self.prompt_tokens + self.reply_tokens) / self.seconds:12.0f} "
+            f"{self.sampling_seconds / self.seconds:10.0%}"
         )
 
 
@@ -70,13 +72,13 @@ def count_usage(usage: Usage) -> Iterator[None]:
         start = time.perf_counter()
         usage.start = usage.start or start
         output = generate(model, inputs, **options)
-        usage.sampling += time.perf_counter() - start
+        usage.sampling_seconds += time.perf_counter() - start
         ids = inputs if inputs is not None else options["input_ids"]
         cache = options.get("past_key_values")
         n_cached = 0 if cache is None or isinstance(cache, str) else cache.get_seq_length()
         sequences = getattr(output, "sequences", output)
-        usage.read += int(options["attention_mask"].sum()) - len(ids) * min(n_cached, ids.shape[1])
-        usage.replied += len(ids) * (sequences.shape[1] - ids.shape[1])
+        usage.prompt_tokens += int(options["attention_mask"].sum()) - len(ids) * min(n_cached, ids.shape[1])
+        usage.reply_tokens += len(ids) * (sequences.shape[1] - ids.shape[1])
         return output
 
     transformers.GenerationMixin.generate = wrapper  # type: ignore[method-assign]
@@ -86,8 +88,8 @@ def count_usage(usage: Usage) -> Iterator[None]:
         transformers.GenerationMixin.generate = generate  # type: ignore[method-assign]
 
 
-def learn_with_llmrl(folder: Path, arguments: argparse.Namespace) -> Usage:
-    """Train with `llm/learn=grpo`."""
+def train_llmrl(folder: Path, arguments: argparse.Namespace) -> Usage:
+    """Train with `llm/learn=grpo` of llmrl."""
     usage = Usage()
     options = [
         *("env=blackjack", f"env.n_envs={arguments.episodes}", "agent=llm_player", "agent.history=0"),
@@ -97,23 +99,23 @@ def learn_with_llmrl(folder: Path, arguments: argparse.Namespace) -> Usage:
         *(f"hardware.device={arguments.device}", "llm.max_invalid=null", "hardware.cores=null"),
     ]
     n_steps = arguments.updates * arguments.episodes
-    llmrl.train(*options, f"learn.env_steps={arguments.episodes}", name="first")  # makes the model
-    update, after_updates = ChatGRPO.update, [usage]
+    llmrl.train(*options, f"learn.env_steps={arguments.episodes}", name="first")  # creates the model
+    update, usage_after_update = ChatGRPO.update, [usage]
 
     def update_and_count(learner: ChatGRPO, trajectories: Sequence[Trajectory], generator: torch.Generator) -> Any:
         metrics = update(learner, trajectories, generator)
         usage.episodes += len(trajectories)
-        after_updates[0] = replace(usage, seconds=time.perf_counter() - usage.start)
+        usage_after_update[0] = replace(usage, seconds=time.perf_counter() - usage.start)
         return metrics
 
     ChatGRPO.update = update_and_count  # type: ignore[method-assign]
     with count_usage(usage):
         llmrl.train(*options, f"learn.env_steps={n_steps}", name="measured")
-    return after_updates[0]
+    return usage_after_update[0]
 
 
 def make_tool_model(folder: Path, kind: type, arguments: argparse.Namespace) -> None:
-    """Write a model of the same shape that has learned to answer first observations with a call of the tool."""
+    """Write a model of the same architecture that is trained to reply to first observations with a tool call."""
     from trl.chat_template_utils import qwen3_chat_template
 
     environment = kind()
@@ -137,7 +139,7 @@ def make_tool_model(folder: Path, kind: type, arguments: argparse.Namespace) -> 
     tokenizer.save_pretrained(folder)
 
 
-def learn_with_trl(folder: Path, arguments: argparse.Namespace) -> Usage:
+def train_trl(folder: Path, arguments: argparse.Namespace) -> Usage:
     """Train with TRL's `GRPOTrainer`."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
@@ -183,18 +185,18 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=64, help="episodes per update, multiple of 8 (%(default)s)")
     parser.add_argument("--updates", type=int, default=6, help="number of updates (default: %(default)s)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--only", choices=("llmrl", "trl"), help="measure one of the two")
+    parser.add_argument("--only", choices=("llmrl", "trl"), help="measure only this library")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     print(f"{'':16} {'episodes/s':>12} {'reply tokens/s':>14} {'tokens/s':>12} {'sampling':>10}")
     with tempfile.TemporaryDirectory() as name:
-        for title, learn in (("llmrl", learn_with_llmrl), ("trl", learn_with_trl)):
+        for title, train in (("llmrl", train_llmrl), ("trl", train_trl)):
             if arguments.only in (None, title):
                 output = io.StringIO()
                 with contextlib.redirect_stdout(output):
-                    usage = learn(Path(name), arguments)
-                print(usage.row(title), flush=True)
+                    usage = train(Path(name), arguments)
+                print(usage.format_row(title), flush=True)
 
 
 if __name__ == "__main__":

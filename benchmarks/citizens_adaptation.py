@@ -1,11 +1,11 @@
-"""Adaptation of learning citizens to a tax that is introduced at half time, from runs of studies/citizens_adaptation.
+"""Adaptation of learning citizens to a tax that is introduced halfway, from runs of studies/citizens_adaptation.
 
     python benchmarks/citizens_adaptation.py outputs/citizens_adaptation/*/s[0-9] --data FILE
 
-Over-usage is the share of harvests above the sustainable one, which the tax concerns. Levels are means of `LAST`
-updates: the last before the first one in which a tax is collected, and the last of the run. The time is the number of
-updates after the introduction until the mean of `LAST` updates has covered 90 % of the distance; it is empty if the
-levels differ by less than `MIN_CHANGE`.
+Over-usage is the share of harvests above the sustainable harvest, to which the tax applies. Levels are means over
+`LAST` updates: those before a tax is first collected, and the last updates of the run. `updates` is the number of
+updates after the introduction until the moving mean over `LAST` updates has covered 90 % of the difference; it is empty
+if the levels differ by less than `MIN_CHANGE`.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ MIN_CHANGE = 0.05
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return the values of a run by column."""
+    """Return the row of a run: levels of over-usage and returns, and the adaptation time, by column."""
     llm = read_config(folder, ()).get("llm")
     chat_group = "chat models, own adapters" if llm and llm["learn"]["adapters"] == "per_player" else "chat models"
     updates = read_metrics(folder / "metrics.jsonl", "update")
-    half = next(i for i, row in enumerate(updates) if row["episode/tax_collected"] > 0)
+    tax_start = next(i for i, row in enumerate(updates) if row["episode/tax_collected"] > 0)
     usage = np.array([row["episode/over_usage"] for row in updates])
     returns = np.array([row["episode/base_return"] for row in updates])
-    before, after = usage[half - LAST : half].mean(), usage[-LAST:].mean()
-    means = np.convolve(usage[half:], np.ones(LAST) / LAST, mode="valid")
-    adapted = np.flatnonzero((means - before) * np.sign(after - before) >= 0.9 * abs(after - before))
-    has_changed = abs(after - before) >= MIN_CHANGE and len(adapted) > 0
+    level_before, level_after = usage[tax_start - LAST : tax_start].mean(), usage[-LAST:].mean()
+    means = np.convolve(usage[tax_start:], np.ones(LAST) / LAST, mode="valid")
+    change = level_after - level_before
+    adapted_indices = np.flatnonzero((means - level_before) * np.sign(change) >= 0.9 * abs(change))
+    has_changed = abs(change) >= MIN_CHANGE and len(adapted_indices) > 0
     diversity = [row["learn/diversity"] for row in updates[-LAST:] if "learn/diversity" in row]
     return {
         "group": chat_group if llm else "PPO",
         "seed": int(folder.name.removeprefix("s")),
-        "before": round(float(before), 3),
-        "after": round(float(after), 3),
-        "updates": int(adapted[0]) + LAST if has_changed else "",
-        "return_before": round(float(returns[half - LAST : half].mean()), 2),
+        "before": round(float(level_before), 3),
+        "after": round(float(level_after), 3),
+        "updates": int(adapted_indices[0]) + LAST if has_changed else "",
+        "return_before": round(float(returns[tax_start - LAST : tax_start].mean()), 2),
         "return_after": round(float(returns[-LAST:].mean()), 2),
         "diversity": round(float(np.mean(diversity)), 3) if diversity else "",
     }

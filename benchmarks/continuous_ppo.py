@@ -1,14 +1,19 @@
-"""PPO with real-valued actions beside that of Stable-Baselines3, with the settings of its zoo: learning curves.
+"""Learning curves of PPO with continuous actions, compared with Stable-Baselines3.
 
     python benchmarks/continuous_ppo.py [--tasks Pendulum-v1 ...] [--seeds 0 1 2] [--share 1.0] [--out <folder>]
 
-Both learn for the same environment steps from the same tuned settings, of RL Baselines3 Zoo (`hyperparams/ppo.yml`).
-What is compared is the return of the episodes they played while they learned, in ten equal parts of training, the mean
-over seeds with its 95 % interval. Differences that are left: where the zoo has state-dependent exploration (Pendulum),
-ours has plain Gaussians and the library is run both ways; its initial weights are torch's where ours are orthogonal;
-moments of observations move with every step there and with every update here. The MuJoCo tasks have a tenth and
-a sixteenth of the zoo's million steps; `--share` is a further share.
-Writes `curves.csv` and `curves.png` to `--out`. Needs the extras `mujoco`, `sb3` and `plots`.
+Both implementations use the tuned settings of RL Baselines3 Zoo (`hyperparams/ppo.yml`) and the same number of
+environment steps. Curves show the returns of training episodes in ten equal parts of training: means over seeds with
+95 % confidence intervals. Remaining differences:
+
+* The zoo uses state-dependent exploration for Pendulum. llmrl uses a Gaussian policy, and Stable-Baselines3 is run with
+  and without state-dependent exploration.
+* In Stable-Baselines3, some tasks use the default initialization of torch. llmrl always initializes orthogonally.
+* Stable-Baselines3 updates the moments of observations at every step, llmrl at every policy update.
+
+Training lasts a tenth of the million steps of the zoo for InvertedDoublePendulum and 6 % for Hopper. `--share`
+multiplies the number of steps. Writes `curves.csv` and `curves.png` to `--out`. Needs the extras `mujoco`, `sb3` and
+`plots`.
 """
 
 from __future__ import annotations
@@ -32,7 +37,19 @@ import llmrl
 
 
 class Task(NamedTuple):
-    """Settings of the zoo: `ppo` are PPO's keys here, the others are of the network and the games."""
+    """Settings of a task in RL Baselines3 Zoo.
+
+    Attributes:
+        steps: number of environment steps of training.
+        games: number of parallel environments.
+        rollout: number of steps per environment between updates.
+        ppo: options of `agent.ppo`.
+        hidden: width of the two hidden layers.
+        activation: activation function of the network.
+        initial_std: initial standard deviation of actions.
+        normalize: whether observations and rewards are normalized.
+        library: additional arguments of PPO in Stable-Baselines3, for options that llmrl does not have.
+    """
 
     steps: int
     games: int
@@ -103,16 +120,16 @@ def main() -> None:
     rows: Rows = []
     for name in args.tasks:
         task = TASKS[name]._replace(steps=int(TASKS[name].steps * args.share))
-        learners = {"llmrl": learn_with_llmrl, "Stable-Baselines3": learn_with_sb3}
+        trainers = {"llmrl": train_llmrl, "Stable-Baselines3": train_sb3}
         if task.library:
-            learners["Stable-Baselines3, state-dependent exploration"] = learn_with_sb3_exploration
-        for learner, learn in learners.items():
-            rows += measure_curve(name, learner, partial(learn, name, task), task.steps, args.seeds)
+            trainers["Stable-Baselines3, state-dependent exploration"] = train_sb3_exploration
+        for implementation, train in trainers.items():
+            rows += measure_curve(name, implementation, partial(train, name, task), task.steps, args.seeds)
     save_curves(rows, args.out)
 
 
-def learn_with_llmrl(name: str, task: Task, seed: int) -> Episodes:
-    """Learn with `agent=ppo`."""
+def train_llmrl(name: str, task: Task, seed: int) -> Episodes:
+    """Train `agent=ppo` and return the episodes of training."""
     ppo = {"entropy_coefficient": 0.0, "value_coefficient": 1.0, "value_clip": None, **task.ppo}
     with tempfile.TemporaryDirectory() as root:
         run = llmrl.train(
@@ -138,8 +155,15 @@ def learn_with_llmrl(name: str, task: Task, seed: int) -> Episodes:
         return read_episodes(Path(run.folder), task.games)
 
 
-def learn_with_sb3(name: str, task: Task, seed: int, **more: Any) -> Episodes:
-    """Learn with Stable-Baselines3."""
+def train_sb3(name: str, task: Task, seed: int, **kwargs: Any) -> Episodes:
+    """Train PPO of Stable-Baselines3 and return the episodes of training.
+
+    Args:
+        name: Gymnasium ID of the task.
+        task: settings.
+        seed: seed of training.
+        **kwargs: additional arguments of `stable_baselines3.PPO`.
+    """
     from stable_baselines3 import PPO
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -168,10 +192,10 @@ def learn_with_sb3(name: str, task: Task, seed: int, **more: Any) -> Episodes:
         gae_lambda=p["gae_lambda"],
         clip_range=p["clip"],
         ent_coef=p.get("entropy_coefficient", 0.0),
-        vf_coef=p.get("value_coefficient", 1.0) / 2,  # its value loss is the squared error, ours half of it
+        vf_coef=p.get("value_coefficient", 1.0) / 2,  # the value loss of llmrl contains a factor of 1/2
         max_grad_norm=p.get("max_grad_norm", 0.5),
         policy_kwargs=network,
-        **more,
+        **kwargs,
     )
     model.learn(task.steps)
     lengths = [np.cumsum(monitor.get_episode_lengths()) * task.games for monitor in monitors]
@@ -179,9 +203,9 @@ def learn_with_sb3(name: str, task: Task, seed: int, **more: Any) -> Episodes:
     return np.concatenate(lengths), np.concatenate(returns)
 
 
-def learn_with_sb3_exploration(name: str, task: Task, seed: int) -> Episodes:
-    """Learn with Stable-Baselines3 and what the zoo has that is only its own."""
-    return learn_with_sb3(name, task, seed, **(task.library or {}))
+def train_sb3_exploration(name: str, task: Task, seed: int) -> Episodes:
+    """Train PPO of Stable-Baselines3 with state-dependent exploration, as in the zoo."""
+    return train_sb3(name, task, seed, **(task.library or {}))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""The regime of the escape room (`experiment=regimes/escape_room`): what incentives do, and what reading is worth.
+"""Effects of incentives and of reading the prompt in the escape room (`experiment=regimes/escape_room`).
 
     python benchmarks/escape_room_reading.py [--seeds 3] [--output DIR] [--only landscape contexts principals]
 
-`landscape`: proposals side by side while lever 0 works, four societies of each seed. `contexts`: three proposals in
-each of the six contexts. `principals`: those that see numbers, and rules that take more or less out of the prompt
-(tests/support/reading_rules.py; no language models), by the steps of a run. Runs are ordinary ones of `llmrl-train`
-under DIR: a second call finds those that are finished. Intervals are 95 % t intervals over seeds, from five seeds on.
+* `landscape` compares proposals while lever 0 works, with four societies per seed.
+* `contexts` compares three proposals in each of the six contexts.
+* `principals` compares numerical principals with rules that read more or less of the prompt
+  (tests/support/reading_rules.py; no language models), by steps of a run.
+
+Runs are `llmrl-train` runs in DIR; finished runs are reused. Confidence intervals are 95 % t intervals over seeds, and
+require at least five seeds.
 """
 
 from __future__ import annotations
@@ -29,16 +32,16 @@ from llmrl.statistics.intervals import mean_interval
 
 TESTS = Path(__file__).parents[1] / "tests"
 SUPPORT = str(TESTS / "support")
-LEVERS, HIGHEST, GAMES, SOCIETIES = 6, 12.0, 32, 4
-GOOD = 100.0
-"""An objective above it: the door is open nearly all the time."""
+LEVERS, GAMES, SOCIETIES = 6, 32, 4
+SOLVED_OBJECTIVE = 100.0
+"""Objective above which the door is open almost always."""
 
 READING = ("principal=llm", "llm=reading_rule", "trusted_modules=[reading_rules]")
 PRINCIPALS: dict[str, Sequence[str]] = {
     "rule that reads context and rewards": (*READING, "llm.uses=context_and_rewards"),
-    "rule that reads the context alone": (*READING, "llm.uses=context"),
-    "rule that reads the rewards alone": (*READING, "llm.uses=rewards"),
-    "nothing, whatever happens": ("principal=listed", f"principal.vectors=[{[0] * (LEVERS + 2)}]"),
+    "rule that reads only the context": (*READING, "llm.uses=context"),
+    "rule that reads only the rewards": (*READING, "llm.uses=rewards"),
+    "no incentives": ("principal=listed", f"principal.vectors=[{[0] * (LEVERS + 2)}]"),
     "llm=scripted (fixed rules)": ("principal=llm", "llm=scripted"),
     "random": ("principal=random",),
     "ucb, points=3": ("principal=ucb", "principal.points=3"),
@@ -49,58 +52,59 @@ PRINCIPALS: dict[str, Sequence[str]] = {
 }
 
 
-def incentives(working: float = 0, other: float = 0, door: float = 0, start: float = 0, rest: float = 0) -> list[float]:
-    """Return incentives while lever 0 works: at it, at lever 1, at the door, at the start, and at all other levers."""
-    return [working, other, *[rest] * (LEVERS - 2), door, start]
+def make_incentives(
+    lever_0: float = 0, lever_1: float = 0, door: float = 0, start: float = 0, other_levers: float = 0
+) -> list[float]:
+    """Return the vector of incentives: of each lever, of the door and of the start."""
+    return [lever_0, lever_1, *[other_levers] * (LEVERS - 2), door, start]
 
 
 LANDSCAPE: dict[str, list[float]] = {
-    "nothing": incentives(),
-    **{f"{x:g} at the lever that works": incentives(x) for x in (1, 1.5, 2, 3, 4, 6, 8, 10, 11, 12)},
-    "3 at another lever": incentives(0, 3),
-    "12 at another lever": incentives(0, 12),
-    "3 at the door": incentives(door=3),
-    "12 at the door": incentives(door=12),
-    "3 at the start": incentives(start=3),
-    "12 at the start": incentives(start=12),
-    "4 at it, 1 at another lever": incentives(4, 1),
-    "4 at it, 2 at another lever": incentives(4, 2),
-    "4 at it, 3 at another lever": incentives(4, 3),
-    "4 at it, 4 at another lever": incentives(4, 4),
-    "4 at it, 1 at the door": incentives(4, door=1),
-    "4 at it, 3 at the door": incentives(4, door=3),
-    "4 at it, 3 at the start": incentives(4, start=3),
-    "12 at it, 6 at the door": incentives(12, door=6),
-    "6 at it, 3 everywhere else": incentives(6, 3, 3, 3, 3),
-    "3 at every lever": incentives(3, 3, rest=3),
-    "1 everywhere": incentives(1, 1, 1, 1, 1),
-    "6 everywhere (the middle)": incentives(6, 6, 6, 6, 6),
-    "12 everywhere": incentives(12, 12, 12, 12, 12),
+    "no incentives": make_incentives(),
+    **{f"{x:g} at the working lever": make_incentives(x) for x in (1, 1.5, 2, 3, 4, 6, 8, 10, 11, 12)},
+    "3 at another lever": make_incentives(0, 3),
+    "12 at another lever": make_incentives(0, 12),
+    "3 at the door": make_incentives(door=3),
+    "12 at the door": make_incentives(door=12),
+    "3 at the start": make_incentives(start=3),
+    "12 at the start": make_incentives(start=12),
+    "4 at the working lever, 1 at another": make_incentives(4, 1),
+    "4 at the working lever, 2 at another": make_incentives(4, 2),
+    "4 at the working lever, 3 at another": make_incentives(4, 3),
+    "4 at the working lever, 4 at another": make_incentives(4, 4),
+    "4 at the working lever, 1 at the door": make_incentives(4, door=1),
+    "4 at the working lever, 3 at the door": make_incentives(4, door=3),
+    "4 at the working lever, 3 at the start": make_incentives(4, start=3),
+    "12 at the working lever, 6 at the door": make_incentives(12, door=6),
+    "6 at the working lever, 3 everywhere else": make_incentives(6, 3, 3, 3, 3),
+    "3 at every lever": make_incentives(3, 3, other_levers=3),
+    "1 everywhere": make_incentives(1, 1, 1, 1, 1),
+    "6 everywhere (middle of the range)": make_incentives(6, 6, 6, 6, 6),
+    "12 everywhere": make_incentives(12, 12, 12, 12, 12),
 }
 
 
-def run_and_read(folder: Path, words: Sequence[str], seeds: int) -> list[dict[str, Any]]:
-    """Return summaries of the preset under `words`, by seed, from runs in `folder`."""
+def run_experiment(folder: Path, overrides: Sequence[str], seeds: int) -> list[dict[str, Any]]:
+    """Run the regime with overrides in `folder`, and return the summary of each seed."""
     command = [sys.executable, "-m", "llmrl.cli.train", "--config-dir", str(TESTS / "reading_conf"), "--multirun"]
-    format_seeds = ",".join(map(str, range(seeds)))
-    words = [
+    arguments = [
         "experiment=regimes/escape_room",
-        *words,
+        *overrides,
         "design.confirm_steps=0",
         "design.evaluations=0",
-        f"seed={format_seeds}",
+        f"seed={','.join(map(str, range(seeds)))}",
         f"output_root={folder}",
     ]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([SUPPORT, os.environ.get("PYTHONPATH", "")]),
     }
-    subprocess.run([*command, *words], check=True, capture_output=True, env=environment)
+    subprocess.run([*command, *arguments], check=True, capture_output=True, env=environment)
     return [json.loads(next(folder.rglob(f"s{seed}/summary.json")).read_text()) for seed in range(seeds)]
 
 
-def measure_vectors(folder: Path, vectors: Sequence[list[float]], seeds: int, *words: str) -> np.ndarray:
-    """Return objectives of `vectors`, a mean over episodes for every society, [vectors, seeds * SOCIETIES]."""
+def measure_vectors(folder: Path, vectors: Sequence[list[float]], seeds: int, *overrides: str) -> np.ndarray:
+    """Return the mean objective over episodes of each vector and society, [vectors, seeds * SOCIETIES]."""
     n = len(vectors)
     common = (
         "principal=listed",
@@ -109,9 +113,9 @@ def measure_vectors(folder: Path, vectors: Sequence[list[float]], seeds: int, *w
         "design.steps=1",
     )
     games = (f"design.replicates={SOCIETIES}", f"env.n_envs={n * SOCIETIES * GAMES}")
-    rows = [s["history"] for s in run_and_read(folder, (*common, *games, *words), seeds)]
-    each = [[np.reshape(row["values"], (SOCIETIES, -1)).mean(axis=1) for row in history] for history in rows]
-    return np.concatenate(each, axis=1)
+    histories = [summary["history"] for summary in run_experiment(folder, (*common, *games, *overrides), seeds)]
+    means = [[np.reshape(row["values"], (SOCIETIES, -1)).mean(axis=1) for row in history] for history in histories]
+    return np.concatenate(means, axis=1)
 
 
 def print_header(*columns: str) -> None:
@@ -123,68 +127,74 @@ def format_with_error(societies: np.ndarray) -> str:
 
 
 def print_landscape(folder: Path, seeds: int) -> None:
-    vectors, cell = list(LANDSCAPE.values()), {}
-    for title, words in {
+    """Print objectives of the vectors of `LANDSCAPE`."""
+    vectors, objectives = list(LANDSCAPE.values()), {}
+    for title, options in {
         "objective": (),
         "without the cost": ("design.spending_cost=0",),
         "untrained": ("design.adapt_rounds=0",),
     }.items():
-        overrides = ("env.fixed_context=0", *words)
-        cell[title] = measure_vectors(folder / "landscape" / title.replace(" ", "_"), vectors, seeds, *overrides)
+        overrides = ("env.fixed_context=0", *options)
+        objectives[title] = measure_vectors(folder / "landscape" / title.replace(" ", "_"), vectors, seeds, *overrides)
     print(f"\nLever 0 works; mean and standard error over {seeds * SOCIETIES} societies\n")
-    print_header("paid per step", "objective", "lowest, highest society", "without the cost", "untrained agents")
+    print_header("incentives per step", "objective", "lowest, highest society", "without the cost", "untrained agents")
     for i, name in enumerate(LANDSCAPE):
-        own = cell["objective"][i]
-        rest = f"{format_with_error(cell['without the cost'][i])} | {format_with_error(cell['untrained'][i])}"
-        print(f"| {name} | {format_with_error(own)} | {own.min():.0f}, {own.max():.0f} | {rest} |")
-    best, none = cell["objective"][list(LANDSCAPE).index("3 at the lever that works")], cell["objective"][0]
-    n_standard_errors = (best - none).mean() / max(float(standard_error(best - none)), 1e-9)
+        x = objectives["objective"][i]
+        cells = [format_with_error(x), f"{x.min():.0f}, {x.max():.0f}"]
+        cells += [format_with_error(objectives[title][i]) for title in ("without the cost", "untrained")]
+        print(f"| {name} | {' | '.join(cells)} |")
+    best = objectives["objective"][list(LANDSCAPE).index("3 at the working lever")]
+    difference = best - objectives["objective"][0]
+    n_standard_errors = difference.mean() / max(float(standard_error(difference)), 1e-9)
     print(
-        f"\n3 at the lever that works less nothing: {format_with_error(best - none)}, "
+        f"\n3 at the working lever minus no incentives: {format_with_error(difference)}, "
         f"{n_standard_errors:.0f} standard errors (paired)"
     )
 
 
 def compare_contexts(folder: Path, seeds: int) -> None:
+    """Print objectives of three vectors in each context."""
     print(f"\nIn each context; mean and standard error over {seeds * SOCIETIES} societies\n")
-    print_header("context", "nothing", "3 at the lever that works", "3 at the next")
+    print_header("context", "no incentives", "3 at the working lever", "3 at the next lever")
     for lever in range(LEVERS):
-        vectors = [[3.0 * (place == at) for place in range(LEVERS + 2)] for at in (-1, lever, (lever + 1) % LEVERS)]
-        found = measure_vectors(folder / "contexts" / str(lever), vectors, seeds, f"env.fixed_context={lever}")
-        print(f"| lever_{lever}_works | " + " | ".join(format_with_error(societies) for societies in found) + " |")
+        targets = (-1, lever, (lever + 1) % LEVERS)
+        vectors = [[3.0 * (position == target) for position in range(LEVERS + 2)] for target in targets]
+        objectives = measure_vectors(folder / "contexts" / str(lever), vectors, seeds, f"env.fixed_context={lever}")
+        print(f"| lever_{lever}_works | " + " | ".join(map(format_with_error, objectives)) + " |")
 
 
-def proposals_until_good(summary: dict[str, Any]) -> list[int | None]:
-    """Return the number of proposals until the first good one in each context that occurred; None if there was none."""
-    by_context: dict[Any, list[float]] = {}
+def count_proposals_until_solved(summary: dict[str, Any]) -> list[int | None]:
+    """Return the number of proposals until an objective above `SOLVED_OBJECTIVE`, or None, for each context."""
+    objectives_by_context: dict[Any, list[float]] = {}
     for row in summary["history"]:
-        by_context.setdefault(row["context"], []).append(row["objective"])
-    good = [np.flatnonzero(np.array(objectives) > GOOD) for objectives in by_context.values()]
-    return [int(places[0]) + 1 if len(places) else None for places in good]
+        objectives_by_context.setdefault(row["context"], []).append(row["objective"])
+    solved = [np.flatnonzero(np.array(x) > SOLVED_OBJECTIVE) for x in objectives_by_context.values()]
+    return [int(indices[0]) + 1 if len(indices) else None for indices in solved]
 
 
 def compare_principals(folder: Path, seeds: int) -> None:
-    print(f"\nMean objective of the proposals of some steps; {seeds} seeds\n")
-    solved = f"contexts with a proposal above {GOOD:g}, by seed"
+    """Print the performance of each principal by steps of a run."""
+    print(f"\nMean objective of proposals; {seeds} seeds\n")
+    solved_title = f"contexts with an objective above {SOLVED_OBJECTIVE:g}, by seed"
     print_header(
         "principal",
         "first proposal",
         "steps 1 to 10",
         "last fifth of the steps",
-        solved,
-        "proposals until then (median)",
+        solved_title,
+        "proposals until this objective (median)",
     )
-    for name, words in PRINCIPALS.items():
-        runs = run_and_read(folder / "principals" / re.sub(r"\W+", "_", name), words, seeds)
+    for name, overrides in PRINCIPALS.items():
+        runs = run_experiment(folder / "principals" / re.sub(r"\W+", "_", name), overrides, seeds)
         objectives = [np.array([row["objective"] for row in run["history"]]) for run in runs]
         n = len(objectives[0]) // runs[0]["principal_steps"]
-        parts = [[each[:count].mean() for each in objectives] for count in (1, 10 * n)]
-        cells = [format_interval(np.array(scores)) for scores in (*parts, [run["online_performance"] for run in runs])]
-        tries_by_seed = [proposals_until_good(run) for run in runs]
-        found = ", ".join(f"{sum(x is not None for x in each)} of {len(each)}" for each in tries_by_seed)
-        successful_tries = [x for each in tries_by_seed for x in each if x is not None]
-        median = f"{np.median(successful_tries):g}" if successful_tries else "-"
-        print(f"| {name} | " + " | ".join([*cells, found, median]) + " |")
+        means = [[x[:count].mean() for x in objectives] for count in (1, 10 * n)]
+        cells = [format_interval(np.array(scores)) for scores in (*means, [run["online_performance"] for run in runs])]
+        counts_by_seed = [count_proposals_until_solved(run) for run in runs]
+        n_solved = ", ".join(f"{sum(x is not None for x in counts)} of {len(counts)}" for counts in counts_by_seed)
+        solved_counts = [x for counts in counts_by_seed for x in counts if x is not None]
+        median = f"{np.median(solved_counts):g}" if solved_counts else "-"
+        print(f"| {name} | " + " | ".join([*cells, n_solved, median]) + " |")
 
 
 def format_interval(scores: np.ndarray) -> str:
@@ -197,7 +207,7 @@ PARTS = {"landscape": print_landscape, "contexts": compare_contexts, "principals
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--output", type=Path, help="where runs are kept; none: nowhere")
+    parser.add_argument("--output", type=Path, help="folder for the runs (default: temporary)")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

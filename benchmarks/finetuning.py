@@ -1,10 +1,10 @@
-"""Fine-tuning of a tiny proposer: both methods, before and after, on the training task and on another one.
+"""Fine-tuning of a small proposer with both methods, evaluated on the training task and on another task.
 
-The model, two layers and 106 thousand weights, is trained from scratch here, on prompts with made-up histories and
-replies with parameters drawn at random: it knows the form of a reply and nothing of any game. Then it is fine-tuned for
-CartPole (a linear policy of eight whole numbers, prompt `numeric`), by imitation and by reinforcement learning, as
-`llmrl-finetune` does it, and asked about MountainCarContinuous (two whole numbers) as well. It shows that the machinery
-learns; it says nothing of language models.
+The model has two layers and 106,000 parameters. It is first trained from scratch on prompts with synthetic histories
+and replies with random parameters, so that it knows only the format of replies. Then it is fine-tuned for CartPole (a
+linear policy of eight integers, prompt `numeric`) by supervised fine-tuning and by reinforcement learning, like
+`llmrl-finetune`, and evaluated on CartPole and on MountainCarContinuous (two integers). The benchmark verifies the
+training code; its results do not generalize to pretrained language models.
 
     python benchmarks/finetuning.py --sft-steps 600 --grpo-steps 300 --seeds 0
 """
@@ -42,7 +42,7 @@ COMMON = [
 ]
 METHODS = {
     "sft": ["method=sft", "method.optimizer.learning_rate=3e-3", "method.optimizer.batch=16"],
-    # Returns of CartPole are mostly far below the highest: ranks tell proposals apart where scaled returns hardly do.
+    # Most returns of CartPole are far below the maximum: ranks separate proposals better than scaled returns.
     "grpo": [
         "method=grpo",
         "method.optimizer.learning_rate=1e-3",
@@ -52,11 +52,17 @@ METHODS = {
         "rewards.rank=2",
     ],
 }
-MEASURES = ("valid_rate", "return", "improvement_rate", "score")
+METRICS = ("valid_rate", "return", "improvement_rate", "score")
 
 
 def make_examples(env: str, low: float, high: float, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Return prompts about `env` with random histories, and replies with random numbers."""
+    """Return (prompt, reply) pairs for an environment, with random histories and random parameters.
+
+    Args:
+        env: environment option.
+        low, high: range of the returns in histories.
+        rng: random number generator.
+    """
     from contextlib import ExitStack
 
     from llmrl.experiment.models import build_model
@@ -65,32 +71,34 @@ def make_examples(env: str, low: float, high: float, rng: np.random.Generator) -
     from llmrl.finetuning.trials import ParameterTrial, ProposalExample
 
     config = compose(f"env={env}", *POLICY, "llm=scripted", "hardware.cores=1")
-    means = RunResources(config, build_model)
-    task = _build_task(config, means, config, config["principal"], means.checked_model, ExitStack(), "")
+    resources = RunResources(config, build_model)
+    task = _build_task(config, resources, config, config["principal"], resources.checked_model, ExitStack(), "")
     task.prompt_format.proposer.on_search_start(100, 20)
     space = task.space
 
-    def vector() -> np.ndarray:
+    def sample_vector() -> np.ndarray:
         return space.round_values(rng.uniform(space.low - 0.5, space.high + 0.5))
 
     pairs = []
     for _ in range(PAIRS):
-        history = tuple(ParameterTrial(vector(), rng.uniform(low, high, 1)) for _ in range(EXAMPLES_PER_PROMPT))
-        prompt = task.prompt_format.make_prompt(ProposalExample(0, history, ParameterTrial(vector(), np.zeros(1))))
+        history = tuple(ParameterTrial(sample_vector(), rng.uniform(low, high, 1)) for _ in range(EXAMPLES_PER_PROMPT))
+        prompt = task.prompt_format.make_prompt(
+            ProposalExample(0, history, ParameterTrial(sample_vector(), np.zeros(1)))
+        )
         pairs.append((prompt.text, str(task.prompt_format.target_reply(prompt))))
     return pairs
 
 
 def finetune(base: Path, root: Path, method: str, steps: int, seed: int) -> tuple[dict[str, Any], float]:
-    """Return the results of a run, and its duration, seconds (almost zero if it was finished before)."""
+    """Fine-tune a model, and return the evaluation and the duration in seconds (almost zero if already finished)."""
     from llmrl.experiment.experiment import Experiment
 
-    typed = [*COMMON, *METHODS[method], f"method.optimizer.steps={steps}", f"seed={seed}", f"llm.model={base}"]
+    overrides = [*COMMON, *METHODS[method], f"method.optimizer.steps={steps}", f"seed={seed}", f"llm.model={base}"]
     start = time.monotonic()
-    config = compose(*typed, f"output_root={root}", "transfer=[mountain_car_continuous]", primary="finetune")
-    # The other task's policy is of the same kind.
+    config = compose(*overrides, f"output_root={root}", "transfer=[mountain_car_continuous]", primary="finetune")
+    # The policy of the transfer task has the same options.
     config["transfer"]["mountain_car_continuous"]["agent"] |= {"bias": False, "decimals": 0}
-    run = Experiment(config, typed).run().folder
+    run = Experiment(config, overrides).run().folder
     return json.loads((run / "evaluation.json").read_text()), time.monotonic() - start
 
 
@@ -99,15 +107,15 @@ def format_interval(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument(
-        "--folder", type=Path, default=None, help="where the base model and the runs go (default: temporary)"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="folder for the base model and the runs (default: temporary)"
     )
-    p.add_argument("--base-steps", type=int, default=300)
-    p.add_argument("--sft-steps", type=int, default=600)
-    p.add_argument("--grpo-steps", type=int, default=300)
-    p.add_argument("--seeds", type=int, nargs="+", default=[0])
-    args = p.parse_args()
+    parser.add_argument("--base-steps", type=int, default=300)
+    parser.add_argument("--sft-steps", type=int, default=600)
+    parser.add_argument("--grpo-steps", type=int, default=300)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    args = parser.parse_args()
     folder = args.folder or Path(tempfile.mkdtemp())
     base = folder / f"base-{args.base_steps}"
     if not (base / "config.json").exists():
@@ -123,10 +131,10 @@ def main() -> None:
             results, seconds = finetune(base, folder / f"{method}-{seed}", method, steps, seed)
             for name, result in results.items():
                 for policy in ("before", "after", "random", "incumbent"):
-                    cells = [format_interval(result[policy][measure]) for measure in MEASURES]
+                    cells = [format_interval(result[policy][metric]) for metric in METRICS]
                     rows.append([f"{method}, seed {seed}", f"{steps} steps, {seconds:.0f} s", name, policy, *cells])
-    print("\n| method | training | task | | " + " | ".join(name.replace("_", " ") for name in MEASURES) + " |")
-    print("|---" * (4 + len(MEASURES)) + "|")
+    print("\n| method | training | task | | " + " | ".join(name.replace("_", " ") for name in METRICS) + " |")
+    print("|---" * (4 + len(METRICS)) + "|")
     for row in rows:
         print("| " + " | ".join(row) + " |")
 

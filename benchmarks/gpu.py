@@ -1,20 +1,20 @@
-"""Speed of this platform's work on a GPU, in one command under ten minutes: games, PPO, societies, local scorers.
+"""Throughput of games, PPO, batched societies and the local scorer on a GPU, in less than ten minutes.
 
     python benchmarks/gpu.py [--parts check games blocks ppo societies scorer] [--games 4096 16384 65536 262144]
-    python benchmarks/gpu.py --toy     # the same code without a GPU, in about a minute; measures nothing
+    python benchmarks/gpu.py --toy     # test of the same code without a GPU, in about a minute
 
-* `check`: 64 games of 50 steps are those of the processor bit for bit: states, grids, pixels, rewards, what is told.
-* `games`: agent steps a second of `grid` and `pixels` with random actions and 7 players. `kernel` is the loops and the
-  painting alone, `step` is `VecEnv.step`. Aims for `step`: 100 M with `grid`, 10 M with `pixels`.
-* `blocks`: agent steps a second of the kernel alone, by the threads of its blocks (`compilation.BLOCK`).
-* `ppo`: agent steps a second of rollouts and updates on Harvest, end to end.
-* `societies`: training rounds of several societies in one batch beside one society.
-* `scorer`: prompts scored a second by a model in the shape of Flan-T5-large with random weights.
+* `check`: compares states, grids, pixels, rewards and infos of 64 games of 50 steps with the CPU, bit for bit.
+* `games`: agent steps per second with `grid` and `pixels` observations, random actions and 7 players. `kernel` is the
+  game loops and rendering, `step` is `VecEnv.step`. Targets for `step`: 100 M with `grid`, 10 M with `pixels`.
+* `blocks`: agent steps per second of the kernel, by number of threads per block (`compilation.THREADS_PER_BLOCK`).
+* `ppo`: agent steps per second of rollouts and updates on Harvest, end to end.
+* `societies`: training rounds of several societies in one batch, compared with one society.
+* `scorer`: prompts per second of a model with the architecture of Flan-T5-large and random weights.
 
-`first` are the seconds of the first call, compilation included, which no other column counts. `x CPU` is the
-ratio to the processors of the same machine, all cores, in the row that says CPU. Memory is the most that torch held.
-Each part has a time limit, and a size that does not fit is left out and says so. The exit code is 2 without a GPU, and
-1 where games differ or are not compared in time, or a part failed.
+`first` is the duration of the first call, seconds, which includes compilation; other columns exclude it. `x CPU` is the
+speedup over all CPU cores of the same machine, measured in the rows labeled CPU. Memory is the peak memory of torch.
+Each part has a time limit. Sizes that exceed the memory are skipped with a message. Exit codes: 2 without a GPU; 1 if
+games differ, the comparison did not finish in time, or a part failed.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from llmrl.core.errors import ConfigError
 from llmrl.envs.native.compilation import build_kernel
 
 
-class TimeUp(BaseException):
-    """The time of a part is up; no `except Exception` on the way is meant."""
+class PartTimeout(BaseException):
+    """Signal that a part reached its time limit; not an `Exception`, so that the part does not catch it."""
 
 
 def measure_scorer(part: Part) -> None:
-    """Measure the scorer; the import is local because only this part needs transformers."""
+    """Measure the scorer. The import is local because only this part needs transformers."""
     from gpu_scorer import measure_scorer
 
     measure_scorer(part)
@@ -59,41 +59,41 @@ PARTS: dict[str, Callable[[Part], None]] = {
     "scorer": measure_scorer,
 }
 MAX_SECONDS = 575
-"""Seconds after which the process ends, whatever hangs; its imports come before."""
+"""Seconds after the imports until the process is terminated, even if a part hangs."""
 TITLES = {
-    "check": "the games of the device beside those of the processor",
+    "check": "comparison of games on the device with the CPU",
     "games": "agent steps of games with random actions",
-    "blocks": "agent steps of the kernel alone, by threads of a block",
+    "blocks": "agent steps of the kernel, by threads per block",
     "ppo": "agent steps of PPO on Harvest, 7 players with shared parameters",
     "societies": "societies in one batch",
-    "scorer": "a local scorer in the shape of Flan-T5-large, random weights",
+    "scorer": "local scorer with the architecture of Flan-T5-large and random weights",
 }
 
 
 def run_part(part: Part) -> bool:
-    """Compute a part within its time limit; return whether it succeeded."""
+    """Run a part within its time limit, and return whether it succeeded."""
 
     def stop(*_: object) -> None:
-        raise TimeUp
+        raise PartTimeout
 
-    before = signal.signal(signal.SIGALRM, stop)
-    # Again and again: an exception that is raised where Python discards it, e.g. in `__del__`, is lost.
+    previous_handler = signal.signal(signal.SIGALRM, stop)
+    # The signal repeats every 5 s because Python discards exceptions that are raised in some places, e.g. in `__del__`.
     signal.setitimer(signal.ITIMER_REAL, LIMITS[part.name], 5.0)
     try:
         PARTS[part.name](part)
-    except TimeUp:
-        part.row(f"stopped: the {LIMITS[part.name]} s of this part are up")
-        return part.name != "check"  # of games that nobody has compared no speed means anything
+    except PartTimeout:
+        part.print_row(f"stopped at the time limit of {LIMITS[part.name]} s")
+        return part.name != "check"  # speeds are meaningless unless the games were compared
     except GamesDifferError as error:
-        part.row(f"FAILED: {error}")
+        part.print_row(f"FAILED: {error}")
         return False
-    except Exception:  # noqa: BLE001 (it is printed, and the other parts are measured all the same)
-        part.row("FAILED")
+    except Exception:  # noqa: BLE001 (printed; the other parts still run)
+        part.print_row("FAILED")
         traceback.print_exc(file=sys.stdout)
         return False
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous_handler)
     return True
 
 
@@ -104,8 +104,8 @@ def describe_machine(device: str) -> str:
     )
     if device != "cuda":
         return cores
-    facts = torch.cuda.get_device_properties(0)
-    name = f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
+    properties = torch.cuda.get_device_properties(0)
+    name = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
     return f"{name}, numba-cuda {version('numba-cuda')}; {cores}"
 
 
@@ -135,15 +135,15 @@ def main() -> None:
     if args.games:
         sizes = dataclasses.replace(sizes, games=args.games)
     if args.toy:
-        print("TOY SIZES, IN A SIMULATOR AND ON THE PROCESSOR: NOTHING HERE IS A MEASUREMENT.")
+        print("TOY SIZES ON THE CPU AND IN A SIMULATOR: THE TIMES ARE NOT A MEASUREMENT.")
     print(describe_machine(device), flush=True)
-    begin, succeeded = time.perf_counter(), True
+    start, all_succeeded = time.perf_counter(), True
     for name in args.parts:
         print(f"\n{name}: {TITLES[name]} (at most {LIMITS[name]} s)", flush=True)
-        succeeded &= run_part(Part(name, sizes, device))
-    print(f"\n{time.perf_counter() - begin:.0f} s{'' if succeeded else ', NOT ALL WENT WELL'}")
+        all_succeeded &= run_part(Part(name, sizes, device))
+    print(f"\n{time.perf_counter() - start:.0f} s{'' if all_succeeded else ', SOME PARTS FAILED'}")
     faulthandler.cancel_dump_traceback_later()
-    sys.exit(0 if succeeded else 1)
+    sys.exit(0 if all_succeeded else 1)
 
 
 if __name__ == "__main__":

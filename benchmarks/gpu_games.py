@@ -1,4 +1,4 @@
-"""Games on a GPU, for `benchmarks/gpu.py`: whether they are those of the processor, and how many steps a second."""
+"""Correctness and throughput of games on a GPU, for `benchmarks/gpu.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from gpu_part import Part, Sizes, seconds, wait
+from gpu_part import Part, Sizes, measure_seconds, synchronize
 
 from llmrl.core.records import to_numpy
 from llmrl.core.seeding import Seeds
@@ -21,158 +21,173 @@ from llmrl.envs.substrate.society_env import SubstrateSettings
 
 PLAYERS = 7
 SUBSTRATES: tuple[Any, ...] = ("cleanup", "harvest")
-AIMS = {"grid": 100e6, "pixels": 10e6}
-"""Agent steps a second."""
+TARGETS = {"grid": 100e6, "pixels": 10e6}
+"""Target throughput by observation, agent steps per second."""
 
 
 class GamesDifferError(Exception):
-    """The device does not play the games that the processor plays."""
+    """Signal that games on the device differ from games on the CPU."""
 
 
 def make_games(device: str, game: SubstrateSettings) -> NativeEnv:
-    """Return games on `cuda`, on `simulated` (Numba's simulator), or on `cpu`."""
+    """Create games on `cuda`, on `simulated` (the CUDA simulator of Numba), or on `cpu`."""
     env = NativeEnv(game, Seeds(0), "cuda" if device == "cuda" else "cpu")
     if device == "cpu" and is_simulated():
         env.engine.play_games = CpuLoop()
     return env
 
 
-def harvest(device: str, games: int, horizon: int = 1000) -> NativeEnv:
-    """Return games of Harvest under a tax, whose players see maps."""
+def make_harvest(device: str, games: int, horizon: int = 1000) -> NativeEnv:
+    """Create games of Harvest with a bracketed tax and `grid` observations."""
     game = SubstrateSettings("harvest", games, PLAYERS, horizon, observe=["grid"], mechanism=BracketedTax())
     return make_games(device, game)
 
 
 def check(part: Part) -> None:
-    """Raise GamesDifferError at the first difference between the games of the device and those of the processor."""
+    """Compare games on the device with games on the CPU, step by step.
+
+    Raises:
+        GamesDifferError: an array differs.
+    """
     games, steps = part.sizes.check
     for substrate in SUBSTRATES:
         game = SubstrateSettings(substrate, games, PLAYERS, observe=["grid", "pixels"])
-        device, processor = make_games(part.device, game), make_games("cpu", game)
+        device_games, cpu_games = make_games(part.device, game), make_games("cpu", game)
         generator = torch.Generator().manual_seed(0)
         for step in range(steps + 1):
             if step == 0:
-                facts = [{f"seen {k}": x for k, x in env.reset(seed=1).items()} for env in (device, processor)]
+                arrays = [
+                    {f"observation {k}": x for k, x in env.reset(seed=1).items()} for env in (device_games, cpu_games)
+                ]
             else:
-                action = torch.randint(device.spec.n_actions, (games, PLAYERS), generator=generator)
-                facts = [_facts(env, action) for env in (device, processor)]
-            for env, found in zip((device, processor), facts, strict=True):
-                saved = env.state_dict()
-                found |= {f"state {k}": x for k, x in saved["state"].items()} | {
-                    "player_events": saved["player_events"]
-                }
-            for name, theirs in facts[1].items():
-                ours, theirs = (torch.as_tensor(to_numpy(x)) for x in (facts[0][name], theirs))
-                if ours.dtype != theirs.dtype or not torch.equal(ours, theirs):
+                action = torch.randint(device_games.spec.n_actions, (games, PLAYERS), generator=generator)
+                arrays = [_collect_step_arrays(env, action) for env in (device_games, cpu_games)]
+            for env, env_arrays in zip((device_games, cpu_games), arrays, strict=True):
+                state_dict = env.state_dict()
+                env_arrays |= {f"state {k}": x for k, x in state_dict["state"].items()}
+                env_arrays["player_events"] = state_dict["player_events"]
+            for name, cpu_array in arrays[1].items():
+                tensor, cpu_tensor = (torch.as_tensor(to_numpy(x)) for x in (arrays[0][name], cpu_array))
+                if tensor.dtype != cpu_tensor.dtype or not torch.equal(tensor, cpu_tensor):
                     raise GamesDifferError(
-                        f"{substrate}, step {step}: {name} of the device is not that of the processor. THE GAMES ARE "
-                        "WRONG, and no speed of them means anything."
+                        f"{substrate}, step {step}: {name} differs between the device and the CPU. THE GAMES ARE "
+                        "WRONG, and their speed is meaningless."
                     )
-        part.row(f"{substrate}, {games} games, {steps} steps", "equal, bit for bit", f"{len(facts[0])} facts a step")
+        part.print_row(
+            f"{substrate}, {games} games, {steps} steps", "equal, bit for bit", f"{len(arrays[0])} arrays per step"
+        )
 
 
-def _facts(env: NativeEnv, action: torch.Tensor) -> dict[str, Any]:
+def _collect_step_arrays(env: NativeEnv, action: torch.Tensor) -> dict[str, Any]:
+    """Step the games, and return observations, infos, rewards and ends by name."""
     step = env.step(action)
-    seen = {f"seen {k}": x for k, x in step.observation.items()}
-    return seen | {f"info {k}": x for k, x in step.info.items()} | {"reward": step.reward, "ended": step.truncated}
+    observations = {f"observation {k}": x for k, x in step.observation.items()}
+    infos = {f"info {k}": x for k, x in step.info.items()}
+    return observations | infos | {"reward": step.reward, "truncated": step.truncated}
 
 
 class RandomGames:
-    """Games with random actions, as whole steps and as the kernel alone."""
+    """Games with random actions, executed by `VecEnv.step` or by the kernel."""
 
-    def __init__(self, device: str, substrate: Any, games: int, what: str) -> None:
+    def __init__(self, device: str, substrate: Any, games: int, observation: str) -> None:
         self.device, self.games = device, games
-        self.env = make_games(device, SubstrateSettings(substrate, games, PLAYERS, observe=[what], horizon=None))
+        self.env = make_games(device, SubstrateSettings(substrate, games, PLAYERS, observe=[observation], horizon=None))
         generator = torch.Generator().manual_seed(0)
         actions = torch.randint(self.env.spec.n_actions, (16, games, PLAYERS), generator=generator)
         self.actions = actions.to("cuda" if device == "cuda" else "cpu")
 
-    def first(self) -> float:
-        """Return the seconds of the first reset and step, including compilation."""
+    def measure_first_step(self) -> float:
+        """Return the duration of the first reset and step, seconds, including compilation."""
 
-        def begin() -> None:
+        def reset_and_step() -> None:
             self.env.reset(seed=1)
             self.step(0)
 
-        return seconds(begin, self.device)
+        return measure_seconds(reset_and_step, self.device)
 
     def step(self, k: int) -> None:
+        """Step all games with actions `k`, and reset them at the end of an episode."""
         if self.env.step(self.actions[k]).truncated.any():
             self.env.reset()
 
-    def kernel_alone(self) -> Callable[[int], None]:
-        """Return a function that runs the loops and the painting, with its own arrays."""
+    def make_kernel_step(self) -> Callable[[int], None]:
+        """Return a function of the index of actions that runs only the game loops and rendering."""
         env, observer = self.env, self.env.observer
         checked_actions = [env._check_actions(action) for action in self.actions]
-        rooms = [env._allocate((3, self.games, PLAYERS)), env._allocate((8, self.games))]
-        written = [room if env._on_host else to_loop_array(room) for room in rooms]
+        buffers = [env._allocate((3, self.games, PLAYERS)), env._allocate((8, self.games))]
+        outputs = [buffer if env._on_host else to_loop_array(buffer) for buffer in buffers]
 
         def kernel_step(k: int) -> None:
             frame = observer.next_buffers()
-            outputs = LoopOutputs(*written, frame["grid"][1], frame["tile_ids"][1], env.engine.empty_vectors)
+            loop_outputs = LoopOutputs(*outputs, frame["grid"][1], frame["tile_ids"][1], env.engine.empty_vectors)
             inputs = LoopInputs(env._commands, checked_actions[k], env._device_game_keys)
-            env.engine.play_games(env.threads, self.games, (inputs, outputs, *env._loop_constants))
+            env.engine.play_games(env.threads, self.games, (inputs, loop_outputs, *env._loop_constants))
             if observer.has_pixels:
                 observer.renderer.render(frame["tile_ids"][0], out=frame["pixels"][0])
 
         return kernel_step
 
-    def rate(self, way: Callable[[int], None], sizes: Sizes) -> float:
+    def measure_rate(self, step: Callable[[int], None], sizes: Sizes) -> float:
         """Return agent steps per second; the device is synchronized after each block of steps."""
-        way(1)
-        wait(self.device)
-        done, begin = 0, time.perf_counter()
-        while not done or time.perf_counter() - begin < sizes.seconds:
+        step(1)
+        synchronize(self.device)
+        n_steps, start = 0, time.perf_counter()
+        while not n_steps or time.perf_counter() - start < sizes.seconds:
             for k in range(sizes.block):
-                way(k)
-            wait(self.device)
-            done += sizes.block
-        return PLAYERS * self.games * done / (time.perf_counter() - begin)
+                step(k)
+            synchronize(self.device)
+            n_steps += sizes.block
+        return PLAYERS * self.games * n_steps / (time.perf_counter() - start)
 
 
 @torch.inference_mode()
 def measure_games(part: Part) -> None:
+    """Print the throughput of games by substrate, observation and number of games.
+
+    A combination of substrate and observation that exceeds the memory is not measured with more games.
+    """
     sizes = part.sizes
-    part.row("", "first", "step, M/s", "kernel, M/s", "memory", "x CPU", "aim of step")
-    processor: dict[tuple[Any, str], float] = {}  # agent steps a second
-    fitting = dict.fromkeys(((substrate, what) for what in AIMS for substrate in SUBSTRATES), True)
+    part.print_row("", "first", "step, M/s", "kernel, M/s", "memory", "x CPU", "target of step")
+    cpu_rates: dict[tuple[Any, str], float] = {}  # agent steps per second, by substrate and observation
+    fits = dict.fromkeys(((substrate, observation) for observation in TARGETS for substrate in SUBSTRATES), True)
     for device, games in [("cpu", sizes.games[0]), *((part.device, n) for n in sizes.games)]:
-        for kind in (kind for kind, fits in fitting.items() if fits):
-            title = f"{kind[0]}, {kind[1]}, {games:,} games" + ", CPU" * (device == "cpu")
-            fits = part.fits(title, functools.partial(_games_row, part, device, kind, games, title, processor))
-            fitting[kind] = fits or device == "cpu"
+        for setting in (setting for setting, fits_memory in fits.items() if fits_memory):
+            title = f"{setting[0]}, {setting[1]}, {games:,} games" + ", CPU" * (device == "cpu")
+            measure = functools.partial(_print_games_row, part, device, setting, games, title, cpu_rates)
+            fits[setting] = part.run_measurement(title, measure) or device == "cpu"
 
 
 @torch.inference_mode()
 def measure_blocks(part: Part) -> None:
-    """Of a GPU alone: neither processors nor the simulator have blocks whose size matters."""
+    """Print the throughput of the kernel by threads per block, which matters only on a GPU."""
     blocks, default_block = (8, 16, 32, 64, 128), compilation.THREADS_PER_BLOCK
-    part.row("", *(f"{block}, M/s" for block in blocks))
+    part.print_row("", *(f"{block}, M/s" for block in blocks))
     try:
         for games in part.sizes.games[:3:2]:
             for substrate in SUBSTRATES:
                 random_games = RandomGames(part.device, substrate, games, "grid")
-                random_games.first()
+                random_games.measure_first_step()
                 cells = []
                 for compilation.THREADS_PER_BLOCK in blocks:
-                    cells.append(f"{random_games.rate(random_games.kernel_alone(), part.sizes) / 1e6:.3f}")
-                part.row(f"{substrate}, grid, {games:,} games", *cells)
+                    rate = random_games.measure_rate(random_games.make_kernel_step(), part.sizes)
+                    cells.append(f"{rate / 1e6:.3f}")
+                part.print_row(f"{substrate}, grid, {games:,} games", *cells)
     finally:
         compilation.THREADS_PER_BLOCK = default_block
 
 
-def _games_row(
-    part: Part, device: str, kind: tuple[Any, str], games: int, title: str, processor: dict[tuple[Any, str], float]
+def _print_games_row(
+    part: Part, device: str, setting: tuple[Any, str], games: int, title: str, cpu_rates: dict[tuple[Any, str], float]
 ) -> None:
-    random_games = RandomGames(device, kind[0], games, kind[1])
-    first = random_games.first()
-    rate = random_games.rate(random_games.step, part.sizes)
-    kernel_rate = random_games.rate(random_games.kernel_alone(), part.sizes)
-    cells = [f"{first:.1f} s", f"{rate / 1e6:.3f}", f"{kernel_rate / 1e6:.3f}", part.memory()]
+    random_games = RandomGames(device, setting[0], games, setting[1])
+    first_seconds = random_games.measure_first_step()
+    rate = random_games.measure_rate(random_games.step, part.sizes)
+    kernel_rate = random_games.measure_rate(random_games.make_kernel_step(), part.sizes)
+    cells = [f"{first_seconds:.1f} s", f"{rate / 1e6:.3f}", f"{kernel_rate / 1e6:.3f}", part.format_peak_memory()]
     if device == "cpu":
-        processor[kind] = rate
+        cpu_rates[setting] = rate
     else:
-        aim = AIMS[kind[1]]
-        cells.append(f"{rate / processor[kind]:.1f}x" if kind in processor else "-")
-        cells.append(f"{aim / 1e6:.0f} M {'met' if rate >= aim else 'not met'}")
-    part.row(title, *cells)
+        target = TARGETS[setting[1]]
+        cells.append(f"{rate / cpu_rates[setting]:.1f}x" if setting in cpu_rates else "-")
+        cells.append(f"{target / 1e6:.0f} M {'met' if rate >= target else 'not met'}")
+    part.print_row(title, *cells)

@@ -1,22 +1,23 @@
-"""Values of the vectors that principals recommend on landscapes with known truth, after few proposals.
+"""Quality of the recommendations of principals on landscapes with known values, after few proposals.
 
     python benchmarks/landscapes.py [--runs 200] [--gp-runs 40] [--jobs 2] [--principals ...] [--families ...]
     python benchmarks/landscapes.py --principals llm --llm ollama --runs 20
 
-Each run lets a principal propose vectors on a landscape (`landscape_functions.py`) and tells it noisy measurements. No
-agent learns. After 5, 10 and 20 proposals the vector that the principal recommends is scored by its true value: 0 is
-the value of no mechanism (of the lowest value, on random landscapes), 1 the highest of the landscape. The
-recommendation is that of the principal's `recommend`; without one it is the vector with the highest mean of
-measurements. Run i of a family has the same landscape and the same noise for all principals.
+In each run, a principal proposes vectors on a landscape (`landscape_functions.py`) and receives noisy measurements. No
+agents learn. After 5, 10 and 20 proposals, the recommended vector is scored by its true value: 0 is the value without a
+mechanism (on random landscapes, the lowest value), 1 is the maximum of the landscape. The recommendation is that of
+`recommend`; for principals without this method, it is the vector with the highest mean of measurements. Run i of a
+family has the same landscape and the same noise for all principals.
 
-Prints means and standard errors over runs as tables, and CPU seconds of a run. With `--output` it writes per-run scores
-to landscapes.csv (a row per run, a column per principal). Scores of an existing file that are
-not computed again are kept and printed, so `--runs 0 --gp-runs 0` only prints.
+Prints tables of means and standard errors over runs, and CPU seconds per run. With `--output`, writes per-run scores to
+landscapes.csv (a row per run, a column per principal). Existing scores in this file are preserved and included in the
+tables, so that `--runs 0 --gp-runs 0` only prints.
 
-`gp-...` are variants of `gp`: fewer initial points, and reported standard errors as noise. `...-incumbent` recommends
-the vector with the highest mean of measurements, from the same proposals. `best-arm` is the highest score among the
-arms of the bandits, which bounds theirs. With `--replicates` a measurement is the mean over several societies.
-`metagrad` is left out because it needs gradients of learning agents; `saez` and `vote` need incomes and citizens.
+`gp-...` are variants of `gp` with fewer initial points, or with reported standard errors as noise. `...-incumbent`
+recommends the vector with the highest mean of measurements, from the same proposals. `best-arm` is the highest score
+among the arms of the bandits, which is an upper bound for them. With `--replicates`, a measurement is the mean over
+several societies. Excluded are `metagrad`, which needs gradients of learning agents, and `saez` and `vote`, which need
+incomes and citizens.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ INCUMBENTS = {name: f"{name}-incumbent" for name in ("gp",)}
 BEST_ARMS = {"ucb": "best-arm"}
 """Columns of the best arm of a bandit; all bandits have the same arms."""
 MIN_VARIANCE = 1e-4
-"""Smallest noise variance of a standardized value: two episodes may be equal by chance."""
+"""Minimum noise variance of a standardized value, because two episodes may be equal by chance."""
 
 Row = tuple[str, int, int]
 """Family, run, number of proposals."""
@@ -71,7 +72,7 @@ Scores = dict[Row, dict[str, float]]
 
 
 class ReportedNoisePrincipal(GaussianProcessPrincipal):
-    """Gaussian process with the reported standard errors as known noise instead of one learned variance."""
+    """Gaussian process principal with the reported standard errors as known noise instead of a learned variance."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -96,8 +97,8 @@ class ReportedNoisePrincipal(GaussianProcessPrincipal):
         return model
 
 
-def gp_variant(name: str, function: Landscape, seeds: Seeds) -> Proposer:
-    """Return a variant of `gp` by name."""
+def build_gp_variant(name: str, function: Landscape, seeds: Seeds) -> Proposer:
+    """Build the variant of `gp` with a name of `GP_VARIANTS`."""
     space = function.space
     if name == "gp-reported-noise":
         return ReportedNoisePrincipal(space, seeds)
@@ -108,10 +109,18 @@ GP_VARIANTS = ("gp-initial-1", "gp-initial-half", "gp-reported-noise")
 
 
 def build_principal(name: str, function: Landscape, run: int, proposals: int, llm: str) -> Proposer:
-    """Return a principal with the defaults of its option; `llm` names the option of the language model."""
+    """Build a principal with the default options.
+
+    Args:
+        name: option of `conf/principal`, or a name of `GP_VARIANTS`.
+        function: landscape to search.
+        run: seed.
+        proposals: number of proposals of the run.
+        llm: option of `conf/llm` for the principal `llm`.
+    """
     seeds = Seeds(run)
     if name in GP_VARIANTS:
-        return gp_variant(name, function, seeds.child("principal"))
+        return build_gp_variant(name, function, seeds.child("principal"))
     services: dict[str, Any] = {"device": "cpu", "seeds": seeds.child("llm")}
     if name == "llm":
         node = {key: value for key, value in load_option("llm", llm).items() if key not in CALL_POLICY_KEYS}
@@ -123,7 +132,7 @@ def build_principal(name: str, function: Landscape, run: int, proposals: int, ll
 
 
 def recommendation(principal: Proposer, estimates: PooledEstimates) -> np.ndarray:
-    """Return the vector that a principal recommends, [d]; of a principal without a rule, the incumbent."""
+    """Return the recommended vector, [d]; for principals without `recommend`, the incumbent."""
     recommend = getattr(principal, "recommend", None)
     return incumbent(estimates) if recommend is None else np.asarray(recommend(None, 1, estimates)[0])
 
@@ -138,22 +147,32 @@ def incumbent(estimates: PooledEstimates) -> np.ndarray:
 def search(
     name: str, family: str, run: int, proposals: int, candidates: int, llm: str, replicates: int = 1
 ) -> tuple[dict[Row, dict[str, float]], float]:
-    """Return the scores of one run, and its CPU seconds."""
+    """Run a search, and return the scores of its recommendations and its CPU seconds.
+
+    Args:
+        name: principal.
+        family: family of landscapes.
+        run: number of the landscape, and seed.
+        proposals: number of proposals.
+        candidates: number of proposals per step.
+        llm: option of the language model.
+        replicates: number of societies of a measurement.
+    """
     start, function = time.process_time(), landscape(family, run)
     single_noise = function.noise
     function = replace(function, noise=lambda points: single_noise(points) / math.sqrt(replicates))
     principal = build_principal(name, function, run, proposals, llm)
     estimates, rng = PooledEstimates(), Seeds(run).numpy("noise")
     scores: Scores = {}
-    for done in range(candidates, proposals + 1, candidates):
+    for n_proposals in range(candidates, proposals + 1, candidates):
         vectors = function.spec.proposals.check(principal.ask(None, candidates))
         outcomes = [function.measure(vector, rng) for vector in vectors]
         principal.tell(outcomes)
-        for each in outcomes:
-            n = len(each.values)
-            estimates.add(each.vector, each.value, each.standard_error, n, n)
-        if done in BUDGETS or done == proposals:
-            row = scores[family, run, done] = {name: function.score(recommendation(principal, estimates))}
+        for outcome in outcomes:
+            n = len(outcome.values)
+            estimates.add(outcome.vector, outcome.value, outcome.standard_error, n, n)
+        if n_proposals in BUDGETS or n_proposals == proposals:
+            row = scores[family, run, n_proposals] = {name: function.score(recommendation(principal, estimates))}
             if name in INCUMBENTS:
                 row[INCUMBENTS[name]] = function.score(incumbent(estimates))
             if isinstance(principal, BanditPrincipal) and name in BEST_ARMS:
@@ -162,7 +181,7 @@ def search(
 
 
 def read_scores(path: Path) -> Scores:
-    """Return the scores of a file of `write_scores`; nothing if there is no file."""
+    """Read the scores that `write_scores` wrote, or return an empty dictionary if the file does not exist."""
     if not path.exists():
         return {}
     with path.open(newline="") as file:
@@ -212,9 +231,9 @@ def format_tables(cells: Mapping[Cell, np.ndarray]) -> str:
         lines += [f"\nAfter {n} proposals\n", "| principal | " + " | ".join(families) + " |"]
         lines += ["|---" + "|---:" * len(families) + "|"]
         for name in names:
-            found = [cells.get((name, family, n)) for family in families]
-            text = ["" if v is None else f"{v.mean():.2f} ± {standard_error(v):.2f}" for v in found]
-            lines.append(f"| {name} | " + " | ".join(text) + " |")
+            arrays = [cells.get((name, family, n)) for family in families]
+            row_cells = ["" if x is None else f"{x.mean():.2f} ± {standard_error(x):.2f}" for x in arrays]
+            lines.append(f"| {name} | " + " | ".join(row_cells) + " |")
     return "\n".join(lines)
 
 
@@ -227,8 +246,8 @@ def format_differences(scores: Mapping[Row, Mapping[str, float]]) -> str:
     lines += ["|---|---" + "|---:" * (len(BUDGETS) + 1) + "|"]
     for name, family in itertools.product((*GP_VARIANTS, INCUMBENTS["gp"]), FAMILIES):
         pairs: dict[int, list[float]] = {n: [] for n in BUDGETS}
-        for (where, _, n), row in scores.items():
-            if where == family and n in pairs and {"gp", name} <= row.keys():
+        for (row_family, _, n), row in scores.items():
+            if row_family == family and n in pairs and {"gp", name} <= row.keys():
                 pairs[n].append(row[name] - row["gp"])
         if all(pairs.values()):
             text = [f"{np.mean(values):+.3f} ± {standard_error(np.array(values)):.3f}" for values in pairs.values()]
@@ -236,28 +255,28 @@ def format_differences(scores: Mapping[Row, Mapping[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def silence() -> None:
-    """Hide the warning of every run that the scripted rule is not a language model."""
+def hide_warnings() -> None:
+    """Hide the warning that the scripted rule is not a language model, which each run logs."""
     logging.getLogger("llmrl").setLevel(logging.ERROR)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200, help="runs of each principal and family")
-    parser.add_argument("--gp-runs", type=int, default=40, help="runs of gp and its variants, which take longest")
+    parser.add_argument("--gp-runs", type=int, default=40, help="runs of gp and its variants, which are slow")
     parser.add_argument("--first-run", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--principals", nargs="+", choices=(*PRINCIPALS, *GP_VARIANTS), default=list(PRINCIPALS))
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--proposals", type=int, default=20)
-    parser.add_argument("--candidates", type=int, default=1, help="proposals at a time")
-    parser.add_argument("--replicates", type=int, default=1, help="societies of each measurement")
+    parser.add_argument("--candidates", type=int, default=1, help="proposals per step")
+    parser.add_argument("--replicates", type=int, default=1, help="societies per measurement")
     parser.add_argument("--llm", default="scripted", help="option of conf/llm for the principal llm")
-    parser.add_argument("--output", type=Path, help="folder of the files")
+    parser.add_argument("--output", type=Path, help="folder of landscapes.csv")
     args = parser.parse_args()
     jobs = []
-    # Principals in the inner loop, because a process keeps the last landscapes; runs in the outer loop, so that an
-    # interrupted benchmark has as many runs of each cell.
+    # The inner loop iterates over principals, because each process caches the last landscapes. The outer loop iterates
+    # over runs, so that an interrupted benchmark has equal numbers of runs in all cells.
     for run in range(args.first_run, max(args.runs, args.gp_runs)):
         names = [name for name in args.principals if run < (args.gp_runs if name.startswith("gp") else args.runs)]
         for family in args.families:
@@ -265,18 +284,20 @@ def main() -> None:
     path = args.output / "landscapes.csv" if args.output else None
     scores: Scores = read_scores(path) if path else {}
     seconds: dict[str, list[float]] = {}
-    with ProcessPoolExecutor(args.jobs, initializer=silence) as pool:
-        for i, (job, (found, used)) in enumerate(zip(jobs, pool.map(search, *zip(*jobs, strict=True)), strict=True)):
-            for row, columns in found.items():
+    with ProcessPoolExecutor(args.jobs, initializer=hide_warnings) as pool:
+        for i, (job, (job_scores, cpu_seconds)) in enumerate(
+            zip(jobs, pool.map(search, *zip(*jobs, strict=True)), strict=True)
+        ):
+            for row, columns in job_scores.items():
                 scores.setdefault(row, {}).update(columns)
-            seconds.setdefault(job[0], []).append(used)
+            seconds.setdefault(job[0], []).append(cpu_seconds)
             if path and (i % 200 == 199 or i == len(jobs) - 1):
                 write_scores(path, scores)
     cells = collect_cells(scores)
     print(format_tables(cells))
     print(format_differences(scores))
-    for name, used in seconds.items():
-        print(f"CPU seconds of a run of {name}: {np.mean(used):.2f}")
+    for name, run_seconds in seconds.items():
+        print(f"CPU seconds per run of {name}: {np.mean(run_seconds):.2f}")
 
 
 if __name__ == "__main__":

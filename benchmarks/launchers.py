@@ -1,20 +1,19 @@
-"""Cost of launchers per run of a local sweep: ours, and Hydra's basic and joblib launchers, in turns.
+"""Overhead per run of the launcher of llmrl in a local sweep, compared with Hydra's basic and joblib launchers.
 
     python benchmarks/launchers.py [--runs 200] [--rounds 3] [--jobs 2]
 
-All three compute the same sweep: `--runs` seeds of the smallest run there is, one principal step of one episode of the
-escape room with agents that do not learn, each with its run folder, logs, metrics and provenance. The overhead of a
-launcher per run is
+All launchers execute the same sweep: `--runs` seeds of a minimal run, which is one principal step of one episode of the
+escape room with agents that do not learn. Each run writes its run folder, logs, metrics and provenance. The overhead
+of a launcher per run is
 
-    wall / runs - work / jobs      and, in processor time,      cpu / runs - work_cpu
+    wall / runs - run / jobs      and, in CPU time,      cpu / runs - run_cpu
 
-where `wall` is the time of the whole command, from its start to its end; `jobs` is how many runs it computes at once
-(1 for basic); and `work` is what one run takes in a process that has imported all it needs and does nothing else.
-So starting up, composing configs, starting processes, imports, and whatever makes a run slower than there all count as
-overhead. Basic and joblib are used with Hydra's own sweeper, which composes every run once before it launches any, to
-find mistakes. Processor time is of all processes of the command together (Linux), and depends little on what else the
-machine does. The target is at most the overhead of joblib, whose processes are started once and used for many runs;
-ours gives every run a process of its own, so that one that is killed, or leaks, takes none with it.
+where `wall` is the duration of the command, `jobs` is the number of concurrent runs (1 for basic), and `run` is the
+duration of a run in a process with all imports completed. Startup, composition of configs, creation of processes, and
+imports therefore count as overhead. Basic and joblib use Hydra's basic sweeper, which composes every run before it
+launches the first, to detect errors. CPU time is that of all processes of the command (Linux); it depends little on the
+load of the machine. Target: at most the overhead of joblib. Joblib reuses its processes for many runs. llmrl starts a
+process for each run, so that a crash or a memory leak does not affect other runs.
 """
 
 from __future__ import annotations
@@ -54,32 +53,38 @@ from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.run_job import run_and_print
 
 def cpu():
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime + u.ru_stime for u in used)
+    usages = [resource.getrusage(process) for process in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 report, runs, task = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 times = []
 for seed in range(runs + 1):
     experiment = Experiment.compose(*task, f"seed={seed}")
-    before = time.perf_counter(), cpu()
+    start = time.perf_counter(), cpu()
     run_and_print(experiment)
-    times.append((time.perf_counter() - before[0], cpu() - before[1]))
-Path(report).write_text(json.dumps(times[1:]))  # the first one imports
+    times.append((time.perf_counter() - start[0], cpu() - start[1]))
+Path(report).write_text(json.dumps(times[1:]))  # the first run imports modules
 """
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux's prctl
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one sweep, in seconds: the whole command, its processor time, and until the first run had finished."""
+    """Cost of a sweep.
+
+    Attributes:
+        wall: duration of the command, seconds.
+        cpu: CPU time of the command, seconds.
+        first: time until the first run finished, seconds.
+    """
 
     wall: float
     cpu: float
     first: float
 
 
-def launchers(jobs: int) -> dict[str, tuple[int, list[str]]]:
-    """Return, by name, the number of runs at once, and the overrides that choose the launcher."""
+def list_launchers(jobs: int) -> dict[str, tuple[int, list[str]]]:
+    """Return (number of concurrent runs, overrides that select the launcher) by name."""
     joblib = ["hydra/launcher=joblib", "hydra/sweeper=basic", f"hydra.launcher.n_jobs={jobs}"]
     return {
         "llmrl": (jobs, ["hardware=local", "hardware.device=cpu", "hardware.gpus=0", f"hardware.parallel={jobs}"]),
@@ -88,34 +93,40 @@ def launchers(jobs: int) -> dict[str, tuple[int, list[str]]]:
     }
 
 
-def environment() -> dict[str, str]:
-    """Return environment variables that limit each run to one thread with every launcher."""
+def make_environment() -> dict[str, str]:
+    """Return environment variables that limit each run to one thread, for all launchers."""
     return {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
 
 
 def run(command: list[str], cwd: Path) -> tuple[float, float]:
-    """Return seconds, and processor seconds including those of all children."""
-    before, start = children_cpu(), time.perf_counter()
-    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True)
+    """Run a command, and return its duration and CPU time, seconds; CPU time includes all descendants.
+
+    Raises:
+        SystemExit: the command failed.
+    """
+    cpu_start, start = measure_child_cpu(), time.perf_counter()
+    process = subprocess.run(command, cwd=cwd, env=make_environment(), capture_output=True, text=True)
     wall = time.perf_counter() - start
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}\nended with exit code {done.returncode}:\n{done.stderr[-2000:]}")
-    adopt_and_wait()
-    return wall, children_cpu() - before
+    if process.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}\nexited with code {process.returncode}:\n{process.stderr[-2000:]}")
+    wait_for_children()
+    return wall, measure_child_cpu() - cpu_start
 
 
-def children_cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def measure_child_cpu() -> float:
+    """Return the CPU time of exited child processes, seconds."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def adopt_orphans() -> None:
-    """Make helper processes that outlive a command by a moment ours to wait for, or their time would go uncounted."""
+    """Make this process the parent of orphaned helper processes, so that their CPU time is measured."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
-def adopt_and_wait() -> None:
+def wait_for_children() -> None:
+    """Wait until all child processes have exited."""
     while True:
         try:
             os.waitpid(-1, 0)
@@ -123,8 +134,8 @@ def adopt_and_wait() -> None:
             return
 
 
-def reference(folder: Path) -> tuple[float, float]:
-    """Return median seconds and processor seconds of a run by itself."""
+def measure_reference(folder: Path) -> tuple[float, float]:
+    """Return the median duration and CPU time, seconds, of runs in one process without a launcher."""
     folder.mkdir()
     report = folder / "times.json"
     run([sys.executable, "-c", REFERENCE, str(report), str(REFERENCE_RUNS), *TASK], folder)
@@ -132,74 +143,88 @@ def reference(folder: Path) -> tuple[float, float]:
     return statistics.median(walls), statistics.median(cpus)
 
 
-def sweep(folder: Path, chosen: list[str], runs: int) -> tuple[Cost, dict[str, float]]:
-    """Return the cost of a sweep in a new `folder`, and its result by run."""
+def run_sweep(folder: Path, launcher: list[str], runs: int) -> tuple[Cost, dict[str, float]]:
+    """Run a sweep in a new folder, and return its cost and the results by run.
+
+    Args:
+        folder: folder that is created.
+        launcher: overrides that select the launcher.
+        runs: number of seeds.
+
+    Raises:
+        SystemExit: not all runs finished.
+    """
     folder.mkdir()
-    started = time.time()
-    wall, cpu = run([*TRAIN, "--multirun", *TASK, *chosen, f"seed=range({runs})"], folder)
+    start = time.time()
+    wall, cpu = run([*TRAIN, "--multirun", *TASK, *launcher, f"seed=range({runs})"], folder)
     statuses = {path.parent.name: json.loads(path.read_text()) for path in folder.rglob("status.json")}
-    finished = {name: status["result"] for name, status in statuses.items() if status["state"] == "finished"}
-    if len(finished) != runs:
-        raise SystemExit(f"{len(finished)} of {runs} runs have finished ({' '.join(chosen)})")
-    return Cost(wall, cpu, min(status["updated"] for status in statuses.values()) - started), finished
+    results = {name: status["result"] for name, status in statuses.items() if status["state"] == "finished"}
+    if len(results) != runs:
+        raise SystemExit(f"{len(results)} of {runs} runs have finished ({' '.join(launcher)})")
+    return Cost(wall, cpu, min(status["updated"] for status in statuses.values()) - start), results
 
 
-def overheads(
-    costs: list[Cost], works: list[tuple[float, float]], at_once: int, runs: int
+def compute_overheads(
+    costs: list[Cost], references: list[tuple[float, float]], jobs: int, runs: int
 ) -> list[tuple[float, float]]:
-    """Return, by round, seconds and processor seconds per run beyond the run's own."""
+    """Return (duration, CPU time) of the overhead per run in each round, seconds."""
     return [
-        (cost.wall / runs - work / at_once, cost.cpu / runs - cpu)
-        for cost, (work, cpu) in zip(costs, works, strict=True)
+        (cost.wall / runs - run_wall / jobs, cost.cpu / runs - run_cpu)
+        for cost, (run_wall, run_cpu) in zip(costs, references, strict=True)
     ]
 
 
-def report(costs: dict[str, list[Cost]], works: list[tuple[float, float]], args: argparse.Namespace) -> None:
-    """Print medians over the rounds; ratios are of the same round, because the machine may be busier in another."""
-    work, work_cpu = (statistics.median(column) for column in zip(*works, strict=True))
+def print_report(costs: dict[str, list[Cost]], references: list[tuple[float, float]], args: argparse.Namespace) -> None:
+    """Print medians over rounds; ratios are computed within a round, because the load of the machine may vary."""
+    run_wall, run_cpu = (statistics.median(column) for column in zip(*references, strict=True))
     print(
         f"{args.runs} runs, {args.jobs} at once, median of {args.rounds} rounds; "
-        f"a run by itself takes {work * 1e3:.0f} ms ({work_cpu * 1e3:.0f} ms of processor time)"
+        f"a run without a launcher takes {run_wall * 1e3:.0f} ms ({run_cpu * 1e3:.0f} ms of CPU time)"
     )
-    heads = [("total", 9), ("first result", 14), ("overhead per run", 18), ("/ joblib", 10)]
-    heads += [("processor", 12), ("/ joblib", 10)]
-    print(" " * 8 + "".join(f"{head:>{width}}" for head, width in heads))
-    extra = {name: overheads(costs[name], works, chosen[0], args.runs) for name, chosen in launchers(args.jobs).items()}
-    for name, own in extra.items():
+    headers = [("total", 9), ("first result", 14), ("overhead per run", 18), ("/ joblib", 10)]
+    headers += [("CPU", 12), ("/ joblib", 10)]
+    print(" " * 8 + "".join(f"{header:>{width}}" for header, width in headers))
+    overheads = {
+        name: compute_overheads(costs[name], references, jobs, args.runs)
+        for name, (jobs, _) in list_launchers(args.jobs).items()
+    }
+    for name, rows in overheads.items():
         total, first = (statistics.median(getattr(cost, key) for cost in costs[name]) for key in ("wall", "first"))
         cells = f"{name:8}{total:7.1f} s{first:12.1f} s"
         for k, width in ((0, 15), (1, 9)):
-            ratio = statistics.median(a[k] / b[k] for a, b in zip(own, extra["joblib"], strict=True))
-            cells += f"{statistics.median(row[k] for row in own) * 1e3:{width}.0f} ms{ratio:10.2f}"
+            pairs = zip(rows, overheads["joblib"], strict=True)
+            ratio = statistics.median(row[k] / joblib_row[k] for row, joblib_row in pairs)
+            cells += f"{statistics.median(row[k] for row in rows) * 1e3:{width}.0f} ms{ratio:10.2f}"
         print(cells)
-    ratios = [a[0] / b[0] for a, b in zip(extra["llmrl"], extra["joblib"], strict=True)]
+    pairs = zip(overheads["llmrl"], overheads["joblib"], strict=True)
+    ratios = [llmrl_row[0] / joblib_row[0] for llmrl_row, joblib_row in pairs]
     print(f"llmrl / joblib by round: {', '.join(f'{ratio:.2f}' for ratio in ratios)} (target <= 1)")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=200, help="of each sweep (default 200)")
-    parser.add_argument("--rounds", type=int, default=3, help="sweeps with each launcher, in turn (default 3)")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at once, at most the cores there are (default 2)")
+    parser.add_argument("--runs", type=int, default=200, help="runs of each sweep (default 200)")
+    parser.add_argument("--rounds", type=int, default=3, help="sweeps with each launcher (default 3)")
+    parser.add_argument("--jobs", type=int, default=2, help="concurrent runs, at most the number of cores (default 2)")
     args = parser.parse_args()
     if args.jobs > (cores := Machine.detect().cores):
-        parser.error(f"--jobs {args.jobs}: there are {cores} cores, and llmrl would not compute more runs at once")
+        parser.error(f"--jobs {args.jobs}: exceeds the {cores} cores, which limit the concurrent runs of llmrl")
     if find_spec("hydra_plugins.hydra_joblib_launcher") is None:
         parser.error("needs the package hydra-joblib-launcher (pip install hydra-joblib-launcher)")
     adopt_orphans()
-    costs: dict[str, list[Cost]] = {name: [] for name in launchers(args.jobs)}
-    works = []
+    costs: dict[str, list[Cost]] = {name: [] for name in list_launchers(args.jobs)}
+    references = []
     for _ in range(args.rounds):
         with tempfile.TemporaryDirectory() as root:
-            works.append(reference(Path(root) / "reference"))
-            results = []
-            for name, (_, chosen) in launchers(args.jobs).items():
-                cost, finished = sweep(Path(root) / name, chosen, args.runs)
+            references.append(measure_reference(Path(root) / "reference"))
+            sweep_results = []
+            for name, (_, launcher) in list_launchers(args.jobs).items():
+                cost, results = run_sweep(Path(root) / name, launcher, args.runs)
                 costs[name].append(cost)
-                results.append(finished)
-            if any(finished != results[0] for finished in results):
+                sweep_results.append(results)
+            if any(results != sweep_results[0] for results in sweep_results):
                 raise SystemExit("the launchers' results differ")
-    report(costs, works, args)
+    print_report(costs, references, args)
 
 
 if __name__ == "__main__":

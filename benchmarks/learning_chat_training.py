@@ -1,11 +1,11 @@
-"""Training of the chat models of studies/learning_chat: episodes, replies and time of each run.
+"""Training statistics of the chat models of studies/learning_chat: episodes, replies and duration of each run.
 
     python benchmarks/learning_chat_training.py outputs/learning_chat*/*/s[0-9] --data FILE
 
-Columns that end in `before` describe the first update, whose replies come from the untrained model. Those that end in
-`after` are means of the last `LAST` updates. `evaluation` is the mean return of the last evaluation; replies are
-sampled there as in training. Entropy is in nats per reply. Seconds are elapsed ones, and comparable only between runs
-on equally loaded machines.
+Columns that end in `before` describe the first update, whose replies are sampled from the untrained model. Columns that
+end in `after` are means over the last `LAST` updates. `evaluation` is the mean return of the last evaluation, in which
+replies are sampled as in training. Entropy is in nats per reply. `seconds` is wall-clock time, which is comparable only
+between runs on equally loaded machines.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from llmrl.run.metrics import read_metrics
 LAST = 5
 
 
-def training_summary(folder: Path) -> dict[str, Any]:
-    """Return the values of a run by column."""
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return the row of a run: its settings and training statistics, by column."""
     config, metrics_path = read_config(folder, ()), folder / "metrics.jsonl"
     updates = [update for update in read_metrics(metrics_path, "update") if "learn/entropy" in update]
     evaluation = read_metrics(metrics_path, "evaluation")[-1]
 
-    def first_and_last(metric: str) -> tuple[float, float]:
+    def get_first_and_last(metric: str) -> tuple[float, float]:
         series = [update[metric] for update in updates]
         return round(series[0], 4), round(float(np.mean(series[-LAST:])), 4)
 
-    entropy, invalid = first_and_last("learn/entropy"), first_and_last("learn/invalid")
+    entropy, invalid = get_first_and_last("learn/entropy"), get_first_and_last("learn/invalid")
     return {
         "env": config["env"]["id"],
         "group": config["llm"]["learn"]["advantage"],
@@ -50,4 +50,4 @@ def training_summary(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    tabulate_runs(__doc__, training_summary)
+    tabulate_runs(__doc__, read_run)

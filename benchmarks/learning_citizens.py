@@ -2,9 +2,9 @@
 
     python benchmarks/learning_citizens.py outputs/learning_citizens/*/s[0-9] --data FILE
 
-The payoff is the result of the run: the harvest of all players in an episode under the recommendation, on fresh seeds.
-Over-usage, the share of harvests above the sustainable one, and survival, the share of episodes in which fish remain,
-are means over the validation episodes of the proposals with the recommended taxes.
+The payoff is the result of the run: the total harvest of all players in an episode with the recommended taxes, on new
+seeds. Over-usage is the share of harvests above the sustainable harvest, and survival is the share of episodes in which
+fish remain; both are means over the validation episodes of the proposals with the recommended taxes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TAXES = ("harvest_tax", "excess_tax")
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return the values of a run by column."""
+    """Return the row of a run: payoff, over-usage, survival and taxes, by column."""
     recommendation = read_metrics(folder / "metrics.jsonl", "recommendation")[-1]
     taxes = {name: recommendation[f"recommendation/{name}"] for name in TAXES}
     rows = [

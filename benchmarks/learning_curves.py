@@ -1,7 +1,7 @@
-"""Learning curves of several learners: printed, written and drawn.
+"""Learning curves of several implementations, as text, CSV and figure.
 
-A curve has the mean return of the training episodes in equal parts of training. Used by `benchmarks/continuous_ppo.py`
-and `benchmarks/team_ppo.py`.
+A curve contains the mean return of training episodes in equal parts of training. Used by
+`benchmarks/continuous_ppo.py` and `benchmarks/team_ppo.py`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,39 @@ from llmrl.statistics.estimators import standard_error_of_mean
 
 PARTS = 10
 Episodes = tuple[np.ndarray, np.ndarray]
-"""Environment steps at which episodes ended, and their returns, each [n]."""
+"""Environment steps at the ends of episodes, and returns of episodes, each [n]."""
 Rows = list[dict[str, Any]]
 
 
 def measure_curve(
-    task: str, learner: str, learn: Callable[[int], Episodes], steps: int, seeds: Sequence[int], digits: int = 1
+    task: str, implementation: str, train: Callable[[int], Episodes], steps: int, seeds: Sequence[int], digits: int = 1
 ) -> Rows:
-    """Learn with each seed, and print and return the rows of the curve; `digits` after the point are printed."""
+    """Train with each seed, and print and return the rows of the curve.
+
+    Args:
+        task: name of the task.
+        implementation: name of the implementation.
+        train: function of the seed that returns the episodes of training.
+        steps: number of environment steps of training.
+        seeds: seeds.
+        digits: number of printed decimals.
+    """
     start, curves = time.perf_counter(), []
     for seed in seeds:
-        curves.append(_bin_returns(learn(seed), steps))
-        _print_line(f"  {task}, {learner}, seed {seed}: {curves[-1][-1]:.{digits}f} in the last tenth")
-    return _print_curve(task, learner, np.array(curves), steps, (time.perf_counter() - start) / len(seeds), digits)
+        curves.append(_bin_returns(train(seed), steps))
+        _print_line(f"  {task}, {implementation}, seed {seed}: {curves[-1][-1]:.{digits}f} in the last tenth")
+    return _print_curve(
+        task, implementation, np.array(curves), steps, (time.perf_counter() - start) / len(seeds), digits
+    )
 
 
 def read_episodes(folder: Path, games: int) -> Episodes:
-    """Return the episodes of a run here, whose `games` games step together."""
+    """Read the training episodes of a run of llmrl.
+
+    Args:
+        folder: run folder.
+        games: number of parallel games.
+    """
     table = read_training_episodes(folder)
     assert table is not None
     return (table.indices["start"] + table.indices["length"]) * games, table.metrics["return"]
@@ -53,14 +69,14 @@ def save_curves(rows: Rows, folder: Path) -> None:
 
 
 def _bin_returns(episodes: Episodes, steps: int) -> np.ndarray:
-    """Return the mean return of the episodes that ended in each part of training, [PARTS]; NaN where none did."""
-    ended, returns = episodes
-    part = np.minimum(ended * PARTS // steps, PARTS - 1)
+    """Return the mean return of the episodes that end in each part of training, [PARTS]; NaN if there are none."""
+    end_steps, returns = episodes
+    part = np.minimum(end_steps * PARTS // steps, PARTS - 1)
     return np.array([returns[part == i].mean() if (part == i).any() else np.nan for i in range(PARTS)])
 
 
-def _print_curve(task: str, learner: str, curves: np.ndarray, steps: int, seconds: float, digits: int) -> Rows:
-    """Print a line of a learner's curve, and return it as rows: mean over seeds and its 95 % interval (Student's t)."""
+def _print_curve(task: str, implementation: str, curves: np.ndarray, steps: int, seconds: float, digits: int) -> Rows:
+    """Print a curve, and return it as rows of means over seeds and 95 % confidence intervals (Student's t)."""
     from scipy import stats
 
     n = len(curves)
@@ -73,7 +89,7 @@ def _print_curve(task: str, learner: str, curves: np.ndarray, steps: int, second
         rows.append(
             {
                 "task": task,
-                "who": learner,
+                "who": implementation,
                 "env_steps": env_steps,
                 "return": mean,
                 "low": mean - half_width,
@@ -82,12 +98,14 @@ def _print_curve(task: str, learner: str, curves: np.ndarray, steps: int, second
         )
     line = " ".join(f"{row['return']:8.{digits}f}" for row in rows)
     low, high = rows[-1]["low"], rows[-1]["high"]
-    _print_line(f"{task:<26}{learner:<48}{line}   [{low:.{digits}f}, {high:.{digits}f}]  {seconds:.0f} s a run")
+    _print_line(
+        f"{task:<26}{implementation:<48}{line}   [{low:.{digits}f}, {high:.{digits}f}]  {seconds:.0f} s per run"
+    )
     return rows
 
 
 def _draw_curves(rows: Rows, path: Path) -> None:
-    """Draw the curves, a panel a task."""
+    """Draw the curves with a panel for each task."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -96,16 +114,19 @@ def _draw_curves(rows: Rows, path: Path) -> None:
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     figure, axes = plt.subplots(1, len(tasks), figsize=(4.2 * len(tasks), 3.2), squeeze=False)
     for axis, task in zip(axes[0], tasks, strict=True):
-        for i, learner in enumerate(dict.fromkeys(row["who"] for row in rows if row["task"] == task)):
-            learner_rows = [row for row in rows if row["task"] == task and row["who"] == learner]
-            env_steps = [row["env_steps"] for row in learner_rows]
+        for i, implementation in enumerate(dict.fromkeys(row["who"] for row in rows if row["task"] == task)):
+            implementation_rows = [row for row in rows if row["task"] == task and row["who"] == implementation]
+            env_steps = [row["env_steps"] for row in implementation_rows]
             axis.plot(
-                env_steps, [row["return"] for row in learner_rows], label=learner.replace(", ", ",\n"), color=f"C{i}"
+                env_steps,
+                [row["return"] for row in implementation_rows],
+                label=implementation.replace(", ", ",\n"),
+                color=f"C{i}",
             )
             axis.fill_between(
                 env_steps,
-                [row["low"] for row in learner_rows],
-                [row["high"] for row in learner_rows],
+                [row["low"] for row in implementation_rows],
+                [row["high"] for row in implementation_rows],
                 alpha=0.2,
                 color=f"C{i}",
                 linewidth=0,

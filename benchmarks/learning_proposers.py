@@ -1,11 +1,11 @@
-"""Proposers of policies that learn, from runs of studies/learning_proposer and of llmrl-finetune.
+"""Performance of learning proposers of policies, from runs of studies/learning_proposer and of llmrl-finetune.
 
     python benchmarks/learning_proposers.py outputs/learning_proposer*/*/s[0-9] --data FILE
 
-Returns are means over valid proposals. Those of searches are of the first iteration, and of the last `LAST`; those of
-fine-tuning are of the proposals for held-out prompts, before and after training. `best` is the mean return of the best
-policy in unseen episodes; fine-tuning selects none. `proposals` counts those that were played to train, without the
-trials in the prompts of fine-tuning.
+Returns are means over valid proposals: for searches, of the first iteration and of the last `LAST` iterations; for
+fine-tuning, of the proposals for held-out prompts before and after training. `best` is the mean return of the selected
+policy in new episodes; fine-tuning does not select a policy. `proposals` is the number of proposals that were evaluated
+for training, without the trials in the prompts of fine-tuning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LAST = 10
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return the values of a run by column."""
+    """Return the row of a run: its settings and performance, by column."""
     config = read_config(folder, ())
     return _read_finetuning(folder, config) if "method" in config else _read_search(folder, config)
 
@@ -36,10 +36,10 @@ def _read_search(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     updates = read_metrics(folder / "metrics.jsonl", "proposal")
     n = config["search"]["candidates"]
 
-    def mean_return(lines: list[dict[str, Any]]) -> float:
-        return round(float(np.mean([line["return"] for line in lines if not line.get("fallback")])), 2)
+    def compute_mean_return(rows: list[dict[str, Any]]) -> float:
+        return round(float(np.mean([row["return"] for row in rows if not row.get("fallback")])), 2)
 
-    def invalid(rows: list[dict[str, Any]]) -> float:
+    def compute_invalid_share(rows: list[dict[str, Any]]) -> float:
         return round(float(np.mean([row.get("learn/invalid", 0.0) for row in rows])), 4)
 
     learner = (config.get("llm") or {}).get("learn") or {}
@@ -47,10 +47,10 @@ def _read_search(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         "group": {"full": "llm/learn", "lora": "llm/learn, adapter"}.get(learner.get("tune"), "random search"),
         "seed": config["seed"],
         "proposals": len(proposals),
-        "return_before": mean_return(proposals[:n]),
-        "return_after": mean_return(proposals[-n * LAST :]),
-        "invalid_before": invalid(updates[:1]),
-        "invalid_after": invalid(updates[-LAST:]),
+        "return_before": compute_mean_return(proposals[:n]),
+        "return_after": compute_mean_return(proposals[-n * LAST :]),
+        "invalid_before": compute_invalid_share(updates[:1]),
+        "invalid_after": compute_invalid_share(updates[-LAST:]),
         "best": read_metrics(folder / "metrics.jsonl", "evaluation")[-1]["search/incumbent_return"],
     }
 

@@ -1,7 +1,7 @@
-"""Cost of the client around a chat model: a call from the cache, a call over the network, many calls at once.
+"""Overhead of the chat client: cached calls, calls over the network, and concurrent calls.
 
-Prompts of 8 kB with a schema, the call log on, against servers in a process of their own. Targets: under 1 ms for a
-cached call, and 64 requests to a server that takes 200 ms, 16 at once, within 1.25 times the ideal 0.8 s.
+Prompts have 8 kB and a schema, the call log is enabled, and servers run in separate processes. Targets: less than 1 ms
+for a cached call; at most 1.25 times the ideal 0.8 s for 64 requests to a server with a latency of 200 ms, 16 at once.
 """
 
 from __future__ import annotations
@@ -65,21 +65,26 @@ class Proposal(BaseModel):
     tax: float
 
 
-def read(reply: ChatReply) -> Proposal:
+def parse_proposal(reply: ChatReply) -> Proposal:
     return parse_object(reply.text, Proposal)
 
 
-def requests(first: int, n: int) -> list[ChatRequest]:
-    """Return `n` questions that were not sent before."""
+def make_requests(first: int, n: int) -> list[ChatRequest]:
+    """Return `n` distinct requests, numbered from `first`."""
     schema = json_schema(Proposal)
     return [
-        ChatRequest(({"role": "user", "content": f"{PROMPT}Question {i}"},), schema, "benchmark", parse=read)
+        ChatRequest(({"role": "user", "content": f"{PROMPT}Question {i}"},), schema, "benchmark", parse=parse_proposal)
         for i in range(first, first + n)
     ]
 
 
 @contextmanager
-def server(latency: float) -> Iterator[str]:
+def run_server(latency: float) -> Iterator[str]:
+    """Run a server in another process, and yield its URL.
+
+    Args:
+        latency: time until a reply, seconds.
+    """
     command = [sys.executable, "-c", SERVER, str(latency)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -87,35 +92,38 @@ def server(latency: float) -> Iterator[str]:
         process.kill()
 
 
-def client(url: str, folder: Path, cached: bool = True) -> ChatClient:
+def make_client(url: str, folder: Path, use_cache: bool = True) -> ChatClient:
     provider = build_model(
         "openai_compatible", base_url=url, model="benchmark", max_tokens=100, input_price=1.0, output_price=2.0
     )
-    cache = Cache(folder / "cache", "readwrite" if cached else "off")
+    cache = Cache(folder / "cache", "readwrite" if use_cache else "off")
     policies = ClientPolicies(limits=RateLimit(CONCURRENCY))
     return ChatClient(provider, cache, CallLog(folder / "llm_calls.jsonl"), policies)
 
 
-def milliseconds(call: Callable[[ChatRequest], object], questions: list[ChatRequest]) -> float:
-    """Return the median time of a call, one after the other."""
+def measure_milliseconds(call: Callable[[ChatRequest], object], requests: list[ChatRequest]) -> float:
+    """Return the median duration of sequential calls, milliseconds."""
     times = []
-    for question in questions:
+    for request in requests:
         start = time.perf_counter()
-        call(question)
+        call(request)
         times.append(time.perf_counter() - start)
     return 1e3 * statistics.median(times)
 
 
 def make_httpx_call(http: httpx.Client, url: str) -> Callable[[ChatRequest], object]:
-    """Return a minimal function that sends the same requests."""
+    """Return a function that sends the same requests with httpx alone."""
 
-    def ask(request: ChatRequest) -> object:
-        form = {"type": "json_schema", "json_schema": {"name": "reply", "strict": True, "schema": request.schema}}
-        body = {"model": "benchmark", "messages": list(request.messages), "response_format": form}
-        answer = http.post(f"{url}/chat/completions", json=body)
-        return json.loads(answer.text)["choices"][0]["message"]["content"]
+    def send(request: ChatRequest) -> object:
+        response_format = {
+            "type": "json_schema",
+            "json_schema": {"name": "reply", "strict": True, "schema": request.schema},
+        }
+        body = {"model": "benchmark", "messages": list(request.messages), "response_format": response_format}
+        response = http.post(f"{url}/chat/completions", json=body)
+        return json.loads(response.text)["choices"][0]["message"]["content"]
 
-    return ask
+    return send
 
 
 def make_client_call(chat: ChatClient) -> Callable[[ChatRequest], object]:
@@ -124,34 +132,35 @@ def make_client_call(chat: ChatClient) -> Callable[[ChatRequest], object]:
 
 def measure_sequential_calls(folder: Path) -> None:
     rows = []
-    with server(0.0) as url, httpx.Client() as http:
+    with run_server(0.0) as url, httpx.Client() as http:
         for i in range(ROUNDS):
-            questions = requests(i * CALLS, CALLS)
+            requests = make_requests(i * CALLS, CALLS)
             clients = [
-                client(url, folder / f"{i}_plain", cached=False),
-                client(url, folder / f"{i}"),
-                client(url, folder / f"{i}"),  # finds what the one before has kept
+                make_client(url, folder / f"{i}_plain", use_cache=False),
+                make_client(url, folder / f"{i}"),
+                make_client(url, folder / f"{i}"),  # reads the replies that the previous client cached
             ]
             calls = [make_httpx_call(http, url), *(make_client_call(chat) for chat in clients)]
-            rows.append([milliseconds(call, questions) for call in calls])
+            rows.append([measure_milliseconds(call, requests) for call in calls])
             for chat in clients:
                 chat.close()
-    bare, plain, with_cache_write, cached = (statistics.median(column) for column in zip(*rows, strict=True))
-    print(f"call from the cache    {cached:5.2f} ms   (target < 1 ms)")
+    httpx_ms, client_ms, write_ms, cached_ms = (statistics.median(column) for column in zip(*rows, strict=True))
+    print(f"call from the cache    {cached_ms:5.2f} ms   (target < 1 ms)")
     print(
-        f"call over the network  bare httpx {bare:.2f} ms   client, cache off {plain:.2f} ms (+{plain - bare:.2f})   "
-        f"client, reply kept {with_cache_write:.2f} ms (+{with_cache_write - bare:.2f}, of which most is fsync)"
+        f"call over the network  httpx {httpx_ms:.2f} ms   "
+        f"client, cache off {client_ms:.2f} ms (+{client_ms - httpx_ms:.2f})   "
+        f"client, reply stored {write_ms:.2f} ms (+{write_ms - httpx_ms:.2f}, mostly fsync)"
     )
 
 
 def measure_concurrent_calls(folder: Path) -> None:
     ideal = LATENCY * REQUESTS / CONCURRENCY
     ratios = []
-    with server(LATENCY) as url:
+    with run_server(LATENCY) as url:
         for i in range(ROUNDS):
-            chat = client(url, folder / f"many_{i}")
+            chat = make_client(url, folder / f"many_{i}")
             start = time.perf_counter()
-            replies = chat.chat(requests(0, REQUESTS))
+            replies = chat.chat(make_requests(0, REQUESTS))
             ratios.append((time.perf_counter() - start) / ideal)
             assert all(reply.attempts == 1 for reply in replies)
             chat.close()

@@ -1,10 +1,10 @@
-"""Frames per second of a language model that acts and learns: reading in a rollout, an update by PPO, memory.
+"""Frames per second and memory of a language model policy: scoring in rollouts, and PPO updates.
 
-Weights are random in the shape of a real model, and prompts are those of MixedTrainLocal (three observations). Two ways
-are timed in turn, in one run: ours, in which a prompt is read once for all candidates and equal prompts of a rollout
-once, and one pass for each (prompt, candidate) pair, as a plain implementation makes.
+The model has the architecture of Flan-T5 and random weights. Prompts are those of MixedTrainLocal (three observations).
+Rollouts are compared with a plain implementation that runs the model once for each (prompt, candidate) pair. The
+agent encodes each distinct prompt of a rollout step once for all candidates.
 
-    python benchmarks/llm_ppo.py                          # Flan-T5-small's shape, on this processor
+    python benchmarks/llm_ppo.py                          # architecture of Flan-T5-small, on the CPU
     python benchmarks/llm_ppo.py --shape large --device cuda --precision bfloat16
 """
 
@@ -33,11 +33,14 @@ SHAPES = {
     "large": {"d_model": 1024, "d_ff": 2816, "num_layers": 24, "num_heads": 16},
     "xl": {"d_model": 2048, "d_ff": 5120, "num_layers": 24, "num_heads": 32},
 }
-PUBLISHED = "published: about 4.2 frames/s on 8 A100 of 80 GB for Flan-T5-large with pretrained weights, all included"
+PUBLISHED = "published: about 4.2 frames/s in total on 8 A100 (80 GB) for pretrained Flan-T5-large"
 
 
 def make_model(folder: Path, shape: str) -> None:
-    """Write a T5 of Flan's shape with random weights, whose tokenizer has bytes and words of prompts."""
+    """Write a T5 model with the architecture of Flan-T5 and random weights.
+
+    The vocabulary of its tokenizer consists of bytes and of words of the prompts.
+    """
     from llmrl.llms.local.small import SmallModelShape, make_small_model
 
     env = make_env("babyai_text", level="BabyAI-MixedTrainLocal-v0", n_envs=8)
@@ -59,11 +62,12 @@ def make_model(folder: Path, shape: str) -> None:
     transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
 
 
-def time_work(device: str, work: Callable[[], object]) -> float:
+def measure_seconds(device: str, function: Callable[[], object]) -> float:
+    """Return the duration of a call, seconds, including pending work of the device."""
     if device == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
-    work()
+    function()
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start
@@ -76,7 +80,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--tune", choices=("full", "lora"), default="full")
     parser.add_argument("--games", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=4, help="of every game, in a rollout")
+    parser.add_argument("--steps", type=int, default=4, help="steps of each game in a rollout")
     parser.add_argument("--minibatch", type=int, default=16)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--piece-tokens", type=int, default=16384)
@@ -109,7 +113,7 @@ def main() -> None:
         collector.collect(1, Seeds(0).torch("warm"))
         frames = args.steps * args.games
         rollouts = []
-        reading = time_work(
+        rollout_seconds = measure_seconds(
             args.device, lambda: rollouts.append(collector.collect(args.steps, Seeds(0).torch("rollout")))
         )
         prompts, _ = rollouts[0].observation["prompt"].unique()
@@ -121,22 +125,23 @@ def main() -> None:
                 for name in names:
                     scorer.score([prompt], [name])
 
-        plain = time_work(args.device, score_pairs) / min(args.games, len(prompts)) * frames
-        learning = time_work(args.device, lambda: agent.update(rollouts[0], Seeds(0).torch("minibatches")))
+        pairwise_seconds = measure_seconds(args.device, score_pairs) / min(args.games, len(prompts)) * frames
+        update_seconds = measure_seconds(args.device, lambda: agent.update(rollouts[0], Seeds(0).torch("minibatches")))
         description = agent.describe()
         lengths = scorer.lengths(prompts)
-    where = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} threads"
-    tokens, ratio = sum(lengths) / len(lengths), plain / reading
-    print(f"Flan-T5-{args.shape}'s shape, RANDOM weights, {args.precision}, tuned: {args.tune}; {where}")
+    device_name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} threads"
+    tokens, ratio = sum(lengths) / len(lengths), pairwise_seconds / rollout_seconds
+    print(f"architecture of Flan-T5-{args.shape}, RANDOM weights, {args.precision}, tune={args.tune}; {device_name}")
     print(
-        f"{description['parameters']:,} parameters, {description['trainable']:,} trained; "
+        f"{description['parameters']:,} parameters, {description['trainable']:,} trainable; "
         f"prompts of {tokens:.0f} tokens"
     )
-    print(f"rollout  {frames / reading:8.2f} frames/s   pair by pair {frames / plain:8.2f}   ratio {ratio:5.1f}")
-    print(f"update   {frames / learning:8.2f} frames/s   ({args.epochs} epochs, minibatches of {args.minibatch})")
-    print(f"both     {frames / (reading + learning):8.2f} frames/s")
+    rollout_rate, pairwise_rate = frames / rollout_seconds, frames / pairwise_seconds
+    print(f"rollout  {rollout_rate:8.2f} frames/s   pair by pair {pairwise_rate:8.2f}   ratio {ratio:5.1f}")
+    print(f"update   {frames / update_seconds:8.2f} frames/s   ({args.epochs} epochs, minibatches of {args.minibatch})")
+    print(f"both     {frames / (rollout_seconds + update_seconds):8.2f} frames/s")
     if args.device == "cuda":
-        print(f"memory   {torch.cuda.max_memory_allocated() / 2**30:8.1f} GiB at most")
+        print(f"memory   {torch.cuda.max_memory_allocated() / 2**30:8.1f} GiB, peak")
     print(PUBLISHED)
 
 

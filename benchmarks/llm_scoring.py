@@ -1,10 +1,15 @@
-"""Seconds to score candidates after prompts: the local scorers against plain passes of the same model.
+"""Time to score candidates after prompts: the local scorer compared with plain forward passes of the same model.
 
-Random weights in the shape of Flan-T5-small and of a Llama of like size; prompts of 230 tokens. The three ways are
-timed in turn, in one run, and the best of several repeats counts. `one by one` runs the whole model on every (prompt,
-candidate) pair; `batched` runs it once per prompt on all its candidates as a batch. Both compute logits only where they
-are needed, and both go back after every pass, which keeps memory small; the scorer goes back once. Targets on a CPU,
-forward, against one by one: 4 with 6 candidates, 15 with 40.
+Models have the architecture of Flan-T5-small or of a Llama of similar size, and random weights. Prompts have 230
+tokens. The methods alternate, and the minimum over repetitions is reported:
+
+* `one by one` runs the model for each (prompt, candidate) pair;
+* `batched` runs the model once per prompt, with all its candidates as a batch;
+* `scorer` is the local scorer of llmrl.
+
+All methods compute only the required logits. The plain methods run a backward pass after each forward pass, which saves
+memory; the scorer runs a single backward pass. Targets for the speedup of the scorer over `one by one` on a CPU, for
+forward passes: 4 with 6 candidates, 15 with 40 candidates.
 """
 
 from __future__ import annotations
@@ -30,103 +35,117 @@ VOCABULARY = 32128
 PROMPT_TOKENS = 230
 
 
-def texts(count: int, tokens: int, generator: torch.Generator) -> list[str]:
-    words = torch.randint(VOCABULARY - 3, (count, tokens), generator=generator).tolist()
-    return [" ".join(f"w{i}" for i in row) for row in words]
+def sample_texts(n_texts: int, n_tokens: int, generator: torch.Generator) -> list[str]:
+    """Return `n_texts` texts of `n_tokens` random words, each of which is one token."""
+    token_ids = torch.randint(VOCABULARY - 3, (n_texts, n_tokens), generator=generator).tolist()
+    return [" ".join(f"w{i}" for i in row) for row in token_ids]
 
 
-def candidates(count: int, generator: torch.Generator) -> list[str]:
-    """Return 6 texts of 3 tokens; 40 of 4 tokens, 4 first words with 10 continuations each, like actions on objects."""
-    if count == 6:
-        return texts(6, 3, generator)
-    ends = texts(10, 3, generator)
-    return [f"{first} {end}" for first in texts(4, 1, generator) for end in ends]
+def sample_candidates(n_candidates: int, generator: torch.Generator) -> list[str]:
+    """Return random candidates: 6 texts of 3 tokens, or 40 texts of 4 tokens.
+
+    The 40 texts combine 4 first words with 10 continuations, like actions on objects.
+    """
+    if n_candidates == 6:
+        return sample_texts(6, 3, generator)
+    continuations = sample_texts(10, 3, generator)
+    return [f"{word} {continuation}" for word in sample_texts(4, 1, generator) for continuation in continuations]
 
 
-class Plain:
-    """Scores by plain passes, each of one prompt with `together` of its candidates, which have equal lengths."""
+class PlainScorer:
+    """Scorer that runs the full model on each prompt with a batch of its candidates.
+
+    Args:
+        scorer: local scorer whose model is used.
+        batch_size: number of candidates in a batch, which must have equal lengths; None: all candidates.
+    """
 
     def __init__(self, scorer: LocalScorer, batch_size: int | None) -> None:
         self.module: Any = scorer.module
-        self.tokenizer, self.seq2seq, self.together = scorer._tokenizer, scorer.kind == "seq2seq", batch_size
-        self.tokens = 0
+        self.tokenizer, self.is_seq2seq, self.batch_size = scorer._tokenizer, scorer.kind == "seq2seq", batch_size
+        self.n_tokens = 0
 
     def __call__(self, prompts: Sequence[str], texts: Sequence[str], backward: bool = False) -> torch.Tensor:
         """Return scores [n_prompts, n_texts]; with `backward`, also compute the gradients of their sum."""
-        self.tokens = 0
-        size = self.together or len(texts)
+        self.n_tokens = 0
+        batch_size = self.batch_size or len(texts)
         rows = []
         for prompt in prompts:
-            for i in range(0, len(texts), size):
-                rows.append(self.group(prompt, list(texts[i : i + size])))
+            for i in range(0, len(texts), batch_size):
+                rows.append(self.score_batch(prompt, list(texts[i : i + batch_size])))
                 if backward:
                     rows[-1].sum().backward()
         return torch.cat([row.detach() for row in rows]).view(len(prompts), len(texts))
 
-    def group(self, prompt: str, group: list[str]) -> torch.Tensor:
-        ids = torch.tensor(self.tokenizer([prompt] * len(group))["input_ids"], device=self.module.device)
-        target = torch.tensor(self.tokenizer(group)["input_ids"], device=self.module.device)
-        if self.seq2seq:
+    def score_batch(self, prompt: str, texts: list[str]) -> torch.Tensor:
+        """Return log-probabilities of texts after a prompt, [n_texts]."""
+        ids = torch.tensor(self.tokenizer([prompt] * len(texts))["input_ids"], device=self.module.device)
+        target = torch.tensor(self.tokenizer(texts)["input_ids"], device=self.module.device)
+        if self.is_seq2seq:
             inputs = torch.cat([torch.zeros_like(target[:, :1]), target[:, :-1]], dim=1)
-            self.tokens += ids.numel() + inputs.numel()
+            self.n_tokens += ids.numel() + inputs.numel()
             logits = self.module(input_ids=ids, decoder_input_ids=inputs, use_cache=False).logits
         else:
             inputs = torch.cat([ids, target[:, :-1]], dim=1)
-            self.tokens += inputs.numel()
+            self.n_tokens += inputs.numel()
             logits = self.module(input_ids=inputs, logits_to_keep=target.shape[1], use_cache=False).logits
         return torch.log_softmax(logits, -1, torch.float32).gather(2, target[..., None]).sum((1, 2))
 
 
-def seconds(work: Callable[[bool], object], module: torch.nn.Module, backward: bool) -> float:
-    def wait() -> None:
+def measure_seconds(method: Callable[[bool], object], module: torch.nn.Module, backward: bool) -> float:
+    """Return the duration of a scoring method, seconds, and reset the gradients of the model."""
+
+    def synchronize() -> None:
         if next(module.parameters()).is_cuda:
             torch.cuda.synchronize()
 
-    wait()
+    synchronize()
     start = time.perf_counter()
     with torch.set_grad_enabled(backward):
-        work(backward)
-    wait()
+        method(backward)
+    synchronize()
     elapsed = time.perf_counter() - start
     module.zero_grad()
     return elapsed
 
 
 def compare(scorer: LocalScorer, n_candidates: int, n_prompts: int, backward: bool, repeats: int) -> None:
+    """Measure all methods and print a row."""
     generator = torch.Generator().manual_seed(n_candidates)
-    prompts = texts(n_prompts, PROMPT_TOKENS, generator)
-    choices = [f" {text}" for text in candidates(n_candidates, generator)]
-    single, batched = Plain(scorer, 1), Plain(scorer, None)
+    prompts = sample_texts(n_prompts, PROMPT_TOKENS, generator)
+    choices = [f" {text}" for text in sample_candidates(n_candidates, generator)]
+    single, batched = PlainScorer(scorer, 1), PlainScorer(scorer, None)
 
-    def ours(backward: bool) -> None:
+    def score(backward: bool) -> None:
         scores = scorer.score(prompts, choices)
         if backward:
             scores.sum().backward()
 
-    with torch.no_grad():  # warm-up, and the check that all three compute the same
-        scored, expected = scorer.forward(prompts, choices), single(prompts, choices)
-        difference = float(torch.stack([scored.log_probs - expected, batched(prompts, choices) - expected]).abs().max())
-    variants: list[Callable[[bool], object]] = [
+    with torch.no_grad():  # warm-up, and comparison of the scores
+        output, scores = scorer.forward(prompts, choices), single(prompts, choices)
+        difference = float(torch.stack([output.log_probs - scores, batched(prompts, choices) - scores]).abs().max())
+    methods: list[Callable[[bool], object]] = [
         partial(single, prompts, choices),
         partial(batched, prompts, choices),
-        ours,
+        score,
     ]
-    times = [[seconds(variant, scorer.module, backward) for variant in variants] for _ in range(repeats)]
-    one, batch, scorer_seconds = (min(column) for column in zip(*times, strict=True))
+    times = [[measure_seconds(method, scorer.module, backward) for method in methods] for _ in range(repeats)]
+    single_seconds, batched_seconds, scorer_seconds = (min(column) for column in zip(*times, strict=True))
     print(
         f"{scorer.kind:8} {n_candidates:3} candidates {'forward+backward' if backward else 'forward':16} "
-        f"one by one {one:7.3f} s {single.tokens:6} tokens   batched {batch:7.3f} s {batched.tokens:6} tokens   "
-        f"scorer {scorer_seconds:6.3f} s {scored.n_positions:5} tokens   ratio {one / scorer_seconds:5.1f} and "
-        f"{batch / scorer_seconds:5.1f}   "
+        f"one by one {single_seconds:7.3f} s {single.n_tokens:6} tokens   "
+        f"batched {batched_seconds:7.3f} s {batched.n_tokens:6} tokens   "
+        f"scorer {scorer_seconds:6.3f} s {output.n_positions:5} tokens   "
+        f"ratio {single_seconds / scorer_seconds:5.1f} and {batched_seconds / scorer_seconds:5.1f}   "
         f"largest difference {difference:.1e}",
         flush=True,
     )
 
 
-def processor() -> str:
-    """Return the processor's name if the system reports it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
+def read_cpu_name() -> str:
+    """Return the model name of the CPU, or the machine type where `/proc/cpuinfo` is missing."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
@@ -139,10 +158,10 @@ def main() -> None:
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    where = torch.cuda.get_device_name() if args.device.startswith("cuda") else processor()
+    device_name = torch.cuda.get_device_name() if args.device.startswith("cuda") else read_cpu_name()
     print(
-        f"{where}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}, torch "
-        f"{torch.__version__}, transformers {transformers.__version__}, {args.dtype}, {args.prompts} prompts of "
+        f"{device_name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}, "
+        f"torch {torch.__version__}, transformers {transformers.__version__}, {args.dtype}, {args.prompts} prompts of "
         f"{PROMPT_TOKENS} tokens, best of {args.repeats}"
     )
     torch.manual_seed(0)

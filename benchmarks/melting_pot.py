@@ -1,12 +1,13 @@
-"""Speed of Melting Pot through this package, beside the engine with everything it observes by default.
+"""Speed of the Melting Pot environment of llmrl, compared with the engine as dm-meltingpot configures it.
 
     python benchmarks/melting_pot.py [--substrate cleanup harvest] [--steps 1000] [--rounds 5]
 
-Each round plays, one after the other, an episode of random actions with (a) the engine as dm-meltingpot builds it: all
-observations of all players, rebuilt for each episode, in this process; (b) our environment with one game; (c) with
-two games. Everybody gets RGB pictures. Printed are medians over the rounds: steps a second without and with the start
-of the episode, and what the start takes. Ours has a pause before each episode, as the learner's update would be one,
-in which workers get the next game ready; `at once` is a start without it.
+In each round, the following play an episode with random actions: (a) the engine in this process, as dm-meltingpot
+builds it, with all observations of all players, rebuilt for each episode; (b) a game of llmrl without its worker
+process; (c) the environment of llmrl with one game; (d) with two games. All players observe RGB images. Prints medians
+over rounds: steps per second without and with the start of the episode, and the duration of the start. The environment
+of llmrl waits before each episode, as it would during the update of a learner, while workers prepare the next game;
+`immediate start` is a start without this delay.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PAUSE_SECONDS = 1.0
 
 
 class Official:
-    """The engine as dm-meltingpot builds it."""
+    """Engine with the configuration of dm-meltingpot."""
 
     def __init__(self, substrate: SubstrateName) -> None:
         self._dmlab2d, self._module = install.import_substrate(SUBSTRATES[substrate].module)
@@ -57,7 +58,7 @@ class Official:
 
 
 class SingleGame:
-    """The game that a worker plays, without the worker."""
+    """Game of the llmrl environment, without its worker process."""
 
     def __init__(self, substrate: SubstrateName) -> None:
         self._layout = MemoryLayout(substrate, "upstream", 1, 7, ("pixels",), False)
@@ -73,8 +74,13 @@ class SingleGame:
         self._game.observe(self._arrays, 0)
 
 
-def episode(env: Official | SingleGame | MeltingPotEnv, actions: np.ndarray) -> tuple[float, float]:
-    """Return seconds for the start of an episode, and for the steps `actions` [T, n_envs, n_agents]."""
+def time_episode(env: Official | SingleGame | MeltingPotEnv, actions: np.ndarray) -> tuple[float, float]:
+    """Play an episode, and return the durations of its start and of its steps, seconds.
+
+    Args:
+        env: environment.
+        actions: actions of all steps, [T, n_envs, n_agents].
+    """
     start = time.perf_counter()
     env.reset()
     first_step = time.perf_counter()
@@ -85,47 +91,49 @@ def episode(env: Official | SingleGame | MeltingPotEnv, actions: np.ndarray) -> 
 
 def compare(substrate: SubstrateName, steps: int, rounds: int) -> None:
     rng = np.random.default_rng(0)
-    ours = {n: MeltingPotEnv(SubstrateSettings(substrate, n, horizon=steps), Seeds(n)) for n in (1, 2)}
+    envs = {n: MeltingPotEnv(SubstrateSettings(substrate, n, horizon=steps), Seeds(n)) for n in (1, 2)}
     players: dict[str, tuple[int, Official | SingleGame | MeltingPotEnv]] = {
         "official": (1, Official(substrate)),
-        "ours, bare": (1, SingleGame(substrate)),
+        "llmrl, no worker": (1, SingleGame(substrate)),
     }
-    players |= {f"ours, {n} game{'s' * (n > 1)}": (n, env) for n, env in ours.items()}
-    measured: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
-    at_once = []
-    for env in ours.values():
+    players |= {f"llmrl, {n} game{'s' * (n > 1)}": (n, env) for n, env in envs.items()}
+    measurements: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    immediate_seconds = []
+    for env in envs.values():
         env.reset()
     for _ in range(rounds):
         for name, (n, env) in players.items():
             actions = rng.integers(0, len(SUBSTRATES[substrate].actions), (steps, n, 7))
             if isinstance(env, MeltingPotEnv):
                 env.reset()
-                at_once.append(episode(env, actions[:0])[0])  # the one before is not over: nothing is ready
+                immediate_seconds.append(time_episode(env, actions[:0])[0])  # no game is prepared yet
                 for action in actions:
                     env.step(action)
                 time.sleep(PAUSE_SECONDS)
-            begin, play = episode(env, actions)
-            measured[name].append((n * steps / play, n * steps / (begin + play), begin))
-    for env in ours.values():
+            start_seconds, step_seconds = time_episode(env, actions)
+            total_seconds = start_seconds + step_seconds
+            measurements[name].append((n * steps / step_seconds, n * steps / total_seconds, start_seconds))
+    for env in envs.values():
         env.close()
 
     medians = {
-        name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in measured.items()
+        name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in measurements.items()
     }
     reference = medians["official"]
-    print(f"{substrate:14}  env steps/s          with starts          start, s")
-    for name, (rate, whole, begin) in medians.items():
-        alone, together = f"{rate:7.0f} ({rate / reference[0]:4.2f}x)", f"{whole:7.0f} ({whole / reference[1]:4.2f}x)"
-        print(f"  {name:12}  {alone}     {together}     {begin:.3f}")
-    print(f"  one to two games: {medians['ours, 2 games'][0] / medians['ours, 1 game'][0]:.2f}x", end="; ")
-    print(f"start at once: {statistics.median(at_once):.3f} s")
+    print(f"{substrate:18}  env steps/s          with starts          start, s")
+    for name, (rate, total_rate, start_seconds) in medians.items():
+        rate_cell = f"{rate:7.0f} ({rate / reference[0]:4.2f}x)"
+        total_cell = f"{total_rate:7.0f} ({total_rate / reference[1]:4.2f}x)"
+        print(f"  {name:16}  {rate_cell}     {total_cell}     {start_seconds:.3f}")
+    print(f"  one to two games: {medians['llmrl, 2 games'][0] / medians['llmrl, 1 game'][0]:.2f}x", end="; ")
+    print(f"immediate start: {statistics.median(immediate_seconds):.3f} s")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--substrate", nargs="+", default=["cleanup", "harvest"], choices=list(SUBSTRATES))
-    parser.add_argument("--steps", type=int, default=1000, help="steps an episode, below 1099")
+    parser.add_argument("--steps", type=int, default=1000, help="steps per episode, below 1099")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    for chosen in arguments.substrate:
-        compare(chosen, arguments.steps, arguments.rounds)
+    for substrate in arguments.substrate:
+        compare(substrate, arguments.steps, arguments.rounds)

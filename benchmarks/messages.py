@@ -1,10 +1,10 @@
-"""Classes of the messages of citizens, with an example of each, from runs of studies/communication.
+"""Classification of the messages of citizens in runs of studies/communication.
 
     python benchmarks/messages.py outputs/communication/*/s[0-9] --data FILE
 
-A message belongs to every class whose pattern it matches, and to `other` if there is none. The columns have the share
-of each class among the valid messages with text, and `examples` the first message of each class. The patterns are
-English words; they do not understand negations, so read the examples before comparing shares.
+A message belongs to each class whose pattern matches, and to `other` if no pattern matches. Columns contain the share
+of each class among valid messages with text; the column `examples` contains the first message of each class. Patterns
+consist of English words and ignore negations: check the examples before comparing shares.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLASSES: Mapping[str, re.Pattern[str]] = {
         "question": r"\?",
     }.items()
 }
-"""Pattern of each class."""
+"""Regular expressions by class."""
 OTHER = "other"
 
 
@@ -46,7 +46,11 @@ def classify(text: str) -> list[str]:
 
 
 def summarize_messages(texts: Iterable[str]) -> dict[str, object]:
-    """Return the number of messages, the share of each class (None without messages), and examples as JSON."""
+    """Return the number of messages, the share of each class, and an example of each class.
+
+    Returns:
+        `messages`: number; for each class: share in [0, 1], or None if there are no messages; `examples`: JSON object.
+    """
     messages = list(texts)
     classes = {text: classify(text) for text in messages}
     examples = {name: text for text in reversed(messages) for name in classes[text]}
@@ -58,7 +62,7 @@ def summarize_messages(texts: Iterable[str]) -> dict[str, object]:
 
 
 def read_run(folder: Path) -> dict[str, object]:
-    """Return the values of a run by column."""
+    """Return the row of a run: its settings and the statistics of its messages, by column."""
     config, status = read_config(folder, ()), read_status(folder)
     calls = [call for call in read_calls(folder / "llm_calls.jsonl") if call["purpose"] == "talk" and call["valid"]]
     return {

@@ -1,12 +1,13 @@
-"""PPO on MiniGrid-DoorKey-8x8, end to end: our learner in our batched rooms beside Stable-Baselines3 in MiniGrid's own.
+"""Training speed of PPO on MiniGrid-DoorKey-8x8: llmrl in vectorized rooms, and Stable-Baselines3 in MiniGrid.
 
     python benchmarks/minigrid_ppo.py [--updates 6] [--rounds 3]
 
-Both train the same network from the same 7x7 views with the same settings: 16 games, 128 steps each an update, 4 epochs
-of minibatches of 256, one thread. Two networks: an MLP of two layers of 64 (Stable-Baselines3's default), and three 3x3
-convolutions with a linear layer, whose arithmetic is most of the time in either library. Measured in turns in one
-process; printed is the median over rounds of environment steps per second, rollout and update together, and beside it
-how fast 16 of MiniGrid's games run under random actions in Gymnasium's SyncVectorEnv, and our batched games alone.
+Both train the same network on the same 7x7 views with the same settings: 16 games, 128 steps of each per update, 4
+epochs of minibatches of 256, one thread. There are two networks: an MLP with two layers of 64 units (the default of
+Stable-Baselines3), and three 3x3 convolutions with a linear layer, which dominate the time in both libraries.
+Measurements alternate in one process. Prints medians over rounds of environment steps per second, for training
+(rollouts and updates), and for random actions in 16 games of MiniGrid in Gymnasium's SyncVectorEnv and in the
+vectorized rooms.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import gymnasium
 import numpy as np
 import torch
 from minigrid.wrappers import ImgObsWrapper
-from plain_ppo import plain_ppo
+from plain_ppo import build_ppo_agent
 
 from llmrl.algorithms.ppo import PPOSettings
 from llmrl.core.seeding import Seeds
@@ -35,12 +36,12 @@ SETTINGS = PPOSettings(
 
 
 class LlmrlTrainer:
-    """llmrl: batched rooms, one collector, one PPO."""
+    """Training with PPO of llmrl in vectorized rooms."""
 
     def __init__(self, network: str) -> None:
         seeds = Seeds(0)
         self.env = RoomsEnv(seeds.child("env"), DoorKey(8), GAMES, agent_view_size=7, horizon=None, observe=["view"])
-        self.agent = plain_ppo(
+        self.agent = build_ppo_agent(
             self.env.spec,
             seeds.child("agent"),
             SETTINGS,
@@ -56,12 +57,12 @@ class LlmrlTrainer:
             rollout = self.collector.collect(STEPS, Seeds(i).torch("actions"))
             self.agent.update(rollout, Seeds(i).torch("minibatches"))
 
-    def parameters(self) -> int:
+    def count_parameters(self) -> int:
         return sum(p.numel() for p in self.agent.policy.parameters())
 
 
 class SB3Trainer:
-    """Stable-Baselines3's PPO, DummyVecEnv of MiniGrid's environments."""
+    """Training with PPO of Stable-Baselines3 in a DummyVecEnv of MiniGrid environments."""
 
     def __init__(self, network: str) -> None:
         from stable_baselines3 import PPO
@@ -69,7 +70,7 @@ class SB3Trainer:
 
         env = make_vec_env(lambda: ImgObsWrapper(gymnasium.make(ENV)), n_envs=GAMES, seed=0)
         policy = {
-            "features_extractor_class": _extractor(network),
+            "features_extractor_class": _make_extractor_class(network),
             "features_extractor_kwargs": {"features_dim": FEATURES},
             "net_arch": [],
             "normalize_images": False,
@@ -82,15 +83,15 @@ class SB3Trainer:
     def train(self, updates: int) -> None:
         self.model.learn(updates * GAMES * STEPS, reset_num_timesteps=False)
 
-    def parameters(self) -> int:
+    def count_parameters(self) -> int:
         return sum(p.numel() for p in self.model.policy.parameters())
 
 
-def _extractor(network: str) -> type:
+def _make_extractor_class(network: str) -> type:
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
     class Core(BaseFeaturesExtractor):  # type: ignore[misc]
-        """The core of our network."""
+        """Features extractor with the architecture of the llmrl core."""
 
         def __init__(self, space: gymnasium.spaces.Box, features_dim: int) -> None:
             super().__init__(space, features_dim)
@@ -126,24 +127,24 @@ def measure_minigrid(steps: int) -> float:
 
 
 def measure_batched_rooms(steps: int) -> float:
-    """Return environment steps per second of our batched rooms."""
+    """Return environment steps per second of the vectorized rooms under random actions."""
     env = RoomsEnv(Seeds(0), DoorKey(8), GAMES, agent_view_size=7, horizon=None, observe=["view"])
     env.reset(seed=0)
     actions = np.random.default_rng(0).integers(7, size=(steps, GAMES, 1))
     start = time.perf_counter()
     for action in actions:
         step = env.step(action)
-        ended = step.terminated | step.truncated
-        if ended.any():
-            env.reset(mask=ended)
+        done = step.terminated | step.truncated
+        if done.any():
+            env.reset(mask=done)
     return steps * GAMES / (time.perf_counter() - start)
 
 
 def main() -> None:
-    """Print the table."""
+    """Print a table for each network."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=6, help="updates a measurement")
-    parser.add_argument("--rounds", type=int, default=3, help="measurements of each, in turns")
+    parser.add_argument("--updates", type=int, default=6, help="updates per measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each trainer")
     args = parser.parse_args()
     torch.set_num_threads(1)
     for network in ("mlp", "convolutions"):
@@ -151,7 +152,7 @@ def main() -> None:
 
 
 def compare(network: str, updates: int, rounds: int) -> None:
-    """Measure and print one network."""
+    """Measure training with a network, and print the table."""
     trainers = {
         "llmrl PPO, batched rooms": LlmrlTrainer(network),
         "Stable-Baselines3 PPO, MiniGrid": SB3Trainer(network),
@@ -167,8 +168,8 @@ def compare(network: str, updates: int, rounds: int) -> None:
             rates[name].append(updates * GAMES * STEPS / (time.perf_counter() - start))
         rates["raw MiniGrid, SyncVectorEnv"].append(measure_minigrid(100))
         rates["raw batched rooms"].append(measure_batched_rooms(1000))
-    median = {name: statistics.median(found) for name, found in rates.items()}
-    print(f"{ENV}, {network}, {GAMES} games, 1 thread; parameters: {[t.parameters() for t in trainers.values()]}")
+    median = {name: statistics.median(values) for name, values in rates.items()}
+    print(f"{ENV}, {network}, {GAMES} games, 1 thread; parameters: {[t.count_parameters() for t in trainers.values()]}")
     for name, rate in median.items():
         print(f"{name:34s} {rate:10,.0f} env steps/s")
     llmrl_rate, sb3_rate, minigrid_rate, _ = median.values()

@@ -1,8 +1,9 @@
-"""OpenRL's multi-agent PPO on simple_spread, for `benchmarks/team_ppo.py`, which says what is changed and why.
+"""Training with the multi-agent PPO of OpenRL on simple_spread, for `benchmarks/team_ppo.py`.
 
     <python of an environment with OpenRL> benchmarks/openrl_team.py <steps> <seed>
 
-The last line that it prints is a list of [environment steps at which an episode ended, the team's return].
+`benchmarks/team_ppo.py` describes the modifications of OpenRL. The last printed line is a list of [environment steps at
+the end of an episode, return of the team].
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from openrl.runners.common import PPOAgent
 GAMES, LENGTH = 100, 25
 
 
-def episodes(steps: int, seed: int) -> list[tuple[int, float]]:
-    """Train; return the environment steps at which episodes ended, and their teams' returns."""
+def train(steps: int, seed: int) -> list[tuple[int, float]]:
+    """Train, and return (environment steps at the end, return of the team) of each episode."""
     torch.set_num_threads(1)
     n_steps, original_step, original_init = 0, MultiAgentEnv.step, MultiAgentEnv.__init__
     open_episodes: dict[int, tuple[int, float]] = {}
@@ -31,23 +32,23 @@ def episodes(steps: int, seed: int) -> list[tuple[int, float]]:
 
     def step(game: Any, action: Any) -> Any:
         nonlocal n_steps
-        found = original_step(game, action)
+        outputs = original_step(game, action)
         n_steps += 1
         length, total = open_episodes.pop(id(game), (0, 0.0))
-        length, total = length + 1, total + float(np.ravel(found[1])[0])  # the same for every agent
+        length, total = length + 1, total + float(np.ravel(outputs[1])[0])  # equal for all agents
         if length == LENGTH:
             finished_episodes.append((n_steps, total))
         else:
             open_episodes[id(game)] = length, total
-        return found
+        return outputs
 
-    def init(game: Any, world: Any, reset: Any, *others: Any, **named: Any) -> None:
-        def reset_world(world: Any, *given: Any) -> None:
-            reset(world, *given)
+    def init(game: Any, world: Any, reset: Any, *args: Any, **kwargs: Any) -> None:
+        def reset_world(world: Any, *reset_args: Any) -> None:
+            reset(world, *reset_args)
             for landmark in world.landmarks:
                 landmark.state.p_pos = landmark.state.p_pos / 0.8
 
-        original_init(game, world, reset_world, *others, **named)
+        original_init(game, world, reset_world, *args, **kwargs)
 
     MultiAgentEnv.step, MultiAgentEnv.__init__ = step, init
     settings = {
@@ -61,12 +62,13 @@ def episodes(steps: int, seed: int) -> list[tuple[int, float]]:
         "use_valuenorm": "true",
         "use_adv_normalize": "true",
     }
-    typed = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
+    arguments = [argument for key, value in settings.items() for argument in (f"--{key}", str(value))]
     games = make("simple_spread", env_num=GAMES, asynchronous=False)
-    PPOAgent(PPONet(games, cfg=create_config_parser().parse_args(typed), device="cpu")).train(total_time_steps=steps)
+    PPOAgent(PPONet(games, cfg=create_config_parser().parse_args(arguments), device="cpu")).train(
+        total_time_steps=steps
+    )
     return finished_episodes
 
 
 if __name__ == "__main__":
-    found = episodes(*map(int, sys.argv[1:]))
-    print(json.dumps(found))
+    print(json.dumps(train(*map(int, sys.argv[1:]))))

@@ -1,10 +1,10 @@
-"""Time, memory, files and bytes of commands on an output root with many runs.
+"""Duration and memory of commands on an output root with many runs, and number and size of its files.
 
     python benchmarks/output_root.py [--runs 100 1000 10000] [--seeds 100] [--folder FOLDER] [--commands status resume]
 
-One tiny run is computed, and copied with other seeds and values of `design.spending_cost`, so that a sweep finds all of
-its runs finished. Each command is measured in a process of its own: seconds by the clock, seconds of the processor, and
-peak memory. A ratio is that of the processor's seconds to those with the number of runs in the row before.
+A small run is computed and copied with other seeds and values of `design.spending_cost`, so that all runs of a sweep
+are finished. Each command is measured in a separate process: wall-clock seconds, CPU seconds and peak memory. The ratio
+compares CPU seconds with the next smaller number of runs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from llmrl.run.folder import format_run_label
 
 NAME = "scale"
 OPTIONS = ["env=escape_room", "principal=ucb", f"name={NAME}", "+debug=quick", "agent.core_hidden=[4]"]
-SWEPT = "design.spending_cost"
+SWEPT_OPTION = "design.spending_cost"
 EVENT_READER = """
 import sys
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 EventMultiplexer().AddRunsFromDirectory(sys.argv[1]).Reload()
 """
-"""Reading of all event files, as by `tensorboard --logdir --load_fast=false`."""
+"""Program that reads all event files, like `tensorboard --logdir --load_fast=false`."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Cost:
     """Resources that a process used.
 
     Attributes:
-        wall_s, cpu_s: seconds by the clock, and of the processor.
+        wall_s, cpu_s: wall-clock and CPU seconds.
         memory_mb: peak memory, megabytes.
     """
 
@@ -51,7 +51,7 @@ class Cost:
 
 
 def measure(command: Sequence[str], folder: Path) -> Cost:
-    """Return the cost of a command that is run in a folder.
+    """Run a command in a folder, and return its cost.
 
     Raises:
         RuntimeError: the command failed.
@@ -67,20 +67,20 @@ def measure(command: Sequence[str], folder: Path) -> Cost:
     return Cost(time.perf_counter() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
-def sweep_command(n_settings: int, n_seeds: int) -> list[str]:
+def make_sweep_command(n_settings: int, n_seeds: int) -> list[str]:
     """Return the command of the sweep over `n_settings` settings and `n_seeds` seeds."""
     values = ",".join(f"{0.001 * i:g}" for i in range(n_settings))
-    arguments = [*OPTIONS, f"{SWEPT}={values}", f"seed=range(0,{n_seeds})"]
+    arguments = [*OPTIONS, f"{SWEPT_OPTION}={values}", f"seed=range(0,{n_seeds})"]
     return [sys.executable, "-m", "llmrl", "train", "--multirun", *arguments]
 
 
-def commands(n_settings: int, n_seeds: int) -> dict[str, list[str]]:
+def list_commands(n_settings: int, n_seeds: int) -> dict[str, list[str]]:
     """Return the measured commands by name."""
     folder = f"outputs/{NAME}"
     return {
         "status": [sys.executable, "-m", "llmrl", "sweep", "status", folder],
         "report": [sys.executable, "-m", "llmrl", "report", folder],
-        "resume": sweep_command(n_settings, n_seeds),
+        "resume": make_sweep_command(n_settings, n_seeds),
         "TensorBoard reading": [sys.executable, "-c", EVENT_READER, folder],
     }
 
@@ -91,8 +91,8 @@ def copy_run(source: Path, folder: Path, changes: Mapping[str, str], result: flo
     Args:
         source: folder of the run.
         folder: folder of the copy.
-        changes: replacements in its texts.
-        result: result of the copy.
+        changes: replacements in text files, by replaced text.
+        result: result in the status of the copy.
     """
     folder.mkdir(parents=True)
     for path in source.iterdir():
@@ -112,7 +112,7 @@ def copy_run(source: Path, folder: Path, changes: Mapping[str, str], result: flo
 def create_runs(root: Path, n_settings: int, n_seeds: int) -> None:
     """Create the finished runs of a sweep below `root/outputs`: compute one, and copy it."""
     with tempfile.TemporaryDirectory() as folder:
-        measure(sweep_command(1, 1), Path(folder))
+        measure(make_sweep_command(1, 1), Path(folder))
         (source,) = Path(folder, "outputs", NAME).glob("*/s0")
         copy_sweep(source, root / "outputs", n_settings, n_seeds)
 
@@ -122,15 +122,15 @@ def copy_sweep(source: Path, outputs: Path, n_settings: int, n_seeds: int) -> No
     config = read_config(source, ())
     for i in range(n_settings):
         value = f"{0.001 * i:g}"
-        changed = {**config, "design": {**config["design"], "spending_cost": float(value)}}
-        label = format_run_label([f"{SWEPT}={value}"], NAME)
+        setting_config = {**config, "design": {**config["design"], "spending_cost": float(value)}}
+        label = format_run_label([f"{SWEPT_OPTION}={value}"], NAME)
         for seed in range(n_seeds):
-            folder = outputs / NAME / f"{label}-{config_hash(changed)}" / f"s{seed}"
+            folder = outputs / NAME / f"{label}-{config_hash(setting_config)}" / f"s{seed}"
             changes = {
                 "seed: 0\n": f"seed: {seed}\n",
                 '"seed=0"': f'"seed={seed}"',
                 "spending_cost: 0.0\n": f"spending_cost: {float(value)}\n",
-                f'"{SWEPT}=0"': f'"{SWEPT}={value}"',
+                f'"{SWEPT_OPTION}=0"': f'"{SWEPT_OPTION}={value}"',
                 str(source.parent): str(folder.parent),
                 str(source.parents[2]): str(outputs),
             }
@@ -140,21 +140,21 @@ def copy_sweep(source: Path, outputs: Path, n_settings: int, n_seeds: int) -> No
 def describe_files(folder: Path) -> tuple[int, int, int]:
     """Return the numbers of files and folders below `folder`, and the bytes of its files."""
     n_files = n_folders = n_bytes = 0
-    for place, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder):
         n_folders += len(folders)
         n_files += len(files)
-        n_bytes += sum(Path(place, name).stat().st_size for name in files)
+        n_bytes += sum(Path(parent, name).stat().st_size for name in files)
     return n_files, n_folders, n_bytes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, nargs="+", default=[100, 1000, 10_000])
-    parser.add_argument("--seeds", type=int, default=100, help="runs of a setting")
-    parser.add_argument("--folder", type=Path, default=None, help="folder for the runs, which are kept")
-    parser.add_argument("--commands", nargs="+", default=list(commands(1, 1)), choices=list(commands(1, 1)))
+    parser.add_argument("--seeds", type=int, default=100, help="seeds of each setting")
+    parser.add_argument("--folder", type=Path, default=None, help="folder for the runs (default: temporary)")
+    parser.add_argument("--commands", nargs="+", default=list(list_commands(1, 1)), choices=list(list_commands(1, 1)))
     args = parser.parse_args()
-    earlier: dict[str, float] = {}
+    previous_cpu: dict[str, float] = {}
     print("| command | runs | seconds | CPU seconds | ratio | memory, MB |\n|---|---:|---:|---:|---:|---:|")
     sizes = []
     for n_runs in args.runs:
@@ -166,9 +166,9 @@ def main() -> None:
                 create_runs(root, n_settings, n_runs // n_settings)
             sizes.append((n_runs, *describe_files(root / "outputs")))
             for name in args.commands:
-                cost = measure(commands(n_settings, n_runs // n_settings)[name], root)
-                ratio = f"{cost.cpu_s / earlier[name]:.1f}" if name in earlier else "-"
-                earlier[name] = cost.cpu_s
+                cost = measure(list_commands(n_settings, n_runs // n_settings)[name], root)
+                ratio = f"{cost.cpu_s / previous_cpu[name]:.1f}" if name in previous_cpu else "-"
+                previous_cpu[name] = cost.cpu_s
                 cells = [f"{cost.wall_s:.1f}", f"{cost.cpu_s:.1f}", ratio, f"{cost.memory_mb:,.0f}"]
                 print(f"| {name} | {n_runs:,} | {' | '.join(cells)} |", flush=True)
     print("\n| runs | files | folders | MB |\n|---:|---:|---:|---:|")

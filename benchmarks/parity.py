@@ -1,13 +1,13 @@
-"""Holds the native games of Clean Up and Harvest against the real engine; docs/native_parity.md has what this prints.
+"""Comparison of native games of Clean Up and Harvest with Melting Pot, as printed in docs/native_parity.md.
 
     python benchmarks/parity.py replay [--steps 500] [--games 12] [--processes 2]
     python benchmarks/parity.py statistics [--games 2048] [--seed 0]
     python benchmarks/parity.py record [--conditions NAME ...] [--seed 20000]
 
-`replay` plays episodes on the real engine, with random and with scripted players, and plays them again on the native
-one, which is told what was drawn and has to agree in everything else after every step. `statistics` plays native games
-and compares them with `tests/envs/native/reference_statistics.json`. `record` plays the scripted conditions of that
-file on the real engine and writes them into it.
+`replay` plays episodes in Melting Pot with random and scripted players, and replays them in the native engine with the
+same random outcomes; all other quantities must agree after every step. `statistics` plays native games and compares
+their statistics with `tests/envs/native/reference_statistics.json`. `record` plays the scripted conditions of this file
+in Melting Pot and writes their statistics to it.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ RECORD_CONDITIONS: Mapping[str, tuple[Condition, int]] = {
     "harvest, mixed": (Condition("harvest", "mixed", steps=400), 64),
     "cleanup, walk, clean start, 100 steps": (Condition("cleanup", "drawn", clean=True, steps=100, weights=WALK), 1000),
 }
-"""What is played on the real engine, and how often."""
+"""Condition, and number of games in Melting Pot, by name."""
 
 
 def replay_games(condition: Condition, rules: str, games: int, steps: int, seed: int) -> tuple[int, list, Counter[str]]:
-    """Return steps, mismatches and counts of a replay."""
+    """Play and replay games, and return (number of steps, mismatches, counts of events)."""
     torch.set_num_threads(1)
-    rig = GameSettings(condition.substrate, rules=rules, clean=condition.clean)
-    policy = make_engine_policy(condition.script(rig))
-    verdict = replay_recordings([play(rig, policy, steps, seed + i) for i in range(games)])
-    return verdict.steps, verdict.mismatches, verdict.counts
+    game_settings = GameSettings(condition.substrate, rules=rules, clean=condition.clean)
+    policy = make_engine_policy(condition.script(game_settings))
+    comparison = replay_recordings([play(game_settings, policy, steps, seed + i) for i in range(games)])
+    return comparison.steps, comparison.mismatches, comparison.counts
 
 
 def print_replay(games: int, steps: int, seed: int, processes: int) -> bool:
-    """Print a table; return whether there were no mismatches."""
+    """Print a table of replays, and return whether there are no mismatches."""
     all_match, totals = True, {}
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         jobs = [
@@ -80,11 +80,11 @@ def print_replay(games: int, steps: int, seed: int, processes: int) -> bool:
         ]
         print("| substrate | rules | players | steps | mismatches |\n|---|---|---|---|---|")
         for condition, rules, job in jobs:
-            done, mismatches, counts = job.result()
+            n_steps, mismatches, counts = job.result()
             players = condition.policy + (", clean start" if condition.clean else "")
-            print(f"| {condition.substrate} | {rules} | {players} | {done} | {len(mismatches)} |", flush=True)
+            print(f"| {condition.substrate} | {rules} | {players} | {n_steps} | {len(mismatches)} |", flush=True)
             for mismatch in mismatches[:10]:
-                print("game {}, step {}: {} is {} on the engine and {} here".format(*mismatch))
+                print("game {}, step {}: {} is {} in Melting Pot and {} in the native engine".format(*mismatch))
             all_match &= not mismatches
             totals.setdefault(condition.substrate, Counter()).update(counts)
     names = list(dict.fromkeys(name for counts in totals.values() for name in counts))
@@ -95,24 +95,24 @@ def print_replay(games: int, steps: int, seed: int, processes: int) -> bool:
 
 
 def print_statistics(games: int, seed: int) -> bool:
-    """Print a table; return whether the samples agree."""
+    """Print a table of statistics, and return whether they agree: all |z| <= 4, and at most 5 % above 2."""
     scores: list[float] = []
     print("| condition | engine: games, return | native: games, return | compared | largest \\|z\\| | \\|z\\| > 2 |")
     print("|---|---|---|---|---|---|")
     for name, entry in load_reference()["conditions"].items():
-        numbers = measure_native_games(parse_condition(entry), games, seed)
-        z = compute_z_scores(entry["quantities"], numbers)
+        samples = measure_native_games(parse_condition(entry), games, seed)
+        z = compute_z_scores(entry["quantities"], samples)
         mean, sd, n = entry["quantities"]["return"]
-        worst = max(z, key=lambda each: abs(z[each]))
-        above = sum(abs(each) > 2 for each in z.values())
-        own = numbers["return"]
+        worst = max(z, key=lambda quantity: abs(z[quantity]))
+        n_above_2 = sum(abs(score) > 2 for score in z.values())
+        returns = samples["return"]
         cells = [
             name,
             f"{n}, {mean:.2f} ± {sd:.2f}",
-            f"{games}, {own.mean():.2f} ± {own.std(ddof=1):.2f}",
-            f"{len(z)} of {len(numbers)}",
+            f"{games}, {returns.mean():.2f} ± {returns.std(ddof=1):.2f}",
+            f"{len(z)} of {len(samples)}",
             f"{abs(z[worst]):.2f} ({worst})",
-            str(above),
+            str(n_above_2),
         ]
         print("| " + " | ".join(cells) + " |", flush=True)
         scores += z.values()
@@ -122,13 +122,15 @@ def print_statistics(games: int, seed: int) -> bool:
 
 
 def record(names: Sequence[str], seed: int) -> None:
-    """Play conditions on the real engine and write them into the reference."""
+    """Play conditions in Melting Pot, and write their statistics to the reference file."""
     statistics = load_reference()
     for name in names:
         condition, games = RECORD_CONDITIONS[name]
         start = time.perf_counter()
-        samples = [measure_engine_game(condition, seed + i) for i in range(games)]
-        quantities = summarize({name: np.concatenate([each[name] for each in samples]) for name in samples[0]})
+        game_samples = [measure_engine_game(condition, seed + i) for i in range(games)]
+        quantities = summarize(
+            {quantity: np.concatenate([sample[quantity] for sample in game_samples]) for quantity in game_samples[0]}
+        )
         statistics["conditions"][name] = {
             "condition": {k: v for k, v in vars(condition).items() if v},
             "source": f"benchmarks/parity.py record --conditions '{name}' --seed {seed}",
@@ -144,7 +146,11 @@ def main() -> int:
     parser.add_argument("what", choices=["replay", "statistics", "record"])
     parser.add_argument("--games", type=int, help="episodes of each condition")
     parser.add_argument(
-        "--conditions", nargs="+", choices=[*RECORD_CONDITIONS], default=[*RECORD_CONDITIONS], help="what to record"
+        "--conditions",
+        nargs="+",
+        choices=[*RECORD_CONDITIONS],
+        default=[*RECORD_CONDITIONS],
+        help="recorded conditions",
     )
     parser.add_argument("--steps", type=int, default=500, help="steps of a replayed episode, at most 1000")
     parser.add_argument("--seed", type=int, default=20000)

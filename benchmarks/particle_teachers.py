@@ -1,9 +1,9 @@
-"""Performance of teachers in the particle worlds: random actions, the planner with and without debate, the oracle.
+"""Performance of teachers in the particle worlds: random actions, a planner with and without debate, and the oracle.
 
     python benchmarks/particle_teachers.py --games 1000
 
-Returns are means over agents (and over each side in simple_tag) of the sum of 25 rewards, on the scale of `mpe2`.
-The scripted planner is no language model; it shows what the machinery does with plans that are not the best.
+Returns are sums of 25 rewards on the scale of `mpe2`, averaged over agents (over the agents of each team in
+simple_tag). The scripted planner is not a language model; it provides suboptimal plans.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCENARIOS: dict[str, Scenario] = {
     "speaker4": SimpleSpeakerListener(4),
 }
 TEACHERS = ("random", "scripted", "scripted+1", "scripted+2", "oracle")
-"""`+n`: with n rounds of debate."""
+"""Names of teachers; `+n` means n rounds of debate."""
 
 
 def build_planner(teacher: str, domain: Domain, names: tuple[str, ...]) -> Planner:
@@ -47,13 +47,13 @@ def build_planner(teacher: str, domain: Domain, names: tuple[str, ...]) -> Plann
 
 
 def play(scenario: Scenario, teacher: str, games: int, seed: int) -> tuple[np.ndarray, dict[str, float]]:
-    """Return returns [games, n_agents], and metrics of episodes, including those of the planner."""
+    """Play an episode in each game, and return the returns [games, n_agents] and metrics of episodes and planner."""
     env = ParticlesEnv(Seeds(seed), scenario, n_envs=games)
     spec, observation, rng = env.spec, env.reset(seed=seed), np.random.default_rng(seed)
     domain = find_domain(spec.name, spec=spec)
     plan_policy = PlanPolicy(build_planner(teacher, domain, spec.agent_names))
     legal = np.ones((spec.n_agents, spec.n_actions)) if scenario.legal_actions is None else scenario.legal_actions
-    total, metrics = np.zeros((games, spec.n_agents)), dict.fromkeys(spec.metrics, 0.0)
+    returns, metrics = np.zeros((games, spec.n_agents)), dict.fromkeys(spec.metrics, 0.0)
     for _ in range(spec.horizon or 25):
         if teacher == "random":
             advice = np.tile(legal / legal.sum(1, keepdims=True), (games, 1))
@@ -61,7 +61,7 @@ def play(scenario: Scenario, teacher: str, games: int, seed: int) -> tuple[np.nd
             advice = plan_policy.advise(plan_policy.scenes(observation))
         action = (advice.cumsum(1) <= rng.random(len(advice))[:, None] * (1 - 1e-6)).sum(1)
         step = env.step(action.reshape(games, -1))
-        observation, total = step.observation, total + step.reward
+        observation, returns = step.observation, returns + step.reward
         for name, value in step.info.items():
             previous = metrics[name] if spec.metrics[name] != "last" else 0.0
             metrics[name] = previous + float(value.mean()) / (25 if spec.metrics[name] == "mean" else 1)
@@ -70,7 +70,7 @@ def play(scenario: Scenario, teacher: str, games: int, seed: int) -> tuple[np.nd
         for n, x in plan_policy.planner.metrics().items()
         if n in ("teacher/requested_states", "teacher/debate_changes")
     }
-    return total, metrics | planner_metrics
+    return returns, metrics | planner_metrics
 
 
 def main() -> None:
@@ -83,12 +83,12 @@ def main() -> None:
     for world in options.worlds:
         for teacher in options.teachers:
             start = time.perf_counter()
-            total, metrics = play(SCENARIOS[world], teacher, options.games, options.seed)
+            returns, metrics = play(SCENARIOS[world], teacher, options.games, options.seed)
             seconds = time.perf_counter() - start
-            sides = [total[:, :3], total[:, 3:]] if world == "tag" else [total]
-            means = [side.mean(1) for side in sides]
-            returns = ", ".join(f"{x.mean():7.2f} ± {1.96 * x.std(ddof=1) / len(x) ** 0.5:4.2f}" for x in means)
-            print(f"{world:11}{teacher:11}{returns}  {seconds:4.0f} s ", end="")
+            team_returns = [returns[:, :3], returns[:, 3:]] if world == "tag" else [returns]
+            means = [x.mean(1) for x in team_returns]
+            cells = ", ".join(f"{x.mean():7.2f} ± {1.96 * x.std(ddof=1) / len(x) ** 0.5:4.2f}" for x in means)
+            print(f"{world:11}{teacher:11}{cells}  {seconds:4.0f} s ", end="")
             print(", ".join(f"{name} {value:.3g}" for name, value in metrics.items()), flush=True)
 
 

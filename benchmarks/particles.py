@@ -1,11 +1,10 @@
-"""Env-steps a second of particle worlds: arrays of many games against the parallel environments of `mpe2`.
+"""Environment steps per second of vectorized particle worlds, compared with the parallel environments of `mpe2`.
 
     python benchmarks/particles.py [--seconds 1.0] [--rounds 3]
 
-Each round plays random actions for `seconds` in every setting, one setting after the other, starts of episodes
-included; printed are medians over the rounds. An env-step is one step of one game, whatever its number of agents.
-Columns: one game of `mpe2` through its own interface; ours with 1, 32 and 256 games, each with its ratio to `mpe2`.
-Random legal actions are drawn beforehand for both.
+Each round plays random actions for `seconds` in each setting, including resets; prints medians over rounds. An
+environment step is a step of one game with all its agents. Columns: a game of `mpe2` with its parallel interface; llmrl
+with 1, 32 and 256 games, with the ratio to `mpe2`. Random legal actions are sampled before the measurement.
 """
 
 from __future__ import annotations
@@ -31,19 +30,25 @@ SETTINGS: tuple[tuple[str, Scenario, str, dict[str, Any]], ...] = (
     ("simple_reference", SimpleReference(), "simple_reference_v3", {}),
     ("simple_speaker_listener", SimpleSpeakerListener(), "simple_speaker_listener_v4", {}),
 )
-EPISODE = 25
+EPISODE_STEPS = 25
 
 
-def draw_actions(legal: np.ndarray, n_envs: int) -> np.ndarray:
-    """Return random legal actions of an episode, [25, n_envs, n_agents]."""
+def sample_actions(legal: np.ndarray, n_envs: int) -> np.ndarray:
+    """Return random legal actions of an episode, [EPISODE_STEPS, n_envs, n_agents].
+
+    Args:
+        legal: legal actions of each agent, [n_agents, n_actions].
+        n_envs: number of games.
+    """
     rng = np.random.default_rng(0)
-    return np.stack([rng.choice(np.flatnonzero(row), size=(EPISODE, n_envs)) for row in legal], axis=2)
+    return np.stack([rng.choice(np.flatnonzero(row), size=(EPISODE_STEPS, n_envs)) for row in legal], axis=2)
 
 
 def measure_batched(scenario: Scenario, n_envs: int, seconds: float) -> float:
+    """Return environment steps per second of vectorized games."""
     env = ParticlesEnv(Seeds(0), scenario, n_envs)
     shape = (env.spec.n_agents, env.spec.n_actions)
-    actions = draw_actions(
+    actions = sample_actions(
         np.ones(shape, dtype=bool) if scenario.legal_actions is None else scenario.legal_actions, n_envs
     )
     start, episodes = time.perf_counter(), 0
@@ -52,21 +57,23 @@ def measure_batched(scenario: Scenario, n_envs: int, seconds: float) -> float:
         for action in actions:
             env.step(action)
         episodes += 1
-    return episodes * EPISODE * n_envs / (time.perf_counter() - start)
+    return episodes * EPISODE_STEPS * n_envs / (time.perf_counter() - start)
 
 
 def measure_mpe2(module: str, options: dict[str, Any], seconds: float) -> float:
+    """Return environment steps per second of a parallel environment of `mpe2`."""
     env = importlib.import_module(f"mpe2.{module}").parallel_env(**options)
     env.reset(seed=0)
     rng = np.random.default_rng(0)
-    actions = [{a: int(rng.integers(env.action_space(a).n)) for a in env.possible_agents} for _ in range(EPISODE)]
+    agents = env.possible_agents
+    actions = [{agent: int(rng.integers(env.action_space(agent).n)) for agent in agents} for _ in range(EPISODE_STEPS)]
     start, episodes = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
         env.reset()
         for action in actions:
             env.step(action)
         episodes += 1
-    return episodes * EPISODE / (time.perf_counter() - start)
+    return episodes * EPISODE_STEPS / (time.perf_counter() - start)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The PPO agent that benchmarks measure: linear heads, convolutions or an MLP of 64 units, and nothing frozen."""
+"""PPO agent of benchmarks: an MLP of 64 units or convolutions, linear heads, and no frozen parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PPO_SETTINGS = PPOSettings(
     target_kl=None,
     bootstrap_truncation=True,
 )
-"""Of a society's learning, as published for Clean Up and Harvest; `dataclasses.replace` changes what is measured."""
+"""Settings that were published for societies in Clean Up and Harvest."""
 
 AGENT_DEFAULTS: dict[str, Any] = {
     "share_parameters": True,
@@ -37,7 +37,7 @@ AGENT_DEFAULTS: dict[str, Any] = {
 }
 
 
-def plain_ppo(spec: EnvSpec, seeds: Seeds, ppo: PPOSettings, device: str = "cpu", **changes: Any) -> PPOAgent:
-    """Make the agent, with other options than `AGENT_DEFAULTS` where `changes` names them."""
-    settings = PPOAgentSettings(**{**AGENT_DEFAULTS, **changes, "ppo": ppo})
+def build_ppo_agent(spec: EnvSpec, seeds: Seeds, ppo: PPOSettings, device: str = "cpu", **options: Any) -> PPOAgent:
+    """Build a PPO agent with the options of `AGENT_DEFAULTS`, updated with `options`."""
+    settings = PPOAgentSettings(**{**AGENT_DEFAULTS, **options, "ppo": ppo})
     return PPOAgent(spec, settings, seeds, device, has_principal=True)

@@ -1,15 +1,20 @@
-"""Results of finished policy searches, next to the published numbers of ProPS.
+"""Table of the results of finished policy searches, with the published results of ProPS.
 
     llmrl-train --multirun name=policy_search seed=0,1,2,3,4 principal=cmaes,cem         experiment=search/linear
     env=cartpole,mountain_car_continuous,inverted_pendulum,swimmer python benchmarks/policy_search_table.py
     outputs/policy_search
 
-Prints a Markdown table with a row for each config (runs that differ in their seed only are one row; rows that would
-look alike get the hash of their folders' names): on unseen seeds, the mean return of the best proposal of a run (mean
-and standard deviation over runs, 95 % t interval of the mean); beside it the highest mean return of a single
-measurement of a run, which is a maximum over noise; the mean over the last tenth of the iterations; the mean over all
-of them (area under the curve); and what is published for the task, 10 runs of GPT-4o with the authors' environments
-and, most likely, the mean of each run's best iteration. Where a language model proposed, the method names it.
+Prints a Markdown table with a row for each config; runs that differ only in their seed share a row, and the config hash
+distinguishes rows with equal labels. Columns contain means and standard deviations over runs of
+
+* the mean return of the best proposal on new seeds, with a 95 % t interval of the mean;
+* the highest mean return of a single measurement, which is biased by noise;
+* the mean over the last tenth of the iterations;
+* the mean over all iterations (area under the curve);
+* the published results: 10 runs of GPT-4o in the environments of the authors, most likely the mean of the best
+  iteration of each run.
+
+The method includes the name of the language model that proposes.
 """
 
 from __future__ import annotations
@@ -43,29 +48,34 @@ PUBLISHED = {
     "pong": ("PPO 2.29 ± 0.91", "2.80 ± 0.26", "2.99 ± 0.03"),
     "cartpole": ("TRPO 465.34 ± 62.32", "478.27 ± 65.17", "500 ± 0"),
 }
-"""By environment: the best of the published RL algorithms, ProPS and ProPS+ (project page of arXiv 2511.21928)."""
+"""Published (best RL algorithm, ProPS, ProPS+) by environment (project page of arXiv 2511.21928)."""
 
 COLUMNS = ("incumbent_return", "highest_return", "final_return", "area")
 
 
-def method(config: dict[str, dict[str, object]], llm: str) -> str:
-    """Return a short description of a search; `llm` is the label of its language model, empty without one."""
+def describe_method(config: dict[str, dict[str, object]], llm: str) -> str:
+    """Return the label of a search method.
+
+    Args:
+        config: config of a run.
+        llm: label of the language model, or an empty string.
+    """
     target = config["principal"].get("_target_")
     if target is None:
         return f"{config['agent'].get('algorithm', 'none')} (Stable-Baselines3)"
     name = str(target).split(".")[-2].rstrip("_")
     policy = str(config["agent"]["_target_"]).rpartition(".")[2].removesuffix("Agent").lower()
-    raw = ", actions not clipped" if config["agent"].get("clip_actions") is False else ""
-    return f"{name}{f' {llm}' if llm else ''}, {policy}{raw}"
+    suffix = ", actions not clipped" if config["agent"].get("clip_actions") is False else ""
+    return f"{name}{f' {llm}' if llm else ''}, {policy}{suffix}"
 
 
 def main() -> None:
     import yaml
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of runs, e.g. outputs/policy_search")
+    parser.add_argument("folder", type=Path, help="folder of runs, e.g. outputs/policy_search")
     args = parser.parse_args()
-    found: dict[tuple[str, str, str, str], list[dict[str, float]]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, str], list[dict[str, float]]] = defaultdict(list)
     try:
         runs = find_runs(args.folder)
     except RunFolderError as error:
@@ -79,33 +89,33 @@ def main() -> None:
             budget = (
                 f"{config['search']['iterations']} x {config['search']['candidates'] * config['search']['episodes']}"
             )
-            found[config["env"]["name"], method(config, read_run(run).llm), budget, config_hash(config)].append(summary)
-    if not found:
+            method = describe_method(config, read_run(run).llm)
+            groups[config["env"]["name"], method, budget, config_hash(config)].append(summary)
+    if not groups:
         raise SystemExit(f"no policy search has finished in {args.folder}")
-    own = "best proposal, unseen seeds | luckiest measurement | last tenth | all iterations"
-    print(f"| task | method | iterations x episodes | runs | {own} | best RL, published | ProPS | ProPS+ |")
+    titles = "best proposal, new seeds | highest measurement | last tenth | all iterations"
+    print(f"| task | method | iterations x episodes | runs | {titles} | best RL, published | ProPS | ProPS+ |")
     print("|---" * 11 + "|")
-    alike = Counter(key[:3] for key in found)
-    for (task, how, budget, digest), summaries in sorted(found.items()):
-        if alike[task, how, budget] > 1:
-            how = f"{how} ({digest})"
-        cells = [cell([summary[name] for summary in summaries]) for name in COLUMNS]
-        cells[0] += interval([summary[COLUMNS[0]] for summary in summaries])
+    label_counts = Counter(key[:3] for key in groups)
+    for (task, method, budget, digest), summaries in sorted(groups.items()):
+        label = f"{method} ({digest})" if label_counts[task, method, budget] > 1 else method
+        cells = [format_mean([summary[name] for summary in summaries]) for name in COLUMNS]
+        cells[0] += format_interval([summary[COLUMNS[0]] for summary in summaries])
         published = PUBLISHED.get(task, ("-", "-", "-"))
-        print(f"| {' | '.join([task, how, budget, str(len(summaries)), *cells, *published])} |")
+        print(f"| {' | '.join([task, label, budget, str(len(summaries)), *cells, *published])} |")
 
 
-def cell(values: list[float]) -> str:
-    """Return mean and standard deviation over runs."""
+def format_mean(values: list[float]) -> str:
+    """Format the mean and the standard deviation over runs."""
     if len(values) == 1:
         return f"{values[0]:.2f}"
     return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
 
 
-def interval(values: list[float]) -> str:
-    """Return the 95 % t interval of the mean over runs; empty for fewer than five."""
-    found = describe(np.array(values))
-    return "" if found["low"] is None else f" [{found['low']:.4g}, {found['high']:.4g}]"
+def format_interval(values: list[float]) -> str:
+    """Format the 95 % t interval of the mean over runs; return an empty string for fewer than five runs."""
+    summary = describe(np.array(values))
+    return "" if summary["low"] is None else f" [{summary['low']:.4g}, {summary['high']:.4g}]"
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Input tokens of a policy search by a language model, with the whole history in every prompt and with a part of it.
+"""Input tokens of a policy search by a language model, by format of the history in prompts.
 
     python benchmarks/policy_search_tokens.py [--iterations 400] [--warmup 20] [--episodes 20] [--only published ...]
 
-A linear policy of CartPole (10 numbers) is searched with replies of the scripted model, real returns and the prompts of
-`principal=llm`. For each way of telling the history it prints the estimated input tokens of all questions together, of
-the first and of the last, and the share of what the published way takes: all rows, each number under its name, after 20
-random vectors (ProPS, arXiv 2511.21928). What a provider's cache of prompts saves is not counted: with the whole
-history nearly all of a prompt is the beginning of the next one.
+The search optimizes a linear policy of CartPole (10 parameters) with replies of the scripted model, actual returns and
+the prompts of `principal=llm`. For each format of the history, prints the estimated input tokens of all questions, of
+the first and of the last question, and the share of the published format: all trials, with named parameters, after 20
+random vectors (ProPS, arXiv 2511.21928). Savings from prompt caching by providers are not included. With the complete
+history, almost all of a prompt is a prefix of the next prompt.
 """
 
 from __future__ import annotations
@@ -43,7 +43,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def count_prompt_tokens(
     settings: dict[str, Any], iterations: int, warmup: int, episodes: int, seed: int = 0
 ) -> list[int]:
-    """Return the estimated tokens of each prompt of a search."""
+    """Run a search, and return the estimated number of tokens of each prompt, [iterations].
+
+    Args:
+        settings: options of `principal=llm`.
+        iterations: number of iterations.
+        warmup: number of random vectors before the first iteration.
+        episodes: number of episodes of an evaluation.
+        seed: seed of the search.
+    """
     env = make_env("cartpole", n_envs=1, seed=seed)
     agent = LayeredAgent(env.spec, LayerSettings(True, 6.0, 1, "raw", True))
     seeds = Seeds(seed).child("benchmark")
@@ -52,15 +60,15 @@ def count_prompt_tokens(
     principal = Builder(services).build({**load_option("principal", "llm"), **settings}, "principal")
     principal.on_search_start(iterations, episodes)
     tokens = []
-    with env.evaluator(True, 1) as plays:
+    with env.evaluator(True, 1) as evaluator:
 
         def evaluate(vectors: np.ndarray, i: int) -> list[Outcome]:
-            batch = plays.evaluate(agent.controller, vectors, np.arange(episodes) + i * episodes)
+            batch = evaluator.evaluate(agent.controller, vectors, np.arange(episodes) + i * episodes)
             return [Outcome(v, float(r.mean()), r) for v, r in zip(vectors, batch.returns, strict=True)]
 
         if warmup:
-            first = seeds.numpy("warmup").normal(0.0, 3.0, (warmup, agent.controller.space.dim)).round(1)
-            principal.tell(evaluate(first, 0))
+            vectors = seeds.numpy("warmup").normal(0.0, 3.0, (warmup, agent.controller.space.dim)).round(1)
+            principal.tell(evaluate(vectors, 0))
         for i in range(iterations):
             tokens.append(estimate_tokens(principal.build_prompt(None).text))
             principal.tell(evaluate(principal.ask(), i + 1))
@@ -76,15 +84,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=VARIANTS, default=list(VARIANTS))
     args = parser.parse_args()
     logging.getLogger("llmrl").setLevel(logging.ERROR)
-    print(f"CartPole, linear policy of 10 numbers, {args.iterations} iterations, {args.warmup} random vectors first\n")
+    print(f"CartPole, linear policy of 10 parameters, {args.warmup} random vectors, {args.iterations} iterations\n")
     print("| history | input tokens | first question | last question | share of published |")
     print("|---|---|---|---|---|")
-    published = 0
+    published_total = 0
     for name in dict.fromkeys(["published", *args.only]):
         tokens = count_prompt_tokens(VARIANTS[name], args.iterations, args.warmup, args.episodes)
         total = sum(tokens)
-        published = published or total
-        print(f"| {name} | {total:,} | {tokens[0]:,} | {tokens[-1]:,} | {total / published:.3f} |", flush=True)
+        published_total = published_total or total
+        print(f"| {name} | {total:,} | {tokens[0]:,} | {tokens[-1]:,} | {total / published_total:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

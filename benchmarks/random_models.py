@@ -1,4 +1,4 @@
-"""Models with random weights, in the shapes of real ones, for benchmarks that load them as real ones are loaded."""
+"""Models with the architecture of published models and random weights, stored for loading as `llm.model`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-SPECIAL = ("<pad>", "</s>", "<unk>")
+SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
 
 
 def save_tokenizer(folder: Path, vocabulary: int, chat_template: str | None = None) -> None:
-    """One token per word, words `w0`, `w1`, ...: texts with as many tokens as wanted. Nothing is added to a text."""
-    words = [*SPECIAL, *(f"w{i}" for i in range(vocabulary - len(SPECIAL)))]
+    """Write a tokenizer with one token for each of the words `w0`, `w1`, ...
+
+    The number of tokens of a text is its number of words: no special tokens are added.
+
+    Args:
+        folder: folder of the files.
+        vocabulary: number of tokens, including special tokens.
+        chat_template: Jinja template of conversations.
+    """
+    words = [*SPECIAL_TOKENS, *(f"w{i}" for i in range(vocabulary - len(SPECIAL_TOKENS)))]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = transformers.PreTrainedTokenizerFast(
@@ -32,10 +40,16 @@ def save_t5(
     heads: int = 6,
     weights: bool = True,
 ) -> None:
-    """Write a model of the shape of Flan-T5-small by default, including its untied output layer.
+    """Write a T5 model, by default with the architecture of Flan-T5-small, including its untied output layer.
 
-    `width` and `inner`: of the residual stream and the feed-forward layers; `layers`: of the encoder, and as many of
-    the decoder; without `weights`, `config.json` alone, for `llm.weights=random`.
+    Args:
+        folder: folder of the files.
+        vocabulary: number of tokens.
+        width: width of the residual stream.
+        inner: width of the feed-forward layers.
+        layers: number of layers of the encoder, and of the decoder.
+        heads: number of attention heads.
+        weights: whether to write weights; False: only `config.json`, for `llm.weights=random`.
     """
     config = transformers.T5Config(
         vocab_size=vocabulary,
@@ -57,8 +71,17 @@ def save_t5(
     model.save_pretrained(folder)
 
 
-def save_llama(folder: Path, vocabulary: int, width: int, inner: int, layers: int, spread: float = 0.02) -> None:
-    """`width` and `inner`: of the residual stream and the feed-forward layers; `spread`: of the weights."""
+def save_llama(folder: Path, vocabulary: int, width: int, inner: int, layers: int, weight_std: float = 0.02) -> None:
+    """Write a Llama model.
+
+    Args:
+        folder: folder of the files.
+        vocabulary: number of tokens.
+        width: width of the residual stream.
+        inner: width of the feed-forward layers.
+        layers: number of layers.
+        weight_std: standard deviation of the weights.
+    """
     config = transformers.LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=width,
@@ -66,7 +89,7 @@ def save_llama(folder: Path, vocabulary: int, width: int, inner: int, layers: in
         num_hidden_layers=layers,
         num_attention_heads=8,
         num_key_value_heads=8,
-        initializer_range=spread,
+        initializer_range=weight_std,
         tie_word_embeddings=False,
         pad_token_id=0,
         bos_token_id=None,

@@ -1,8 +1,9 @@
-"""Runs against a server that answers in the manner of many models, beside the same runs with perfect JSON.
+"""Robustness of the reply parsers to the reply styles of language models.
 
-The rules of llm=scripted answer both times: `plain` always in JSON, `styled` in one of thirteen manners of eight
-families of models, and three replies in a hundred are no answer (empty, refusals, cut off). Prints, for each run, what
-it came to, and how many questions ended in a fallback. Target: under 2 %, and the same results.
+Each run is executed twice against a local server that answers with the rules of llm=scripted. With `plain`, all
+replies are JSON. With `styled`, replies have one of thirteen styles that were observed in eight model families, and
+3 % of them contain no answer (empty, refused, truncated). Prints the result of each run and the share of questions
+that ended in a fallback. Targets: fewer than 2 % fallbacks, and equal results.
 
     python benchmarks/reply_styles.py [--small]
 """
@@ -42,29 +43,35 @@ SMALL = {
 }
 
 
-def run_and_count(name: str, styled: bool, small: bool) -> tuple[float | None, dict[str, float]]:
-    """Return the run's result, and its counts."""
-    rule = StyledModel() if styled else StyledModel(bad=0.0, styles=["plain"])
+def count_replies(name: str, use_styles: bool, small: bool) -> tuple[float | None, dict[str, float]]:
+    """Return the result of a run and its counts of replies, invalid replies, repairs and fallbacks.
+
+    Args:
+        name: key of `RUNS`.
+        use_styles: whether replies have various styles instead of plain JSON.
+        small: whether to use the short run of `SMALL`.
+    """
+    rule = StyledModel() if use_styles else StyledModel(bad=0.0, styles=["plain"])
     with FakeOpenAIServer(rule, model="rules") as server, tempfile.TemporaryDirectory() as folder:
         model = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=rules", "llm.cache=off")
         size_options = SMALL[name] if small else ()
         run = llmrl.train(*RUNS[name], *size_options, *model, f"output_root={folder}", "design.references=0")
         rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
         calls = [json.loads(line) for line in (run.folder / "llm_calls.jsonl").read_text().splitlines()]
-    verdicts = [call for call in calls if "parsed_call" in call]
+    parsed_calls = [call for call in calls if "parsed_call" in call]
     counts = {key: row[key] for row in rows for key in row if key.startswith("llm/")}
-    counts["parsed"], counts["invalid"] = len(verdicts), sum(not call["valid"] for call in verdicts)
+    counts["parsed"], counts["invalid"] = len(parsed_calls), sum(not call["valid"] for call in parsed_calls)
     return run.result, counts
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", action="store_true", help="a minute, to see that it works")
+    parser.add_argument("--small", action="store_true", help="run shorter versions, for one minute in total")
     small = parser.parse_args().small
     print(f"{'run':24} {'plain':>9} {'styled':>9} {'replies':>8} {'invalid':>8} {'fallbacks':>9} of questions")
     for name in RUNS:
-        plain, _ = run_and_count(name, False, small)
-        styled, counts = run_and_count(name, True, small)
+        plain, _ = count_replies(name, False, small)
+        styled, counts = count_replies(name, True, small)
         questions = counts["parsed"] - counts.get("llm/repairs", 0.0)
         fallbacks = counts.get("llm/fallbacks", 0.0)
         print(

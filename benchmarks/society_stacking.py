@@ -1,13 +1,13 @@
-"""Networks of several societies computed at once: our stacked layers against `torch.func`, and one after the other.
+"""Speed of networks of several societies: stacked layers, `torch.func`, and sequential computation.
 
     python benchmarks/society_stacking.py [--kinds planes grid] [--societies 4 16] [--rounds 9] [--device cpu]
         [--threads 1]
 
-`torch.func` is `stack_module_state`, `functional_call` and `vmap` over the same `ActorCritic`. Measured are a forward
-pass, as a step of a rollout takes it, and a PPO epoch of four minibatches: forward, backward, clipping and Adam. Both
-go through the same `PPO.epochs` and `StackedOptimizerStep`. All take turns within a round. Printed are medians over
-rounds of wall-clock milliseconds, and of ratios to the stacked layers within a round; and the largest difference of
-what comes out.
+`torch.func` applies `stack_module_state`, `functional_call` and `vmap` to the same `ActorCritic`. Measures a forward
+pass, as in a rollout step, and a PPO epoch of four minibatches: forward, backward, clipping and Adam. Stacked layers
+and `torch.func` both use `PPO.run_epochs` and `StackedOptimizerStep`. Methods alternate within a round. Prints medians
+over rounds of wall-clock milliseconds and of ratios to the stacked layers within a round, and the largest difference
+between outputs.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ SETTINGS = replace(PPO_SETTINGS, epochs=1, minibatch_size=None)
 
 
 class VmappedNetwork:
-    """Networks of one shape by `torch.func`; called as the stacked one is."""
+    """Networks of equal shapes that `torch.func` computes, with the interface of `StackedNetwork.network`."""
 
     def __init__(self, members: Sequence[ActorCritic]) -> None:
-        self.first = members[0]
+        self.network = members[0]
         self.weights, self.constants = stack_module_state(list(members))
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.weights.items()
 
     def __call__(self, samples: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        def one(weights: Any, constants: Any, own: dict[str, torch.Tensor]) -> Any:
-            return functional_call(self.first, (weights, constants), (own,))
+        def forward(weights: Any, constants: Any, samples: dict[str, torch.Tensor]) -> Any:
+            return functional_call(self.network, (weights, constants), (samples,))
 
-        return vmap(one)(self.weights, self.constants, samples)  # type: ignore[no-any-return]
+        return vmap(forward)(self.weights, self.constants, samples)  # type: ignore[no-any-return]
 
 
 class VmappedStack:
-    """`StackedNetwork`'s interface, for `StackedOptimizerStep`."""
+    """Networks that `torch.func` computes, with the interface of `StackedNetwork` for `StackedOptimizerStep`."""
 
     def __init__(self, members: Sequence[ActorCritic]) -> None:
         self.members, self.network = members, VmappedNetwork(members)
-        own = [dict(member.named_parameters()) for member in members]
-        self.parameters = [(p, [each[name] for each in own]) for name, p in self.network.named_parameters()]
+        parameters = [dict(member.named_parameters()) for member in members]
+        self.parameters = [(p, [member[name] for member in parameters]) for name, p in self.network.named_parameters()]
 
     def read(self) -> None:
         for p, members in self.parameters:
@@ -67,7 +67,14 @@ class VmappedStack:
 
 
 class Societies:
-    """`k` societies whose agents share a network, and samples for them."""
+    """Societies whose agents share a network, with random samples.
+
+    Args:
+        kind: observation and network, one of `KINDS`.
+        k: number of societies.
+        n: number of samples of each society.
+        device: device of networks and samples.
+    """
 
     def __init__(self, kind: str, k: int, n: int, device: str) -> None:
         observation = {"mechanism": Channel((3,), "float32", 0, 1)}
@@ -102,45 +109,51 @@ class Societies:
         samples |= {"log_prob": -2 - uniform(), "value": uniform(), "advantage": uniform(), "target": uniform()}
         return {name: x.to(device) for name, x in samples.items()}
 
-    def forward(self, stack: Any) -> Callable[[], Any]:
-        def play() -> Any:
+    def make_forward(self, stack: Any) -> Callable[[], Any]:
+        """Return a function that runs a forward pass of stacked networks."""
+
+        def forward() -> Any:
             with torch.no_grad():
                 return stack.network(self.batches[0])
 
-        return play
+        return forward
 
-    def forward_each(self) -> Any:
+    def forward_sequentially(self) -> Any:
+        """Run the forward pass of each network, and return stacked outputs."""
         with torch.no_grad():
-            own = [
+            outputs = [
                 network({name: x[i] for name, x in self.batches[0].items()}) for i, network in enumerate(self.networks)
             ]
-        return tuple(torch.stack(parts) for parts in zip(*own, strict=True))
+        return tuple(torch.stack(tensors) for tensors in zip(*outputs, strict=True))
 
-    def epoch(self, stack: Any) -> Callable[[], Any]:
+    def make_epoch(self, stack: Any) -> Callable[[], Any]:
+        """Return a function that runs a PPO epoch of stacked networks."""
         updater = StackedOptimizerStep(stack)
         updater.read([ppo.updaters[0] for ppo in self.learners])
         return lambda: self.learners[0].run_epochs(updater, [self.batches])
 
-    def epoch_each(self) -> Any:
-        def own(i: int) -> Iterator[dict[str, torch.Tensor]]:
+    def run_epochs_sequentially(self) -> Any:
+        """Run a PPO epoch of each society."""
+
+        def iterate_batches(i: int) -> Iterator[dict[str, torch.Tensor]]:
             return ({name: x[i] for name, x in batch.items()} for batch in self.batches)
 
-        return [ppo.run_epochs(ppo.updaters[0], [own(i)]) for i, ppo in enumerate(self.learners)]
+        return [ppo.run_epochs(ppo.updaters[0], [iterate_batches(i)]) for i, ppo in enumerate(self.learners)]
 
 
-def measured(ways: Sequence[Callable[[], Any]], rounds: int, device: str) -> list[list[float]]:
-    """Return milliseconds of each way in each round, [rounds][ways]; the ways take turns."""
+def measure_alternately(methods: Sequence[Callable[[], Any]], rounds: int, device: str) -> list[list[float]]:
+    """Return the milliseconds of each method in each round, [rounds][methods]."""
 
-    def once(way: Callable[[], Any]) -> float:
+    def measure_milliseconds(method: Callable[[], Any]) -> float:
         start = time.perf_counter()
-        way()
+        method()
         if device != "cpu":
             torch.cuda.synchronize()
         return 1e3 * (time.perf_counter() - start)
 
-    for way in ways:
-        once(way)
-    return [[once(way) for way in ways] for _ in range(rounds)]
+    for method in methods:
+        measure_milliseconds(method)
+    return [[measure_milliseconds(method) for method in methods] for _ in range(rounds)]
 
 
 def main() -> None:
@@ -149,27 +162,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument(
-        "--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="what the networks read, and how"
-    )
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="observations and networks")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     for kind, n in itertools.product(args.kinds, (7, 256)):
         for k in args.societies:
             societies = Societies(kind, k, n, args.device)
-            ours, theirs = StackedNetwork(societies.networks), VmappedStack(societies.networks)
-            same = zip(societies.forward(ours)(), societies.forward(theirs)(), strict=True)
-            difference = max(float((a - b).detach().abs().max()) for a, b in same)
-            forward = [societies.forward(ours), societies.forward(theirs), societies.forward_each]
-            epoch = [societies.epoch(ours), societies.epoch(theirs), societies.epoch_each]
+            stacks = [StackedNetwork(societies.networks), VmappedStack(societies.networks)]
+            outputs = [societies.make_forward(stack)() for stack in stacks]
+            difference = max(float((a - b).detach().abs().max()) for a, b in zip(*outputs, strict=True))
+            forward = [*map(societies.make_forward, stacks), societies.forward_sequentially]
+            epoch = [*map(societies.make_epoch, stacks), societies.run_epochs_sequentially]
             print(f"{kind}, {k} societies, {n} samples each (difference {difference:.1g})", flush=True)
-            for title, ways in (("forward", forward), (f"epoch of {MINIBATCHES}", epoch)):
-                rows = measured(ways, args.rounds, args.device)
+            for title, methods in (("forward", forward), (f"epoch of {MINIBATCHES}", epoch)):
+                rows = measure_alternately(methods, args.rounds, args.device)
                 times = [statistics.median(column) for column in zip(*rows, strict=True)]
                 ratios = [statistics.median(row[i] / row[0] for row in rows) for i in (1, 2)]
                 print(
                     f"  {title:10s} stacked layers {times[0]:8.2f} ms   torch.func {times[1]:8.2f} ms "
-                    f"({ratios[0]:.2f} times)   one after the other {times[2]:8.2f} ms ({ratios[1]:.2f} times)",
+                    f"({ratios[0]:.2f} times)   sequential {times[2]:8.2f} ms ({ratios[1]:.2f} times)",
                     flush=True,
                 )
 

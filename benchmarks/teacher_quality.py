@@ -1,10 +1,10 @@
-"""Performance of teachers in the rooms, next to published measurements: frozen plans and the oracle.
+"""Performance of teachers in the rooms, compared with published measurements.
 
     python benchmarks/teacher_quality.py --episodes 1000
 
-Each episode is the first of its game after a seeded reset, so short ones are not counted more often. The published
-numbers are those of the released code with its frozen plans (1,000 episodes of simple and lava, 600 of colored and 300
-of two_door in hard mode).
+Teachers are stored plans, as published and corrected, and the oracle. Each game plays one episode after a seeded reset,
+so that short episodes are not overrepresented. Published numbers were measured with the released code and its stored
+plans (1,000 episodes of simple and lava, 600 of colored and 300 of two_door in hard mode).
 """
 
 from __future__ import annotations
@@ -39,11 +39,22 @@ PUBLISHED = {
     ("two_door", "hard"): (0.103, 0.081, 138.0),
     ("two_door", "soft"): (0.103, 0.081, 138.0),
 }
-"""Success, return and length of an episode."""
+"""Published (success rate, mean return, mean length in steps) by task and mode."""
 
 
 def play(task: str, teacher: str, mode: str, episodes: int, seed: int) -> dict[str, np.ndarray]:
-    """Return success, return and length of `episodes` episodes."""
+    """Play one episode in each of `episodes` games with the actions of a teacher.
+
+    Args:
+        task: key of `TASKS`.
+        teacher: `published`, `corrected` or `oracle`.
+        mode: `hard` or `soft`, as in `PlanPolicy`.
+        episodes: number of episodes.
+        seed: seed of the games and of the actions.
+
+    Returns:
+        `success`, `return` and `length` of the episodes, each of shape [episodes].
+    """
     layout, view = TASKS[task]
     env = RoomsEnv(Seeds(seed), layout(), n_envs=episodes, agent_view_size=view)
     domain = find_domain(task, parity=teacher == "published")
@@ -52,10 +63,10 @@ def play(task: str, teacher: str, mode: str, episodes: int, seed: int) -> dict[s
     rng = np.random.default_rng(seed)
     observation = env.reset(seed=seed)
     memory = np.zeros((episodes, 1, domain.memory_size)) if domain.memory_size else None
-    playing = np.ones(episodes, dtype=bool)
+    is_active = np.ones(episodes, dtype=bool)
     totals = {"success": np.zeros(episodes), "return": np.zeros(episodes), "length": np.zeros(episodes)}
-    while playing.any():
-        active = np.flatnonzero(playing)
+    while is_active.any():
+        active = np.flatnonzero(is_active)
         active_memory = None if memory is None else memory[active]
         scenes = plan_policy.scenes({"grid": observation["grid"][active]}, active_memory)
         if memory is not None:
@@ -68,12 +79,12 @@ def play(task: str, teacher: str, mode: str, episodes: int, seed: int) -> dict[s
         totals["success"][active] += step.info["success"][active]
         totals["return"][active] += step.reward[active, 0]
         totals["length"][active] += 1
-        playing &= ~(step.terminated | step.truncated)
+        is_active &= ~(step.terminated | step.truncated)
     return totals
 
 
-def interval(x: np.ndarray) -> str:
-    """Return mean and half of its 95 % interval."""
+def format_interval(x: np.ndarray) -> str:
+    """Format the mean of `x` and the half-width of its 95 % confidence interval."""
     return f"{x.mean():8.3f} ± {1.96 * x.std(ddof=1) / len(x) ** 0.5:6.3f}"
 
 
@@ -96,7 +107,7 @@ def main() -> None:
                 seconds = time.perf_counter() - start
                 published = PUBLISHED.get((task, mode)) if teacher == "published" else None
                 published_text = "" if published is None else "{:.3f} {:.3f} {:.1f}".format(*published)
-                numbers = " ".join(interval(x) for x in totals.values())
+                numbers = " ".join(format_interval(x) for x in totals.values())
                 print(f"{task:16}{teacher:10}{mode:5} {numbers} {seconds:4.0f}  {published_text}", flush=True)
 
 

@@ -1,20 +1,23 @@
-r"""Multi-agent PPO on a particle world beside OpenRL's, with the published baseline's settings: learning curves.
+r"""Learning curves of multi-agent PPO on a particle world, compared with OpenRL, with published settings.
 
     python benchmarks/team_ppo.py --openrl <python> [--steps 500000] [--seeds 0 1 2] [--out <folder>]
 
-`<python>` is that of an environment with OpenRL, which does not run with today's libraries:
+`<python>` is the interpreter of an environment with OpenRL, which is incompatible with current libraries:
 
     python3.11 -m venv openrl
     openrl/bin/pip install openrl==0.2.0 gymnasium==0.29.1 pettingzoo==1.24.3 pyglet==1.5.27 'numpy<2' \\
         'jsonargparse<4.30'
 
-Both play simple_spread in 100 games and learn after each episode of 25 steps, without recurrent networks. What is
-compared is the return of the episodes they played while they learned, in ten equal parts of training, the mean over
-seeds with its 95 % interval. Two things of OpenRL's world are made those of `env=simple_spread`: landmarks lie in the
-whole square, not in the inner four fifths; and its returns, the sum of three agents' rewards in which each agent counts
-as touching itself, are divided by six after 75 was added. There all agents are rewarded for the team's collisions, here
-each for its own.
-Writes `curves.csv` and `curves.png` to `--out`. Needs the extra `plots`.
+Both play simple_spread in 100 games and update after each episode of 25 steps, without recurrent networks. Curves show
+the returns of training episodes in ten equal parts of training: means over seeds with 95 % confidence intervals. Two
+properties of the OpenRL world are adapted to `env=simple_spread`:
+
+* Landmarks are placed in the full square instead of the inner four fifths.
+* In OpenRL, the return is the sum of the rewards of three agents, and each agent counts as colliding with itself.
+  Therefore, 75 is added, and the sum is divided by six.
+
+One difference remains: OpenRL penalizes each agent for the collisions of the team, llmrl for its own collisions. Writes
+`curves.csv` and `curves.png` to `--out`. Needs the extra `plots`.
 """
 
 from __future__ import annotations
@@ -40,21 +43,23 @@ GAMES, LENGTH, AGENTS = 100, 25, 3
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--openrl", type=Path, help="Python of an environment with OpenRL; without it ours alone")
+    parser.add_argument(
+        "--openrl", type=Path, help="Python interpreter of an environment with OpenRL (default: only llmrl)"
+    )
     parser.add_argument("--steps", type=int, default=500_000)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("build/team_ppo"))
     args = parser.parse_args()
-    rows: Rows = measure_curve(TASK, "llmrl", partial(learn_with_llmrl, args.steps), args.steps, args.seeds, digits=2)
+    rows: Rows = measure_curve(TASK, "llmrl", partial(train_llmrl, args.steps), args.steps, args.seeds, digits=2)
     if args.openrl:
         rows += measure_curve(
-            TASK, "OpenRL", partial(learn_with_openrl, args.openrl, args.steps), args.steps, args.seeds, digits=2
+            TASK, "OpenRL", partial(train_openrl, args.openrl, args.steps), args.steps, args.seeds, digits=2
         )
     save_curves(rows, args.out)
 
 
-def learn_with_llmrl(steps: int, seed: int) -> Episodes:
-    """Learn with `treatment=team_published`."""
+def train_llmrl(steps: int, seed: int) -> Episodes:
+    """Train with `treatment=team_published` of llmrl."""
     with tempfile.TemporaryDirectory() as root:
         run = llmrl.train(
             "experiment=teacher/teams",
@@ -69,13 +74,13 @@ def learn_with_llmrl(steps: int, seed: int) -> Episodes:
         return read_episodes(Path(run.folder), GAMES)
 
 
-def learn_with_openrl(python: Path, steps: int, seed: int) -> Episodes:
-    """Learn with OpenRL, in a process of its environment."""
+def train_openrl(python: Path, steps: int, seed: int) -> Episodes:
+    """Train with OpenRL in a process of its environment."""
     script = Path(__file__).with_name("openrl_team.py")
     command = [python.absolute(), "-W", "ignore", script.absolute(), str(steps), str(seed)]
     with tempfile.TemporaryDirectory() as root:
-        done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True)
-    end_steps, returns = np.array(json.loads(done.stdout.splitlines()[-1])).T
+        process = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True)
+    end_steps, returns = np.array(json.loads(process.stdout.splitlines()[-1])).T
     return end_steps, (returns + LENGTH * AGENTS) / (2 * AGENTS)
 
 

@@ -30,7 +30,7 @@ def test_site_builds_offline(tmp_path):
 
 def test_file_copies_are_current():
     """After a change of a copied file: python scripts/copies.py."""
-    pages = copies.pages()
+    pages = copies.find_pages()
     assert {page.name for page in pages} == {"extending.md", "index.md"}
     for page in pages:
-        assert copies.written(page.read_text()) == page.read_text(), page
+        assert copies.update_page(page.read_text()) == page.read_text(), page
