@@ -123,6 +123,7 @@ def write_sweep(root: Path, runs: int, groups: int, lines: int) -> None:
         result = float(rng.normal(group / groups))
         progress = RunProgress(lines, lines, "steps")
         overrides = [f"principal.rate={group}", f"seed={seed}"]
+        (folder / "summary.json").write_text("{}")
         Status("finished", overrides=overrides, progress=progress, result=result).write(folder)
         with (folder / "metrics.jsonl").open("w") as file:
             for k in range(lines):

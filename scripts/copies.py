@@ -1,11 +1,11 @@
-"""Copy files, or sections of files, into pages of the documentation, which code hosts show as they are.
+"""Copy files, or sections of files, into pages of the documentation, because code hosts do not process includes.
 
-A page has `<!-- copy: PATH -->` and `<!-- copy: end -->` around a copy; `PATH#NAME` is the section of a file between
-its lines `<!-- section: NAME -->` and `<!-- section: end -->`. Files other than Markdown become a code block.
+In a page, a copy is enclosed in `<!-- copy: PATH -->` and `<!-- copy: end -->`. `PATH#NAME` refers to the section of a
+file between `<!-- section: NAME -->` and `<!-- section: end -->`. Files other than Markdown become code blocks.
 
     python scripts/copies.py [--check]
 
-`--check` writes nothing and fails if a copy is not current.
+`--check` does not write files, and fails if a copy is outdated.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _SECTION = r"<!-- section: {} -->\n(.*?)<!-- section: end -->"
 _LANGUAGES = {".py": "python", ".toml": "toml"}
 
 
-def pages() -> list[Path]:
-    """Return the pages that have copies."""
+def find_pages() -> list[Path]:
+    """Return the pages that contain copies."""
     return [path for path in sorted((ROOT / "docs").rglob("*.md")) if _COPY.search(path.read_text(encoding="utf-8"))]
 
 
-def written(page: str) -> str:
-    """Return the text of a page with current copies.
+def update_page(page: str) -> str:
+    """Return the text of a page with updated copies.
 
     Raises:
-        ValueError: a file has no section of that name.
+        ValueError: a file has no section with the requested name.
     """
-    return _COPY.sub(lambda match: _copy(match["source"]), page)
+    return _COPY.sub(lambda match: _format_copy(match["source"]), page)
 
 
-def _copy(source: str) -> str:
+def _format_copy(source: str) -> str:
     name, _, section = source.partition("#")
     text = (ROOT / name).read_text(encoding="utf-8")
     if section:
@@ -48,14 +48,14 @@ def _copy(source: str) -> str:
 
 
 def main() -> None:
-    """Write all pages, or check them."""
-    for page in pages():
+    """Update all pages, or check them."""
+    for page in find_pages():
         text = page.read_text(encoding="utf-8")
-        current = written(text)
+        updated = update_page(text)
         if "--check" not in sys.argv:
-            page.write_text(current, encoding="utf-8")
-        elif current != text:
-            sys.exit(f"{page} has a copy that is not current: run python scripts/copies.py")
+            page.write_text(updated, encoding="utf-8")
+        elif updated != text:
+            sys.exit(f"{page} has an outdated copy: run python scripts/copies.py")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tries two parts together, in the smallest experiment that has both: does it run, or why is it refused?"""
+"""Test the compatibility of two parts in a minimal experiment."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ TABLES: dict[str, tuple[str, str]] = {
     "agent-llm": ("agent", "llm"),
     "principal-citizen": ("principal", "citizen"),
 }
-"""The tables of the page: the groups whose options are their rows and columns; of citizens see `CITIZENS`."""
+"""Groups whose options are the rows and columns of each table; the citizens are those of `CITIZENS`."""
 
 Choices = dict[str, str]
-"""A chosen option for each of some groups."""
+"""Selected option by group."""
 Settings = dict[str, Any]
-"""Values by their place in a config, with dots."""
+"""Values by dotted config key."""
 
 STEPS = 3
 SMALL: Settings = {
     "env.n_envs": 2,
-    "env.n_agents": 3,  # of an escape room, two of whom hold a lever
+    "env.n_agents": 3,  # the minimum of the escape room with a lever that needs two agents
     "env.max_catch": 2,
     "env.horizon": STEPS,
     "hardware.cores": 1,
-    "learn.env_steps": 1,  # rounded up to one rollout, and so to one update
+    "learn.env_steps": 1,  # rounded up to one rollout and one update
     "learn.rollout_steps": STEPS,
     "learn.evaluation_interval": 0,
     "learn.evaluate_episodes": 1,
@@ -82,11 +82,11 @@ SMALL: Settings = {
     "llm.max_invalid": None,
     "checkpoint_seconds": 1e9,
 }
-"""Sizes of every experiment here, each where the experiment has that key."""
-TAUGHT = ("simple_doorkey", "simple_spread")
-"""Environments in which teachers are tried, the first one in which the agent runs."""
-HOMES = ("escape_room", "cartpole", "frozen_lake", "babyai_text", "simple_doorkey", "cleanup")
-"""Environments in which an agent is tried first, where the table is not about environments."""
+"""Sizes of all experiments, for the keys that the experiment has."""
+TEACHER_ENVS = ("simple_doorkey", "simple_spread")
+"""Environments for tests of teachers; the first one that supports the agent is used."""
+PREFERRED_ENVS = ("escape_room", "cartpole", "frozen_lake", "babyai_text", "simple_doorkey", "cleanup")
+"""Preferred environments for tests of an agent in tables without environments."""
 CITIZENS: dict[str, tuple[Choices, Settings]] = {
     "ppo": ({}, {}),
     "llm_ppo": ({"llm": "small_scorer"}, {"agent.tune": "lora"}),
@@ -96,97 +96,101 @@ CITIZENS: dict[str, tuple[Choices, Settings]] = {
         {"agent.members": [{"count": 1, "agent": "llm_player"}, {"count": 2, "agent": "ppo"}]},
     ),
 }
-"""Agents that learn as citizens of a fishery under a principal, with further choices and settings."""
-STATES = 4
-"""Numbers of an observation that a table cuts into two bins; the others are one bin."""
-RUNS, SEARCHES, BUILDS, UNASKED, OMITTED = "runs", "searches", "builds", "unasked", "omitted"
+"""Learning agents in a fishery with a principal, with their additional choices and settings."""
+BINNED_NUMBERS = 4
+"""Number of leading components of an observation with two bins; the others have one bin."""
+RUNS, SEARCHES, BUILDS, NO_MODEL, OMITTED = "runs", "searches", "builds", "unasked", "omitted"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a pair of parts.
+    """Outcome of the test of a pair of parts.
 
     Attributes:
-        what: `runs`; `searches`, where a principal has no mechanism and searches a policy; `builds`, where a model
-            cannot be asked here; `unasked`, where the agent asks no model; the value of an `IncompatibilityReason`;
-            or `omitted`.
-        said: message of a refusal.
+        status: `runs`; `searches` if there is no mechanism and the principal searches a policy; `builds` if the model
+            is not available and the parts are only built; `unasked` if the agent does not use a language model; the
+            value of an `IncompatibilityReason`; or `omitted` if the pair is rejected for another reason.
+        message: message of the error, or an empty string.
     """
 
-    what: str
-    said: str = ""
+    status: str
+    message: str = ""
 
     @property
     def works(self) -> bool:
-        return self.what in (RUNS, SEARCHES, BUILDS, UNASKED)
+        return self.status in (RUNS, SEARCHES, BUILDS, NO_MODEL)
 
 
-def parts(group: str) -> list[str]:
-    """Return the options of a group that are tried.
+def list_options(group: str) -> list[str]:
+    """Return the tested options of a group.
 
-    These are all, but of models the first of each kind, and no environment that needs a server.
+    These are all options except environments that need a server, and one option for each class of language models.
     """
     if group == "citizen":
         return list(CITIZENS)
-    return list(kinds()) if group == "llm" else [name for name in list_option_names(group) if name != "openenv"]
+    return list(group_models()) if group == "llm" else [name for name in list_option_names(group) if name != "openenv"]
 
 
 @functools.cache
-def kinds() -> dict[str, list[str]]:
-    """Return the options of `llm` by the first of their kind: of one class, and made for the environment or not."""
-    found: dict[tuple[Any, bool], list[str]] = {}
+def group_models() -> dict[str, list[str]]:
+    """Group the options of `llm` by class and by whether the model is created for the environment.
+
+    Returns:
+        Options of each group, by its first option.
+    """
+    groups: dict[tuple[Any, bool], list[str]] = {}
     for name in list_option_names("llm"):
         node = load_option("llm", name)
-        found.setdefault((node["_target_"], node.get("make") is not None), []).append(name)
-    return {alike[0]: alike for alike in found.values()}
+        groups.setdefault((node["_target_"], node.get("make") is not None), []).append(name)
+    return {options[0]: options for options in groups.values()}
 
 
-def pairs(table: str) -> Iterator[tuple[str, str]]:
-    """Yield the rows and columns of a table."""
+def iterate_pairs(table: str) -> Iterator[tuple[str, str]]:
+    """Yield all (row, column) pairs of a table."""
     rows, columns = TABLES[table]
-    for row in parts(rows):
-        for column in parts(columns):
+    for row in list_options(rows):
+        for column in list_options(columns):
             yield row, column
 
 
 @dataclass
-class Pairs:
-    """Tries pairs of parts. What was tried is not tried again.
+class PairTester:
+    """Compatibility test of pairs of parts, with a cache of outcomes.
 
     Args:
-        folder: for the runs.
-        composed: whether each config is composed by Hydra, which takes most of the time; else an environment's config
-            is composed once and gets the options of its parts.
+        folder: folder of the runs.
+        use_hydra: whether Hydra composes each config, which takes most of the time. Otherwise, the config of an
+            environment is composed once, and the options of the parts are inserted.
     """
 
     folder: Path
-    composed: bool = False
-    known: dict[str, tuple[Outcome, Path | None]] = field(default_factory=dict)
+    use_hydra: bool = False
+    cache: dict[str, tuple[Outcome, Path | None]] = field(default_factory=dict)
 
-    def outcome(self, table: str, row: str, column: str) -> Outcome:
-        """Return what becomes of the options `row` and `column` of the table's groups."""
+    def test_pair(self, table: str, row: str, column: str) -> Outcome:
+        """Return the outcome of the options `row` and `column` of the groups of a table."""
         match table:
             case "env-agent":
-                return self._tried({"env": row, "agent": column})[0]
+                return self._run_cached({"env": row, "agent": column})[0]
             case "env-principal":
-                return self._governed(row, column)
+                return self._test_principal(row, column)
             case "agent-teacher":
-                home = self._home(row) if column == "none" else self._school(row)
-                return self._tried({"env": home, "agent": row, "teacher": column})[0]
+                home = self._find_env(row) if column == "none" else self._find_teacher_env(row)
+                return self._run_cached({"env": home, "agent": row, "teacher": column})[0]
             case "principal-citizen":
-                return self._citizen(row, column)
+                return self._test_citizen(row, column)
             case _:
-                return self._asked(row, column)
+                return self._test_model(row, column)
 
-    def _governed(self, env: str, principal: str) -> Outcome:
-        """Try the principal with a society that learns, or without a mechanism with a policy that can be searched."""
-        if principal == "none" or spec_of(env).mechanism is not None or "tax" in _base(env)["env"]:
-            return self._tried({"env": env, "agent": "ppo", "principal": principal})[0]
-        searches, _ = self._tried({"env": env, "agent": "projection", "principal": principal})
-        return replace(searches, what=SEARCHES) if searches.works else searches
+    def _test_principal(self, env: str, principal: str) -> Outcome:
+        """Test a principal with learning agents, or with a searchable policy if there is no mechanism."""
+        if principal == "none" or build_spec(env).mechanism is not None or "tax" in _compose_base_config(env)["env"]:
+            return self._run_cached({"env": env, "agent": "ppo", "principal": principal})[0]
+        searches, _ = self._run_cached({"env": env, "agent": "projection", "principal": principal})
+        return replace(searches, status=SEARCHES) if searches.works else searches
 
-    def _citizen(self, principal: str, agent: str) -> Outcome:
-        """Try citizens that learn under the principal, two societies of two games; a chat model learns in all roles."""
+    def _test_citizen(self, principal: str, agent: str) -> Outcome:
+        """Test learning citizens with a principal, in two societies with two games; chat models learn in all roles."""
         choices, settings = CITIZENS[agent]
         settings = {**settings, "env.n_envs": 4, "design.candidates": 2, "llm.make.longest": 16384}
         if choices.get("llm") == "small_chat":
@@ -195,129 +199,140 @@ class Pairs:
                 "tune": "lora",
             }
             settings["llm.learn"]["group_size"] = 2
-        chosen = {"env": "fishery", "agent": agent, "principal": principal, **choices}
-        outcome, _ = self._tried(chosen, settings)
-        if outcome.what == OMITTED and outcome.said.startswith("design.candidates"):
-            outcome, _ = self._tried(chosen, {**settings, "design.candidates": 1})
+        choices = {"env": "fishery", "agent": agent, "principal": principal, **choices}
+        outcome, _ = self._run_cached(choices, settings)
+        if outcome.status == OMITTED and outcome.message.startswith("design.candidates"):
+            outcome, _ = self._run_cached(choices, {**settings, "design.candidates": 1})
         return outcome
 
-    def _asked(self, agent: str, llm: str) -> Outcome:
-        """Try the model in the agent's first environment; without a key or a server the parts are only built."""
-        choices = {"env": self._home(agent), "agent": agent}
-        if not groups_using_model({**_base(choices["env"]), "agent": _option("agent", agent)}):
-            alone, _ = self._tried(choices)
-            return replace(alone, what=UNASKED) if alone.works else alone
-        return self._tried({**choices, "llm": llm})[0]
+    def _test_model(self, agent: str, llm: str) -> Outcome:
+        """Test a language model with an agent; without a key or a server, the parts are only built."""
+        choices = {"env": self._find_env(agent), "agent": agent}
+        if not groups_using_model(
+            {**_compose_base_config(choices["env"]), "agent": _load_composed_option("agent", agent)}
+        ):
+            outcome, _ = self._run_cached(choices)
+            return replace(outcome, status=NO_MODEL) if outcome.works else outcome
+        return self._run_cached({**choices, "llm": llm})[0]
 
-    def _home(self, agent: str) -> str:
-        """Return the first environment in which an agent runs."""
-        first = [env for env in parts("env") if agent.startswith(env)]  # cleanup_society
-        tried = list(dict.fromkeys([*first, *HOMES, *parts("env")]))
-        return next((env for env in tried if self.outcome("env-agent", env, agent).works), tried[0])
+    def _find_env(self, agent: str) -> str:
+        """Return the first environment that supports an agent."""
+        agent_envs = [env for env in list_options("env") if agent.startswith(env)]  # cleanup_society
+        envs = list(dict.fromkeys([*agent_envs, *PREFERRED_ENVS, *list_options("env")]))
+        return next((env for env in envs if self.test_pair("env-agent", env, agent).works), envs[0])
 
-    def _school(self, agent: str) -> str:
-        return next((env for env in TAUGHT if self.outcome("env-agent", env, agent).works), TAUGHT[0])
+    def _find_teacher_env(self, agent: str) -> str:
+        return next((env for env in TEACHER_ENVS if self.test_pair("env-agent", env, agent).works), TEACHER_ENVS[0])
 
-    def _tried(self, choices: Choices, more: Settings | None = None) -> tuple[Outcome, Path | None]:
-        """Return what becomes of parts together, and the folder of their run."""
-        key = json.dumps([choices, more], sort_keys=True)
-        if key not in self.known:
+    def _run_cached(self, choices: Choices, settings: Settings | None = None) -> tuple[Outcome, Path | None]:
+        """Return the outcome of an experiment and its run folder, from the cache if it was run before."""
+        key = json.dumps([choices, settings], sort_keys=True)
+        if key not in self.cache:
             try:
-                self.known[key] = self._run(choices, more or {})
+                self.cache[key] = self._run(choices, settings or {})
             except Incompatible as error:
-                self.known[key] = Outcome(error.reason.value, str(error)), None
+                self.cache[key] = Outcome(error.reason.value, str(error)), None
             except LlmrlError as error:
-                self.known[key] = Outcome(OMITTED, str(error)), None
-        return self.known[key]
+                self.cache[key] = Outcome(OMITTED, str(error)), None
+        return self.cache[key]
 
-    def _run(self, choices: Choices, more: Settings) -> tuple[Outcome, Path | None]:
-        config, typed = self._config(choices, more)
-        named = [f"{group}={name}" for group, name in choices.items()]
-        experiment = Experiment.compose(*typed) if self.composed else Experiment(config, named)
+    def _run(self, choices: Choices, settings: Settings) -> tuple[Outcome, Path | None]:
+        config, overrides = self._make_config(choices, settings)
+        choice_overrides = [f"{group}={name}" for group, name in choices.items()]
+        experiment = Experiment.compose(*overrides) if self.use_hydra else Experiment(config, choice_overrides)
         if "api_key_env" in config["llm"] and groups_using_model(config):
             experiment.plan()
             return Outcome(BUILDS), None
         return Outcome(RUNS), experiment.run().folder
 
-    def _config(self, choices: Choices, more: Settings | None = None) -> tuple[dict[str, Any], list[str]]:
-        """Return the config of parts with the sizes that all have here, and the overrides that compose it."""
+    def _make_config(
+        self, choices: Choices, extra_settings: Settings | None = None
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Return the config of an experiment with minimal sizes, and the overrides that compose it."""
         chosen = dict(choices)
-        agent, builder = _option("agent", chosen["agent"]), Builder()
+        agent, builder = _load_composed_option("agent", chosen["agent"]), Builder()
         if chosen["agent"] == "teacher":
             chosen.setdefault("teacher", "oracle")
         if declared_loop(agent, builder) == "search":
             chosen.setdefault("principal", "random")
         chosen.setdefault("llm", "small_scorer" if builder.needs(agent, "scorer", "agent") else "scripted")
-        config = copy.deepcopy(_base(chosen["env"]))
-        config |= {group: copy.deepcopy(_option(group, name)) for group, name in chosen.items() if group != "env"}
-        settings: Settings = {**SMALL, **self._fitting(chosen, config), **(more or {})}
+        config = copy.deepcopy(_compose_base_config(chosen["env"]))
+        config |= {
+            group: copy.deepcopy(_load_composed_option(group, name)) for group, name in chosen.items() if group != "env"
+        }
+        settings: Settings = {**SMALL, **self._make_required_settings(chosen, config), **(extra_settings or {})}
         settings |= {"output_root": str(self.folder), "name": "matrix"}
-        own = [*(f"{group}={name}" for group, name in chosen.items()), *_needed("env", chosen["env"]), "loggers=[]"]
+        overrides = [f"{group}={name}" for group, name in chosen.items()]
+        overrides += [*_get_required_overrides("env", chosen["env"]), "loggers=[]"]
         if "llm.learn" in settings:
-            own.append("llm/learn=grpo")  # only a chosen method has keys to override
-        typed = [f"{place}={_typed(value)}" for place, value in settings.items() if _put(config, place, value)]
-        return {**config, "loggers": {}}, [*own, *typed]
+            overrides.append("llm/learn=grpo")  # keys can be overridden only if a method is selected
+        overrides += [f"{key}={_format_value(value)}" for key, value in settings.items() if _set(config, key, value)]
+        return {**config, "loggers": {}}, overrides
 
-    def _fitting(self, chosen: Choices, config: dict[str, Any]) -> Settings:
-        """Return what these parts need to be told to work together at all, as their messages say."""
-        found: Settings = {}
+    def _make_required_settings(self, chosen: Choices, config: dict[str, Any]) -> Settings:
+        """Return the settings without which the selected parts cannot work together."""
+        required: Settings = {}
         env, agent, llm = chosen["env"], config["agent"], config["llm"]
         if "substrate" in config["env"]:
-            found["env.engine"] = "native"  # needs no other package and no processes
+            required["env.engine"] = "native"  # needs no other packages or processes
         if "role" in agent and config["env"].get("observe") == ["pixels"]:
-            found["env.observe"] = ["pixels", "grid"]
-        if channel := _texts(env):
-            found |= dict.fromkeys(("agent.text_channel", "agent.student.text_channel", "llm.make.channel"), channel)
+            required["env.observe"] = ["pixels", "grid"]
+        if channel := _find_text_channel(env):
+            required |= dict.fromkeys(("agent.text_channel", "agent.student.text_channel", "llm.make.channel"), channel)
         if "members" in agent:
-            others = spec_of(env).n_agents - 1
-            found["agent.members"] = [{"count": 1, "agent": "ppo"}, {"count": others, "agent": "random"}][: others + 1]
-        if "bins" in agent and "state" not in (shown := spec_of(env).observation) and "vector" in shown:
-            found["agent.bins"] = [[-1, 1, 2 if i < STATES else 1] for i in range(shown["vector"].shape[0])]
-        maps = [name for name, channel in spec_of(env).observation.items() if len(channel.shape) == 3]
-        if maps and agent.get("critic", "own") != "own":
-            found["agent.core"] = "mlp"
+            n_others = build_spec(env).n_agents - 1
+            members = [{"count": 1, "agent": "ppo"}, {"count": n_others, "agent": "random"}]
+            required["agent.members"] = members[: n_others + 1]
+        channels = build_spec(env).observation
+        if "bins" in agent and "state" not in channels and "vector" in channels:
+            n_numbers = channels["vector"].shape[0]
+            required["agent.bins"] = [[-1, 1, 2 if i < BINNED_NUMBERS else 1] for i in range(n_numbers)]
+        has_grids = any(len(channel.shape) == 3 for channel in channels.values())
+        if has_grids and agent.get("critic", "own") != "own":
+            required["agent.core"] = "mlp"
         if agent.get("init_from") is not None:
-            # Raises if a society of another environment is meant; its training, of hours, is left out.
+            # Raises if the society belongs to another environment; its training, which takes hours, is skipped.
             Experiment({**config, "output_root": str(self.folder), "name": "matrix"})
-            found["agent.init_from"] = None
-        if "data" in agent and (data := self._recorded(env)):
-            found["agent.data"] = data
+            required["agent.init_from"] = None
+        if "data" in agent and (data := self._record_trajectories(env)):
+            required["agent.data"] = data
         if chosen.get("principal", "none") != "none" and "tax" in config["env"]:
-            found["env.tax"] = True
+            required["env.tax"] = True
         if chosen.get("principal") == "metagrad" and "welfare" in config["env"]:
-            found["env.welfare"] = "utilitarian"
+            required["env.welfare"] = "utilitarian"
         if chosen.get("principal") == "listed":
-            found["principal.vectors"] = self._corners(chosen)
-        loads = llm.get("make") is None
-        if loads and ("make" in llm or "chat_template" in llm):
-            found |= {"llm.model": str(self._model(llm["_target_"])), "llm.max_tokens": 4}
-        if loads and "chat_template" in llm:
-            found["llm.chat_template"] = str(self._model("") / "chat.jinja")
+            required["principal.vectors"] = self._get_corner_vectors(chosen)
+        is_loaded = llm.get("make") is None
+        if is_loaded and ("make" in llm or "chat_template" in llm):
+            required |= {"llm.model": str(self._make_model(llm["_target_"])), "llm.max_tokens": 4}
+        if is_loaded and "chat_template" in llm:
+            required["llm.chat_template"] = str(self._make_model("") / "chat.jinja")
         if "calls" in llm:
-            found["llm.calls"] = str(self._tried({**chosen, "llm": "scripted"})[1])
-        return found
+            required["llm.calls"] = str(self._run_cached({**chosen, "llm": "scripted"})[1])
+        return required
 
-    def _recorded(self, env: str) -> str | None:
-        """Return a run that has kept what was read in an environment, for who imitates it."""
-        player = "llm_player" if _texts(env) == "text" else "random"
-        _, folder = self._tried({"env": env, "agent": player}, {"play.trajectories": True})
+    def _record_trajectories(self, env: str) -> str | None:
+        """Return the folder of a run with recorded trajectories for imitation learning, or None if no agent runs."""
+        player = "llm_player" if _find_text_channel(env) == "text" else "random"
+        _, folder = self._run_cached({"env": env, "agent": player}, {"play.trajectories": True})
         return None if folder is None else str(folder)
 
-    def _corners(self, chosen: Choices) -> list[list[float]] | None:
-        """Return two vectors that can be proposed; None where nothing can."""
-        # Agents that are language models cannot be built without one.
-        agent = {"agent": "ppo"} if spec_of(chosen["env"]).mechanism is not None else {}
-        config, _ = self._config({**chosen, **agent, "principal": "random"})
+    def _get_corner_vectors(self, chosen: Choices) -> list[list[float]] | None:
+        """Return the lower and upper bounds of proposals; None if the experiment has no proposals."""
+        # Agents that are language models cannot be built without a model.
+        agent = {"agent": "ppo"} if build_spec(chosen["env"]).mechanism is not None else {}
+        config, _ = self._make_config({**chosen, **agent, "principal": "random"})
         try:
-            built = build_parts(config, None)
+            experiment_parts = build_parts(config, None)
         except ConfigError:
             return None
-        built.close()
-        assert built.principal is not None
-        return [built.principal.space.low.tolist(), built.principal.space.high.tolist()]
+        experiment_parts.close()
+        assert experiment_parts.principal is not None
+        space = experiment_parts.principal.space
+        return [space.low.tolist(), space.high.tolist()]
 
-    def _model(self, target: str) -> Path:
-        """Return the folder of a tiny language model of the architecture that a class of models loads."""
+    def _make_model(self, target: str) -> Path:
+        """Return the folder of a small language model with the architecture that a class loads."""
         kind: Any = "seq2seq" if "seq2seq" in target.lower() else "causal"
         folder = self.folder / f"tiny_{kind}"
         if not folder.exists():
@@ -331,83 +346,87 @@ class Pairs:
         return folder
 
 
-def _needed(group: str, name: str) -> list[str]:
-    """Return overrides without which an option composes no config."""
-    given = {
+def _get_required_overrides(group: str, name: str) -> list[str]:
+    """Return the overrides that an option requires."""
+    overrides = {
         "env=gymnasium": ["env.id=CartPole-v1", "env.text=auto"],
         "env=openspiel": ["env.id=kuhn_poker"],
         "env=pettingzoo": ["env.id=pettingzoo.classic.rps_v2"],
         "env=textarena": ["env.id=TicTacToe-v0"],
         "llm=replay": ["llm.calls=?"],
     }
-    return given.get(f"{group}={name}", [])
+    return overrides.get(f"{group}={name}", [])
 
 
-def _option(group: str, name: str) -> Any:
-    """Return an option as a config has it, which an environment's choices do not change."""
-    return compose_plain("train", "env=nim", f"{group}={name}", *_needed(group, name))[group]
+def _load_composed_option(group: str, name: str) -> Any:
+    """Return the composed config of an option, independent of the environment."""
+    return compose_plain("train", "env=nim", f"{group}={name}", *_get_required_overrides(group, name))[group]
 
 
-def _base(env: str) -> dict[str, Any]:
-    return compose_plain("train", f"env={env}", "agent=random", *_needed("env", env))
+def _compose_base_config(env: str) -> dict[str, Any]:
+    return compose_plain("train", f"env={env}", "agent=random", *_get_required_overrides("env", env))
 
 
 @functools.cache
-def spec_of(env: str, words: bool = False) -> EnvSpec:
-    """Return the spec of a small environment; with `words` its players are told in words what they see.
+def build_spec(env: str, use_text: bool = False) -> EnvSpec:
+    """Build a small environment, and return its spec.
+
+    Args:
+        env: option of `env`.
+        use_text: whether observations include the channel `text`.
 
     Raises:
-        ConfigError: there are no words.
+        ConfigError: the environment has no text observations.
     """
-    config = copy.deepcopy(_base(env))
-    for place, value in SMALL.items():
-        _put(config, place, value)
+    config = copy.deepcopy(_compose_base_config(env))
+    for key, value in SMALL.items():
+        _set(config, key, value)
     if "substrate" in config["env"]:
         config["env"]["engine"] = "native"
-    if words:
+    if use_text:
         config["env"]["observe"] = [*config["env"]["observe"], "text"]
-    built = build_env(config["env"], Builder(EnvServices(Seeds(0))))
-    built.close()
-    return built.spec
+    environment = build_env(config["env"], Builder(EnvServices(Seeds(0))))
+    environment.close()
+    return environment.spec
 
 
-def _texts(env: str) -> str | None:
-    """Return the channel of texts of an environment; None: there is none."""
-    shown = spec_of(env).observation
-    if (channel := next((name for name in ("prompt", "text") if name in shown), None)) is not None:
+def _find_text_channel(env: str) -> str | None:
+    """Return the name of the text channel of an environment, or None if there is none."""
+    channels = build_spec(env).observation
+    if (channel := next((name for name in ("prompt", "text") if name in channels), None)) is not None:
         return channel
-    if "observe" not in _base(env)["env"]:
+    if "observe" not in _compose_base_config(env)["env"]:
         return None
     try:
-        spec_of(env, words=True)
+        build_spec(env, use_text=True)
     except ConfigError:
         return None
     return "text"
 
 
-def _put(config: dict[str, Any], place: str, value: Any) -> bool:
-    """Set what stands at a place of a config; return whether it has that place."""
-    *path, last = place.split(".")
+def _set(config: dict[str, Any], key: str, value: Any) -> bool:
+    """Set the value of a dotted key if the config has it, and return whether it has it."""
+    *path, last = key.split(".")
     node: Any = config
-    for key in path:
-        node = node.get(key) if isinstance(node, Mapping) else None
+    for part in path:
+        node = node.get(part) if isinstance(node, Mapping) else None
     if not isinstance(node, dict) or last not in node:
         return False
     node[last] = value
     return True
 
 
-def _typed(value: Any) -> str:
-    """Return a value as Hydra reads it."""
+def _format_value(value: Any) -> str:
+    """Format a value in the override grammar of Hydra."""
     match value:
         case None:
             return "null"
         case bool():
             return str(value).lower()
         case Mapping():
-            return "{" + ", ".join(f"{key}: {_typed(each)}" for key, each in value.items()) + "}"
+            return "{" + ", ".join(f"{key}: {_format_value(child)}" for key, child in value.items()) + "}"
         case list():
-            return "[" + ", ".join(map(_typed, value)) + "]"
+            return "[" + ", ".join(map(_format_value, value)) + "]"
         case str():
             return f"'{value}'"
     return str(value)

@@ -1,12 +1,13 @@
-"""Changes the code in small ways, one at a time, and counts how many of these mutants the tests notice.
+"""Mutation testing: count the small changes of the code that tests detect.
 
-    python scripts/mutants.py                     # every target, hours of a core
-    python scripts/mutants.py advantages budgets  # some of them
-    python scripts/mutants.py --sample 150        # 150 mutants of each target, drawn at random
+    python scripts/mutants.py                     # all targets; takes hours on one core
+    python scripts/mutants.py advantages budgets  # some targets
+    python scripts/mutants.py --sample 150        # a random sample of 150 mutants of each target
 
-Works on a copy in `build/mutants`. Prints a table: mutants killed, survived, timed out, and those in functions that no
-test of the target reaches. The score is the share killed or timed out of those that a test reaches; that of a sample
-has a 95 % interval. In the copy `mutmut results` names survivors, and `mutmut show <name>` shows one.
+Works on a copy in `build/mutants`. Prints a table with the numbers of killed, surviving and timed-out mutants, and of
+mutants in functions that the tests of the target do not execute. The score is the share of killed or timed-out mutants
+among those that tests execute; for a sample, it has a 95 % interval. In the copy, `mutmut results` lists surviving
+mutants, and `mutmut show <name>` shows one.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from pathlib import Path
 from llmrl.statistics.estimators import proportion
 
 ROOT = Path(__file__).parents[1]
-COPY = ROOT / "build" / "mutants"
-COPIED = ("src", "tests", "conf", "docs", "examples", "scripts", "pyproject.toml", "README.md")
+COPY_ROOT = ROOT / "build" / "mutants"
+COPIED_PATHS = ("src", "tests", "conf", "docs", "examples", "scripts", "pyproject.toml", "README.md")
 SOURCE = "src/llmrl/"
 TARGETS: dict[str, tuple[list[str], list[str]]] = {
     "advantages": (
@@ -83,101 +84,115 @@ TARGETS: dict[str, tuple[list[str], list[str]]] = {
         ],
     ),
 }
-"""Name -> modules below `src/llmrl`, which may be patterns, and the tests that should notice."""
-COUNTS = ("killed", "survived", "timeout", "no_tests")
+"""(Modules or patterns below `src/llmrl`, tests that should detect changes) by name of the target."""
+OUTCOMES = ("killed", "survived", "timeout", "no_tests")
 
 
 def main() -> None:
-    """Run the targets that are named on the command line, or all."""
+    """Test the targets in the command line, or all targets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("targets", nargs="*", metavar="target", help=f"of {', '.join(TARGETS)}; none: all")
-    parser.add_argument("--processes", type=int, default=2, help="how many mutants are tried at once, >= 1")
-    parser.add_argument("--sample", type=int, help="how many mutants of a target are tried, >= 1; all unless given")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw of a sample")
-    asked = parser.parse_args()
-    if unknown := set(asked.targets) - set(TARGETS):
-        parser.error(f"there is no target {', '.join(sorted(unknown))}; choose from {', '.join(TARGETS)}")
-    if asked.sample is not None and asked.sample < 1:
-        parser.error("a sample has one mutant at least")
-    say(f"{'target':<12}{'mutants':>9}{'killed':>9}{'survived':>10}{'timeout':>9}{'no test':>9}{'score':>8}  interval")
-    for name in asked.targets or TARGETS:
-        total, found = tried(name, asked.processes, asked.sample, asked.seed)
-        noticed = found["killed"] + found["timeout"]
-        met = noticed + found["survived"]
+    parser.add_argument(
+        "targets", nargs="*", metavar="target", help=f"targets among {', '.join(TARGETS)} (default: all)"
+    )
+    parser.add_argument("--processes", type=int, default=2, help="number of concurrent mutants, >= 1")
+    parser.add_argument("--sample", type=int, help="number of tested mutants of each target, >= 1 (default: all)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
+    args = parser.parse_args()
+    if unknown := set(args.targets) - set(TARGETS):
+        parser.error(f"unknown target {', '.join(sorted(unknown))}; choose from {', '.join(TARGETS)}")
+    if args.sample is not None and args.sample < 1:
+        parser.error("--sample must be at least 1")
+    print_line(
+        f"{'target':<12}{'mutants':>9}{'killed':>9}{'survived':>10}{'timeout':>9}{'no test':>9}{'score':>8}  interval"
+    )
+    for name in args.targets or TARGETS:
+        total, counts = test_target(name, args.processes, args.sample, args.seed)
+        n_detected = counts["killed"] + counts["timeout"]
+        n_executed = n_detected + counts["survived"]
         line = (
-            f"{name:<12}{total:>9}{found['killed']:>9}{found['survived']:>10}{found['timeout']:>9}"
-            f"{found['no_tests']:>9}{noticed / met if met else 0.0:>8.0%}"
+            f"{name:<12}{total:>9}{counts['killed']:>9}{counts['survived']:>10}{counts['timeout']:>9}"
+            f"{counts['no_tests']:>9}{n_detected / n_executed if n_executed else 0.0:>8.0%}"
         )
-        if asked.sample is not None and asked.sample < total and met:
-            share = proportion(noticed, met)
+        if args.sample is not None and args.sample < total and n_executed:
+            share = proportion(n_detected, n_executed)
             line += f"  {share.low:.0%} to {share.high:.0%}"
-        say(line)
+        print_line(line)
 
 
-def say(line: str) -> None:
-    """Print a line at once."""
+def print_line(line: str) -> None:
+    """Print a line, and flush the output."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-def tried(name: str, processes: int, sample: int | None, seed: int) -> tuple[int, dict[str, int]]:
-    """Try mutants of a target, all or `sample` of them; returns how many there are, and how many ended how."""
+def test_target(name: str, processes: int, sample: int | None, seed: int) -> tuple[int, dict[str, int]]:
+    """Test mutants of a target.
+
+    Args:
+        name: key of `TARGETS`.
+        processes: number of concurrent mutants.
+        sample: number of tested mutants; None: all.
+        seed: seed of the sample.
+
+    Returns:
+        The number of mutants of the target, and the number of tested mutants by outcome.
+    """
     modules, tests = TARGETS[name]
-    copy = COPY / name
+    copy = COPY_ROOT / name
     prepare(copy, modules, tests)
     mutmut = [sys.executable, "-m", "mutmut"]
     run = [*mutmut, "run", "--max-children", str(processes)]
     log = copy / "mutmut.log"
     with log.open("w") as lines:
         if sample is not None:
-            # It writes all mutants and meets all tests, and ends with an error as no mutant has this name.
+            # This command writes all mutants and runs all tests. It fails because no mutant has this name.
             subprocess.run([*run, "none"], cwd=copy, stdout=lines, stderr=lines, check=False)
-            run += drawn(mutants_in(copy), sample, seed)
+            run += sample_names(list_mutants(copy), sample, seed)
         subprocess.run(run, cwd=copy, stdout=lines, stderr=lines, check=False)
-    done = subprocess.run([*mutmut, "export-cicd-stats"], cwd=copy, capture_output=True, text=True, check=False)
+    export = subprocess.run([*mutmut, "export-cicd-stats"], cwd=copy, capture_output=True, text=True, check=False)
     stats = copy / "mutants" / "mutmut-cicd-stats.json"
-    if done.returncode or not stats.is_file():
-        sys.exit(f"mutmut could not try {name}; see {log}")
-    counted = json.loads(stats.read_text())
-    found = {each: int(counted.get(each, 0)) for each in COUNTS}
-    if not any(found.values()):
-        sys.exit(f"mutmut tried no mutant of {name}; see {log}")
-    return len(mutants_in(copy)), found
+    if export.returncode or not stats.is_file():
+        sys.exit(f"mutmut failed for {name}; see {log}")
+    stat_counts = json.loads(stats.read_text())
+    counts = {outcome: int(stat_counts.get(outcome, 0)) for outcome in OUTCOMES}
+    if not any(counts.values()):
+        sys.exit(f"mutmut tested no mutants of {name}; see {log}")
+    return len(list_mutants(copy)), counts
 
 
-def mutants_in(copy: Path) -> list[str]:
-    """Return the names of all mutants that mutmut has written in a copy."""
+def list_mutants(copy: Path) -> list[str]:
+    """Return the names of all mutants that mutmut wrote in a copy."""
     files = sorted((copy / "mutants" / "src").rglob("*.py.meta"))
-    return sorted(name for each in files for name in json.loads(each.read_text())["exit_code_by_key"])
+    return sorted(name for path in files for name in json.loads(path.read_text())["exit_code_by_key"])
 
 
-def drawn(names: list[str], n: int, seed: int) -> list[str]:
-    """Draw `n` of the names, all if there are fewer; names that stay are drawn again after a change of the code."""
+def sample_names(names: list[str], n: int, seed: int) -> list[str]:
+    """Sample `n` names by their hashes, so that most sampled names remain after a change of the code."""
     return sorted(names, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())[:n]
 
 
 def prepare(copy: Path, modules: list[str], tests: list[str]) -> None:
-    """Make a copy of the tree that mutmut is to work on, with its settings."""
+    """Copy the repository for mutmut, and add its settings."""
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir(parents=True)
-    for each in COPIED:
-        if (ROOT / each).is_dir():
-            shutil.copytree(ROOT / each, copy / each, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in COPIED_PATHS:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         else:
-            shutil.copy(ROOT / each, copy / each)
-    inside = copy / "src" / "llmrl" / "conf"  # as an installed package has it
-    if inside.is_symlink():
-        inside.unlink()
-    shutil.copytree(ROOT / "conf", inside)
+            shutil.copy(ROOT / name, copy / name)
+    package_conf = copy / "src" / "llmrl" / "conf"  # a folder, as in an installed package
+    if package_conf.is_symlink():
+        package_conf.unlink()
+    shutil.copytree(ROOT / "conf", package_conf)
     settings = {
         "source_paths": ["src/"],
-        "only_mutate": [SOURCE + each for each in modules],
+        "only_mutate": [SOURCE + module for module in modules],
         "pytest_add_cli_args_test_selection": tests,
         "pytest_add_cli_args": [
             *("-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not long"),
             "--hypothesis-profile=mutants",
         ],
-        "also_copy": [each for each in COPIED if each != "src"],
+        "also_copy": [name for name in COPIED_PATHS if name != "src"],
     }
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
     with (copy / "pyproject.toml").open("a") as project:

@@ -81,7 +81,7 @@ def check_folder(folder: str, where: str | None) -> tuple[float, Counter[str], l
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", default=list(LIMITS))
-    parser.add_argument("--where", help="print the places of this word")
+    parser.add_argument("--where", help="print all names that contain this word")
     args = parser.parse_args()
     failed = False
     for folder in args.folders:

@@ -50,87 +50,91 @@ python -m llmrl.config.option_schema agent    # agent/mine.yaml
 _COMMANDS = {"_run": "both commands", "train": "llmrl-train", "finetune": "llmrl-finetune"}
 
 
-def page() -> str:
-    """Return the page."""
+def format_page() -> str:
+    """Return the text of the page."""
     paragraphs = [_INTRODUCTION, "## The commands\n"]
     for name, title in _COMMANDS.items():
-        paragraphs += _section(title, root() / f"{name}.yaml", [(root() / f"{name}.yaml", ())])
-    for group in sorted(place for name in (*list_part_groups(), "regime") for place in (name, *list_subgroups(name))):
+        paragraphs += _iterate_section(title, root() / f"{name}.yaml", [(root() / f"{name}.yaml", ())])
+    for group in sorted(
+        key_path for name in (*list_part_groups(), "regime") for key_path in (name, *list_subgroups(name))
+    ):
         paragraphs.append(f"## {group}\n")
         folder = root() / group
         file_names = {path.stem for path in folder.glob("*.yaml")}
         for name in sorted(file_names | find_variants(folder).keys(), key=lambda name: (is_choosable(name), name)):
             path = folder / f"{name}.yaml"
             if read_file(path):
-                paragraphs += _section(
+                paragraphs += _iterate_section(
                     f"{group}{'=' if is_choosable(name) else ' '}{name}", path, list_files(group, name)
                 )
     return "\n".join(paragraphs)
 
 
-def _section(title: str, path: Path, files: Sequence[tuple[Path, KeyPath]]) -> Iterable[str]:
+def _iterate_section(title: str, path: Path, files: Sequence[tuple[Path, KeyPath]]) -> Iterable[str]:
     package = files[-1][1]
     targets: dict[str, str] = {}
-    for file, place in files:
-        targets |= _targets(read_file(file), place)
+    for file, key_path in files:
+        targets |= _find_targets(read_file(file), key_path)
     documents = document_keys(files)
     rows = []
     for entry in read_keys(path):
         key = ".".join((*package, *entry.key))
         if entry.key[0] == "hydra" or (not entry.is_leaf and not entry.comment):
             continue
-        # In a group's own section its name is left out.
+        # The section of a group omits its name.
         label = key if sets_global_keys(path) else ".".join(entry.key)
         kind = "" if key.endswith("_target_") or not entry.is_leaf else format_option_type(key, targets)
-        introduced = documents[key].meaning_location == f"{display_path(path)}:{entry.line}"
-        value = f"`{_value(path, entry.key)}`" if entry.is_leaf else ""
-        rows.append((f"`{label}`", value, kind if introduced else "", entry.comment))
-    links = [link for base in read_file(path).get("defaults", []) if (link := _base(base, path)) is not None]
+        is_first_use = documents[key].meaning_location == f"{display_path(path)}:{entry.line}"
+        value = f"`{_format_default(path, entry.key)}`" if entry.is_leaf else ""
+        rows.append((f"`{label}`", value, kind if is_first_use else "", entry.comment))
+    links = [
+        link for base in read_file(path).get("defaults", []) if (link := _format_base_link(base, path)) is not None
+    ]
     yield f"### {title}\n"
     yield f"{read_description(path)}\n"
     if links:
         yield f"Begins with {' and '.join(links)}.\n"
     if rows:
         yield "| key | value | type | meaning |\n|---|---|---|---|"
-        yield from ("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows)
+        yield from ("| " + " | ".join(_escape_cell(cell) for cell in row) + " |" for row in rows)
         yield ""
 
 
-def _targets(node: Mapping[str, Any], place: KeyPath) -> dict[str, str]:
-    targets = {".".join(place): str(node["_target_"])} if node.get("_target_") else {}
+def _find_targets(node: Mapping[str, Any], key_path: KeyPath) -> dict[str, str]:
+    targets = {".".join(key_path): str(node["_target_"])} if node.get("_target_") else {}
     for key, value in node.items():
         if isinstance(value, Mapping):
-            targets |= _targets(value, (*place, key))
+            targets |= _find_targets(value, (*key_path, key))
     return targets
 
 
-def _base(base: Any, path: Path) -> str | None:
-    """Return a link to the file that a file includes; None for an entry that only chooses an option."""
+def _format_base_link(base: Any, path: Path) -> str | None:
+    """Return a link to an included file, or None for an entry that only selects an option."""
     if not isinstance(base, str) or base == "_self_" or base.startswith(("/experiment/", "/treatment/")):
         return None
-    reference, _, place = base.partition("@")
+    reference, _, key_path = base.partition("@")
     if path.parent == root():
         return f"[{_COMMANDS[reference]}](#{_COMMANDS[reference].replace(' ', '-')})"
     group, _, name = (reference[1:] if reference.startswith("/") else f"{path.parent.name}/{reference}").partition("/")
     title = f"{group}={name}" if is_choosable(name) else f"{group} {name}"
     anchor = title.replace("=", "").replace(" ", "-")
-    return f"[{title}](#{anchor})" + (f" (as `{place}`)" if place else "")
+    return f"[{title}](#{anchor})" + (f" (as `{key_path}`)" if key_path else "")
 
 
-def _value(path: Path, key: KeyPath) -> str:
+def _format_default(path: Path, key: KeyPath) -> str:
     value: Any = read_file(path)
     for part in key:
         value = next(value[name] for name in value if str(name) == part)
     return "needed" if value == "???" else format_value(value)
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;") if not text.startswith("`") else text.replace("|", "\\|")
 
 
 def main() -> None:
     """Write the page."""
-    (Path(__file__).parents[1] / "docs" / "options.md").write_text(page(), encoding="utf-8")
+    (Path(__file__).parents[1] / "docs" / "options.md").write_text(format_page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

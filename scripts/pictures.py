@@ -1,8 +1,8 @@
-"""Makes the small pictures of environments that README and documentation show, in `docs/figures/env_<name>.png`.
+"""Create the images of environments in the README and the documentation, `docs/figures/env_<name>.png`.
 
     python scripts/pictures.py
 
-Each is a frame of an episode in which agents act at random, so it is the same whenever the script runs.
+Each image is a frame of an episode with random actions and a fixed seed.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from PIL import Image
 import llmrl
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
-SIZE = 160
-"""Height of a picture, pixels."""
-DRAWN_ON_DEMAND = ("goto_local", "taxi", "cartpole")
-"""Environments that draw only where they were asked to be able to."""
+HEIGHT = 160
+"""Height of an image, pixels."""
+RENDER_OPTION_ENVS = ("goto_local", "taxi", "cartpole")
+"""Environments that render only with `render=True`."""
 STEPS = {"harvest": 60, "fishery": 2, "simple_doorkey": 60, "goto_local": 4, "taxi": 3, "cartpole": 12}
-"""Environment -> steps until its frame."""
+"""Number of steps before the frame, by environment."""
 
 
-def frame(name: str, steps: int) -> np.ndarray:
-    """Return what an environment looks like after that many random steps, [height, width, 3] uint8."""
-    env = llmrl.make_env(name, n_envs=1, **({"render": True} if name in DRAWN_ON_DEMAND else {}))
+def render_frame(name: str, steps: int) -> np.ndarray:
+    """Return the frame of an environment after random steps, [height, width, 3] uint8."""
+    env = llmrl.make_env(name, n_envs=1, **({"render": True} if name in RENDER_OPTION_ENVS else {}))
     env.reset(seed=1)
     rng = np.random.default_rng(1)
     for _ in range(steps):
@@ -34,12 +34,12 @@ def frame(name: str, steps: int) -> np.ndarray:
 
 
 def main() -> None:
-    """Write all pictures."""
+    """Write all images."""
     for name, steps in STEPS.items():
-        picture = Image.fromarray(frame(name, steps))
-        width = round(picture.width * SIZE / picture.height)
-        small = picture.resize((width, SIZE), Image.Resampling.LANCZOS).quantize(64)
-        small.save(FIGURES / f"env_{name}.png", optimize=True)
+        image = Image.fromarray(render_frame(name, steps))
+        width = round(image.width * HEIGHT / image.height)
+        thumbnail = image.resize((width, HEIGHT), Image.Resampling.LANCZOS).quantize(64)
+        thumbnail.save(FIGURES / f"env_{name}.png", optimize=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Collect the names that users type or read: option keys, metric names and keys of `summary.json`.
+"""Collect the public names: option keys, metric names and keys of `summary.json`.
 
-tests/test_public_names.py compares them with `tests/public_names.json`, so that no name changes unnoticed. After an
-intended change, which docs/changes_*.md lists: python scripts/public_names.py
+tests/test_public_names.py compares them with `tests/public_names.json`, so that changes of names are detected. After an
+intended change, list it in docs/changes_*.md and run python scripts/public_names.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RUNS = {
     "play": ["env=cartpole", "agent=random"],
     "search": ["env=cartpole", "agent=linear", "principal=random"],
 }
-"""Short runs, one for each loop of llmrl-train that needs no language model."""
+"""Overrides of a short run without language models, by loop of llmrl-train."""
 _METRIC = re.compile(r"[a-z]+/[a-z_{}]+(/[a-z_{}]+)*")
 _NOT_METRICS = {"text", "image", "application", "outputs", "preset", "tests", "profile", "episodes", "trajectories"}
 
@@ -49,7 +49,7 @@ def _iterate_keys(node: Mapping[str, Any], prefix: str) -> Iterator[str]:
 
 
 def read_metric_names() -> list[str]:
-    """Return the metric names in the sources, with `{}` for parts that are computed."""
+    """Return the metric names in the sources, with `{}` for computed parts."""
     names = set()
     for path in sorted((ROOT / "src").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -66,7 +66,7 @@ def read_metric_names() -> list[str]:
 
 
 def read_summary_keys() -> dict[str, list[str]]:
-    """Return the keys of `summary.json` of one short run of each loop."""
+    """Run a short experiment with each loop, and return the keys of `summary.json` by loop."""
     from llmrl import train
 
     keys = {}
@@ -79,7 +79,7 @@ def read_summary_keys() -> dict[str, list[str]]:
 
 
 def collect() -> dict[str, Any]:
-    """Return all names as in the snapshot."""
+    """Return all public names in the format of the snapshot."""
     return {"options": read_option_keys(), "metrics": read_metric_names(), "summary": read_summary_keys()}
 
 

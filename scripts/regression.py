@@ -1,12 +1,12 @@
-"""Record what the program computes, and compare it after a change that must not alter results.
+"""Record configs, metrics and prompts of short runs, and compare them after a change that must not alter results.
 
     python scripts/regression.py record build/regression
     python scripts/regression.py compare build/regression
 
-Three records are kept, each in one JSON file: the resolved config of every preset and option, the digest of the metrics
-of short runs that cover all families (without wall-clock numbers), and the digest of all prompts of these runs.
-`compare` prints every difference and exits with 1 if there is one. Numbers are compared bit for bit, so both commands
-must run on the same machine with the same libraries.
+`record.json` contains the resolved config of every preset and option, digests of the metrics of short runs of all
+families (without wall-clock times), and digests of all prompts of these runs. `compare` prints all differences, and
+exits with code 1 if there are any. Numbers are compared bit for bit, so both commands must run on the same machine with
+the same libraries.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 QUICK = ("+debug=quick", "loggers=[jsonl]", "name=regression")
 WALL_CLOCK = "time/"
-"""Prefix of metrics that depend on the machine's speed."""
+"""Prefix of metrics that depend on the speed of the machine."""
 
 RUNS: tuple[tuple[str, ...], ...] = (
     *((f"env={env}", "agent=ppo", "principal=ucb") for env in ("cleanup", "harvest", "escape_room", "fishery")),
@@ -84,8 +84,8 @@ RUNS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def configs() -> dict[str, str]:
-    """Return the digest of the resolved config of every experiment, and of every option of the main groups."""
+def compose_configs() -> dict[str, str]:
+    """Return the resolved config of every experiment and of every option of the main groups, as JSON by override."""
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
     from support.experiments import compose
 
@@ -97,26 +97,26 @@ def configs() -> dict[str, str]:
         (group, name) for group in ("env", "agent", "principal", "llm", "teacher") for name in list_option_names(group)
     ]
     cases = {f"{group}={name}": (f"{group}={name}",) for group, name in options}
-    found: dict[str, str] = {}
+    configs: dict[str, str] = {}
     for name, overrides in cases.items():
         try:
             config: Any = compose(*overrides)
-            for key in ("regime_name", "regime_noise"):  # descriptions of an option, whose values are elsewhere
+            for key in ("regime_name", "regime_noise"):  # descriptions of an option; its values are other keys
                 config.pop(key, None)
-        except Exception as error:  # noqa: BLE001  any failure is a record, too
+        except Exception as error:  # noqa: BLE001  failures are recorded
             config = type(error).__name__
-        found[name] = json.dumps(config, sort_keys=True, default=str)
-    return found
+        configs[name] = json.dumps(config, sort_keys=True, default=str)
+    return configs
 
 
-def digest_of_run(overrides: tuple[str, ...]) -> dict[str, str]:
-    """Run one experiment and return the digests of its metrics and prompts."""
+def compute_run_digests(overrides: tuple[str, ...]) -> dict[str, str]:
+    """Run an experiment, and return the digests of its metrics and prompts."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "llmrl.cli.train", *overrides, *QUICK, f"output_root={folder}"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
-        if done.returncode:
-            return {"error": done.stderr.strip().splitlines()[-1][:200] if done.stderr.strip() else "no message"}
+        process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+        if process.returncode:
+            return {"error": process.stderr.strip().splitlines()[-1][:200] if process.stderr.strip() else "no message"}
         metrics = [
             {key: value for key, value in json.loads(line).items() if not key.startswith(WALL_CLOCK)}
             for path in sorted(Path(folder).rglob("metrics.jsonl"))
@@ -129,72 +129,72 @@ def digest_of_run(overrides: tuple[str, ...]) -> dict[str, str]:
         ]
         return {
             "rows": str(len(metrics)),
-            "metrics": digest(metrics),
-            "prompts": f"{len(prompts)} {digest(sorted(json.dumps(each) for each in prompts))}",
+            "metrics": compute_digest(metrics),
+            "prompts": f"{len(prompts)} {compute_digest(sorted(json.dumps(messages) for messages in prompts))}",
         }
 
 
-def digest(value: Any) -> str:
+def compute_digest(value: Any) -> str:
     """Return a short digest of plain data."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def runs(workers: int, only: str) -> dict[str, dict[str, str]]:
-    """Return the digests of all short runs whose name contains `only`, by name."""
-    chosen = [each for each in RUNS if only in " ".join(each)]
+def run_experiments(workers: int, only: str) -> dict[str, dict[str, str]]:
+    """Return the digests of all runs of `RUNS` whose overrides contain `only`, by overrides."""
+    selected = [overrides for overrides in RUNS if only in " ".join(overrides)]
     start = time.monotonic()
-    found: dict[str, dict[str, str]] = {}
+    digests: dict[str, dict[str, str]] = {}
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        for overrides, result in zip(chosen, pool.map(digest_of_run, chosen), strict=True):
-            found[" ".join(overrides)] = result
+        for overrides, run_digests in zip(selected, pool.map(compute_run_digests, selected), strict=True):
+            digests[" ".join(overrides)] = run_digests
             seconds = time.monotonic() - start
-            sys.stderr.write(f"{len(found)}/{len(chosen)} {seconds:.0f} s {' '.join(overrides)}: {result}\n")
-    return found
+            sys.stderr.write(f"{len(digests)}/{len(selected)} {seconds:.0f} s {' '.join(overrides)}: {run_digests}\n")
+    return digests
 
 
-def changes(recorded: Any, now: Any) -> str:
-    """Return the differences of two results, those of two configs by key, one a line."""
+def format_difference(recorded: Any, current: Any) -> str:
+    """Format the difference between two records; the difference between two configs has a line for each key."""
     if recorded is None:
         return "  is new"
-    if isinstance(recorded, str) and isinstance(now, str):
-        old, new = (dict(leaves(json.loads(each))) for each in (recorded, now))
+    if isinstance(recorded, str) and isinstance(current, str):
+        old, new = (dict(iterate_leaves(json.loads(config))) for config in (recorded, current))
         keys = [key for key in {**old, **new} if old.get(key, "absent") != new.get(key, "absent")]
         return "\n".join(f"  {key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}" for key in keys)
-    return f"  recorded {recorded}\n  now      {now}"
+    return f"  recorded {recorded}\n  current  {current}"
 
 
-def leaves(node: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of a config, each with its dotted key."""
+def iterate_leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) for all values of a config."""
     if isinstance(node, dict) and node:
         for key, value in node.items():
-            yield from leaves(value, f"{place}.{key}" if place else key)
+            yield from iterate_leaves(value, f"{prefix}.{key}" if prefix else key)
     else:
-        yield place, node
+        yield prefix, node
 
 
 def main() -> int:
-    """Record or compare."""
+    """Record or compare, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("record", "compare"))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--workers", type=int, default=2, help="runs at once (default: 2)")
+    parser.add_argument("--workers", type=int, default=2, help="number of concurrent runs (default: 2)")
     parser.add_argument("--only", default="", help="only runs whose overrides contain this text")
-    given = parser.parse_args()
-    current = {"configs": configs(), "runs": runs(given.workers, given.only)}
-    given.folder.mkdir(parents=True, exist_ok=True)
-    path = given.folder / "record.json"
-    if given.action == "record":
+    args = parser.parse_args()
+    current = {"configs": compose_configs(), "runs": run_experiments(args.workers, args.only)}
+    args.folder.mkdir(parents=True, exist_ok=True)
+    path = args.folder / "record.json"
+    if args.action == "record":
         path.write_text(json.dumps(current, indent=1), encoding="utf-8")
         return 0
     recorded = json.loads(path.read_text(encoding="utf-8"))
     differences = [
-        f"{kind}: {name}\n{changes(recorded[kind].get(name), value)}"
+        f"{kind}: {name}\n{format_difference(recorded[kind].get(name), value)}"
         for kind, values in current.items()
         for name, value in values.items()
         if recorded[kind].get(name) != value
     ]
-    differences += [f"configs: {name} is missing now" for name in recorded["configs"] if name not in current["configs"]]
-    sys.stdout.write("".join(f"{each}\n" for each in differences) + f"{len(differences)} differences\n")
+    differences += [f"configs: {name} is missing" for name in recorded["configs"] if name not in current["configs"]]
+    sys.stdout.write("".join(f"{difference}\n" for difference in differences) + f"{len(differences)} differences\n")
     return 1 if differences else 0
 
 

@@ -8,10 +8,10 @@ import pytest
 from matrix_pairs import OMITTED, TABLES, PairTester, iterate_pairs
 
 EXISTING: set[str] = set()
-"""Parts that are refused where they need not be."""
+"""Parts with known omissions."""
 MAX_WORDS = 600
 SAMPLE = 12
-"""Pairs of each table that are tried again."""
+"""Number of reproduced pairs of each table."""
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,14 @@ import pytest
 import results
 from hypothesis import given
 from hypothesis import strategies as st
-from results_pages import ResultPages, interval, negated, number, numbers_in, signed
+from results_pages import (
+    ResultPages,
+    extract_numbers,
+    format_interval,
+    format_number,
+    format_signed_difference,
+    negate_comparison,
+)
 from results_runs import read_rows, restore_runs, write_runs
 
 from llmrl.analysis.aggregate import compute_report
@@ -273,18 +280,18 @@ def round_trip(tmp_path: Path, settings: StudySettings) -> tuple[Path, set[str]]
     ],
 )
 def test_numbers_in_markdown(text, numbers):
-    assert numbers_in(text) == numbers
+    assert extract_numbers(text) == numbers
 
 
 @given(st.floats(-1e6, 1e6), st.integers(0, 3))
 def test_number_tolerance_is_half_unit(value, digits):
-    text = number(value, digits, thousands=True)
+    text = format_number(value, digits, thousands=True)
     assert abs(float(text.replace(",", "")) - value) <= 0.5 * 10**-digits + 1e-9
     assert not text.startswith("-") or float(text.replace(",", "")) < 0
 
 
 def test_intervals():
     row = {"difference": -0.5, "low": -2.0, "high": 1.0, "score": 3.0}
-    assert signed(negated(row), 1) == "+0.5 [-1.0, 2.0]"
-    assert signed(row, 1) == "-0.5 [-2.0, 1.0]"
-    assert interval(row | {"low": None, "high": None}) == "3"
+    assert format_signed_difference(negate_comparison(row), 1) == "+0.5 [-1.0, 2.0]"
+    assert format_signed_difference(row, 1) == "-0.5 [-2.0, 1.0]"
+    assert format_interval(row | {"low": None, "high": None}) == "3"

@@ -19,7 +19,7 @@ from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import check_values
 from pages import list_command_lines
 
-PAGES = notebooks.pages()
+PAGES = notebooks.find_pages()
 LEARN = ["learn.env_steps=8", "learn.rollout_steps=4", "learn.evaluate_episodes=2", "play.episodes=2", "env.n_envs=2"]
 SMALL = {
     "name=village": [
@@ -55,14 +55,14 @@ def test_tutorial_pages():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_notebook_matches_page(page):
     """After a change of a page: python scripts/notebooks.py."""
-    assert page.with_suffix(".ipynb").read_text() == notebooks.written(page)
+    assert page.with_suffix(".ipynb").read_text() == notebooks.render_notebook(page)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_notebook_contains_cell_outputs(page):
     """After a change of a command: python scripts/notebooks.py --execute <name>."""
     cells = [cell for cell in nbformat.read(page.with_suffix(".ipynb"), as_version=4).cells if cell.cell_type == "code"]
-    missing = [cell.source for cell in cells if not cell.outputs and notebooks.is_executed(cell.source)]
+    missing = [cell.source for cell in cells if not cell.outputs and notebooks.is_executable(cell.source)]
     assert missing == [notebooks.PATHS]
     assert not any(output.output_type == "error" for cell in cells for output in cell.outputs)
 
@@ -78,14 +78,14 @@ def test_stored_picture_is_compressed():
     file = io.BytesIO()
     Image.effect_noise((1200, 300), 40).convert("RGBA").save(file, "png")
     png = base64.b64encode(file.getvalue()).decode()
-    small = notebooks.compressed(png)
+    small = notebooks.compress_png(png)
     assert len(small) < len(png)
-    assert Image.open(io.BytesIO(base64.b64decode(small))).size == (notebooks.WIDTH, 245)
-    assert notebooks.compressed(small) == small
+    assert Image.open(io.BytesIO(base64.b64decode(small))).size == (notebooks.MAX_WIDTH, 245)
+    assert notebooks.compress_png(small) == small
 
 
 def test_outputs_for_unchanged_cells_are_copied():
-    old, new = (notebooks.notebook(f"# A\n\n```python\n1 + 1\n```\n\n```python\n{code}\n```\n") for code in "xy")
+    old, new = (notebooks.make_notebook(f"# A\n\n```python\n1 + 1\n```\n\n```python\n{code}\n```\n") for code in "xy")
     for number, cell in enumerate(cell for cell in old.cells if cell.cell_type == "code"):
         cell.outputs = [nbformat.v4.new_output("stream", text=str(number))]
     notebooks.copy_outputs(new, old)
@@ -94,12 +94,12 @@ def test_outputs_for_unchanged_cells_are_copied():
 
 def test_stored_outputs_are_plain_text():
     pieces = [nbformat.v4.new_output("stream", text=text) for text in ("\x1b[1mone", " two\x1b[0m /a/b/c")]
-    [output] = notebooks.joined(pieces)
-    assert notebooks.shortened(output, Path("/a/b")).text == "one two c"
+    [output] = notebooks.join_streams(pieces)
+    assert notebooks.shorten_output(output, Path("/a/b")).text == "one two c"
 
 
 def test_notebook_contains_text_commands_and_code():
-    notebook = notebooks.notebook(
+    notebook = notebooks.make_notebook(
         "# A\n\nSee:\n\n```bash\nllmrl-train\n```\n\n```python\n1 + 1\n```\n\n```text\nx\n```\n"
     )
     assert [cell.cell_type for cell in notebook.cells] == ["markdown", "code", "code", "code", "markdown"]

@@ -1,6 +1,6 @@
-"""An orchard as a world of your own: neighbors pick apples from shared trees, and a planner sets a fee and a bonus.
+"""Example of a custom environment: neighbors pick apples from shared trees, and a principal sets a fee and a bonus.
 
-A `ParallelEnv` of PettingZoo that declares a mechanism (docs/worlds.md). llmrl is not imported, and not changed:
+The environment is a `ParallelEnv` of PettingZoo that declares a mechanism (docs/worlds.md). It does not import llmrl:
 
     PYTHONPATH=examples/own_world llmrl-train env=pettingzoo env.id=orchard:Orchard principal=cmaes agent=ppo
 """
@@ -11,25 +11,26 @@ from pettingzoo import ParallelEnv
 
 
 class Orchard(ParallelEnv):
-    """Each day every neighbor picks 0 to 3 apples. Trees bear anew what is left times `growth`, up to `most` apples.
+    """Orchard in which each neighbor picks 0 to 3 apples per day.
 
-    The planner sets a fee for each picked apple and a bonus for a day on which nothing is picked. All neighbors share
-    what the fees bring, less the bonuses, equally.
+    After each day, the remaining apples are multiplied by `growth`, up to a maximum of `most`. The principal sets a fee
+    for each picked apple and a bonus for a day without picking. Fees minus bonuses are distributed equally among all
+    neighbors.
     """
 
     metadata = {"name": "orchard", "render_modes": ["rgb_array"]}
-    # What a principal sets: in this order, `set_mechanism` is given the numbers.
+    # Parameters of the mechanism, in the order of the argument of `set_mechanism`.
     mechanism = [
         {"name": "fee", "low": 0.0, "high": 1.5, "unit": "reward per apple", "description": "paid for a picked apple"},
         {"name": "bonus", "low": 0.0, "high": 1.0, "unit": "reward", "description": "got for a day without picking"},
     ]
-    # Numbers in infos that are metrics of an episode, added over the agents that report them.
+    # Keys of infos that are metrics of an episode, summed over agents.
     episode_metrics = {"picked": "sum"}
 
     def __init__(self, neighbors=3, most=30, growth=1.25, max_cycles=20, render_mode=None):
         self.possible_agents = [f"neighbour_{i}" for i in range(neighbors)]
         self.most, self.growth, self.render_mode = most, growth, render_mode
-        self.max_cycles = max_cycles  # the length of an episode, if `env.horizon` sets none
+        self.max_cycles = max_cycles  # length of an episode, unless `env.horizon` is set
         self.fee = self.bonus = 0.0
 
     def observation_space(self, agent):
@@ -42,36 +43,38 @@ class Orchard(ParallelEnv):
         self.fee, self.bonus = values
 
     def reset(self, seed=None, options=None):
-        self.rng = np.random.default_rng(seed)  # all luck comes from the seed: so runs can be resumed exactly
+        # All random numbers depend on the seed, so that runs can be resumed exactly.
+        self.rng = np.random.default_rng(seed)
         self.agents, self.day = list(self.possible_agents), 0
         self.apples = float(self.rng.integers(self.most // 2, self.most + 1))
-        return self._seen(), {agent: {} for agent in self.agents}
+        return self._observe(), {agent: {} for agent in self.agents}
 
     def step(self, actions):
         picked = dict.fromkeys(self.agents, 0)
-        for agent in self.rng.permutation(self.agents):  # who comes first is luck
+        for agent in self.rng.permutation(self.agents):  # agents pick in random order
             picked[agent] = min(int(actions[agent]), int(self.apples))
             self.apples -= picked[agent]
         self.apples = min(self.growth * self.apples, self.most)
         self.day += 1
-        paid = {a: self.fee * n - self.bonus * (n == 0) for a, n in picked.items()}
-        share = sum(paid.values()) / len(paid)
-        over = self.day >= self.max_cycles
+        payments = {agent: self.fee * n - self.bonus * (n == 0) for agent, n in picked.items()}
+        share = sum(payments.values()) / len(payments)
+        is_over = self.day >= self.max_cycles
         agents = list(self.agents)
-        if over:
+        if is_over:
             self.agents = []
         return (
-            self._seen(agents),
-            {a: picked[a] - paid[a] + share for a in agents},
+            self._observe(agents),
+            {agent: picked[agent] - payments[agent] + share for agent in agents},
             dict.fromkeys(agents, False),
-            dict.fromkeys(agents, over),
-            # The reward before the mechanism: welfare is measured on it.
-            {a: {"base_reward": float(picked[a]), "picked": picked[a]} for a in agents},
+            dict.fromkeys(agents, is_over),
+            # The reward before the mechanism, from which welfare is computed.
+            {agent: {"base_reward": float(picked[agent]), "picked": picked[agent]} for agent in agents},
         )
 
-    def _seen(self, agents=None):
-        seen = {"apples": [self.apples / self.most], "day": [self.day / self.max_cycles]}
-        return {a: {k: np.array(x, np.float32) for k, x in seen.items()} for a in agents or self.agents}
+    def _observe(self, agents=None):
+        shares = {"apples": [self.apples / self.most], "day": [self.day / self.max_cycles]}
+        observation = {name: np.array(share, np.float32) for name, share in shares.items()}
+        return {agent: dict(observation) for agent in agents or self.agents}
 
     def render(self):
         frame = np.full((64, 120, 3), 235, dtype=np.uint8)

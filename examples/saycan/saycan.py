@@ -1,7 +1,8 @@
-"""Say what is useful, do what can be done: a policy that weighs a language model's scores with affordances.
+"""SayCan policy, which combines the scores of a language model with affordances.
 
-Ahn et al. 2022 (arXiv 2204.01691): pi(a | s) is proportional to p(name of a | prompt) times the chance that a succeeds
-in s. Here the chance is read off what lies in front of the agent: nobody can walk into a wall or pick up nothing.
+Ahn et al. 2022 (arXiv 2204.01691): pi(a | s) is proportional to p(name of a | prompt) times the probability that a
+succeeds in s. Here, this probability is computed from the cell in front of the agent: for example, walking into a wall
+and picking up from an empty cell have no effect.
 
     PYTHONPATH=examples/saycan llmrl-train --config-dir examples/saycan/conf env=mixed_train agent=saycan \
         llm=local_scorer_seq2seq llm.model=google/flan-t5-small
@@ -23,36 +24,42 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.envs.rooms.grid_world import BALL, BOX, DOOR, EMPTY, FLOOR, GOAL, KEY, LOCKED, OPEN, UNSEEN
 from llmrl.networks.action_distributions import sample_categorical
 
-AHEAD, OWN = (3, 5), (3, 6)
-"""The cell in front of the agent in its view [7, 7, 3], and that on which it stands."""
-Likely = Annotated[float, Interval(gt=0, le=1)]
+FRONT_CELL, AGENT_CELL = (3, 5), (3, 6)
+"""Cell in front of the agent, and cell of the agent, in its view [7, 7, 3]."""
+PositiveProbability = Annotated[float, Interval(gt=0, le=1)]
 
 
-def affordances(view: np.ndarray, n_actions: int, unlikely: float) -> np.ndarray:
-    """Return the probability that each action changes anything, [n, n_actions], for views [n, 7, 7, 3].
+def compute_affordances(view: np.ndarray, n_actions: int, unlikely: float) -> np.ndarray:
+    """Return the affordance of each action, which is 1 for actions with an effect and `unlikely` for others.
 
-    It is `unlikely` for actions without effect. Actions are MiniGrid's: left, right, forward, pick up, drop, toggle;
-    others always work.
+    Args:
+        view: views of the agents, [n, 7, 7, 3].
+        n_actions: number of actions in the order of MiniGrid: left, right, forward, pick up, drop, toggle. Further
+            actions always have an effect.
+        unlikely: affordance of actions without effect.
+
+    Returns:
+        Affordances, [n, n_actions].
     """
-    kind, color, state = (view[:, *AHEAD, i] for i in range(3))
-    carried = view[:, *OWN]  # on its own cell it sees what it carries
-    free_hands = np.isin(carried[:, 0], (UNSEEN, EMPTY))
-    its_key = (carried[:, 0] == KEY) & (carried[:, 1] == color)
-    thing = np.isin(kind, (KEY, BALL, BOX))
-    works = np.ones((len(view), n_actions), dtype=bool)
+    kind, color, state = (view[:, *FRONT_CELL, i] for i in range(3))
+    inventory = view[:, *AGENT_CELL]  # the carried object is encoded in the cell of the agent
+    has_free_hands = np.isin(inventory[:, 0], (UNSEEN, EMPTY))
+    has_key = (inventory[:, 0] == KEY) & (inventory[:, 1] == color)
+    is_object = np.isin(kind, (KEY, BALL, BOX))
+    has_effect = np.ones((len(view), n_actions), dtype=bool)
     possible = (
         np.isin(kind, (EMPTY, FLOOR, GOAL)) | ((kind == DOOR) & (state == OPEN)),
-        thing & free_hands,
-        (kind == EMPTY) & ~free_hands,
-        (kind == BOX) | ((kind == DOOR) & ((state != LOCKED) | its_key)),
+        is_object & has_free_hands,
+        (kind == EMPTY) & ~has_free_hands,
+        (kind == BOX) | ((kind == DOOR) & ((state != LOCKED) | has_key)),
     )
-    for action, each in zip(range(2, n_actions), possible, strict=False):
-        works[:, action] = each
-    return np.where(works, 1.0, unlikely)
+    for action, is_possible in zip(range(2, n_actions), possible, strict=False):
+        has_effect[:, action] = is_possible
+    return np.where(has_effect, 1.0, unlikely)
 
 
 class SayCanPolicy:
-    """log pi(a | s) = log p(name of a | prompt) + log affordance(a, s) + constant."""
+    """Policy with log pi(a | s) = log p(name of a | prompt) + log affordance(a, s) + constant."""
 
     def __init__(self, spec: EnvSpec, scorer: Scorer, unlikely: float) -> None:
         if missing := [name for name in ("prompt", "view") if name not in spec.observation]:
@@ -70,10 +77,10 @@ class SayCanPolicy:
     ) -> PolicyOutput:
         """Return actions [n_envs, 1]."""
         prompts = [str(text) for text in np.asarray(observation["prompt"], dtype=object).ravel()]
-        said = self.scorer.score(prompts, self.spec.continuations("prompt")).cpu()
+        scores = self.scorer.score(prompts, self.spec.continuations("prompt")).cpu()
         view = observation["view"].cpu().numpy()[:, 0]
-        can = torch.from_numpy(affordances(view, self.spec.n_actions, self.unlikely)).float()
-        logits = (said + can.log())[:, None]
+        affordances = torch.from_numpy(compute_affordances(view, self.spec.n_actions, self.unlikely)).float()
+        logits = (scores + affordances.log())[:, None]
         return PolicyOutput(logits.argmax(-1) if greedy else sample_categorical(logits, generator), logits=logits)
 
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
@@ -82,15 +89,15 @@ class SayCanPolicy:
 
 
 class SayCanAgent(NonLearningAgent):
-    """Plays, never learns.
+    """Agent with the SayCan policy, which does not learn.
 
     Args:
-        spec: of the environment.
-        scorer: the language model.
-        unlikely: affordance of what would change nothing, above 0 so that nothing is ruled out.
+        spec: spec of the environment.
+        scorer: language model.
+        unlikely: affordance of actions without effect, in (0, 1], so that no action is excluded.
     """
 
-    def __init__(self, spec: EnvSpec, scorer: Scorer, unlikely: Likely = 0.01) -> None:
+    def __init__(self, spec: EnvSpec, scorer: Scorer, unlikely: PositiveProbability = 0.01) -> None:
         self.policy = SayCanPolicy(spec, scorer, unlikely)
 
     def describe(self) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""Attacks on a platform that is left alone with money and strangers' files: one table of what was tried and seen.
+"""Framework for robustness and security tests ("attacks") of unattended runs, budgets, secrets and untrusted files.
 
-Each script of this folder registers its attacks and calls `main`:
+Each script in this folder registers its attacks and calls `main`, which prints a table of outcomes:
 
-    @attack("half a surrogate pair in a JSON escape", "invalid reply, the run goes on")
+    @attack("lone surrogate in a JSON escape", "invalid reply, the run continues")
     def _(folder: Path) -> tuple[bool, str]:
         ...
-        return held, "what was seen, in a few words"
+        return passed, "short description of the observed behavior"
 
-An attack gets an empty folder of its own. It never reaches for another machine, and ends by itself.
+Each attack gets an empty folder. Attacks use only the local machine, and terminate.
 """
 
 from __future__ import annotations
@@ -22,10 +22,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 Trial = Callable[[Path], tuple[bool, str]]
+"""Function from an empty folder to (whether the expected behavior was observed, description of the observation)."""
 
 
 class Attack(NamedTuple):
-    """An attack: its description, the expected outcome, and the function that performs it."""
+    """Test of the behavior under a fault or an attack.
+
+    Attributes:
+        name: description of the attack.
+        expected: description of the expected behavior.
+        trial: function that performs the attack.
+    """
 
     name: str
     expected: str
@@ -45,39 +52,39 @@ def attack(name: str, expected: str) -> Callable[[Trial], Trial]:
     return register
 
 
-def path_with(folder: Path) -> str:
-    """Return PYTHONPATH for a command, with `folder` before the entries of this process."""
+def make_python_path(folder: Path) -> str:
+    """Return the PYTHONPATH of this process with `folder` prepended."""
     return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
 def main(title: str) -> None:
-    """Try all attacks, or those whose name holds the words given, and print a Markdown table.
+    """Run all attacks, or those whose name contains a word of the command line, and print a Markdown table.
 
-    The exit status is 1 if one of them succeeded.
+    The exit code is 1 if an expected behavior was not observed.
     """
     parser = argparse.ArgumentParser(description=title)
-    parser.add_argument("words", nargs="*", help="only attacks whose name holds one of these")
+    parser.add_argument("words", nargs="*", help="run only attacks whose name contains one of these words")
     words = parser.parse_args().words
-    chosen = [each for each in ATTACKS if not words or any(word in each.name for word in words)]
-    print(f"## {title}\n\n| # | attack | expected | seen | held |\n| --- | --- | --- | --- | --- |", flush=True)
-    started, lost = time.monotonic(), 0
-    for number, each in enumerate(chosen, start=1):
+    selected = [test for test in ATTACKS if not words or any(word in test.name for word in words)]
+    print(f"## {title}\n\n| # | attack | expected | observed | passed |\n| --- | --- | --- | --- | --- |", flush=True)
+    start, n_failed = time.monotonic(), 0
+    for number, test in enumerate(selected, start=1):
         with (
             tempfile.TemporaryDirectory(prefix="llmrl_attack_") as folder,
             tempfile.TemporaryDirectory(prefix="llmrl_config_") as user,
         ):
-            os.environ["XDG_CONFIG_HOME"] = user  # commands record there what the user has approved
+            os.environ["XDG_CONFIG_HOME"] = user  # commands store user approvals here
             try:
-                held, seen = each.trial(Path(folder))
-            except Exception as error:  # an attack that breaks the script has not been withstood
-                held, seen = False, f"{type(error).__name__}: {error}"
-        lost += not held
-        cells = (str(number), each.name, each.expected, seen, "yes" if held else "**no**")
+                passed, observed = test.trial(Path(folder))
+            except Exception as error:  # unexpected errors count as failures
+                passed, observed = False, f"{type(error).__name__}: {error}"
+        n_failed += not passed
+        cells = (str(number), test.name, test.expected, observed, "yes" if passed else "**no**")
         print("| " + " | ".join(_cell(text) for text in cells) + " |", flush=True)
-    print(f"\n{len(chosen) - lost} of {len(chosen)} held, {time.monotonic() - started:.0f} s")
-    sys.exit(1 if lost else 0)
+    print(f"\n{len(selected) - n_failed} of {len(selected)} passed, {time.monotonic() - start:.0f} s")
+    sys.exit(1 if n_failed else 0)
 
 
 def _cell(text: str) -> str:
-    shown = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text)
-    return shown.replace("|", "\\|")[:160]
+    printable = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text)
+    return printable.replace("|", "\\|")[:160]

@@ -1,7 +1,7 @@
-"""Runs that are busy with what never ends are told to stop: each is to be gone within 20 s, with its work saved.
+"""Termination of blocked runs: a run must exit within 20 s after a signal, with its state saved.
 
-Every run is a process as a user starts it, with a game of a third party that comes to a standstill, or a server that
-never answers. Times are real, so the whole takes minutes.
+Each run is a separate process with a third-party environment that blocks, or a server that does not respond. The tests
+use real time and take minutes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import threading
 import time
 from pathlib import Path
 
-from attack import attack, main, path_with
+from attack import attack, main, make_python_path
 
-PROMISED_S = 20.0
-STARTS_S = 240.0
+MAX_EXIT_SECONDS = 20.0
+MAX_STARTUP_SECONDS = 240.0
 
 PARTS = '''
 import ctypes, os, time
@@ -29,14 +29,14 @@ import gymnasium
 from llmrl.envs.escape_room import EscapeRoom
 
 class Stalling:
-    """From step $STALL_AT on, steps take what $STALL says; the file `stalled` tells that it has come to that."""
-    taken = 0
+    """Environment mixin that blocks from step $STALL_AT on, as $STALL specifies, and creates the file `stalled`."""
+    n_calls = 0
 
-    def stall(self, place):
-        if os.environ.get("STALL_PLACE", "step") != place or Path("no_stall").exists():
+    def stall(self, method):
+        if os.environ.get("STALL_PLACE", "step") != method or Path("no_stall").exists():
             return
-        Stalling.taken += 1
-        if Stalling.taken <= int(os.environ.get("STALL_AT", "0")):
+        Stalling.n_calls += 1
+        if Stalling.n_calls <= int(os.environ.get("STALL_AT", "0")):
             return
         Path("stalled").touch()
         kind = os.environ.get("STALL", "slow")
@@ -95,45 +95,61 @@ SLOW_GYM = ("env=gymnasium", "env.id=slow_parts:Slow-v0", "trusted_modules=[slow
 MODEL = ("llm=openai_compatible", "llm.model=fake-model", "llm.api_key_env=null")
 
 
-class Deaf:
-    """A server that takes requests to chat and never answers, or trickles; a list of models it gives, or not."""
+class UnresponsiveServer:
+    """Server that accepts chat requests without responding.
+
+    Args:
+        models: whether requests for the list of models are answered.
+        trickles: whether the server sends one byte per second instead of nothing.
+    """
 
     def __init__(self, models: bool = True, trickles: bool = False) -> None:
-        self.models, self.trickles, self.asked = models, trickles, 0
+        self.models, self.trickles, self.n_requests = models, trickles, 0
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}/v1"
-        self.links: list[socket.socket] = []
+        self.connections: list[socket.socket] = []
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
         while True:
-            link, _ = self.listener.accept()
-            self.links.append(link)
-            threading.Thread(target=self._talk, args=(link,), daemon=True).start()
+            connection, _ = self.listener.accept()
+            self.connections.append(connection)
+            threading.Thread(target=self._handle, args=(connection,), daemon=True).start()
 
-    def _talk(self, link: socket.socket) -> None:
-        said = b""
-        while chunk := link.recv(65536):
-            said += chunk
-            if said.startswith(b"GET") and said.endswith(b"\r\n\r\n"):
+    def _handle(self, connection: socket.socket) -> None:
+        request = b""
+        while chunk := connection.recv(65536):
+            request += chunk
+            if request.startswith(b"GET") and request.endswith(b"\r\n\r\n"):
                 if self.models:
                     body = b'{"data": [{"id": "fake-model"}]}'
                     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-                    link.sendall(head.encode() + body)
+                    connection.sendall(head.encode() + body)
                 else:
-                    self.asked += 1
-                said = b""
-            elif said.startswith(b"POST"):
-                self.asked += 1
-                said = b""
+                    self.n_requests += 1
+                request = b""
+            elif request.startswith(b"POST"):
+                self.n_requests += 1
+                request = b""
                 while self.trickles:
                     time.sleep(1)
-                    link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" if not said else b" ")
-                    said = b" "
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" if not request else b" ")
+                    request = b" "
 
 
-class Ended:
-    """The end of a process that was signaled to stop."""
+class SignaledProcess:
+    """Process that was started and then signaled to stop.
+
+    Args:
+        folder: working directory.
+        overrides: command-line arguments.
+        ready: function that returns whether to send the signal; by default, whether the environment blocks.
+        number: signal.
+        twice: whether the signal is sent again after one second.
+        program: arguments of Python before the overrides.
+        after: time between readiness and the signal, seconds.
+        environment: environment variables.
+    """
 
     def __init__(
         self,
@@ -149,24 +165,24 @@ class Ended:
         (folder / "slow_parts.py").write_text(PARTS)
         self.folder, self.number = folder, number
         self.command = [sys.executable, *program, *overrides]
-        self.environment = {**os.environ, "PYTHONPATH": path_with(folder), "OMP_NUM_THREADS": "1"} | environment
+        self.environment = {**os.environ, "PYTHONPATH": make_python_path(folder), "OMP_NUM_THREADS": "1"} | environment
         ready = ready or (lambda: (folder / "stalled").exists())
-        with (folder / "said").open("w") as said:
+        with (folder / "output").open("w") as output_file:
             process = subprocess.Popen(
                 self.command,
                 cwd=folder,
                 env=self.environment,
-                stdout=said,
-                stderr=said,
+                stdout=output_file,
+                stderr=output_file,
                 start_new_session=True,
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
-            until = time.monotonic() + STARTS_S
-            while not ready() and process.poll() is None and time.monotonic() < until:  # type: ignore[operator]
+            deadline = time.monotonic() + MAX_STARTUP_SECONDS
+            while not ready() and process.poll() is None and time.monotonic() < deadline:  # type: ignore[operator]
                 time.sleep(0.1)
             time.sleep(after)
-            self.early = process.poll() is not None or time.monotonic() > until
-            begun = time.monotonic()
+            self.was_early = process.poll() is not None or time.monotonic() > deadline
+            start = time.monotonic()
             process.send_signal(number)
             if twice:
                 time.sleep(1.0)
@@ -176,235 +192,245 @@ class Ended:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            self.seconds = time.monotonic() - begun
-        self.code, self.said = process.returncode, (folder / "said").read_text()
+            self.seconds = time.monotonic() - start
+        self.code, self.output = process.returncode, (folder / "output").read_text()
         self.states = {
             json.loads(path.read_text())["state"] for path in folder.rglob("status.json") if "backup" not in str(path)
         }
-        self.owned = list(folder.rglob("owner.json"))
+        self.owner_files = list(folder.rglob("owner.json"))
 
-    def verdict(self, within: float = PROMISED_S, code: int | None = None, states: tuple[str, ...] | None = None):
-        """Return whether the process ended as expected, and a description of its end."""
-        messages = re.findall(r"(?m)^SIG[A-Z0-9]+: .*$", self.said)
-        wanted = {"stopped"} if self.number == signal.SIGINT else {"preempted"}
-        held = (
-            not self.early
-            and self.seconds < within
+    def check(
+        self, max_seconds: float = MAX_EXIT_SECONDS, code: int | None = None, states: tuple[str, ...] | None = None
+    ):
+        """Return whether the process exited as expected, and a description of its exit."""
+        messages = re.findall(r"(?m)^SIG[A-Z0-9]+: .*$", self.output)
+        expected_states = {"stopped"} if self.number == signal.SIGINT else {"preempted"}
+        passed = (
+            not self.was_early
+            and self.seconds < max_seconds
             and self.code == (128 + self.number if code is None else code)
-            and self.states == (wanted if states is None else set(states))
-            and not self.owned
+            and self.states == (expected_states if states is None else set(states))
+            and not self.owner_files
             and len(messages) <= 1
-            and "Traceback" not in self.said
+            and "Traceback" not in self.output
         )
-        told = re.findall(r"stopped by [^.\n]*", self.said)
-        words = f"gone after {self.seconds:.1f} s, code {self.code}, {'/'.join(sorted(self.states)) or 'no status'}"
-        early = "NOT IN TIME FOR THE SIGNAL; " if self.early else ""
-        return held, f"{early}{words}, {len(messages)} message(s); {told[-1] if told else self.said[-200:]}"
+        reasons = re.findall(r"stopped by [^.\n]*", self.output)
+        states_text = "/".join(sorted(self.states)) or "no status"
+        description = f"exited after {self.seconds:.1f} s, code {self.code}, {states_text}"
+        warning = "EXITED OR TIMED OUT BEFORE THE SIGNAL; " if self.was_early else ""
+        reason = reasons[-1] if reasons else self.output[-200:]
+        return passed, f"{warning}{description}, {len(messages)} message(s); {reason}"
 
-    def resumed(self) -> bool:
-        """Return whether the same command, with nothing that stalls, finishes the run."""
+    def can_resume(self) -> bool:
+        """Return whether the same command finishes the run if the environment does not block."""
         (self.folder / "no_stall").touch()
-        again = subprocess.run(self.command, cwd=self.folder, env=self.environment, capture_output=True, timeout=300)
+        process = subprocess.run(self.command, cwd=self.folder, env=self.environment, capture_output=True, timeout=300)
         states = {json.loads(path.read_text())["state"] for path in self.folder.rglob("status.json")}
-        return again.returncode == 0 and states == {"finished"}
+        return process.returncode == 0 and states == {"finished"}
 
 
-def and_resumed(ended: Ended):
-    held, seen = ended.verdict()
-    resumed = ended.resumed()
-    return held and resumed, f"{seen}; {'goes on to its end' if resumed else 'DOES NOT GO ON'}"
+def check_with_resume(process: SignaledProcess):
+    """Check the exit of a process, and that the run can be resumed."""
+    passed, observed = process.check()
+    can_resume = process.can_resume()
+    return passed and can_resume, f"{observed}; {'resumes and finishes' if can_resume else 'DOES NOT RESUME'}"
 
 
-GONE = "gone within 20 s, 128 + signal, free folder, one message"
+EXPECTED = "exits within 20 s with 128 + signal, releases the folder, prints one message"
 
 
-@attack("learn, a rollout of 200 steps of 0.5 s, SIGTERM", GONE + ", goes on")
+@attack("learn, a rollout of 200 steps of 0.5 s, SIGTERM", EXPECTED + ", resumes")
 def _(folder: Path):
-    return and_resumed(Ended(folder, *LEARN, STALL_AT="300"))
+    return check_with_resume(SignaledProcess(folder, *LEARN, STALL_AT="300"))
 
 
-@attack("learn, a step that waits for ever, Ctrl-C", GONE)
+@attack("learn, a step that blocks, Ctrl-C", EXPECTED)
 def _(folder: Path):
-    return Ended(folder, *LEARN, number=signal.SIGINT, STALL="wait", STALL_AT="50").verdict()
+    return SignaledProcess(folder, *LEARN, number=signal.SIGINT, STALL="wait", STALL_AT="50").check()
 
 
-@attack("learn, the last evaluation, SIGUSR2", GONE)
+@attack("learn, the last evaluation, SIGUSR2", EXPECTED)
 def _(folder: Path):
-    return Ended(folder, *LEARN, number=signal.SIGUSR2, STALL_AT="1005").verdict()
+    return SignaledProcess(folder, *LEARN, number=signal.SIGUSR2, STALL_AT="1005").check()
 
 
-@attack("learn, a build that waits, SIGTERM", GONE)
+@attack("learn, a reset that blocks, SIGTERM", EXPECTED)
 def _(folder: Path):
-    return Ended(folder, *LEARN, STALL="wait", STALL_PLACE="build").verdict()
+    return SignaledProcess(folder, *LEARN, STALL="wait", STALL_PLACE="build").check()
 
 
-@attack("learn, a game that never closes, SIGTERM in its last moment", GONE)
+@attack("learn, a close that blocks, SIGTERM", EXPECTED)
 def _(folder: Path):
-    return Ended(folder, *LEARN, STALL="wait", STALL_PLACE="close").verdict()
+    return SignaledProcess(folder, *LEARN, STALL="wait", STALL_PLACE="close").check()
 
 
-@attack("learn, a game that swallows every exception", GONE)
+@attack("learn, an environment that catches all exceptions", EXPECTED)
 def _(folder: Path):
-    return Ended(folder, *LEARN, STALL="swallow", STALL_AT="300").verdict()
+    return SignaledProcess(folder, *LEARN, STALL="swallow", STALL_AT="300").check()
 
 
-@attack("learn, a library deaf to signals (a mutex that is never free)", GONE + ", goes on")
+@attack("learn, a library that blocks signals (a locked mutex)", EXPECTED + ", resumes")
 def _(folder: Path):
-    return and_resumed(Ended(folder, *LEARN, STALL="deaf", STALL_AT="300"))
+    return check_with_resume(SignaledProcess(folder, *LEARN, STALL="deaf", STALL_AT="300"))
 
 
-@attack("learn, a game that computes for ever, SIGUSR1", GONE)
+@attack("learn, an infinite computation, SIGUSR1", EXPECTED)
 def _(folder: Path):
-    return Ended(folder, *LEARN, number=signal.SIGUSR1, STALL="busy", STALL_AT="300").verdict()
+    return SignaledProcess(folder, *LEARN, number=signal.SIGUSR1, STALL="busy", STALL_AT="300").check()
 
 
-@attack("learn, Ctrl-C twice", "at once, 130, stopped")
+@attack("learn, Ctrl-C twice", "exits immediately with 130, stopped")
 def _(folder: Path):
-    ended = Ended(folder, *LEARN, number=signal.SIGINT, twice=True, STALL="wait", STALL_AT="300")
-    return ended.verdict(within=8.0)
+    process = SignaledProcess(folder, *LEARN, number=signal.SIGINT, twice=True, STALL="wait", STALL_AT="300")
+    return process.check(max_seconds=8.0)
 
 
-@attack("design, adaptation, SIGTERM", GONE + ", goes on")
+@attack("design, adaptation, SIGTERM", EXPECTED + ", resumes")
 def _(folder: Path):
-    return and_resumed(Ended(folder, *DESIGN, STALL_AT="2"))
+    return check_with_resume(SignaledProcess(folder, *DESIGN, STALL_AT="2"))
 
 
-@attack("design, validation of 125 steps of 0.5 s, Ctrl-C", GONE)
+@attack("design, validation of 125 steps of 0.5 s, Ctrl-C", EXPECTED)
 def _(folder: Path):
-    return Ended(folder, *DESIGN, number=signal.SIGINT, STALL_AT="30").verdict()
+    return SignaledProcess(folder, *DESIGN, number=signal.SIGINT, STALL_AT="30").check()
 
 
-@attack("design, reference lines that are computed first", GONE)
+@attack("design, computation of reference lines", EXPECTED)
 def _(folder: Path):
-    return Ended(folder, *DESIGN, "design.references=1", STALL="wait", STALL_AT="40").verdict()
+    return SignaledProcess(folder, *DESIGN, "design.references=1", STALL="wait", STALL_AT="40").check()
 
 
-@attack("play, a step that waits", GONE + ", goes on")
+@attack("play, a step that blocks", EXPECTED + ", resumes")
 def _(folder: Path):
     overrides = (*ROOM, "agent=random", "play.episodes=40")
-    return and_resumed(Ended(folder, *overrides, STALL="wait", STALL_AT="12"))
+    return check_with_resume(SignaledProcess(folder, *overrides, STALL="wait", STALL_AT="12"))
 
 
 SEARCH = (*SLOW_GYM, "agent=linear", "principal=random", "search.iterations=3", "search.episodes=50")
 
 
-@attack("search, episodes in worker processes", GONE)
+@attack("search, episodes in worker processes", EXPECTED)
 def _(folder: Path):
-    return Ended(folder, *SEARCH, "hardware.cores=2", STALL="slow", STALL_AT="20").verdict()
+    return SignaledProcess(folder, *SEARCH, "hardware.cores=2", STALL="slow", STALL_AT="20").check()
 
 
-@attack("search, episodes in this process", GONE)
+@attack("search, episodes in this process", EXPECTED)
 def _(folder: Path):
-    return Ended(folder, *SEARCH, "hardware.cores=1", STALL="slow", STALL_AT="20").verdict()
+    return SignaledProcess(folder, *SEARCH, "hardware.cores=1", STALL="slow", STALL_AT="20").check()
 
 
-@attack("a baseline of Stable-Baselines3, in the middle of its own loop", GONE)
+@attack("a baseline of Stable-Baselines3, in its training loop", EXPECTED)
 def _(folder: Path):
     overrides = (*SLOW_GYM, "agent=sb3", "search.iterations=3", "search.episodes=50", "search.race=0")
-    return Ended(folder, *overrides, STALL="wait", STALL_AT="20").verdict()
+    return SignaledProcess(folder, *overrides, STALL="wait", STALL_AT="20").check()
 
 
 PRINCIPAL = ("env=escape_room", "principal=llm", "design.steps=2", "design.references=0")
 PLAYERS = ("env=taxi", "env.horizon=10", "env.n_envs=8", "agent=llm_player", "play.episodes=8")
-TAUGHT = ("env=simple_doorkey", "env.n_envs=4", "agent=student_mlp", "teacher=llm", "env.horizon=8")
+TEACHER = ("env=simple_doorkey", "env.n_envs=4", "agent=student_mlp", "teacher=llm", "env.horizon=8")
 
 
-def waiting(folder: Path, server: Deaf, *overrides: str, **options: object) -> Ended:
-    asked = int(options.pop("asked", 1))  # type: ignore[call-overload]
-    own = (*MODEL, f"llm.base_url={server.url}", f"llm.cache_dir={folder / 'cache'}", "llm.timeout=120")
-    return Ended(folder, *overrides, *own, ready=lambda: server.asked >= asked, **options)  # type: ignore[arg-type]
+def signal_waiting_run(folder: Path, server: UnresponsiveServer, *overrides: str, **options: object) -> SignaledProcess:
+    """Run an experiment with an unresponsive model, and signal it after the given number of requests."""
+    n_requests = int(options.pop("n_requests", 1))  # type: ignore[call-overload]
+    model_overrides = (*MODEL, f"llm.base_url={server.url}", f"llm.cache_dir={folder / 'cache'}", "llm.timeout=120")
+    command = (*overrides, *model_overrides)
+    return SignaledProcess(folder, *command, ready=lambda: server.n_requests >= n_requests, **options)  # type: ignore[arg-type]
 
 
-def counted(ended: Ended, n: int):
-    """Return a verdict on whether the ledger records `n` calls as spent."""
-    held, seen = ended.verdict()
-    lines = [json.loads(line) for path in ended.folder.rglob("llm_calls.jsonl") for line in path.open()]
-    spent = max((line["spent"]["calls"] + line["spent"]["unsettled"] for line in lines if "spent" in line), default=0)
-    return held and spent == n, f"{spent} call(s) counted; {seen}"
+def check_with_calls(process: SignaledProcess, n: int):
+    """Check the exit of a process, and that the call log records `n` calls as spent."""
+    passed, observed = process.check()
+    rows = [json.loads(row) for path in process.folder.rglob("llm_calls.jsonl") for row in path.open()]
+    spent = max((row["spent"]["calls"] + row["spent"]["unsettled"] for row in rows if "spent" in row), default=0)
+    return passed and spent == n, f"{spent} call(s) counted; {observed}"
 
 
-@attack("a principal whose model never answers, SIGTERM", GONE + ", 1 call counted")
+@attack("a principal whose model does not respond, SIGTERM", EXPECTED + ", 1 call counted")
 def _(folder: Path):
-    return counted(waiting(folder, Deaf(), *PRINCIPAL), 1)
+    return check_with_calls(signal_waiting_run(folder, UnresponsiveServer(), *PRINCIPAL), 1)
 
 
-@attack("eight players, four requests at once that are never answered, Ctrl-C", GONE + ", 4 counted")
+@attack("eight players, four concurrent requests without responses, Ctrl-C", EXPECTED + ", 4 counted")
 def _(folder: Path):
-    return counted(waiting(folder, Deaf(), *PLAYERS, asked=4, number=signal.SIGINT), 4)
+    process = signal_waiting_run(folder, UnresponsiveServer(), *PLAYERS, n_requests=4, number=signal.SIGINT)
+    return check_with_calls(process, 4)
 
 
-@attack("a teacher whose model trickles, SIGTERM", GONE)
+@attack("a teacher whose model sends one byte per second, SIGTERM", EXPECTED)
 def _(folder: Path):
-    return waiting(folder, Deaf(trickles=True), *TAUGHT).verdict()
+    return signal_waiting_run(folder, UnresponsiveServer(trickles=True), *TEACHER).check()
 
 
-@attack("a model that does not say what it serves, asked before there is a run, SIGTERM", "at once, no folder")
+@attack("a server that does not list its models, before the run is created, SIGTERM", "exits immediately, no folder")
 def _(folder: Path):
-    return waiting(folder, Deaf(models=False), "env=escape_room", "principal=llm").verdict(
-        within=5.0, code=-signal.SIGTERM, states=()
+    return signal_waiting_run(folder, UnresponsiveServer(models=False), "env=escape_room", "principal=llm").check(
+        max_seconds=5.0, code=-signal.SIGTERM, states=()
     )
 
 
-@attack("the local launcher with two stalled runs, Ctrl-C", "all gone within 25 s, both stopped")
+@attack("the local launcher with two blocked runs, Ctrl-C", "all processes exit within 25 s, both runs stopped")
 def _(folder: Path):
     overrides = ("--multirun", *LEARN, "seed=0,1", "hardware.cores=1")
-    ended = Ended(folder, *overrides, number=signal.SIGINT, STALL="wait", STALL_AT="50", after=6.0)
-    return ended.verdict(within=25.0, code=130)
+    process = SignaledProcess(folder, *overrides, number=signal.SIGINT, STALL="wait", STALL_AT="50", after=6.0)
+    return process.check(max_seconds=25.0, code=130)
 
 
-@attack("llmrl-evaluate whose player's model never answers, SIGTERM", "gone within 20 s, 143")
+@attack("llmrl-evaluate with a player whose model does not respond, SIGTERM", "exits within 20 s with 143")
 def _(folder: Path):
-    played = [sys.executable, "-m", "llmrl.cli.train", "env=taxi", "env.horizon=3", "env.n_envs=2", "play.episodes=2"]
-    played += ["agent=llm_player", "llm=scripted"]
-    subprocess.run(played, cwd=folder, capture_output=True, timeout=200, check=True)
+    command = [sys.executable, "-m", "llmrl.cli.train", "env=taxi", "env.horizon=3", "env.n_envs=2", "play.episodes=2"]
+    command += ["agent=llm_player", "llm=scripted"]
+    subprocess.run(command, cwd=folder, capture_output=True, timeout=200, check=True)
     [run] = [path.parent for path in folder.rglob("config.yaml")]
-    server = Deaf()
+    server = UnresponsiveServer()
     config = (run / "config.yaml").read_text()
     start = config.index("llm:\n")
     end = start + re.search(r"\n(?=[a-z])", config[start:]).end()  # type: ignore[union-attr]
     keys = ("cache", "cache_dir", "share_cache", "failures", "retry", "limits", "budget")
-    kept = re.findall(rf"(?m)^  (?:{'|'.join(keys)}):.*\n(?:    .*\n)*", config[start:end])
+    policy_keys = re.findall(rf"(?m)^  (?:{'|'.join(keys)}):.*\n(?:    .*\n)*", config[start:end])
     target = "llmrl.llms.openai_compatible.OpenAICompatibleChat"
-    own = f"llm:\n  _target_: {target}\n  base_url: {server.url}\n  model: fake\n"
-    (run / "config.yaml").write_text(config[:start] + own + "".join(kept) + config[end:])
+    model_overrides = f"llm:\n  _target_: {target}\n  base_url: {server.url}\n  model: fake\n"
+    (run / "config.yaml").write_text(config[:start] + model_overrides + "".join(policy_keys) + config[end:])
     program = ("-c", "from llmrl.cli.evaluate import main; main()", str(run), "--seed", "5")
-    ended = Ended(folder, program=program, ready=lambda: server.asked >= 2)
-    return ended.verdict(states=("finished",))
+    process = SignaledProcess(folder, program=program, ready=lambda: server.n_requests >= 2)
+    return process.check(states=("finished",))
 
 
-ROOMY = ("env=escape_room", "agent=random", "principal=random", "design.steps=100000", "env.n_envs=2")
-ROOMY += ("design.adapt_rounds=0", "design.validate_episodes=2", "design.references=0")
+LONG_RUN = ("env=escape_room", "agent=random", "principal=random", "design.steps=100000", "env.n_envs=2")
+LONG_RUN += ("design.adapt_rounds=0", "design.validate_episodes=2", "design.references=0")
 
 
 for after in (0.2, 0.4, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0):
 
     @attack(f"Ctrl-C {after} s after the start of llmrl-train", "130, at most one message, no traceback")
     def _(folder: Path, after: float = after):
-        ended = Ended(folder, *ROOMY, ready=lambda: True, number=signal.SIGINT, after=after)
-        held = ended.code == 130 and "Traceback" not in ended.said and not ended.owned and ended.seconds < PROMISED_S
-        return held, f"code {ended.code} after {ended.seconds:.1f} s; {' / '.join(ended.said.split(chr(10)))[-100:]}"
+        process = SignaledProcess(folder, *LONG_RUN, ready=lambda: True, number=signal.SIGINT, after=after)
+        has_clean_exit = "Traceback" not in process.output and not process.owner_files
+        passed = process.code == 130 and has_clean_exit and process.seconds < MAX_EXIT_SECONDS
+        output = " / ".join(process.output.split("\n"))[-100:]
+        return passed, f"code {process.code} after {process.seconds:.1f} s; {output}"
 
 
 for after in (1.0, 3.0, 5.0, 8.0):
 
     @attack(f"Ctrl-C for all processes {after} s after the start of a sweep", "130, no traceback")
     def _(folder: Path, after: float = after):
-        with (folder / "said").open("w") as said:
+        with (folder / "output").open("w") as output_file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "llmrl.cli.train", "--multirun", *ROOMY, "seed=0,1"],
+                [sys.executable, "-m", "llmrl.cli.train", "--multirun", *LONG_RUN, "seed=0,1"],
                 cwd=folder,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdout=said,
-                stderr=said,
+                stdout=output_file,
+                stderr=output_file,
                 start_new_session=True,
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
             time.sleep(after)
             os.killpg(process.pid, signal.SIGINT)
             code = process.wait(60)
-        text = (folder / "said").read_text()
+        text = (folder / "output").read_text()
         return code == 130 and "Traceback" not in text, f"code {code}; {text.strip()[-100:]}"
 
 
 if __name__ == "__main__":
-    main("Stop means stop")
+    main("Termination of blocked runs")

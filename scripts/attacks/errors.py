@@ -1,4 +1,9 @@
-"""Injected faults and corrupted run folders: `python scripts/attacks/errors.py [words]`. About two minutes."""
+"""Error handling under injected faults and with corrupted run folders.
+
+    python scripts/attacks/errors.py [words of an attack's name]
+
+Takes about two minutes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-from attack import attack, main, path_with
+from attack import attack, main, make_python_path
 
 BIN = Path(sys.executable).parent
 SMALL = (
@@ -27,7 +32,7 @@ SMALL = (
     *("design.adapt_rounds=0", "design.validate_episodes=2", "design.references=0", "checkpoint_seconds=0"),
 )
 ENV = '''
-"""A user's environment with a defect."""
+"""Environment with an injected fault."""
 import os
 import numpy as np
 from llmrl.envs.escape_room import EscapeRoom
@@ -48,28 +53,35 @@ class Mine(EscapeRoom):
 '''
 
 
-def plain(text: str) -> bool:
-    """Return whether a message is one of llmrl's own and no traceback."""
+def is_llmrl_message(text: str) -> bool:
+    """Return whether a text is a message of llmrl without a traceback."""
     return "Traceback" not in text and "llmrl-" in text
 
 
-def command(folder: Path, *arguments: str, name: str = "llmrl-train", **variables: str) -> tuple[int, str]:
-    """Run a real command in a process of its own; return exit code and standard error."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path_with(folder), **variables}
+def run_command(folder: Path, *arguments: str, name: str = "llmrl-train", **variables: str) -> tuple[int, str]:
+    """Run a command in a new process, and return its exit code and standard error.
+
+    Args:
+        folder: working directory.
+        arguments: command-line arguments.
+        name: console script; the text includes standard output unless it is `llmrl-train`.
+        variables: environment variables.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": make_python_path(folder), **variables}
     environment.pop("HYDRA_FULL_ERROR", None) if "HYDRA_FULL_ERROR" not in variables else None
-    done = subprocess.run(
+    process = subprocess.run(
         [str(BIN / name), *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=150
     )
-    return done.returncode, done.stderr + (done.stdout if name != "llmrl-train" else "")
+    return process.returncode, process.stderr + (process.stdout if name != "llmrl-train" else "")
 
 
-def last(text: str) -> str:
+def get_last_lines(text: str) -> str:
     lines = [line for line in text.strip().splitlines() if line.strip()]
     return " / ".join(lines[-2:])
 
 
-def toy(root: Path, rows: int = 3, **options: Any) -> Path:
-    """Create a small finished run."""
+def make_finished_run(root: Path, rows: int = 3, **options: Any) -> Path:
+    """Create a small finished run, or resume or rerun an existing run."""
     from llmrl.run.run import Run
 
     with Run.open(root, "toys", {"env": "toy", **options}, ["env=toy"], 0) as run:
@@ -81,158 +93,166 @@ def toy(root: Path, rows: int = 3, **options: Any) -> Path:
     return run.folder
 
 
-def refused(trial: Callable[[], Any]) -> tuple[bool, str]:
-    """Return whether a call ends in an error that is meant for users."""
+def check_rejection(trial: Callable[[], Any]) -> tuple[bool, str]:
+    """Return whether a call raises an `LlmrlError` with a short message, and the message."""
     from llmrl.core.errors import LlmrlError
 
     try:
-        got = trial()
+        returned = trial()
     except LlmrlError as error:
         return "\n" not in str(error).strip() or len(str(error)) < 2000, str(error)
-    return False, f"went on: {got!r}"
+    return False, f"no error: {returned!r}"
 
 
 # Environments
 
 
-for where, told in (("reset", "half a"), ("step", "IndexError"), ("close", "Input/output error")):
+for place, expected in (("reset", "half a"), ("step", "IndexError"), ("close", "Input/output error")):
 
-    @attack(f"an environment raises in {where}()", "failed, named, no traceback on the terminal; goes on when mended")
-    def _(folder: Path, where: str = where, told: str = told) -> tuple[bool, str]:
+    @attack(f"an environment raises in {place}()", "failed with a clear message, no traceback; resumes when fixed")
+    def _(folder: Path, place: str = place, expected: str = expected) -> tuple[bool, str]:
         (folder / "mine_env.py").write_text(ENV)
         overrides = (*SMALL, "trusted_modules=[mine_env]", "env._target_=mine_env.Mine")
-        code, said = command(folder, *overrides, FAULT=where)
-        held = code == 1 and plain(said) and f"escape_room raised in {where}()" in said and told in said
+        code, message = run_command(folder, *overrides, FAULT=place)
+        passed = (
+            code == 1
+            and is_llmrl_message(message)
+            and f"escape_room raised in {place}()" in message
+            and expected in message
+        )
         [trace] = folder.rglob("traceback.txt")
-        held &= "mine_env.py" in trace.read_text() and str(trace) in said
-        if where == "step":
-            again, _ = command(folder, *overrides)
-            held &= again == 0
-        return held, last(said)
+        passed &= "mine_env.py" in trace.read_text() and str(trace) in message
+        if place == "step":
+            second, _ = run_command(folder, *overrides)
+            passed &= second == 0
+        return passed, get_last_lines(message)
 
 
-@attack("an environment raises and HYDRA_FULL_ERROR=1 is set", "the traceback is shown to who asks")
+@attack("an environment raises and HYDRA_FULL_ERROR=1 is set", "the traceback is printed")
 def _(folder: Path) -> tuple[bool, str]:
     (folder / "mine_env.py").write_text(ENV)
     overrides = (*SMALL, "trusted_modules=[mine_env]", "env._target_=mine_env.Mine")
-    code, said = command(folder, *overrides, FAULT="step", HYDRA_FULL_ERROR="1")
-    return code == 1 and "Traceback" in said and "IndexError" in said, last(said)
+    code, message = run_command(folder, *overrides, FAULT="step", HYDRA_FULL_ERROR="1")
+    return code == 1 and "Traceback" in message and "IndexError" in message, get_last_lines(message)
 
 
-@attack("an environment's module ends in a SyntaxError", "one message that names the module")
+@attack("a syntax error in the module of an environment", "one message with the name of the module")
 def _(folder: Path) -> tuple[bool, str]:
     (folder / "mine_env.py").write_text("class Mine(:\n")
-    code, said = command(folder, *SMALL, "trusted_modules=[mine_env]", "env._target_=mine_env.Mine")
-    return code == 1 and "Traceback" not in said and "mine_env" in said, last(said)
+    code, message = run_command(folder, *SMALL, "trusted_modules=[mine_env]", "env._target_=mine_env.Mine")
+    return code == 1 and "Traceback" not in message and "mine_env" in message, get_last_lines(message)
 
 
 # Options
 
 
-@attack("n_envs=1e12, written out", "refused with the memory it needs, in a moment, no folder left")
+@attack("n_envs=1000000000000", "rejected quickly with the required memory, no folder")
 def _(folder: Path) -> tuple[bool, str]:
     started = time.monotonic()
-    code, said = command(folder, "env=cartpole", "env.n_envs=1000000000000")
-    held = code == 1 and plain(said) and "GiB" in said and not list(folder.rglob("s[0-9]*"))
-    return held and time.monotonic() - started < 60, last(said)
+    code, message = run_command(folder, "env=cartpole", "env.n_envs=1000000000000")
+    passed = code == 1 and is_llmrl_message(message) and "GiB" in message and not list(folder.rglob("s[0-9]*"))
+    return passed and time.monotonic() - started < 60, get_last_lines(message)
 
 
-@attack("infinities and NaN in 12 options of 6 parts", "each refused by name")
+@attack("infinity and NaN in 6 options", "rejected with the key of the option")
 def _(folder: Path) -> tuple[bool, str]:
     from experiments import compose
     from llmrl.core.errors import ConfigError
     from llmrl.experiment.parts import check_values
 
-    missed = []
+    failures = []
     for option in ("design.spending_cost", "agent.ppo.learning_rate", "agent.ppo.gamma", "agent.ppo.clip",
                    "hardware.memory_gb", "agent.ppo.entropy_coefficient"):  # fmt: skip
         for value in ("inf", "nan"):
             try:
                 check_values(compose("env=escape_room", "principal=ucb", f"++{option}={value}"))
-                missed.append(f"{option}={value}")
+                failures.append(f"{option}={value}")
             except ConfigError as error:
                 if option not in str(error):
-                    missed.append(str(error))
-    return not missed, "; ".join(missed) or "all refused by name"
+                    failures.append(str(error))
+    return not failures, "; ".join(failures) or "all rejected with the key"
 
 
-@attack("~principal, ~env with fields, ~design, a slip of grammar beside experiment=", "one line each, no second hint")
+@attack("~principal, ~env with options, a syntax error in an override with experiment=", "one clear line each")
 def _(folder: Path) -> tuple[bool, str]:
-    seen = []
-    for arguments, told in (
+    observed = []
+    for arguments, expected in (
         (["env=escape_room", "~principal"], "principal=none"),
         (["env=escape_room", "~env", "env.n_envs=2"], "~env: options cannot be removed"),
         (["experiment=search/linear", "treatment=short_history", "design={steps:3"], ""),
     ):
-        code, said = command(folder, *arguments)
-        seen.append(last(said))
-        if code != 1 or "Traceback" in said or told not in said or "has no option" in said:
-            return False, last(said)
-    return not list(folder.rglob("s[0-9]*")), " // ".join(seen)
+        code, message = run_command(folder, *arguments)
+        observed.append(get_last_lines(message))
+        if code != 1 or "Traceback" in message or expected not in message or "has no option" in message:
+            return False, get_last_lines(message)
+    return not list(folder.rglob("s[0-9]*")), " // ".join(observed)
 
 
-@attack("a run's saved config given to --config-name", "the command of that run, ready to paste")
+@attack("the saved config of a run as --config-name", "the message contains the command of the run")
 def _(folder: Path) -> tuple[bool, str]:
-    code, said = command(folder, *SMALL)
+    code, message = run_command(folder, *SMALL)
     [config] = folder.rglob("s0/config.yaml")
-    code_2, said = command(folder, f"--config-name={config}")
-    return (code, code_2) == (0, 1) and plain(said) and " ".join(SMALL) in said, last(said)
+    config_code, message = run_command(folder, f"--config-name={config}")
+    passed = (code, config_code) == (0, 1) and is_llmrl_message(message) and " ".join(SMALL) in message
+    return passed, get_last_lines(message)
 
 
-FILES = {
+INVALID_YAML = {
     "a tab": (b"design:\n\tsteps: 3\n", "line 2, column 1"),
     "a: b: c": (b"a: b: c\n", "line 1, column 5"),
     "an unclosed bracket": (b"design:\n  steps: [1, 2\nname: x\n", "line 3, column 5"),
     "a duplicate key": (b"seed: 1\nname: a\nseed: 2\n", "line 3, column 1"),
     "a NUL": (b"name: a\0b\n", "line 1, column 8"),
     "a Python tag": (b"name: !!python/object/apply:os.system ['touch touched']\n", "line 1, column 7"),
-    "an alias of itself": (b"prompts: &a\n  x: *a\n", "line 1, column 10"),
-    "two aliases of itself": (b"prompts: &a [*a, *a]\n", "line 1, column 10"),
+    "a recursive alias in a mapping": (b"prompts: &a\n  x: *a\n", "line 1, column 10"),
+    "two recursive aliases in a list": (b"prompts: &a [*a, *a]\n", "line 1, column 10"),
     "latin-1": (b"name: \xe9\n", "line 1, column 7"),
-    "an open interpolation": (b"name: ${nope\n", "line 1, column 7"),
+    "an unclosed interpolation": (b"name: ${nope\n", "line 1, column 7"),
 }
 
 
-for what, (content, place) in FILES.items():
+for fault, (content, location) in INVALID_YAML.items():
 
-    @attack(f"an option file with {what}", "one line with file, line, column and reason")
-    def _(folder: Path, content: bytes = content, place: str = place) -> tuple[bool, str]:
+    @attack(f"an option file with {fault}", "one line with file, line, column and reason")
+    def _(folder: Path, content: bytes = content, location: str = location) -> tuple[bool, str]:
         (folder / "experiment").mkdir()
         (folder / "experiment" / "mine.yaml").write_bytes(content)
-        code, said = command(folder, "--config-dir", str(folder), "experiment=mine", "env=escape_room", "dry_run=true")
-        lines = [line for line in said.splitlines() if line and not line.startswith("Set the environment variable")]
-        held = code == 1 and len(lines) == 1 and f"mine.yaml, {place}: " in lines[0]
-        return held and not (folder / "touched").exists(), " / ".join(lines)
+        code, message = run_command(
+            folder, "--config-dir", str(folder), "experiment=mine", "env=escape_room", "dry_run=true"
+        )
+        lines = [line for line in message.splitlines() if line and not line.startswith("Set the environment variable")]
+        passed = code == 1 and len(lines) == 1 and f"mine.yaml, {location}: " in lines[0]
+        return passed and not (folder / "touched").exists(), " / ".join(lines)
 
 
 for word in ("seed=${seed}", "name=${nope}", "env=null", "output_root=${output_root}", "env.n_envs=${nope:1}"):
 
-    @attack(f"{word} is typed", "one line that names it")
+    @attack(f"override {word}", "one line with the override")
     def _(folder: Path, word: str = word) -> tuple[bool, str]:
-        code, said = command(folder, "env=escape_room", word, "dry_run=true")
-        lines = [line for line in said.splitlines() if line and not line.startswith("Set the environment variable")]
+        code, message = run_command(folder, "env=escape_room", word, "dry_run=true")
+        lines = [line for line in message.splitlines() if line and not line.startswith("Set the environment variable")]
         return code == 1 and len(lines) == 1 and f"{word}: " in lines[0], " / ".join(lines)
 
 
 # Records
 
 
-def odd_records(content: dict[str, Any]) -> dict[str, bytes]:
-    """Return invalid forms that a record may have after changes by others."""
+def make_invalid_records(content: dict[str, Any]) -> dict[str, bytes]:
+    """Return invalid contents of a record file by description."""
 
-    def changed(**fields: Any) -> bytes:
+    def update(**fields: Any) -> bytes:
         return json.dumps({**content, **fields}).encode()
 
     return {
-        "half of it": json.dumps(content).encode()[:40],
+        "truncated": json.dumps(content).encode()[:40],
         "a list of one": json.dumps([content]).encode(),
         "UTF-16": json.dumps(content).encode("utf-16"),
         "a BOM": b"\xef\xbb\xbf" + json.dumps(content).encode(),
-        "pid text": changed(pid="1"),
-        "pid negative text": changed(pid={"a": 1}),
-        "attempt null": changed(attempt=None),
+        "pid text": update(pid="1"),
+        "pid negative text": update(pid={"a": 1}),
+        "attempt null": update(attempt=None),
         "attempt 1e400": json.dumps(content).encode().replace(b'"attempt": 1', b'"attempt": 1e400'),
-        "host a number": changed(host=7),
+        "host a number": update(host=7),
         "duplicate objects": json.dumps(content).encode() * 2,
         "nothing": b"{}",
         "deep": b'{"a":' * 100_000,
@@ -242,7 +262,7 @@ def odd_records(content: dict[str, Any]) -> dict[str, bytes]:
 
 for name in ("status.json", "owner.json"):
 
-    @attack(f"13 odd {name} in turn", "each a clear error, a rerun goes on, the old one is kept aside")
+    @attack(f"13 invalid contents of {name}", "a clear error for each, rerun works, the old file is backed up")
     def _(folder: Path, name: str = name) -> tuple[bool, str]:
         from llmrl.results.run_records import read_run
         from llmrl.run import ownership
@@ -252,47 +272,48 @@ for name in ("status.json", "owner.json"):
         with contextlib.suppress(ZeroDivisionError), Run.open(folder, "toys", {"env": "toy"}, ["env=toy"], 0) as run:
             content = json.loads((run.folder / name).read_text())
             raise ZeroDivisionError
-        wrong = []
-        said = ""
-        for what, data in odd_records(content).items():
+        failures = []
+        message = ""
+        for fault, data in make_invalid_records(content).items():
             (run.folder / name).write_bytes(data)
-            ok, said = refused(lambda: toy(folder))
-            if not ok or str(run.folder / name) not in said or "rerun=true" not in said:
-                wrong.append(f"{what}: {said}")
-            again = toy(folder, rerun=True)
-            if read_run(again).state != "finished" or not list(again.glob(f"backup_*/*{name}")):
-                wrong.append(f"{what}: rerun")
+            ok, message = check_rejection(lambda: make_finished_run(folder))
+            if not ok or str(run.folder / name) not in message or "rerun=true" not in message:
+                failures.append(f"{fault}: {message}")
+            second = make_finished_run(folder, rerun=True)
+            if read_run(second).state != "finished" or not list(second.glob(f"backup_*/*{name}")):
+                failures.append(f"{fault}: rerun")
             (run.folder / "status.json").unlink()
-        return not wrong, "; ".join(wrong) or said
+        return not failures, "; ".join(failures) or message
 
 
-@attack("status.json is a directory, a FIFO's place, a link in a circle, /dev/zero", "unreadable, told, others listed")
+@attack("status.json is a directory, a circular link, /dev/zero", "reported as unreadable, other runs listed")
 def _(folder: Path) -> tuple[bool, str]:
     folders = []
     for i in range(4):
-        shutil.copytree(toy(folder / "one"), folder / "outputs" / "study" / "defaults-00000000" / f"s{i}")
+        shutil.copytree(make_finished_run(folder / "one"), folder / "outputs" / "study" / "defaults-00000000" / f"s{i}")
         folders.append(folder / "outputs" / "study" / "defaults-00000000" / f"s{i}")
-    for each in folders[:3]:
-        (each / "status.json").unlink()
+    for run_folder in folders[:3]:
+        (run_folder / "status.json").unlink()
     (folders[0] / "status.json").mkdir()
     (folders[1] / "status.json").symlink_to("status.json")
     (folders[2] / "status.json").symlink_to("/dev/zero")
-    code, said = command(folder, "status", "outputs", name="llmrl-sweep")
-    held = code == 1 and "3 unreadable, 1 finished" in said and "Traceback" not in said
-    return held, next((line for line in said.splitlines() if "unreadable" in line), last(said)).strip()
+    code, message = run_command(folder, "status", "outputs", name="llmrl-sweep")
+    passed = code == 1 and "3 unreadable, 1 finished" in message and "Traceback" not in message
+    line = next((line for line in message.splitlines() if "unreadable" in line), get_last_lines(message))
+    return passed, line.strip()
 
 
-@attack("metrics of odd types in a running run's rows", "llmrl-sweep status shows the rest")
+@attack("metrics of invalid types", "llmrl-sweep status shows the other metrics")
 def _(folder: Path) -> tuple[bool, str]:
-    run = toy(folder / "outputs")
+    run = make_finished_run(folder / "outputs")
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"usage/llm_cost": "free", "usage/llm_calls": [1], "principal/objective": {"a": 1}}\n')
         file.write(b'"a text"\n[["a", 1]]\n[' + b"[" * 5000 + b"\n\xff\xfe\n")
-    code, said = command(folder, "status", "outputs", name="llmrl-sweep")
-    return code == 0 and "1 finished" in said and "Traceback" not in said, last(said)
+    code, message = run_command(folder, "status", "outputs", name="llmrl-sweep")
+    return code == 0 and "1 finished" in message and "Traceback" not in message, get_last_lines(message)
 
 
-@attack("a report over runs with 6 kinds of damage", "a report of the whole ones; the damaged are named")
+@attack("a report of runs with 7 types of corruption", "a report of the valid runs")
 def _(folder: Path) -> tuple[bool, str]:
     from run_folders import write_run
 
@@ -304,28 +325,29 @@ def _(folder: Path) -> tuple[bool, str]:
     (runs[4] / "results.json").write_bytes(b'{"per_episode": {"return": "x"}, "learned": 1, "carried": 7}')
     (runs[5] / "llm_calls.jsonl").write_bytes(b'{"cost": "x", "prompt_tokens": []}\n\xff\n{"cost": -5}\n')
     (runs[6] / "training_episodes.tsv").write_bytes(b"# {\xff}\n\xff\n\xff\n")
-    code, said = command(folder, "outputs", "--no-figures", name="llmrl-report")
-    return code == 0 and "Traceback" not in said and (folder / "outputs/report/report.html").exists(), last(said)
+    code, message = run_command(folder, "outputs", "--no-figures", name="llmrl-report")
+    has_report = (folder / "outputs/report/report.html").exists()
+    return code == 0 and "Traceback" not in message and has_report, get_last_lines(message)
 
 
-@attack("a finished run evaluated with a config.yaml of zeros, then truncated checkpoints", "clear errors, code 1")
+@attack("an evaluation with a config.yaml of zeros, then truncated checkpoints", "clear errors, code 1")
 def _(folder: Path) -> tuple[bool, str]:
-    run = toy(folder / "outputs")
+    run = make_finished_run(folder / "outputs")
     config = (run / "config.yaml").read_bytes()
-    seen = []
+    observed = []
     (run / "config.yaml").write_bytes(bytes(200))
-    code, said = command(folder, str(run), name="llmrl-evaluate")
-    seen.append(last(said))
-    held = code == 1 and "Traceback" not in said and "config.yaml" in said
+    code, message = run_command(folder, str(run), name="llmrl-evaluate")
+    observed.append(get_last_lines(message))
+    passed = code == 1 and "Traceback" not in message and "config.yaml" in message
     (run / "config.yaml").write_bytes(config)
     for path in run.glob("checkpoints/*.pt"):
         path.write_bytes(path.read_bytes()[:100])
-    code, said = command(folder, str(run), name="llmrl-evaluate")
-    held &= code == 1 and "Traceback" not in said and "damaged" in said
-    return held, " // ".join([*seen, last(said)])
+    code, message = run_command(folder, str(run), name="llmrl-evaluate")
+    passed &= code == 1 and "Traceback" not in message and "damaged" in message
+    return passed, " // ".join([*observed, get_last_lines(message)])
 
 
-@attack("200 checkpoints of random pickles, whose digests are right", "CheckpointError each, no code run")
+@attack("200 checkpoints of random bytes with valid digests", "CheckpointError for each, no code executed")
 def _(folder: Path) -> tuple[bool, str]:
     import random
 
@@ -338,13 +360,13 @@ def _(folder: Path) -> tuple[bool, str]:
         path.write_bytes(data + MAGIC + hashlib.sha256(data).digest())
         try:
             CheckpointStore(folder).load_newest()
-            return False, f"believed {data!r}"
+            return False, f"accepted {data!r}"
         except CheckpointError as error:
             kinds.add(type(error).__name__)
-    return True, f"200 refused as {kinds}"
+    return True, f"200 rejected with {kinds}"
 
 
-@attack("resuming where metrics.jsonl is not UTF-8", "an error with the file; rerun=true goes on")
+@attack("resuming with a metrics.jsonl that is not UTF-8", "an error with the path; rerun=true works")
 def _(folder: Path) -> tuple[bool, str]:
     from llmrl.run.run import Run
 
@@ -353,15 +375,15 @@ def _(folder: Path) -> tuple[bool, str]:
         run.checkpoint(1, {"i": 1})
         raise ZeroDivisionError
     (run.folder / "metrics.jsonl").write_bytes(b'{"kind": "\xc3\x28"}\n')
-    held, said = refused(lambda: toy(folder))
-    toy(folder, rerun=True)
-    return held and "metrics.jsonl" in said and "rerun=true" in said, said
+    passed, message = check_rejection(lambda: make_finished_run(folder))
+    make_finished_run(folder, rerun=True)
+    return passed and "metrics.jsonl" in message and "rerun=true" in message, message
 
 
-# Run folders that somebody else has made
+# Manipulated run folders
 
 
-def interrupted(root: Path) -> Path:
+def make_interrupted_run(root: Path) -> Path:
     """Create a run that stopped after its first checkpoint."""
     from llmrl.run.run import Run
 
@@ -372,78 +394,79 @@ def interrupted(root: Path) -> Path:
     return run.folder
 
 
-LINKED = (
+LINK_NAMES = (
     *("metrics.jsonl", "training_episodes.tsv", "run.log", "llm_calls.jsonl", "episodes.jsonl", ".events.tmp"),
     *("provenance.json", "config.yaml", "summary.json", "results.json", "owner.json", "status.json"),
     *("checkpoints", "checkpoints/checkpoint_000000001.pt", "episodes", "episodes/0/frames", "trajectories"),
     *("sources", "sources.partial", "loggers", "loggers/wandb", "llm_images", "backup.partial"),
 )
 
-for where in ("a file", "a folder", "nowhere"):
+for place in ("a file", "a folder", "nowhere"):
 
-    @attack(f"{len(LINKED)} names of a run folder as links to {where}", "refused or replaced, on resume and rerun")
-    def _(folder: Path, where: str = where) -> tuple[bool, str]:
+    @attack(f"{len(LINK_NAMES)} paths of a run folder as links to {place}", "rejected or replaced, on resume and rerun")
+    def _(folder: Path, place: str = place) -> tuple[bool, str]:
         from llmrl.run import ownership
 
         ownership._EMPTY_GRACE_S = 0.0
-        precious = folder / "precious"
+        outside = folder / "outside"
         for name in ("file", "checkpoint_000000009.pt", ".checkpoint_x.tmp", "7.npz", "0/frames/000000.png"):
-            (precious / name).parent.mkdir(parents=True, exist_ok=True)
-            (precious / name).write_text("years of work\n")
-        before = {path: path.read_text() for path in precious.rglob("*") if path.is_file()}
-        target = {"a file": precious / "file", "a folder": precious, "nowhere": precious / "new"}[where]
-        wrong, ends = [], []
-        for i, name in enumerate(LINKED):
+            (outside / name).parent.mkdir(parents=True, exist_ok=True)
+            (outside / name).write_text("content\n")
+        contents = {path: path.read_text() for path in outside.rglob("*") if path.is_file()}
+        target = {"a file": outside / "file", "a folder": outside, "nowhere": outside / "new"}[place]
+        failures, outcomes = [], []
+        for i, name in enumerate(LINK_NAMES):
             for rerun in (False, True):
                 root = folder / f"{i}_{rerun}"
-                path = interrupted(root) / name
+                path = make_interrupted_run(root) / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if path.is_dir():
                     shutil.rmtree(path)
                 path.unlink(missing_ok=True)
                 path.symlink_to(target)
-                held, said = refused(lambda root=root, rerun=rerun: toy(root, rerun=rerun))
-                ends.append(held)
-                if not held and not said.startswith("went on"):
-                    wrong.append(f"{name}: {said}")
-                if before != {path: path.read_text() for path in precious.rglob("*") if path.is_file()}:
-                    return False, f"{name}, rerun={rerun}: something outside has changed"
-        return not wrong, "; ".join(wrong) or f"{sum(ends)} of {len(ends)} refused, nothing outside has changed"
+                passed, message = check_rejection(lambda root=root, rerun=rerun: make_finished_run(root, rerun=rerun))
+                outcomes.append(passed)
+                if not passed and not message.startswith("no error"):
+                    failures.append(f"{name}: {message}")
+                if contents != {path: path.read_text() for path in outside.rglob("*") if path.is_file()}:
+                    return False, f"{name}, rerun={rerun}: a file outside of the run has changed"
+        summary = f"{sum(outcomes)} of {len(outcomes)} rejected, no file outside of the run has changed"
+        return not failures, "; ".join(failures) or summary
 
 
-@attack("metrics.jsonl is a link to a thesis where a real command goes on", "one message, the thesis is whole")
+@attack("metrics.jsonl is a link to another file when a command resumes", "one message, the file is unchanged")
 def _(folder: Path) -> tuple[bool, str]:
-    code, said = command(folder, *SMALL)
+    code, message = run_command(folder, *SMALL)
     run = next(folder.rglob("config.yaml")).parent
-    (folder / "thesis").write_text("years of work\n")
+    (folder / "other_file").write_text("content\n")
     for name in ("status.json", "metrics.jsonl"):
         (run / name).unlink()
     shutil.rmtree(run / "checkpoints")
-    (run / "metrics.jsonl").symlink_to(folder / "thesis")
-    again, said = command(folder, *SMALL)
-    held = code == 0 and again == 1 and plain(said) and "metrics.jsonl" in said
-    return held and (folder / "thesis").read_text() == "years of work\n", last(said)
+    (run / "metrics.jsonl").symlink_to(folder / "other_file")
+    second, message = run_command(folder, *SMALL)
+    passed = code == 0 and second == 1 and is_llmrl_message(message) and "metrics.jsonl" in message
+    return passed and (folder / "other_file").read_text() == "content\n", get_last_lines(message)
 
 
-@attack("status.json of an unfinished run says finished, result 99", "refused; goes on from its checkpoint without it")
+@attack("status.json of an unfinished run contains finished and result 99", "rejected; resumes without this file")
 def _(folder: Path) -> tuple[bool, str]:
-    run = interrupted(folder)
+    run = make_interrupted_run(folder)
     content = json.loads((run / "status.json").read_text())
     (run / "status.json").write_text(json.dumps({**content, "state": "finished", "result": 99.0}))
-    held, said = refused(lambda: toy(folder))
+    passed, message = check_rejection(lambda: make_finished_run(folder))
     (run / "status.json").unlink()
-    toy(folder)
+    make_finished_run(folder)
     result = json.loads((run / "status.json").read_text())["result"]
-    return held and "summary.json" in said and result == 1.0, said
+    return passed and "summary.json" in message and result == 1.0, message
 
 
-# Files that go away
+# Files that disappear
 
 
-for what in ("unlinked", "replaced", "truncated", "moved and linked back"):
+for fault in ("unlinked", "replaced", "truncated", "moved and linked back"):
 
-    @attack(f"metrics.jsonl {what} while the run goes on", "failed, and rerun=true is named")
-    def _(folder: Path, what: str = what) -> tuple[bool, str]:
+    @attack(f"metrics.jsonl {fault} during the run", "failed, the message contains rerun=true")
+    def _(folder: Path, fault: str = fault) -> tuple[bool, str]:
         from llmrl.core.errors import RunFolderError
         from llmrl.run.run import Run
         from llmrl.run.status import read_status
@@ -452,11 +475,11 @@ for what in ("unlinked", "replaced", "truncated", "moved and linked back"):
             with Run.open(folder, "toys", {"env": "toy"}, [], 0) as run:
                 run.metrics.log("update", "updates", {"loss": 1.0}, updates=1)
                 path = run.folder / "metrics.jsonl"
-                if what == "unlinked":
+                if fault == "unlinked":
                     path.unlink()
-                elif what == "truncated":
+                elif fault == "truncated":
                     os.truncate(path, 3)
-                elif what == "replaced":
+                elif fault == "replaced":
                     shutil.copy(path, f"{path}.new")
                     Path(f"{path}.new").replace(path)
                 else:
@@ -469,29 +492,29 @@ for what in ("unlinked", "replaced", "truncated", "moved and linked back"):
         return False, "finished"
 
 
-@attack("the run folder is removed under a running command", "one message, exit code 1")
+@attack("the run folder is removed during a command", "one message, exit code 1")
 def _(folder: Path) -> tuple[bool, str]:
     stop = threading.Event()
 
-    def remover() -> None:
+    def remove_run() -> None:
         while not stop.is_set():
-            for each in folder.rglob("checkpoint_*.pt"):
-                shutil.rmtree(each.parents[1], ignore_errors=True)
+            for path in folder.rglob("checkpoint_*.pt"):
+                shutil.rmtree(path.parents[1], ignore_errors=True)
                 return
             time.sleep(0.01)
 
-    thread = threading.Thread(target=remover)
+    thread = threading.Thread(target=remove_run)
     thread.start()
-    code, said = command(folder, *SMALL, "design.steps=3000")
+    code, message = run_command(folder, *SMALL, "design.steps=3000")
     stop.set()
     thread.join()
-    return code == 1 and plain(said), last(said)
+    return code == 1 and is_llmrl_message(message), get_last_lines(message)
 
 
 # Disks
 
 
-@attack("a tmpfs of 300 kB under the outputs of a real command", "failed, room named, nothing half-written, resumes")
+@attack("outputs on a tmpfs of 300 kB", "failed with the free space, no temporary files, resumes")
 def _(folder: Path) -> tuple[bool, str]:
     disk = folder / "disk"
     disk.mkdir()
@@ -499,17 +522,24 @@ def _(folder: Path) -> tuple[bool, str]:
         return True, "no file system can be mounted here"
     try:
         overrides = (*SMALL, "design.steps=300", f"output_root={disk}/outputs")
-        code, said = command(folder, *overrides)
-        left = [path.name for path in disk.rglob("*.tmp")]
-        held = code == 1 and plain(said) and "No space left on device" in said and "MB are free in" in said and not left
+        code, message = run_command(folder, *overrides)
+        remaining = [path.name for path in disk.rglob("*.tmp")]
+        passed = (
+            code == 1
+            and is_llmrl_message(message)
+            and "No space left on device" in message
+            and "MB are free in" in message
+            and not remaining
+        )
         subprocess.run(["mount", "-o", "remount,size=60m", str(disk)], check=True)
-        again, said_2 = command(folder, *overrides)
-        return held and again == 0, f"{last(said)}; left {left}; again {again} {'' if again == 0 else last(said_2)}"
+        second, second_message = run_command(folder, *overrides)
+        ending = "" if second == 0 else get_last_lines(second_message)
+        return passed and second == 0, f"{get_last_lines(message)}; remaining {remaining}; second {second} {ending}"
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-@attack("a tmpfs of 12 inodes under the outputs of a real command", "failed, inodes named, resumes")
+@attack("outputs on a tmpfs of 12 inodes", "failed with a message about inodes, resumes")
 def _(folder: Path) -> tuple[bool, str]:
     disk = folder / "disk"
     disk.mkdir()
@@ -518,16 +548,17 @@ def _(folder: Path) -> tuple[bool, str]:
         return True, "no file system can be mounted here"
     try:
         overrides = (*SMALL, f"output_root={disk}/outputs")
-        code, said = command(folder, *overrides)
-        held = code == 1 and plain(said) and "inodes" in said and "MB are free" not in said
+        code, message = run_command(folder, *overrides)
+        passed = code == 1 and is_llmrl_message(message) and "inodes" in message and "MB are free" not in message
         subprocess.run(["mount", "-o", "remount,nr_inodes=1000", str(disk)], check=True)
-        again, said_2 = command(folder, *overrides)
-        return held and again == 0, f"{last(said)}; again {again} {'' if again == 0 else last(said_2)}"
+        second, second_message = run_command(folder, *overrides)
+        ending = "" if second == 0 else get_last_lines(second_message)
+        return passed and second == 0, f"{get_last_lines(message)}; second {second} {ending}"
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-@attack("a full tmpfs under 6 writers of files", "a clear error each, and an empty folder")
+@attack("6 writers of files on a full tmpfs", "a clear error for each, no partial files")
 def _(folder: Path) -> tuple[bool, str]:
     import numpy as np
     import torch
@@ -560,46 +591,49 @@ def _(folder: Path) -> tuple[bool, str]:
             lambda: save_video(noise, disk, "film", 4.0),
             lambda: Ownership(disk),
         ]
-        seen = [refused(trial) for trial in trials]
-        left = sorted(path.name for path in disk.rglob("*") if path.is_file())
-        whole = (disk / "keep").read_text() == "kept" and left == ["filler", "keep"]
-        told = sum("MB are free" in text for _, text in seen)
-        return whole and all(ok for ok, _ in seen) and told == len(seen), f"left {left}; {told} told; {seen[-2][1]}"
+        observed = [check_rejection(trial) for trial in trials]
+        remaining = sorted(path.name for path in disk.rglob("*") if path.is_file())
+        is_unchanged = (disk / "keep").read_text() == "kept" and remaining == ["filler", "keep"]
+        n_free = sum("MB are free" in text for _, text in observed)
+        passed = is_unchanged and all(ok for ok, _ in observed) and n_free == len(observed)
+        return passed, f"remaining {remaining}; {n_free} messages with the free space; {observed[-2][1]}"
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-@attack("files may not grow beyond 30 kB (ulimit -f) in a real command", "failed, ulimit named, no tmp left")
+@attack("a limit of 30 kB per file (ulimit -f)", "failed with a message about ulimit, no temporary files")
 def _(folder: Path) -> tuple[bool, str]:
     script = f"trap '' XFSZ; ulimit -f 30; exec {BIN}/llmrl-train {' '.join(SMALL)} design.steps=3000"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
-    left = [path.name for path in folder.rglob("*.tmp")]
-    held = done.returncode == 1 and plain(done.stderr) and "ulimit -f" in done.stderr and not left
-    return held, f"{last(done.stderr)}; left {left}"
+    process = subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
+    remaining = [path.name for path in folder.rglob("*.tmp")]
+    passed = (
+        process.returncode == 1 and is_llmrl_message(process.stderr) and "ulimit -f" in process.stderr and not remaining
+    )
+    return passed, f"{get_last_lines(process.stderr)}; remaining {remaining}"
 
 
-@attack("a run's log on a full disk", "one line on the terminal, no traceback of the logging library")
+@attack("the log of a run on a full disk", "one line on the terminal, no traceback of the logging library")
 def _(folder: Path) -> tuple[bool, str]:
     import logging
 
     from full_disk import limit_file_size
     from llmrl.run.log_file import LogFile
 
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), limit_file_size(0):
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr), limit_file_size(0):
         log = LogFile(folder)
         for i in range(5):
             log.write(logging.getLogger("llmrl.attack"), logging.ERROR, f"line {i}")
         log.close()
-    text = said.getvalue()
+    text = stderr.getvalue()
     return "Traceback" not in text and 1 <= text.count("cannot be written") <= 2, text.strip()
 
 
 # Language models
 
 
-@attack("a server that counts -1e6 tokens in every reply, over HTTP", "unknown, told once, nothing is won back")
+@attack("a server that reports -1e6 tokens", "unknown usage, the budget never increases")
 def _(folder: Path) -> tuple[bool, str]:
     import fake_openai_server
     from llmrl.core.records import ChatRequest
@@ -620,7 +654,7 @@ def _(folder: Path) -> tuple[bool, str]:
     return spent == sorted(spent) and all(cost >= 0 for cost, _ in spent), f"spent {spent}"
 
 
-@attack("1000 kept replies with one byte flipped", "a reply as it was, or asked anew; never an error")
+@attack("1000 cached replies with one modified byte", "a valid reply or a cache miss, no errors")
 def _(folder: Path) -> tuple[bool, str]:
     import logging
     import random
@@ -629,25 +663,25 @@ def _(folder: Path) -> tuple[bool, str]:
     from llmrl.llms.cache import Cache
 
     logging.getLogger("llmrl.llms.cache").setLevel(logging.ERROR)
-    cache, draws, anew = Cache(folder), random.Random(0), 0
+    cache, draws, n_misses = Cache(folder), random.Random(0), 0
     reply = ChatReply("yes\nno", 11, 7, 3, 0.25, 1.5, "stop")
     cache.put("ab" * 32, {}, ChatRequest(()), reply)
     [path] = folder.rglob("*.json")
-    whole = path.read_bytes()
+    original = path.read_bytes()
     for _ in range(1000):
-        data = bytearray(whole)
+        data = bytearray(original)
         data[draws.randrange(len(data))] = draws.randrange(256)
         path.write_bytes(bytes(data))
         found = cache.get("ab" * 32)
         if found is None:
-            anew += 1
+            n_misses += 1
         elif find_impossible_fields(found):
-            return False, f"believed {found}"
+            return False, f"accepted {found}"
     cache.put("ab" * 32, {}, ChatRequest(()), reply)
-    return True, f"{anew} asked anew, {1000 - anew} read"
+    return True, f"{n_misses} misses, {1000 - n_misses} read"
 
 
-@attack("a log of calls with costs below zero and texts for counts", "totals unknown, never lower")
+@attack("a call log with negative costs and texts instead of counts", "unknown totals")
 def _(folder: Path) -> tuple[bool, str]:
     from llmrl.analysis.llm_calls import read_run_totals
 
@@ -661,7 +695,7 @@ def _(folder: Path) -> tuple[bool, str]:
 # Sweeps
 
 
-def launched(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+def launch_sweep(folder: Path, *overrides: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [str(BIN / "llmrl-train"), "--multirun", *SMALL, *overrides],
         cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -669,44 +703,50 @@ def launched(folder: Path, *overrides: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def states(folder: Path) -> list[str]:
+def query_states(folder: Path) -> list[str]:
     from llmrl.sweeps.run_control import query_run_records
 
     return sorted(r.state for r in query_run_records(folder / "outputs")) if (folder / "outputs").exists() else []
 
 
-def until(condition: Callable[[], bool], seconds: float = 90) -> None:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
+def wait_until(condition: Callable[[], bool], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
-for how, expected in (("Ctrl-C", "stopped"), ("llmrl-sweep cancel", "preempted"), ("kill -9 of the launcher", "lost")):
+for method, expected in (
+    ("Ctrl-C", "stopped"),
+    ("llmrl-sweep cancel", "preempted"),
+    ("kill -9 of the launcher", "lost"),
+):
 
-    @attack(f"{how} on a sweep of which one run runs and two wait", "who waits is canceled; lost after kill -9 alone")
-    def _(folder: Path, how: str = how, expected: str = expected) -> tuple[bool, str]:
-        process = launched(folder, "design.steps=100000", "seed=0,1,2", "hardware.parallel=1")
-        until(lambda: "running" in states(folder))
-        if how == "Ctrl-C":
+    @attack(
+        f"{method} on a sweep with one running and two pending runs", "pending runs canceled, or lost after kill -9"
+    )
+    def _(folder: Path, method: str = method, expected: str = expected) -> tuple[bool, str]:
+        process = launch_sweep(folder, "design.steps=100000", "seed=0,1,2", "hardware.parallel=1")
+        wait_until(lambda: "running" in query_states(folder))
+        if method == "Ctrl-C":
             os.killpg(process.pid, signal.SIGINT)
-        elif how == "llmrl-sweep cancel":
-            command(folder, "cancel", "outputs", name="llmrl-sweep")
+        elif method == "llmrl-sweep cancel":
+            run_command(folder, "cancel", "outputs", name="llmrl-sweep")
         else:
             process.kill()
         _, err = process.communicate(timeout=90) if expected != "lost" else ("", "")
-        seen = states(folder)
+        observed = query_states(folder)
         if expected == "lost":
             process.wait()
-            seen = states(folder)
-            command(folder, "cancel", "outputs", name="llmrl-sweep")
-            until(lambda: "running" not in states(folder) and not list(folder.rglob("owner.json")))
-            time.sleep(1)  # its process leaves after it has let go of the folder
-            return seen == ["lost", "lost", "running"] and "Traceback" not in err, str(seen)
-        held = seen == sorted(["canceled", "canceled", expected]) and "Traceback" not in err
-        return held, f"{seen}, exit code {process.returncode}"
+            observed = query_states(folder)
+            run_command(folder, "cancel", "outputs", name="llmrl-sweep")
+            wait_until(lambda: "running" not in query_states(folder) and not list(folder.rglob("owner.json")))
+            time.sleep(1)  # the process exits after it has released the folder
+            return observed == ["lost", "lost", "running"] and "Traceback" not in err, str(observed)
+        passed = observed == sorted(["canceled", "canceled", expected]) and "Traceback" not in err
+        return passed, f"{observed}, exit code {process.returncode}"
 
 
-@attack("llmrl-sweep cancel of job ids that are options, and of a bystander's process", "not reached, not signaled")
+@attack("llmrl-sweep cancel with options as job IDs, and with an unrelated process", "not reached, not signaled")
 def _(folder: Path) -> tuple[bool, str]:
     from llmrl.run import ownership
     from llmrl.run.queued import LaunchRecord
@@ -717,32 +757,33 @@ def _(folder: Path) -> tuple[bool, str]:
         script = folder / "bin" / name
         script.write_text(f'#!/bin/sh\necho "$@" >> {folder}/{name}.asked\nprintf "{text}"\n')
         script.chmod(0o755)
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    other_process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        machine, start = ownership.get_machine_id(), ownership.get_process_start(bystander.pid) or ""
+        machine, start = ownership.get_machine_id(), ownership.get_process_start(other_process.pid) or ""
         slurm = "llmrl.sweeps.backends.slurm_submission.Slurm"
         for i, job_id in enumerate(("--user=root", "--state=RUNNING", "1 2", "1_[0-9]", "")):
             run = folder / "outputs" / "study" / "defaults-00000000" / f"s{i}"
             run.mkdir(parents=True)
             LaunchRecord(
-                slurm if job_id else "", 0, job_id, machine, bystander.pid, start, "here", str(folder), "", "elsewhere",
-                "ada", 0.0, "", [],
+                slurm if job_id else "", 0, job_id, machine, other_process.pid, start, "here", str(folder), "",
+                "elsewhere", "ada", 0.0, "", [],
             ).write(run)  # fmt: skip
-        owned = folder / "outputs" / "study" / "defaults-00000000" / "s9"
-        owned.mkdir()
-        Status("running", pid=bystander.pid).write(owned)
-        owner = ownership.Owner("here", machine, bystander.pid, start, 1, "", 0, "token")
-        (owned / "owner.json").write_text(json.dumps(vars(owner)))
+        owned_run = folder / "outputs" / "study" / "defaults-00000000" / "s9"
+        owned_run.mkdir()
+        Status("running", pid=other_process.pid).write(owned_run)
+        owner = ownership.Owner("here", machine, other_process.pid, start, 1, "", 0, "token")
+        (owned_run / "owner.json").write_text(json.dumps(vars(owner)))
         path = f"{folder / 'bin'}:{os.environ['PATH']}"
-        code, said = command(folder, "cancel", "outputs", name="llmrl-sweep", PATH=path)
-        held = code == 1 and said.count("not reached") == 6 and "Traceback" not in said
-        return held and not (folder / "scancel.asked").exists() and bystander.poll() is None, last(said)
+        code, message = run_command(folder, "cancel", "outputs", name="llmrl-sweep", PATH=path)
+        passed = code == 1 and message.count("not reached") == 6 and "Traceback" not in message
+        passed &= not (folder / "scancel.asked").exists() and other_process.poll() is None
+        return passed, get_last_lines(message)
     finally:
-        bystander.kill()
-        bystander.wait()
+        other_process.kill()
+        other_process.wait()
 
 
-@attack("SLURM's accounts of arrays that were canceled, in 5 spellings", "canceled for tasks that never began")
+@attack("IDs of canceled SLURM arrays in 5 formats", "expanded to the IDs of their tasks")
 def _(folder: Path) -> tuple[bool, str]:
     from llmrl.sweeps.backends.slurm_submission import expand_array_job_ids
 
@@ -752,4 +793,4 @@ def _(folder: Path) -> tuple[bool, str]:
 
 
 if __name__ == "__main__":
-    main("Errors: injected faults and corrupted run folders")
+    main("Injected faults and corrupted run folders")

@@ -1,8 +1,8 @@
-"""Attacks on readers of replies: what a model may write to end a run, slow it down, or make it look well.
+"""Robustness of reply parsers to malformed and slow-to-parse replies, and handling of invalid replies in runs.
 
     python scripts/attacks/replies.py [words of an attack's name]
 
-Runs are real ones in this process (`run_and_print`), models are real servers on 127.0.0.1 or the scripted one.
+Runs are executed in this process (`run_and_print`). Models are HTTP servers on 127.0.0.1, or the scripted model.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ HUGE = "9" * 6000
 
 
 class Server:
-    """A chat server that says `text`, or what `text` returns for the last message."""
+    """Chat server that replies with a fixed text, or with a function of the last message."""
 
     def __init__(self, text: str | Callable[[str], str]) -> None:
-        said = text if callable(text) else lambda message: text
-        self.asked = 0
+        get_text = text if callable(text) else lambda message: text
+        self.n_requests = 0
         server = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -48,14 +48,14 @@ class Server:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                server.asked += 1
-                reply = {"content": said(body["messages"][-1]["content"])}
+                server.n_requests += 1
+                reply = {"content": get_text(body["messages"][-1]["content"])}
                 usage = {"prompt_tokens": 5, "completion_tokens": 5}
-                answer = json.dumps({"choices": [{"message": reply, "finish_reason": "stop"}], "usage": usage})
+                response = json.dumps({"choices": [{"message": reply, "finish_reason": "stop"}], "usage": usage})
                 self.send_response(200)
-                self.send_header("content-length", str(len(answer)))
+                self.send_header("content-length", str(len(response)))
                 self.end_headers()
-                self.wfile.write(answer.encode())
+                self.wfile.write(response.encode())
 
             def do_GET(self) -> None:
                 self.send_response(200)
@@ -94,97 +94,109 @@ def compose(*overrides: str) -> dict[str, Any]:
         return plain
 
 
-def tried(folder: Path, *overrides: str) -> tuple[str, str]:
-    """Return how a run ended (finished, or the name of its exception), and its output or error message."""
+def run_experiment(folder: Path, *overrides: str) -> tuple[str, str]:
+    """Run an experiment.
+
+    Returns:
+        `finished` and the output, or the name of the exception and its message.
+    """
     from llmrl.experiment.experiment import Experiment
     from llmrl.experiment.run_job import run_and_print
 
-    shown = io.StringIO()
-    all_ = [*overrides, f"output_root={folder}"]
+    output = io.StringIO()
+    arguments = [*overrides, f"output_root={folder}"]
     try:
-        with contextlib.redirect_stdout(shown):
-            run_and_print(Experiment(compose(*all_), all_))
-    except Exception as error:  # what it is, is the question
+        with contextlib.redirect_stdout(output):
+            run_and_print(Experiment(compose(*arguments), arguments))
+    except Exception as error:  # the type of the error is part of the observation
         return type(error).__name__, str(error)
-    return "finished", shown.getvalue()
+    return "finished", output.getvalue()
 
 
-def run_folder(root: Path) -> Path:
+def find_run_folder(root: Path) -> Path:
     [folder] = {path.parent for path in root.rglob("config.yaml")}
     return folder
 
 
-def calls_of(root: Path) -> list[dict[str, Any]]:
+def read_run_calls(root: Path) -> list[dict[str, Any]]:
     from llmrl.llms.call_log import read_calls
 
-    return list(read_calls(run_folder(root) / "llm_calls.jsonl"))
+    return list(read_calls(find_run_folder(root) / "llm_calls.jsonl"))
 
 
-def writable(root: Path) -> bool:
-    """Return whether all text files of a run are UTF-8 without surrogates, escaped or not."""
-    for path in run_folder(root).rglob("*.json*"):
+def check_encoding(root: Path) -> bool:
+    """Check that all text files of a run are UTF-8 without surrogates, escaped or not; return True.
+
+    Raises:
+        UnicodeError: a file is not valid.
+    """
+    for path in find_run_folder(root).rglob("*.json*"):
         for line in path.read_text(encoding="utf-8").splitlines():
             with contextlib.suppress(ValueError):
                 json.dumps(json.loads(line), ensure_ascii=False).encode()
     return True
 
 
-ODD = {
-    "half a surrogate pair in a JSON escape": '{"reflection": "\\ud800", "action": "\\udc00", "plan": "\\ud800"}',
+MALFORMED_REPLIES = {
+    "lone surrogates in JSON escapes": '{"reflection": "\\ud800", "action": "\\udc00", "plan": "\\ud800"}',
     "a number of 6,000 digits": f'{{"action": {HUGE}, "params": [{HUGE}], "plan": {HUGE}, "reflection": ""}}',
     "6,000 digits in a string": f'{{"action": "{HUGE}", "params": ["{HUGE}"], "plan": ["{HUGE}"], "reflection": "x"}}',
     "100,000 brackets": '{"action": ' + "[" * 100_000,
     "900 closed brackets": '{"reflection": "x", "action": ' + "[" * 900 + "]" * 900 + "}",
-    "exponents beyond every float": '{"action": 1e999999, "params": [1e999999, -1e999999], "reflection": "x"}',
+    "exponents beyond the range of floats": '{"action": 1e999999, "params": [1e999999, -1e999999], "reflection": "x"}',
     "NUL and escape characters": '{"reflection": "\\u0000\\u001b[2J", "action": "\\u0000"}\x00\x1b[2J',
 }  # fmt: skip
 
 
-def odd_everywhere(text: str) -> Callable[[Path], tuple[bool, str]]:
-    """Send the same invalid reply to a principal, a search, a player and a teacher, each run twice over one cache."""
+def make_malformed_reply_trial(text: str) -> Callable[[Path], tuple[bool, str]]:
+    """Return a trial that sends an invalid reply to a principal, a search, a player and a teacher."""
 
     def trial(folder: Path) -> tuple[bool, str]:
-        ends = []
+        outcomes = []
         with Server(text) as server:
             for name, overrides in (("design", GAME), ("search", SEARCH), ("play", PLAY), ("learn", ROOMS)):
-                short = {"design": "design.steps=1", "search": "search.iterations=1", "play": "play.episodes=1"}
-                more = [short[name]] if name in short else ["learn.env_steps=20"]
-                command = (*overrides, *more, *server.model, "llm.max_invalid=null")
-                end, said = tried(folder / name, *command)
-                ends.append(end if end == "finished" else f"{name}: {end} {said[:60]}")
-                if end == "finished":
-                    calls = calls_of(folder / name)
-                    ends += [] if calls and all(call["valid"] is False for call in calls) else [f"{name}: not logged"]
-                    writable(folder / name)
-        return set(ends) == {"finished"}, ", ".join(sorted(set(ends)))
+                size_options = {"design": "design.steps=1", "search": "search.iterations=1", "play": "play.episodes=1"}
+                extra = [size_options[name]] if name in size_options else ["learn.env_steps=20"]
+                command = (*overrides, *extra, *server.model, "llm.max_invalid=null")
+                outcome, message = run_experiment(folder / name, *command)
+                outcomes.append(outcome if outcome == "finished" else f"{name}: {outcome} {message[:60]}")
+                if outcome == "finished":
+                    calls = read_run_calls(folder / name)
+                    outcomes += (
+                        [] if calls and all(call["valid"] is False for call in calls) else [f"{name}: not logged"]
+                    )
+                    check_encoding(folder / name)
+        return set(outcomes) == {"finished"}, ", ".join(sorted(set(outcomes)))
 
     return trial
 
 
-for _name, _text in ODD.items():
-    attack(f"{_name}, to a principal, a search, a player and a teacher", "invalid replies, all runs go on")(
-        odd_everywhere(_text)
+for _name, _text in MALFORMED_REPLIES.items():
+    attack(f"{_name}, to a principal, a search, a player and a teacher", "invalid replies, all runs finish")(
+        make_malformed_reply_trial(_text)
     )
 
 
-@attack("half a pair in the reflection and the lesson of a good reply", "cleaned: remembered, sent and written")
+@attack("lone surrogates in the reflection and the lesson of a valid reply", "removed in memory, requests and files")
 def _(folder: Path) -> tuple[bool, str]:
-    good = json.dumps({"reflection": "\ud800", "action": 0, "lesson": "keep \udfff"})
-    with Server(good) as server:
+    valid_reply = json.dumps({"reflection": "\ud800", "action": 0, "lesson": "keep \udfff"})
+    with Server(valid_reply) as server:
         game = ("env=cartpole", "env.n_envs=1", "env.horizon=4", "agent=llm_player", "agent.lessons=1")
-        end, said = tried(folder, *game, "play.episodes=3", *server.model)
-    valid = [call["valid"] for call in calls_of(folder)]
-    return end == "finished" and all(valid) and writable(folder), f"{end} {said[:60] if end != 'finished' else ''}"
+        outcome, message = run_experiment(folder, *game, "play.episodes=3", *server.model)
+    valid = [call["valid"] for call in read_run_calls(folder)]
+    passed = outcome == "finished" and all(valid) and check_encoding(folder)
+    return passed, f"{outcome} {message[:60] if outcome != 'finished' else ''}"
 
 
-@attack("half a pair in the reasons of a good proposal", "cleaned: in proposals.jsonl")
+@attack("a lone surrogate in the reasoning of a valid proposal", "removed in proposals.jsonl")
 def _(folder: Path) -> tuple[bool, str]:
     with Server(json.dumps({"reasoning": "\ud800", "params": list(range(10))})) as server:
-        end, said = tried(folder, *SEARCH, *server.model, "search.iterations=2")
-    return end == "finished" and writable(folder), f"{end} {said[:60] if end != 'finished' else ''}"
+        outcome, message = run_experiment(folder, *SEARCH, *server.model, "search.iterations=2")
+    passed = outcome == "finished" and check_encoding(folder)
+    return passed, f"{outcome} {message[:60] if outcome != 'finished' else ''}"
 
 
-def readers() -> dict[str, Callable[[str], object]]:
+def list_parsers() -> dict[str, Callable[[str], object]]:
     from llmrl.agents.llm_player.answer_format import DiscreteAnswerFormat, parse_player_reply
     from llmrl.agents.llm_player.lessons import parse_lesson
     from llmrl.llms.reading.answer_parser import parse_answer
@@ -202,18 +214,20 @@ def readers() -> dict[str, Callable[[str], object]]:
     }
 
 
-def slow(text: str) -> Callable[[Path], tuple[bool, str]]:
+def make_parse_time_trial(text: str) -> Callable[[Path], tuple[bool, str]]:
+    """Return a trial that measures the CPU time of all parsers."""
+
     def trial(folder: Path) -> tuple[bool, str]:
         from llmrl.llms.invalid_reply import InvalidReply
 
-        worst, which = 0.0, ""
-        for name, parse in readers().items():
+        max_seconds, slowest = 0.0, ""
+        for name, parse in list_parsers().items():
             start = time.process_time()
             with contextlib.suppress(InvalidReply):
                 parse(text)
-            took = time.process_time() - start
-            worst, which = max((worst, which), (took, name))
-        return worst < 1.0, f"at most {worst:.2f} s of processor ({which})"
+            seconds = time.process_time() - start
+            max_seconds, slowest = max((max_seconds, slowest), (seconds, name))
+        return max_seconds < 1.0, f"at most {max_seconds:.2f} CPU s ({slowest})"
 
     return trial
 
@@ -222,32 +236,31 @@ SLOW = {
     "29,000 digits and a letter": "params[0]: " + "1" * 29_000 + "x",
     "a list of 29,000 digits and a letter": "[" + "1" * 29_000 + "x]",
     "29,000 digits after a point": "params[0]: 1." + "1" * 29_000 + "x",
-    "thoughts that begin 5,000 times": "<think>" * 5000,
+    "5,000 unclosed think tags": "<think>" * 5000,
     "20 MB of opening braces": '{"a":' * 4_000_000,
     "400 open lists before 14,000 numbers": '{"params":[' * 400 + "1," * 14_000,
-    "10,000 strings that never end": '{"a":"' * 10_000,
+    "10,000 unclosed strings": '{"a":"' * 10_000,
     "2,000 rows of a table": "params[0]: 1; f(params): 2\n" * 2000 + " " * 9000,
-    "1,000 spaces between everything": ("params" + " " * 1000 + "[") * 30,
+    "1,000 spaces between tokens": ("params" + " " * 1000 + "[") * 30,
 }
 for _name, _text in SLOW.items():
-    attack(_name, "read or invalid within a second")(slow(_text))
+    attack(_name, "parsed or invalid within one second")(make_parse_time_trial(_text))
 
 
-@attack("a cache entry of before, with half a pair in it", "cleaned when it is read")
+@attack("a cached reply with a lone surrogate", "removed when the cache is read")
 def _(folder: Path) -> tuple[bool, str]:
     with Server("nothing") as server:
-        first = tried(folder, *GAME, *server.model, "design.steps=1")
+        first = run_experiment(folder, *GAME, *server.model, "design.steps=1")
         for path in (folder / "llm_cache").rglob("*.json"):
             entry = json.loads(path.read_text())
             entry["reply"]["text"] = ["\ud800 lone"]
             path.write_text(json.dumps(entry))
-        second = tried(folder, *GAME, *server.model, "design.steps=1", "rerun=true")
-    return first[0] == second[
-        0
-    ] == "finished", f"{first[0]}, then {second[0]} {second[1][:60] if second[0] != 'finished' else ''}"
+        second = run_experiment(folder, *GAME, *server.model, "design.steps=1", "rerun=true")
+    message = second[1][:60] if second[0] != "finished" else ""
+    return first[0] == second[0] == "finished", f"{first[0]}, then {second[0]} {message}"
 
 
-@attack("the reader itself is killed while it reads a paid reply", "the reply is in the log")
+@attack("the process is killed while it parses a paid reply", "the reply is in the log")
 def _(folder: Path) -> tuple[bool, str]:
     program = (
         "import os, sys\nfrom pathlib import Path\nfrom llmrl.llms.by_name import chat_model\n"
@@ -261,145 +274,164 @@ def _(folder: Path) -> tuple[bool, str]:
     log = folder / "calls.jsonl"
     with Server("paid for") as server:
         url = server.model[1].partition("=")[2]
-        ended = subprocess.run([sys.executable, "-c", program, url, str(log)], capture_output=True)
+        process = subprocess.run([sys.executable, "-c", program, url, str(log)], capture_output=True)
     calls = list(read_calls(log)) if log.exists() else []
-    kept = [call["reply"] for call in calls if "reply" in call]
-    return kept == ["paid for"] and CallLog(log).spent_before.calls == 1, f"exit {ended.returncode}, log: {kept}"
+    logged_replies = [call["reply"] for call in calls if "reply" in call]
+    passed = logged_replies == ["paid for"] and CallLog(log).spent_before.calls == 1
+    return passed, f"exit {process.returncode}, log: {logged_replies}"
 
 
-def hopeless(*overrides: str) -> Callable[[Path], tuple[bool, str]]:
-    """Run against a model without valid replies: the run ends, ends again, and continues if the limit permits it."""
+def make_invalid_model_trial(*overrides: str) -> Callable[[Path], tuple[bool, str]]:
+    """Return a trial with a model without valid replies.
+
+    The run must fail, fail again without further calls, and finish without a limit of invalid replies.
+    """
 
     def trial(folder: Path) -> tuple[bool, str]:
         with Server("I would rather talk about \x1b[2J the weather \u202e.") as server:
             command = (*overrides, *server.model)
-            first, said = tried(folder, *command)
-            paid = server.asked
-            again, _ = tried(folder, *command)
-            free = server.asked == paid
-            allowed, shown = tried(folder, *command, "llm.max_invalid=null")
-        quoted = "weather" in said and "\x1b" not in said and "\u202e" not in said
-        warned = "NO REPLY OF THE MODEL WAS VALID" in shown
-        held = first == again == "TooManyInvalidReplies" and quoted and free and allowed == "finished" and warned
-        return held, f"{first} after {paid} calls, again {again} for {'nothing' if free else 'money'}, then {allowed}"
+            first, message = run_experiment(folder, *command)
+            n_paid = server.n_requests
+            second, _ = run_experiment(folder, *command)
+            is_free = server.n_requests == n_paid
+            unlimited, output = run_experiment(folder, *command, "llm.max_invalid=null")
+        is_quoted = "weather" in message and "\x1b" not in message and "\u202e" not in message
+        has_warning = "NO REPLY OF THE MODEL WAS VALID" in output
+        passed = (
+            first == second == "TooManyInvalidReplies"
+            and is_quoted
+            and is_free
+            and unlimited == "finished"
+            and has_warning
+        )
+        return (
+            passed,
+            f"{first} after {n_paid} calls, then {second} {'without' if is_free else 'WITH'} calls, then {unlimited}",
+        )
 
     return trial
 
 
-attack("a teacher that understands nothing", "the run ends, resumable, with what it could not read")(hopeless(*ROOMS))
-attack("a principal that understands nothing", "the same")(hopeless(*GAME, "design.steps=8"))
-attack("a search that understands nothing", "the same")(hopeless(*SEARCH, "search.iterations=8"))
-attack("a player that understands nothing", "the same")(hopeless(*PLAY))
+_EXPECTED = "the run fails with the invalid reply, and can be resumed"
+attack("a teacher without valid replies", _EXPECTED)(make_invalid_model_trial(*ROOMS))
+attack("a principal without valid replies", _EXPECTED)(make_invalid_model_trial(*GAME, "design.steps=8"))
+attack("a search without valid replies", _EXPECTED)(make_invalid_model_trial(*SEARCH, "search.iterations=8"))
+attack("a player without valid replies", _EXPECTED)(make_invalid_model_trial(*PLAY))
 
 
-@attack("a teacher that was not understood, allowed to go on", "no fallback in plans.json or in the state; asked again")
+@attack(
+    "a teacher without valid replies, without a limit", "no fallback in plans.json or the state; repeated questions"
+)
 def _(folder: Path) -> tuple[bool, str]:
     with Server("?") as server:
-        end, _ = tried(folder, *ROOMS, *server.model, "llm.max_invalid=null", "learn.env_steps=200")
-        asked = server.asked
-    run = run_folder(folder)
+        outcome, _ = run_experiment(folder, *ROOMS, *server.model, "llm.max_invalid=null", "learn.env_steps=200")
+        n_requests = server.n_requests
+    run = find_run_folder(folder)
     plans = json.loads((run / "plans.json").read_text())["plans"]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    last = [row for row in rows if "teacher/asked" in row][-1]
+    last = [row for row in rows if "teacher/requested_states" in row][-1]
+    n_states, n_requested = last["teacher/states"], last["teacher/requested_states"]
     return (
-        end == "finished" and plans == {} and last["teacher/asked"] > last["teacher/states"],
-        f"plans.json {plans}, {last['teacher/states']:.0f} states, {last['teacher/asked']:.0f} times, {asked} calls",
+        outcome == "finished" and plans == {} and n_requested > n_states,
+        f"plans.json {plans}, {n_states:.0f} states, requested {n_requested:.0f} times, {n_requests} calls",
     )
 
 
-@attack("a teacher that says nothing at first, and then well", "its plans take the place of the fallback")
+@attack("a teacher with invalid replies, then valid ones", "valid plans replace the fallback")
 def _(folder: Path) -> tuple[bool, str]:
-    good = json.dumps({"reasoning": "", "plan": [{"skill": "explore", "object": ""}]})
-    calm = {"left": 16}
+    valid_reply = json.dumps({"reasoning": "", "plan": [{"skill": "explore", "object": ""}]})
+    n_invalid = {"remaining": 16}
 
-    def said(message: str) -> str:
-        calm["left"] -= 1
-        return "?" if calm["left"] >= 0 else good
+    def get_reply(message: str) -> str:
+        n_invalid["remaining"] -= 1
+        return "?" if n_invalid["remaining"] >= 0 else valid_reply
 
-    with Server(said) as server:
-        end, _ = tried(folder, *ROOMS, *server.model, "llm.max_invalid=null", "learn.env_steps=200")
-    plans = json.loads((run_folder(folder) / "plans.json").read_text())["plans"]
-    return end == "finished" and len(plans) > 0, f"{end}, {len(plans)} states have plans"
+    with Server(get_reply) as server:
+        outcome, _ = run_experiment(folder, *ROOMS, *server.model, "llm.max_invalid=null", "learn.env_steps=200")
+    plans = json.loads((find_run_folder(folder) / "plans.json").read_text())["plans"]
+    return outcome == "finished" and len(plans) > 0, f"{outcome}, {len(plans)} states have plans"
 
 
-@attack("three replies, none of them valid", "finished, and the closing table says so loudly")
+@attack("three invalid replies", "finished, with a warning in the final table")
 def _(folder: Path) -> tuple[bool, str]:
-    end, shown = tried(folder, *GAME, "llm=scripted", "llm.malformed=1", "design.steps=2")
+    outcome, output = run_experiment(folder, *GAME, "llm=scripted", "llm.malformed=1", "design.steps=2")
     return (
-        end == "finished" and "NO REPLY OF THE MODEL WAS VALID" in shown,
-        f"{end}, warned: {'WARNING' in shown}",
+        outcome == "finished" and "NO REPLY OF THE MODEL WAS VALID" in output,
+        f"{outcome}, warning: {'WARNING' in output}",
     )
 
 
-@attack("every second reply invalid, repaired every time", "no end: half is allowed")
+@attack("every second reply invalid, always repaired", "finished: half of the replies may be invalid")
 def _(folder: Path) -> tuple[bool, str]:
-    numbers = {"n": 0}
+    counter = {"n": 0}
 
-    def said(message: str) -> str:
-        numbers["n"] += 1
-        return "?" if numbers["n"] % 2 else '{"reflection": "x", "action": 0}'
+    def get_reply(message: str) -> str:
+        counter["n"] += 1
+        return "?" if counter["n"] % 2 else '{"reflection": "x", "action": 0}'
 
-    with Server(said) as server:
+    with Server(get_reply) as server:
         game = ("env=cartpole", "env.n_envs=1", "env.horizon=8", "agent=llm_player", "play.episodes=2")
-        end, text = tried(folder, *game, *server.model, "llm.limits.concurrency=1")
-    share = [call["valid"] for call in calls_of(folder)]
+        outcome, text = run_experiment(folder, *game, *server.model, "llm.limits.concurrency=1")
+    validity = [call["valid"] for call in read_run_calls(folder)]
     return (
-        end == "finished",
-        f"{end}, {share.count(False)} of {len(share)} invalid {text[:80] if end != 'finished' else ''}",
+        outcome == "finished",
+        f"{outcome}, {validity.count(False)} of {len(validity)} invalid {text[:80] if outcome != 'finished' else ''}",
     )
 
 
-@attack("a model that fails after a good beginning, over a resume", "the share goes on counting from the checkpoint")
+@attack("invalid replies before and after a resume", "the share includes replies before the checkpoint")
 def _(folder: Path) -> tuple[bool, str]:
     with Server("?") as server:
         limit = "llm.max_invalid.min_replies=14"
-        short = (*GAME, *server.model, limit, "design.steps=20", "checkpoint_seconds=0")
-        first, said = tried(folder, *short, "llm.budget.calls=9")
-        second, said = tried(folder, *short)
-    return (first, second) == (
-        "BudgetExhausted",
-        "TooManyInvalidReplies",
-    ) and "14 of 14" in said, f"{first}, {second}: {said[:40]}"
+        size_options = (*GAME, *server.model, limit, "design.steps=20", "checkpoint_seconds=0")
+        first, message = run_experiment(folder, *size_options, "llm.budget.calls=9")
+        second, message = run_experiment(folder, *size_options)
+    passed = (first, second) == ("BudgetExhausted", "TooManyInvalidReplies") and "14 of 14" in message
+    return passed, f"{first}, {second}: {message[:40]}"
 
 
 @attack("the limit as an override", "the same run folder")
 def _(folder: Path) -> tuple[bool, str]:
-    for more in ("llm.max_invalid=null", "llm.max_invalid.share=0.9", "llm.max_invalid.min_replies=3"):
-        tried(folder, *GAME, "llm=scripted", "design.steps=1", more)
-    found = {path.parent for path in folder.rglob("config.yaml")}
-    return len(found) == 1, f"{len(found)} folder(s)"
+    for extra in ("llm.max_invalid=null", "llm.max_invalid.share=0.9", "llm.max_invalid.min_replies=3"):
+        run_experiment(folder, *GAME, "llm=scripted", "design.steps=1", extra)
+    folders = {path.parent for path in folder.rglob("config.yaml")}
+    return len(folders) == 1, f"{len(folders)} folder(s)"
 
 
-@attack("a replay of a run whose replies could not be read", "the same replies, verdicts and end")
+@attack("a replay of a run with invalid replies", "equal replies, validity and outcome")
 def _(folder: Path) -> tuple[bool, str]:
     with Server("?") as server:
-        tried(folder / "a", *GAME, *server.model, "design.steps=2")
-    calls = run_folder(folder / "a")
-    end, said = tried(folder / "b", *GAME, "llm=replay", f"llm.calls='{calls}'", "design.steps=2")
-    both = [[(c["reply"], c["valid"]) for c in calls_of(folder / which)] for which in "ab"]
-    return end == "finished" and both[0] == both[
-        1
-    ], f"{end}, {len(both[1])} verdicts {said[:60] if end != 'finished' else ''}"
+        run_experiment(folder / "a", *GAME, *server.model, "design.steps=2")
+    calls = find_run_folder(folder / "a")
+    outcome, message = run_experiment(folder / "b", *GAME, "llm=replay", f"llm.calls='{calls}'", "design.steps=2")
+    replayed = [[(c["reply"], c["valid"]) for c in read_run_calls(folder / name)] for name in "ab"]
+    passed = outcome == "finished" and replayed[0] == replayed[1]
+    return passed, f"{outcome}, {len(replayed[1])} parsed replies {message[:60] if outcome != 'finished' else ''}"
 
 
-@attack("a log with lines of no JSON, verdicts of no call, and 6,000 digits", "read as far as it can be")
+@attack("a log with invalid JSON, parse records without calls, and 6,000 digits", "valid lines are read")
 def _(folder: Path) -> tuple[bool, str]:
     from llmrl.analysis.llm_calls import read_run_totals
 
-    tried(folder, *GAME, "llm=scripted", "design.steps=2")
-    log = run_folder(folder) / "llm_calls.jsonl"
-    rubbish = (
+    run_experiment(folder, *GAME, "llm=scripted", "design.steps=2")
+    log = find_run_folder(folder) / "llm_calls.jsonl"
+    invalid_lines = (
         f'{{"hash": {HUGE}}}\n{"[" * 50_000}\n{{"parsed_call": 1}}\n{{"parsed_call": "x", "time": {HUGE}}}\nnull\n'
     )
-    log.write_text(rubbish + log.read_text() + '{"parsed_call": "cut sh')
+    log.write_text(invalid_lines + log.read_text() + '{"parsed_call": "cut sh')
     logging.disable(logging.CRITICAL)
-    total = read_run_totals(run_folder(folder))
-    end, _ = tried(folder, *GAME, "llm=scripted", "design.steps=2", "llm.max_invalid=null")
+    total = read_run_totals(find_run_folder(folder))
+    outcome, _ = run_experiment(folder, *GAME, "llm=scripted", "design.steps=2", "llm.max_invalid=null")
     logging.disable(logging.NOTSET)
-    return (total.calls, total.validated, total.invalid, end) == (2, 2, 0, "finished"), f"{total.calls} calls, {end}"
+    return (total.calls, total.validated, total.invalid, outcome) == (
+        2,
+        2,
+        0,
+        "finished",
+    ), f"{total.calls} calls, {outcome}"
 
 
-@attack("replies in training that cannot be read", "no reward, counted as a group, no error")
+@attack("unparsable replies in training", "no reward, counted as a group, no error")
 def _(folder: Path) -> tuple[bool, str]:
     import numpy as np
 
@@ -417,10 +449,10 @@ def _(folder: Path) -> tuple[bool, str]:
     prompt: Any = EmptyPrompt()
     attempts = evaluator([prompt] * 3, ["[" * 9999, HUGE, "\ud800"], "step 1")
     metrics = evaluator.metrics()
-    held = all(a.vector is None and a.error for a in attempts) and metrics["train/skipped_groups"] == 1
-    return held, f"unread groups {metrics['train/skipped_groups']:.0f}, valid {metrics['train/valid_rate']:.0f}"
+    passed = all(a.vector is None and a.error for a in attempts) and metrics["train/skipped_groups"] == 1
+    return passed, f"skipped groups {metrics['train/skipped_groups']:.0f}, valid {metrics['train/valid_rate']:.0f}"
 
 
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
-    main("Replies")
+    main("Parsing of replies")

@@ -1,6 +1,9 @@
-"""Strangers' configs, run folders, texts and links: code that is not trusted must not run, and nothing be faked.
+"""Handling of untrusted configs, run folders, texts and links.
 
-Usage: python scripts/attacks/trust.py [words of the names of attacks]
+    python scripts/attacks/trust.py [words of an attack's name]
+
+Untrusted code must not be executed, secrets must not be sent to untrusted servers, control sequences must not reach the
+terminal, and links must not be followed when files are removed.
 """
 
 from __future__ import annotations
@@ -38,13 +41,14 @@ def boom(*args, **kwargs): Path({marker!r}).touch()
 ESCAPES = (
     "\x1b]52;c;cm0gLXJmIH4=\x07\x1b]8;;http://evil\x1b\\ok\x1b[1A\x1b[2K\r\x9b31mfinished, result 9.99\u202e\u2028[/]"
 )
-"""Writes the clipboard, links, goes back a line and rewrites it, colors, turns round; closes markup never opened."""
-Said = tuple[Any, str]
+"""Control sequences: clipboard, link, cursor movement, color, text direction, line separator, and unopened markup."""
+CommandResult = tuple[Any, str]
+"""Return value or exit code of a command, and its output."""
 
 
 @contextlib.contextmanager
-def stranger(folder: Path) -> Iterator[Path]:
-    """Yield a file that exists once code of the importable modules `evil` and `llmrl_evil` has run."""
+def untrusted_modules(folder: Path) -> Iterator[Path]:
+    """Make the modules `evil` and `llmrl_evil` importable, and yield a file that their code creates when executed."""
     marker, code = folder / "ran", folder / "code"
     code.mkdir(exist_ok=True)
     for name in ("evil", "llmrl_evil"):
@@ -61,8 +65,8 @@ def stranger(folder: Path) -> Iterator[Path]:
             sys.modules.pop(name, None)
 
 
-def said_by(call: Callable[[], Any]) -> Said:
-    """Return a command's result or exit, and all its output."""
+def capture_output(call: Callable[[], Any]) -> CommandResult:
+    """Call a function, and return its return value, exit code or error, and its output."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
@@ -74,30 +78,30 @@ def said_by(call: Callable[[], Any]) -> Said:
     return code, out.getvalue()
 
 
-def last(text: str) -> str:
+def get_tail(text: str) -> str:
     return " ".join(text.split())[-110:]
 
 
-def refused(folder: Path, call: Callable[[], Any], words: str) -> tuple[bool, str]:
-    """Return whether a call is refused with such words and no untrusted code has run."""
-    with stranger(folder) as marker:
-        code, out = said_by(call)
+def check_rejection(folder: Path, call: Callable[[], Any], message: str) -> tuple[bool, str]:
+    """Return whether a call is rejected with a message, without the execution of untrusted code."""
+    with untrusted_modules(folder) as marker:
+        code, out = capture_output(call)
         text = f"{out} {code}"
-        ran = marker.exists() or (folder / "pwned").exists()
-        held = words in " ".join(text.split()) and not ran and code not in (0, None)
-    return held, "code ran" if ran else last(text)
+        has_run = marker.exists() or (folder / "pwned").exists()
+        passed = message in " ".join(text.split()) and not has_run and code not in (0, None)
+    return passed, "untrusted code was executed" if has_run else get_tail(text)
 
 
-def command(app: str, *words: str) -> Callable[[], Any]:
+def make_command(app: str, *arguments: str) -> Callable[[], Any]:
     """Return a function that runs a console script in this process."""
 
     def call() -> Any:
         from hydra.core.global_hydra import GlobalHydra
 
-        before, env = sys.argv, dict(os.environ)
+        argv, variables = sys.argv, dict(os.environ)
         GlobalHydra.instance().clear()
         try:
-            sys.argv = [app, *words]
+            sys.argv = [app, *arguments]
             if app == "llmrl-train":
                 from llmrl.cli.train import main as run
             elif app == "llmrl-evaluate":
@@ -112,56 +116,58 @@ def command(app: str, *words: str) -> Callable[[], Any]:
                 from llmrl.cli.llm import main as run
             return run()
         finally:
-            sys.argv = before
+            sys.argv = argv
             os.environ.clear()
-            os.environ.update(env)
+            os.environ.update(variables)
 
     return call
 
 
-PLAIN = ("env=escape_room", "agent=random", "env.n_envs=2", "play.episodes=2")
+RANDOM_PLAY = ("env=escape_room", "agent=random", "env.n_envs=2", "play.episodes=2")
 
 
-def trained(*words: str) -> Callable[[], Any]:
-    return command("llmrl-train", *words[:2], *PLAIN, "dry_run=true", *words[2:])
+def make_dry_run(*overrides: str) -> Callable[[], Any]:
+    return make_command("llmrl-train", *overrides[:2], *RANDOM_PLAY, "dry_run=true", *overrides[2:])
 
 
 @functools.cache
-def finished() -> Path:
-    """Return the folder of a real run, computed once."""
+def make_finished_run() -> Path:
+    """Return the folder of a finished run, which is computed once."""
     root = Path(tempfile.mkdtemp(prefix="llmrl_real_run_"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
-    code, out = said_by(command("llmrl-train", *PLAIN, f"output_root={root}"))
+    code, out = capture_output(make_command("llmrl-train", *RANDOM_PLAY, f"output_root={root}"))
     assert code in (None, 0), out
     return next(path.parent for path in root.rglob("config.yaml"))
 
 
-def theirs(folder: Path, changes: Mapping[str, Any], state: str = "finished") -> Path:
-    """Create a stranger's copy of the finished run."""
+def make_untrusted_run(folder: Path, changes: Mapping[str, Any], state: str = "finished") -> Path:
+    """Copy the finished run with changes of its config and its state, and return the folder."""
     import yaml
 
     run = folder / "runs" / "theirs" / "run-12345678" / "s0"
-    shutil.copytree(finished(), run)
+    shutil.copytree(make_finished_run(), run)
     config = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump({**config, **changes}))
     (run / "status.json").write_text((run / "status.json").read_text().replace('"finished"', f'"{state}"'))
     return run
 
 
-def options(folder: Path, content: str, file: str = "experiment/nice.yaml") -> tuple[str, ...]:
-    """Create a stranger's folder of options; return the arguments that use it."""
+def write_option_file(folder: Path, content: str, file: str = "experiment/nice.yaml") -> tuple[str, ...]:
+    """Write an option file, and return the command-line arguments for its folder."""
     path = folder / "conf" / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content)
     return ("--config-dir", str(folder / "conf"))
 
 
-def build(node: Any, where: str = "env") -> Callable[[], Any]:
+def make_build(node: Any, group: str = "env") -> Callable[[], Any]:
+    """Return a function that builds a config node."""
+
     def call() -> Any:
         from llmrl.config.builder import Builder
         from llmrl.core.seeding import Seeds
 
-        return Builder({"seeds": Seeds(0)}).build(node, where)
+        return Builder({"seeds": Seeds(0)}).build(node, group)
 
     return call
 
@@ -169,115 +175,124 @@ def build(node: Any, where: str = "env") -> Callable[[], Any]:
 OUTSIDE = "outside the trusted modules"
 GAME = {"_target_": "llmrl.envs.gym.vec_env.GymnasiumEnv", "id": "CartPole-v1", "n_envs": 1}
 
-# --- what a config names ---------------------------------------------------------------------------------------------
+# --- names in configs ------------------------------------------------------------------------------------------------
 
-NAMED = {
-    "torch reached through the network that uses it": (
+REJECTED_TARGETS = {
+    "torch as an attribute of a network module": (
         "llmrl.networks.actor_critic.torch.load",
         "outside the trusted modules",
     ),
-    "pickle through the loop that imports it": ("llmrl.loops.baseline.pickle.loads", "not a class or function"),
-    "Path, imported by a part's module": ("llmrl.llms.replay.Path", "defined in pathlib"),
-    "subprocess through a private helper": ("llmrl.sweeps.backends.slurm_submission.run_slurm_command", OUTSIDE),
-    "the remover of llmrl-sweep": ("llmrl.sweeps.run_control.remove_path", OUTSIDE),
-    "a module that only begins like ours": ("llmrl_evil.Part", OUTSIDE),
+    "pickle as an attribute of a loop module": ("llmrl.loops.baseline.pickle.loads", "not a class or function"),
+    "Path, imported by the module of a part": ("llmrl.llms.replay.Path", "defined in pathlib"),
+    "a helper that runs subprocesses": ("llmrl.sweeps.backends.slurm_submission.run_slurm_command", OUTSIDE),
+    "the function of llmrl-sweep that removes files": ("llmrl.sweeps.run_control.remove_path", OUTSIDE),
+    "a module with the prefix llmrl": ("llmrl_evil.Part", OUTSIDE),
     "a Cyrillic letter in the name": ("llmrl.\u0430gents.ppo_agent.PPOAgent", OUTSIDE),
     "a name with a line break": ("evil.Part\n", "not the dotted name"),
     "the globals of a function": ("llmrl.teachers.teacher_factory.llm_teacher.__globals__", "not the dotted name"),
-    "Hydra's own instantiate": ("hydra.utils.instantiate", OUTSIDE),
-    "a function of a package of parts": ("llmrl.llms.local.loading.load_model", "not part of llmrl"),
-    "the ledger, which appends to any file": ("llmrl.llms.call_log.CallLog", OUTSIDE),
-    "a private class of a part's module": ("llmrl.agents.sb3_agent._TrainingFinished", "sb3_agent._TrainingFinished"),
+    "instantiate of Hydra": ("hydra.utils.instantiate", OUTSIDE),
+    "a function in a package of parts": ("llmrl.llms.local.loading.load_model", "not part of llmrl"),
+    "the call log, which appends to any file": ("llmrl.llms.call_log.CallLog", OUTSIDE),
+    "a private class in the module of a part": (
+        "llmrl.agents.sb3_agent._TrainingFinished",
+        "sb3_agent._TrainingFinished",
+    ),
 }
-for _name, (_target, _words) in NAMED.items():
-    attack(_name, "refused, nothing imported")(
-        lambda folder, target=_target, words=_words: refused(folder, build({"_target_": target}), words)  # type: ignore[misc]
+for _name, (_target, _message) in REJECTED_TARGETS.items():
+    attack(_name, "rejected, nothing imported")(
+        lambda folder, target=_target, message=_message: check_rejection(  # type: ignore[misc]
+            folder, make_build({"_target_": target}), message
+        )
     )
 
 
-@attack("an option that hands the gate its own trust", "refused, nothing imported")
+@attack("an option that sets its own trusted modules", "rejected, nothing imported")
 def _(folder: Path) -> tuple[bool, str]:
     node = {**GAME, "id": "evil:X-v0", "trust": {"modules": ["evil"]}}
-    return refused(folder, build(node), "has no option 'trust'")
+    return check_rejection(folder, make_build(node), "has no option 'trust'")
 
 
-@attack("the same, in the check before a sweep", "refused")
+@attack("an option that sets its own trusted modules, in the validation before a sweep", "rejected")
 def _(folder: Path) -> tuple[bool, str]:
     def call() -> None:
         from llmrl.config.builder import Builder
 
         Builder().validate({**GAME, "trust": {"modules": ["evil"]}}, "env")
 
-    return refused(folder, call, "has no option 'trust'")
+    return check_rejection(folder, call, "has no option 'trust'")
 
 
-@attack("env.id with a space before the module", "refused")
+@attack("env.id with a space before the module", "rejected")
 def _(folder: Path) -> tuple[bool, str]:
-    return refused(folder, build({**GAME, "id": " evil:X-v0"}), OUTSIDE)
+    return check_rejection(folder, make_build({**GAME, "id": " evil:X-v0"}), OUTSIDE)
 
 
-@attack("env.text is a file of Python", "refused")
+@attack("env.text is a Python file", "rejected")
 def _(folder: Path) -> tuple[bool, str]:
-    return refused(folder, build({**GAME, "text": str(folder / "code" / "evil.py")}), "env.text")
+    return check_rejection(folder, make_build({**GAME, "text": str(folder / "code" / "evil.py")}), "env.text")
 
 
-@attack("env.text is YAML that makes Python objects", "refused")
+@attack("env.text is YAML that creates Python objects", "rejected")
 def _(folder: Path) -> tuple[bool, str]:
     (folder / "t.yaml").write_text("goal: !!python/object/apply:os.system ['touch pwned']\n")
-    return refused(folder, build({**GAME, "text": str(folder / "t.yaml")}), "YAML")
+    return check_rejection(folder, make_build({**GAME, "text": str(folder / "t.yaml")}), "YAML")
 
 
-@attack("a prompt of a stranger's folder reaches for Python", "refused by the sandbox")
+@attack("a prompt template that accesses Python objects", "rejected by the sandbox")
 def _(folder: Path) -> tuple[bool, str]:
-    own = folder / "prompts" / "p"
-    own.mkdir(parents=True)
-    (own / "x.j2").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}{{ cycler.__init__.__globals__.os }}")
+    prompt_folder = folder / "prompts" / "p"
+    prompt_folder.mkdir(parents=True)
+    (prompt_folder / "x.j2").write_text(
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ cycler.__init__.__globals__.os }}"
+    )
 
     def call() -> None:
         from llmrl.llms.prompts import PromptFamily
 
-        PromptFamily("p", own, folder / "prompts").render("x")
+        PromptFamily("p", prompt_folder, folder / "prompts").render("x")
 
-    return refused(folder, call, "prompt p/x")
+    return check_rejection(folder, call, "prompt p/x")
 
 
 # --- run folders -----------------------------------------------------------------------------------------------------
 
 
-def evaluated(run: Path, *words: str) -> Callable[[], Any]:
-    return command("llmrl-evaluate", str(run), "--episodes", "2", *words)
+def make_evaluation(run: Path, *arguments: str) -> Callable[[], Any]:
+    return make_command("llmrl-evaluate", str(run), "--episodes", "2", *arguments)
 
 
-@attack("a run folder whose agent is a stranger's", "asks for --trust evil")
+@attack("a run folder with an untrusted agent", "requires --trust evil")
 def _(folder: Path) -> tuple[bool, str]:
-    run = theirs(folder, {"agent": {"_target_": "evil.Part"}, "trusted_modules": ["evil"]})
-    return refused(folder, evaluated(run), "--trust evil")
+    run = make_untrusted_run(folder, {"agent": {"_target_": "evil.Part"}, "trusted_modules": ["evil"]})
+    return check_rejection(folder, make_evaluation(run), "--trust evil")
 
 
-@attack("trust in one stranger lets another in", "asks for --trust llmrl_evil")
+@attack("an untrusted module in addition to trusted ones", "requires --trust llmrl_evil")
 def _(folder: Path) -> tuple[bool, str]:
-    run = theirs(folder, {"agent": {"_target_": "llmrl_evil.Part"}})
-    return refused(folder, evaluated(run, "--trust", "llmrl", "--trust", "mine"), "--trust llmrl_evil")
+    run = make_untrusted_run(folder, {"agent": {"_target_": "llmrl_evil.Part"}})
+    return check_rejection(folder, make_evaluation(run, "--trust", "llmrl", "--trust", "mine"), "--trust llmrl_evil")
 
 
-@attack("a config.yaml that makes Python objects", "refused")
+@attack("a config.yaml that creates Python objects", "rejected")
 def _(folder: Path) -> tuple[bool, str]:
-    run = theirs(folder, {})
+    run = make_untrusted_run(folder, {})
     with (run / "config.yaml").open("a") as file:
         file.write("x: !!python/object/apply:os.system ['touch pwned']\n")
-    return refused(folder, evaluated(run), "cannot be read")
+    return check_rejection(folder, make_evaluation(run), "cannot be read")
 
 
-@attack("a saved config with interpolations of secrets", "they stay texts")
+@attack("a saved config with interpolations of secrets", "not resolved")
 def _(folder: Path) -> tuple[bool, str]:
     from llmrl.run.artifacts import read_config
 
     os.environ["LLMRL_ATTACK"] = "secret"
-    found = read_config(theirs(folder, {"name": "${oc.env:LLMRL_ATTACK}"}), [])
+    found = read_config(make_untrusted_run(folder, {"name": "${oc.env:LLMRL_ATTACK}"}), [])
     return found["name"] == "${oc.env:LLMRL_ATTACK}", str(found["name"])
 
 
-class _Bomb:
+class _PickledCommand:
+    """Object whose unpickling creates a file."""
+
     def __init__(self, file: Path) -> None:
         self.file = file
 
@@ -285,75 +300,76 @@ class _Bomb:
         return os.system, (f"touch {shlex.quote(str(self.file))}",)
 
 
-@attack("a checkpoint that is a pickle bomb, with a right digest", "not unpickled")
+@attack("a checkpoint with a malicious pickle and a valid digest", "not unpickled")
 def _(folder: Path) -> tuple[bool, str]:
     import torch
 
     from llmrl.run.checkpoints import MAGIC
 
-    run = theirs(folder, {})
+    run = make_untrusted_run(folder, {})
     buffer = io.BytesIO()
-    torch.save({"state": _Bomb(folder / "pwned")}, buffer)
+    torch.save({"state": _PickledCommand(folder / "pwned")}, buffer)
     data = buffer.getvalue()
     for file in (run / "checkpoints").iterdir():
         if file.is_file():
             file.write_bytes(data + MAGIC + hashlib.sha256(data).digest())
-    return refused(folder, evaluated(run), "checkpoint")
+    return check_rejection(folder, make_evaluation(run), "checkpoint")
 
 
-@attack("trajectories that hold pickles", "not unpickled")
+@attack("trajectories that contain pickles", "not unpickled")
 def _(folder: Path) -> tuple[bool, str]:
     import numpy as np
 
     from llmrl.run.trajectories import read_trajectories
 
     path = folder / "0.npz"
-    np.savez(path, observation=np.array([_Bomb(folder / "pwned")], dtype=object), allow_pickle=True)
-    return refused(folder, lambda: read_trajectories(path), "allow_pickle=False")
+    np.savez(path, observation=np.array([_PickledCommand(folder / "pwned")], dtype=object), allow_pickle=True)
+    return check_rejection(folder, lambda: read_trajectories(path), "allow_pickle=False")
 
 
-@attack("a kept reply that is a pickle", "counts as none")
+@attack("a cached reply that is a pickle", "ignored")
 def _(folder: Path) -> tuple[bool, str]:
     from llmrl.llms.cache import Cache
 
     cache = Cache(folder)
     path = cache._path_of_key("00" * 32)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(pickle.dumps(_Bomb(folder / "pwned")))
-    code, out = said_by(lambda: cache.get("00" * 32))
-    return not (folder / "pwned").exists(), f"{code} {last(out)}"
+    path.write_bytes(pickle.dumps(_PickledCommand(folder / "pwned")))
+    code, out = capture_output(lambda: cache.get("00" * 32))
+    return not (folder / "pwned").exists(), f"{code} {get_tail(out)}"
 
 
-@attack("--env of an evaluation names a module", "refused")
+@attack("--env of an evaluation with an untrusted module", "rejected")
 def _(folder: Path) -> tuple[bool, str]:
-    run = theirs(folder, {"env": GAME})
-    return refused(folder, evaluated(run, "--env", "id=evil:X-v0"), OUTSIDE)
+    run = make_untrusted_run(folder, {"env": GAME})
+    return check_rejection(folder, make_evaluation(run, "--env", "id=evil:X-v0"), OUTSIDE)
 
 
-@attack("a folder that is retried brings shell lines", "asks for --trust shell")
+@attack("llmrl-sweep retry of a run folder with shell commands", "requires --trust shell")
 def _(folder: Path) -> tuple[bool, str]:
     import yaml
 
-    hardware = yaml.safe_load((finished() / "config.yaml").read_text())["hardware"]
+    hardware = yaml.safe_load((make_finished_run() / "config.yaml").read_text())["hardware"]
     slurm = {"_target_": "llmrl.sweeps.backends.slurm_submission.Slurm", "setup": ["touch pwned"]}
-    theirs(folder, {"hardware": {**hardware, "backend": slurm}}, "failed")
-    return refused(folder, command("llmrl-sweep", "retry", str(folder / "runs")), "--trust shell")
+    make_untrusted_run(folder, {"hardware": {**hardware, "backend": slurm}}, "failed")
+    return check_rejection(folder, make_command("llmrl-sweep", "retry", str(folder / "runs")), "--trust shell")
 
 
-@attack("a line break in the name of an account", "refused, no job script is made")
+@attack("a line break in the name of an account", "rejected, no job script")
 def _(folder: Path) -> tuple[bool, str]:
-    call = trained("hardware=slurm_cpu", "hardware.backend.account='x\ntouch pwned #'")
-    return refused(folder, call, "")
+    call = make_dry_run("hardware=slurm_cpu", "hardware.backend.account='x\ntouch pwned #'")
+    return check_rejection(folder, call, "")
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 CLOUD = "AWS_SECRET_ACCESS_KEY"
-HOSTED = "_target_: llmrl.llms.litellm_chat.LiteLLMChat"
 
 
-def sent(folder: Path, call: Callable[[str], Callable[[], Any]], words: str = f"{CLOUD}@http") -> tuple[bool, str]:
-    """Return whether a call with the address of a stranger's server is refused before any request reaches it."""
+def check_no_request(
+    folder: Path, make_call: Callable[[str], Callable[[], Any]], message: str = f"{CLOUD}@http"
+) -> tuple[bool, str]:
+    """Return whether a call with the URL of an untrusted server is rejected before a request reaches the server."""
     received: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -369,26 +385,27 @@ def sent(folder: Path, call: Callable[[str], Callable[[], Any]], words: str = f"
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    before = dict(os.environ)
+    variables = dict(os.environ)
     os.environ[CLOUD] = os.environ["OPENAI_API_KEY"] = "correct-horse-battery"
     try:
-        code, out = said_by(call(f"http://127.0.0.1:{server.server_port}/v1"))
+        code, out = capture_output(make_call(f"http://127.0.0.1:{server.server_port}/v1"))
     finally:
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(variables)
         server.shutdown()
         server.server_close()
     text = " ".join(f"{out} {code}".split())
-    return not received and code not in (0, None) and words in text, f"{len(received)} received; {last(text)}"
+    return not received and code not in (0, None) and message in text, f"{len(received)} received; {get_tail(text)}"
 
 
-def serving_model(url: str, variable: str = CLOUD) -> dict[str, Any]:
+def make_served_model(url: str, variable: str = CLOUD) -> dict[str, Any]:
     target = "llmrl.llms.openai_compatible.OpenAICompatibleChat"
     return {"_target_": target, "base_url": url, "model": "m", "api_key_env": variable}
 
 
-def asked_by_preset(folder: Path, content: str, *typed: str) -> Callable[[], Any]:
-    own = options(folder, f"# @package _global_\n{content}\n")
+def make_preset_run(folder: Path, content: str, *overrides: str) -> Callable[[], Any]:
+    """Return a function that runs `llmrl-train` with a preset of the given content."""
+    config_arguments = write_option_file(folder, f"# @package _global_\n{content}\n")
     game = (
         "env=escape_room",
         "principal=llm",
@@ -396,10 +413,10 @@ def asked_by_preset(folder: Path, content: str, *typed: str) -> Callable[[], Any
         "design.references=0",
         f"output_root={folder / 'out'}",
     )
-    return command("llmrl-train", *own, *game, "+experiment=nice", *typed)
+    return make_command("llmrl-train", *config_arguments, *game, "+experiment=nice", *overrides)
 
 
-@attack("an address that reads as a provider's and leads elsewhere", "refused")
+@attack("URLs that resemble those of a provider", "rejected")
 def _(folder: Path) -> tuple[bool, str]:
     from llmrl.config.permissions import check_permissions
     from llmrl.core.errors import ConfigError
@@ -417,74 +434,78 @@ def _(folder: Path) -> tuple[bool, str]:
         "[::1]",
         "\u0430pi.openai.com",
     )
-    taken = []
+    accepted = []
     for host in hosts:
-        node = serving_model(f"https://{host}/v1", "OPENAI_API_KEY")
+        node = make_served_model(f"https://{host}/v1", "OPENAI_API_KEY")
         with contextlib.suppress(ConfigError):
             check_permissions({"llm": node, "trusted_modules": []})
-            taken.append(host)
-    return not taken, f"{len(hosts)} addresses, taken {taken}"
+            accepted.append(host)
+    return not accepted, f"{len(hosts)} URLs, accepted {accepted}"
 
 
-@attack("plain HTTP to another machine, typed", "needs llm.plain_http")
+@attack("an override with HTTP to another machine", "requires llm.plain_http")
 def _(folder: Path) -> tuple[bool, str]:
-    typed = ("llm=openai_compatible", "llm.model=m", "llm.base_url=http://192.0.2.1/v1", f"llm.api_key_env={CLOUD}")
-    return sent(folder, lambda url: asked_by_preset(folder, "{}", *typed), "llm.plain_http=true")
+    overrides = ("llm=openai_compatible", "llm.model=m", "llm.base_url=http://192.0.2.1/v1", f"llm.api_key_env={CLOUD}")
+    return check_no_request(folder, lambda url: make_preset_run(folder, "{}", *overrides), "llm.plain_http=true")
 
 
-def asking_run(folder: Path, url: str) -> Path:
-    """Create a stranger's run whose player uses a model on their server."""
+def make_model_run(folder: Path, url: str) -> Path:
+    """Create a run folder whose player uses a model on an untrusted server."""
     from llmrl.core.option_files import load_option
     from llmrl.experiment.experiment import Experiment
     from llmrl.experiment.resources import CALL_POLICY_KEYS
     from llmrl.run.config_hash import config_hash
 
-    words = ["env=blackjack", "agent=llm_player", "env.n_envs=1", "play.episodes=1"]
-    config = Experiment.compose(*words, "llm=scripted").config
+    overrides = ["env=blackjack", "agent=llm_player", "env.n_envs=1", "play.episodes=1"]
+    config = Experiment.compose(*overrides, "llm=scripted").config
     policies = {key: value for key, value in config["llm"].items() if key in CALL_POLICY_KEYS}
-    config["llm"] = {**load_option("llm", "openai_compatible"), **policies, **serving_model(url)}
-    run = theirs(folder, {key: value for key, value in config.items() if key != "output_root"}, "failed")
+    config["llm"] = {**load_option("llm", "openai_compatible"), **policies, **make_served_model(url)}
+    run = make_untrusted_run(folder, {key: value for key, value in config.items() if key != "output_root"}, "failed")
     run = run.parent.rename(run.parents[1] / f"run-{config_hash(config)}") / run.name
     status = json.loads((run / "status.json").read_text())
-    words += ["llm=openai_compatible", "llm.model=m", f"llm.base_url={url}", f"llm.api_key_env={CLOUD}"]
-    (run / "status.json").write_text(json.dumps({**status, "overrides": words}))
+    overrides += ["llm=openai_compatible", "llm.model=m", f"llm.base_url={url}", f"llm.api_key_env={CLOUD}"]
+    (run / "status.json").write_text(json.dumps({**status, "overrides": overrides}))
     return run
 
 
-FOLDERS: dict[str, Callable[[Path], tuple[str, ...]]] = {
+FOLDER_COMMANDS: dict[str, Callable[[Path], tuple[str, ...]]] = {
     "llmrl-evaluate": lambda run: ("llmrl-evaluate", str(run), "--episodes", "2"),
     "llmrl-sweep retry": lambda run: ("llmrl-sweep", "retry", str(run.parents[2])),
 }
-for _name, _words in FOLDERS.items():
+for _name, _get_command in FOLDER_COMMANDS.items():
 
-    @attack(f"{_name} of a run folder that sends a secret of the cloud to its own server", "refused, nothing is sent")
-    def _(folder: Path, words: Callable[[Path], tuple[str, ...]] = _words) -> tuple[bool, str]:
+    @attack(f"{_name} of a run folder that sends a cloud secret to an untrusted server", "rejected, no requests")
+    def _(folder: Path, get_command: Callable[[Path], tuple[str, ...]] = _get_command) -> tuple[bool, str]:
         def call(url: str) -> Callable[[], Any]:
-            run = asking_run(folder, url)
-            if words(run)[1] == "retry":
-                shutil.rmtree(run / "checkpoints")  # of another run, which could not go on
-            return command(*words(run))
+            run = make_model_run(folder, url)
+            if get_command(run)[1] == "retry":
+                shutil.rmtree(run / "checkpoints")  # they belong to another run
+            return make_command(*get_command(run))
 
-        return sent(folder, call)
+        return check_no_request(folder, call)
 
 
 # --- terminals -------------------------------------------------------------------------------------------------------
 
 
-def obeyed(text: str) -> list[str]:
-    bad = [c for c in text if c not in "\n\t" and unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")]
-    return bad + [c for c in text if unicodedata.bidirectional(c) in ("LRE", "RLE", "LRO", "RLO", "LRI", "RLI", "FSI")]
+def find_control_characters(text: str) -> list[str]:
+    controls = [c for c in text if c not in "\n\t" and unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")]
+    return controls + [
+        c for c in text if unicodedata.bidirectional(c) in ("LRE", "RLE", "LRO", "RLO", "LRI", "RLI", "FSI")
+    ]
 
 
-def harmless(call: Callable[[], Any], words: str) -> tuple[bool, str]:
-    code, out = said_by(call)
+def check_output(call: Callable[[], Any], expected: str) -> tuple[bool, str]:
+    """Return whether the output of a call contains a text and no control characters."""
+    code, out = capture_output(call)
     text = f"{out}{code if isinstance(code, str) else ''}"
-    return not obeyed(text) and words in text, f"{len(obeyed(text))} obeyed; {last(text)[-70:]}"
+    controls = find_control_characters(text)
+    return not controls and expected in text, f"{len(controls)} control characters; {get_tail(text)[-70:]}"
 
 
 @contextlib.contextmanager
-def serving(status: int, body: bytes) -> Iterator[str]:
-    """Yield the address of a server that gives one answer to all requests."""
+def run_server(status: int, body: bytes) -> Iterator[str]:
+    """Run a server with the same response to all requests, and yield its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -509,180 +530,186 @@ def serving(status: int, body: bytes) -> Iterator[str]:
         server.server_close()
 
 
-def asked(url: str) -> Callable[[], Any]:
-    words = ("llm=openai_compatible", f"llm.base_url={url}", "llm.model=m", "llm.retry.retries=0")
-    return command("llmrl-llm", "check", *words)
+def make_model_check(url: str) -> Callable[[], Any]:
+    overrides = ("llm=openai_compatible", f"llm.base_url={url}", "llm.model=m", "llm.retry.retries=0")
+    return make_command("llmrl-llm", "check", *overrides)
 
 
 for _status in (401, 404, 500):
 
-    @attack(f"the body of HTTP {_status} writes the clipboard and a result line", "spelled out")
+    @attack(f"control sequences in the body of HTTP {_status}", "escaped")
     def _(folder: Path, status: int = _status) -> tuple[bool, str]:
-        with serving(status, ESCAPES.encode()) as url:
-            # Of a refused key the hint is shown alone.
-            return harmless(asked(url), "llm.api_key_env" if status == 401 else "result 9.99")
+        with run_server(status, ESCAPES.encode()) as url:
+            # For a rejected key, only the hint is printed.
+            return check_output(make_model_check(url), "llm.api_key_env" if status == 401 else "result 9.99")
 
 
-@attack("a reply, its finish reason and the list of models write on the terminal", "spelled out")
+@attack("control sequences in a reply, its finish reason and the list of models", "escaped")
 def _(folder: Path) -> tuple[bool, str]:
     choice = {"message": {"content": ESCAPES}, "finish_reason": ESCAPES}
-    with serving(200, json.dumps({"choices": [choice], "data": [{"id": ESCAPES}]}).encode()) as url:
-        return harmless(asked(url), "result 9.99")
+    with run_server(200, json.dumps({"choices": [choice], "data": [{"id": ESCAPES}]}).encode()) as url:
+        return check_output(make_model_check(url), "result 9.99")
 
 
-def stored(folder: Path, **fields: Any) -> Path:
-    run = theirs(folder, {}, "failed")
+def make_run_with_status(folder: Path, **fields: Any) -> Path:
+    run = make_untrusted_run(folder, {}, "failed")
     status = json.loads((run / "status.json").read_text())
     (run / "status.json").write_text(json.dumps({**status, **fields}))
     return run
 
 
-@attack("a stored error rewrites the table of a sweep", "spelled out")
+@attack("control sequences in a stored error", "escaped in the table of a sweep")
 def _(folder: Path) -> tuple[bool, str]:
-    stored(folder, error=ESCAPES, host=ESCAPES, llm=ESCAPES, env=ESCAPES)
-    return harmless(command("llmrl-sweep", "status", str(folder / "runs")), "9.99")
+    make_run_with_status(folder, error=ESCAPES, host=ESCAPES, llm=ESCAPES, env=ESCAPES)
+    return check_output(make_command("llmrl-sweep", "status", str(folder / "runs")), "9.99")
 
 
-@attack("stored overrides are markup", "shown as they are")
+@attack("markup in stored overrides", "printed literally")
 def _(folder: Path) -> tuple[bool, str]:
-    stored(folder, overrides=["agent=[/red][link=http://evil]x", f"env={ESCAPES}"])
-    return harmless(command("llmrl-sweep", "status", str(folder / "runs")), "[link=http://evil]")
+    make_run_with_status(folder, overrides=["agent=[/red][link=http://evil]x", f"env={ESCAPES}"])
+    return check_output(make_command("llmrl-sweep", "status", str(folder / "runs")), "[link=http://evil]")
 
 
-@attack("a report of hostile runs", "spelled out")
+@attack("a report of runs with control sequences", "escaped")
 def _(folder: Path) -> tuple[bool, str]:
-    run = stored(folder, overrides=[f"agent={ESCAPES}"], env=ESCAPES, llm=ESCAPES, error=ESCAPES, state="finished")
-    call = command("llmrl-report", str(run.parents[2]), "--no-figures", "--out", str(folder / "report"))
-    code, out = said_by(call)
-    return not obeyed(out), f"{code}; {last(out)[-80:]}"
+    run = make_run_with_status(
+        folder, overrides=[f"agent={ESCAPES}"], env=ESCAPES, llm=ESCAPES, error=ESCAPES, state="finished"
+    )
+    call = make_command("llmrl-report", str(run.parents[2]), "--no-figures", "--out", str(folder / "report"))
+    code, out = capture_output(call)
+    return not find_control_characters(out), f"{code}; {get_tail(out)[-80:]}"
 
 
-@attack("the log of a run goes back a line", "spelled out")
+@attack("control sequences in the log of a run", "escaped")
 def _(folder: Path) -> tuple[bool, str]:
-    run = theirs(folder, {})
+    run = make_untrusted_run(folder, {})
     (run / "run.log").write_bytes(f"lost\r{ESCAPES}\n".encode())
     (run / "traceback.txt").write_text(ESCAPES)
-    return harmless(command("llmrl-sweep", "logs", str(run)), "result 9.99")
+    return check_output(make_command("llmrl-sweep", "logs", str(run)), "result 9.99")
 
 
-@attack("a folder whose name clears the screen", "spelled out by status and clean")
+@attack("control sequences in the name of a folder", "escaped by status and clean")
 def _(folder: Path) -> tuple[bool, str]:
-    run = theirs(folder, {}, "failed")
+    run = make_untrusted_run(folder, {}, "failed")
     run.parents[1].rename(run.parents[2] / "\x1b[2J\x1b]0;x\x07fine\nremoved 0 items, 0.0 MB")
-    one = harmless(command("llmrl-sweep", "status", str(folder / "runs")), "")
-    two = harmless(command("llmrl-sweep", "clean", str(folder / "runs"), "--unfinished"), "fine")
-    return one[0] and two[0], f"{one[1]} / {two[1]}"
+    status_check = check_output(make_command("llmrl-sweep", "status", str(folder / "runs")), "")
+    clean_check = check_output(make_command("llmrl-sweep", "clean", str(folder / "runs"), "--unfinished"), "fine")
+    return status_check[0] and clean_check[0], f"{status_check[1]} / {clean_check[1]}"
 
 
-@attack("printed commands, pasted into a real shell", "nothing but the command runs")
+@attack("printed commands, executed in a shell", "only the command is executed")
 def _(folder: Path) -> tuple[bool, str]:
     from llmrl.display.sweeps import print_sweep
     from llmrl.sweeps.backends.local import Local
     from llmrl.sweeps.backends.protocol import Hardware, Job, JobOutcome
 
-    place = folder / "it's $(touch pwned) `touch pwned`; touch pwned #" / "run" / "s0"
-    place.mkdir(parents=True)
+    run_folder = folder / "it's $(touch pwned) `touch pwned`; touch pwned #" / "run" / "s0"
+    run_folder.mkdir(parents=True)
     job = Job({"seed": 0, "name": "x"}, [], Hardware(Local(), "cpu", "highest", 1, 1, 1.0, 0, 1), 1, [])
-    _, out = said_by(lambda: print_sweep([JobOutcome(job, place, "failed", error="x")]))
+    _, out = capture_output(lambda: print_sweep([JobOutcome(job, run_folder, "failed", error="x")]))
     lines = [line.removeprefix("Why: ") for line in out.splitlines() if line.startswith(("Why: llmrl", "llmrl-"))]
     stubs = 'llmrl-sweep() { echo "$@"; }; llmrl-report() { echo "$@"; }; '
     for line in lines:
         subprocess.run(["bash", "-c", stubs + line], cwd=folder, capture_output=True, timeout=20, check=True)
-    return len(lines) == 3 and not (folder / "pwned").exists(), f"{len(lines)} lines pasted: {lines[-1][-60:]}"
+    return len(lines) == 3 and not (folder / "pwned").exists(), f"{len(lines)} commands executed: {lines[-1][-60:]}"
 
 
 # --- links -----------------------------------------------------------------------------------------------------------
 
 
-def cleaned(folder: Path, *kinds: str) -> Said:
-    return said_by(
-        command("llmrl-sweep", "clean", str(folder), *(kinds or ("--unfinished", "--backups", "--launches")), "--yes")
+def run_clean(folder: Path, *kinds: str) -> CommandResult:
+    return capture_output(
+        make_command(
+            "llmrl-sweep", "clean", str(folder), *(kinds or ("--unfinished", "--backups", "--launches")), "--yes"
+        )
     )
 
 
-def precious(folder: Path) -> Path:
-    own = folder / "precious"
-    (own / "s1" / "backup_1").mkdir(parents=True)
-    (own / "thesis").write_text("years")
-    (own / "s1" / "thesis").write_text("years")
-    return own
+def make_outside_folder(folder: Path) -> Path:
+    """Create a folder outside of the output root, whose files must not be removed."""
+    outside = folder / "outside"
+    (outside / "s1" / "backup_1").mkdir(parents=True)
+    (outside / "file").write_text("content")
+    (outside / "s1" / "file").write_text("content")
+    return outside
 
 
-def kept(own: Path) -> bool:
-    return (own / "thesis").exists() and (own / "s1" / "thesis").exists() and (own / "s1" / "backup_1").exists()
+def is_intact(outside: Path) -> bool:
+    paths = (outside / "file", outside / "s1" / "file", outside / "s1" / "backup_1")
+    return all(path.exists() for path in paths)
 
 
-@attack("the folder of launches is a link to a home", "left alone")
+@attack("the folder of launches is a link to another folder", "not followed")
 def _(folder: Path) -> tuple[bool, str]:
-    own, run = precious(folder), theirs(folder, {})
-    (run.parents[2] / ".sweeps").symlink_to(own)
-    code, out = cleaned(run.parents[2])
-    return kept(own) and code == 0, last(out)
+    outside, run = make_outside_folder(folder), make_untrusted_run(folder, {})
+    (run.parents[2] / ".sweeps").symlink_to(outside)
+    code, out = run_clean(run.parents[2])
+    return is_intact(outside) and code == 0, get_tail(out)
 
 
-@attack("a group of runs is a chain of links", "left alone")
+@attack("a group of runs is a chain of links", "not followed")
 def _(folder: Path) -> tuple[bool, str]:
-    own, run = precious(folder), theirs(folder, {})
-    (folder / "middle").symlink_to(own)
+    outside, run = make_outside_folder(folder), make_untrusted_run(folder, {})
+    (folder / "middle").symlink_to(outside)
     (run.parents[1] / "group").symlink_to(folder / "middle")
-    code, out = cleaned(run.parents[2])
-    return kept(own) and code == 0, last(out)
+    code, out = run_clean(run.parents[2])
+    return is_intact(outside) and code == 0, get_tail(out)
 
 
-@attack("a backup is a relative link upwards", "left alone")
+@attack("a backup is a relative link to a parent folder", "not followed")
 def _(folder: Path) -> tuple[bool, str]:
-    own, run = precious(folder), theirs(folder, {})
-    (run / "backup_1").symlink_to("../../../../precious")
-    code, out = cleaned(run.parents[2])
-    return kept(own) and code == 0, last(out)
+    outside, run = make_outside_folder(folder), make_untrusted_run(folder, {})
+    (run / "backup_1").symlink_to("../../../../outside")
+    code, out = run_clean(run.parents[2])
+    return is_intact(outside) and code == 0, get_tail(out)
 
 
-@attack("a backup holds links to folders, and to itself", "the links go, nothing else")
+@attack("a backup with links to other folders and to itself", "only the links are removed")
 def _(folder: Path) -> tuple[bool, str]:
-    own, run = precious(folder), theirs(folder, {})
+    outside, run = make_outside_folder(folder), make_untrusted_run(folder, {})
     (run / "backup_1" / "deep").mkdir(parents=True)
-    (run / "backup_1" / "deep" / "x").symlink_to(own)
+    (run / "backup_1" / "deep" / "x").symlink_to(outside)
     (run / "backup_1" / "deep" / "loop").symlink_to("..")
     os.mkfifo(run / "backup_1" / "pipe")
-    code, out = cleaned(run.parents[2])
-    return kept(own) and not (run / "backup_1").exists() and code == 0, last(out)
+    code, out = run_clean(run.parents[2])
+    return is_intact(outside) and not (run / "backup_1").exists() and code == 0, get_tail(out)
 
 
-@attack("somebody swaps the folder for a link all the time", "nothing behind it is touched")
+@attack("a folder that is repeatedly replaced by a link during removal", "the target of the link is unchanged")
 def _(folder: Path) -> tuple[bool, str]:
     from llmrl.core.errors import RunFolderError
     from llmrl.sweeps.run_control import remove_path
 
-    own, root = precious(folder), folder / "runs"
+    outside, root = make_outside_folder(folder), folder / "runs"
     group, away, stop = root / "group", root / "away", threading.Event()
     (group / "s1").mkdir(parents=True)
     (group / "stays").touch()
     link = root / "link"
-    link.symlink_to(own)
+    link.symlink_to(outside)
 
     def swap() -> None:
         while not stop.is_set():
-            for a, b in ((group, away), (link, group), (group, link), (away, group)):
+            for source, target in ((group, away), (link, group), (group, link), (away, group)):
                 with contextlib.suppress(OSError):
-                    a.rename(b)
+                    source.rename(target)
 
     thread = threading.Thread(target=swap)
     thread.start()
-    tried = lost = 0
+    n_attempts = n_rejected = 0
     try:
-        while tried < 2000 and kept(own):
-            tried += 1
+        while n_attempts < 2000 and is_intact(outside):
+            n_attempts += 1
             try:
                 with contextlib.suppress(OSError):
                     (group / "s1").mkdir()
                 remove_path(root, group / "s1")
             except RunFolderError:
-                lost += 1
+                n_rejected += 1
     finally:
         stop.set()
         thread.join()
-    return kept(own), f"{tried} tries, {lost} met a link or nothing"
+    return is_intact(outside), f"{n_attempts} attempts, {n_rejected} rejected"
 
 
 if __name__ == "__main__":
-    main("Trust: strangers' code, texts and links")
+    main("Untrusted code, texts and links")

@@ -25,18 +25,18 @@ def test_affordances_match_minigrid(saycan):
     view[:, 3, 6, 0] = [1, 1, 5, 1, 1]
     view[:, 3, 5, 0] = [1, 2, 6, 6, 4]  # nothing, a wall, a ball with full hands, a ball, a closed door
     view[:, 3, 5, 2] = [0, 0, 0, 0, 1]
-    works = saycan.affordances(view, 6, 0.0)
+    works = saycan.compute_affordances(view, 6, 0.0)
     forward, pick_up, drop, toggle = works[:, 2:].T.astype(bool)
     assert forward.tolist() == [True, False, False, False, False]
     assert pick_up.tolist() == [False, False, False, True, False]
     assert drop.tolist() == [False] * 5
     assert toggle.tolist() == [False, False, False, False, True]
     view[0, 3, 6, 0] = 5
-    assert saycan.affordances(view, 6, 0.0)[0, 4] == 1
+    assert saycan.compute_affordances(view, 6, 0.0)[0, 4] == 1
     # A locked door opens with the key of its color: with empty hands, with another key, with it, with a ball of it.
     view[:, 3, 5] = (4, 2, 2)
     view[:4, 3, 6, :2] = [(1, 0), (5, 1), (5, 2), (6, 2)]
-    assert saycan.affordances(view, 6, 0.0)[:, 5].tolist() == [0, 0, 1, 0, 0]
+    assert saycan.compute_affordances(view, 6, 0.0)[:, 5].tolist() == [0, 0, 1, 0, 0]
 
 
 def test_actions_are_never_excluded(saycan):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from options import page
+from options import format_page
 
 from llmrl.config.option_docs import format_option_type
 
@@ -11,7 +11,7 @@ from llmrl.config.option_docs import format_option_type
 @pytest.mark.slow
 def test_options_page_is_current():
     """Run python scripts/options.py if this test fails."""
-    assert (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8") == page()
+    assert (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8") == format_page()
 
 
 @pytest.mark.parametrize(

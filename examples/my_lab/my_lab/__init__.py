@@ -1,1 +1,1 @@
-"""Parts of our own."""
+"""Example package with custom parts for llmrl."""

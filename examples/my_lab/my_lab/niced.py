@@ -1,4 +1,4 @@
-"""A backend, `hardware/backend=niced`."""
+"""Backend that runs jobs at low priority, `hardware/backend=niced`."""
 
 import os
 import pickle
@@ -15,7 +15,11 @@ from llmrl.sweeps.payload import RunPayload
 
 @dataclass(frozen=True)
 class Niced(Backend):
-    """Computes runs one after the other, each in a new interpreter that gives way to other programs."""
+    """Backend that computes runs sequentially, each in a new process with a lower scheduling priority.
+
+    Attributes:
+        level: increase of the niceness.
+    """
 
     level: NonNegativeInt = 10
 
@@ -33,12 +37,12 @@ class Niced(Backend):
         process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True)
         process.stdin.write(pickle.dumps(payload))
         process.stdin.close()
-        told = False
+        is_signaled = False
         while process.poll() is None:
             try:
                 process.wait(timeout=0.2)
             except subprocess.TimeoutExpired:
-                if stop.requested and not told:
-                    told = True
+                if stop.requested and not is_signaled:
+                    is_signaled = True
                     os.kill(process.pid, stop.signal)
         return outcome_from_exit(job, launch_record.attempt, process.returncode, stop_signal=stop.signal)

@@ -1,4 +1,4 @@
-"""An environment and a principal, `env=coins principal=ladder`."""
+"""Environment and principal, `env=coins principal=ladder`."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ TAX = ParameterSpace("tax", (Parameter("rate", 0.0, 2.0, "reward per coin", "pai
 
 
 class Coins:
-    """Whoever takes a coin earns 1, and costs each of the others 0.5."""
+    """Environment in which an agent that takes a coin gains 1 and reduces the reward of each other agent by 0.5."""
 
     def __init__(
         self, seeds: Seeds, n_envs: PositiveInt = 8, n_agents: PositiveInt = 3, horizon: PositiveInt = 10
@@ -38,8 +38,8 @@ class Coins:
         base = taken - 0.5 * (taken.sum(1, keepdims=True) - taken)
         reward = base - self._rate[:, None].astype(np.float32) * taken
         self._time += 1
-        never = np.zeros(self.spec.n_envs, dtype=bool)
-        return Step(self._observe(), reward, base, never, self._time >= self.spec.horizon, {"taken": taken.sum(1)})
+        terminated = np.zeros(self.spec.n_envs, dtype=bool)
+        return Step(self._observe(), reward, base, terminated, self._time >= self.spec.horizon, {"taken": taken.sum(1)})
 
     def _observe(self):
         share = (self._time / self.spec.horizon).astype(np.float32)
@@ -49,7 +49,7 @@ class Coins:
         self._rate = np.broadcast_to(TAX.check(values), (self.spec.n_envs, 1))[:, 0].copy()
 
     def share_random_numbers(self, n_groups):
-        self.spec.games_per_group(n_groups)  # nothing is drawn: all games meet the same luck
+        self.spec.games_per_group(n_groups)  # the environment is deterministic
 
     def set_context(self, context):
         raise ValueError("coins have no contexts")
@@ -68,13 +68,13 @@ class Coins:
 
 
 class Ladder:
-    """Proposes evenly spaced vectors, from a random one up to the upper bounds, and again from the lower ones."""
+    """Principal that cycles through evenly spaced vectors between the bounds, starting with a random one."""
 
     parallel = True
 
     def __init__(self, space: ParameterSpace, seeds: Seeds, rungs: PositiveInt = 5) -> None:
         self.space, self.rungs = space, rungs
-        self.next = int(seeds.numpy("ladder").integers(rungs))  # another one for each seed of the run
+        self.next = int(seeds.numpy("ladder").integers(rungs))  # depends on the seed of the run
 
     def ask(self, context=None, n=1):
         shares = [(self.next + i) % self.rungs / max(1, self.rungs - 1) for i in range(n)]

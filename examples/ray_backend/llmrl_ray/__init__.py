@@ -1,1 +1,1 @@
-"""Runs of llmrl on Ray."""
+"""Backend of llmrl for Ray clusters."""

@@ -1,4 +1,4 @@
-"""A backend, `hardware/backend=ray`: the runs of a sweep as tasks of a Ray cluster."""
+"""Backend that computes the runs of a sweep as tasks of a Ray cluster, `hardware/backend=ray`."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Ray(Backend):
-    """A backend that computes each run in a worker process of a Ray cluster whose machines share a file system.
+    """Backend that computes each run in a worker process of a Ray cluster whose machines share a file system.
 
-    Runs end with the launching process. A run whose worker or machine is lost starts again elsewhere, and resumes.
+    Runs end when the launching process ends. If the worker or the machine of a run is lost, the run is restarted on
+    another worker, where it resumes.
 
     Attributes:
         address: address of the cluster, `host:port`; `auto`: the cluster of this machine.
-        retries: maximum number of times that a lost run starts again.
+        retries: maximum number of restarts of a lost run.
     """
 
     address: str = "auto"
@@ -65,7 +66,9 @@ class Ray(Backend):
         for batch in self.make_batches(jobs):
             needs = {"CPU": batch.cores, "GPU": batch.hardware.gpus, "memory": batch.memory_gb * 1e9}
             if not any(all(node.get(name, 0) >= need for name, need in needs.items()) for node in nodes):
-                raise ConfigError(f"no machine of the Ray cluster has what a run needs: {needs}; they have {nodes}")
+                raise ConfigError(
+                    f"no machine of the Ray cluster has the resources of a run: {needs}; they have {nodes}"
+                )
 
     def count_parallel(self, batches: Sequence[JobBatch]) -> int | None:
         return batches[0].hardware.parallel
@@ -89,81 +92,82 @@ class Ray(Backend):
                 outcomes += failures
             while running or (waiting and not stop.requested):
                 while waiting and not stop.requested and len(running) < (jobs[0].hardware.parallel or len(jobs)):
-                    accepted = waiting.pop(0)
-                    running[_submit(accepted, run_function)] = accepted
+                    launch = waiting.pop(0)
+                    running[_submit(launch, run_function)] = launch
                 if stop.requested and not is_stopping:
                     is_stopping = True
                     for reference in running:
                         ray.cancel(reference)
                 for reference in ray.wait(list(running), timeout=_POLL_S)[0] if running else []:
-                    accepted = running.pop(reference)
-                    folder = accepted.batch.folders[0]
-                    end = _end(reference, accepted)
-                    if end.exit_code < 0 and losses[folder] < self.retries and not stop.requested:
+                    launch = running.pop(reference)
+                    folder = launch.batch.folders[0]
+                    run_exit = _get_run_exit(reference, launch)
+                    if run_exit.exit_code < 0 and losses[folder] < self.retries and not stop.requested:
                         losses[folder] += 1
-                        log.warning("%s is lost and starts again: %s", folder, end.error)
-                        waiting.insert(0, accepted)
+                        log.warning("%s is lost and restarts: %s", folder, run_exit.error)
+                        waiting.insert(0, launch)
                         continue
                     stop_signal = signal.SIGINT if stop.requested else None
-                    job, attempt = accepted.batch.jobs[0], accepted.attempts[folder]
-                    outcome = outcome_from_exit(job, attempt, end.exit_code, end.error, stop_signal)
+                    job, attempt = launch.batch.jobs[0], launch.attempts[folder]
+                    outcome = outcome_from_exit(job, attempt, run_exit.exit_code, run_exit.error, stop_signal)
                     if outcome.state == "lost":
-                        outcome = replace(outcome, error=f"its worker is lost ({end.error})")
+                        outcome = replace(outcome, error=f"its worker is lost ({run_exit.error})")
                     outcomes.append(outcome)
                     log.info("%s", describe_outcome(outcome))
-        return outcomes + [cancel_before_start(job) for accepted in waiting for job in accepted.batch.jobs]
+        return outcomes + [cancel_before_start(job) for launch in waiting for job in launch.batch.jobs]
 
 
-def _submit(accepted: BatchLaunch, run_function: RunFunction) -> Any:
-    """Return a reference to the task that computes a run."""
+def _submit(launch: BatchLaunch, run_function: RunFunction) -> Any:
+    """Submit a run, and return the reference to its task."""
     import ray
 
-    batch = accepted.batch
+    batch = launch.batch
     environment = dict.fromkeys(THREAD_VARIABLES, str(batch.hardware.threads or batch.cores))
     payload = pickle.dumps(build_payload(batch, run_function, environment))
-    # A worker computes one run only, so that runs share no state.
+    # Each worker computes a single run, so that runs do not share state.
     worker = ray.remote(max_calls=1, max_retries=0)(compute).options(
         name=str(batch.folders[0]), num_cpus=batch.cores, num_gpus=batch.hardware.gpus, memory=batch.memory_gb * 1e9
     )
-    return worker.remote(payload, environment, accepted.records[0].log, str(Path.cwd()))
+    return worker.remote(payload, environment, launch.records[0].log, str(Path.cwd()))
 
 
 def compute(payload: bytes, environment: dict[str, str], log_file: str, working_directory: str) -> RunExit:
-    """Compute a run; called in a worker process.
+    """Compute a run in a worker process.
 
     Args:
-        payload: pickled `ProcessPayload`, which is loaded after the environment is set.
-        environment: variables that libraries read when they are imported.
+        payload: pickled `ProcessPayload`, which is loaded after the environment variables are set.
+        environment: environment variables that libraries read during import.
         log_file: file for the output.
         working_directory: working directory of the launching process.
     """
     import ray
 
     redirect_output(log_file)
-    # Ray cancels a task as Ctrl-C does. A run saves at SIGTERM, also if `llmrl-sweep cancel` has sent it one already.
+    # Ray cancels a task with an interrupt, like Ctrl-C. It is replaced by SIGTERM, at which a run saves, even if
+    # `llmrl-sweep cancel` has already sent SIGTERM.
     _thread.interrupt_main = partial(_thread.interrupt_main, signal.SIGTERM)  # type: ignore[assignment]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # before the run handles signals
     os.chdir(working_directory)
     os.environ.update(environment)
     os.environ[JOB_ID] = ray.get_runtime_context().get_task_id()
-    (end,) = pickle.loads(payload)()  # noqa: S301 (it comes from the launching process)
-    return end
+    (run_exit,) = pickle.loads(payload)()  # noqa: S301 (created by the launching process)
+    return run_exit
 
 
-def _end(reference: Any, accepted: BatchLaunch) -> RunExit:
-    """Return how an ended task's run has ended; a negative exit code means that its worker is lost."""
+def _get_run_exit(reference: Any, launch: BatchLaunch) -> RunExit:
+    """Return the exit of the run of a finished task; a negative exit code means that the worker is lost."""
     import ray
 
-    (job,) = accepted.batch.jobs
+    (job,) = launch.batch.jobs
     try:
-        end: RunExit = ray.get(reference)
+        run_exit: RunExit = ray.get(reference)
     except ray.exceptions.TaskCancelledError:
         return RunExit(job.folder, EXIT_INTERRUPTED)
     except ray.exceptions.RayTaskError as error:
         return RunExit(job.folder, EXIT_FAILED, summarize_error(error.cause))
     except ray.exceptions.RayError as error:
         release_ended_job(job.folder, reference.task_id().hex())
-        if has_ended(job, accepted.attempts[job.folder]):
+        if has_ended(job, launch.attempts[job.folder]):
             return RunExit(job.folder, 0)
         return RunExit(job.folder, -signal.SIGKILL, summarize_error(error))
-    return end
+    return run_exit
