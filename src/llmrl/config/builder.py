@@ -29,15 +29,14 @@ class Part:
     Attributes:
         target: the class or function.
         signature: parameters of the target.
-        options: values by option. Nodes inside are `Part`s, also in lists and mappings.
-        options_with_parts: options that contain parts; their types are checked when these are built.
+        options: values by option. Nodes inside are `Part`s, also in lists and mappings. The types of options that
+            contain parts are checked when these are built.
         path: dotted path of the part in the config, for messages.
     """
 
     target: Any
     signature: PartSignature
     options: Mapping[str, Any]
-    options_with_parts: frozenset[str]
     path: str
 
 
@@ -92,13 +91,11 @@ class Builder:
         arguments: dict[str, Any] = {}
         for name, parameter in signature.parameters.items():
             if name in part.options:
-                value = part.options[name]
-                if name in part.options_with_parts:
-                    value = validate_argument(
-                        self._build_parts(value), signature.hints.get(name, Any), f"{path}.{name}"
-                    )
-                elif isinstance(value, Part):
+                value, hint = part.options[name], signature.hints.get(name, Any)
+                if hint is PartFactory:
                     value = self._make_factory(value)
+                elif _contains_part(value):
+                    value = validate_argument(self._build_parts(value), hint, f"{path}.{name}")
                 arguments[name] = value
             elif name in self.services:
                 arguments[name] = self.services[name]
@@ -112,7 +109,7 @@ class Builder:
         Raises:
             ConfigError: the value does not fit `hint`, or a node in it is invalid (`build`).
         """
-        return validate_argument(self._build_parts(self._validate_value(value, path)[0]), hint, path)
+        return validate_argument(self._build_parts(self._validate_value(value, path)), hint, path)
 
     def validate(self, node: Mapping[str, Any], path: str, target: str | None = None) -> Part | None:
         """Check the arguments of `node` and of the parts in it; return None if `_target_` is null or missing.
@@ -132,16 +129,15 @@ class Builder:
             return validated[1]
         target_class = self.locate(target, path)
         signature = get_signature(target_class)
-        part = Part(target_class, signature, *self._validate_options(target_class, signature, node, path), path)
+        part = Part(target_class, signature, self._validate_options(target_class, signature, node, path), path)
         self._validated_parts[id(node)] = node, part
         return part
 
     def _validate_options(
         self, target: Any, signature: PartSignature, node: Mapping[str, Any], path: str
-    ) -> tuple[dict[str, Any], frozenset[str]]:
-        """Return the validated options of a node, and the names of those that contain parts."""
+    ) -> dict[str, Any]:
+        """Return the validated options of a node."""
         options: dict[str, Any] = {}
-        options_with_parts = set()
         errors = ErrorCollector()
         for name, value in node.items():
             if name == "_target_":
@@ -153,16 +149,12 @@ class Builder:
                 if parameter.annotation is not inspect.Parameter.empty and name not in signature.hints:
                     raise TypeError(f"the type hint of {target.__qualname__}({name}) cannot be evaluated at run time")
                 hint, option_path = signature.hints.get(name, Any), f"{path}.{name}"
-                options[name], has_parts = self._validate_value(value, option_path)
-                if hint is PartFactory:
-                    if not isinstance(options[name], Part):
-                        raise ConfigError(f"{option_path}={value!r} must be the options of a part, with its _target_")
-                elif has_parts:
-                    options_with_parts.add(name)
-                else:
-                    options[name] = validate_argument(options[name], hint, option_path)
+                option = self._validate_value(value, option_path)
+                if hint is PartFactory and not isinstance(option, Part):
+                    raise ConfigError(f"{option_path}={value!r} must be the options of a part, with its _target_")
+                options[name] = option if _contains_part(option) else validate_argument(option, hint, option_path)
         errors.raise_all()
-        return options, frozenset(options_with_parts)
+        return options
 
     def needs(self, node: Mapping[str, Any], name: str, path: str) -> bool:
         """Return whether the part of `node`, or a nested part, has a parameter for the service `name`."""
@@ -200,24 +192,20 @@ class Builder:
     def _make_factory(self, part: Part) -> PartFactory:
         def build(overrides: Mapping[str, Any], services: Mapping[str, Any]) -> Any:
             builder = self.replace_services({**self.services, **services})
-            options, with_parts = builder._validate_options(part.target, part.signature, overrides, part.path)
-            with_parts |= part.options_with_parts - overrides.keys()
-            return builder._construct(replace(part, options={**part.options, **options}, options_with_parts=with_parts))
+            options = builder._validate_options(part.target, part.signature, overrides, part.path)
+            return builder._construct(replace(part, options={**part.options, **options}))
 
         return PartFactory(build, part.target, part.path)
 
-    def _validate_value(self, value: Any, path: str) -> tuple[Any, bool]:
-        """Return a value in which nodes with a `_target_` are replaced by `Part`s, and whether there are any."""
+    def _validate_value(self, value: Any, path: str) -> Any:
+        """Return a value in which nodes are replaced by `Part`s, or by None if their `_target_` is null."""
         if isinstance(value, Mapping):
             if "_target_" in value:
-                part = self.validate(value, path)
-                return part, part is not None
-            elements = {key: self._validate_value(x, f"{path}.{key}") for key, x in value.items()}
-            return {key: x for key, (x, _) in elements.items()}, any(has_parts for _, has_parts in elements.values())
+                return self.validate(value, path)
+            return {key: self._validate_value(x, f"{path}.{key}") for key, x in value.items()}
         if isinstance(value, list | tuple):
-            items = [self._validate_value(x, f"{path}[{i}]") for i, x in enumerate(value)]
-            return [x for x, _ in items], any(has_parts for _, has_parts in items)
-        return value, False
+            return [self._validate_value(x, f"{path}[{i}]") for i, x in enumerate(value)]
+        return value
 
     def _build_parts(self, value: Any) -> Any:
         """Return a validated value with its parts built."""
@@ -228,3 +216,10 @@ class Builder:
         if isinstance(value, list | tuple):
             return [self._build_parts(x) for x in value]
         return value
+
+
+def _contains_part(value: Any) -> bool:
+    """Return whether a validated value is or contains a part."""
+    if isinstance(value, Mapping | list):
+        return any(map(_contains_part, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, Part)
