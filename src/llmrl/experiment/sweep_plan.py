@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from llmrl.config.loop_sections import loop_kind
 from llmrl.core.seeding import Seeds
 from llmrl.experiment import reference_line_runs, run_references
-from llmrl.experiment.batched_runs import unshared_reason
+from llmrl.experiment.batched_runs import UnsharedReason, unshared_reason
 from llmrl.experiment.config_completion import groups_using_model
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import build_loop, build_parts
@@ -33,24 +34,24 @@ COLUMNS = ("run", "runs", "environment steps", "LLM calls", "cost", "alone in it
 """Columns of the table; the last one has the reason why a run does not share its process (`UnsharedReason`)."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _RunEstimate:
-    """Estimate of the size and cost of one run; unknown numbers are None.
+    """Estimate of the size and cost of one run; unknown numbers are NaN.
 
     Attributes:
         env_steps: maximum number of environment steps, summed over games.
+        uses_model: whether the run uses a language model; without one, calls and costs have no meaning.
         calls, max_calls: number of calls of a language model: expected, and with all possible repairs.
-        uses_model: whether the run uses a language model; without one, calls and costs are None.
         cost, max_cost: costs of `calls` and `max_calls`, US dollars.
         prerequisites: runs that measure its reference lines.
     """
 
-    env_steps: int | None = None
-    calls: int | None = None
-    max_calls: int | None = None
-    uses_model: bool = False
-    cost: float | None = None
-    max_cost: float | None = None
+    env_steps: float
+    uses_model: bool
+    calls: float = math.nan
+    max_calls: float = math.nan
+    cost: float = math.nan
+    max_cost: float = math.nan
     prerequisites: list[PrerequisiteRun] = field(default_factory=list)
 
 
@@ -85,9 +86,9 @@ def plan_sweep(
     prerequisites += [run for estimate in estimates.values() for run in estimate.prerequisites]
     unfinished_prerequisites = [run for run in {run.folder: run for run in prerequisites}.values() if not run.finished]
     batches, requests = describe_requests(missing_jobs)
-    rows = [_setting_row(digest_jobs, estimates[digest]) for digest, digest_jobs in jobs_by_digest.items()]
+    rows = [_build_setting_row(digest_jobs, estimates[digest]) for digest, digest_jobs in jobs_by_digest.items()]
     rows += [[f"before them: {run.name}", "1", f"{run.env_steps:,}", "-", "-", ""] for run in unfinished_prerequisites]
-    rows.append(_total_row(missing_jobs, estimates, unfinished_prerequisites))
+    rows.append(_build_row("in all", [estimates[job.digest] for job in missing_jobs], unfinished_prerequisites))
     heading = "Plan of the sweep (dry_run=true: all parts were built, and a few steps were run to estimate the time)"
     summary = f"{len(missing_jobs):,} runs in {_format_processes(batches)}"
     summary += f"; {len(other_jobs):,} are finished or computed by another process" if other_jobs else ""
@@ -113,63 +114,59 @@ def _estimate(experiment: Experiment) -> _RunEstimate:
     parts = build_parts(config, resources.model, resources=resources)
     try:
         loop = build_loop(config, parts)
-        estimate = _RunEstimate(prerequisites=reference_line_runs.prerequisite_runs(config, parts, loop))
-        if isinstance(loop, DesignLoop):
-            estimate.env_steps = loop.env_steps
-        elif "learn" in config:
-            estimate.env_steps = config["learn"]["env_steps"]
-        estimate.uses_model = bool(groups_using_model(config, builder=resources.builder))
+        learning_steps = config["learn"]["env_steps"] if "learn" in config else math.nan
+        estimate = _RunEstimate(
+            loop.env_steps if isinstance(loop, DesignLoop) else learning_steps,
+            bool(groups_using_model(config, builder=resources.builder)),
+            prerequisites=reference_line_runs.prerequisite_runs(config, parts, loop),
+        )
         call_estimate = loop.estimate()
-        if isinstance(parts.llm, ChatClient) and call_estimate is not None:
-            estimate.calls, estimate.max_calls = call_estimate.calls, call_estimate.max_calls
-            estimate.cost, estimate.max_cost = estimate_costs(call_estimate, parts.llm)
-        return estimate
+        if not isinstance(parts.llm, ChatClient) or call_estimate is None:
+            return estimate
+        cost, max_cost = (math.nan if cost is None else cost for cost in estimate_costs(call_estimate, parts.llm))
+        calls, max_calls = call_estimate.calls, call_estimate.max_calls
+        return replace(estimate, calls=calls, max_calls=max_calls, cost=cost, max_cost=max_cost)
     finally:
         parts.close()
         resources.close()
 
 
-def _setting_row(jobs: Sequence[Job], estimate: _RunEstimate) -> list[str]:
+def _build_setting_row(jobs: Sequence[Job], estimate: _RunEstimate) -> list[str]:
     """Return the row of the table for runs that differ only in their seeds."""
-    n_runs, reason = len(jobs), unshared_reason(jobs[0].config)
-    calls, cost = _format_calls(estimate, n_runs), _format_cost(estimate, n_runs)
-    steps = "unknown" if estimate.env_steps is None else f"{n_runs * estimate.env_steps:,}"
     name = format_overrides(split_overrides(jobs[0].label_overrides)) or jobs[0].folder.parent.name
-    return [name, f"{n_runs:,}", steps, calls, cost, "" if reason is None else str(reason)]
+    return _build_row(name, [estimate] * len(jobs), reason=unshared_reason(jobs[0].config))
 
 
-def _total_row(
-    jobs: Sequence[Job], estimates: Mapping[str, _RunEstimate], prerequisites: Sequence[PrerequisiteRun]
+def _build_row(
+    name: str,
+    estimates: Sequence[_RunEstimate],
+    prerequisites: Sequence[PrerequisiteRun] = (),
+    reason: UnsharedReason | None = None,
 ) -> list[str]:
-    """Return the row of sums over all runs; a sum is unknown if it is unknown for one run."""
-    job_estimates = [estimates[job.digest] for job in jobs]
-    steps = [estimate.env_steps for estimate in job_estimates] + [run.env_steps for run in prerequisites]
-    total_steps = "unknown" if None in steps else f"{sum(step or 0 for step in steps):,}"
-    llm_runs = [estimate for estimate in job_estimates if estimate.uses_model]
-    total = _RunEstimate(uses_model=bool(llm_runs))
-    for name in ("calls", "max_calls", "cost", "max_cost"):
-        values = [getattr(estimate, name) for estimate in llm_runs]
-        setattr(total, name, None if None in values else sum(values))
-    n_runs = len(jobs) + len(prerequisites)
-    return ["in all", f"{n_runs:,}", total_steps, _format_calls(total, 1), _format_cost(total, 1), ""]
+    """Return a row with sums over runs; a sum is unknown if it is unknown for one run.
+
+    Args:
+        name: name of the row.
+        estimates: estimate of each run.
+        prerequisites: further runs, which use no language model.
+        reason: reason why each run has a process of its own; None: it shares one.
+    """
+    env_steps = sum(run.env_steps for run in estimates) + sum(run.env_steps for run in prerequisites)
+    model_runs = [estimate for estimate in estimates if estimate.uses_model]
+    calls, cost = "-", "-"
+    if model_runs:
+        n_calls, max_calls = sum(run.calls for run in model_runs), sum(run.max_calls for run in model_runs)
+        calls = _format_sum(n_calls, max_calls if max_calls > n_calls else math.nan, "{:,.0f}")
+        cost = _format_sum(sum(run.cost for run in model_runs), sum(run.max_cost for run in model_runs), "${:,.4g}")
+    n_runs = len(estimates) + len(prerequisites)
+    return [name, f"{n_runs:,}", _format_sum(env_steps, math.nan, "{:,.0f}"), calls, cost, reason or ""]
 
 
-def _format_calls(estimate: _RunEstimate, n_runs: int) -> str:
-    if not estimate.uses_model:
-        return "-"
-    if estimate.calls is None or estimate.max_calls is None:
+def _format_sum(expected: float, maximum: float, template: str) -> str:
+    """Return an expected sum and, if it is not NaN, the maximum as text, such as `6, at most 12`."""
+    if math.isnan(expected):
         return "unknown"
-    maximum_text = f", at most {n_runs * estimate.max_calls:,}" if estimate.max_calls > estimate.calls else ""
-    return f"{n_runs * estimate.calls:,}{maximum_text}"
-
-
-def _format_cost(estimate: _RunEstimate, n_runs: int) -> str:
-    if not estimate.uses_model:
-        return "-"
-    if estimate.cost is None:
-        return "unknown"
-    maximum_text = "" if estimate.max_cost is None else f", at most ${n_runs * estimate.max_cost:,.4g}"
-    return f"${n_runs * estimate.cost:,.4g}{maximum_text}"
+    return template.format(expected) + ("" if math.isnan(maximum) else f", at most {template.format(maximum)}")
 
 
 def _format_processes(batches: Sequence[JobBatch]) -> str:
@@ -198,11 +195,11 @@ def _format_time(
 
     seconds = []
     for batch in batches:
-        steps = [estimates[job.digest].env_steps for job in batch.jobs]
-        rate = None if None in steps else rate_of(batch)
+        steps = sum(estimates[job.digest].env_steps for job in batch.jobs)
+        rate = None if math.isnan(steps) else rate_of(batch)
         if rate is None:
             return "time: unknown, because the steps of some runs cannot be timed beforehand"
-        seconds.append(sum(step or 0 for step in steps) / rate)
+        seconds.append(steps / rate)
     if not batches:
         return "time: none"
     prerequisite_seconds = 0.0
