@@ -49,16 +49,8 @@ def make_folder(folder: Path, private: bool) -> None:
     Raises:
         OSError: the folder cannot be created.
     """
-    if not private:
+    with create_files_privately(private):
         folder.mkdir(parents=True, exist_ok=True)
-        return
-    missing_folders = []
-    for path in (folder, *folder.parents):
-        if path.exists():
-            break
-        missing_folders.append(path)
-    for path in reversed(missing_folders):
-        path.mkdir(mode=0o700, exist_ok=True)
-    mode = folder.stat().st_mode
-    if mode & OWNER_ONLY and folder.stat().st_uid == os.getuid():
-        folder.chmod(mode & 0o700)
+    folder_stat = folder.stat()
+    if private and folder_stat.st_mode & OWNER_ONLY and folder_stat.st_uid == os.getuid():
+        folder.chmod(folder_stat.st_mode & 0o700)
