@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -214,8 +215,8 @@ def adapt_societies(
     n_societies = len(vectors)
     config = {**config, "env": {**config["env"], "n_envs": n_societies * plan.games}}
     parts = build_parts(config, llm, render=False, play_only=True, n_proposals=n_societies)
-    env, agents = parts.env, parts.agents
-    try:
+    agents = parts.agents
+    with closing(parts.env) as env:
         if env.spec.horizon is None:
             raise ConfigError("adapt=true needs env.horizon, the length of a round, which is null; set it")
         societies = Societies(env, agents, n_societies, 1)
@@ -231,5 +232,3 @@ def adapt_societies(
             seed_nodes = [seeds.child("adapt").child(i)] * n_societies
             serve(adaptation.play_round(seed_nodes, np.stack(vectors), context))
         return [agent.state_dict() for agent in agents]
-    finally:
-        env.close()

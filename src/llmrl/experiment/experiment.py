@@ -6,7 +6,7 @@ import copy
 import functools
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,10 +171,8 @@ class Experiment:
         Raises:
             LlmrlError: the parts cannot work together.
         """
-        try:
+        with closing(self.resources):
             return self.application.plan(self.config, self.resources)
-        finally:
-            self.resources.close()
 
     def run(self) -> Run:
         """Start or resume the run in its folder, unless it is finished; return the closed run.
@@ -185,17 +183,14 @@ class Experiment:
             LlmrlError: the run failed; the error is recorded in the folder.
             Stopped: a signal stopped the run; the message contains the progress that was saved.
         """
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(create_files_privately(self.config.get("private", True)))
-                with self._open() as run:
-                    try:
-                        if not run.finished:
-                            self.application.compute(self.config, self.resources, run, self._compute_prerequisite)
-                    finally:
-                        stack.enter_context(self.resources.detached())
-        finally:
-            self.resources.close()
+        with closing(self.resources), ExitStack() as stack:
+            stack.enter_context(create_files_privately(self.config.get("private", True)))
+            with self._open() as run:
+                try:
+                    if not run.finished:
+                        self.application.compute(self.config, self.resources, run, self._compute_prerequisite)
+                finally:
+                    stack.enter_context(self.resources.detached())
         return run
 
     def _compute_prerequisite(self, config: Config, overrides: Sequence[str]) -> None:

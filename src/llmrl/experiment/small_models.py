@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 import uuid
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,11 +127,8 @@ def create_model_for_env(folder: Path, config: Config, kind: ModelKind, model: S
     # The tokenizer does not depend on the run's seed, so weights fit every small model of the same environment.
     tokenizer_seeds, model_seeds = Seeds(0).child("small models"), Seeds(model.seed or 0).child("small model")
     builder = Builder(EnvServices(tokenizer_seeds.child("env")), config["trusted_modules"])
-    env = build_env(_get_env_options(config), builder)
-    try:
+    with closing(build_env(_get_env_options(config), builder)) as env:
         env_texts = _collect_texts(env, model.channel, tokenizer_seeds)
-    finally:
-        env.close()
     reads_stories = model.reads != "nothing"
     n_stories = model.stories if reads_stories else 0
     training_stories = sample_stories(n_stories, model_seeds.integer("stories"), informative=model.reads == "stories")
@@ -165,12 +163,10 @@ def create_chat_model_for_env(folder: Path, config: Config, model: SmallChatSett
 
     exchange_seeds, model_seeds = Seeds(0).child("small models"), Seeds(model.seed or 0).child("small model")
     builder = Builder(trusted=config["trusted_modules"])
-    env = build_env(_get_env_options(config), builder.replace_services(EnvServices(exchange_seeds.child("env"))))
+    env_builder = builder.replace_services(EnvServices(exchange_seeds.child("env")))
     collect_exchanges = _collect_agent_exchanges if _is_queried_by_agent(config) else _collect_proposer_exchanges
-    try:
+    with closing(build_env(_get_env_options(config), env_builder)) as env:
         exchanges = collect_exchanges(config, env, builder, exchange_seeds)
-    finally:
-        env.close()
     texts = [text for messages, reply in exchanges for text in (messages[-1]["content"], reply)]
     make_small_model(folder, texts, "chat", model, model_seeds.integer("weights"))
     steps, learning_rate = model.format_steps, model.format_learning_rate

@@ -6,6 +6,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -111,8 +112,7 @@ def describe_requests(jobs: Sequence[Job]) -> tuple[list[JobBatch], list[str]]:
 def _estimate(experiment: Experiment) -> _RunEstimate:
     """Return the estimate of the run of an experiment."""
     config, resources = experiment.config, experiment.resources
-    parts = build_parts(config, resources.model, resources=resources)
-    try:
+    with closing(resources), closing(build_parts(config, resources.model, resources=resources)) as parts:
         loop = build_loop(config, parts)
         learning_steps = config["learn"]["env_steps"] if "learn" in config else math.nan
         estimate = _RunEstimate(
@@ -126,9 +126,6 @@ def _estimate(experiment: Experiment) -> _RunEstimate:
         cost, max_cost = (math.nan if cost is None else cost for cost in estimate_costs(call_estimate, parts.llm))
         calls, max_calls = call_estimate.calls, call_estimate.max_calls
         return replace(estimate, calls=calls, max_calls=max_calls, cost=cost, max_cost=max_cost)
-    finally:
-        parts.close()
-        resources.close()
 
 
 def _build_setting_row(jobs: Sequence[Job], estimate: _RunEstimate) -> list[str]:
@@ -248,14 +245,10 @@ def _measure_rate(config: Mapping[str, Any], n_runs: int) -> float | None:
             "design": {**config["design"], "replicates": n_runs * config["design"]["replicates"]},
         }
     resources = Experiment(config).resources
-    parts = build_parts(config, resources.model, resources=resources)
-    try:
+    with closing(resources), closing(build_parts(config, resources.model, resources=resources)) as parts:
         loop = build_loop(config, parts)
         seeds = Seeds(config["seed"]).child("rehearsal")
         if isinstance(loop, DesignLoop):
             return measure_steps_per_second(loop.adaptation, seeds)
         seconds = estimate_seconds(loop, seeds)
         return None if seconds is None else config["learn"]["env_steps"] / seconds
-    finally:
-        parts.close()
-        resources.close()

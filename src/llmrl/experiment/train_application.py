@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from typing import Any
 
 from llmrl.config.builder import Config
@@ -44,11 +45,8 @@ class TrainApplication(Application):
         return build_used_model(resources)
 
     def plan(self, config: Config, resources: RunResources) -> PlanRows:
-        parts = build_parts(config, resources.model, resources=resources)
-        try:
+        with closing(build_parts(config, resources.model, resources=resources)) as parts:
             return plan(config, parts, build_loop(config, parts))
-        finally:
-            parts.close()
 
     def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: ComputeRun) -> None:
         with resources.detached():  # the check of the model may wait for a server
