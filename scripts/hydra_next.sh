@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests of what stands on Hydra against its next version, which lies in a folder beside the installed one.
-# When 1.4.0 is out, the pin in pyproject.toml widens, and this script goes on with the next candidate.
+# Run the tests of code that depends on Hydra with the next version of Hydra, which is installed in a separate folder.
+# After the release of 1.4.0, extend the version range in pyproject.toml, and use the next release candidate here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 next=build/hydra-next

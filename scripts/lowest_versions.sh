@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the fast tests with the lowest versions that pyproject.toml allows of each direct dependency.
+# Run the fast tests with the lowest version of each direct dependency that pyproject.toml allows.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 env=build/lowest
@@ -7,7 +7,7 @@ if [ ! -x "$env/bin/pytest" ]; then
     .venv/bin/uv venv --quiet --clear --python .venv/bin/python "$env"
     .venv/bin/uv pip install --quiet --python "$env/bin/python" --resolution lowest-direct \
         -e '.[analysis,box2d,llm,meltingpot,mujoco,plots,search,slurm,tuning,video]'
-    # The tools of the tests have no lowest versions.
+    # Test tools have no lowest versions.
     .venv/bin/uv pip install --quiet --python "$env/bin/python" pytest pytest-xdist hypothesis jsonschema
 fi
 "$env/bin/python" -m pytest -n 2 --dist worksteal -m "not slow and not long" tests/config tests/core tests/algorithms \

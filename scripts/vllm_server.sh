@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Start a vLLM server for llm/sampler=vllm on a machine with a GPU, in an environment with `pip install vllm`.
+# Start a vLLM server for llm/sampler=vllm on a machine with a GPU, in an environment in which vLLM is installed.
 #
 #     scripts/vllm_server.sh MODEL [OPTION OF vllm serve ...]
 #
 # LORA_RANK: maximum rank of adapters (llm.learn.lora.rank), default 16. LORAS: maximum number of adapters in use at
-# once, default 8; societies and players with adapters of their own need more.
+# once, default 8; separate adapters for societies and players require more.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n 2,7p "$0" >&2; exit 2; }
 model=$1

@@ -30,6 +30,8 @@ from typing import Any
 
 from attack import attack, main
 
+from llmrl.core.option_files import load_option
+
 CODE = """
 from pathlib import Path
 Path({marker!r}).touch()
@@ -173,7 +175,7 @@ def make_build(node: Any, group: str = "env") -> Callable[[], Any]:
 
 
 OUTSIDE = "outside the trusted modules"
-GAME = {"_target_": "llmrl.envs.gym.vec_env.GymnasiumEnv", "id": "CartPole-v1", "n_envs": 1}
+GAME = {**load_option("env", "gymnasium"), "id": "CartPole-v1", "n_envs": 1}
 
 # --- names in configs ------------------------------------------------------------------------------------------------
 
