@@ -20,7 +20,7 @@ import numpy as np
 from llmrl.agents.controllers.linear import LayerSettings
 from llmrl.agents.search_agent import LayeredAgent, SearchAgent, TabularAgent
 from llmrl.api.environments import make_env
-from llmrl.envs.gym.evaluator import EpisodeBatch
+from llmrl.core.records import EvaluationBatch
 
 FOLDER = Path(__file__).parent
 POLICIES = json.loads((FOLDER / "known_policies.json").read_text())
@@ -40,7 +40,7 @@ def make_agent(entry: dict[str, Any], env: Any, bound: float = 1e9, decimals: in
     return LayeredAgent(env.spec, LayerSettings(True, bound, decimals, "raw", entry["clip_actions"]))
 
 
-def evaluate_policy(entry: dict[str, Any], episodes: int = EPISODES, workers: int | None = None) -> EpisodeBatch:
+def evaluate_policy(entry: dict[str, Any], episodes: int = EPISODES, workers: int | None = None) -> EvaluationBatch:
     """Evaluate a policy on seeds that no search has used."""
     env = make_environment(entry)
     controller = make_agent(entry, env).controller

@@ -92,10 +92,16 @@ def test_single_game_has_private_mechanism():
     assert env._mechanism is not single._mechanism
 
 
-def test_subclasses_declare_support():
-    class DerivedEnv(EscapeRoom):
-        """A subclass without its own declaration."""
+class DerivedEnv(EscapeRoom):
+    """A subclass without its own declaration."""
 
+
+def test_subclasses_declare_support():
     assert has_separable_games(make_env("escape_room")) and not has_separable_games(
         DerivedEnv(make_env("escape_room").settings, Seeds(0))
     )
+
+
+def test_resized_subclass_keeps_its_class():
+    resized_env = DerivedEnv(make_env("escape_room").settings, Seeds(0)).resized(2)
+    assert type(resized_env) is DerivedEnv and resized_env.spec.n_envs == 2

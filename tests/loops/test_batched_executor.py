@@ -210,7 +210,7 @@ def test_failing_run_ends_independently(steps):
 
 def test_batched_calls_are_counted(monkeypatch):
     """The runs above were played together, and not one after the other."""
-    from llmrl.rollout.multi_run_rollout import RunBatch
+    from llmrl.loops.run_batch import RunBatch
 
     sizes = []
     play = RunBatch.play

@@ -36,7 +36,7 @@ def calls(path: Path) -> set[str]:
 
 
 def asking_modules() -> list[Path]:
-    answering = ("compute_requests.py", "executor.py", "independent_games.py")
+    answering = ("compute_requests.py", "executor.py", "run_batch.py", "independent_games.py")
     loops = [path for path in sorted(FOLDER.glob("*.py")) if path.name not in answering]
     return [*loops, FOLDER.parent / "finetuning" / "loop.py"]
 

@@ -88,6 +88,21 @@ class PolicyOutput:
     notes: list[list[dict[str, Any]]] | None = None
 
 
+@dataclass(frozen=True)
+class EvaluationBatch:
+    """Results of complete episodes of q parameter vectors under k seeds each.
+
+    Attributes:
+        returns: sum of the rewards of each episode, [q, k] float64.
+        lengths: number of steps of each episode, [q, k] int64.
+        successes: whether each episode was a success, [q, k] bool; None without a success criterion.
+    """
+
+    returns: np.ndarray
+    lengths: np.ndarray
+    successes: np.ndarray | None = None
+
+
 @dataclass
 class Outcome:
     """The outcome of one proposal, which is passed to `Proposer.tell`.

@@ -7,12 +7,26 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.state_fields import StateFields
+
+
+def check_choices(actions: Array, n: int, subject: str = "actions") -> NDArray[np.int64]:
+    """Return discrete actions, of any shape, as int64; `subject` is for messages.
+
+    Raises:
+        ValueError: an action is not in 0 .. n - 1.
+    """
+    indices = np.ascontiguousarray(actions, dtype=np.int64)
+    # One comparison checks both bounds: as unsigned integers, negative ones are the largest.
+    if np.count_nonzero(indices.view(np.uint64) >= n):
+        raise ValueError(f"{subject} must be 0 to {n - 1}, got {indices.min()} to {indices.max()}")
+    return indices
 
 
 class GroupedGames:
@@ -37,20 +51,15 @@ class GroupedGames:
         """Do nothing: there are no resources."""
 
     def _check_actions(self, action: Array) -> np.ndarray:
-        """Return discrete actions [n_envs, n_agents].
+        """Return discrete actions [n_envs, n_agents] as int64.
 
         Raises:
             ValueError: the shape is wrong, or an action does not exist.
         """
-        spec, actions = self.spec, np.asarray(action)
-        if actions.shape != (spec.n_envs, spec.n_agents):
-            shape = [spec.n_envs, spec.n_agents]
-            raise ValueError(f"actions of {spec.name} are {shape} integers, got shape {list(actions.shape)}")
-        if actions.min() < 0 or actions.max() >= spec.n_actions:
-            raise ValueError(
-                f"actions of {spec.name} are 0 to {spec.n_actions - 1}, got {actions.min()} to {actions.max()}"
-            )
-        return actions
+        shape = (self.spec.n_envs, self.spec.n_agents)
+        if np.shape(action) != shape:
+            raise ValueError(f"actions of {self.spec.name} are {shape} integers, got shape {np.shape(action)}")
+        return check_choices(action, self.spec.n_actions, f"actions of {self.spec.name}")
 
     def _broadcast_values(self, values: Array) -> np.ndarray:
         """Return the mechanism's values of all games, [d], or of each game, [n_envs, d], as [n_envs, d] float64.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -146,9 +146,9 @@ class Commons(ArrayGames):
         self._total = np.zeros((n_envs, n_agents), dtype=np.int64)
         self._collapsed = np.zeros(n_envs, dtype=bool)
 
-    def resized(self, n_envs: int) -> Commons:
+    def resized(self, n_envs: int) -> Self:
         """Return a new environment with the same options and `n_envs` games, none of them reset yet."""
-        return Commons(replace(self.settings, n_envs=n_envs), self._seeds)
+        return type(self)(replace(self.settings, n_envs=n_envs), self._seeds)
 
     def make_single_game(self) -> Commons:
         """Return a new environment with the same options and one game, not reset yet."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from annotated_types import MinLen
@@ -235,9 +235,9 @@ class EscapeRoom(ArrayGames):
         self._time = np.zeros(n_envs, dtype=np.int64)
         self._ended = np.ones(n_envs, dtype=bool)
 
-    def resized(self, n_envs: int) -> EscapeRoom:
+    def resized(self, n_envs: int) -> Self:
         """Return a new environment with the same options and `n_envs` games, none of them reset yet."""
-        return EscapeRoom(replace(self.settings, n_envs=n_envs), self._seeds)
+        return type(self)(replace(self.settings, n_envs=n_envs), self._seeds)
 
     def make_single_game(self) -> EscapeRoom:
         """Return a new environment with the same options and one game, not reset yet."""

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from annotated_types import Ge, Gt, Interval, MinLen
@@ -183,9 +183,9 @@ class TaxEconomy(ArrayGames):
         self._hours = np.zeros(shape)  # hours of the last step
         self._last = np.zeros((5, *shape))  # results of the last year; names of state fields are keys of saved states
 
-    def resized(self, n_envs: int) -> TaxEconomy:
+    def resized(self, n_envs: int) -> Self:
         """Return a new environment with the same options and `n_envs` games, none of them reset yet."""
-        return TaxEconomy(replace(self.settings, n_envs=n_envs), self._seeds)
+        return type(self)(replace(self.settings, n_envs=n_envs), self._seeds)
 
     def make_single_game(self) -> TaxEconomy:
         """Return a new environment with the same options and one game, not reset yet."""

@@ -11,12 +11,12 @@ import numpy as np
 from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.metrics import RowKind
 from llmrl.core.protocols import Controller
+from llmrl.core.records import EvaluationBatch
 from llmrl.core.state_fields import StateFields
 from llmrl.loops.compute_requests import Delegate, EvaluateController, Log, Loop, Request, Requests, SafePoint
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.search_settings import SearchSettings
 from llmrl.rollout.batched_evaluator import (
-    EvaluationBatch,
     SupportsEvaluator,
     draw_evaluation_seeds,
     measure_incumbent,

@@ -19,7 +19,7 @@ from llmrl.core.protocols import Resizable
 from llmrl.core.rollouts import Rollout
 from llmrl.loops.compute_requests import PlayEpisode, PlaySteps, Request, Update
 from llmrl.loops.executor import Executor
-from llmrl.rollout.multi_run_rollout import BatchedRun, EpisodeStart, RunBatch
+from llmrl.loops.run_batch import BatchedRun, RunBatch
 from llmrl.run.signals import WorkDiscarded
 
 State = Literal["running", "waiting", "detached", "finished"]
@@ -143,24 +143,15 @@ class BatchedExecutor:
     def _play(self, connections: Sequence[RunConnection]) -> Sequence[Any]:
         """Play the games of all runs as one batch; return the rollout of each run."""
         requests: list[PlaySteps] = [connection.request for connection in connections]  # type: ignore[misc]
-        first = requests[0]
-        options = {
-            "learn": first.learn,
-            "keep_reward_jacobian": first.reward_jacobian,
-            "greedy": first.greedy,
-            "restart": first.restart,
-        }
-        if isinstance(first, PlayEpisode):
+        if isinstance(requests[0], PlayEpisode):
             batch = self._batch_of(connections)
             for i, connection in enumerate(connections):
                 connection.batch, connection.index = batch, i
-            starts = [_build_episode_start(request) for request in requests]  # type: ignore[arg-type]
-            outputs = batch.play(first.steps, starts, (), **options)
         else:
             assert connections[0].batch is not None
             batch = connections[0].batch
-            absent_runs = set(range(len(batch.runs))) - {connection.index for connection in connections}
-            outputs = batch.play(first.steps, None, absent_runs, **options)
+        absent_runs = set(range(len(batch.runs))) - {connection.index for connection in connections}
+        outputs = batch.play(requests, absent_runs)
         for connection, request in zip(connections, requests, strict=True):
             output = outputs[connection.index]
             connection.rollout = output.copy() if request.copy and isinstance(output, Rollout) else output
@@ -302,10 +293,3 @@ class RunConnection:
 
 def _play_options(request: PlaySteps) -> tuple[object, ...]:
     return (request.steps, request.learn, request.reward_jacobian, request.greedy, request.restart)
-
-
-def _build_episode_start(request: PlayEpisode) -> EpisodeStart:
-    assert request.action_seeds is not None
-    return EpisodeStart(
-        seed=request.seed, actions=request.action_seeds, mechanism=request.mechanism, context=request.context
-    )

@@ -11,6 +11,7 @@ import numpy as np
 from llmrl.algorithms.societies.batched_trainer import BatchedTrainer
 from llmrl.algorithms.societies.partitioned_policy import split_rollout
 from llmrl.core.errors import Diverged
+from llmrl.core.records import EvaluationBatch
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import make_generators
 from llmrl.loops.compute_requests import (
@@ -27,7 +28,7 @@ from llmrl.loops.compute_requests import (
     T,
     Update,
 )
-from llmrl.rollout.batched_evaluator import EvaluationBatch, Evaluator, SupportsEvaluator
+from llmrl.rollout.batched_evaluator import Evaluator, SupportsEvaluator
 from llmrl.run.run import Run
 
 if TYPE_CHECKING:

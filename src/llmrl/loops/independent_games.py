@@ -14,7 +14,7 @@ import numpy as np
 
 from llmrl.core.errors import LLMError
 from llmrl.core.model_protocols import ConversationGenerator
-from llmrl.core.observers import Observer, Transition
+from llmrl.core.observers import Observer, StepObserver, Transition
 from llmrl.core.protocols import NeedsCamera, VecEnv
 from llmrl.core.records import Observation, PolicyOutput, State
 from llmrl.core.seeding import make_generators
@@ -54,7 +54,7 @@ def has_separable_games(env: object) -> bool:
 
 
 @runtime_checkable
-class LanguageModelPolicy(Protocol):
+class LanguageModelPolicy(StepObserver, Protocol):
     """Protocol of policies whose actions come from a language model, and whose caller sends the requests."""
 
     llm: Any
@@ -66,10 +66,6 @@ class LanguageModelPolicy(Protocol):
     def act_as_conversation(self, observation: Observation) -> ConversationGenerator[PolicyOutput]: ...
 
     def values(self, observation: Observation, state: Any = None) -> Any: ...
-
-    def on_reset(self, games: np.ndarray, observation: Observation) -> None: ...
-
-    def on_step(self, transition: Transition) -> None: ...
 
     def take_counts(self) -> Any: ...
 

@@ -13,14 +13,13 @@ from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.metrics import CounterName, RowKind
 from llmrl.core.pooling import Estimate, PooledEstimates
 from llmrl.core.protocols import EstimatesCalls, Proposer, SearchableAgent
-from llmrl.core.records import CallEstimate, State
+from llmrl.core.records import CallEstimate, EvaluationBatch, State
 from llmrl.core.state_fields import StateFields
 from llmrl.loops.compute_requests import Call, EvaluateController, Log, Requests, SafePoint
 from llmrl.loops.loop_parts import LoopParts, write_trained_adapter
 from llmrl.loops.race import Race
 from llmrl.loops.search_settings import SearchSettings, draw_warmup_vectors
 from llmrl.rollout.batched_evaluator import (
-    EvaluationBatch,
     SupportsEvaluator,
     draw_episode_seeds,
     draw_evaluation_seeds,

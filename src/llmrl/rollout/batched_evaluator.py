@@ -8,26 +8,12 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from llmrl.core.protocols import Controller
-from llmrl.core.records import Outcome
+from llmrl.core.records import EvaluationBatch, Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.statistics.estimators import standard_error_of_mean
 
 FINAL_FRACTION = 0.1
 """Fraction of the iterations, the last ones, over which `final_return` is averaged."""
-
-
-class EvaluationBatch(Protocol):
-    """Returns and other measurements of a batch of episodes.
-
-    Attributes:
-        returns: return of each parameter vector in each episode, [q, k].
-        lengths: lengths of the episodes, [q, k].
-        successes: successes of the episodes, [q, k]; None where the environment does not define success.
-    """
-
-    returns: np.ndarray
-    lengths: np.ndarray
-    successes: np.ndarray | None
 
 
 class Evaluator(Protocol):

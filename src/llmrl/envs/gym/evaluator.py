@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError, EngineError, LlmrlError
 from llmrl.core.protocols import Controller
+from llmrl.core.records import EvaluationBatch
 from llmrl.envs.env_errors import build_engine_error
 from llmrl.envs.gym.channel_spaces import build_channels, convert_actions
 from llmrl.envs.gym.env_factory import EnvFactory, Games
@@ -57,21 +58,6 @@ class EpisodeRules:
     env_factory: EnvFactory
     clip_actions: bool = True
     success: SuccessCriterion | None = None
-
-
-@dataclass(frozen=True)
-class EpisodeBatch:
-    """Results of q parameter vectors under k seeds each.
-
-    Attributes:
-        returns: sum of the rewards of each episode, [q, k] float64.
-        lengths: number of steps of each episode, [q, k] int64.
-        successes: whether each episode was a success, [q, k] bool; None without a success criterion.
-    """
-
-    returns: NDArray[np.float64]
-    lengths: NDArray[np.int64]
-    successes: NDArray[np.bool_] | None = None
 
 
 class EpisodeRunner:
@@ -187,7 +173,7 @@ class GymEvaluator(AbstractContextManager["GymEvaluator"]):
 
     def evaluate(
         self, controller: Controller, candidates: NDArray[np.float64], seeds: NDArray[np.int64]
-    ) -> EpisodeBatch:
+    ) -> EvaluationBatch:
         """Play one episode of each parameter vector [q, d] under each seed [k]; return the results.
 
         Results do not depend on the number of workers.
@@ -216,7 +202,7 @@ class GymEvaluator(AbstractContextManager["GymEvaluator"]):
         results = results.reshape(len(candidates), len(seeds))
         returns, success = results["episode_return"], self._rules.success
         successes = None if success is None else success.is_met(returns, results["max_reward"], results["terminated"])
-        return EpisodeBatch(returns, results["length"], successes)
+        return EvaluationBatch(returns, results["length"], successes)
 
     def close(self) -> None:
         """End the worker processes; later calls do nothing."""

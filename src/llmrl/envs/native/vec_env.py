@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -88,11 +88,11 @@ class NativeEnv(SocietyEnv):
         self._device_game_keys: Any = None
         self._running_mask: Array | None = None  # whether each game is in progress; None: all are
 
-    def resized(self, n_envs: int) -> NativeEnv:
+    def resized(self, n_envs: int) -> Self:
         """Return a new environment with the same options and `n_envs` games, none of them reset yet."""
         game, seeds, device, tiles = self._init_args
         mechanism = copy.deepcopy(game.mechanism)  # a mechanism stores state of its games
-        return NativeEnv(replace(game, n_envs=n_envs, mechanism=mechanism), seeds, device, tiles)
+        return type(self)(replace(game, n_envs=n_envs, mechanism=mechanism), seeds, device, tiles)
 
     def make_single_game(self) -> NativeEnv:
         """Return a new environment with the same options and one game, not reset yet."""

@@ -159,8 +159,7 @@ def _build_array_formatter(space: Any, fields: Sequence[Field], decimals: int, s
         )
     if space.dtype.kind == "f":
         _check_values(space, fields, source)
-    format_numbers = _build_numbers_formatter(fields, decimals)
-    return lambda observation: format_numbers(np.asarray(observation).reshape(-1).tolist())
+    return lambda observation: _format_numbers(fields, np.asarray(observation).reshape(-1).tolist(), decimals)
 
 
 def _check_values(space: Any, fields: Sequence[Field], source: str) -> None:
@@ -182,23 +181,20 @@ def _iterate_leaf_fields(fields: Sequence[Field]) -> Iterator[Field]:
         yield from _iterate_leaf_fields(field.fields) if field.fields else (field,)
 
 
-def _build_numbers_formatter(fields: Sequence[Field], decimals: int) -> Callable[[list[float]], dict[str, Any]]:
-    """Return a function that converts the numbers of several fields into named values."""
-    stops = np.cumsum([field.n_numbers for field in fields]).tolist()
-    formats = [
-        (field.name, stop - field.n_numbers, stop, _build_field_formatter(field, decimals))
-        for field, stop in zip(fields, stops, strict=True)
-    ]
-    return lambda numbers: {name: convert(numbers[start:stop]) for name, start, stop, convert in formats}
-
-
-def _build_field_formatter(field: Field, decimals: int) -> Callable[[list[float]], Any]:
-    """Return a function that converts the numbers of a field into its value."""
-    if field.fields:
-        return _build_numbers_formatter(field.fields, decimals)
-    if field.values:
-        return lambda x: _find_value_name(field, x[0])
-    return lambda x: to_json_value(x[0] if field.n_numbers == 1 else x, decimals)
+def _format_numbers(fields: Sequence[Field], numbers: Sequence[float], decimals: int) -> dict[str, Any]:
+    """Return the numbers of several fields as named values."""
+    named_values: dict[str, Any] = {}
+    stop = 0
+    for field in fields:
+        start, stop = stop, stop + field.n_numbers
+        if field.fields:
+            named_values[field.name] = _format_numbers(field.fields, numbers[start:stop], decimals)
+        elif field.values:
+            named_values[field.name] = _find_value_name(field, numbers[start])
+        else:
+            value = numbers[start] if field.n_numbers == 1 else numbers[start:stop]
+            named_values[field.name] = to_json_value(value, decimals)
+    return named_values
 
 
 def _find_value_name(field: Field, number: float) -> str:

@@ -116,16 +116,3 @@ class BatchedGames(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Do nothing: there are no resources."""
-
-
-def check_choices(actions: Any, n: int) -> NDArray[np.int64]:
-    """Return discrete actions, of any shape, as int64.
-
-    Raises:
-        ValueError: an action is not in 0 .. n - 1.
-    """
-    indices = np.ascontiguousarray(actions, dtype=np.int64)
-    # One comparison checks both bounds: as unsigned integers, negative ones are the largest.
-    if np.count_nonzero(indices.view(np.uint64) >= n):
-        raise ValueError(f"actions must be 0 to {n - 1}, got {indices.min()} to {indices.max()}")
-    return indices

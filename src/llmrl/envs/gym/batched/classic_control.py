@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.gym.batched import BatchedGames, check_choices
+from llmrl.envs.array_games import check_choices
+from llmrl.envs.gym.batched import BatchedGames
 
 # CartPole: masses in kg, half the length of the pole in m, gravity in m/s², time step in s, force on the cart in N.
 _POLE_MASS, _POLE_HALF_LENGTH, _TOTAL_MASS = 0.1, 0.5, 0.1 + 1.0

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.gym.batched import BatchedGames, check_choices
+from llmrl.envs.array_games import check_choices
+from llmrl.envs.gym.batched import BatchedGames
 
 Outcome = tuple[float, int, float, bool]
 """Probability, next state, reward, and whether the episode terminates."""

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.gym.batched import BatchedGames, check_choices
+from llmrl.envs.array_games import check_choices
+from llmrl.envs.gym.batched import BatchedGames
 from llmrl.envs.gym.tasks import canvas
 
 # Sizes in pixels, speeds in pixels per step.

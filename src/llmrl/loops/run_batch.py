@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from llmrl.algorithms.societies.batched_trainer import BatchedTrainer
 from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy, split_rollout
@@ -17,8 +16,12 @@ from llmrl.core.protocols import Agent, Resizable
 from llmrl.core.records import Observation
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import make_generators
+from llmrl.loops.compute_requests import PlayEpisode, PlaySteps
 from llmrl.rollout.collector import Collector
 from llmrl.run.signals import WorkDiscarded
+
+if TYPE_CHECKING:
+    import torch
 
 CallInContext = Callable[..., Any]
 """Function that calls its first argument in the context (`contextvars`) of a run, so that logs belong to the run."""
@@ -35,23 +38,6 @@ class BatchedRun:
 
     collector: Collector
     call_in_context: CallInContext
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpisodeStart:
-    """Start of new episodes of a run; the fields of a `PlayEpisode` request that may differ between runs.
-
-    Attributes:
-        seed: seed of the games, or one seed per society.
-        actions: seeds of the generators that draw actions (`PlaySteps.action_seeds`).
-        mechanism: mechanism vector of each game, [n_envs, d]; None: there is no mechanism.
-        context: context index of all games; None: there are no contexts.
-    """
-
-    seed: int | Sequence[int]
-    actions: Sequence[int]
-    mechanism: np.ndarray | None
-    context: int | None
 
 
 class RunBatch:
@@ -83,23 +69,22 @@ class RunBatch:
         self._rollout: Rollout | None = None
         self._trainer: BatchedTrainer | None = None
 
-    def play(
-        self, steps: int, starts: Sequence[EpisodeStart] | None, absent: Collection[int], **kwargs: bool
-    ) -> list[Rollout | BaseException]:
+    def play(self, requests: Sequence[PlaySteps], absent: Collection[int]) -> list[Rollout | BaseException]:
         """Play steps in all games; return the rollout of each run, or the exception of its observers.
 
         Args:
-            steps: number of steps of every game.
-            starts: start of new episodes of each run; None: continue the episodes in progress.
+            requests: requests with equal numbers of steps and options; new episodes (`PlayEpisode`) are requested by
+                every run.
             absent: indices of runs that did not request these steps: their games are played, but their observers are
                 not called.
-            kwargs: keyword arguments of `Collector.collect`.
         """
+        first = requests[0]
+        options = (first.learn, first.reward_jacobian, first.greedy, first.restart)
         self._observers.begin(absent)
         try:
-            if starts is not None:
-                self._start_episodes(starts)
-            self._rollout = self._collector.collect(steps, self._generators, **kwargs)
+            if isinstance(first, PlayEpisode):
+                self._start_episodes([request for request in requests if isinstance(request, PlayEpisode)])
+            self._rollout = self._collector.collect(first.steps, self._generators, *options)
         except _AllRunsFailed:
             return [error for error in self._observers.errors if error is not None]
         rollouts: list[Rollout | BaseException] = []
@@ -108,17 +93,17 @@ class RunBatch:
             rollouts.append(self._observers.finish(i, replace(run_rollout, episodes=episodes)))
         return rollouts
 
-    def _start_episodes(self, starts: Sequence[EpisodeStart]) -> None:
-        env = self._env
-        if starts[0].mechanism is not None:
-            env.set_mechanism(np.concatenate([np.asarray(start.mechanism) for start in starts]))
-        if starts[0].context is not None:
-            env.set_context(np.repeat([start.context for start in starts], self.games))
+    def _start_episodes(self, requests: Sequence[PlayEpisode]) -> None:
+        if requests[0].mechanism is not None:
+            self._env.set_mechanism(np.concatenate([np.asarray(request.mechanism) for request in requests]))
+        if requests[0].context is not None:
+            self._env.set_context(np.repeat([request.context for request in requests], self.games))
         self._generators = []
-        for seeds in (start.actions for start in starts):
+        for request in requests:
             # Societies with the same seed share a generator.
-            self._generators += make_generators(seeds if len(seeds) > 1 else [*seeds] * self.societies, shared=True)
-        self._collector.reset([seed for start in starts for seed in self._society_seeds(start.seed)])
+            seeds = list(request.action_seeds or ())
+            self._generators += make_generators(seeds if len(seeds) > 1 else seeds * self.societies, shared=True)
+        self._collector.reset([seed for request in requests for seed in self._society_seeds(request.seed)])
 
     def update(
         self, agents: Mapping[int, Sequence[Agent]], minibatches: Mapping[int, Sequence[int]]
