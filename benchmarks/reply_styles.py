@@ -51,7 +51,7 @@ def count_replies(name: str, use_styles: bool, small: bool) -> tuple[float | Non
         use_styles: whether replies have various styles instead of plain JSON.
         small: whether to use the short run of `SMALL`.
     """
-    rule = StyledModel() if use_styles else StyledModel(bad=0.0, styles=["plain"])
+    rule = StyledModel() if use_styles else StyledModel(invalid_share=0.0, styles=["plain"])
     with FakeOpenAIServer(rule, model="rules") as server, tempfile.TemporaryDirectory() as folder:
         model = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=rules", "llm.cache=off")
         size_options = SMALL[name] if small else ()

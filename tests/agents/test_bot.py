@@ -43,7 +43,7 @@ def test_bot_plays_expert_actions():
 )
 def test_counts_expert_failures(names, fallback):
     """Count only active games: two of the three games of the second round wait."""
-    game = FetchGame(3, names, clueless=[True, True, False])
+    game = FetchGame(3, names, expert_is_unknown=[True, True, False])
     agent = BotAgent(game.spec)
     advice = {"expert": torch.tensor([[-1], [0], [-1]])}
     assert agent.policy.act(advice).action.tolist() == [[fallback], [0], [fallback]]
@@ -53,7 +53,7 @@ def test_counts_expert_failures(names, fallback):
 
 
 def test_state_is_resumable():
-    game = FetchGame(2, clueless=[True, False])
+    game = FetchGame(2, expert_is_unknown=[True, False])
     agent, random_agent = BotAgent(game.spec), BotAgent(game.spec)
     agent.policy.on_reset(np.array([True, False]), {})
     agent.policy.act({"expert": torch.tensor([[-1], [-1]])})

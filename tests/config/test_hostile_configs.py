@@ -169,14 +169,14 @@ def test_evaluation_of_run_folder(name, completed_run, marker, tmp_path, capsys)
 
 @pytest.mark.parametrize("words", [(), ("suite=babyai_text", "--policy", "random")])
 def test_results_are_not_written_through_links(words, completed_run, tmp_path, capsys):
-    folder, precious = hostile(completed_run, tmp_path, {}), tmp_path / "precious"
-    precious.mkdir()
-    (precious / "results.json").write_text("years of work")
-    (folder / "evaluation").symlink_to(precious)
+    folder, outside_folder = hostile(completed_run, tmp_path, {}), tmp_path / "precious"
+    outside_folder.mkdir()
+    (outside_folder / "results.json").write_text("years of work")
+    (folder / "evaluation").symlink_to(outside_folder)
     with pytest.raises(SystemExit):
         evaluate.main([str(folder), *words, "--episodes", "2"])
     assert "symbolic link" in capsys.readouterr().err
-    assert [file.read_text() for file in precious.iterdir()] == ["years of work"]
+    assert [file.read_text() for file in outside_folder.iterdir()] == ["years of work"]
 
 
 def test_explicit_trust_allows_run(completed_run, marker, tmp_path, capsys):

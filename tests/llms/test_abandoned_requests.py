@@ -44,7 +44,7 @@ def requests(n):
     return [ChatRequest(({"role": "user", "content": f"question {i}"},), purpose="test") for i in range(n)]
 
 
-class Deaf(EchoProvider):
+class UnresponsiveModel(EchoProvider):
     """Model that answers the questions in `replies` at once and other questions never or after a release."""
 
     def __init__(self, replies=(), **facts):
@@ -74,7 +74,7 @@ def make_client(model, tmp_path, should_stop=lambda: False, **budget):
 
 @pytest.mark.parametrize("n", [1, 5])
 def test_stop_drops_pending_requests(tmp_path, fast_polling, n):
-    model = Deaf(replies=["question 1", "question 3"], max_tokens=50)
+    model = UnresponsiveModel(replies=["question 1", "question 3"], max_tokens=50)
     client = make_client(model, tmp_path, should_stop=lambda: len(model.asked) == n, calls=20)
     start = time.monotonic()
     with pytest.raises(CallInterrupted):
@@ -92,24 +92,24 @@ def test_stop_drops_pending_requests(tmp_path, fast_polling, n):
 
 
 def test_pending_spending_reduces_budget(tmp_path, fast_polling):
-    model = Deaf()
+    model = UnresponsiveModel()
     with pytest.raises(CallInterrupted):
         make_client(model, tmp_path, should_stop=lambda: bool(model.asked), calls=1).chat(requests(1))
-    second_client = make_client(Deaf(replies=["question 0"]), tmp_path, calls=1)
+    second_client = make_client(UnresponsiveModel(replies=["question 0"]), tmp_path, calls=1)
     with pytest.raises(BudgetExhausted):
         second_client.chat(requests(1))
     model.go.set()
 
 
 def test_imminent_reply_is_awaited(tmp_path):
-    model = Deaf()
+    model = UnresponsiveModel()
     threading.Timer(0.4, model.go.set).start()
     client = make_client(model, tmp_path, should_stop=lambda: bool(model.asked))
     assert [reply.text for reply in client.chat(requests(2)[:1])] == ["re question 0"]
 
 
 def test_late_reply_is_reused(tmp_path, fast_polling):
-    model = Deaf()
+    model = UnresponsiveModel()
     with pytest.raises(CallInterrupted):
         make_client(model, tmp_path, should_stop=lambda: bool(model.asked)).chat(requests(1))
     lines = (tmp_path / "llm_calls.jsonl").read_text()
@@ -119,12 +119,12 @@ def test_late_reply_is_reused(tmp_path, fast_polling):
         time.sleep(0.02)
     time.sleep(0.1)
     assert (tmp_path / "llm_calls.jsonl").read_text() == lines, "the run's folder is no longer its"
-    second_model = Deaf()
+    second_model = UnresponsiveModel()
     assert make_client(second_model, tmp_path).chat(requests(1))[0].text == "re question 0" and not second_model.asked
 
 
 def test_no_request_follows_stop(tmp_path, fast_polling):
-    model = Deaf()
+    model = UnresponsiveModel()
     client = make_client(
         model, tmp_path, should_stop=lambda: len(model.asked) >= client.endpoints[CHOSEN_MODEL].limits.concurrency
     )

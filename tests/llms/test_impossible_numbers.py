@@ -26,7 +26,7 @@ from llmrl.llms.provider import Provider
 PRICED = {"input_price": 1.0, "output_price": 2.0}
 
 
-class Sure(Provider):
+class FixedReplies(Provider):
     """Provider that returns given replies in order."""
 
     label = "sure"
@@ -65,7 +65,7 @@ def ask(text: str = "a") -> ChatRequest:
 @pytest.mark.parametrize("odd", IMPOSSIBLE)
 def test_impossible_usage_is_unknown(tmp_path: Path, odd: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     client = ChatClient(
-        Sure(GOOD, replace(GOOD, **odd), replace(GOOD, **odd)), call_log=CallLog(tmp_path / "calls.jsonl")
+        FixedReplies(GOOD, replace(GOOD, **odd), replace(GOOD, **odd)), call_log=CallLog(tmp_path / "calls.jsonl")
     )
     client.chat([ask()])
     initial = client.budget.spent
@@ -117,25 +117,25 @@ def test_cached_reply_with_impossible_count_is_replaced(
     tmp_path: Path, name: str, value: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    ChatClient(Sure(GOOD), Cache(tmp_path)).chat([ask()])
+    ChatClient(FixedReplies(GOOD), Cache(tmp_path)).chat([ask()])
     [path] = tmp_path.rglob("*.json")
     entry = json.loads(path.read_text())
     entry["reply"][name] = value
     path.write_text(json.dumps(entry))
-    model = Sure(replace(GOOD, text="anew"))
+    model = FixedReplies(replace(GOOD, text="anew"))
     [reply] = ChatClient(model, Cache(tmp_path)).chat([ask()])
     assert reply.text == "anew" and not model.replies
     assert caplog.text.count("is damaged") == 1 and name in caplog.text
-    [cached_reply] = ChatClient(Sure(), Cache(tmp_path)).chat([ask()])
+    [cached_reply] = ChatClient(FixedReplies(), Cache(tmp_path)).chat([ask()])
     assert cached_reply.text == "anew" and cached_reply.attempts == 0
 
 
 @pytest.mark.parametrize("text", ["null", "7", "[]", '"x"', '{"reply": null}', '{"reply": []}', "[" * 50_000])
 def test_malformed_cached_reply_is_ignored(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
-    ChatClient(Sure(GOOD), Cache(tmp_path)).chat([ask()])
+    ChatClient(FixedReplies(GOOD), Cache(tmp_path)).chat([ask()])
     [path] = tmp_path.rglob("*.json")
     path.write_text(text)
-    assert ChatClient(Sure(replace(GOOD, text="anew")), Cache(tmp_path)).chat([ask()])[0].text == "anew"
+    assert ChatClient(FixedReplies(replace(GOOD, text="anew")), Cache(tmp_path)).chat([ask()])[0].text == "anew"
     assert caplog.text.count("is damaged") == 1
 
 
@@ -150,7 +150,7 @@ def test_unstorable_reply_enters_ledger(tmp_path: Path) -> None:
     from llmrl.core.errors import RunFolderError
 
     (tmp_path / "file").touch()
-    client = ChatClient(Sure(GOOD), Cache(tmp_path / "file"), CallLog(tmp_path / "calls.jsonl"))
+    client = ChatClient(FixedReplies(GOOD), Cache(tmp_path / "file"), CallLog(tmp_path / "calls.jsonl"))
     with pytest.raises(RunFolderError, match=r"llm\.cache=off"):
         client.services.cache.mode = "readwrite"  # type: ignore[union-attr]
         client.endpoints[CHOSEN_MODEL]._cache_and_log(client_call(), GOOD, Reservation(0, None))

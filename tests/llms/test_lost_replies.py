@@ -146,12 +146,12 @@ def test_missing_token_counts_use_reservation():
 def test_attempt_log_precedes_request(tmp_path):
     path = tmp_path / FILE_NAME
 
-    class Looks(EchoProvider):
+    class LogReadingModel(EchoProvider):
         def complete(self, requests):
             self.seen = list(read_calls(path))
             return super().complete(requests)
 
-    model = Looks(max_tokens=10)
+    model = LogReadingModel(max_tokens=10)
     client = ChatClient(model, call_log=CallLog(path))
     client.chat([make_request("a", purpose="test")])
     [record] = model.seen
@@ -225,13 +225,13 @@ def test_hanging_thread_keeps_reservation(tmp_path):
     """The waiting thread records the loss; a late reply changes nothing."""
     started, go_on = threading.Event(), threading.Event()
 
-    class Stuck(EchoProvider):
+    class HangingModel(EchoProvider):
         def complete(self, requests):
             started.set()
             go_on.wait(30)
             return super().complete(requests)
 
-    client = make_client(Stuck(max_tokens=10), call_log=CallLog(tmp_path / FILE_NAME), budget=Budget(calls=2))
+    client = make_client(HangingModel(max_tokens=10), call_log=CallLog(tmp_path / FILE_NAME), budget=Budget(calls=2))
     thread = threading.Thread(target=client.chat, args=([make_request("a")],))
     thread.start()
     assert started.wait(30)
@@ -246,11 +246,11 @@ def test_hanging_thread_keeps_reservation(tmp_path):
 
 
 def test_ctrl_c_counts_pending_reply():
-    class Interrupting(EchoProvider):
+    class InterruptingModel(EchoProvider):
         def complete(self, requests):
             raise KeyboardInterrupt
 
-    client = make_client(Interrupting(), budget=Budget(calls=5))
+    client = make_client(InterruptingModel(), budget=Budget(calls=5))
     with pytest.raises(KeyboardInterrupt):
         client.chat([make_request("a")])
     assert client.budget.spent.unsettled == 1

@@ -175,7 +175,7 @@ def answers_match(a, b):
     return a == b
 
 
-def doubtful(line):
+def is_ambiguous(line):
     return line.get("doubtful", False) or line.get("note", "").startswith("doubtful")
 
 
@@ -190,7 +190,7 @@ def count_outcomes(corpus, family, part):
     for line in map(json.loads, path.read_text().splitlines()):
         outcome_ = outcome(family, questions[line["question_id"]], line)
         counts[line["style"], outcome_] += 1
-        if outcome_ != RIGHT and not doubtful(line):
+        if outcome_ != RIGHT and not is_ambiguous(line):
             errors[outcome_].append(line["id"])
     return counts, errors
 

@@ -208,7 +208,7 @@ def test_unrestorable_games_restart_episode(tmp_path):
 @pytest.mark.long
 def test_run_continues_in_original_mode(tmp_path, monkeypatch):
     """In waves, or each game by itself; so it is no matter of a run's hash, nor of who watches."""
-    observers = "observers=[{_target_: unsaved_game.Watcher}]"
+    observers = "observers=[{_target_: unsaved_game.NoopObserver}]"
     with FakeOpenAIServer(reply=moves) as server:
         shared = ("trusted_modules=[unsaved_game]", f"llm.cache_dir={tmp_path / 'cache'}")
         parts = playing(server, tmp_path / "parts", *GAMES["taxi"], *shared)

@@ -48,7 +48,7 @@ def contents(folder: Path) -> dict[str, str | None]:
 
 
 @pytest.fixture
-def precious(tmp_path: Path) -> Path:
+def outside_folder(tmp_path: Path) -> Path:
     """Return a folder outside the run folder with files that a run would remove, move or overwrite."""
     folder = tmp_path / "precious"
     for name in ("file", "checkpoint_000000009.pt", ".checkpoint_1.tmp", "7.npz", "3/frames/000000.png", "wandb/file"):
@@ -59,30 +59,30 @@ def precious(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("rerun", [False, True], ids=["resume", "rerun"])
 @pytest.mark.parametrize("name", [*FILES, *FOLDERS])
-def test_resume_ignores_link_targets(tmp_path: Path, precious: Path, name: str, rerun: bool) -> None:
+def test_resume_ignores_link_targets(tmp_path: Path, outside_folder: Path, name: str, rerun: bool) -> None:
     folder = interrupted(tmp_path / "outputs")
     path = folder / name
     if path.exists():
         path.rename(tmp_path / "moved")
     if name in FILES:
         shutil.rmtree(folder / "checkpoints")  # such a file is emptied, where one of a checkpoint is compared with it
-    path.symlink_to(precious if name in FOLDERS else precious / "file")
-    initial = contents(precious)
+    path.symlink_to(outside_folder if name in FOLDERS else outside_folder / "file")
+    initial = contents(outside_folder)
     with contextlib.suppress(LlmrlError), open_run(tmp_path / "outputs", rerun=rerun) as run:
         EventFile(run.folder, 0.0).close()
         TrainingEpisodes(run.folder, 1, None, []).close()
         run.checkpoint(2, {"i": 2})
         run.result = 1.0
-    assert contents(precious) == initial
+    assert contents(outside_folder) == initial
     assert rerun or path.is_symlink()
 
 
 @pytest.mark.parametrize("name", [*FILES, *FOLDERS])
-def test_resume_raises_on_link(tmp_path: Path, precious: Path, name: str) -> None:
+def test_resume_raises_on_link(tmp_path: Path, outside_folder: Path, name: str) -> None:
     folder = interrupted(tmp_path / "outputs")
     if (folder / name).exists():
         (folder / name).rename(tmp_path / "moved")
-    (folder / name).symlink_to(precious)
+    (folder / name).symlink_to(outside_folder)
     with pytest.raises(RunFolderError) as error:
         open_run(tmp_path / "outputs", rerun=name == "backup.partial")
     assert name in str(error.value)
@@ -105,12 +105,12 @@ READERS: dict[str, tuple[bytes, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_writers_reject_links(tmp_path: Path, precious: Path, name: str) -> None:
+def test_writers_reject_links(tmp_path: Path, outside_folder: Path, name: str) -> None:
     """Links created after the check of the run folder are not followed."""
-    (tmp_path / name).symlink_to(precious / "file")
+    (tmp_path / name).symlink_to(outside_folder / "file")
     with pytest.raises(RunFolderError):
         WRITERS[name](tmp_path)
-    assert (precious / "file").read_text() == "years of work\n"
+    assert (outside_folder / "file").read_text() == "years of work\n"
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -123,17 +123,17 @@ def test_readers_reject_links(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("level", ["run", "seed"])
-def test_linked_run_folder_raises(tmp_path: Path, precious: Path, level: str) -> None:
+def test_linked_run_folder_raises(tmp_path: Path, outside_folder: Path, level: str) -> None:
     folder = interrupted(tmp_path / "outputs")
-    (precious / "s0").mkdir()
+    (outside_folder / "s0").mkdir()
     path = folder if level == "seed" else folder.parent
     path.rename(tmp_path / "moved")
-    path.symlink_to(precious / "s0" if level == "seed" else precious)
-    initial = contents(precious)
+    path.symlink_to(outside_folder / "s0" if level == "seed" else outside_folder)
+    initial = contents(outside_folder)
     for rerun in (False, True):
         with pytest.raises(RunFolderError):
             open_run(tmp_path / "outputs", rerun=rerun)
-    assert contents(precious) == initial
+    assert contents(outside_folder) == initial
 
 
 def test_checkpoint_link_is_not_loaded(tmp_path: Path) -> None:
@@ -145,11 +145,11 @@ def test_checkpoint_link_is_not_loaded(tmp_path: Path) -> None:
         open_run(tmp_path / "outputs")
 
 
-def test_links_in_backups_are_ignored(tmp_path: Path, precious: Path) -> None:
+def test_links_in_backups_are_ignored(tmp_path: Path, outside_folder: Path) -> None:
     folder = interrupted(tmp_path / "outputs")
     for place in ("backup_1", "loggers/wandb"):
         (folder / place).mkdir(parents=True)
-        (folder / place / "latest").symlink_to(precious)
+        (folder / place / "latest").symlink_to(outside_folder)
     with open_run(tmp_path / "outputs") as run:
         assert run.state == "resumed"
 

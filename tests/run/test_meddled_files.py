@@ -45,17 +45,17 @@ def added_to(path: Path) -> None:
         file.write(b"{}\n")
 
 
-MEDDLING = [removed, move_file, emptied, truncate, copy_file, added_to]
+MODIFICATIONS = [removed, move_file, emptied, truncate, copy_file, added_to]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("meddle", MEDDLING)
+@pytest.mark.parametrize("modify", MODIFICATIONS)
 @pytest.mark.parametrize("late", [True, False], ids=["at the end", "at a safe point"])
-def test_missing_metrics_fail_run(tmp_path: Path, meddle: Callable[[Path], None], late: bool) -> None:
+def test_missing_metrics_fail_run(tmp_path: Path, modify: Callable[[Path], None], late: bool) -> None:
     with pytest.raises(RunFolderError, match=r"metrics\.jsonl.*rerun=true"), Run.open(tmp_path, "toys", {}) as run:
         run.metrics.log("update", "updates", {"loss": 1.0}, updates=1)
         run.safe_point(1, dict)
-        meddle(run.folder / "metrics.jsonl")
+        modify(run.folder / "metrics.jsonl")
         if not late:
             run.safe_point(2, dict)
             pytest.fail("the run went on")

@@ -36,8 +36,8 @@ class ProcessResult:
     texts: list[str]
     root: Path
 
-    def said(self, rank: int) -> dict[str, Any]:
-        return json.loads((self.root / f"said-{rank}.json").read_text())
+    def load_report(self, rank: int) -> dict[str, Any]:
+        return json.loads((self.root / f"report-{rank}.json").read_text())
 
     def folder(self, name: str) -> Path:
         return find_run_folder(self.root / name)
@@ -60,7 +60,7 @@ def well(tmp_path_factory):
 
 
 def test_exchanges_agree_across_ranks(well):
-    first, second = (well.said(rank)["exchanges"] for rank in (0, 1))
+    first, second = (well.load_report(rank)["exchanges"] for rank in (0, 1))
     shares = list(zip(first.pop("share"), second.pop("share"), strict=True))
     assert shares == [([0, 0], [0, 0]), ([0, 0], [0, 1]), ([0, 1], [1, 2]), ([0, 3], [3, 7])]
     assert first == second
@@ -72,7 +72,7 @@ def test_exchanges_agree_across_ranks(well):
 
 def test_two_processes_match_single_process(well, tmp_path):
     result = joint_worker.train(tmp_path, "whole", ProcessGroup())
-    assert well.said(0)["result"] == well.said(1)["result"] == pytest.approx(result, rel=1e-5)
+    assert well.load_report(0)["result"] == well.load_report(1)["result"] == pytest.approx(result, rel=1e-5)
     folder = well.folder("whole")
     assert {p.name for p in folder.iterdir()} ^ {p.name for p in find_run_folder(tmp_path).iterdir()} <= {
         p.name for p in (*folder.glob("events*"), *find_run_folder(tmp_path).glob("events*"))
@@ -82,7 +82,7 @@ def test_two_processes_match_single_process(well, tmp_path):
     assert (folder / "written_by_the_loop").read_text() == "0"
     status = read_status(folder)
     assert status is not None and (status.state, status.attempt) == ("finished", 1)
-    assert well.said(0)["again"] == well.said(1)["again"] == status.result
+    assert well.load_report(0)["again"] == well.load_report(1)["again"] == status.result
 
 
 def test_secondary_processes_are_silent(well):
@@ -91,11 +91,11 @@ def test_secondary_processes_are_silent(well):
 
 
 def test_signal_stops_all_ranks(well):
-    assert well.said(0)["stopped"] == well.said(1)["stopped"] == 15
-    status = json.loads(well.said(0)["status"])
+    assert well.load_report(0)["stopped"] == well.load_report(1)["stopped"] == 15
+    status = json.loads(well.load_report(0)["status"])
     assert status["state"] == "preempted" and "SIGTERM" in status["error"] and "saved" in status["error"]
     assert status["progress"]["done"] == 3
-    assert well.said(0)["resumed"] == well.said(1)["resumed"] == well.said(0)["result"]
+    assert well.load_report(0)["resumed"] == well.load_report(1)["resumed"] == well.load_report(0)["result"]
     folder = well.folder("stopped")
     assert load_comparable_metrics(folder) == load_comparable_metrics(well.folder("whole"))
     assert read_status(folder).attempt == 2
@@ -103,11 +103,11 @@ def test_signal_stops_all_ranks(well):
 
 
 def test_diverging_metrics_raise(well):
-    assert well.said(0)["drifted"] == well.said(1)["drifted"]
-    assert " 2 " in well.said(0)["drifted"] and "numbers" in well.said(0)["drifted"]
+    assert well.load_report(0)["drifted"] == well.load_report(1)["drifted"]
+    assert " 2 " in well.load_report(0)["drifted"] and "numbers" in well.load_report(0)["drifted"]
     assert read_status(well.folder("drifted")).state == "failed"
-    assert well.said(0)["other"] == well.said(1)["other"]
-    assert " 2 " in well.said(0)["other"] and "configs" in well.said(0)["other"]
+    assert well.load_report(0)["other"] == well.load_report(1)["other"]
+    assert " 2 " in well.load_report(0)["other"] and "configs" in well.load_report(0)["other"]
 
 
 def test_failing_rank_ends_run_with_reason(tmp_path):

@@ -148,7 +148,7 @@ def test_student_run_survives_kills(tmp_path, parts):
     check(tmp_path, overrides, duration=6.0)
 
 
-def impatient_run(*overrides: str) -> None:
+def run_with_short_timeouts(*overrides: str) -> None:
     """Run an experiment without output and with short timeouts after a signal."""
     import llmrl.run.run
 
@@ -182,7 +182,7 @@ def test_distant_safe_point_is_abandoned(tmp_path):
     process.start()
     process.join()
     assert process.exitcode == 0
-    process = commands.Process(target=impatient_run, args=(*overrides, f"output_root={stopped}"))
+    process = commands.Process(target=run_with_short_timeouts, args=(*overrides, f"output_root={stopped}"))
     process.start()
     # The rounds of adaptation are over: it validates.
     wait_for(lambda: [m for m in stopped.rglob("metrics.jsonl") if len(m.read_text().splitlines()) == 3])

@@ -185,7 +185,7 @@ def test_checkpoint_with_different_config_raises(tmp_path: Path) -> None:
     assert CheckpointStore(tmp_path).load_newest() == (1, {})  # a reader that does not mind
 
 
-class Evil:
+class PickledCall:
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -206,7 +206,9 @@ def test_checkpoint_with_different_format_raises(tmp_path: Path) -> None:
 def test_objects_are_not_unpickled(tmp_path: Path) -> None:
     """A valid file with a correct digest contains a pickled object."""
     buffer = io.BytesIO()
-    torch.save({"format": _FORMAT_VERSION, "iteration": 1, "config_hash": "", "state": Evil(tmp_path / "evil")}, buffer)
+    torch.save(
+        {"format": _FORMAT_VERSION, "iteration": 1, "config_hash": "", "state": PickledCall(tmp_path / "evil")}, buffer
+    )
     body = buffer.getvalue()
     path = tmp_path / "checkpoint_000000001.pt"
     path.write_bytes(body + MAGIC + hashlib.sha256(body).digest())

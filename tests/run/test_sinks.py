@@ -54,7 +54,7 @@ class RecordingSink(Sink):
         self.events.append(ending)
 
 
-class Broken(RecordingSink):
+class FailingSink(RecordingSink):
     """Sink that fails once at each of the given rows."""
 
     def __init__(self, *numbers: int, background: bool = True) -> None:
@@ -68,7 +68,7 @@ class Broken(RecordingSink):
         super().rows(rows)
 
 
-class Stuck(RecordingSink):
+class BlockingSink(RecordingSink):
     """Sink that blocks at its first rows or when it is closed."""
 
     def __init__(self, at: str) -> None:
@@ -153,7 +153,7 @@ def test_end_state_reaches_sink(tmp_path: Path, notes: RecordingSink) -> None:
 
 @pytest.mark.parametrize("background", [False, True])
 def test_sink_failure_is_isolated(tmp_path: Path, caplog: pytest.LogCaptureFixture, background: bool) -> None:
-    broken, notes = Broken(1, 2, 3, background=background), RecordingSink(background)
+    broken, notes = FailingSink(1, 2, 3, background=background), RecordingSink(background)
     sinks = {"broken": broken, "notes": notes}
     with caplog.at_level(logging.WARNING), Run.open(tmp_path, "toys", CONFIG, sinks=lambda: sinks) as run:
         for number in range(4):
@@ -176,7 +176,7 @@ def test_slow_sink_is_abandoned(
 ) -> None:
     monkeypatch.setattr(fan_out, "MAX_QUEUED_CALLS", 10)
     monkeypatch.setattr(fan_out, "FINISH_TIMEOUT_S", 1.0)
-    stuck = Stuck("rows")
+    stuck = BlockingSink("rows")
     metrics = MetricLog(tmp_path, None, {"stuck": stuck})
     record(metrics, range(50))
     stuck.at = ""
@@ -193,7 +193,7 @@ def test_stop_does_not_wait_for_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, at: str
 ) -> None:
     monkeypatch.setattr(fan_out, "STOP_TIMEOUT_S", 0.2)
-    stuck = Stuck(at)
+    stuck = BlockingSink(at)
     with pytest.raises(Stopped), Run.open(tmp_path, "toys", CONFIG, sinks=lambda: {"stuck": stuck}) as run:
         record(run.metrics, range(2))
         os.kill(os.getpid(), signal.SIGTERM)
@@ -207,7 +207,7 @@ def test_stop_does_not_wait_for_server(
 
 
 def test_finished_run_flushes_sinks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    stuck = Stuck("close")
+    stuck = BlockingSink("close")
     with Run.open(tmp_path, "toys", CONFIG, sinks=lambda: {"stuck": stuck}) as run:
         record(run.metrics, range(2))
         threading.Timer(0.3, stuck.answer.set).start()

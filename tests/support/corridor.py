@@ -24,7 +24,7 @@ class Corridor:
         self.length, self.horizon = length, horizon
         self._rng = Seeds(seed).numpy("goals")
         self._goal = np.zeros(n_envs, dtype=np.int64)
-        self._place = np.zeros(n_envs, dtype=np.int64)
+        self._position = np.zeros(n_envs, dtype=np.int64)
         self._time = np.zeros(n_envs, dtype=np.int64)
 
     def reset(self, mask=None, seed=None):
@@ -32,15 +32,15 @@ class Corridor:
             self._rng = Seeds(seed).numpy("goals")
         resets = np.ones(self.spec.n_envs, dtype=bool) if mask is None else mask
         draws = self._rng.integers(2, size=self.spec.n_envs)
-        self._goal[resets], self._place[resets], self._time[resets] = draws[resets], self.length // 2, 0
+        self._goal[resets], self._position[resets], self._time[resets] = draws[resets], self.length // 2, 0
         return self.observe()
 
     def step(self, action):
         self._time += 1
-        self._place += np.array([1, -1] + [0] * (self.spec.n_actions - 2))[action[:, 0]]
-        done = (self._place <= 0) | (self._place >= self.length - 1)
-        self._place = np.clip(self._place, 0, self.length - 1)
-        success = (done & (np.where(self._place == 0, 1, 0) == self._goal)).astype(np.float32)
+        self._position += np.array([1, -1] + [0] * (self.spec.n_actions - 2))[action[:, 0]]
+        done = (self._position <= 0) | (self._position >= self.length - 1)
+        self._position = np.clip(self._position, 0, self.length - 1)
+        success = (done & (np.where(self._position == 0, 1, 0) == self._goal)).astype(np.float32)
         late = ~done & (self._time >= self.horizon)
         return Step(self.observe(), success[:, None], success[:, None], done, late, {"won": success})
 
@@ -50,9 +50,9 @@ class Corridor:
 
     def observe(self):
         texts = np.empty((self.spec.n_envs, 1), dtype=object)
-        for i, (goal, place) in enumerate(zip(self._goal, self._place, strict=True)):
+        for i, (goal, place) in enumerate(zip(self._goal, self._position, strict=True)):
             texts[i, 0] = f"Goal of the agent: go {ENDS[goal]} \n Observation: the east end is {place} steps away."
-        number = np.stack([self._goal, self._place, self._time], 1)[:, None].astype(np.float32)
+        number = np.stack([self._goal, self._position, self._time], 1)[:, None].astype(np.float32)
         observation = {"prompt": texts, "number": number}
         if "action_mask" in self.spec.observation:
             observation["action_mask"] = np.ones((self.spec.n_envs, 1, self.spec.n_actions), dtype=bool)
@@ -63,12 +63,12 @@ class Corridor:
         """Do nothing: games never share random numbers."""
 
     def state_dict(self):
-        arrays = {"goal": self._goal, "place": self._place, "time": self._time}
+        arrays = {"goal": self._goal, "place": self._position, "time": self._time}
         return {"rng": self._rng.bit_generator.state, **{name: x.copy() for name, x in arrays.items()}}
 
     def load_state_dict(self, state):
         self._rng.bit_generator.state = state["rng"]
-        self._goal, self._place, self._time = (np.array(state[name]) for name in ("goal", "place", "time"))
+        self._goal, self._position, self._time = (np.array(state[name]) for name in ("goal", "place", "time"))
 
     def close(self):
         """Do nothing: there are no resources to release."""

@@ -161,9 +161,9 @@ class Recording:
         ended: whether the engine ended the episode with the last step.
     """
 
-    rig: GameSettings
+    game_settings: GameSettings
     sites: np.ndarray
-    seen: EngineState
+    states: EngineState
     action: np.ndarray
     ended: bool
 
@@ -175,15 +175,17 @@ Policy = Callable[[EngineState, np.random.Generator], np.ndarray]
 class RealGame:
     """Game on the engine whose `start` can be called only once per process."""
 
-    def __init__(self, rig: GameSettings) -> None:
-        dmlab2d, module = install.import_substrate(SUBSTRATES[rig.substrate].module)
-        self.rig = rig
-        self._lab = dmlab2d.Lab2d(importlib.import_module("dmlab2d.runfiles_helper").find(), _settings(rig, module))
+    def __init__(self, game_settings: GameSettings) -> None:
+        dmlab2d, module = install.import_substrate(SUBSTRATES[game_settings.substrate].module)
+        self.game_settings = game_settings
+        self._lab = dmlab2d.Lab2d(
+            importlib.import_module("dmlab2d.runfiles_helper").find(), _settings(game_settings, module)
+        )
         names = list(self._lab.action_discrete_names())
         controls = list(module.ACTION_SET[0])
-        actions = [SUBSTRATES[rig.substrate].actions.index(action) for action in rig.actions]
+        actions = [SUBSTRATES[game_settings.substrate].actions.index(action) for action in game_settings.actions]
         self._table = np.array([[module.ACTION_SET[action][c] for c in controls] for action in actions], dtype=np.int32)
-        players = range(1, rig.n_agents + 1)
+        players = range(1, game_settings.n_agents + 1)
         self._columns = np.array([[names.index(f"{player}.{c}") for c in controls] for player in players])
         self._vector = np.zeros(len(names), dtype=np.int32)
         self._running = dmlab2d.RUNNING
@@ -191,17 +193,19 @@ class RealGame:
     def start(self, seed: int) -> EngineState:
         self._lab.start(0, seed)
         self.sites = np.array(self._lab.observation("WORLD.SITES")).reshape(-1, 3).astype(int)
-        return self._seen()
+        return self._observe()
 
     def step(self, action: np.ndarray) -> tuple[EngineState, bool]:
         """Play a step and return the game state and whether the episode continues."""
         self._vector[self._columns] = self._table[action]
         self._lab.act_discrete(self._vector)
         status, _ = self._lab.advance()
-        return self._seen(), bool(status == self._running)
+        return self._observe(), bool(status == self._running)
 
-    def _seen(self) -> EngineState:
-        return EngineState.parse(np.array(self._lab.observation("WORLD.WITNESS")), self.rig.n_agents, self.sites)
+    def _observe(self) -> EngineState:
+        return EngineState.parse(
+            np.array(self._lab.observation("WORLD.WITNESS")), self.game_settings.n_agents, self.sites
+        )
 
 
 @functools.cache
@@ -219,16 +223,18 @@ def _level_folder() -> Path:
     return folder
 
 
-def _settings(rig: GameSettings, module: Any) -> dict[str, str]:
-    rows = rig.text.strip("\n").splitlines() if rig.text else []
+def _settings(game_settings: GameSettings, module: Any) -> dict[str, str]:
+    rows = game_settings.text.strip("\n").splitlines() if game_settings.text else []
     cells = {char: (x, y) for y, row in enumerate(rows) for x, char in enumerate(row) if char in PRIVATE_CELLS}
 
-    definition = build_definition(module, rig.substrate, rig.n_agents, rig.rules, rig.map)
+    definition = build_definition(
+        module, game_settings.substrate, game_settings.n_agents, game_settings.rules, game_settings.map
+    )
     simulation = definition["simulation"]
     simulation["scene"]["components"].append({"component": "Witness", "kwargs": {}})
     grid = [list(row) for row in simulation["map"].strip("\n").split("\n")]
     for index, avatar in enumerate(find_avatars(definition)):
-        heading = rig.headings[index] if rig.headings else ""
+        heading = game_settings.headings[index] if game_settings.headings else ""
         avatar["components"].append({"component": "Watched", "kwargs": {"heading": heading}})
         if PRIVATE_CELLS[index] in cells:
             x, y = cells[PRIVATE_CELLS[index]]
@@ -236,7 +242,7 @@ def _settings(rig: GameSettings, module: Any) -> dict[str, str]:
             point = copy.deepcopy(simulation["prefabs"]["spawn_point"])
             find_component(point, "StateManager")["stateConfigs"][0]["groups"] = [f"begin{index}"]
             simulation["prefabs"][f"begin{index}"] = point
-            tile = simulation["charPrefabMap"][rig.under]
+            tile = simulation["charPrefabMap"][game_settings.under]
             tile = [tile] if isinstance(tile, str) else tile["list"]
             simulation["charPrefabMap"][PRIVATE_CELLS[index]] = {"type": "all", "list": [*tile, f"begin{index}"]}
             kwargs = find_component(avatar, "Avatar")
@@ -250,8 +256,8 @@ def _settings(rig: GameSettings, module: Any) -> dict[str, str]:
 
 
 @functools.cache
-def _build_game(rig: GameSettings) -> RealGame:
-    return RealGame(rig)
+def _build_game(game_settings: GameSettings) -> RealGame:
+    return RealGame(game_settings)
 
 
 def run_in_fork(function: Callable[[], Any]) -> Any:
@@ -300,8 +306,8 @@ def serve(descriptor: int) -> None:
     link = socket.socket(fileno=descriptor).makefile("rwb")
     with contextlib.suppress(EOFError):
         while True:
-            rig, seed = pickle.load(link)  # noqa: S301 (of the process that has started this one)
-            game = _build_game(rig)
+            game_settings, seed = pickle.load(link)  # noqa: S301 (of the process that has started this one)
+            game = _build_game(game_settings)
             if not (child := os.fork()):
                 code = 1
                 try:
@@ -317,10 +323,10 @@ def serve(descriptor: int) -> None:
             assert code == 0, f"the game died with exit code {code}"
 
 
-def play(rig: GameSettings, policy: Policy, steps: int, seed: int) -> Recording:
+def play(game_settings: GameSettings, policy: Policy, steps: int, seed: int) -> Recording:
     """Play an episode of at most `steps` steps and return its recording."""
     rng, link = np.random.default_rng(seed), _connect_server(os.getpid())
-    _send(link, (rig, seed))
+    _send(link, (game_settings, seed))
     frame, sites = pickle.load(link)  # noqa: S301 (of our own child)
     frames, actions, going = [frame], [], True
     try:
@@ -333,26 +339,26 @@ def play(rig: GameSettings, policy: Policy, steps: int, seed: int) -> Recording:
     finally:
         _send(link, None)
         pickle.load(link)  # noqa: S301
-    return Recording(rig, sites, EngineState.stack(frames), np.array(actions), not going)
+    return Recording(game_settings, sites, EngineState.stack(frames), np.array(actions), not going)
 
 
-def play_script(rig: GameSettings, lines: Sequence[Sequence[str]], seed: int = 0) -> Recording:
+def play_script(game_settings: GameSettings, lines: Sequence[Sequence[str]], seed: int = 0) -> Recording:
     """Play an episode with given actions and return its recording.
 
     Args:
         lines: names of the actions of all players in each step; "" is noop.
     """
-    table = np.array([[rig.actions.index(name or "noop") for name in line] for line in lines])
+    table = np.array([[game_settings.actions.index(name or "noop") for name in line] for line in lines])
     steps = iter(table)
-    return play(rig, lambda readings, rng: next(steps), len(table), seed)
+    return play(game_settings, lambda state, rng: next(steps), len(table), seed)
 
 
-def uniform_policy(rig: GameSettings) -> Policy:
+def uniform_policy(game_settings: GameSettings) -> Policy:
     """Return a policy in which all actions are equally probable."""
-    return lambda readings, rng: rng.integers(0, len(rig.actions), rig.n_agents)
+    return lambda state, rng: rng.integers(0, len(game_settings.actions), game_settings.n_agents)
 
 
 def weighted_policy(weights: Sequence[float]) -> Policy:
     """Return a policy that samples actions with probabilities proportional to `weights`."""
     p = np.array(weights) / sum(weights)
-    return lambda readings, rng: rng.choice(len(p), len(readings.alive), p=p)
+    return lambda state, rng: rng.choice(len(p), len(state.alive), p=p)

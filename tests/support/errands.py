@@ -39,7 +39,7 @@ class Errands:
         self.spec = EnvSpec("errands", n_envs, 1, channels, len(names), names, horizon, metrics=metrics)
         self.kind, self.replace, self.provided = kind, replace, set()
         self._rng = seeds.numpy("errands")
-        self._thing, self._kind, self._time = (np.zeros(n_envs, dtype=np.int64) for _ in range(3))
+        self._target, self._kind, self._time = (np.zeros(n_envs, dtype=np.int64) for _ in range(3))
 
     def provide(self, channels):
         self.provided |= set(channels)
@@ -51,13 +51,13 @@ class Errands:
         objects, kinds = (self._rng.integers(n, size=self.spec.n_envs) for n in (3, 2))
         if self.kind != "both":
             kinds = np.full_like(kinds, KINDS.index(self.kind))
-        self._thing[resets], self._kind[resets], self._time[resets] = objects[resets], kinds[resets], 0
+        self._target[resets], self._kind[resets], self._time[resets] = objects[resets], kinds[resets], 0
         return self.observe()
 
     def step(self, action):
         self._time += 1
         choice = np.asarray(action)[:, 0]
-        success = ((choice == self._thing) & (choice < 3)).astype(np.float32)
+        success = ((choice == self._target) & (choice < 3)).astype(np.float32)
         done = success > 0
         late = ~done & (self._time >= self.spec.horizon)
         return Step(self.observe(), success[:, None] * 20, success[:, None], done, late, {"success": success})
@@ -68,7 +68,7 @@ class Errands:
 
     @property
     def missions(self):
-        return [f"take the {OBJECTS[t]}" for t in self._thing]
+        return [f"take the {OBJECTS[t]}" for t in self._target]
 
     def prompt(self, goal, observations, actions):
         summary = " ".join(f"Seen: {', '.join(names)}." for names in observations)
@@ -79,21 +79,21 @@ class Errands:
 
     def observe(self):
         texts = np.empty((self.spec.n_envs, 1), dtype=object)
-        for i, (target, kind, time) in enumerate(zip(self._thing, self._kind, self._time, strict=True)):
+        for i, (target, kind, time) in enumerate(zip(self._target, self._kind, self._time, strict=True)):
             goal = "nothing yet" if kind == 1 and time == 0 else f"take the {OBJECTS[target]}"
             texts[i, 0] = self.prompt(goal, [[f"{time} steps"]], [])
-        return {"prompt": texts, "vector": np.eye(3, dtype=np.float32)[self._thing][:, None]}
+        return {"prompt": texts, "vector": np.eye(3, dtype=np.float32)[self._target][:, None]}
 
     def share_random_numbers(self, n_groups):
         """Do nothing: games never share random numbers."""
 
     def state_dict(self):
-        arrays = {"thing": self._thing, "kind": self._kind, "time": self._time}
+        arrays = {"thing": self._target, "kind": self._kind, "time": self._time}
         return {"rng": self._rng.bit_generator.state, **{name: x.copy() for name, x in arrays.items()}}
 
     def load_state_dict(self, state):
         self._rng.bit_generator.state = state["rng"]
-        self._thing, self._kind, self._time = (np.array(state[name]) for name in ("thing", "kind", "time"))
+        self._target, self._kind, self._time = (np.array(state[name]) for name in ("thing", "kind", "time"))
 
     def close(self):
         """Do nothing: there are no resources to release."""

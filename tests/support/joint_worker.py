@@ -177,7 +177,7 @@ def main() -> None:
                 raise ZeroDivisionError("made to fail")
 
         train(root, "crashed", processes, crash)
-    (root / f"said-{processes.rank}.json").write_text(json.dumps(report))
+    (root / f"report-{processes.rank}.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -26,13 +26,13 @@ class Mortal(ParallelEnv):
         return spaces.Discrete(2 + self.possible_agents.index(agent), start=1)
 
     def reset(self, seed=None, options=None):
-        self.agents, self.time, self.got = list(self.possible_agents), 0, []
-        return self._seen(), {agent: {} for agent in self.agents}
+        self.agents, self.time, self.received_actions = list(self.possible_agents), 0, []
+        return self._observe(), {agent: {} for agent in self.agents}
 
     def step(self, actions):
         assert list(actions) == self.agents, "actions must be those of all live agents"
         assert all(self.action_space(agent).contains(x) for agent, x in actions.items())
-        self.got.append(dict(actions))
+        self.received_actions.append(dict(actions))
         self.time += 1
         agents = list(self.agents)
         dead = {agent: self.time >= self.lives[agent] for agent in agents}
@@ -41,9 +41,9 @@ class Mortal(ParallelEnv):
         }
         self.agents = [agent for agent in agents if not dead[agent] and not truncations[agent]]
         reward = {agent: 1.0 + self.possible_agents.index(agent) for agent in agents}
-        return self._seen(agents), reward, dead, truncations, {agent: {} for agent in agents}
+        return self._observe(agents), reward, dead, truncations, {agent: {} for agent in agents}
 
-    def _seen(self, agents=None):
+    def _observe(self, agents=None):
         return {
             agent: np.full(self.observation_space(agent).shape, 1 + self.time, np.float32)
             for agent in agents or self.agents
@@ -72,26 +72,26 @@ class Governed(ParallelEnv):
         self.wage = float(values[0])
 
     def reset(self, seed=None, options=None):
-        self.agents, self.time, self.paid = list(self.possible_agents), 0, self.wage
-        return self._seen(), {agent: {} for agent in self.agents}
+        self.agents, self.time, self.total_wage = list(self.possible_agents), 0, self.wage
+        return self._observe(), {agent: {} for agent in self.agents}
 
     def step(self, actions):
         self.time += 1
-        self.paid += self.wage
+        self.total_wage += self.wage
         truncation, agents = self.time >= self.max_cycles, list(self.agents)
         self.agents = [] if truncation else agents
         infos = {agent: {"base_reward": float(x), "worked": int(x > 0)} for agent, x in actions.items()}
         reward = {agent: float(x) + self.wage for agent, x in actions.items()}
-        return self._seen(), reward, dict.fromkeys(agents, False), dict.fromkeys(agents, truncation), infos
+        return self._observe(), reward, dict.fromkeys(agents, False), dict.fromkeys(agents, truncation), infos
 
-    def _seen(self):
-        return {agent: np.array([self.time, self.paid]) for agent in self.possible_agents}
+    def _observe(self):
+        return {agent: np.array([self.time, self.total_wage]) for agent in self.possible_agents}
 
 
 class Forgetful(Governed):
     """Environment with random observations that do not depend on the seed."""
 
-    def _seen(self):
+    def _observe(self):
         return {agent: np.random.default_rng().random(2) for agent in self.possible_agents}
 
 
@@ -114,15 +114,15 @@ class Movers(ParallelEnv):
         return spaces.Box(-1, 1, (1,), np.float32) if agent == "one" else spaces.Box(-3, 2, (2,), np.float32)
 
     def reset(self, seed=None, options=None):
-        self.agents, self.got = list(self.possible_agents), None
-        return self._seen(), {agent: {} for agent in self.agents}
+        self.agents, self.received_actions = list(self.possible_agents), None
+        return self._observe(), {agent: {} for agent in self.agents}
 
     def step(self, actions):
-        self.got = actions
+        self.received_actions = actions
         no = dict.fromkeys(self.agents, False)
-        return self._seen(), dict.fromkeys(self.agents, 0.0), no, no, {agent: {} for agent in self.agents}
+        return self._observe(), dict.fromkeys(self.agents, 0.0), no, no, {agent: {} for agent in self.agents}
 
-    def _seen(self):
+    def _observe(self):
         return {agent: {"place": np.ones(2, np.float32), "color": 2} for agent in self.agents}
 
 
@@ -147,9 +147,9 @@ class MaskedMovers(Movers):
     def action_space(self, agent):
         return spaces.Discrete(2)
 
-    def _seen(self):
+    def _observe(self):
         mask = np.array([0, 1], np.int8)
-        return {agent: {"observation": seen, "action_mask": mask} for agent, seen in super()._seen().items()}
+        return {agent: {"observation": seen, "action_mask": mask} for agent, seen in super()._observe().items()}
 
 
 def no_world():

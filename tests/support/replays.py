@@ -54,20 +54,22 @@ class ReplayResult:
 
 
 def make_engine(recording: Recording) -> SteppedEngine:
-    rig = recording.rig
-    return SteppedEngine(GameSetup(parse_map(rig.substrate, rig.map), rig.n_agents, rig.rules))
+    game_settings = recording.game_settings
+    return SteppedEngine(
+        GameSetup(parse_map(game_settings.substrate, game_settings.map), game_settings.n_agents, game_settings.rules)
+    )
 
 
 def replay_recordings(recordings: Sequence[Recording], engine: SteppedEngine | None = None) -> ReplayResult:
     """Replay recordings of the same game with equal lengths; after a difference a game continues from the recording."""
     engine = engine or make_engine(recordings[0])
     reference = EngineReference(engine.setup.game_map, recordings, engine)
-    verdict = ReplayResult(counts=reference.counts())
+    replay_result = ReplayResult(counts=reference.counts())
     state = reference.state(0)
     for t in range(1, reference.action.shape[1] + 1):
         action = torch.from_numpy(reference.action[:, t - 1])
         state, events = engine.step(state, action, reference.draws(t))
-        verdict.steps += len(recordings)
+        replay_result.steps += len(recordings)
         native = {name: getattr(state, name) for name in reference.compared}
         native["heading"] = torch.where(state.alive, state.heading, 0)
         native |= {"reward": events.reward, "cleaned": events.cleaned, "zapped": events.zaps, "t": state.t}
@@ -79,18 +81,18 @@ def replay_recordings(recordings: Sequence[Recording], engine: SteppedEngine | N
         fields = ("reward", "cleaned", "zapped", "others_cleaned", "ready")
         real |= {
             "t": reference_state.t,
-            **{name: torch.from_numpy(getattr(reference.seen, name)[:, t]) for name in fields},
+            **{name: torch.from_numpy(getattr(reference.states, name)[:, t]) for name in fields},
         }
         wrong = torch.zeros(len(recordings), dtype=torch.bool)
         for name, value in native.items():
             differs = (value.to(torch.float64) != real[name].to(torch.float64)).flatten(1 if value.dim() > 1 else 0)
             differs = differs.any(-1) if differs.dim() > 1 else differs
             for game in torch.nonzero(differs).flatten().tolist():
-                verdict.mismatches.append((game, t, name, real[name][game].tolist(), value[game].tolist()))
+                replay_result.mismatches.append((game, t, name, real[name][game].tolist(), value[game].tolist()))
             wrong |= differs
         if wrong.any():
             state = reference_state.where(wrong, state)
-    return verdict
+    return replay_result
 
 
 class EngineReference:
@@ -114,7 +116,7 @@ class EngineReference:
     def __init__(self, game_map: GameMap, recordings: Sequence[Recording], engine: SteppedEngine) -> None:
         self.map, self.engine = game_map, engine
         self.harvest = game_map.substrate == "harvest"
-        self.seen = EngineState.stack([recording.seen for recording in recordings])
+        self.states = EngineState.stack([recording.states for recording in recordings])
         self.action = np.stack([r.action for r in recordings]).astype(np.int64)
         cells = [
             np.array([game_map.index_of(x, y) for x, y, _ in r.sites.tolist()], dtype=np.int64) for r in recordings
@@ -125,14 +127,14 @@ class EngineReference:
         np.testing.assert_array_equal(cells[0][kinds == 2], game_map.dirt)
         water = list(cells[0][kinds == 3])
         order = [water.index(cell) for cell in np.concatenate([game_map.dirt, game_map.river])]
-        time = np.arange(self.seen.water.shape[1])[None, :, None]
-        self._phase = ((self.seen.water[:, :, order] - time // 3) % 4).astype(np.uint8)
-        self._pos = (self.seen.y + 9) * game_map.stride + self.seen.x + 9
+        time = np.arange(self.states.water.shape[1])[None, :, None]
+        self._phase = ((self.states.water[:, :, order] - time // 3) % 4).astype(np.uint8)
+        self._pos = (self.states.y + 9) * game_map.stride + self.states.x + 9
         self._out_for = self._absences()
 
     def _absences(self) -> np.ndarray:
         """Return the number of steps until each player returns to the game, [B, T + 1, N]."""
-        alive, absent = self.seen.alive, self.engine.tables.settings.removal_steps
+        alive, absent = self.states.alive, self.engine.tables.settings.removal_steps
         out = np.zeros(alive.shape, np.int32)
         for t in range(1, alive.shape[1]):
             removals = alive[:, t - 1] & ~alive[:, t]
@@ -140,44 +142,44 @@ class EngineReference:
         return out
 
     def state(self, t: int) -> State:
-        readings, games = self.seen, len(self.action)
-        alive = readings.alive[:, t]
+        states, games = self.states, len(self.action)
+        alive = states.alive[:, t]
         empty = np.zeros((games, 0))
         parts = {
             "t": np.full(games, t, np.int32),
             "pos": np.where(alive, self._pos[:, t], 0).astype(np.int64),
             # Players out of the game can turn, but they return with a random heading.
-            "heading": np.where(alive, readings.heading[:, t], 0).astype(np.int64),
+            "heading": np.where(alive, states.heading[:, t], 0).astype(np.int64),
             "alive": alive,
             "steps_until_return": self._out_for[:, t],
-            "steps_until_zap": readings.zap_wait[:, t].astype(np.int32),
-            "steps_until_clean": (empty if self.harvest else readings.clean_wait[:, t]).astype(np.int32),
-            "apple": readings.apple[:, t],
-            "dirt": readings.dirt[:, t],
+            "steps_until_zap": states.zap_wait[:, t].astype(np.int32),
+            "steps_until_clean": (empty if self.harvest else states.clean_wait[:, t]).astype(np.int32),
+            "apple": states.apple[:, t],
+            "dirt": states.dirt[:, t],
             "phase": self._phase[:, t],
-            "group": (np.minimum(readings.waits[:, t], 3) if self.harvest else empty).astype(np.int8),
-            "is_withered": (readings.dry[:, t] if self.harvest else empty).astype(bool),
-            "has_cleaned": (empty if self.harvest else readings.cleaned[:, t] > 0).astype(bool),
+            "group": (np.minimum(states.waits[:, t], 3) if self.harvest else empty).astype(np.int8),
+            "is_withered": (states.dry[:, t] if self.harvest else empty).astype(bool),
+            "has_cleaned": (empty if self.harvest else states.cleaned[:, t] > 0).astype(bool),
         }
         return State(**{name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()})
 
     def draws(self, t: int) -> ReplayRandom:
         """Return the random numbers of the step from t - 1 to t."""
-        readings, games = self.seen, len(self.action)
+        states, games = self.states, len(self.action)
         values = {
-            "order": readings.turn[:, t] / 64,
-            "grow": np.where(readings.grew[:, t], 0, MAX_UNIFORM),
+            "order": states.turn[:, t] / 64,
+            "grow": np.where(states.grew[:, t], 0, MAX_UNIFORM),
             "return": np.full((games, len(self.map.spawn)), 0.9),
-            "return_heading": (readings.heading[:, t] + 0.5) / 4,
+            "return_heading": (states.heading[:, t] + 0.5) / 4,
         }
         if not self.harvest:
             values["spill"] = np.full((games, 2), MAX_UNIFORM)
-            for game, site in np.argwhere(readings.spilled[:, t]):
-                clean = np.flatnonzero(~readings.dirt[game, t - 1])
-                assert site in clean and readings.spilled[game, t].sum() == 1, "the level made dirt of dirt"
+            for game, site in np.argwhere(states.spilled[:, t]):
+                clean = np.flatnonzero(~states.dirt[game, t - 1])
+                assert site in clean and states.spilled[game, t].sum() == 1, "the level made dirt of dirt"
                 values["spill"][game] = 0, (np.searchsorted(clean, site) + 0.5) / len(clean)
         for game in range(games):
-            returns = np.flatnonzero(readings.alive[game, t] & ~readings.alive[game, t - 1])
+            returns = np.flatnonzero(states.alive[game, t] & ~states.alive[game, t - 1])
             for rank, player in enumerate(returns):
                 spot = np.flatnonzero(self.map.spawn == self._pos[game, t, player])
                 if len(spot):  # otherwise the player has a separate start cell
@@ -186,29 +188,29 @@ class EngineReference:
 
     def counts(self) -> Counter[str]:
         """Count the events of the recordings by name."""
-        readings, alive = self.seen, self.seen.alive
+        states, alive = self.states, self.states.alive
         now, previous = slice(1, None), slice(None, -1)
         moves = [self.engine.actions.index(name) for name in MOVE_DIRECTIONS]
         moves_ = np.isin(self.action, moves) & alive[:, previous]
         blocked = moves_ & alive[:, now] & (self._pos[:, now] == self._pos[:, previous])
-        hidden = readings.grew[:, now] & ~readings.apple[:, now] & ~readings.apple[:, previous]
+        hidden = states.grew[:, now] & ~states.apple[:, now] & ~states.apple[:, previous]
         counts = {
-            "apples eaten": readings.reward.sum(),
-            "apples grown": (readings.grew[:, now] & ~readings.apple[:, previous]).sum(),
+            "apples eaten": states.reward.sum(),
+            "apples grown": (states.grew[:, now] & ~states.apple[:, previous]).sum(),
             "grown under a player": hidden.sum(),
-            "two rewards in a step": (readings.reward > 1).sum(),
-            "zap hits": readings.zapped.sum(),
+            "two rewards in a step": (states.reward > 1).sum(),
+            "zap hits": states.zapped.sum(),
             "returns": (alive[:, now] & ~alive[:, previous]).sum(),
             "moves": moves_.sum(),
             "moves into a wall or a player": blocked.sum(),
             "moves where the order decided": self._contests(blocked),
         }
         if self.harvest:
-            counts["grass withered"] = (readings.dry[:, now] & ~readings.dry[:, previous]).sum()
+            counts["grass withered"] = (states.dry[:, now] & ~states.dry[:, previous]).sum()
         else:
-            counts["cells cleaned"] = readings.cleaned.sum()
-            counts["dirt spawned"] = readings.spilled.sum()
-            counts["spawned and cleaned at once"] = (readings.spilled[:, now] & ~readings.dirt[:, now]).sum()
+            counts["cells cleaned"] = states.cleaned.sum()
+            counts["dirt spawned"] = states.spilled.sum()
+            counts["spawned and cleaned at once"] = (states.spilled[:, now] & ~states.dirt[:, now]).sum()
         return Counter({name: int(count) for name, count in counts.items()})
 
     def _contests(self, blocked: np.ndarray) -> int:
@@ -217,8 +219,8 @@ class EngineReference:
         offsets = list_direction_offsets(game_map)
         for game, t, player in np.argwhere(blocked):
             move = MOVE_DIRECTIONS[self.engine.actions[self.action[game, t, player]]]
-            target = self._pos[game, t, player] + offsets[(self.seen.heading[game, t, player] + move) % 4]
-            occupied = (self._pos[game, t] == target) & self.seen.alive[game, t]
-            occupied_next = (self._pos[game, t + 1] == target) & self.seen.alive[game, t]
+            target = self._pos[game, t, player] + offsets[(self.states.heading[game, t, player] + move) % 4]
+            occupied = (self._pos[game, t] == target) & self.states.alive[game, t]
+            occupied_next = (self._pos[game, t + 1] == target) & self.states.alive[game, t]
             count += not game_map.wall[target] and not (occupied & occupied_next).any()
         return count

@@ -43,17 +43,17 @@ def write_film(folder: Path) -> Path:
 
 
 def main() -> None:
-    root, node, way = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+    root, node, mode = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
     name = node["_target_"].rpartition(".")[2].lower()
     sinks = RunResources({"trusted_modules": [], "loggers": {name: node}}).sinks
     with (
         create_files_privately(True),
-        Run.open(root, "game", {**CONFIG, "rerun": way == "anew"}, OVERRIDES, 3, sinks=lambda: sinks) as run,
+        Run.open(root, "game", {**CONFIG, "rerun": mode == "anew"}, OVERRIDES, 3, sinks=lambda: sinks) as run,
     ):
         movie = write_film(run.folder)
         run.metrics.attach("llm/exchange", lambda line: f"*key* {KEY}" if line["updates"] % 6 == 0 else None)
         run.metrics.attach_pictures("episode/film", lambda line: [movie] if line["updates"] == 3 else [])
-        if way == "killed":
+        if mode == "killed":
             log_rows(run.metrics, range(ROWS_AT_CHECKPOINT))
             run.checkpoint(ROWS_AT_CHECKPOINT, {})
             log_rows(run.metrics, range(ROWS_AT_CHECKPOINT, ROWS_AT_KILL))

@@ -46,15 +46,17 @@ class Condition:
     weights: tuple[float, ...] = ()
 
     @property
-    def rig(self) -> GameSettings:
+    def game_settings(self) -> GameSettings:
         return GameSettings(self.substrate, clean=self.clean)
 
-    def script(self, rig: GameSettings | None = None) -> scripted.Script:
-        """Return the script of the players on `rig`, or on the rig of the condition."""
-        rig = rig or self.rig
+    def script(self, game_settings: GameSettings | None = None) -> scripted.Script:
+        """Return the script of the players on `game_settings`, or on the rig of the condition."""
+        game_settings = game_settings or self.game_settings
         if self.policy == "drawn":
             return scripted.make_weighted_script(list(self.weights))
-        return scripted.SCRIPTS[self.policy](parse_map(rig.substrate, rig.map), rig.actions)
+        return scripted.SCRIPTS[self.policy](
+            parse_map(game_settings.substrate, game_settings.map), game_settings.actions
+        )
 
 
 def load_reference() -> dict[str, dict]:
@@ -75,48 +77,48 @@ def measure_native_games(
     condition: Condition, games: int, seed: int, draws: type[HashedRandom] = HashedRandom
 ) -> dict[str, np.ndarray]:
     """Return the statistics of native games, [games] each; `draws` is the class of their random numbers."""
-    rig, script, rng = condition.rig, condition.script(), np.random.default_rng(seed)
-    game_map = parse_map(rig.substrate, rig.map)
-    engine = SteppedEngine(GameSetup(game_map, rig.n_agents))
+    game_settings, script, rng = condition.game_settings, condition.script(), np.random.default_rng(seed)
+    game_map = parse_map(game_settings.substrate, game_settings.map)
+    engine = SteppedEngine(GameSetup(game_map, game_settings.n_agents))
     keys = derive_game_keys(np.full(games, seed), np.arange(games), np.zeros(games, np.int64))
     source = draws(torch.from_numpy(keys))
-    state, tally = engine.start(source), Tally(games, rig.n_agents, condition.steps)
+    state, tally = engine.start(source), Tally(games, game_settings.n_agents, condition.steps)
     for t in range(condition.steps):
-        tally.look(t, state.apple.sum(-1).numpy(), state.dirt.sum(-1).numpy())
+        tally.record_counts(t, state.apple.sum(-1).numpy(), state.dirt.sum(-1).numpy())
         x, y = game_map.position_of(state.pos.numpy())
         world = scripted.WorldState(x, y, state.heading.numpy(), state.apple.numpy(), state.dirt.numpy())
         action = torch.from_numpy(script(world, rng))
         state, events = engine.step(state, action, source)
         tally.add(t, events.reward.numpy(), events.zaps.numpy(), events.cleaned.numpy())
-    tally.look(condition.steps, state.apple.sum(-1).numpy(), state.dirt.sum(-1).numpy())
-    return tally.numbers(rig.substrate == "cleanup")
+    tally.record_counts(condition.steps, state.apple.sum(-1).numpy(), state.dirt.sum(-1).numpy())
+    return tally.numbers(game_settings.substrate == "cleanup")
 
 
 def measure_engine_game(condition: Condition, seed: int) -> dict[str, np.ndarray]:
     """Return the statistics of one game on the Melting Pot engine, [1] each."""
-    return measure_recording(play(condition.rig, make_engine_policy(condition.script()), condition.steps, seed))
+    return measure_recording(
+        play(condition.game_settings, make_engine_policy(condition.script()), condition.steps, seed)
+    )
 
 
 def make_engine_policy(script: scripted.Script) -> Policy:
     """Return the policy of a script for one game on the Melting Pot engine."""
 
-    def policy(readings: EngineState, rng: np.random.Generator) -> np.ndarray:
-        world = scripted.WorldState(
-            *(v[None] for v in (readings.x, readings.y, readings.heading, readings.apple, readings.dirt))
-        )
+    def policy(states: EngineState, rng: np.random.Generator) -> np.ndarray:
+        world = scripted.WorldState(*(v[None] for v in (states.x, states.y, states.heading, states.apple, states.dirt)))
         return script(world, rng)[0]
 
     return policy
 
 
 def measure_recording(recording: Recording) -> dict[str, np.ndarray]:
-    readings, steps = recording.seen, len(recording.action)
-    tally = Tally(1, recording.rig.n_agents, steps)
+    states, steps = recording.states, len(recording.action)
+    tally = Tally(1, recording.game_settings.n_agents, steps)
     for t in range(steps + 1):
-        tally.look(t, readings.apple[t].sum(keepdims=True), readings.dirt[t].sum(keepdims=True))
+        tally.record_counts(t, states.apple[t].sum(keepdims=True), states.dirt[t].sum(keepdims=True))
         if t:
-            tally.add(t - 1, readings.reward[t][None], readings.zapped[t][None], readings.cleaned[t][None])
-    return tally.numbers(recording.rig.substrate == "cleanup")
+            tally.add(t - 1, states.reward[t][None], states.zapped[t][None], states.cleaned[t][None])
+    return tally.numbers(recording.game_settings.substrate == "cleanup")
 
 
 class Tally:
@@ -126,11 +128,11 @@ class Tally:
         self._reward = np.zeros((games, n_agents))
         self._parts = np.zeros((-(-steps // REWARD_INTERVAL), games))
         self._zaps, self._cleaned = np.zeros(games), np.zeros(games)
-        self._looks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._counts: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    def look(self, t: int, apples: np.ndarray, dirt: np.ndarray) -> None:
+    def record_counts(self, t: int, apples: np.ndarray, dirt: np.ndarray) -> None:
         if t % RECORD_INTERVAL == 0:
-            self._looks[t] = apples, dirt
+            self._counts[t] = apples, dirt
 
     def add(self, t: int, reward: np.ndarray, zaps: np.ndarray, cleaned: np.ndarray) -> None:
         self._reward += reward
@@ -146,10 +148,10 @@ class Tally:
             f"reward in steps {REWARD_INTERVAL * i + 1}-{REWARD_INTERVAL * (i + 1)}": rewards
             for i, rewards in enumerate(self._parts)
         }
-        numbers |= {f"apples after {t}": apples for t, (apples, _) in self._looks.items()}
+        numbers |= {f"apples after {t}": apples for t, (apples, _) in self._counts.items()}
         if river:
             numbers |= {"cells cleaned": self._cleaned}
-            numbers |= {f"dirt after {t}": dirt for t, (_, dirt) in self._looks.items()}
+            numbers |= {f"dirt after {t}": dirt for t, (_, dirt) in self._counts.items()}
         return numbers
 
 

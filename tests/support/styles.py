@@ -86,23 +86,23 @@ class StyledModel:
         given: number of replies by style.
     """
 
-    def __init__(self, bad=0.03, styles=None, seed=0):
-        self.bad, self.styles, self.seed = bad, styles or list(STYLES), seed
-        self.given, self.asked = Counter(), []
+    def __init__(self, invalid_share=0.03, styles=None, seed=0):
+        self.invalid_share, self.styles, self.seed = invalid_share, styles or list(STYLES), seed
+        self.style_counts, self.questions = Counter(), []
 
     def __call__(self, messages):
         text = compute_answer(messages)
         digest = hashlib.sha256(json.dumps([self.seed, *messages]).encode()).digest()
         rng = random.Random(digest)
-        manner = rng.choice(list(INVALID_STYLES)) if rng.random() < self.bad else rng.choice(self.styles)
-        self.given[manner] += 1
+        manner = rng.choice(list(INVALID_STYLES)) if rng.random() < self.invalid_share else rng.choice(self.styles)
+        self.style_counts[manner] += 1
         return {**STYLES, **INVALID_STYLES}[manner](text, rng)
 
     def usage(self, messages, reply_object):
         """Return estimated usage; prefixes shared with earlier questions are cached from 1,024 tokens on."""
         text = "\0".join(message["content"] for message in messages)
-        shared = max((_count_shared_prefix(text, earlier) for earlier in self.asked), default=0)
-        self.asked = [*self.asked[-50:], text]
+        shared = max((_count_shared_prefix(text, earlier) for earlier in self.questions), default=0)
+        self.questions = [*self.questions[-50:], text]
         prompt, reply = estimate_tokens(text), estimate_tokens(json.dumps(reply_object))
         cached = estimate_tokens(text[:shared]) // 128 * 128
         details = {"cached_tokens": cached if cached >= 1024 else 0}

@@ -11,7 +11,7 @@ from llmrl.envs.gym.vec_env import GymnasiumEnv
 from shipped import build_settings
 
 
-class Watcher(Observer):
+class NoopObserver(Observer):
     """Observer without effect."""
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from llmrl.core.spaces import Parameter, ParameterSpace
 
 
-class Weighted:
+class WeightedController:
     """Controller whose action is the sum of the observation times the weight of the game."""
 
     channel = "vector"
@@ -22,7 +22,7 @@ class Weighted:
         return np.repeat(parameters[:, :1] * observation.sum(axis=1, keepdims=True), self.size, axis=1)
 
 
-class Careful(Weighted):
+class TorchFreeController(WeightedController):
     """Controller that fails if torch has been imported."""
 
     def act(self, observation, parameters):
@@ -30,7 +30,7 @@ class Careful(Weighted):
         return super().act(observation, parameters)
 
 
-class Deadly(Weighted):
+class ExitingController(WeightedController):
     """Controller that exits the process, unless it is the one in which the controller was created."""
 
     def __init__(self, size: int) -> None:
@@ -43,16 +43,16 @@ class Deadly(Weighted):
         return super().act(observation, parameters)
 
 
-class Slow(Weighted):
+class SlowController(WeightedController):
     def act(self, observation, parameters):
         time.sleep(0.05)
         return super().act(observation, parameters)
 
 
-class Faulty(Weighted):
+class FailingController(WeightedController):
     def act(self, observation, parameters):
         raise ZeroDivisionError("no such number")
 
 
-class Dizzy(Weighted):
+class PixelController(WeightedController):
     channel = "pixels"

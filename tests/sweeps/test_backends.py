@@ -47,7 +47,7 @@ def test_backends_have_no_special_cases():
     for path in src.rglob("*.py"):
         is_slurm_module = path.name.startswith("slurm") and path.parent.name == "backends"
         text = path.read_text()
-        if not any(f'"{place}"' in text for place in PLACES) and "llmrl.sweeps.backends." not in text:
+        if not any(f'"{state_folder}"' in text for state_folder in PLACES) and "llmrl.sweeps.backends." not in text:
             continue
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Constant) and node.value in PLACES and not is_slurm_module:
@@ -212,19 +212,19 @@ def detached(tmp_path, monkeypatch):
     monkeypatch.setattr(scheduling, "_MIN_POLL_S", 0.02)
     monkeypatch.setattr(scheduling, "_MAX_POLL_S", 0.05)
     sys.modules.setdefault(Detached.__module__, sys.modules[__name__])
-    place = tmp_path / "place"
-    place.mkdir()
-    return Detached(str(place)), place
+    state_folder = tmp_path / "place"
+    state_folder.mkdir()
+    return Detached(str(state_folder)), state_folder
 
 
-def write_finished_status(place: Path, scratch: Path) -> None:
+def write_finished_status(state_folder: Path, scratch: Path) -> None:
     scratch.mkdir()
     Status("finished", attempt=1, result=5.0).write(scratch)
-    (scratch / "status.json").rename(place / "end")
+    (scratch / "status.json").rename(state_folder / "end")
 
 
 def test_custom_scheduler_lifecycle(tmp_path, detached):
-    backend, place = detached
+    backend, state_folder = detached
     jobs = [job(tmp_path, seed, backend, "sleep") for seed in range(2)]
     outcomes, code = launch(jobs, computes, tmp_path / "sweep", wait=False)
     assert [outcome.state for outcome in outcomes] == ["submitted"] * 2 and code == 0
@@ -232,26 +232,26 @@ def test_custom_scheduler_lifecycle(tmp_path, detached):
     assert [record.state for record in query_run_records(tmp_path / "outputs")] == ["queued"] * 2
     assert read_launch_record(jobs[0].folder).backend == qualified_backend_name(backend)
 
-    (place / "silent").touch()
+    (state_folder / "silent").touch()
     assert [record.state for record in query_run_records(tmp_path / "outputs")] == ["queued"] * 2, "believed"
     with pytest.raises(SchedulerError, match="nobody answers"):
         query_run_records(tmp_path / "outputs", strict=True)
-    (place / "silent").unlink()
+    (state_folder / "silent").unlink()
 
     second_outcomes, code = launch(jobs, computes, tmp_path / "again")
     assert [outcome.state for outcome in second_outcomes] == ["elsewhere"] * 2 and code == 0
     assert cancel(query_run_records(tmp_path / "outputs")[:1]) == (1, 0, [])
     sweeping.wait_for(lambda: [r.state for r in query_run_records(tmp_path / "outputs")] == ["canceled", "queued"], 20)
 
-    threading.Timer(0.5, write_finished_status, (place, tmp_path / "scratch")).start()
+    threading.Timer(0.5, write_finished_status, (state_folder, tmp_path / "scratch")).start()
     outcomes_ = list(scheduling.wait_for_jobs(outcomes[1:]))
     assert [(outcome.state, outcome.result) for outcome in outcomes_] == [("finished", 5.0)]
 
 
 def test_local_computation_overlaps_jobs(tmp_path, detached):
-    backend, place = detached
+    backend, state_folder = detached
     jobs = [job(tmp_path, 0, Here(), "finish"), job(tmp_path, 1, backend, "sleep")]
-    threading.Timer(0.5, write_finished_status, (place, tmp_path / "scratch")).start()
+    threading.Timer(0.5, write_finished_status, (state_folder, tmp_path / "scratch")).start()
     outcomes, code = launch(jobs, computes, tmp_path / "sweep")
     assert [(outcome.state, outcome.result) for outcome in outcomes] == [("finished", 0.0), ("finished", 5.0)]
     assert code == 0

@@ -255,16 +255,16 @@ def test_only_job_ids_reach_scheduler(tmp_path: Path, cluster: Callable[[str, st
 
 
 @pytest.fixture
-def bystander() -> Iterator[subprocess.Popen[bytes]]:
+def unrelated_process() -> Iterator[subprocess.Popen[bytes]]:
     """Yield a process of this user that belongs to no run."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         yield process
         process.kill()
 
 
-def test_foreign_process_is_not_signaled(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
+def test_foreign_process_is_not_signaled(tmp_path: Path, unrelated_process: subprocess.Popen[bytes]) -> None:
     """Owner files and launch records can contain the ID and start time of any process."""
-    pid, start = bystander.pid, ownership.get_process_start(bystander.pid)
+    pid, start = unrelated_process.pid, ownership.get_process_start(unrelated_process.pid)
     assert start is not None
     running, waiting = (tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}" for i in range(2))
     running.mkdir(parents=True)
@@ -278,7 +278,7 @@ def test_foreign_process_is_not_signaled(tmp_path: Path, bystander: subprocess.P
     assert [record.state for record in records_] == ["running", "queued"]
     jobs, n_notified, unreachable = cancel(records_)
     assert (jobs, n_notified) == (0, 0) and len(unreachable) == 2
-    assert bystander.poll() is None
+    assert unrelated_process.poll() is None
 
 
 def test_owner_process_is_signaled(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ KINDS = ("--backups", "--checkpoints", "--launches", "--unfinished")
 
 
 @pytest.fixture
-def precious(tmp_path):
+def outside_folder(tmp_path):
     """Return a folder outside the output root with the layout of run folders, which must not change."""
     folder = tmp_path / "precious"
     for name in ("checkpoints", "backup_1", "launch", "s7/backup_1", "group/s8/backup_1"):
@@ -83,32 +83,32 @@ LINKS = {
 
 
 @pytest.mark.parametrize("relative_path", LINKS)
-def test_link_targets_survive(relative_path, outputs, precious, capsys):
-    place(outputs, relative_path).symlink_to(precious / LINKS[relative_path])
-    initial = contents(precious)
+def test_link_targets_survive(relative_path, outputs, outside_folder, capsys):
+    place(outputs, relative_path).symlink_to(outside_folder / LINKS[relative_path])
+    initial = contents(outside_folder)
     assert clean(outputs, *KINDS, "--yes") == 0
     output = capsys.readouterr().out
-    assert contents(precious) == initial and (outputs / relative_path).is_symlink()
+    assert contents(outside_folder) == initial and (outputs / relative_path).is_symlink()
     assert relative_path == "elsewhere" or "not removed" in output, output
 
 
 @pytest.mark.parametrize("relative_path", ["name/run/s1/link", "name/run/s0/backup_1/a/link", ".sweeps/launch/link"])
-def test_links_are_unlinked(relative_path, outputs, precious):
+def test_links_are_unlinked(relative_path, outputs, outside_folder):
     path = outputs / relative_path
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.symlink_to(precious)
-    (path.parent / "to a file").symlink_to(precious / "launch" / "file")
-    initial = contents(precious)
+    path.symlink_to(outside_folder)
+    (path.parent / "to a file").symlink_to(outside_folder / "launch" / "file")
+    initial = contents(outside_folder)
     assert clean(outputs, *KINDS, "--yes") == 0
-    assert contents(precious) == initial and not path.is_symlink()
+    assert contents(outside_folder) == initial and not path.is_symlink()
 
 
-def test_linked_run_folder_survives(outputs, precious, capsys):
+def test_linked_run_folder_survives(outputs, outside_folder, capsys):
     link = place(outputs, "name/run/s1")
-    link.symlink_to(precious / "s7")
-    initial = contents(precious)
+    link.symlink_to(outside_folder / "s7")
+    initial = contents(outside_folder)
     clean(link, "--unfinished", "--yes")
-    assert contents(precious) == initial and "not removed" in capsys.readouterr().out
+    assert contents(outside_folder) == initial and "not removed" in capsys.readouterr().out
 
 
 def test_output_root_may_be_link(outputs, tmp_path):
@@ -117,23 +117,23 @@ def test_output_root_may_be_link(outputs, tmp_path):
     assert not (outputs / "name" / "run" / "s1").exists()
 
 
-def test_link_race_is_safe(outputs, precious):
+def test_link_race_is_safe(outputs, outside_folder):
     from llmrl.core.errors import RunFolderError
     from llmrl.sweeps.run_control import remove_path
 
     target = outputs / "name" / "run" / "s0" / "backup_1"
-    place(outputs, "name/run").symlink_to(precious / "group")
-    initial = contents(precious)
+    place(outputs, "name/run").symlink_to(outside_folder / "group")
+    initial = contents(outside_folder)
     for path in (target, outputs / "name" / "run" / "s8" / "backup_1", outputs / "name" / "run"):
         with pytest.raises(RunFolderError, match="not removed"):
             remove_path(outputs, path)
-    assert contents(precious) == initial
+    assert contents(outside_folder) == initial
 
 
-def test_link_targets_are_not_included_in_size(outputs, precious, capsys):
-    (precious / "large").write_bytes(b"x" * 3_000_000)
-    (outputs / ".sweeps" / "launch" / "link").symlink_to(precious / "large")
-    (outputs / ".sweeps" / "launch" / "all").symlink_to(precious)
+def test_link_targets_are_not_included_in_size(outputs, outside_folder, capsys):
+    (outside_folder / "large").write_bytes(b"x" * 3_000_000)
+    (outputs / ".sweeps" / "launch" / "link").symlink_to(outside_folder / "large")
+    (outputs / ".sweeps" / "launch" / "all").symlink_to(outside_folder)
     clean(outputs, "--launches")
     assert "0.0 MB" in capsys.readouterr().out
 

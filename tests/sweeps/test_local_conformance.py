@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from backend_conformance import BackendConformance, Place
+from backend_conformance import BackendConformance, BackendSetup
 
 
 def lose_machine(rows, launcher):
@@ -17,11 +17,11 @@ def lose_machine(rows, launcher):
 @pytest.mark.slow
 class TestLocal(BackendConformance):
     @pytest.fixture
-    def place(self):
+    def backend_setup(self):
         overrides = ("hardware=local", "hardware.rows=1")
-        return Place(overrides, "killed by SIGKILL", ("stopped", 130), lose_machine, lambda: None)
+        return BackendSetup(overrides, "killed by SIGKILL", ("stopped", 130), lose_machine, lambda: None)
 
     @pytest.mark.long
-    def test_results_are_identical(self, place, sweep_reference, tmp_path):
+    def test_results_are_identical(self, backend_setup, sweep_reference, tmp_path):
         """Other backends are compared with the same reference."""
-        super().test_results_are_identical(place, sweep_reference, tmp_path)
+        super().test_results_are_identical(backend_setup, sweep_reference, tmp_path)

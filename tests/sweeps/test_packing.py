@@ -49,11 +49,11 @@ def check_complete(batches: list[JobBatch], jobs: list[Job]) -> None:
 
 
 @given(st.integers(1, 100), st.integers(1, 20))
-def test_hands_are_even(n, hands):
-    hands_ = distribute_round_robin(range(n), hands)
-    sizes = [len(hand) for hand in hands_]
-    assert len(hands_) == min(n, hands) and max(sizes) - min(sizes) <= 1
-    assert sorted(x for hand in hands_ for x in hand) == list(range(n))
+def test_round_robin_groups_are_even(n, n_groups):
+    groups = distribute_round_robin(range(n), n_groups)
+    sizes = [len(group) for group in groups]
+    assert len(groups) == min(n, n_groups) and max(sizes) - min(sizes) <= 1
+    assert sorted(x for group in groups for x in group) == list(range(n))
 
 
 @given(KEYS, st.integers(1, 8))

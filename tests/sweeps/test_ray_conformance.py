@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from backend_conformance import SLOW, SWEEP, WAIT_S, BackendConformance, Place, numbers
+from backend_conformance import SLOW, SWEEP, WAIT_S, BackendConformance, BackendSetup, load_metrics
 
 from other_environment import RAY, make_environment
 from pages import list_command_lines, split_sections
@@ -59,10 +59,10 @@ def ray_cluster(tmp_path_factory):
 
 
 @pytest.fixture
-def ray_place(ray_cluster):
-    def make(retries: int) -> Place:
+def make_ray_setup(ray_cluster):
+    def make(retries: int) -> BackendSetup:
         backend = ("hardware/backend=ray", f"hardware.backend.address={ray_cluster.address}")
-        return Place(
+        return BackendSetup(
             overrides=(*backend, f"hardware.backend.retries={retries}", "hardware.memory_gb=1"),
             loss="WorkerCrashedError",
             interrupted=("preempted", 128 + signal.SIGTERM),
@@ -77,24 +77,24 @@ def ray_place(ray_cluster):
 
 class TestRay(BackendConformance):
     @pytest.fixture
-    def place(self, ray_place):
-        return ray_place(0)
+    def backend_setup(self, make_ray_setup):
+        return make_ray_setup(0)
 
-    def test_results_are_identical(self, place, sweep_reference, tmp_path):
+    def test_results_are_identical(self, backend_setup, sweep_reference, tmp_path):
         """The sweep is that of the page on other tools, with small sizes."""
         page = (ROOT / "docs" / "with_other_tools.md").read_text()
         install, train = list_command_lines(split_sections(page)["Ray"])
-        address = place.overrides[1].partition("=")[2]
+        address = backend_setup.overrides[1].partition("=")[2]
         words = shlex.split(train.replace("address=auto", f"address={address}"))
         assert install == "pip install ray ./examples/ray_backend" and words[:2] == ["llmrl-train", "--multirun"]
-        assert set(words[2:]) <= {*place.overrides, *SWEEP}
-        super().test_results_are_identical(place, sweep_reference, tmp_path)
+        assert set(words[2:]) <= {*backend_setup.overrides, *SWEEP}
+        super().test_results_are_identical(backend_setup, sweep_reference, tmp_path)
 
 
-def test_kills_lose_no_run(ray_cluster, ray_place, slow_reference, tmp_path):
+def test_kills_lose_no_run(ray_cluster, make_ray_setup, slow_reference, tmp_path):
     """Runs whose workers or nodes are killed 20 times finish with the same numbers as undisturbed ones."""
-    place = ray_place(KILLS)
-    launcher = place.start(*SLOW, "seed=0,1", cwd=tmp_path)
+    backend_setup = make_ray_setup(KILLS)
+    launcher = backend_setup.start(*SLOW, "seed=0,1", cwd=tmp_path)
     killed: set[tuple[int, int]] = set()
 
     def kill() -> bool:
@@ -118,4 +118,4 @@ def test_kills_lose_no_run(ray_cluster, ray_place, slow_reference, tmp_path):
     out, err = launcher.communicate(timeout=WAIT_S)
     assert launcher.returncode == 0 and "2 finished" in out, out + err
     assert sum(row["attempt"] for row in load_status(tmp_path)) == KILLS + 2
-    assert numbers(tmp_path) == slow_reference
+    assert load_metrics(tmp_path) == slow_reference

@@ -20,7 +20,13 @@ from llmrl.envs.gym.episode_scores import SuccessCriterion
 from llmrl.envs.gym.evaluator import EpisodeRules, GymEvaluator
 from shipped import build_search_agent
 from some import mark_long_except
-from worker_policies import Careful, Deadly, Dizzy, Faulty, Weighted
+from worker_policies import (
+    ExitingController,
+    FailingController,
+    PixelController,
+    TorchFreeController,
+    WeightedController,
+)
 
 
 def linear(name: str, **kwargs):
@@ -144,7 +150,7 @@ def test_rejects_policy_with_hidden_inputs():
     for workers in (1, 2):
         evaluator = GymEvaluator(EpisodeRules(EnvFactory("CartPole-v1")), workers)
         with evaluator, pytest.raises(ConfigError, match="CartPole-v1"):
-            evaluator.evaluate(Dizzy(1), np.zeros((1, 1)), np.arange(4))
+            evaluator.evaluate(PixelController(1), np.zeros((1, 1)), np.arange(4))
 
 
 # Worker processes
@@ -167,7 +173,7 @@ def children() -> set[int]:
 
 def test_workers_do_not_import_torch():
     with GymEvaluator(PENDULUM, workers=2) as evaluator:
-        done = evaluator.evaluate(Careful(1), np.array([[0.1]]), np.arange(4))
+        done = evaluator.evaluate(TorchFreeController(1), np.array([[0.1]]), np.arange(4))
         assert len(children()) == 2
     assert (done.lengths == 200).all()
     assert not children()
@@ -175,22 +181,22 @@ def test_workers_do_not_import_torch():
 
 def test_workers_continue_after_rejection():
     with GymEvaluator(PENDULUM, workers=2) as evaluator:
-        first = evaluator.evaluate(Weighted(1), np.array([[0.1]]), np.arange(4)).returns
+        first = evaluator.evaluate(WeightedController(1), np.array([[0.1]]), np.arange(4)).returns
         with pytest.raises(EngineError, match="such number"):
-            evaluator.evaluate(Faulty(1), np.array([[0.1]]), np.arange(4))
+            evaluator.evaluate(FailingController(1), np.array([[0.1]]), np.arange(4))
         assert not children()
-        assert np.array_equal(evaluator.evaluate(Weighted(1), np.array([[0.1]]), np.arange(4)).returns, first)
+        assert np.array_equal(evaluator.evaluate(WeightedController(1), np.array([[0.1]]), np.arange(4)).returns, first)
 
 
 def test_worker_crash_stops_evaluation():
     with GymEvaluator(PENDULUM, workers=2) as evaluator:
         with pytest.raises(EngineError, match=r"Pendulum-v1.*7"):
-            evaluator.evaluate(Deadly(1), np.array([[0.1]]), np.arange(4))
+            evaluator.evaluate(ExitingController(1), np.array([[0.1]]), np.arange(4))
         assert not children()
 
 
 def test_script_policy_is_not_picklable():
-    local = type("Local", (Weighted,), {"__module__": "__main__"})
+    local = type("Local", (WeightedController,), {"__module__": "__main__"})
     with GymEvaluator(PENDULUM, workers=2) as evaluator, pytest.raises(ConfigError, match="workers=1"):
         evaluator.evaluate(local(1), np.array([[0.1]]), np.arange(4))
 
@@ -199,13 +205,13 @@ SCRIPT = """
 import sys
 import numpy as np
 sys.path.insert(0, {tests!r})
-from worker_policies import Slow, Weighted
+from worker_policies import SlowController, WeightedController
 from llmrl.envs.gym.evaluator import EpisodeRules, GymEvaluator
 from llmrl.envs.gym.env_factory import EnvFactory
 evaluator = GymEvaluator(EpisodeRules(EnvFactory("Pendulum-v1")), workers=2)
-evaluator.evaluate(Weighted(1), np.zeros((1, 1)), np.arange(2))
+evaluator.evaluate(WeightedController(1), np.zeros((1, 1)), np.arange(2))
 print("ready", *[worker.process.pid for worker in evaluator._pool._workers], flush=True)
-evaluator.evaluate(Slow(1), np.zeros((1, 1)), np.arange(20))
+evaluator.evaluate(SlowController(1), np.zeros((1, 1)), np.arange(20))
 """
 
 

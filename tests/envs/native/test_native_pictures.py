@@ -157,15 +157,15 @@ def test_player_view_matches_engine(substrate, rules):
 @pytest.mark.meltingpot
 @pytest.mark.parametrize("substrate", mark_long_except(["harvest"], ["cleanup", "harvest"]))
 def test_world_view_matches_engine(substrate):
-    rig = GameSettings(substrate)
-    game_map = maps.parse_map(substrate, rig.map)
-    codes = assign_codes(game_map, rig.n_agents)
-    tile_bank = load_tiles(substrate, rig.map, rig.n_agents, "melting_pot")
+    game_settings = GameSettings(substrate)
+    game_map = maps.parse_map(substrate, game_settings.map)
+    codes = assign_codes(game_map, game_settings.n_agents)
+    tile_bank = load_tiles(substrate, game_settings.map, game_settings.n_agents, "melting_pot")
     # No beams: what the engine tells of its state leaves them out.
-    policy = weighted_policy([1, 4, 1, 1, 1, 2, 2] + [0] * (len(rig.actions) - 7))
+    policy = weighted_policy([1, 4, 1, 1, 1, 2, 2] + [0] * (len(game_settings.actions) - 7))
 
     def episode():
-        game, rng = RealGame(rig), np.random.default_rng(0)
+        game, rng = RealGame(game_settings), np.random.default_rng(0)
         frames = [(game.start(4), game._lab.observation("WORLD.RGB"))]
         for _ in range(12):
             codes_seen, _ = game.step(policy(frames[-1][0], rng))
@@ -181,7 +181,7 @@ def test_world_view_matches_engine(substrate):
         cells[apples] += codes_seen.apple + 2 * codes_seen.dry
         cells[water] += codes_seen.water
         cells[dirt] += WATER_FRAMES * codes_seen.dirt
-        for slot in range(rig.n_agents):
+        for slot in range(game_settings.n_agents):
             cell = game_map.index_of(int(codes_seen.x[slot]), int(codes_seen.y[slot]))
             cells[cell] += codes.n_grounds * (1 + 4 * slot + codes_seen.heading[slot])
         grid = cells.reshape(-1, game_map.stride)[maps.MARGIN : -maps.MARGIN, maps.MARGIN : -maps.MARGIN]

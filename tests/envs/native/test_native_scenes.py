@@ -26,7 +26,7 @@ def add_walls(*rows):
     return "\n".join([wall, *(f"W{row}W" for row in rows), wall, f"W{chamber[0]}W", wall])
 
 
-def rig(substrate, *rows, ground=(), **options):
+def game_settings(substrate, *rows, ground=(), **options):
     """Return the room above, with `ground` for required tiles out of reach."""
     text = add_walls(*rows)
     width = len(text.split("\n", 1)[0])
@@ -38,9 +38,9 @@ def rig(substrate, *rows, ground=(), **options):
 
 def assert_deterministic(recording: Recording):
     """Return the recording after a comparison with the native engine."""
-    verdict = replay_recordings([recording])
-    assert verdict.steps == len(recording.action) and not verdict.mismatches, verdict.mismatches[:5]
-    return recording.seen
+    replay_result = replay_recordings([recording])
+    assert replay_result.steps == len(recording.action) and not replay_result.mismatches, replay_result.mismatches[:5]
+    return recording.states
 
 
 def places(recording, player):
@@ -53,7 +53,7 @@ def test_moves_follow_heading(substrate):
 
     Go from the middle to each side in each heading and back, then into the wall and along it.
     """
-    room = rig(substrate, "   ", " 0 ", "   ", headings="N")
+    room = game_settings(substrate, "   ", " 0 ", "   ", headings="N")
     lines = []
     for _ in range(4):
         for move in range(4):
@@ -77,7 +77,7 @@ def contests(substrate, row, try_, check_attempt, attempts):
 
     If `check_attempt(recording)` returns moves, the players take these instead.
     """
-    room = rig(substrate, row, headings={2: "EE", 3: "EEE"}[sum(char.isdigit() for char in row)])
+    room = game_settings(substrate, row, headings={2: "EE", 3: "EEE"}[sum(char.isdigit() for char in row)])
 
     def policy(recording, rng):
         moves = check_attempt(recording)
@@ -122,8 +122,12 @@ def test_vacated_cell_is_free(substrate):
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
 def test_players_cannot_swap_or_rotate(substrate):
     """Check that two players facing each other, and four players in a circle, do not move in any order."""
-    swap = assert_deterministic(play_script(rig(substrate, "01", headings="EW"), [["forward", "forward"]] * 8))
-    circle = assert_deterministic(play_script(rig(substrate, "01", "32", headings="ESWN"), [["forward"] * 4] * 12))
+    swap = assert_deterministic(
+        play_script(game_settings(substrate, "01", headings="EW"), [["forward", "forward"]] * 8)
+    )
+    circle = assert_deterministic(
+        play_script(game_settings(substrate, "01", "32", headings="ESWN"), [["forward"] * 4] * 12)
+    )
     for recording in (swap, circle):
         assert (recording.x == recording.x[0]).all() and (recording.y == recording.y[0]).all()
     assert len({tuple(turn) for turn in circle.turn[1:].tolist()}) > 5
@@ -158,7 +162,7 @@ def test_zap_covers_three_by_three_cells(depth, heading):
     rows[4][4] = "0"
     for player, (x, y) in enumerate(cells, start=1):
         rows[4 + y][4 + x] = "0123456789abcde"[player]
-    room = rig("harvest", *("".join(row) for row in rows), headings="NESW"[heading] + "N" * len(cells))
+    room = game_settings("harvest", *("".join(row) for row in rows), headings="NESW"[heading] + "N" * len(cells))
     recording = assert_deterministic(play_script(room, [["zap"] + ["noop"] * len(cells)]))
     hit = {cells[player - 1] for player in np.flatnonzero(~recording.alive[1])}
     assert hit == {tuple(cell) for cell in cells_in_beam(heading, depth)} and recording.zapped[1, 0] == 3
@@ -185,27 +189,27 @@ ZAPS = {
 def test_zap_collisions(substrate, name):
     rows, heading, hit = ZAPS[name]
     width, n_agents = max(map(len, rows)), sum(char.isdigit() for row in rows for char in row)
-    room = rig(substrate, *(row.ljust(width) for row in rows), headings=heading + "N" * (n_agents - 1))
+    room = game_settings(substrate, *(row.ljust(width) for row in rows), headings=heading + "N" * (n_agents - 1))
     recording = assert_deterministic(play_script(room, [["zap"] + ["noop"] * (n_agents - 1)]))
     assert set(np.flatnonzero(~recording.alive[1]).tolist()) == hit and recording.zapped[1, 0] == len(hit)
 
 
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
 def test_mutual_zap_removes_players(substrate):
-    recording = assert_deterministic(play_script(rig(substrate, "0 1", headings="EW"), [["zap", "zap"]]))
+    recording = assert_deterministic(play_script(game_settings(substrate, "0 1", headings="EW"), [["zap", "zap"]]))
     assert not recording.alive[1].any() and (recording.zapped[1] == 1).all()
 
 
 def test_zap_follows_moves():
     """Move players nearer, out of and into the line of fire while the shooter fires."""
-    room = rig("harvest", "0  1 2", headings="EEW")
+    room = game_settings("harvest", "0  1 2", headings="EEW")
     assert assert_deterministic(play_script(room, [["zap", "backward", "noop"]])).alive[1].tolist() == [
         True,
         False,
         True,
     ]
     assert assert_deterministic(play_script(room, [["zap", "forward", "noop"]])).alive[1].tolist() == [True, True, True]
-    room = rig("harvest", "0   1", headings="EW")
+    room = game_settings("harvest", "0   1", headings="EW")
     assert assert_deterministic(play_script(room, [["zap", "forward"]])).alive[1].tolist() == [True, False]
 
 
@@ -216,12 +220,12 @@ def test_zap_has_cooldown(substrate):
     The cooldown stops while a player is removed.
     """
     wait = COOLDOWN[substrate]
-    recording = assert_deterministic(play_script(rig(substrate, "0", headings="N"), [["zap"]] * 40))
+    recording = assert_deterministic(play_script(game_settings(substrate, "0", headings="N"), [["zap"]] * 40))
     fired = np.flatnonzero(recording.zap_wait[1:, 0] == wait) + 1
     np.testing.assert_array_equal(fired, np.arange(1, 41, wait + 1))
     np.testing.assert_allclose(recording.ready[: wait + 2, 0], [1, *np.linspace(0, 1, wait + 1)])
     lines = [["zap", "zap"]] + [["noop", "noop"]] * (RESPAWN_DELAY[substrate] + wait + 4)
-    out = assert_deterministic(play_script(rig(substrate, "0 1", headings="EW"), lines))
+    out = assert_deterministic(play_script(game_settings(substrate, "0 1", headings="EW"), lines))
     absent = ~out.alive[:, 0]
     assert (out.zap_wait[absent, 0] == wait).all() and (out.ready[absent, 0] == 0).all()
     respawn_step = np.flatnonzero(absent).max() + 1
@@ -233,7 +237,7 @@ def test_zapped_player_respawns_on_spawn_cell(substrate):
     """Check removal for 51 or 5 observations; actions have an effect from the frame after the respawn."""
     delay = RESPAWN_DELAY[substrate]
     lines = [["zap", "noop"]] + [["noop", "turn_right"]] * (delay + 4)
-    recording = assert_deterministic(play_script(rig(substrate, "0 1", headings="EW"), lines))
+    recording = assert_deterministic(play_script(game_settings(substrate, "0 1", headings="EW"), lines))
     absent_steps = np.flatnonzero(~recording.alive[:, 1])
     assert len(absent_steps) == delay + 1 and absent_steps[0] == 1
     respawn_step = absent_steps[-1] + 1
@@ -246,10 +250,10 @@ def test_zapped_player_respawns_on_spawn_cell(substrate):
 @pytest.mark.slow
 def test_occupied_spawn_delays_respawn():
     """Use legislative rules, where each player has its own spawn cell. The zapper occupies it until step 60."""
-    rig = GameSettings("cleanup", n_agents=2, rules="legislative")
+    game_settings = GameSettings("cleanup", n_agents=2, rules="legislative")
     walk = ["turn_left", "forward", "zap", "forward", "forward", "step_left"]
     lines = [[step, "noop"] for step in walk] + [["noop", "noop"]] * (59 - len(walk)) + [["step_right", "noop"]] * 2
-    recording = assert_deterministic(play_script(rig, lines))
+    recording = assert_deterministic(play_script(game_settings, lines))
     assert places(recording, 0)[59] == (8, 10) == places(recording, 1)[0]
     absent_steps = np.flatnonzero(~recording.alive[:, 1])
     np.testing.assert_array_equal(absent_steps, np.arange(3, 60))
@@ -265,7 +269,9 @@ def test_clean_beam_stops_at_first_dirt(heading):
 
     The three shots clean the first, second and third cells of the three lines; a fourth cleans nothing.
     """
-    recording = assert_deterministic(play_script(rig("cleanup", *RIVER, headings="NESW"[heading]), [["clean"]] * 13))
+    recording = assert_deterministic(
+        play_script(game_settings("cleanup", *RIVER, headings="NESW"[heading]), [["clean"]] * 13)
+    )
     spots = [(x, y) for y in range(7) for x in range(7) if (x, y) != (3, 3)]
     for depth in (1, 2, 3):
         t = 3 * depth - 2
@@ -277,16 +283,18 @@ def test_clean_beam_stops_at_first_dirt(heading):
 
 def test_clean_beam_passes_players():
     recording = assert_deterministic(
-        play_script(rig("cleanup", "01F", "WWW", "F F", headings="EN"), [["clean", "noop"]])
+        play_script(game_settings("cleanup", "01F", "WWW", "F F", headings="EN"), [["clean", "noop"]])
     )
     assert recording.cleaned[1].tolist() == [1, 0] and not recording.dirt[1, 0]
-    recording = assert_deterministic(play_script(rig("cleanup", "0WF", "   ", "F F", headings="E"), [["clean"]]))
+    recording = assert_deterministic(
+        play_script(game_settings("cleanup", "0WF", "   ", "F F", headings="E"), [["clean"]])
+    )
     assert recording.cleaned[1, 0] == 0
 
 
 def test_joint_cleaning_is_observed_next_step():
     """Let two players shoot at one cell in the same step; both count it. Others observe it in the next step."""
-    room = rig("cleanup", "0F1", "  2", headings="EWN")
+    room = game_settings("cleanup", "0F1", "  2", headings="EWN")
     recording = assert_deterministic(play_script(room, [["clean", "clean", "noop"]] + [["noop"] * 3] * 2))
     assert recording.cleaned[1].tolist() == [1, 1, 0]
     assert recording.others_cleaned[:4].tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 2], [0, 0, 0]]
@@ -294,7 +302,7 @@ def test_joint_cleaning_is_observed_next_step():
 
 def test_eating_requires_move():
     """Wait, turn and zap next to an apple, which remains; a move onto it eats it once."""
-    room = rig("harvest", "0A", headings="N")
+    room = game_settings("harvest", "0A", headings="N")
     quiet = ["noop", "turn_right", "zap", "noop", "turn_left", "forward"]
     recording = assert_deterministic(play_script(room, [[line] for line in (*quiet, "step_right", "step_right")]))
     assert recording.reward[:, 0].tolist() == [0] * 7 + [1, 0]
@@ -307,7 +315,7 @@ def test_apple_under_player_is_eaten_immediately():
     Some wait, some turn, some walk into a wall, which counts as a move into their own cell. No player observes an apple
     there.
     """
-    room = rig("cleanup", "0W1W2W3W4W5W6W7W8", ground=["H" * 15] * 4, headings="N" * 9, under="B")
+    room = game_settings("cleanup", "0W1W2W3W4W5W6W7W8", ground=["H" * 15] * 4, headings="N" * 9, under="B")
     lines = [["noop"] * 3 + ["turn_left"] * 3 + ["forward"] * 3] * 90
     recording = assert_deterministic(play_script(room, lines))
     assert not recording.apple.any() and recording.grew.sum() > 9
@@ -316,7 +324,7 @@ def test_apple_under_player_is_eaten_immediately():
 
 def test_eating_while_zapped():
     recording = assert_deterministic(
-        play_script(rig("harvest", "0  A1", headings="EW"), [["zap", "forward"], ["noop", "noop"]])
+        play_script(game_settings("harvest", "0  A1", headings="EW"), [["zap", "forward"], ["noop", "noop"]])
     )
     assert recording.reward[1].tolist() == [0, 1] and recording.alive[1].tolist() == [True, False]
 
@@ -326,7 +334,7 @@ def test_neighbor_count_lags():
 
     In a row of three, regrowth depends on the remaining neighbors.
     """
-    room = rig("harvest", "0AAA  A1", headings="EW")
+    room = game_settings("harvest", "0AAA  A1", headings="EW")
     forth, backward, go = ["forward", "forward"], ["noop", "backward"], ["forward", "noop"]
     lines = [forth, backward, go, go] + [["noop", "noop"]] * 3
     recording = assert_deterministic(play_script(room, lines))

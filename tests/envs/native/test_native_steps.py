@@ -42,9 +42,9 @@ HAPPENS = {
 
 
 def episodes(name, games, steps, seed=0):
-    rig, policy = EPISODES[name]
-    script = scripted.SCRIPTS[policy](parse_map(rig.substrate, rig.map), rig.actions)
-    return [play(rig, make_engine_policy(script), steps, seed + i) for i in range(games)]
+    game_settings, policy = EPISODES[name]
+    script = scripted.SCRIPTS[policy](parse_map(game_settings.substrate, game_settings.map), game_settings.actions)
+    return [play(game_settings, make_engine_policy(script), steps, seed + i) for i in range(games)]
 
 
 @pytest.mark.slow
@@ -52,20 +52,20 @@ def episodes(name, games, steps, seed=0):
     "name", mark_long_except(["harvest"], ["cleanup, clean start", "harvest", "cleanup, legislative"])
 )
 def test_episode_matches_step_by_step(name):
-    verdict = replay_recordings(episodes(name, 1, 200))
-    assert verdict.steps == 200 and not verdict.mismatches, verdict.mismatches[:5]
-    assert verdict.counts["moves"] > 100 and verdict.counts["apples eaten"] > 0
+    replay_result = replay_recordings(episodes(name, 1, 200))
+    assert replay_result.steps == 200 and not replay_result.mismatches, replay_result.mismatches[:5]
+    assert replay_result.counts["moves"] > 100 and replay_result.counts["apples eaten"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mark_long_except(["harvest, our map, legislative"], EPISODES))
 def test_episodes_match_step_by_step(name):
-    rig = EPISODES[name][0]
+    game_settings = EPISODES[name][0]
     recordings = episodes(name, 2, 300, seed=100)
-    verdict = replay_recordings(recordings)
-    assert verdict.steps == 600 and not verdict.mismatches, verdict.mismatches[:5]
-    if rig.n_agents == 7 and rig.rules == "upstream":
-        assert all(verdict.counts[event] > 0 for event in HAPPENS[rig.substrate])
+    replay_result = replay_recordings(recordings)
+    assert replay_result.steps == 600 and not replay_result.mismatches, replay_result.mismatches[:5]
+    if game_settings.n_agents == 7 and game_settings.rules == "upstream":
+        assert all(replay_result.counts[event] > 0 for event in HAPPENS[game_settings.substrate])
 
 
 @pytest.mark.parametrize(
@@ -81,20 +81,25 @@ def test_episodes_match_step_by_step(name):
 )
 def test_replay_detects_differences(substrate, changes):
     """Change one entry of one step of the recording at a time."""
-    rig = GameSettings(substrate)
-    recording = play(rig, lambda observation, rng: rng.integers(0, len(rig.actions), rig.n_agents), 40, 5)
+    game_settings = GameSettings(substrate)
+    recording = play(
+        game_settings,
+        lambda observation, rng: rng.integers(0, len(game_settings.actions), game_settings.n_agents),
+        40,
+        5,
+    )
     assert not replay_recordings([recording]).mismatches
     # Where somebody is who is out of the game says nothing, and who is out differs from one recording to the next.
-    player = int(recording.seen.alive[28:33].all(0).argmax())
-    assert recording.seen.alive[28:33, player].all()
+    player = int(recording.states.alive[28:33].all(0).argmax())
+    assert recording.states.alive[28:33, player].all()
     for name in changes:
-        value = getattr(recording.seen, name).copy()
-        at = (30, player if value.shape[1] == rig.n_agents else 3)
+        value = getattr(recording.states, name).copy()
+        at = (30, player if value.shape[1] == game_settings.n_agents else 3)
         if name == "waits":  # counts from 3 on are the same
             value[at] = 0 if value[at] < 0 else -1
         else:
             value[at] = ~value[at] if value.dtype == bool else value[at] ^ 1
-        changed = dataclasses.replace(recording, seen=dataclasses.replace(recording.seen, **{name: value}))
+        changed = dataclasses.replace(recording, states=dataclasses.replace(recording.states, **{name: value}))
         mismatches = replay_recordings([recording, changed]).mismatches
         assert mismatches and all(game == 1 for game, *_ in mismatches), name
         assert min(t for _, t, *_ in mismatches) in (30, 31), name
@@ -110,8 +115,13 @@ def test_replay_detects_differences(substrate, changes):
     ],
 )
 def test_replay_detects_different_rules(substrate, change):
-    rig = GameSettings(substrate)
-    recording = play(rig, lambda observation, rng: rng.choice([1, 4, 5, 7, len(rig.actions) - 1], rig.n_agents), 120, 6)
+    game_settings = GameSettings(substrate)
+    recording = play(
+        game_settings,
+        lambda observation, rng: rng.choice([1, 4, 5, 7, len(game_settings.actions) - 1], game_settings.n_agents),
+        120,
+        6,
+    )
     engine = make_engine(recording)
     engine.tables = engine.tables._replace(settings=engine.tables.settings._replace(**change))
     assert replay_recordings([recording], engine).mismatches
@@ -131,7 +141,7 @@ def test_engine_start_is_valid():
     """Check that start positions and headings are possible in the native engine, and that apples and dirt are equal."""
     for name in ("cleanup", "harvest", "cleanup, legislative", "harvest, legislative"):
         recording = episodes(name, 1, 1)[0]
-        game_map, observation, engine = make_engine(recording).setup.game_map, recording.seen, make_engine(recording)
+        game_map, observation, engine = make_engine(recording).setup.game_map, recording.states, make_engine(recording)
         keys = derive_game_keys(np.zeros(2000, np.int64), np.arange(2000), np.zeros(2000, np.int64))
         start = engine.start(HashedRandom(torch.from_numpy(keys)))
         cells = (observation.y[0] + 9) * game_map.stride + observation.x[0] + 9
@@ -139,5 +149,5 @@ def test_engine_start_is_valid():
             assert cell in start.pos[:, player] and observation.heading[0, player] in start.heading[:, player]
         np.testing.assert_array_equal(start.apple[0], observation.apple[0])
         np.testing.assert_array_equal(start.dirt[0], observation.dirt[0])
-        if recording.rig.rules == "legislative":
+        if recording.game_settings.rules == "legislative":
             assert (start.pos == start.pos[:1]).all() and (start.heading == 0).all()

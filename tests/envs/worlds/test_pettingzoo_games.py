@@ -150,7 +150,7 @@ class TestForcedActions:
             [3, 3, 3],
         ]
         assert step.terminated.all() and not step.truncated.any()
-        assert env.games[0].world.got == [{"a0": 1, "a1": 2, "a2": 4}, {"a1": 2, "a2": 4}, {"a2": 4}]
+        assert env.games[0].world.received_actions == [{"a0": 1, "a1": 2, "a2": 4}, {"a1": 2, "a2": 4}, {"a2": 4}]
         after = env.step(np.zeros((2, 3), dtype=np.int64))
         assert not after.reward.any() and after.terminated.all()
 
@@ -290,7 +290,7 @@ class TestSpaces:
         assert env.spec.observation["vector"].parts[0] == {"color": slice(0, 3), "place": slice(3, 5)}
         assert observation["vector"][0, 1].tolist() == [0, 0, 1, 1, 1] and "action_mask" not in observation
         env.step(np.array([[[-3.0, 1.0], [-9.0, 1.5]]] * 2))
-        received = env.games[0].world.got
+        received = env.games[0].world.received_actions
         assert received["one"].tolist() == [-1] and received["two"].tolist() == [-3, 1.5], (
             "clipped to the agent's own bounds"
         )

@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from backend_conformance import BackendConformance, Place
+from backend_conformance import BackendConformance, BackendSetup
 
 from cluster import find_root_prefix, run_one_node_script
 from llmrl.results.run_records import read_runs
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.slurm]
 
 class TestSlurm(BackendConformance):
     @pytest.fixture
-    def place(self, slurm_cluster):
+    def backend_setup(self, slurm_cluster):
         node = slurm_cluster.run("sinfo", "--noheader", "--Node", "--partition=main", "--format=%N")
 
         def lose_node(rows, launcher):
@@ -29,7 +29,7 @@ class TestSlurm(BackendConformance):
             started = run_one_node_script("start")
             assert started.returncode == 0, started.stderr
 
-        return Place(
+        return BackendSetup(
             overrides=("hardware=slurm_cpu", "hardware.memory_gb=1"),
             loss="SLURM: FAILED",
             interrupted=None,
@@ -38,12 +38,12 @@ class TestSlurm(BackendConformance):
         )
 
     @pytest.mark.exclusive_cluster
-    def test_lost_node_affects_its_runs(self, place, slow_reference, tmp_path):
-        super().test_lost_node_affects_its_runs(place, slow_reference, tmp_path)
+    def test_lost_node_affects_its_runs(self, backend_setup, slow_reference, tmp_path):
+        super().test_lost_node_affects_its_runs(backend_setup, slow_reference, tmp_path)
 
-    def test_dependency_runs_single_time(self, place, tmp_path):
+    def test_dependency_runs_single_time(self, backend_setup, tmp_path):
         """Also: all jobs are submitted at once, those that wait as one array."""
-        super().test_dependency_runs_single_time(place, tmp_path)
+        super().test_dependency_runs_single_time(backend_setup, tmp_path)
         first, *dependents = sorted(read_runs(tmp_path / "outputs"), key=lambda run: run.updated)
         array, *others = {run.job_id.partition("_")[0] for run in dependents}
         assert not others and array != first.job_id

@@ -121,7 +121,7 @@ def test_interruptions_keep_results(slurm_cluster: Cluster, tmp_path: Path):
     failing = start_sweep(*FAULTY_AGENT, *SLURM, "agent.trouble=raise", "agent.until=ok", "seed=9", cwd=tmp_path)
     done: dict[int, int] = {0: 0, 1: 0, 2: 0}
 
-    def meddle() -> bool:
+    def interrupt_runs() -> bool:
         """Do the next thing to every run that is well on its way; true when all has been done."""
         folder = tmp_path / "outputs" / "escape_room"
         for run in read_runs(folder) if folder.exists() else []:
@@ -145,7 +145,7 @@ def test_interruptions_keep_results(slurm_cluster: Cluster, tmp_path: Path):
             done[seed] += 1
         return done == {0: 2, 1: 1, 2: 1}
 
-    wait_for(meddle, 300)
+    wait_for(interrupt_runs, 300)
     out, err = launcher.communicate(timeout=300)
     assert launcher.returncode == 1, out + err
     assert "2 finished, 1 lost" in out, out
