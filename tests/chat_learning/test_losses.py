@@ -1,4 +1,4 @@
-"""Losses over sampled tokens: equality with TRL's, in value and gradient."""
+"""Losses over sampled tokens, compared with values and gradients of TRL."""
 
 from types import SimpleNamespace
 

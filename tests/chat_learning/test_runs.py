@@ -1,4 +1,4 @@
-"""Runs in which a chat model learns: metrics, checkpoints, adapters, and refused options."""
+"""Runs with a learning chat model: metrics, checkpoints, adapters and invalid options."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Trained adapters are ordinary peft folders: plain transformers with peft computes the same."""
+"""Trained adapters are standard peft folders with equal outputs in transformers with peft."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Every option that is shipped composes, is accepted, and says all its fields."""
+"""Shipped fine-tuning options: composition, validation and completeness of fields."""
 
 import inspect
 
@@ -43,7 +43,7 @@ def test_task_options_match_part_names(task):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_arguments_have_fields(method):
-    """Nothing can be set that is not written in the option, and the other way round."""
+    """Fields of options and arguments of classes agree."""
     config = compose_finetuning(f"method={method}")
     builder = Builder()
     nodes = [config[group] for group in ("method", "dataset", "rewards", "evaluation")]

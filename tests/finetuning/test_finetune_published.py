@@ -1,4 +1,4 @@
-"""The published setting: its numbers, and that the commands which are told of it compose and can be planned."""
+"""Published fine-tuning setting: its values, and composition and plans of its documented commands."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Stopped and killed runs of fine-tuning end with the numbers of one that was not, bit for bit."""
+"""Stopped and killed fine-tuning runs have bitwise the results of uninterrupted runs."""
 
 import importlib
 import json
@@ -35,7 +35,7 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def context():
-    """Children are forked from a server that has imported what takes seconds."""
+    """Return a context whose processes are forked from a server with preloaded modules."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["trl.trainer.grpo_trainer", "trl.trainer.sft_trainer", "datasets", "experiments"])
     return context
@@ -48,7 +48,7 @@ def method(request):
 
 @pytest.fixture(scope="module")
 def reference_run(method, proposer, tmp_path_factory):
-    """Return a run that nothing happened to."""
+    """Return the folder of an uninterrupted run."""
     return finetune(tmp_path_factory.mktemp("whole"), proposer, method, *OPTIONS[method])
 
 
@@ -59,7 +59,7 @@ def saved_checkpoints(root):
 
 
 def tear_checkpoint(checkpoint, step):
-    """Write half of the checkpoint of a later step beside `checkpoint`, and return its folder."""
+    """Write a partial checkpoint of a later step next to `checkpoint` and return its folder."""
     half_checkpoint = checkpoint.with_name(f"checkpoint-{step}")
     half_checkpoint.mkdir(parents=True)
     (half_checkpoint / "trainer_state.json").write_text("{")
@@ -67,7 +67,7 @@ def tear_checkpoint(checkpoint, step):
 
 
 def test_stopped_run_matches_uninterrupted_run(method, reference_run, proposer, tmp_path, monkeypatch):
-    """Signals in the middle of the training, also between steps that share their replies.
+    """Signals arrive during training, also between steps that share replies.
 
     Half of a later checkpoint is ignored.
     """

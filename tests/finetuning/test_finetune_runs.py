@@ -1,4 +1,4 @@
-"""Fine-tuning from end to end, with a model so small that it can be trained here."""
+"""End-to-end tests of fine-tuning with a small model."""
 
 import json
 import sys
@@ -101,7 +101,7 @@ def test_commands_report_result_location(sft):
 
 @pytest.mark.parametrize("method", mark_long_except(["sft"], ["grpo", "sft"]))
 def test_adapter_plays_in_search(method, proposer, tmp_path, request):
-    """The tuned model is asked by llmrl-train, with the prompts it was trained on."""
+    """`llmrl-train` uses the fine-tuned model with the prompts of its training."""
     from experiments import run
 
     adapter_folder = request.getfixturevalue(method)
@@ -163,7 +163,7 @@ def test_seed_changes_training(proposer, sft, tmp_path):
 
 @pytest.mark.long
 def test_sweeps_and_searches_use_launcher(proposer, sft, tmp_path):
-    """As a cluster's jobs are made: composed first, each computed in a process of its own, with the same numbers."""
+    """Jobs are composed first and executed in separate processes with equal results."""
     import yaml
 
     from llmrl.experiment.experiment import application_of

@@ -1,4 +1,4 @@
-"""`llmrl-finetune --multirun hardware=slurm_finetune`: what is submitted, and a job of it on a real SLURM."""
+"""`llmrl-finetune --multirun hardware=slurm_finetune`: requested resources and execution on a SLURM cluster."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ PRETENDED = {
 
 
 def submitted(root, model, *overrides, **environment):
-    """`llmrl-finetune --multirun hardware=slurm_finetune`, to its end."""
+    """Run `llmrl-finetune --multirun hardware=slurm_finetune`."""
     command = [sys.executable, "-m", "llmrl.cli.finetune", "--config-dir", str(Path(__file__).parent / "conf"), "-m"]
     arguments = [word for word in COMMON[1:] if not word.startswith("hardware.")]
     arguments += [f"output_root={root}", f"llm.model={model}", *QUICK["sft"], "hardware=slurm_finetune", *overrides]
@@ -42,7 +42,7 @@ def submitted(root, model, *overrides, **environment):
 
 
 def test_job_requests_training_resources(proposer, tmp_path):
-    """With commands of SLURM that only keep what they are given: one GPU, cores, memory, time, and to be requeued."""
+    """Scripts replace SLURM's commands and log the request: one GPU, cores, memory, time and requeueing."""
     scripts, binaries = tmp_path / "scripts", tmp_path / "bin"
     scripts.mkdir(), binaries.mkdir()
     for name, text in PRETENDED.items():
@@ -62,7 +62,7 @@ def test_job_requests_training_resources(proposer, tmp_path):
 @pytest.mark.long
 @pytest.mark.slurm
 def test_job_matches_command(proposer, sft, slurm_cluster, tmp_path):
-    """The same run as a job, bit for bit; without the GPU and the memory, which clusters for tests lack."""
+    """The job is bitwise equal to the command; GPU and memory are not requested, because test clusters lack them."""
     small = ("hardware.gpus=0", "hardware.device=cpu", "hardware.precision=highest", "hardware.memory_gb=1")
     record = submitted(tmp_path, proposer, *small, "hardware.cores=1", "method.optimizer.steps=12", "seed=0")
     assert "1 finished" in record

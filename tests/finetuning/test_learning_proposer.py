@@ -66,7 +66,7 @@ def test_stopped_search_resumes_exactly(proposer, tmp_path):
 
 @pytest.mark.slow
 def test_mechanism_principal_learns(tmp_path):
-    """Invalid replies of a model that was made for another task are learned from, too."""
+    """Training includes invalid replies of a model that was created for another task."""
     folder, model = tmp_path / "design", make_proposer(tmp_path, [("a question", "a reply")], steps=1, window=8192)
     run_silently(
         *("env=fishery", "env.n_agents=4", "env.horizon=3", "agent=random", "principal=llm", "principal.history=last"),

@@ -1,4 +1,4 @@
-"""Prompts and replies are those of the proposer itself, and what came of replies is told truly."""
+"""Prompts and replies of training equal those of the proposer, with correct results of proposals."""
 
 import json
 
@@ -23,7 +23,7 @@ SPEC = EnvSpec("game", 1, 1, {}, 2, ("a", "b"), 100)
 
 
 class Controller:
-    """Three numbers from -6 to 6 with one digit after the point."""
+    """Controller with three parameters from -6 to 6 with one decimal."""
 
     channel = "vector"
 
@@ -32,8 +32,8 @@ class Controller:
         self.space = ParameterSpace("policy", parameters)
 
 
-class Windowed(Provider):
-    """Answers nothing, but knows how long its window is, in characters."""
+class WindowedModel(Provider):
+    """Model without replies whose context window is measured in characters."""
 
     label = "windowed"
     identity = {"model": "windowed"}
@@ -49,7 +49,7 @@ class Windowed(Provider):
 
 
 def make_format(room=100_000, controller=None, **options):
-    llm = ChatClient(Windowed(room))
+    llm = ChatClient(WindowedModel(room))
     options = {"prompt": "numeric", "duplicates": "accept"} | options
     proposer = build_llm_principal(SPEC, llm, controller=controller or Controller(), **options)
     proposer.on_search_start(100, 2)
@@ -86,7 +86,7 @@ def example(n, target=None, **options):
     ],
 )
 def test_question_matches_search_prompt(options):
-    """A search in which the same was proposed, one vector an iteration."""
+    """Runs a search with the same proposals, one vector per iteration."""
     prompt_format = make_format(**options)
     single = example(6)
     question = prompt_format.make_prompt(single)
@@ -166,8 +166,8 @@ def test_untunable_proposers_raise():
         make_format(observations=True)
 
 
-class Plays:
-    """Returns minus the distance from (1, 1, 1), and remembers what it was asked for."""
+class TargetEvaluator:
+    """Evaluator that returns minus the distance from (1, 1, 1) and records requests."""
 
     def __init__(self):
         self.calls = []
@@ -178,7 +178,7 @@ class Plays:
 
 
 def test_judge_shares_seeds_across_unique_vectors():
-    prompt_format, plays = make_format(), Plays()
+    prompt_format, plays = make_format(), TargetEvaluator()
     evaluator = ReplyEvaluator(prompt_format, plays, 4, Seeds(0))
     prompts = [prompt_format.make_prompt(example(3, seed=seed)) for seed in (0, 0, 0, 0, 1)]
     repeated_vector = prompts[0].shown_trials[1].vector
@@ -210,7 +210,7 @@ def test_judge_shares_seeds_across_unique_vectors():
 
 
 def test_unreadable_group_has_zero_advantage():
-    prompt_format, plays = make_format(), Plays()
+    prompt_format, plays = make_format(), TargetEvaluator()
     evaluator = ReplyEvaluator(prompt_format, plays, 4, Seeds(0))
     first, second = (prompt_format.make_prompt(example(3, seed=seed)) for seed in (0, 1))
     odd = ['{"params": ["\\ud800"]}', "[" * 5000, f"params[0]: {'9' * 5000}x"]
@@ -224,7 +224,7 @@ def test_unreadable_group_has_zero_advantage():
 
 
 def evaluated_task(prompt_format, prompts):
-    evaluator = ReplyEvaluator(prompt_format, Plays(), 2, Seeds(0))
+    evaluator = ReplyEvaluator(prompt_format, TargetEvaluator(), 2, Seeds(0))
     return EvaluatedTask("game", prompts, evaluator, shipped.build_rewards(), Scale(-10.0, 0.0))
 
 
@@ -250,7 +250,7 @@ def test_measures_and_baselines():
 
 
 def test_model_receives_prompts_unchanged():
-    class Says(Windowed):
+    class Says(WindowedModel):
         def complete(self, requests):
             self.seen = requests
             return [ChatReply("params: [1, 2, 3]") for _ in requests]

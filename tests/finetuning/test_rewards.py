@@ -1,4 +1,4 @@
-"""Rewards, each against numbers worked out by hand."""
+"""Rewards compared with values computed by hand."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Trials: drawn, kept, read; and the examples made of them."""
+"""Trials: sampling, storage and loading, and examples built from them."""
 
 import json
 
@@ -33,8 +33,8 @@ def space(*bounds, decimals=None):
 PLANE = space((-1.0, 1.0), (0.0, 10.0))
 
 
-class Plays:
-    """Returns the sum of the numbers, and a little of the seed; counts what it plays."""
+class SumEvaluator:
+    """Evaluator that returns the sum of the parameters plus a small term of the seed and counts episodes."""
 
     def __init__(self):
         self.played = 0
@@ -64,8 +64,8 @@ def test_custom_bounds_may_exceed_policy_bounds():
 
 
 def test_kill_loses_only_last_chunk(tmp_path):
-    """Killed before its second chunk, gone on with, then asked for more: each trial is played once."""
-    plays, folder = Plays(), tmp_path / "trials"
+    """After a kill before the second chunk, a resume and an extension, each trial is played once."""
+    plays, folder = SumEvaluator(), tmp_path / "trials"
 
     def stop_after(done):
         if done >= CHUNK_SIZE:
@@ -78,17 +78,17 @@ def test_kill_loses_only_last_chunk(tmp_path):
     assert plays.played == 2 * 3 * CHUNK_SIZE and len(trials.trials) == CHUNK_SIZE + 10 and not trials.is_search
     extended = random_trials(plays, PLANE, Seeds(0), 2 * CHUNK_SIZE + 1, 3, folder)
     assert plays.played == 3 * 3 * CHUNK_SIZE and numbers(extended)[: CHUNK_SIZE + 10] == numbers(trials)
-    anew = random_trials(Plays(), PLANE, Seeds(0), CHUNK_SIZE + 10, 3, tmp_path / "other")
+    anew = random_trials(SumEvaluator(), PLANE, Seeds(0), CHUNK_SIZE + 10, 3, tmp_path / "other")
     assert numbers(anew) == numbers(trials)
-    assert numbers(random_trials(Plays(), PLANE, Seeds(1), 10, 3, tmp_path / "seed")) != numbers(trials)[:10]
+    assert numbers(random_trials(SumEvaluator(), PLANE, Seeds(1), 10, 3, tmp_path / "seed")) != numbers(trials)[:10]
 
 
 def test_corrupt_chunk_is_regenerated(tmp_path):
-    trials = random_trials(Plays(), PLANE, Seeds(0), 10, 3, tmp_path)
+    trials = random_trials(SumEvaluator(), PLANE, Seeds(0), 10, 3, tmp_path)
     (chunk,) = tmp_path.iterdir()
     for content in (chunk.read_text()[:50], "[]", json.dumps([{"vector": [1.0]}])):
         chunk.write_text(content)
-        plays = Plays()
+        plays = SumEvaluator()
         assert numbers(random_trials(plays, PLANE, Seeds(0), 10, 3, tmp_path)) == numbers(trials) and plays.played
 
 
@@ -178,7 +178,7 @@ def test_holdout_is_excluded_from_training(n, share, runs, seed):
 
 @given(runs=st.integers(1, 3), values=st.integers(3, 6), seed=st.integers(0, 20))
 def test_equal_parameters_share_split(runs, values, seed):
-    """Whole numbers, which come again within a series and in others."""
+    """Integer parameters, which are repeated within and across series."""
     rng = np.random.default_rng(seed)
 
     def make_series_list(is_search):
@@ -193,7 +193,7 @@ def test_equal_parameters_share_split(runs, values, seed):
 
 
 def test_targets_are_valid_unseen_parameters():
-    """Tried twice with luck, between the marks, out of bounds: shown, but never the reply to learn."""
+    """Repeated, non-grid and out-of-bounds parameters are shown but never used as targets."""
     vectors = [0.0, 0.0, 0.25, 9.0, 1.0]
     all_series = [
         TrialSeries(tuple(ParameterTrial(np.array([x]), np.array([float(i)])) for i, x in enumerate(vectors)), False)
@@ -234,7 +234,7 @@ def test_search_histories_precede_better_targets():
 
 
 def test_lucky_trial_is_not_target():
-    """Parameters that were tried several times are as good as all their trials together."""
+    """The value of repeated parameters is the mean over all their trials."""
     outcomes = [(0.0, 5.0), (1.0, 9.0), (1.0, 1.0), (1.0, 2.0), (2.0, 6.0)]
     trials = tuple(ParameterTrial(np.array([x, 0.0]), np.array([value, value])) for x, value in outcomes)
     examples = make_examples([TrialSeries(trials, False)], 80, 1, 1, Seeds(0), "here")

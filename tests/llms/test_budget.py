@@ -12,7 +12,7 @@ from llmrl.llms.rate_limit import RateLimit
 from models import EchoProvider, make_client, make_request
 
 
-def exhausted(client, n=1):
+def exhaust_budget(client, n=1):
     with pytest.raises(BudgetExhausted) as error:
         client.chat([make_request(f"{i}") for i in range(n)])
     return str(error.value)
@@ -22,7 +22,7 @@ def test_calls():
     model = EchoProvider()
     client = make_client(model, budget=Budget(calls=3))
     client.chat([make_request("a"), make_request("b")])
-    message = exhausted(client, 4)
+    message = exhaust_budget(client, 4)
     assert "llm.budget.calls=3" in message
     assert len(model.asked) == 3, "what fits is asked, and not one more"
 
@@ -34,19 +34,19 @@ def test_budget_reserves_longest_reply():
     assert replace(client.budget.spent, seconds=0.0) == Usage(2, 2, 0, 14, pytest.approx(18e-6), 0, 0)
     assert "usage/llm_unsettled_tokens" not in client.metrics()
     client.chat([make_request("c")])
-    assert "llm.budget.tokens=120, spent 21," in exhausted(client)
+    assert "llm.budget.tokens=120, spent 21," in exhaust_budget(client)
     client = make_client(EchoProvider(max_tokens=100), budget=Budget(usd=0.0003))
     client.chat([make_request("a")])
     reply = ChatReply("", prompt_tokens=1, completion_tokens=1, cost=5e-6)
     for _ in range(20):
         client.budget.settle(client.budget.reserve(make_request("a"), client.provider), reply)
-    assert "llm.budget.usd=0.0003, spent 0.000107," in exhausted(client)
+    assert "llm.budget.usd=0.0003, spent 0.000107," in exhaust_budget(client)
 
 
 def test_zero_budget_makes_no_request():
     for budget in (Budget(calls=0), Budget(tokens=0), Budget(usd=0.0)):
         model = EchoProvider(max_tokens=100_000)
-        exhausted(make_client(model, budget=budget))
+        exhaust_budget(make_client(model, budget=budget))
         assert model.asked == []
 
 
@@ -73,7 +73,7 @@ def test_dollars_need_prices():
 
 def test_local_batch_respects_budget():
     model = EchoProvider(remote=False)
-    exhausted(make_client(model, budget=Budget(calls=2)), 5)
+    exhaust_budget(make_client(model, budget=Budget(calls=2)), 5)
     assert len(model.asked) == 2
 
 

@@ -55,7 +55,7 @@ def reply(messages):
     return scripted_mechanism.reply(messages)
 
 
-def leaks(*texts, folder=None, started=True):
+def find_leaks(*texts, folder=None, started=True):
     """Return where a piece of the key occurs.
 
     The result has the numbers of the `texts` and the names of the files below `folder` that contain it; without
@@ -92,7 +92,7 @@ def test_leak_detection(tmp_path):
     with FakeOpenAIServer(lambda messages: f"I am {half}", model=half) as server:
         code, out, err = train(tmp_path, *openai_compatible(server.url), "llm.api_key_env=null", "design.steps=1")
     assert code == 0
-    matches = leaks(out, err, folder=tmp_path)
+    matches = find_leaks(out, err, folder=tmp_path)
     assert "llm_calls.jsonl" in matches
     assert sum(len(name) == 64 + len(".json") for name in matches) >= 1, "the cache"
 
@@ -104,7 +104,7 @@ def test_rejected_key_is_hidden(tmp_path, provider):
         code, out, err = train(tmp_path, *provider(server.url))
     assert code == 1 and (b"refuses" in err or b"AuthenticationError" in err)
     # A run that is refused at once has no folder.
-    assert leaks(out, err, folder=tmp_path, started=False) == set()
+    assert find_leaks(out, err, folder=tmp_path, started=False) == set()
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_leaked_key_reaches_no_file(tmp_path, provider):
         code, out, err = train(tmp_path, *provider(server.url), "hydra.verbose=true")
         assert not server.faults
     assert code == 1 and b"fault 400-echo" in err
-    assert leaks(out, err, folder=tmp_path) == set()
+    assert find_leaks(out, err, folder=tmp_path) == set()
     assert any("<redacted>" in path.read_text() for path in tmp_path.rglob("llm_calls.jsonl"))
     assert any("<redacted>" in path.read_text() for path in tmp_path.rglob("traceback.txt"))
 
@@ -135,7 +135,7 @@ def test_the_check_command_quotes_no_key(tmp_path, provider):
         server.faults += ["400-echo", "400-echo"]
         code, *output = command(tmp_path, "llmrl.cli.llm", "check", *provider(server.url))
         assert code == 1 and b"fault 400-echo" in output[1] and not server.faults
-    assert leaks(out, err, *output) == set()
+    assert find_leaks(out, err, *output) == set()
 
 
 def test_message_truncation_keeps_key_masked(tmp_path, monkeypatch, caplog):
@@ -148,7 +148,7 @@ def test_message_truncation_keeps_key_masked(tmp_path, monkeypatch, caplog):
             server.faults.append("truncated-json")
             with pytest.raises(LLMError, match="completion") as error:
                 chat.chat([ChatRequest(({"role": "user", "content": str(padding)},))])
-            assert leaks(str(error.value).encode(), caplog.text.encode(), folder=tmp_path) == set()
+            assert find_leaks(str(error.value).encode(), caplog.text.encode(), folder=tmp_path) == set()
         chat.close()
 
 

@@ -173,7 +173,7 @@ def test_claude_cache_usage(key):
     turns = [("system", "rules"), ("user", "one"), ("assistant", "two"), ("user", "three")]
     request = ChatRequest(tuple({"role": role, "content": content} for role, content in turns))
     prices = {"input_price": 1.0, "cached_input_price": 0.1, "cache_write_price": 1.25, "output_price": 5.0}
-    with answering(CLAUDE) as (address, requests):
+    with serve_response(CLAUDE) as (address, requests):
         model = make_litellm_model("anthropic/claude-haiku-4-5", "OPENAI_API_KEY", api_base=address, **prices)
         [reply] = ChatClient(model).chat([request])
     [body] = requests
@@ -206,7 +206,7 @@ def test_long_question_cache_mark_precedes_end():
 
 
 @contextlib.contextmanager
-def answering(answer):
+def serve_response(answer):
     """Yield the address of a server that returns the same response to all requests, and the list of requests."""
     requests = []
 

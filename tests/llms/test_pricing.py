@@ -10,7 +10,7 @@ cost = Provider.cost
 
 
 @dataclass(frozen=True)
-class Card:
+class PriceCard:
     """Prices in US dollars per million tokens."""
 
     input_price: float | None = 4.0
@@ -19,7 +19,7 @@ class Card:
     output_price: float | None = 10.0
 
 
-PLAIN = Card()
+PLAIN = PriceCard()
 READING = replace(PLAIN, cached_input_price=1.0)
 WRITING = replace(READING, cache_write_price=5.0)
 

@@ -6,7 +6,7 @@ from llmrl.llms.rate_limit import RateLimit
 from models import make_openai_model
 
 
-class Clock:
+class SimulatedClock:
     """Simulated clock that advances only during waits."""
 
     def __init__(self):
@@ -27,7 +27,7 @@ def test_no_limits_no_waiting():
 
 
 def test_hold_pauses_all_threads():
-    clock = Clock()
+    clock = SimulatedClock()
     limits = RateLimit(clock=clock)
     limits.start_pause(5.0)
     limits.start_pause(2.0)
@@ -79,7 +79,7 @@ def test_account_limiters_share_slots():
 
 
 def test_account_limiters_share_pauses():
-    clock = Clock()
+    clock = SimulatedClock()
     first, second = (RateLimit(clock=clock).shared("a paused account") for _ in range(2))
     first.start_pause(5.0)
     second.wait_for_pause(clock.wait)

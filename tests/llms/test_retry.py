@@ -6,7 +6,7 @@ from llmrl.core.errors import LLMError
 from llmrl.llms.retry import Retry, TransientError, parse_retry_after
 
 
-def failing(error, times=10**9):
+def make_failing_call(error, times=10**9):
     """Return a function that raises `error` a number of times and then returns "fine" and the attempt number."""
     remaining = [times]
 
@@ -22,7 +22,7 @@ def failing(error, times=10**9):
 def test_wait_is_bounded():
     waits = []
     with pytest.raises(LLMError, match=r"down.* 9 times"):
-        Retry(8, initial_delay=1.0, max_delay=60.0)(failing(TransientError("down")), waits.append)
+        Retry(8, initial_delay=1.0, max_delay=60.0)(make_failing_call(TransientError("down")), waits.append)
     assert len(waits) == 8
     for n, wait in enumerate(waits):
         longest = min(2.0**n, 60.0)
@@ -32,32 +32,32 @@ def test_wait_is_bounded():
 def test_waits_differ_across_processes():
     waits = []
     for _ in range(2):
-        Retry(1)(failing(TransientError("down"), 1), waits.append)
+        Retry(1)(make_failing_call(TransientError("down"), 1), waits.append)
     assert waits[0] != waits[1]
 
 
 def test_attempts_count():
-    assert Retry(3)(failing(TransientError("down"), 2), lambda seconds: None) == "fine 3"
+    assert Retry(3)(make_failing_call(TransientError("down"), 2), lambda seconds: None) == "fine 3"
 
 
 def test_server_sets_wait():
     waits = []
-    Retry(1, initial_delay=0.0)(failing(TransientError("busy", retry_after=7.0), 1), waits.append)
+    Retry(1, initial_delay=0.0)(make_failing_call(TransientError("busy", retry_after=7.0), 1), waits.append)
     assert waits == [7.0]
     with pytest.raises(LLMError, match="601 s"):
-        Retry(1, max_retry_after=600.0)(failing(TransientError("busy", retry_after=601.0)), waits.append)
+        Retry(1, max_retry_after=600.0)(make_failing_call(TransientError("busy", retry_after=601.0)), waits.append)
 
 
 def test_permanent_errors_do_not_retry():
     waits = []
     with pytest.raises(LLMError, match=r"^no$"):
-        Retry(5)(failing(LLMError("no")), waits.append)
+        Retry(5)(make_failing_call(LLMError("no")), waits.append)
     assert waits == []
 
 
 def test_no_retries():
     with pytest.raises(LLMError, match="tried once"):
-        Retry(0)(failing(TransientError("down")), lambda seconds: pytest.fail("waited"))
+        Retry(0)(make_failing_call(TransientError("down")), lambda seconds: pytest.fail("waited"))
 
 
 def test_retry_after_forms():

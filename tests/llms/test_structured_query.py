@@ -16,7 +16,7 @@ def number(reply):
     return int(text)
 
 
-class Answers(EchoProvider):
+class ReplyList(EchoProvider):
     """Model that returns the replies of a list in order."""
 
     def __init__(self, *texts, finish="", **facts):
@@ -40,7 +40,7 @@ def questions(*texts):
 
 
 def test_questions_are_batched():
-    model = Answers("1", "two", "x", "4", "2", "y")
+    model = ReplyList("1", "two", "x", "4", "2", "y")
     query = asker(model)
     assert query.ask(questions("a", "b", "c", "d")) == [1, 2, None, 4]
     assert query.metrics() == {
@@ -57,7 +57,7 @@ def test_questions_are_batched():
 
 
 def test_request_carries_log_fields():
-    model = Answers("1")
+    model = ReplyList("1")
     asker(model).ask(questions("a"))
     [request] = model.requests
     assert (request.purpose, request.prompt, request.prompt_hash) == ("test", "p/x", "abc")
@@ -68,14 +68,14 @@ def test_request_carries_log_fields():
 
 
 def test_repair_truncates_long_or_empty_reply():
-    model = Answers("", "y" * 10_000, "z")
+    model = ReplyList("", "y" * 10_000, "z")
     asker(model, repair_turns=2).ask(questions("a"))
     assert model.requests[1].messages[1]["content"] == "(empty reply)"
     assert len(model.requests[2].messages[3]["content"]) == MAX_QUOTED_CHARACTERS
 
 
 def test_truncated_reply_repair_explains():
-    model = Answers("12 an", "12", finish="length")
+    model = ReplyList("12 an", "12", finish="length")
     assert asker(model).ask(questions("a")) == [12]
     assert "cut off" in model.requests[1].messages[2]["content"]
 
@@ -88,15 +88,15 @@ def test_call_failure_skips_repair():
 
 
 def test_full_window_skips_repair():
-    model = Answers("word " * 30, context_window=40)
+    model = ReplyList("word " * 30, context_window=40)
     assert asker(model).ask(questions("a")) == [None]
     assert len(model.requests) == 1
 
 
 def test_state():
-    query = asker(Answers("x", "y"))
+    query = asker(ReplyList("x", "y"))
     query.ask(questions("a"))
-    second_query = asker(Answers())
+    second_query = asker(ReplyList())
     second_query.load_state_dict(query.state_dict())
     assert second_query.metrics() == query.metrics() and second_query.counters is not query.counters
 
@@ -125,7 +125,7 @@ class TestFit:
 
 def test_questions_do_not_mix():
     """Fallbacks of a question do not change the repeats of other questions."""
-    model = Answers("1", "2")
+    model = ReplyList("1", "2")
     client = ChatClient(model)
     client.chat([make_request("a")])
     assert StructuredQuery(client, "t", number, lambda fault: Prompt(fault), None, 0).ask(questions("a")) == [2]
@@ -141,7 +141,7 @@ class TestConversations:
         return ChatRequest(messages, schema, prompt="p/y", prompt_hash="def")
 
     def test_conversation_stays_unchanged(self):
-        model = Answers("two", "2")
+        model = ReplyList("two", "2")
         query = asker(model)
         assert query.ask([self.question({"type": "string"})]) == [2]
         first, second = model.requests
@@ -173,14 +173,14 @@ class TestConversations:
 
 
 def test_thought_is_excluded_from_repair():
-    model = Answers("<think>" + "hm " * 3000 + "</think>two", "2")
+    model = ReplyList("<think>" + "hm " * 3000 + "</think>two", "2")
     assert asker(model).ask(questions("a")) == [2]
     assert model.requests[1].messages[1] == {"role": "assistant", "content": "two"}
 
 
 @pytest.mark.parametrize("finish", ["length", "MAX_TOKENS", "model_length"])
 def test_truncated_reply(finish):
-    model = Answers("two", "2", finish=finish)
+    model = ReplyList("two", "2", finish=finish)
     query = asker(model)
     assert (
         query.ask(questions("a")) == [2]

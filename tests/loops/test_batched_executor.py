@@ -1,4 +1,4 @@
-"""Runs served together: each has the numbers that it has alone, whoever is beside it and whenever that one answers."""
+"""Batched execution of several runs: each has the results of a single run, independently of the other runs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ LEARNING = ("agent.ppo.learning_rate=0.003", "agent.ppo.entropy_coefficient=0.07
 
 
 class Recorder:
-    """A run that keeps what its loop logs."""
+    """Run that records the metrics logged by its loop."""
 
     def __init__(self) -> None:
         self.rows: list[Any] = []
@@ -133,7 +133,7 @@ def compute(
 def run_batched(
     configs: Sequence[dict[str, Any]], seed: int | None = None, watch: dict[int, Any] | None = None
 ) -> list[Any]:
-    """Digests of runs in one process, or what they raised; with a seed they join and answer late at random."""
+    """Return digests or exceptions of runs in one process; with a seed they join and answer after random delays."""
     rows, summaries = BatchedExecutor(), [None] * len(configs)
     connections = [rows.connect("alike") for _ in configs]
     late = None if seed is None else random.Random(seed)
@@ -185,8 +185,8 @@ def test_join_order_keeps_metrics(seed):
     assert run_batched(sample, seed) == [compute(config) for config in sample]
 
 
-class Breaks(Observer):
-    """Ends its run after some steps."""
+class FailingObserver(Observer):
+    """Observer that raises an error after a number of steps."""
 
     def __init__(self, steps: int) -> None:
         self.left = steps
@@ -203,13 +203,13 @@ class Breaks(Observer):
 def test_failing_run_ends_independently(steps):
     configs = [compose(*HARVEST, "principal=ucb", f"seed={i}") for i in range(3)]
     single_results = [compute(config) for config in configs]
-    first, broken, last = run_batched(configs, watch={1: Breaks(steps)})
+    first, broken, last = run_batched(configs, watch={1: FailingObserver(steps)})
     assert [first, last] == [single_results[0], single_results[2]]
     assert isinstance(broken, ConfigError) and str(broken) == "enough"
 
 
 def test_batched_calls_are_counted(monkeypatch):
-    """The runs above were played together, and not one after the other."""
+    """The runs above are executed in batches and not sequentially."""
     from llmrl.loops.run_batch import RunBatch
 
     sizes = []
@@ -246,7 +246,7 @@ def test_abandonment_reason_reaches_seat():
 
 @pytest.mark.parametrize(("needs_batch", "max_waves"), [(False, MAX_SKIPS + 2), (True, 2)])
 def test_lone_run_gets_answer(needs_batch, max_waves):
-    """Three others go on playing together until it was answered; one that others need, at once."""
+    """Three other runs continue in batches until the request is answered; a prerequisite is answered at once."""
     rows, done, waves = BatchedExecutor(), threading.Event(), []
     config = compose(*ROOM, "principal=ucb")
 

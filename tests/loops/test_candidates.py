@@ -1,4 +1,4 @@
-"""Several proposals of a step, side by side: each fares as it would have fared alone."""
+"""Parallel evaluation of several proposals per step, with the results of separate runs."""
 
 import json
 
@@ -25,7 +25,7 @@ def design(folder, *overrides):
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", ["ppo", "random"])
 def test_candidate_matches_single_run(tmp_path, agent):
-    """Same weights to start from, same contexts, actions' noise and minibatches, whatever is tried beside it."""
+    """Initial weights, contexts, action noise and minibatches do not depend on the other proposals."""
     room = [x for x in ROOM if agent == "ppo" or not x.startswith("agent.")]
     shared = (*room, f"agent={agent}", "design.evaluations=1", "design.steps=2")
     run(*shared, "principal=random", "design.candidates=3", "env.n_envs=12",

@@ -1,4 +1,4 @@
-"""Loops ask and an executor plays: the closed list, what an answer's error does, and loops made anew."""
+"""Compute requests of loops: types of requests, errors of responses, and loops that are rebuilt."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REQUESTS = get_args(Request)
 
 
 def calls(path: Path) -> set[str]:
-    """Return the calls in a file, as they are written there."""
+    """Return the source of the calls in a file."""
     return {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
 
 
@@ -177,7 +177,7 @@ def equal(a, b) -> bool:
 def interrupted(requests: Requests[float], run: Run, stops: Counter[int]) -> Requests[float]:
     """Run the loop up to its next safe point.
 
-    It stops twice at each iteration, since some loops report one place several times.
+    It stops twice at each iteration, because some loops report an iteration several times.
     """
     answer = None
     while True:

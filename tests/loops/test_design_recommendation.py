@@ -1,4 +1,4 @@
-"""The recommendation of a design run: confirmed by fresh measurements, evaluated on random numbers of its own."""
+"""Recommendation of a design run: confirmation by new measurements and evaluation with separate random numbers."""
 
 import json
 import signal
@@ -46,7 +46,7 @@ def key(row):
 
 
 def pooled(rows):
-    """Objectives of each (context, vector)."""
+    """Return the objectives by (context, vector)."""
     values = {}
     for row in rows:
         values.setdefault(key(row), []).append(row["objective"])
@@ -258,7 +258,7 @@ def test_persistent_societies_are_evaluated_directly(tmp_path):
 
 
 def test_society_standard_error():
-    """Pooled estimate of a proposal that governed three societies, twice."""
+    """Checks the pooled estimate of a proposal measured twice in three societies."""
     pool, societies = PooledEstimates(), [np.array([1.0, 2.0, 6.0]), np.array([0.0, 4.0, 5.0])]
     for society in societies:
         pool.add([1.0], float(society.mean()), standard_error_of_mean(society), 3, 12)

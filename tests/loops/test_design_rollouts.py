@@ -1,4 +1,4 @@
-"""Updates inside an episode: societies that learn after each piece of it."""
+"""Updates within episodes, after each part of a rollout."""
 
 import json
 import signal
@@ -54,7 +54,7 @@ def test_full_episode_is_single_rollout(tmp_path):
 
 @pytest.mark.slow
 def test_stop_in_round_resumes_exactly(tmp_path, monkeypatch):
-    """A round is abandoned and repeated if the grace period ends after its first piece."""
+    """A round is discarded and repeated if the grace period ends after its first part."""
     reference = design(tmp_path / "whole", "design.rollout_steps=2")
     original, checks = Run.stop_after_grace, []
 

@@ -1,4 +1,4 @@
-"""Several societies under one proposal: each has draws of its own; in a test mode those of the run of another seed."""
+"""Several societies per proposal, with different random numbers; in a test mode with those of runs of other seeds."""
 
 import json
 
@@ -57,7 +57,7 @@ def test_societies_match_runs_with_their_seeds(tmp_path, monkeypatch, share):
 @pytest.mark.long
 @pytest.mark.slow
 def test_sweep_societies_are_distinct(tmp_path):
-    """Three seeds of three societies are nine societies: none starts from the weights of another or fares like it."""
+    """The nine societies of three seeds have different initial weights and different results."""
     weights, objectives = [], []
     for seed in range(3):
         folder, summary = design(
@@ -84,7 +84,7 @@ def test_first_society_matches_single_run(tmp_path):
 
 
 def test_proposals_share_societies(tmp_path):
-    """Proposals without a difference fare equally, society by society; the mean over proposals is logged."""
+    """Equal proposals have equal results in each society; the mean over proposals is logged."""
     folder, summary = design(
         tmp_path, "principal=listed", "principal.vectors=[[3,1,0,2,0],[3,1,0,2,1e-12]]",
         "design.candidates=2", "design.replicates=2",

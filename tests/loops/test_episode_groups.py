@@ -1,4 +1,4 @@
-"""Groups of episodes: equal starts with independent futures."""
+"""Groups of episodes with equal initial states and independent continuations."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Games that go on by themselves: what comes of them is no matter of how long replies take."""
+"""Games that advance independently, with results that do not depend on the delays of replies."""
 
 import hashlib
 import json
@@ -41,8 +41,8 @@ GAMES = {
 }
 
 
-def moves(messages):
-    """Any move, and now and then none; a lesson where one is asked for."""
+def sample_reply(messages):
+    """Return a random move, sometimes an invalid one, or a lesson if requested."""
     if messages[-1]["content"].startswith("An episode is over."):
         return json.dumps({"lesson": f"number {random.randrange(10**6)}"})
     is_readable = has_names(messages)
@@ -57,49 +57,49 @@ def is_final(messages):
 
 
 def has_names(messages):
-    """Return the actions that the player is told of."""
+    """Return the actions in the prompt of the player."""
     description = messages[0]["content"].partition("# What you can do")[2].partition("# How to answer")[0]
     return re.findall(r"^- ([a-z_ ]+): ", description, re.MULTILINE)
 
 
-def hurry():
-    """Most replies come at once, some late."""
+def sample_delay():
+    """Return the delay of a reply: mostly zero, sometimes long."""
     return random.choice([0.0, 0.0, 0.0, 0.001, 0.03])
 
 
-def playing(server, root, *extra):
+def build_play_overrides(server, root, *extra):
     return (*PLAY, f"llm.base_url={server.url}", f"output_root={root}", *extra)
 
 
 def read_episodes(folder):
-    """All that a run says of its episodes."""
+    """Return the records and metrics of all episodes of a run."""
     files = [*folder.glob("episodes/*/replies.jsonl"), folder / "episodes.jsonl"]
     rows = [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in load_comparable_metrics(folder)]
     return {path.relative_to(folder).as_posix(): read_json_lines(path) for path in files}, rows
 
 
 def steps(folder):
-    """All that trajectories say, whatever files they are in."""
+    """Return all steps of trajectories, independently of their distribution over files."""
     steps = trajectories.read_trajectories(folder)
     texts = [steps.text(row) for row in range(len(steps))]
     names = ("action", "reward", "terminated", "truncated", "episode", "step", "game", "agent", "kind", "mission")
     return texts, {name: getattr(steps, name).tolist() for name in names}
 
 
-def in_waves(monkeypatch):
-    """Let games that could go on by themselves be played in waves."""
+def play_in_waves(monkeypatch):
+    """Play independent games in waves."""
     monkeypatch.setattr(IndependentGames, "can_play", staticmethod(lambda env, policy: False))
 
 
 @pytest.mark.parametrize("game", mark_long_except(["lessons", "harvest"], GAMES))
 def test_results_ignore_delays(tmp_path, game):
-    """Replies are drawn anew whenever somebody asks, so another run that asked for anything else would differ."""
-    with FakeOpenAIServer(reply=moves, delay=hurry) as server:
+    """Replies are random, so a run with other requests would have other results."""
+    with FakeOpenAIServer(reply=sample_reply, delay=sample_delay) as server:
         shared = f"llm.cache_dir={tmp_path / 'cache'}"
-        run(*playing(server, tmp_path / "first", *GAMES[game], shared))
+        run(*build_play_overrides(server, tmp_path / "first", *GAMES[game], shared))
         n_requests = len(server.requests)
         assert 1 < server.most_in_flight <= 4
-        run(*playing(server, tmp_path / "second", *GAMES[game], shared))
+        run(*build_play_overrides(server, tmp_path / "second", *GAMES[game], shared))
         assert len(server.requests) == n_requests
     first, second = (read_episodes(find_run_folder(tmp_path / name)) for name in ("first", "second"))
     assert first == second
@@ -109,8 +109,8 @@ def test_results_ignore_delays(tmp_path, game):
 
 @pytest.mark.parametrize("game", mark_long_except(["frozen_lake"], ["frozen_lake", "cleanup"]))
 def test_fast_games_do_not_wait(tmp_path, game):
-    """The first reply comes when all other games have been asked for several episodes more."""
-    with FakeOpenAIServer(reply=moves) as server:
+    """The first reply arrives after the other games have sent requests of several later episodes."""
+    with FakeOpenAIServer(reply=sample_reply) as server:
         waits = []
 
         def delay():
@@ -123,21 +123,21 @@ def test_fast_games_do_not_wait(tmp_path, game):
             return 0.0
 
         server.delay = delay
-        run(*playing(server, tmp_path, *GAMES[game], f"llm.cache_dir={tmp_path / 'cache'}"))
+        run(*build_play_overrides(server, tmp_path, *GAMES[game], f"llm.cache_dir={tmp_path / 'cache'}"))
         assert waits[0] >= 18
 
 
 @pytest.mark.parametrize("game", mark_long_except(["babyai"], ["taxi", "babyai", "cleanup", "harvest"]))
 def test_waves_have_equal_episodes(tmp_path, monkeypatch, game):
-    """They ask for nothing else, which replies drawn anew would give away, and write down the same steps."""
-    with FakeOpenAIServer(reply=moves, delay=hurry) as server:
+    """Requests are equal, which random replies would reveal otherwise, and so are the recorded steps."""
+    with FakeOpenAIServer(reply=sample_reply, delay=sample_delay) as server:
         options = (*GAMES[game], "play.trajectories=true", f"llm.cache_dir={tmp_path / 'cache'}")
         monkeypatch.setattr("llmrl.rollout.trajectory_writers.EpisodeQueue.__init__.__defaults__", (20,))
-        run(*playing(server, tmp_path / "apart", *options))
+        run(*build_play_overrides(server, tmp_path / "apart", *options))
         n_requests = len(server.requests)
         with monkeypatch.context() as patch:
-            in_waves(patch)
-            run(*playing(server, tmp_path / "waves", *options))
+            play_in_waves(patch)
+            run(*build_play_overrides(server, tmp_path / "waves", *options))
         assert len(server.requests) == n_requests
     independent, waves = (find_run_folder(tmp_path / name) for name in ("apart", "waves"))
     assert read_episodes(independent)[0] == read_episodes(waves)[0]
@@ -152,11 +152,11 @@ def test_waves_have_equal_episodes(tmp_path, monkeypatch, game):
 @pytest.mark.long
 @pytest.mark.parametrize("n_envs", mark_long_except([3], [1, 3]))
 def test_episode_ignores_game_count(tmp_path, n_envs):
-    with FakeOpenAIServer(reply=moves) as server:
+    with FakeOpenAIServer(reply=sample_reply) as server:
         shared = f"llm.cache_dir={tmp_path / 'cache'}"
-        run(*playing(server, tmp_path / "four", *GAMES["cleanup"], shared))
+        run(*build_play_overrides(server, tmp_path / "four", *GAMES["cleanup"], shared))
         n_requests = len(server.requests)
-        run(*playing(server, tmp_path / "other", *GAMES["cleanup"], shared, f"env.n_envs={n_envs}"))
+        run(*build_play_overrides(server, tmp_path / "other", *GAMES["cleanup"], shared, f"env.n_envs={n_envs}"))
         assert len(server.requests) == n_requests
     four, different = (read_episodes(find_run_folder(tmp_path / name))[0] for name in ("four", "other"))
     assert four == different
@@ -165,16 +165,16 @@ def test_episode_ignores_game_count(tmp_path, n_envs):
 @pytest.mark.parametrize("game", mark_long_except(["harvest"], ["taxi", "harvest"]))
 def test_larger_budget_continues(tmp_path, game):
     """Each reply is paid for once, whichever game was running."""
-    with FakeOpenAIServer(reply=moves, delay=hurry) as server:
+    with FakeOpenAIServer(reply=sample_reply, delay=sample_delay) as server:
         shared = ("play.trajectories=true", f"llm.cache_dir={tmp_path / 'cache'}")
-        parts = playing(server, tmp_path / "parts", *GAMES[game], *shared)
+        parts = build_play_overrides(server, tmp_path / "parts", *GAMES[game], *shared)
         for calls in (7, 20):
             with pytest.raises(BudgetExhausted):
                 run(*parts, f"llm.budget.calls={calls}")
             assert len(server.requests) == calls
         run(*parts)
         n_requests = len(server.requests)
-        run(*playing(server, tmp_path / "whole", *GAMES[game], *shared))
+        run(*build_play_overrides(server, tmp_path / "whole", *GAMES[game], *shared))
         assert len(server.requests) == n_requests
     parts, reference = (find_run_folder(tmp_path / name) for name in ("parts", "whole"))
     assert read_episodes(parts) == read_episodes(reference)
@@ -188,11 +188,11 @@ def test_unrestorable_games_restart_episode(tmp_path):
     game = (*game, f"llm.cache_dir={tmp_path / 'cache'}")
 
     def go(server, name, *extra):
-        config = compose(*playing(server, tmp_path / name, *game, *extra))
+        config = compose(*build_play_overrides(server, tmp_path / name, *game, *extra))
         config["env"] = {"_target_": "unsaved_game.UnsavedLake", "n_envs": 4}
         run_experiment(config, [])
 
-    with FakeOpenAIServer(reply=moves, delay=hurry) as server:
+    with FakeOpenAIServer(reply=sample_reply, delay=sample_delay) as server:
         for calls in (11, 45):
             with pytest.raises(BudgetExhausted):
                 go(server, "parts", f"llm.budget.calls={calls}")
@@ -207,20 +207,20 @@ def test_unrestorable_games_restart_episode(tmp_path):
 
 @pytest.mark.long
 def test_run_continues_in_original_mode(tmp_path, monkeypatch):
-    """In waves, or each game by itself; so it is no matter of a run's hash, nor of who watches."""
+    """Waves or independent games; the mode is not part of the hash and does not depend on observers."""
     observers = "observers=[{_target_: unsaved_game.NoopObserver}]"
-    with FakeOpenAIServer(reply=moves) as server:
+    with FakeOpenAIServer(reply=sample_reply) as server:
         shared = ("trusted_modules=[unsaved_game]", f"llm.cache_dir={tmp_path / 'cache'}")
-        parts = playing(server, tmp_path / "parts", *GAMES["taxi"], *shared)
+        parts = build_play_overrides(server, tmp_path / "parts", *GAMES["taxi"], *shared)
         with monkeypatch.context() as patch:
-            in_waves(patch)
+            play_in_waves(patch)
             with pytest.raises(BudgetExhausted):
                 run(*parts, "llm.budget.calls=20")
         run(*parts)
         waves = read_episodes(find_run_folder(tmp_path / "parts"))
-        run(*playing(server, tmp_path / "watched", *GAMES["taxi"], *shared, observers))
+        run(*build_play_overrides(server, tmp_path / "watched", *GAMES["taxi"], *shared, observers))
         assert read_episodes(find_run_folder(tmp_path / "watched")) == waves
-        independent = playing(server, tmp_path / "apart", *GAMES["taxi"], *shared)
+        independent = build_play_overrides(server, tmp_path / "apart", *GAMES["taxi"], *shared)
         saved = []
 
         def stopping(self, iteration, state, safe_point=Run.safe_point):
@@ -241,8 +241,8 @@ def test_run_continues_in_original_mode(tmp_path, monkeypatch):
 
 def test_step_recording_start(tmp_path):
     """Recording starts with the next complete episode and does not change the experiment."""
-    with FakeOpenAIServer(reply=moves, delay=hurry) as server:
-        parts = playing(server, tmp_path, *GAMES["lessons"], f"llm.cache_dir={tmp_path / 'cache'}")
+    with FakeOpenAIServer(reply=sample_reply, delay=sample_delay) as server:
+        parts = build_play_overrides(server, tmp_path, *GAMES["lessons"], f"llm.cache_dir={tmp_path / 'cache'}")
         with pytest.raises(BudgetExhausted):
             # An episode takes three calls or more, so at most eight of the ten have started in four games.
             run(*parts, "llm.budget.calls=12")
@@ -259,10 +259,12 @@ def test_step_recording_start(tmp_path):
 @pytest.mark.slow
 @pytest.mark.meltingpot
 def test_melting_pot_engine(tmp_path):
-    """One worker a game; an episode that was under way begins anew."""
+    """Each game has a worker; unfinished episodes are restarted."""
     game = ("env=harvest", "env.engine=meltingpot", *SOCIETY, "env.horizon=5", "env.n_envs=2", "play.episodes=5")
-    with FakeOpenAIServer(reply=moves, delay=hurry) as server:
-        parts = playing(server, tmp_path, *game, f"llm.cache_dir={tmp_path / 'cache'}", "play.trajectories=true")
+    with FakeOpenAIServer(reply=sample_reply, delay=sample_delay) as server:
+        parts = build_play_overrides(
+            server, tmp_path, *game, f"llm.cache_dir={tmp_path / 'cache'}", "play.trajectories=true"
+        )
         with pytest.raises(BudgetExhausted):
             run(*parts, "llm.budget.calls=33")
         run(*parts)
@@ -277,10 +279,10 @@ def test_melting_pot_engine(tmp_path):
 @pytest.mark.long
 @pytest.mark.slow
 def test_kills(tmp_path):
-    """With SIGKILL, in the midst of replies; only those under way then are asked for again."""
-    with FakeOpenAIServer(reply=moves, delay=hurry) as server:
+    """After SIGKILL only pending requests are repeated."""
+    with FakeOpenAIServer(reply=sample_reply, delay=sample_delay) as server:
         shared = (f"llm.cache_dir={tmp_path / 'cache'}", "checkpoint_seconds=0")
-        killed_run = playing(server, tmp_path / "killed", *GAMES["frozen_lake"], *shared)
+        killed_run = build_play_overrides(server, tmp_path / "killed", *GAMES["frozen_lake"], *shared)
         for calls in (15, 40, None):
             process = commands.Process(target=run_silently, args=killed_run)
             process.start()
@@ -290,7 +292,7 @@ def test_kills(tmp_path):
                 process.kill()
             process.join()
         n_requests = len(server.requests)
-        run(*playing(server, tmp_path / "whole", *GAMES["frozen_lake"], *shared))
+        run(*build_play_overrides(server, tmp_path / "whole", *GAMES["frozen_lake"], *shared))
         assert len(server.requests) == n_requests
     folder = find_run_folder(tmp_path / "killed")
     assert json.loads((folder / "status.json").read_text())["attempt"] == 3

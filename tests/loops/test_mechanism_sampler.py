@@ -1,4 +1,4 @@
-"""Mechanisms that are imposed while agents learn."""
+"""Mechanisms sampled during the training of agents."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ CURRICULUM = (
 
 
 def test_agents_learn_with_fixed_mechanism(tmp_path):
-    """The agents see the values that their game is governed by, and are paid them."""
+    """Agents observe the mechanism of their game and receive its payments."""
     run(*ROOM, "learn.mechanism=[5,0,0,0,0]", "learn.env_steps=100", f"output_root={tmp_path / 'a'}")
     run(*ROOM, "learn.mechanism=[0,0,0,0,0]", "learn.env_steps=100", f"output_root={tmp_path / 'b'}")
     run(*ROOM, "learn.env_steps=100", f"output_root={tmp_path / 'c'}")

@@ -1,4 +1,4 @@
-"""Probes: what is asked, what is logged and drawn, and what is refused."""
+"""Probes: prompts, logged metrics, figures and invalid options."""
 
 import json
 import re
@@ -109,7 +109,7 @@ def test_unsupported_agents_raise(tmp_path, signal_game):
 
 
 def test_builtin_probes_are_environment_prompts():
-    """Each probe is what a player reads there: the sentences are those that the environment could write."""
+    """Each probe is a prompt that the environment can produce."""
     from llmrl.config.builder import Builder
     from llmrl.envs.babyai.language import list_vocabulary, split_words
 

@@ -1,4 +1,4 @@
-"""Pooled estimates, and what is measured again before a best vector is named."""
+"""Pooled estimates, and repeated measurements before the recommendation of a best vector."""
 
 import json
 import signal
@@ -166,7 +166,7 @@ def pooled(proposals):
 
 class TestSearch:
     def test_vector_measurements_share_estimate(self, repeating_run):
-        """In summaries and in the curve of the best so far; the luckiest measurement is not it."""
+        """Summaries and the curve of the best vector use the pooled estimate instead of the highest measurement."""
         proposals, summary_ = read_proposals(repeating_run), summary(repeating_run)
         episodes = pooled(proposals)
         assert max(len(values) for values in episodes.values()) > 8, "something is tried again"
@@ -217,7 +217,7 @@ class TestSearch:
     @pytest.mark.slow
     @pytest.mark.parametrize("rounds", [0, 1, 2])
     def test_stop_in_race_resumes_exactly(self, tmp_path, monkeypatch, repeating_run, rounds):
-        """Signals come before the race and after its rounds; everything that was pooled is known again."""
+        """Signals arrive before the race and after its rounds; pooled measurements are restored."""
         safe_point, stopped = Run.safe_point, []
 
         def interrupted(self, iteration, state):

@@ -1,4 +1,4 @@
-"""Evaluation of recommendations: which vectors, how often, and what is shared."""
+"""Evaluation of recommendations: evaluated vectors, numbers of episodes and shared evaluations."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from llmrl.loops.recommendation import (
 
 
 def play(evaluator, evaluate, interrupt_at=None):
-    """Evaluate all; return the trials."""
+    """Evaluate all recommendations and return the trials."""
     trials = []
     while not evaluator.is_finished:
         if len(trials) == interrupt_at:

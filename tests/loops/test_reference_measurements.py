@@ -1,4 +1,4 @@
-"""Reference lines: what a principal has to beat is measured by runs of their own, once, and shown beside its run."""
+"""Reference measurements for principals: separate runs that are executed once and shown with the run."""
 
 import json
 import re
@@ -210,7 +210,7 @@ def test_runs_share_affordable_references():
 
 
 def history(objectives, context=None, names=("a", "b")):
-    """Rows of a scan: objectives [n_vectors][n_measurements]."""
+    """Return the rows of a scan with objectives [n_vectors][n_measurements]."""
     rows = []
     for i, values in enumerate(objectives):
         record = {"context": context, "mechanism": dict.fromkeys(names, i), "standard_error": 0.5}

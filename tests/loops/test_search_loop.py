@@ -1,4 +1,4 @@
-"""Runs of policy search: what is played, what is told, what is written down, and that a run goes on exactly."""
+"""Runs of policy search: episodes, feedback to the principal, files, and exact resuming."""
 
 import json
 import random
@@ -34,7 +34,7 @@ SMALL = ("env=cartpole", "agent=linear", "env.horizon=60", "search.episodes=4", 
 
 
 def run_search(tmp_path, *overrides):
-    """Return a small search; its result, folder, rows of metrics and proposals."""
+    """Run a small search and return its result, folder, metrics and proposals."""
     result = run(*SMALL, f"output_root={tmp_path}", *overrides)
     folder = find_run_folder(tmp_path)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -42,7 +42,7 @@ def run_search(tmp_path, *overrides):
 
 
 def pooled(proposals):
-    """Mean return of all episodes of each vector; those of equal proposals of an iteration are the same episodes."""
+    """Return the mean return of each vector; equal proposals of an iteration share their episodes."""
     episodes = {}
     for p in proposals:
         episodes.setdefault(tuple(p["vector"]), {})[p["iteration"]] = p["returns"]
@@ -176,7 +176,7 @@ class TestWarmup:
         assert summary(folder)["best_return"] == max(p["return"] for p in proposals if p["iteration"])
 
     def test_default_episode_counts(self):
-        """20 random policies of one episode: 8,020; 21 judged like all others, and one wasted an iteration: 8,820."""
+        """Random policies: 20 with one episode each, or 21 evaluated like proposals and one lost proposal."""
         for treatment, episodes in (("props", 8020), ("props_main", 8820)):
             config = compose(*list_search_overrides("cartpole", treatment), "llm=scripted")
             parts = build_parts(config, RunResources(config, build_used_model).model)
@@ -411,7 +411,7 @@ class TestResume:
 
 
 def _comparable(folder):
-    """Rows without what was paid, which a resumed run finds in its cache."""
+    """Return the metrics without costs, because a resumed run uses cached replies."""
     return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in load_comparable_metrics(folder)]
 
 

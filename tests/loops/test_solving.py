@@ -1,4 +1,4 @@
-"""CMA-ES and the cross-entropy method solve what linear policies can solve; all treatments build and run."""
+"""CMA-ES and the cross-entropy method solve tasks with linear policies; all treatments build and run."""
 
 import itertools
 
@@ -93,7 +93,7 @@ ALTERNATIVES = [(name, "props_plus" if treatment_kind(name) == "props" else "pro
     ("name", "treatment"), [*ALTERNATIVES, ("cartpole", "short_history"), ("cartpole", "props_main")]
 )
 def test_treatments_build(name, treatment):
-    """Those that are not run below."""
+    """Builds the treatments that are not run below."""
     task(name)
     config = compose(*list_search_overrides(name, treatment), "llm=scripted", "env.n_envs=1")
     check_values(config)
@@ -140,7 +140,7 @@ def test_paper_settings(name, kind):
 
 @pytest.mark.parametrize("name", mark_long_except_every(4, NUMBERS))
 def test_rules_run_all_tasks(tmp_path, name):
-    """End to end, as published, in little: numbers only in odd tasks and with the game in words in even ones."""
+    """Short end-to-end runs with numeric prompts in odd tasks and descriptions of the game in even tasks."""
     task(name)
     small = ("search.iterations=3", "search.episodes=2", "search.evaluate_episodes=2", "env.horizon=30", "env.n_envs=1")
     overrides = (
@@ -164,9 +164,9 @@ def test_rules_run_all_tasks(tmp_path, name):
     [("maze", 1 - 3 * 0.1 / 9, (80, 1)), ("nim", 1.0, (120, 20))],
 )
 def test_rules_find_best_table(tmp_path, name, optimum, budget):
-    """A hill climber that reads only prompts with numbers finds the best table.
+    """A hill climber with numeric prompts finds the best table.
 
-    (The maze is no hill: all tables but one in 256 have the same return.)
+    (The maze is excluded: all tables but one in 256 have the same return.)
     """
     search_options = [f"search.{key}={n}" for key, n in zip(("iterations", "episodes"), budget, strict=True)]
     principal_options = (

@@ -1,4 +1,4 @@
-"""The rollout on a toy game: bookkeeping of episodes, bootstrap values, resume, frozen features."""
+"""Collection of rollouts in a toy game: episodes, bootstrap values, resuming and cached features."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_episodes_span_rollouts(signal_game):
 
 
 def test_next_value_uses_final_state(signal_game):
-    """Against values computed one state at a time, also where an episode was cut."""
+    """Compares with values of single states, also at truncated episodes."""
     env, twin = signal_game(horizon=3), signal_game(horizon=3)
     policy = make_policy(env.spec)
     _, rollout = collect(env, policy, 7)
@@ -100,7 +100,7 @@ def test_teacher_gets_channels_with_frozen_core(signal_game):
 
 
 def test_memory_returns_to_device(signal_game):
-    """Checkpoints are read onto the processor."""
+    """Checkpoints are loaded to the CPU."""
     env = signal_game()
     collector, _ = collect(env, make_policy(env.spec), 3)
     state = collector.state_dict() | {"state": torch.zeros(4, 2, 6)}

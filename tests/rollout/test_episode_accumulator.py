@@ -1,4 +1,4 @@
-"""The sums of episodes, against sums made step by step."""
+"""Sums over episodes, compared with sums computed step by step."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def make_spec(device=None):
 
 
 def sum_by_steps(reward, base, info, ends):
-    """(game, returns, base returns, length, summaries, gains, gain times) of each episode, in the order of the ends."""
+    """Return (game, returns, base returns, length, summaries, gains, gain times) of episodes, ordered by their ends."""
     summaries, starts = [], np.zeros(GAMES, dtype=int)
     for t, game in np.argwhere(ends):
         steps = slice(starts[game], t + 1), game
@@ -53,7 +53,7 @@ def check(actual, reference):
 @given(rewards, infos, ends, cuts, st.sampled_from([1, 40, 2**22]), st.booleans(), st.booleans())
 @settings(max_examples=60)
 def test_sums_match_steps(reward, info, over, pieces, block, on_tensors, is_restart):
-    """However the steps are cut into rollouts and blocks, and also after a resume."""
+    """For any division of the steps into rollouts and blocks, and after a resume."""
     spec = make_spec("cpu" if on_tensors else None)
     running, actual = EpisodeAccumulator(spec), []
     convert = torch.from_numpy if on_tensors else np.asarray
@@ -136,7 +136,7 @@ def test_idle_steps_are_ignored():
 
 
 def test_sums_use_double_precision():
-    """A million steps of 0.1 in float32 are off by far more than this."""
+    """A sum of a million steps of 0.1 in float32 has a larger error."""
     spec = EnvSpec("toy", 1, 1, {}, 2, ("a", "b"), 5)
     running, reward = EpisodeAccumulator(spec), np.full((1000, 1, 1), 0.1, dtype=np.float32)
     info = np.zeros((0, 1000, 1), dtype=np.float32)

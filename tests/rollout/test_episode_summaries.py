@@ -1,4 +1,4 @@
-"""Measures of welfare: what they are, that runs log them, and that they are what a principal is judged on."""
+"""Welfare measures: definitions, logging, and use as the objective of a principal."""
 
 import itertools
 import json
@@ -31,8 +31,8 @@ incomes = st.lists(st.integers(0, 800).map(lambda x: x / 8), min_size=2, max_siz
 returns = st.lists(st.integers(-800, 800).map(lambda x: x / 8), min_size=1, max_size=9)
 
 
-class Society:
-    """One game in which given things happen: raw rewards [T, n], cells cleaned [T, n]; all under a mechanism."""
+class ScriptedSociety:
+    """Game with given raw rewards [T, n] and cleaned cells [T, n] under a mechanism."""
 
     def __init__(self, raw, mechanism=None, values=(), cleaned=None):
         self.raw = np.array(raw, np.float32)
@@ -55,7 +55,7 @@ class Society:
         return Step({}, reward, base, np.zeros(1, bool), np.array([self.t == len(self.raw)]))
 
 
-class Idle:
+class IdlePolicy:
     """Policy that plays action 0, or with probability `change_probability` the action `idle_action`."""
 
     channels = ()
@@ -72,14 +72,14 @@ class Idle:
 
 def play(env, policy=None, steps=None):
     """Return the episodes that `env` plays in its horizon."""
-    collector = Collector(env, policy or Idle(env.spec), "cpu")
+    collector = Collector(env, policy or IdlePolicy(env.spec), "cpu")
     collector.reset(0)
     return collector.collect(steps or env.spec.horizon, Seeds(0).torch("actions"), learn=False).episodes
 
 
 def summarize(raw, **kwargs):
     """Return the measures of one episode."""
-    return {name: float(value[0]) for name, value in compute_welfare(play(Society(raw, **kwargs))).items()}
+    return {name: float(value[0]) for name, value in compute_welfare(play(ScriptedSociety(raw, **kwargs))).items()}
 
 
 @given(returns)
@@ -98,7 +98,7 @@ def test_gini_does_not_know_units_or_names(x, factor, random):
 
 @given(incomes)
 def test_gini_matches_normalized_textbook_value(x):
-    """By the ranks of sorted incomes: 2 sum_i i x_(i) / (n sum x) - (n + 1) / n, times n / (n - 1)."""
+    """The formula uses ranks of incomes: 2 sum_i i x_(i) / (n sum x) - (n + 1) / n, times n / (n - 1)."""
     x = np.sort(x)
     n, total = len(x), x.sum()
     textbook = 2 * (np.arange(1, n + 1) * x).sum() / (n * total) - (n + 1) / n if total else 0.0
@@ -114,7 +114,7 @@ def test_gini_limits(n, value, data):
 
 
 def test_gini_with_negative_returns():
-    """As unequal as can be: all gains are one agent's, all losses another's."""
+    """Maximum inequality: one agent has all gains, another has all losses."""
     assert gini(np.array([3.0, 0.0, 0.0, -2.0])) == 1
     assert gini(np.array([5.1, 0.0, -7.8])) == 1, "the quotient of its sums is larger by rounding"
     assert gini(np.array([[1.0, 3.0], [2.0, 2.0], [5.0, 0.0]])).tolist() == [0.5, 0.0, 1.0]
@@ -132,7 +132,7 @@ def test_return_statistics(raw):
 
 
 def test_equality_times_productivity():
-    """10 in equal parts is worth 10, in one hand nothing; a loss is the smaller the less equal it is."""
+    """A total of 10 is worth 10 in equal parts and 0 for a single agent; unequal losses have smaller magnitudes."""
     societies = {"equal": [5, 5], "skewed": [8, 2], "one": [10, 0], "losses": [-5, -5], "one loss": [-10, 0]}
     products = {name: summarize([row])["equality_productivity"] for name, row in societies.items()}
     assert products == pytest.approx({"equal": 10, "skewed": 4, "one": 0, "losses": -10, "one loss": 0})
@@ -154,7 +154,7 @@ def test_sustainability(raw, reference):
 
 
 def test_sustainability_resets_per_episode():
-    episodes = play(Society([[0, 0], [1, 1]]), steps=4)
+    episodes = play(ScriptedSociety([[0, 0], [1, 1]]), steps=4)
     assert compute_welfare(episodes)["sustainability"].tolist() == [2.0, 2.0]
 
 
@@ -177,15 +177,15 @@ def test_minted_incentives_are_spending():
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_spending_cost_applies_to_all_objectives(objective):
     definition = OBJECTIVES[objective]
-    episodes = play(Society([[1, 0, 0], [1, 1, 0]], mechanism=Incentives(), values=[1.0, 0.0, 0.5]))
+    episodes = play(ScriptedSociety([[1, 0, 0], [1, 1, 0]], mechanism=Incentives(), values=[1.0, 0.0, 0.5]))
     free, penalized = (compute_objective(episodes, definition, cost) for cost in (0.0, 0.2))
     np.testing.assert_allclose(free, compute_welfare(episodes)[objective])
     np.testing.assert_allclose(free - penalized, 0.2 * (3 * 1.0 + 3 * 0.5))
 
 
 def test_an_outcome_tells_all_measures():
-    env = Society([[1, 0], [2, 5]])
-    collector = Collector(env, Idle(env.spec), "cpu")
+    env = ScriptedSociety([[1, 0], [2, 5]])
+    collector = Collector(env, IdlePolicy(env.spec), "cpu")
     collector.reset(0)
     rollout = collector.collect(2, Seeds(0).torch("actions"), learn=False)
     outcome = score_vector(np.zeros(1), [rollout], env.spec, None, OBJECTIVES["minimum"], 0.0).outcome
@@ -214,7 +214,7 @@ FIXED_MECHANISM = ("env=escape_room", "principal=fixed", "principal.contexts=[[5
 @pytest.mark.slow
 @pytest.mark.parametrize(("objective", "cost"), mark_long_except_every(5, itertools.product(OBJECTIVES, [0.0, 0.1])))
 def test_principal_objective_follows_option(tmp_path, objective, cost):
-    """Recomputed from other numbers that the run logs: the same games are played whatever they are judged by."""
+    """Recomputed from other metrics of the run, because the games do not depend on the objective."""
     objective_options = (f"design.objective={objective}", f"design.spending_cost={cost}")
     run(*FIXED_MECHANISM, *objective_options, f"output_root={tmp_path}")
     folder = find_run_folder(tmp_path)
@@ -265,7 +265,7 @@ def test_learn_mode_reports_statistics(tmp_path, capsys):
 @pytest.mark.meltingpot
 @pytest.mark.parametrize("substrate", mark_long_except(["harvest"], ["cleanup", "harvest"]))
 def test_zaps_lower_peace(substrate):
-    """Players who are zapped leave the game for a while; who cannot be zapped stays."""
+    """Zapped players leave the game temporarily."""
     from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
     from llmrl.envs.substrate.society_env import SubstrateSettings
 
@@ -274,7 +274,7 @@ def test_zaps_lower_peace(substrate):
             continue  # zapping is part of its legislative rules
         env = MeltingPotEnv(SubstrateSettings(substrate, 1, horizon=100, rules=rules, observe=["vector"]), Seeds(0))
         try:
-            policy = Idle(env.spec, idle_action=zap or 0, change_probability=0.5)
+            policy = IdlePolicy(env.spec, idle_action=zap or 0, change_probability=0.5)
             episodes = play(env, policy)
         finally:
             env.close()

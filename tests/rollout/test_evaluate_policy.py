@@ -11,8 +11,8 @@ from llmrl.rollout.collector import Collector, evaluate_policy
 from recall_game import RecallGame
 
 
-class Stubborn(RandomPolicy):
-    """Always takes one action."""
+class ConstantPolicy(RandomPolicy):
+    """Policy that always takes the same action."""
 
     def __init__(self, spec, action=0):
         super().__init__(spec)
@@ -29,18 +29,18 @@ def test_single_episode_per_game_round():
 
 
 def test_players_share_games():
-    """Over the same first signals, one who always names 0 is right where one who always names 1 is wrong."""
+    """With the same first signals, the constant actions 0 and 1 are correct in complementary games."""
     returns = []
     for action in (0, 1):
         env = RecallGame([3] * 8)
-        returns.append(evaluate_policy(Collector(env, Stubborn(env.spec, action), "cpu"), 16, Seeds(4)))
+        returns.append(evaluate_policy(Collector(env, ConstantPolicy(env.spec, action), "cpu"), 16, Seeds(4)))
     first, second = (np.array([e.summaries["correct"] for e in episodes]) for episodes in returns)
     assert (first + second == 1).all() and 0 < first.mean() < 1
 
 
 def test_rounds_differ():
     env = RecallGame([3] * 8)
-    episodes = evaluate_policy(Collector(env, Stubborn(env.spec), "cpu"), 32, Seeds(4))
+    episodes = evaluate_policy(Collector(env, ConstantPolicy(env.spec), "cpu"), 32, Seeds(4))
     rounds = np.array([e.summaries["correct"] for e in episodes]).reshape(4, 8)
     assert len({tuple(r) for r in rounds.tolist()}) > 1
 

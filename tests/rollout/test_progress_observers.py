@@ -1,4 +1,4 @@
-"""Observers of a rollout are told all of it, in order, and change nothing."""
+"""Observers of rollouts receive all events in order and do not change the rollout."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def test_observers_keep_rollout_unchanged():
 
 
 def test_spans_list_observers():
-    """Evaluations between rollouts are not observed, and who is asked to watch for a while is forgotten."""
+    """Evaluations between rollouts are not observed, and temporary observers are removed."""
     env, always, sometimes = recall(), Diary(), Diary()
     policy = make_policy(env.spec)
     collector = Collector(env, policy, "cpu", observers=[always])

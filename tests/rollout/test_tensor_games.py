@@ -1,4 +1,4 @@
-"""Games that keep their numbers on a device: the same rollouts as of arrays, and no step that waits for the device."""
+"""Environments with tensors on a device: equal rollouts and no synchronization during steps."""
 
 from dataclasses import fields, replace
 
@@ -29,7 +29,7 @@ def escape_room(seed=0):
 
 
 def recall(seed=0):
-    """Games of different lengths."""
+    """Return games of different lengths."""
     return RecallGame([3, 5, 7, 16], n_agents=2, seed=seed)
 
 
@@ -46,7 +46,7 @@ def check_episodes(actual, reference):
 
 
 def check_rollout(actual, reference):
-    """Two rollouts, number for number."""
+    """Assert that two rollouts are equal."""
     for field in fields(actual):
         x, y = getattr(actual, field.name), getattr(reference, field.name)
         if field.name == "episodes":
@@ -133,7 +133,7 @@ def test_checkpoint_returns_to_environment_device():
 @pytest.mark.parametrize("core_frozen", [False, True])
 @pytest.mark.parametrize("make", [escape_room, recall])
 def test_no_step_waits_for_the_device(make, core_frozen):
-    """Tensors on `meta` have no numbers, so whoever asks for one fails: nobody may before all steps are played."""
+    """Tensors on `meta` have no values, so reading one before the end of the rollout raises an error."""
     env = TensorEnv(make(), "meta")
     collector = Collector(env, make_policy(env.spec, not core_frozen, core_frozen).to("meta"), "meta")
     collector.reset(0)

@@ -1,4 +1,4 @@
-"""Trajectory files: what was played is in them, also after a kill, and damaged ones are named."""
+"""Trajectory files: contents, resuming after kills, and errors for damaged files."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def config(root, *overrides, learns=True, n_envs=3):
 
 
 def check_rows(steps):
-    """Check that rows agree with the rules of the game."""
+    """Assert that rows agree with the rules of the game."""
     for row in range(len(steps)):
         mission, action = steps.mission[row], steps.action_names[steps.action[row]]
         mission_text = "nothing yet" if steps.kind[row] == "wait" and steps.step[row] == 0 else mission
@@ -87,7 +87,7 @@ def test_texts_are_requested_for_recording():
 
 @pytest.mark.slow
 def test_sigkill_resumes_with_equal_steps(tmp_path, monkeypatch):
-    """A stop in the middle of a wave; the files of the whole run are equal."""
+    """The run is stopped within a wave; its files equal those of an uninterrupted run."""
     from llmrl.rollout import trajectory_writers
     from llmrl.run.run import Run
 

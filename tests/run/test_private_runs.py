@@ -52,7 +52,7 @@ def secret(monkeypatch):
     return SECRET
 
 
-def leaks(folder):
+def find_leaks(folder):
     """Return the files in a folder whose content or name contains the secret."""
     paths = [path for path in folder.rglob("*") if SECRET in path.name]
     return paths + [path for path in folder.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
@@ -79,7 +79,7 @@ class TestSinks:
         lines.write([json.dumps({"a": secret}), "2"])
         lines.close()
         assert lines.position()["lines"] == 2 and (tmp_path / "c.jsonl").read_text() == f'{{"a": "{REDACTED}"}}\n2\n'
-        assert leaks(tmp_path) == []
+        assert find_leaks(tmp_path) == []
 
     def test_log_tracebacks(self, tmp_path, secret):
         log = LogFile(tmp_path)
@@ -89,20 +89,20 @@ class TestSinks:
             logging.getLogger("llmrl.test").exception("failed with %s", secret)
         finally:
             log.close()
-        assert "ValueError" in (tmp_path / "run.log").read_text() and leaks(tmp_path) == []
+        assert "ValueError" in (tmp_path / "run.log").read_text() and find_leaks(tmp_path) == []
 
     def test_call_log_cache(self, tmp_path, secret):
         client = ChatClient(EchoProvider(), Cache(tmp_path / "cache"), CallLog(tmp_path / FILE_NAME))
         [reply] = client.chat([make_request(f"say {secret}", purpose=secret, schema={"title": secret})])
         assert reply.text == f"say {REDACTED}", "what is written down is what was used"
-        assert len(list((tmp_path / "cache").rglob("*.json"))) == 1 and leaks(tmp_path) == []
+        assert len(list((tmp_path / "cache").rglob("*.json"))) == 1 and find_leaks(tmp_path) == []
 
     def test_tensorboard(self, tmp_path, secret):
         events = EventFile(tmp_path, 0.0)
         events.hyperparameters(parse_hyperparameters([f"env.x={secret}"], 0))
         events.text(0, 0.0, "a", f"**{secret}**")
         events.close()
-        assert leaks(tmp_path) == []
+        assert find_leaks(tmp_path) == []
 
     def test_folder_names(self, secret):
         assert secret not in format_run_label([f"env.x={secret}"]) and "redacted" in format_run_label(
@@ -126,7 +126,7 @@ class TestSinks:
         with pytest.raises(ValueError, match=secret), Run.open(tmp_path, "name", {}):
             raise ValueError(f"no {secret} here")
         assert "ValueError" in (find_run_folder(tmp_path) / "traceback.txt").read_text()
-        assert leaks(tmp_path) == []
+        assert find_leaks(tmp_path) == []
 
 
 HOSTILE = (
@@ -226,10 +226,10 @@ def test_key_header(tmp_path, secret, caplog):
         assert secret not in provider.label and secret not in str(provider.identity)
     [(path, headers)] = requests
     assert path == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {secret}"
-    assert leaks(tmp_path) == []
+    assert find_leaks(tmp_path) == []
 
 
-def modes(folder):
+def get_permissions(folder):
     """Return the permissions of the folders and of the files in a folder."""
     paths = [folder, *folder.rglob("*")]
     return tuple(
@@ -256,13 +256,13 @@ def test_run_file_permissions(tmp_path, private):
         assert os.umask(0o022) == 0o022, "whoever calls keeps his own"
     assert find_run_folder(root).parent.parent == root / "escape_room"
     assert any((root / "llm_cache").rglob("*.json"))
-    assert modes(root) == (({0o700}, {0o600}) if private else ({0o755}, {0o644}))
+    assert get_permissions(root) == (({0o700}, {0o600}) if private else ({0o755}, {0o644}))
 
 
 def test_open_run_folder_is_closed(tmp_path):
     with umask(0o022):
         make_folder(tmp_path / "a" / "b", private=False)
-        assert modes(tmp_path / "a") == ({0o755}, set())
+        assert get_permissions(tmp_path / "a") == ({0o755}, set())
         make_folder(tmp_path / "a" / "b", private=True)
         make_folder(tmp_path / "a" / "c" / "d", private=True)
     assert [stat.S_IMODE((tmp_path / p).stat().st_mode) for p in ("a", "a/b", "a/c", "a/c/d")] == [
@@ -292,4 +292,4 @@ def test_process_sweep(tmp_path):
         done = main("llmrl.cli.train", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "outputs" / ".sweeps").rglob("*.log"))) == 2
-    assert modes(tmp_path / "outputs") == ({0o700}, {0o600})
+    assert get_permissions(tmp_path / "outputs") == ({0o700}, {0o600})

@@ -41,11 +41,11 @@ PRINCIPALS = {
 }
 
 
-def equal(a, b) -> bool:
+def are_equal(a, b) -> bool:
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+        return a.keys() == b.keys() and all(are_equal(a[k], b[k]) for k in a)
     if isinstance(a, list):
-        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(are_equal(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     if hasattr(a, "shape"):
@@ -53,7 +53,7 @@ def equal(a, b) -> bool:
     return a == b
 
 
-def unpaid_metrics(folder) -> list[dict]:
+def load_metrics_without_costs(folder) -> list[dict]:
     """Return the metrics without costs, which include replies lost by a kill before they were recorded."""
     return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in load_comparable_metrics(folder)]
 
@@ -83,8 +83,8 @@ def check(tmp_path, overrides, duration, kills=KILLS):
     process.join()
     assert process.exitcode == 0
     first, second = find_run_folder(reference), find_run_folder(killed_run)
-    assert unpaid_metrics(first) == unpaid_metrics(second)
-    assert equal(load_saved_state(first)[1], load_saved_state(second)[1])
+    assert load_metrics_without_costs(first) == load_metrics_without_costs(second)
+    assert are_equal(load_saved_state(first)[1], load_saved_state(second)[1])
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ STATES = st.dictionaries(
 )
 
 
-def equal(a: Any, b: Any) -> bool:
+def are_equal(a: Any, b: Any) -> bool:
     """Return whether values and types are equal; NaN equals NaN."""
     if type(a) is not type(b):
         return False
@@ -52,9 +52,9 @@ def equal(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict):
-        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+        return list(a) == list(b) and all(are_equal(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(are_equal(x, y) for x, y in zip(a, b, strict=True))
     return a == b or (a != a and b != b)
 
 
@@ -65,7 +65,7 @@ def test_plain_values_round_trip(tmp_path: Path, state: dict[str, Any]) -> None:
     path = store.save(3, state)
     iteration, loaded = store.load(path)
     assert iteration == 3
-    assert equal(loaded, state)
+    assert are_equal(loaded, state)
     content = path.read_bytes()
     assert store.save(3, loaded).read_bytes() == content  # what was resumed saves the same bytes again
 
@@ -93,7 +93,7 @@ def test_generators_optimizers_slices(tmp_path: Path) -> None:
     assert path.stat().st_size < 100_000  # the slice came without the rest of its storage
     assert type(loaded["float"]) is np.float64
     assert type(loaded["integer"]) is np.int64
-    assert equal(loaded["adam"], state["adam"])
+    assert are_equal(loaded["adam"], state["adam"])
     fresh = torch.nn.Linear(4, 2)
     fresh.load_state_dict(loaded["layer"])
     torch.optim.Adam(fresh.parameters()).load_state_dict(loaded["adam"])

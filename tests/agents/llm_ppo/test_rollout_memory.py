@@ -66,7 +66,7 @@ def count_calls(agent):
     return read
 
 
-def truth(agent, observation):
+def compute_expected_outputs(agent, observation):
     """Return the logits and values of a new agent with the same weights."""
     fresh = copy.deepcopy(agent.policy)
     act = fresh.act(observation, greedy=True)
@@ -114,7 +114,7 @@ def test_weight_change_invalidates_outputs(make, kind, write):
         initial_outputs = agent.policy.act(observation, generator=shared_generator)
         write(agent.policy)
         after = agent.policy.act(observation, generator=shared_generator)
-        logits, value = truth(agent, observation)
+        logits, value = compute_expected_outputs(agent, observation)
         assert (initial_outputs.logits - logits).abs().max() > 1e-3
         torch.testing.assert_close(after.logits, logits, rtol=0, atol=0)
         torch.testing.assert_close(agent.policy.values(observation), value, rtol=0, atol=0)
@@ -135,7 +135,9 @@ def test_learner_is_callable_between_rollouts(make, kind):
         else:
             agent._ppo.update(rollout, Seeds(i).torch("x"))
         observation = env.observe()
-        torch.testing.assert_close(agent.policy.values(observation), truth(agent, observation)[1], rtol=0, atol=0)
+        torch.testing.assert_close(
+            agent.policy.values(observation), compute_expected_outputs(agent, observation)[1], rtol=0, atol=0
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -209,7 +211,7 @@ def test_additional_questions_are_not_states(make):
     assert outputs[0].next_prompt == outputs[1].next_prompt
 
 
-class Halves:
+class HalvesNetwork:
     """A network of one number that records its inputs."""
 
     def __init__(self):
@@ -227,7 +229,7 @@ class Halves:
     )
 )
 def test_memo_equals_function(spans):
-    network = Halves()
+    network = HalvesNetwork()
     memo = Memo(network)
     for span, calls in spans:
         network.requests.clear()

@@ -1,4 +1,4 @@
-"""Runs that a sweep's runs need, as jobs that the others wait for."""
+"""Dependencies of the runs of a sweep as SLURM jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/slurm: the one-node cluster, and the example job without the launcher."""
+"""One-node cluster of scripts/slurm, and its example job without the launcher."""
 
 import json
 import os
@@ -26,7 +26,7 @@ UNPRIVILEGED_UID = 65534
 
 @pytest.fixture
 def root():
-    """For tests that run one_node.sh and need no cluster."""
+    """Return the command prefix for root, for tests of one_node.sh without a cluster."""
     if not shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin"):
         pytest.skip(f"SLURM is not installed; {ONE_NODE} install")
     try:
@@ -36,7 +36,7 @@ def root():
 
 
 def configured(folder: Path, **settings: str) -> dict[str, list[str]]:
-    """Return the lines of a new configuration, by their first key."""
+    """Create a configuration and return its lines by their first key."""
     done = run_one_node_script("configure", {"SLURM_CONF": str(folder / "slurm.conf"), **settings})
     assert done.returncode == 0, done.stderr
     lines: dict[str, list[str]] = {}
@@ -161,7 +161,7 @@ def test_jobs_report_exit_state(slurm_cluster, tmp_path):
 
 
 class Example:
-    """A run through train.sbatch."""
+    """Run submitted with train.sbatch."""
 
     def __init__(self, cluster, folder: Path, steps: int, name: str) -> None:
         self.cluster, self.root = cluster, folder / name
@@ -196,7 +196,7 @@ class Example:
             time.sleep(0.2)
 
     def numbers(self) -> list[dict]:
-        """Its metrics without what clocks measured."""
+        """Return the metrics of the run without wall-clock times."""
         lines = (json.loads(line) for line in self.read("metrics.jsonl").splitlines())
         return [{key: line[key] for key in line if not key.startswith("time/")} for line in lines]
 

@@ -1,4 +1,4 @@
-"""A run of several processes as a SLURM job."""
+"""Runs with several processes as SLURM jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of all backends with jobs of SLURM."""
+"""Conformance tests with SLURM jobs."""
 
 import subprocess
 
@@ -17,7 +17,7 @@ class TestSlurm(BackendConformance):
         node = slurm_cluster.run("sinfo", "--noheader", "--Node", "--partition=main", "--format=%N")
 
         def lose_node(rows, launcher):
-            """End all processes of the node, and tell the controller, which would notice in five minutes."""
+            """Kill all processes of the node and notify the controller, which would need five minutes to detect it."""
             daemons = slurm_cluster.run("pgrep", "--exact", "slurmd|slurmstepd").split()
             runs = [str(row["pid"]) for row in rows if row["state"] == "running"]
             subprocess.run([*find_root_prefix(), "kill", "-KILL", *daemons, *runs], check=True)
@@ -42,7 +42,7 @@ class TestSlurm(BackendConformance):
         super().test_lost_node_affects_its_runs(backend_setup, slow_reference, tmp_path)
 
     def test_dependency_runs_single_time(self, backend_setup, tmp_path):
-        """Also: all jobs are submitted at once, those that wait as one array."""
+        """All jobs are submitted at once, dependent ones as one array."""
         super().test_dependency_runs_single_time(backend_setup, tmp_path)
         first, *dependents = sorted(read_runs(tmp_path / "outputs"), key=lambda run: run.updated)
         array, *others = {run.job_id.partition("_")[0] for run in dependents}

@@ -1,4 +1,4 @@
-"""Sweeps on a real SLURM: one node, everything that can happen to a job."""
+"""Sweeps on a one-node SLURM cluster: arrays, requeueing, time limits, cancellation and failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def runs_per_seed(cwd: Path) -> dict[int, dict]:
 
 
 def path_with_array_limit(folder: Path, limit: int) -> str:
-    """Return a PATH for commands by which no array of jobs may have more than `limit`, whatever this cluster allows."""
+    """Return a PATH whose scontrol reports `limit` as the maximum size of job arrays."""
     smaller = folder / "bin" / "scontrol"
     smaller.parent.mkdir()
     edit = f"sed 's/^MaxArraySize .*/MaxArraySize = {limit}/'"
@@ -43,7 +43,7 @@ def path_with_array_limit(folder: Path, limit: int) -> str:
 
 
 def check_finished_sweep(cluster: Cluster, cwd: Path, n_runs: int, path: str, *overrides: str) -> None:
-    """Compute a sweep as two arrays of jobs; the same command again submits none."""
+    """Execute a sweep as two job arrays, and check that the repeated command submits no job."""
     done = run_sweep(*overrides, cwd=cwd, PATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{n_runs} finished" in done.stdout
@@ -61,7 +61,7 @@ def check_finished_sweep(cluster: Cluster, cwd: Path, n_runs: int, path: str, *o
 
 
 def test_sweep_is_computed_by_arrays_of_jobs(slurm_cluster: Cluster, tmp_path: Path):
-    """Three seeds; an array may hold two."""
+    """Three seeds with arrays of at most two jobs."""
     path = path_with_array_limit(tmp_path, 2)
     overrides = (*SLURM, *ROOM, "principal=ucb", "seed=0,1,2", "design.steps=2")
     check_finished_sweep(slurm_cluster, tmp_path, 3, path, *overrides)
@@ -70,7 +70,7 @@ def test_sweep_is_computed_by_arrays_of_jobs(slurm_cluster: Cluster, tmp_path: P
 
 @pytest.mark.long
 def test_single_command_sweep_produces_report(slurm_cluster: Cluster, tmp_path: Path):
-    """Two principals, two seeds; more runs than an array may hold."""
+    """Two principals with two seeds, more runs than the maximum size of an array."""
     path = path_with_array_limit(tmp_path, 3)
     overrides = (*SLURM, *ROOM, "principal=ucb,llm", "seed=0,1", "design.steps=2")
     check_finished_sweep(slurm_cluster, tmp_path, 4, path, *overrides)
@@ -92,7 +92,7 @@ def test_single_command_sweep_produces_report(slurm_cluster: Cluster, tmp_path: 
 
 @pytest.mark.long
 def test_rows_of_jobs_match_single_jobs(slurm_cluster: Cluster, tmp_path: Path):
-    """Four runs as jobs of their own and as rows of two jobs."""
+    """Four runs in separate jobs and in two jobs with two runs each."""
     overrides = (*SLURM, *ROOM, "principal=ucb,llm", "seed=0,1", "design.steps=2")
     done = run_sweep(*overrides, cwd=tmp_path)
     assert done.returncode == 0 and "4 finished" in done.stdout, done.stdout + done.stderr
@@ -111,7 +111,7 @@ def test_rows_of_jobs_match_single_jobs(slurm_cluster: Cluster, tmp_path: Path):
 
 @pytest.mark.long
 def test_interruptions_keep_results(slurm_cluster: Cluster, tmp_path: Path):
-    """One run requeued twice, one warned of its time limit, one killed outright, and beside them one made to fail."""
+    """One run is requeued twice, one gets the signal before its time limit, one is killed and one fails."""
     room = (*ROOM, "principal=ucb", "design.steps=400", "checkpoint_seconds=0.5", "seed=0,1,2")
     (tmp_path / "reference").mkdir()
     reference = run_sweep(*room, "hardware=local", cwd=tmp_path / "reference")
@@ -122,7 +122,7 @@ def test_interruptions_keep_results(slurm_cluster: Cluster, tmp_path: Path):
     done: dict[int, int] = {0: 0, 1: 0, 2: 0}
 
     def interrupt_runs() -> bool:
-        """Do the next thing to every run that is well on its way; true when all has been done."""
+        """Apply the next interruption to every run with enough progress; return whether all have been applied."""
         folder = tmp_path / "outputs" / "escape_room"
         for run in read_runs(folder) if folder.exists() else []:
             step, seed = run.last_metrics().get("principal_steps", 0), run.seed
@@ -185,7 +185,7 @@ def test_interruptions_keep_results(slurm_cluster: Cluster, tmp_path: Path):
 
 @pytest.mark.long
 def test_time_limit_saves(slurm_cluster: Cluster, tmp_path: Path):
-    """A run longer than its time limit saves and, where no more time-outs are allowed, ends FAILED and resumable."""
+    """A run that exceeds its time limit saves; without further timeouts it ends as FAILED and can be resumed."""
     limits = ("hardware.backend.time_min=2", "hardware.backend.warn_s=30", "hardware.backend.max_timeouts=0")
     overrides = (*FAULTY_AGENT, "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=2000")
     done = run_sweep(*overrides, *SLURM, *limits, cwd=tmp_path)
@@ -222,7 +222,7 @@ def test_submitted_sweep_is_canceled(slurm_cluster: Cluster, tmp_path: Path):
 
 @pytest.mark.long
 def test_launch_inside_allocation(slurm_cluster: Cluster, tmp_path: Path):
-    """Nothing of the enclosing job is handed on; overrides with spaces, `=` and `/` arrive as they are."""
+    """Variables of the enclosing job are not passed on; overrides with spaces, `=` and `/` are unchanged."""
     marker = tmp_path / "a b=c" / "ok file"
     marker.parent.mkdir()
     marker.touch()
@@ -264,7 +264,7 @@ def test_slurm_rejection_can_be_resubmitted(slurm_cluster: Cluster, tmp_path: Pa
 
 @pytest.mark.long
 def test_code_change_warns(slurm_cluster: Cluster, tmp_path: Path):
-    """A held job starts after the code on disk has become another (here: a copy of the package, edited)."""
+    """The code on disk, here a copy of the package, changes before a held job starts."""
     import shutil
 
     import llmrl
@@ -285,7 +285,7 @@ def test_code_change_warns(slurm_cluster: Cluster, tmp_path: Path):
 
 @pytest.mark.long
 def test_preemption_requeues_run(slurm_cluster: Cluster, tmp_path: Path):
-    """In a partition with GraceTime, SIGTERM comes while the job still counts as running."""
+    """In a partition with GraceTime, SIGTERM arrives while the job is still in the state RUNNING."""
     overrides = (*FAULTY_AGENT, "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=2000")
     launcher = start_sweep(*overrides, *SLURM, "hardware.backend.partition=scavenge", cwd=tmp_path)
     wait_for(lambda: (tmp_path / "outputs").exists() and "running" in load_states(tmp_path).values())
@@ -300,7 +300,7 @@ def test_preemption_requeues_run(slurm_cluster: Cluster, tmp_path: Path):
 
 @pytest.mark.long
 def test_pending_retry_is_not_resubmitted(slurm_cluster: Cluster, tmp_path: Path):
-    """Requeued, with setup lines that take a while: SLURM says RUNNING before the run does."""
+    """SLURM reports a requeued job with slow setup lines as RUNNING before the run starts."""
     slow = ("hardware.backend.setup=[sleep 6]", "agent.trouble=slow", "agent.until=ok", "design.steps=2000")
     overrides = (*FAULTY_AGENT, *SLURM, *slow, "seed=0")
     launcher = start_sweep(*overrides, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Reasons for which a job waits, as a real queue reports them."""
+"""Reasons of pending jobs reported by a SLURM queue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
 
 def test_held_job_reports_reason(slurm_cluster: Cluster, tmp_path: Path):
-    """It takes no place of anybody: it is to begin in an hour, and is taken back."""
+    """The job would start after an hour and is canceled."""
     words = ("env=escape_room", "principal=random", "design.references=0", "seed=0", "hydra.launcher.wait=false")
     start_later = ("hardware=slurm_cpu", "hardware.memory_gb=1", '+hardware.backend.extra.begin="now+1hour"')
     done = run_sweep(*words, *start_later, cwd=tmp_path)
