@@ -1,4 +1,4 @@
-"""MAPPO's critic sees what all agents see; its actors do not. And who reads which channel."""
+"""Centralized critic of MAPPO, which reads the observations of all agents, and channels of networks."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The core that looks at facts about the cells of a map, and the mechanism's values beside it."""
+"""Core network for feature planes of a map and the values of the mechanism."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running moments of what networks read and predict."""
+"""Running moments of inputs and targets of networks."""
 
 import numpy as np
 import pytest

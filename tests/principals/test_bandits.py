@@ -70,7 +70,7 @@ class TestGrid:
         ],
     )
     def test_paper_sizes(self, principal, spec, arms):
-        """The published sizes apply if the length of the run is unknown, or if it is long enough."""
+        """The published sizes apply if the length of the run is unknown or sufficient."""
         assert principal(spec.proposals, Seeds(0)).counts.shape == arms
         long_run = 3 * arms[0] * arms[1]
         assert principal(spec.proposals, Seeds(0), proposals=long_run).counts.shape == arms
@@ -86,7 +86,7 @@ class TestGrid:
         ],
     )
     def test_grid_size_follows_run_length(self, principal, spec, proposals, points):
-        """Every arm can be measured three times in its context; explicit points are used as they are."""
+        """Each arm can be measured three times in its context; explicit points are not changed."""
         assert principal(spec.proposals, Seeds(0), proposals=proposals).n_arms == points**spec.proposals.dim
         assert principal(spec.proposals, Seeds(0), points=4, proposals=proposals).n_arms == 4**spec.proposals.dim
 
@@ -104,7 +104,7 @@ class TestGrid:
         ],
     )
     def test_short_runs_list_arms(self, principal, spec, proposals, arms):
-        """Too short for three points per number; explicit points still give the whole grid."""
+        """The run is too short for three points per parameter; explicit points still give the whole grid."""
         principal_ = principal(spec.proposals, Seeds(0), proposals=proposals)
         assert principal_.n_arms == arms and principal_.arms.shape == (arms, spec.proposals.dim)
         assert principal(spec.proposals, Seeds(0), points=2, proposals=proposals).n_arms == 2**spec.proposals.dim
@@ -168,7 +168,7 @@ class TestVectorList:
 
 
 def play(principal, spec, payoffs, context=None):
-    """Tell the payoffs of given arms; returns the last metrics."""
+    """Tell the payoffs of given arms and return the last metrics."""
     for arm, payoff in payoffs:
         metrics = principal.tell([make_outcome(spec, principal.arms[arm], context, payoff)])
     return metrics
@@ -326,7 +326,7 @@ BATCHED = {
 @pytest.mark.parametrize("name", BATCHED)
 @pytest.mark.parametrize("extra", [0, 3])
 def test_candidates_covering_all_arms(name, extra):
-    """With as many candidates as arms, or more, later steps measure the better arms more often."""
+    """With at least as many candidates as arms, later steps measure better arms more often."""
     spec = make_toy_spec(d=3)
     principal = BATCHED[name](spec)
     n, counts = principal.n_arms + extra, np.zeros(principal.n_arms)
@@ -355,7 +355,7 @@ class TestBatchedUCB:
         assert sorted(arms[:4]) == sorted(arms[4:8]) == [0, 1, 2, 3] and len(set(arms[8:])) == 2
 
     def test_pending_plays_change_only_bonus(self):
-        """By hand: means 1 and 0.8, one play each; the bonus is c sqrt(ln t / n), c = 0.3."""
+        """Computed by hand: means 1 and 0.8 with one play each; the bonus is c sqrt(ln t / n) with c = 0.3."""
         spec = make_toy_spec(d=1)
         principal = shipped.build_ucb(spec.proposals, Seeds(0), coefficient=0.3, scale=1.0, points=2)
         play(principal, spec, [(0, 1.0), (1, 0.8)])
@@ -390,7 +390,7 @@ class TestBatchedUCB:
 
 @pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, shipped.build_thompson])
 def test_candidates_are_independent_draws(principal):
-    """A step of n candidates draws what n steps without outcomes in between draw."""
+    """A step with n candidates samples the same arms as n steps without outcomes between them."""
     spec = make_toy_spec()
     single, batch = (principal(spec.proposals, Seeds(0), points=3) for _ in range(2))
     for principal_ in (single, batch):
@@ -399,7 +399,7 @@ def test_candidates_are_independent_draws(principal):
 
 
 def test_thompson_recommends_posterior_mean():
-    """Two measurements of 5 outweigh one of 6 where the prior mean of 0 weighs one measurement."""
+    """Two measurements of 5 outweigh one of 6 if the prior mean of 0 has the weight of one measurement."""
     spec = make_toy_spec()
     principal = shipped.build_thompson(spec.proposals, Seeds(0), points=3, prior_strength=1.0)
     estimates = PooledEstimates()

@@ -1,4 +1,4 @@
-"""The examples in the documentation do what the text around them says."""
+"""Examples of principals in the documentation."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def example(page: str) -> dict:
-    """Return the definitions of the one Python example of a page."""
+    """Return the definitions of the only Python example of a page."""
     [code] = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
     namespace: dict = {}
     exec(compile(code, page, "exec"), namespace)

@@ -1,4 +1,4 @@
-"""The policy-gradient principal: what it learns, and that a step of it is what is stated."""
+"""Policy-gradient principal: learning and the definition of an update."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from societies import CLEANUP, ESCAPE_ROOM, make_outcome, make_toy_spec
 
 
 def late_payoff(seed, contexts=(), offset=0.0, steps=250, **settings):
-    """Mean payoff of the last fifth of a run with four proposals a step; `offset` is added to what it is told."""
+    """Return the mean payoff of the last fifth of a run with four proposals per step; `offset` is added to outcomes."""
     society = make_toy_spec(contexts=contexts)
     principal = build_principal("dual_rl", society, Seeds(seed), **settings)
     draws, payoffs = np.random.default_rng(seed), []
@@ -29,20 +29,20 @@ def late_payoff(seed, contexts=(), offset=0.0, steps=250, **settings):
 @pytest.mark.long
 @pytest.mark.parametrize("offset", [0.0, 45.0, -1000.0])
 def test_learns_payoffs_at_any_scale(offset):
-    """Chance gives 7.5 of 10, and a first network hardly more."""
+    """Random proposals have a payoff of 7.5 of 10, and the initial network hardly more."""
     payoffs = [late_payoff(seed, offset=offset) for seed in range(3)]
     assert min(payoffs) > 9.0, payoffs
 
 
 @pytest.mark.slow
 def test_learns_best_vector_per_context():
-    """A vector for both contexts at once could give no more than 9.2 on average."""
+    """A single vector for both contexts has a mean payoff of at most 9.2."""
     payoffs = [late_payoff(seed, ("calm", "storm"), steps=400, learning_rate=1e-3) for seed in range(2)]
     assert min(payoffs) > 9.25, payoffs
 
 
 def test_step_matches_loss_gradient():
-    """One epoch: the ratio is 1, so the loss is closed; Adam's first step is lr * g / (|g| + eps)."""
+    """With one epoch the ratio is 1 and the loss has a closed form; Adam's first step is lr * g / (|g| + eps)."""
     society = make_toy_spec()
     principal = build_principal(
         "dual_rl", society, Seeds(0), hidden=[8], epochs=1, max_grad_norm=1e9, scale_payoffs=False, value_clip=0.2

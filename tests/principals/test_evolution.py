@@ -1,4 +1,4 @@
-"""principal=cem and principal=cmaes: generations, batches, restarts, and what they are made from."""
+"""principal=cem and principal=cmaes: generations, batches, restarts and options."""
 
 import sys
 
@@ -27,7 +27,7 @@ def step(principal, society, n=1, context=None):
 @pytest.mark.parametrize("name", PRINCIPALS)
 @pytest.mark.parametrize(("n", "generations"), [(1, 2), (2, 2), (3, 2), (4, 2)])
 def test_generation_is_integer_number_of_steps(name, n, generations):
-    """A population of 6 is 6, 6, 6 and 8 candidates where 1, 2, 3 and 4 are tried at once."""
+    """A population of 6 has 6, 6, 6 and 8 candidates with 1, 2, 3 and 4 proposals per step."""
     principal, society = PRINCIPALS[name](make_toy_spec().proposals, Seeds(0), population=6), make_toy_spec()
     size = -(-6 // n) * n
     generations_ = [step(principal, society, n)[1]["principal/generation"] for _ in range(generations * size // n)]
@@ -91,7 +91,7 @@ def test_contexts_are_independent(name):
 
 class TestCMAES:
     def test_doubling_restarts_escape_local_optimum(self):
-        """Flat societies stop a search at once: every generation then starts anew, twice as large."""
+        """With constant payoffs the search restarts after each generation with a doubled population."""
         society = make_toy_spec()
         principal = CMAESPrincipal(society.proposals, Seeds(0), population=4)
         restarts = []
@@ -121,7 +121,7 @@ class TestCMAES:
 
 class TestCEM:
     def test_generation_matches_manual_update(self):
-        """Two elites of four, half of the old distribution kept, noise added to the elite's variance."""
+        """Two of four are elites, the smoothing is 0.5, and noise is added to the elite's variance."""
         society = make_toy_spec(1, low=0.0, high=1.0)
         principal = shipped.build_cem(
             society.proposals, Seeds(0), population=4, elite=0.5, smoothing=0.5, sigma=0.2, noise=0.1

@@ -1,4 +1,4 @@
-"""`principal=listed`: the vectors that were given, in their order."""
+"""`principal=listed`: proposals of given vectors in order."""
 
 import json
 

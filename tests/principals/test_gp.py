@@ -1,4 +1,4 @@
-"""principal=gp: what it proposes before and with a model, from what, and what it leaves alone."""
+"""principal=gp: proposals with and without a model, contexts, recommendations and global state."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 def after_steps(society, n, value=None, seed=0, context=None, **kwargs):
-    """Return a principal that was told n outcomes at random places."""
+    """Return a principal with n outcomes of random vectors."""
     principal = GaussianProcessPrincipal(society.proposals, Seeds(seed), initial=1, **kwargs)
     low, high = society.mechanism.low, society.mechanism.high
     vectors = np.random.default_rng(seed).uniform(low, high, (n, len(low)))
@@ -65,7 +65,7 @@ def test_batch_is_diverse():
 
 
 def test_contexts_share_information():
-    """Two contexts seen well, with one and the same best vector; a third never seen is proposed that vector."""
+    """The best vector of two contexts with many outcomes is proposed in a third context without outcomes."""
     society = make_toy_spec(contexts=("a", "b", "c"))
     principal = GaussianProcessPrincipal(society.proposals, Seeds(0), initial=1)
     rng = np.random.default_rng(0)
@@ -108,7 +108,7 @@ def test_values_at_any_scale(value, recwarn):
 
 
 def test_the_best_is_the_highest():
-    """Not the lowest: the library maximizes what it is told."""
+    """The proposal maximizes the objective and does not minimize it."""
     society = make_toy_spec(1)
     assert after_steps(society, 15, lambda vector, i: vector[0]).ask()[0, 0] > 2.5
     assert after_steps(society, 15, lambda vector, i: -vector[0]).ask()[0, 0] < -0.5
@@ -157,7 +157,7 @@ def test_resume_between_ask_tell():
 
 
 def play_and_estimate(society, principal, context=None):
-    """Pooled estimates of what a principal was told."""
+    """Return pooled estimates of the outcomes of a principal."""
     estimates = PooledEstimates()
     for vector, value in zip(principal.vectors, principal.values, strict=True):
         estimates.add(from_unit(society.proposals, vector), value, None, 1, 1, context)
@@ -165,7 +165,7 @@ def play_and_estimate(society, principal, context=None):
 
 
 def test_recommendation_is_the_highest_posterior_mean():
-    """A lucky measurement far from the ridge of good ones is not recommended, although it is the highest."""
+    """The highest measurement is not recommended if it is an outlier."""
     society = make_toy_spec(1)
     rng = np.random.default_rng(1)
     principal = after_steps(
@@ -223,7 +223,7 @@ def test_recommendation_keeps_search_state():
 
 @pytest.mark.parametrize("seed", mark_long_except([0], range(3)))
 def test_batch_proposals_are_diverse(seed):
-    """A batch begins with the vector that is proposed alone, and does not repeat it."""
+    """The first proposal of a batch is that of a single proposal and is not repeated."""
     society = make_toy_spec(1)
     principal = after_steps(society, 12, seed=seed)
     batch, single = principal.ask(None, 4)[:, 0], after_steps(society, 12, seed=seed).ask()[0, 0]

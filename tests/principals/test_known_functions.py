@@ -1,4 +1,4 @@
-"""Every principal on functions whose maximum is known, against random search."""
+"""Principals on functions with known maxima, compared with random search."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_functions_match_definitions(name):
 
 
 def late_regret(principal, function, seed, evaluations):
-    """Mean regret of the last fifth of the vectors."""
+    """Return the mean regret of the last fifth of the proposals."""
     regrets = optimize(function, PRINCIPALS[principal](function.spec, Seeds(seed)), seed, evaluations)
     return float(regrets[-evaluations // 5 :].mean())
 
@@ -52,9 +52,9 @@ def late_regret(principal, function, seed, evaluations):
     ],
 )
 def test_learning_beats_chance(principal, function):
-    """The last proposals are better than random ones; the best of many random points may be better than a coarse grid.
+    """The last proposals are better than random ones; the best random one may be better than a coarse grid.
 
-    GP has its own test: it goes on exploring where nothing is left to gain.
+    GP has a separate test because it continues to explore at the optimum.
     """
     if not is_applicable(principal, FUNCTIONS[function]):
         pytest.skip("no grid has so many numbers")

@@ -68,7 +68,7 @@ def principal_after(society, vectors, n=2, batch_size=1, **kwargs):
 
 
 def check_snapshot(name, text):
-    """Compare with a golden file. LLMRL_UPDATE_GOLDEN=1 rewrites it after a deliberate change; then read the diff."""
+    """Compare with a golden file. After an intended change, LLMRL_UPDATE_GOLDEN=1 rewrites it; review the diff."""
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("LLMRL_UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
@@ -107,7 +107,7 @@ def test_cost_aware_prompt_snapshot():
 
 
 def test_payoff_definition():
-    """Every objective has a definition in the prompt, with free and with costly payments."""
+    """The prompt defines each objective, with and without costs of payments."""
     sections = []
     for name, objective in OBJECTIVES.items():
         for cost in (0.0, 0.025):
@@ -161,7 +161,7 @@ def test_payoffs_keep_fractions():
 @settings(max_examples=20)
 @given(st.floats(0.01, 10), st.sampled_from([-1, 1]))
 def test_small_payoffs_keep_precision(size, sign):
-    """Payoffs of Clean Up are of the order of 0.01 to 10: shown to half a thousandth of their size."""
+    """Payoffs of Clean Up are between 0.01 and 10 and are shown with a relative error of at most 0.0005."""
     principal = build_llm_principal(CLEANUP, make_scripted_client())
     principal.tell([result(CLEANUP, [1.0, 2.0, 3.0], value=sign * size)])
     line = next(line for line in principal.build_prompt(None).text.splitlines() if line.startswith("Generation 1"))
@@ -195,7 +195,7 @@ class TestHistory:
         assert "Shown are at least the 1 newest proposals of each context." in text
 
     def test_generation_records_have_unique_ids(self):
-        """Three proposals, one generation: a window or a trim takes some of them, not all or none."""
+        """A window or a truncation removes some of the three proposals of a generation."""
         principal = principal_after(make_toy_spec(), self.VECTORS, batch_size=3)
         assert principal.history.generations == 2 and len(principal.history.records) == 6
         assert [line.split(":")[0] for line in self.lines(principal)[3:]] == [
@@ -278,12 +278,12 @@ class TestHistory:
 
 
 class TestRepeatedMeasurements:
-    """The same numbers, tried again: a row with the mean over all measurements."""
+    """Tests of repeated vectors, which have a row with the mean over all measurements."""
 
     LUCKY, GOOD, FAIR = [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]
 
     def principal(self, **kwargs):
-        """`LUCKY` gave 122, 152.2 and 148.6, in between `GOOD` 145 and `FAIR` 120."""
+        """Return a principal with payoffs 122, 152.2 and 148.6 of `LUCKY`, 145 of `GOOD` and 120 of `FAIR`."""
         principal = build_llm_principal(make_toy_spec(), make_scripted_client(), **kwargs)
         for vector, value in (
             *((self.LUCKY, 122.0), (self.GOOD, 145.0), (self.LUCKY, 152.2)),
@@ -317,7 +317,7 @@ class TestRepeatedMeasurements:
         assert "Best mean so far: x0=0, x1=1 with 145 (standard error 16.5), measured once." in means
 
     def test_standard_errors_need_repetitions(self):
-        """The noise is pooled over vectors; before there are two repetitions it is that of the briefing, if known."""
+        """The noise is pooled over vectors; without two repetitions it is that of the briefing, if known."""
         principal = build_llm_principal(make_toy_spec(), make_scripted_client())
         for vector, value in ((self.LUCKY, 120.0), (self.GOOD, 145.0), (self.LUCKY, 160.0)):
             principal.tell([result(make_toy_spec(), vector, value=value, n=2)])
@@ -337,7 +337,7 @@ class TestRepeatedMeasurements:
         ("societies", "episodes", "shown"), [(1, 2, False), (1, 3, True), (2, 4, False), (3, 6, True)]
     )
     def test_standard_error_needs_three_values(self, societies, episodes, shown):
-        """The error of one society is that of its episodes, of several that of societies."""
+        """The error is computed over episodes for one society and over societies for several."""
         principal = build_llm_principal(make_toy_spec(), make_scripted_client())
         principal.tell([replace(result(make_toy_spec(), self.GOOD, n=episodes), units=societies, standard_error=4.0)])
         assert ("(standard error 4 over" in principal.build_prompt(None).text) == shown
@@ -375,7 +375,7 @@ class TestRepeatedMeasurements:
         assert "level at 25/50/75/100 % of the episode: 25, 25, 25, 25" in line and "an agent: 5 to 5" in line
 
     def test_repeated_luck_is_deduplicated(self):
-        """Equal proposals of a step meet the same games; means of different ones weigh as they have episodes."""
+        """Equal proposals of a step share their games; means are weighted by numbers of episodes."""
         principal = build_llm_principal(make_toy_spec(), make_scripted_client(), history="best")
         outcomes = [replace(result(make_toy_spec(), self.GOOD, value=10.0, n=2), draw="step 0") for _ in range(2)]
         principal.tell(outcomes)
@@ -449,7 +449,7 @@ class TestPromptContent:
         )
 
     def test_lever_context_can_be_hidden(self):
-        """Names say nothing of levers and are dealt by the seed."""
+        """Names do not refer to levers and are permuted by the seed."""
         rooms = make_env("escape_room", n_envs=1, name_lever=False).spec
         assert (
             sorted(rooms.contexts) == ["room_0", "room_1", "room_2"]
@@ -475,7 +475,7 @@ class TestPromptContent:
             principal.llm.close()
 
     def test_only_question_suffix_changes(self):
-        """The provider's cache can reuse everything before the newest row."""
+        """The provider's cache can reuse the prompt up to the newest row."""
         vectors = [[i / 50] * 5 for i in range(30)]
         earlier, after = (
             principal_after(ESCAPE_ROOM, vectors[:n]).build_prompt("lever_1_works").text for n in (29, 30)
@@ -520,7 +520,7 @@ class TestParsing:
 
 
 class TestConversation:
-    """Against a server of our own, through the client that serves every real one."""
+    """Tests with a local server and the client of hosted models."""
 
     GOOD = '{"reasoning": "", "x0": 1.0, "x1": 2.0}'
 
@@ -604,7 +604,7 @@ class TestMultipleProposals:
 
     @pytest.mark.parametrize("kwargs", [{}, {"history": "last", "window": 3}])
     def test_estimate_approximates_prompt(self, kwargs):
-        """Calls are counted exactly, prompt tokens to a fifth."""
+        """Estimates of calls are exact, those of prompt tokens within 20 %."""
         principal = build_llm_principal(ESCAPE_ROOM, make_scripted_client(), **kwargs)
         estimate = principal.estimate(steps=6, n=3)
         for i in range(6):
@@ -657,7 +657,7 @@ class TestRules:
         "society", [make_toy_spec(), make_toy_spec(d=1), ESCAPE_ROOM], ids=["two", "one", "escape room"]
     )
     def test_generation_proposals_differ(self, society):
-        """From the first spread to the small steps, and the same ones for the same past."""
+        """In all phases of the search; equal histories give equal proposals."""
         context = 0 if society.contexts else None
         principals = [build_llm_principal(society, make_scripted_client()) for _ in range(2)]
         for _ in range(5):
@@ -668,7 +668,7 @@ class TestRules:
                 principal.tell([result(society, vector, context) for vector in vectors])
 
     def test_proposals_differ_at_bound(self):
-        """The best number is the highest, so that half of all changes end there."""
+        """The best value is at the upper bound, where half of all changes end."""
         principal = build_llm_principal(make_toy_spec(d=1), make_scripted_client())
         for _ in range(6):
             vectors = principal.ask(n=7)
@@ -764,7 +764,7 @@ class TestBoundedHistory:
 
 
 def _shared(first, second):
-    """Characters of the common beginning of two texts."""
+    """Return the length of the common prefix of two texts."""
     return next(
         (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )

@@ -1,4 +1,4 @@
-"""The principal that follows a gradient: by itself, and through the learning of real agents."""
+"""Meta-gradient principal: its update, and gradients through the learning of agents."""
 
 import json
 
@@ -30,7 +30,7 @@ def test_climbs_quadratic(contexts):
 
 
 def test_step_matches_chain_rule():
-    """The gradient is d objective / d vector times d vector / d weights: here of the last layer's biases, by Adam."""
+    """The gradient is d objective / d vector times d vector / d weights, here for the last biases with Adam."""
     principal = build_principal("metagrad", CLEANUP, Seeds(0), max_grad_norm=1e9)
     vector = principal.ask()[0]
     outcome_ = make_outcome(CLEANUP, vector)
@@ -99,7 +99,7 @@ def test_non_differentiable_parts_raise(tmp_path, overrides, message):
 
 @pytest.mark.slow
 def test_gradient_uses_all_validation_rounds(tmp_path, monkeypatch):
-    """Each as it was played, though the collector reuses its memory; and a second run finds the same gradients."""
+    """Rounds are copied before the collector reuses its memory, and a second run has the same gradients."""
     original, rounds = MetaGradient.gradient, []
 
     def record_rounds(self, rollouts, *arguments):
@@ -127,7 +127,7 @@ def test_gradient_uses_all_validation_rounds(tmp_path, monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1])
 def test_escapes_escape_room(tmp_path, seed):
-    """Nothing paid, nobody works the lever; a few steps of gradient ascent later it is paid for, and the door opens."""
+    """Without payments no agent uses the lever; after a few steps of gradient ascent it is paid and the door opens."""
     rounds = ("design.adapt_rounds=20", "design.validate_episodes=64")
     run(*REAL, *rounds, "principal=fixed", "design.steps=1", f"output_root={tmp_path}/nothing")
     ascent = ("principal.learning_rate=5e-3", "design.steps=8", f"seed={seed}", f"output_root={tmp_path}/ascent")

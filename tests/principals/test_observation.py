@@ -1,4 +1,4 @@
-"""Observations of a game for principals with networks."""
+"""Observations of principals with networks."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ def observe_outcome(spec, context=None, **trajectories):
 
 
 def test_metric_steps_with_scale():
-    """Harvest as published: live apples at each of 1000 steps, divided by 64."""
+    """The published observation of Harvest: live apples at each of 1000 steps, divided by 64."""
     observation = ObservationEncoder(HARVEST, ObserveSettings(["apples_live"], None, 1, 64.0, True))
     assert observation.size == 1000 and observation.vector(None).tolist() == [1.0] * 1000
     apples = np.linspace(64, 0, 1000)
@@ -25,7 +25,7 @@ def test_metric_steps_with_scale():
 
 
 def test_strided_steps_for_two_metrics():
-    """Clean Up as published: two courses, every second step, as they are."""
+    """The published observation of Clean Up: two metrics at every second step without scaling."""
     observation = ObservationEncoder(CLEANUP, ObserveSettings(["apples_live", "cells_cleaned"], None, 2, 1.0, True))
     assert observation.size == 1000
     live, cleaned = np.arange(1000.0), np.arange(1000.0) ** 0.5
@@ -34,7 +34,7 @@ def test_strided_steps_for_two_metrics():
 
 
 def test_context_with_means():
-    """The escape room as published: the context, and means of where agents were and whether the door was open."""
+    """The published observation of the escape room: the context, mean positions of agents and the open door."""
     places = [f"agents_at_{place}" for place in ("lever_0", "lever_1", "lever_2", "door", "start")]
     observation = ObservationEncoder(ESCAPE_ROOM, ObserveSettings([*places, "door_open"], 1, 1, 1.0, True))
     assert observation.vector(2).tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 1]

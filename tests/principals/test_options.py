@@ -1,4 +1,4 @@
-"""Every option file of the groups principal and llm builds, and has no dead or missing key."""
+"""Option files of the groups principal and llm: they build and have no unused or missing keys."""
 
 import pytest
 

@@ -46,7 +46,7 @@ CONTEXTS = {"plain": (), "contextual": ("calm", "storm")}
 
 
 def play(principal, spec, contexts, steps, n=1):
-    """Asked vectors, payoffs and metrics of some generations; `contexts` is a generator of the contexts' draws."""
+    """Return proposals, payoffs and metrics of several generations; `contexts` is the random generator of contexts."""
     rows = []
     for _ in range(steps):
         context = int(contexts.integers(len(spec.contexts))) if spec.contexts else None
@@ -59,7 +59,7 @@ def play(principal, spec, contexts, steps, n=1):
 
 
 def file_round_trip(value):
-    """State as a checkpoint gives it back: plain numbers, strings, lists, dicts and arrays, and nothing shared."""
+    """Return a state after saving and loading, as numbers, strings, lists, dicts and arrays without shared objects."""
     if isinstance(value, dict):
         return {key: file_round_trip(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Recommendations of principals at the end of a run; recommending changes nothing."""
+"""Recommendations of principals, which do not change their state."""
 
 import json
 
@@ -167,5 +167,5 @@ def test_fixed_recommends_vector():
 
 @pytest.mark.parametrize("name", [*NETWORKS])
 def test_principals_with_on_policy_updates(name):
-    """Their updates assume that outcomes are those of the last proposals."""
+    """Their updates require the outcomes of the last proposals."""
     assert not getattr(MAKE[name](make_toy_spec()), "learns_from_others", False)

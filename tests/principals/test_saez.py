@@ -1,4 +1,4 @@
-"""The principal that computes taxes by Saez's formula: against the closed form, and in an economy of best responses."""
+"""Principal with Saez's formula, compared with the closed form and in an economy of best responses."""
 
 import itertools
 
@@ -19,7 +19,7 @@ UNIT = np.ones(1)
 
 
 def test_top_rate_matches_literature():
-    """Incomes that are twice the edge on average (a = 2) with elasticity 0.25 and weight 0: 1 / (1 + a e) = 2 / 3."""
+    """Mean incomes of twice the bracket edge (a = 2), elasticity 0.25 and weight 0 give 1 / (1 + a e) = 2 / 3."""
     [rate] = compute_saez_rates(np.array([200.0]), np.array([100.0]), np.zeros(1), 0.25, np.zeros(1))
     assert rate == pytest.approx(2 / 3)
     [rate] = compute_saez_rates(np.array([200.0]), np.array([100.0]), np.array([40.0]), 0.25, np.zeros(1))
@@ -74,7 +74,7 @@ def economy(**options):
 
 @pytest.mark.parametrize("welfare", mark_long_except(["inverse_income"], ["inverse_wage", "inverse_income", "lowest"]))
 def test_rates_are_nearly_optimal(welfare):
-    """Against a scan, in a society for which the formula was made: no income effects, one elasticity, 1 / (3.5 - 1)."""
+    """Compares with a scan in a society that satisfies the assumptions: no income effects, elasticity 1 / (3.5 - 1)."""
     env = economy(welfare=welfare, n_agents=100)
     principal = SaezPrincipal(env.spec)
     for _ in range(14):
@@ -130,7 +130,7 @@ def test_resume_matches_uninterrupted_principal(n_initial, has_elasticity):
 
 
 def test_zero_incomes_keep_rates():
-    """Nothing can be learned from it, and the rates stay."""
+    """Such incomes contain no information, so the rates do not change."""
     principal = SaezPrincipal(TAX_ECONOMY, elasticity=0.4)
     rates = principal.ask()[0]
     principal.tell([Outcome(rates, 0.0, np.zeros(1), summaries=dict.fromkeys(TAX_ECONOMY.principal_metrics, 0.0))])

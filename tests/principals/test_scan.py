@@ -1,4 +1,4 @@
-"""`principal=scan`: the coarse scan, then its best vector."""
+"""`principal=scan`: a coarse scan followed by its best vector."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The rule behind llm=scripted knows nothing of which number matters, and searches all the same."""
+"""Scripted mechanism design: unbiased proposals and progress without knowledge of the environment."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ def answers(prompt, names, seeds=SEEDS):
 
 
 def with_payoffs(society, vectors, payoffs, context=None, **kwargs):
-    """Return a principal that was told these outcomes in one generation."""
+    """Return a principal with the given outcomes of one generation."""
     principal = build_llm_principal(society, make_scripted_client(), **kwargs)
     outcomes = [make_outcome(society, np.array(v), context, value) for v, value in zip(vectors, payoffs, strict=True)]
     principal.tell([replace(outcome, draw=f"measurement {i}") for i, outcome in enumerate(outcomes)])
@@ -36,7 +36,7 @@ def with_payoffs(society, vectors, payoffs, context=None, **kwargs):
 
 @pytest.mark.parametrize(("number", "n_proposals"), [(2, 8), (3, 8), (8, 8)])
 def test_first_proposals_are_unbiased(number, n_proposals):
-    """Either end of each range as often as the other, and pairs of numbers independent."""
+    """Both ends of each range are equally frequent, and pairs of parameters are independent."""
     prompt = build_llm_principal(CLEANUP, make_scripted_client()).build_prompt(None, number, n_proposals).text
     unit = answers(prompt, CLEANUP.mechanism.names) / 3
     assert set(unit.ravel()) == {0, 1}
@@ -45,7 +45,7 @@ def test_first_proposals_are_unbiased(number, n_proposals):
 
 
 def spreads(society, n):
-    """Return the first n proposals of seed 0, asked for at once and one by one, and of seed 1; on the unit cube."""
+    """Return the first n proposals in the unit cube: of seed 0 in one step and in n steps, and of seed 1."""
     context = 1 if society.contexts else None
     mechanism, design = society.mechanism, []
     for seed, batch_size in ((0, n), (0, 1), (1, n)):
@@ -111,7 +111,7 @@ def test_lucky_payoff_is_not_best():
 
 
 def test_repeated_payoff_has_larger_weight():
-    """Once 9 beside ten times 2 is worth less than 5."""
+    """A payoff of 9 and ten payoffs of 2 have a lower estimate than 5."""
     vectors = [[0.0, 0.0], [0.01, 0.0], [2.0, 2.0], *[[0.01, 0.0]] * 9]
     prompt = with_payoffs(make_toy_spec(), vectors, [9.0, 2.0, 5.0, *[2.0] * 9]).build_prompt(None).text
     assert prompt.count("x0=0.01, x1=0 -> payoff 2") == 10 and "x0=0.01, x1=0: 10 times (" in prompt
@@ -123,7 +123,7 @@ def test_repeated_payoff_has_larger_weight():
 
 
 def test_batch_changes_best_few():
-    """Far apart, and alike in their worth: each is somebody's starting point."""
+    """Distant vectors with similar payoffs are each the starting point of a proposal."""
     best = np.array([[-0.8, -0.8], [2.8, -0.8], [2.8, 2.8], [-0.8, 2.8]])
     principal = with_payoffs(
         make_toy_spec(), [*best, *[[1.0, 1.0]] * 30], [10.0, 9.9, 9.8, 0.0, *[-10.0] * 30], measurements="separate"
@@ -147,7 +147,7 @@ def test_contexts_are_independent():
 
 
 def late(proposer, society, seed):
-    """Mean worth of the last twelve of 64 proposals, eight a step, noise aside."""
+    """Return the mean noise-free value of the last twelve of 64 proposals with eight per step."""
     return 85 - 105 * float(optimize(society, proposer, seed, 64, 8)[-12:].mean())
 
 
@@ -159,7 +159,7 @@ def late(proposer, society, seed):
     ids=["as it is", "mirrored", "renamed and mirrored"],
 )
 def test_search_is_invariant_to_names(order, mirrored):
-    """The best is 85, and random search has about -4; benchmarks/scripted_principal.py tries all renamings."""
+    """The maximum is 85 and random search has about -4; benchmarks/scripted_principal.py tests all permutations."""
     society = make_river(order, mirrored)
     payoffs = [late(build_llm_principal(society.spec, make_scripted_client(seed)), society, seed) for seed in range(4)]
     chance = [late(RandomPrincipal(society.spec.proposals, Seeds(seed)), society, seed) for seed in range(4)]
@@ -167,7 +167,7 @@ def test_search_is_invariant_to_names(order, mirrored):
 
 
 def test_rivers_are_recognized():
-    """Mirror images of one another, with the same best and worst."""
+    """Mirrored functions have the same maximum and minimum."""
     points = np.random.default_rng(0).random((200, 3))
     plain = make_river()
     for order, mirrored in (((2, 0, 1), (True, False, False)), ((1, 0, 2), (True, True, True))):

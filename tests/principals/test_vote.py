@@ -1,4 +1,4 @@
-"""Citizens nominate numbers and vote on them."""
+"""Nominations and votes of citizens on mechanisms."""
 
 import json
 import re
@@ -26,7 +26,7 @@ OPTIONS = ("option_1", "option_2", "option_3")
 
 
 class Citizens(EchoProvider):
-    """Answer nominations with `numbers`, and ballots with what `vote` makes of the options, the agent and the text."""
+    """Model that answers nominations with `numbers` and ballots with the function `vote` of options, agent and text."""
 
     def __init__(self, numbers, vote):
         super().__init__()
@@ -47,7 +47,7 @@ class Citizens(EchoProvider):
 
 
 class Unusable(EchoProvider):
-    """Answer every query with an option that does not exist and whose name quotes the fault of a nomination."""
+    """Model that answers every query with an unknown option whose name quotes the error of a nomination."""
 
     def __init__(self):
         super().__init__(remote=False)
@@ -148,7 +148,7 @@ class TestVotes:
             assert "Generation 1 " not in text and "(as in the last generation): lever_0=2" in text
 
     def test_ballots_share_prefix(self):
-        """So that a provider's cache holds what all of them are asked."""
+        """The provider's cache can reuse the prefix for all citizens."""
         citizens = Citizens(lambda agent: numbers(agent / 2), largest)
         proposer = principal(citizens)
         for generation in range(8):
@@ -177,7 +177,7 @@ class TestVotes:
 
     @pytest.mark.parametrize(("nominate", "repair_purpose"), [("citizens", "nomination"), ("random", "vote")])
     def test_repair_prompt_belongs_to_query(self, nominate, repair_purpose):
-        """A malformed nomination or vote is corrected in the terms of its own query, also after a resume."""
+        """The repair prompt of a malformed nomination or vote refers to its query, also after a resume."""
         llm = Unusable()
         proposer = principal(llm, nominate=nominate)
         for _ in range(2):

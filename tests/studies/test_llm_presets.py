@@ -1,4 +1,4 @@
-"""Treatments of language models that act: each is the published variant its name says, and runs."""
+"""Treatments of acting language models: agreement with published variants, and runs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The legislative studies: every one builds under every principal and treatment, and is what the documentation says."""
+"""Legislative studies: they build with every principal and treatment and agree with the documentation."""
 
 import itertools
 

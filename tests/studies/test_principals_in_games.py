@@ -1,4 +1,4 @@
-"""Every principal governs both games on the real engine, is stopped half way, and goes on where it was."""
+"""Principals in both games on the Melting Pot engine, with runs that are stopped and resumed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The studies of conf/experiment/regimes, and what the bare commands' games become under each kind of principal."""
+"""Studies of conf/experiment/regimes, and default settings of games for each kind of principal."""
 
 import pytest
 

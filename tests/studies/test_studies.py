@@ -1,4 +1,4 @@
-"""Studies and treatments: every one composes with those it was made for, no other is taken, and what is typed wins."""
+"""Studies and treatments: valid and invalid combinations, and precedence of overrides."""
 
 import functools
 import json

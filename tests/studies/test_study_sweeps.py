@@ -1,4 +1,4 @@
-"""Studies that are one command: what they sweep, what they compare, and how their sweep ends."""
+"""Studies with a single command: swept values, comparisons and the end of their sweep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The studies of teachers: every treatment builds in every world, and is what its name and the pages say."""
+"""Studies of teachers: treatments build in all environments and agree with their names and the documentation."""
 
 import json
 import re
@@ -167,7 +167,7 @@ def test_custom_schedule_on_command_line():
     ),
 )
 def test_commands_in_the_documentation_compose(page):
-    """Those of training runs that need neither another run nor somebody's own package."""
+    """Includes commands of training runs that require neither another run nor a custom package."""
     n_commands = 0
     text = (ROOT / "docs" / f"{page}.md").read_text()
     for block in re.findall(r"^```\w*$(.*?)^```$", text, re.DOTALL | re.MULTILINE):

@@ -1,4 +1,4 @@
-"""Debate: agents that hear each other come to plans that fit together."""
+"""Debate: agents that exchange messages agree on compatible plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Particle worlds as domains: what agents are told, and what they make of it."""
+"""Particle worlds as domains: sentences of agents and their plans."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_speaker_sees_goals_listener_sees_words() -> None:
     ids=lambda x: getattr(x, "name", ""),
 )
 def test_state_count_is_small(scenario: Scenario, states: int) -> None:
-    """As many as a model can be asked for; all of them appear."""
+    """The number of states is small enough to request plans for all of them, and all of them occur."""
     sentences = set(itertools.chain(*observe_sentences(scenario, sample_world(scenario, 0, 3000))))
     assert len(sentences) == states
 
@@ -134,7 +134,7 @@ def test_assignment_respects_owners(nearest: tuple[int, ...]) -> None:
 @settings(max_examples=60)
 @given(st.integers(1, 6), st.integers(0, 2**32 - 1))
 def test_agents_agree_on_assignment(n: int, seed: int) -> None:
-    """Each from its own observation alone."""
+    """Each agent uses only its observation."""
     scenario = SimpleSpread(n)
     world = sample_world(scenario, seed, 1)
     distances = np.sort(

@@ -1,4 +1,4 @@
-"""Teachers in the rooms themselves: what they know of the states there are, and how well they play."""
+"""Teachers in rooms: coverage of states and returns."""
 
 import sys
 from pathlib import Path

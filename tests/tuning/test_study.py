@@ -1,4 +1,4 @@
-"""The study: what it tries, how it goes on after a crash, what it refuses. Real Optuna, real SQLite."""
+"""Studies of hyperparameters with Optuna and SQLite: trials, resuming after crashes and invalid options."""
 
 import csv
 import itertools
@@ -58,7 +58,7 @@ def score(trial, seed):
 
 
 def search(folder, stop_after=None, **changes):
-    """Search to the end, or die after so many steps (an asked batch, a told trial) without any good-bye."""
+    """Search to the end, or exit the process after `stop_after` steps (asks and tells)."""
     steps = itertools.count(1)
     with open_study(folder, **changes) as study:
         while batch := study.next_batch():
@@ -81,7 +81,7 @@ def test_sampler_seeds_differ(tmp_path):
 
 
 def search_with_pruning(folder, stop_after=None, **changes):
-    """Search seed by seed; die after so many results if asked to."""
+    """Search seed by seed; exit the process after `stop_after` results if it is given."""
     steps = itertools.count(1)
     with open_study(folder, seeds=("0", "1", "2"), pruner="median", parallel_trials=1, **changes) as study:
         while batch := study.next_batch():

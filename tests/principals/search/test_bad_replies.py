@@ -1,4 +1,4 @@
-"""Searches whose model answers with what cannot be used: asked again, counted, gone on without."""
+"""Policy searches with invalid replies: repair turns, counts and fallbacks."""
 
 import json
 import re
@@ -38,14 +38,14 @@ def run_search(tmp_path, *overrides):
 
 
 def search_with_replies(tmp_path, reply, *overrides):
-    """Run the same search with a server that answers as `reply` does."""
+    """Run a search with a server whose replies are given by the function `reply`."""
     with FakeOpenAIServer(reply) as server:
         model = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model", "llm.api_key_env=null")
         return run_search(tmp_path, *model, *overrides)
 
 
 def lines(numbers):
-    """Return a reply in the published form."""
+    """Return a reply in the published format."""
     return "; ".join(f"params[{i}]: {x}" for i, x in enumerate(numbers)) + "\nBecause."
 
 
@@ -64,7 +64,7 @@ def numbers_in(text):
     ],
 )
 def test_malformed_replies(tmp_path, case, overrides, takes_any):
-    """The search goes on when half of all replies are malformed, and counts each of them.
+    """The search continues if half of all replies are malformed, and counts each of them.
 
     Numbers out of bounds are valid where the search evaluates them.
     """
@@ -95,7 +95,7 @@ def test_malformed_replies(tmp_path, case, overrides, takes_any):
     [("frozen_lake", 16, 4, 4), ("cliff_walking", 48, 4, -1), ("maze", 9, 4, -1), ("nim", 11, 3, 3)],
 )
 def test_impossible_actions_do_not_reach_game(tmp_path, task, states, actions, action):
-    """As published, where numbers out of bounds are tried: of actions there are no others."""
+    """The published setting evaluates parameters out of bounds, but actions must exist."""
     bad, good = lines([action] * states), lines([0] * states)
 
     def reply(messages):
@@ -111,7 +111,7 @@ def test_impossible_actions_do_not_reach_game(tmp_path, task, states, actions, a
 
 
 def test_finetuning_rejects_impossible_actions():
-    """Fine-tuning treats a proposal as the search does, and draws tables from the actions that there are."""
+    """Fine-tuning treats proposals like the search and samples tables from existing actions."""
     prompt_format = PromptFormat(make_searcher(LAKE, out_of_range="accept"))
     assert (
         prompt_format.to_evaluated_vector(np.array([0.0, 2.0, 1.0, 3.0])) is None
@@ -138,7 +138,7 @@ def test_random_table_trials_use_valid_actions(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["mountain_car_continuous", "swimmer"])
 def test_non_finite_returns_are_counted(tmp_path, task):
-    """As published: actions as they are, numbers as large as they come, and an end where no reply can be read."""
+    """The published setting has unclipped actions, unbounded parameters, and stops at unparsable replies."""
     if task == "swimmer":
         pytest.importorskip("mujoco")
     d = {"mountain_car_continuous": 3, "swimmer": 18}[task]

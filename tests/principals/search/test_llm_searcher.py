@@ -1,4 +1,4 @@
-"""principal=llm with the parameters of a policy: what it asks, what it accepts, what it costs."""
+"""principal=llm with the parameters of a policy: prompts, accepted replies and estimated costs."""
 
 import os
 from dataclasses import replace
@@ -30,7 +30,7 @@ PAPER_OPTIONS = {"rows": "named", "reply": "lines", "first_iteration": 0, "promp
 
 
 def with_history(principal, n=3, per_iteration=1):
-    """After `n` iterations of `per_iteration` proposals, with returns 10, 20, ..."""
+    """Return a principal after `n` iterations of `per_iteration` proposals with returns 10, 20, ..."""
     rng = np.random.default_rng(len(principal.history.records))
     for i in range(n):
         samples = rng.normal(0, 3, (per_iteration, principal.space.dim))
@@ -41,7 +41,7 @@ def with_history(principal, n=3, per_iteration=1):
 
 
 def check_snapshot(name, text):
-    """Compare with a golden file. LLMRL_UPDATE_GOLDEN=1 rewrites it after a deliberate change; then read the diff."""
+    """Compare with a golden file. After an intended change, LLMRL_UPDATE_GOLDEN=1 rewrites it; review the diff."""
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("LLMRL_UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
@@ -105,7 +105,7 @@ class TestPrompt:
     @pytest.mark.parametrize("prompt", ["numeric", "described"])
     @pytest.mark.parametrize("rows", ["compact", "named"])
     def test_prefix_is_byte_stable(self, prompt, rows):
-        """With the whole history a prompt is the one before up to its last row, one more row, and the last lines."""
+        """A prompt with the whole history is the previous one up to its last row, plus a row and the last lines."""
         principal = make_searcher(prompt=prompt, rows=rows, step_size=1.0, optimum=9.0)
         principal.on_search_start(50, 20)
         texts = [with_history(principal, 1).build_prompt(None).text for _ in range(12)]
@@ -143,7 +143,7 @@ class TestPrompt:
         assert "Shown are the 3 newest proposals and the 2 best of the others." in text
 
     def test_newest_grows_and_shrinks(self):
-        """A question begins as the one before did but where the window is cut, every third time."""
+        """A prompt extends the previous one, except at every third iteration, when the window is truncated."""
         principal, line_counts, is_prefix = make_searcher(history="last", window=3), [], []
         previous = ""
         for _ in range(16):
@@ -187,7 +187,7 @@ class TestPrompt:
 
 class TestAdvice:
     def test_advice_on_action_invariant_changes(self):
-        """Changes that the prompt calls ineffective change no action.
+        """Changes that the prompt describes as ineffective change no action.
 
         This holds for a linear policy, a network and a table.
         """
@@ -342,7 +342,7 @@ class TestReplies:
 
 
 def test_partial_history_saves_tokens():
-    """A part of the history takes a fifth of the tokens.
+    """A partial history takes a fifth of the tokens.
 
     Compared are 400 iterations after 20 random vectors: the best 20 and the last 10 with descriptions, as a treatment
     shows them, and all of them by name as published. Prompts are rendered at every fortieth iteration, and grow evenly
@@ -365,7 +365,7 @@ def test_partial_history_saves_tokens():
 
 @pytest.mark.parametrize("settings", [{}, {"history": "best_and_last", "window": 3, "n_recent": 2}])
 def test_estimate_approximates_prompt(settings):
-    """Calls are counted exactly, prompt tokens to a fifth; vectors of a warm-up stand in the prompts."""
+    """Estimates of calls are exact, those of prompt tokens within 20 %; prompts contain the vectors of the warm-up."""
     principal = make_searcher(**settings)
     principal.on_search_start(12, 20)
     estimate = principal.estimate(12, 2, n_earlier_outcomes=5)
@@ -380,7 +380,7 @@ def test_estimate_approximates_prompt(settings):
 
 
 class TestRepeatedMeasurements:
-    """The same vector thrice, 122, 152.2 and 148.6, and another one in between."""
+    """Tests of a vector with the returns 122, 152.2 and 148.6, and another vector between them."""
 
     def rows(self, **settings):
         principal = make_searcher(**settings)

@@ -1,4 +1,4 @@
-"""Numbers out of replies: every form that models write, and those that are not accepted."""
+"""Parsing of numbers in replies: accepted and rejected formats."""
 
 import json
 

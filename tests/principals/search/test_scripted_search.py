@@ -1,4 +1,4 @@
-"""The scripted searcher reads all it knows from the prompt, answers in its form, and gets somewhere."""
+"""Scripted policy search: its prompts, reply formats and progress."""
 
 import json
 
@@ -24,7 +24,7 @@ FORMS = {
 
 
 def climb(principal, value, iterations, n=1):
-    """Values found, [iterations, n]."""
+    """Return the values of all proposals, [iterations, n]."""
     means = []
     for _ in range(iterations):
         vectors = principal.ask(None, n)
@@ -42,7 +42,7 @@ def climb(principal, value, iterations, n=1):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_climbs_in_all_formats(form):
-    """A hill at (2, 2, ...), 100 high, of which a uniform draw sees -10 on average."""
+    """The maximum is 100 at (2, 2, ...); uniform samples have a mean of -10."""
     principal = make_searcher(**FORMS[form])
     means = climb(principal, lambda v: 100 - float(((v - 2) ** 2).sum()), 20, 3)
     assert means[-6:].mean() > 20 and means.max() > 60
@@ -97,7 +97,7 @@ def test_repair_turn_changes_answer():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_corrupt_numbers_are_far_outside(form):
-    """All of them, of either sign, and nothing else: indices stay what they are."""
+    """All values and no indices are corrupted, with either sign."""
     settings = FORMS[form]
     [reply] = make_scripted_client(out_of_range=1.0).chat(
         [make_request(make_searcher(**settings).build_prompt(None).text, purpose="search")]
@@ -119,7 +119,7 @@ WAVES = {
 
 @pytest.mark.parametrize("name", WAVES)
 def test_known_functions_through_prompts(name):
-    """Two numbers from -6 to 6, numbers only: 30 questions for 4 bring it nearer the top than 99 of 100 places are."""
+    """With two parameters from -6 to 6, 30 requests of 4 proposals get closer to the maximum than 99 % of the space."""
     agent = build_search_agent("linear", ARM, bias=False)
     space = agent.controller.space
     agent.controller.space = ParameterSpace(space.name, space.parameters[:2])

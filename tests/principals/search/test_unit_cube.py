@@ -1,4 +1,4 @@
-"""Searches move in the unit cube; what is tried has the decimals that its space asks for."""
+"""Searches in the unit cube, with proposals rounded to the decimals of their space."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from societies import make_toy_spec
 
 
 def space(*parameters):
-    """Numbers of (low, high, decimals)."""
+    """Return a space with parameters of (low, high, decimals)."""
     return ParameterSpace(
         "numbers", tuple(Parameter(f"x{i}", *p[:2], "u", "d", p[2]) for i, p in enumerate(parameters))
     )
@@ -81,7 +81,7 @@ def search(principal, steps, n=4):
 
 @pytest.mark.parametrize("name", ["cem", "cmaes"])
 def test_integer_optimum(name):
-    """By a search that learns where its candidates were drawn, beyond what as many random draws find."""
+    """The search learns from the unrounded candidates and finds more than the same number of random samples."""
     best_values = [search(SEARCHES[name](TABLE, Seeds(seed)), 60) for seed in range(4)]
     chance = [search(RandomPrincipal(TABLE, Seeds(seed)), 60) for seed in range(4)]
     assert np.mean([np.mean(f[-40:]) for f in best_values]) > 4.5 > 2 > np.mean([np.mean(c[-40:]) for c in chance])
@@ -96,7 +96,7 @@ def test_gp_proposes_integers():
 @settings(max_examples=5)
 @given(at=st.integers(0, 4))
 def test_integer_search_resumes(name, at):
-    """Asked and not yet told, it remembers where the candidates were drawn."""
+    """The state between ask and tell contains the unrounded candidates."""
     trails = []
     for is_restart in (False, True):
         principal, trail = SEARCHES[name](TABLE, Seeds(5)), []
@@ -150,7 +150,7 @@ def test_fixed_numbers_are_not_rounded():
 
 
 def test_principals_with_warmup():
-    """Those a search may begin with random vectors for."""
+    """Principals whose search may begin with random vectors."""
     spec = make_toy_spec()
     learns = {name for name, build in PRINCIPALS.items() if getattr(build(spec, Seeds(0)), "learns_from_others", False)}
     assert learns == {"random", "gp"}

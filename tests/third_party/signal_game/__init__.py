@@ -1,1 +1,1 @@
-"""A package outside llmrl that brings an environment, an agent, a principal, a teacher and an objective of its own."""
+"""Example of a third-party package with an environment, an agent, a principal, a teacher and an objective."""

@@ -1,4 +1,4 @@
-"""An objective of one's own: all that has to be said of it, in one place."""
+"""Custom objective of a principal."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ def _gap(collected: SocietyEpisodes) -> np.ndarray:
 
 
 def smallest_gap() -> Objective:
-    """Return how close the poorest agent comes to the richest: `design.objective={_target_: ...}`."""
+    """Return the negative gap between the richest and the poorest agent: `design.objective={_target_: ...}`."""
     return Objective(
         name="smallest_gap",
         of=_gap,
@@ -20,10 +20,10 @@ def smallest_gap() -> Objective:
 
 
 def misnamed() -> Objective:
-    """One that would be reported under the name of another measure."""
+    """Return an invalid objective with the name of another measure."""
     return Objective(name="gini", of=_gap, formula="none", payoff="Your payoff is something else.")
 
 
 def flat() -> Objective:
-    """One that gives a number for all episodes together."""
+    """Return an invalid objective with a single value for all episodes."""
     return Objective(name="flat", of=lambda collected: collected.base.mean(), formula="none", payoff="Your payoff is.")
