@@ -184,14 +184,14 @@ def test_interpreter_variables_raise():
     for name in ("PYTHONPATH", "PYTHONHASHSEED", "OMP_NUM_THREADS"):
         with pytest.raises(ValueError, match=f"{name}: "):
             commands.run(program("pass"), env={**os.environ, name: "7"})
-    with pytest.raises(ValueError, match="handed on"):
+    with pytest.raises(ValueError, match="subprocess"):
         commands.run(program("pass"), preexec_fn=print)
     with pytest.raises(FileNotFoundError):
         commands.run(program("pass"), cwd="/no/such/folder")
 
 
 def test_test_exit_terminates_commands(tmp_path):
-    """The server is told by its socket, however they end."""
+    """The server detects the exit by its socket."""
     code = (
         "import commands, os, subprocess, sys\n"
         "commands.PRELOADED_MODULES = ()\n"
