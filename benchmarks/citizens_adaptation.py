@@ -1,4 +1,4 @@
-"""Adaptation of learning citizens to a tax that is introduced halfway, from runs of studies/citizens_adaptation.
+"""Adaptation of learning citizens to a tax introduced during learning, from runs of studies/citizens_adaptation.
 
     python benchmarks/citizens_adaptation.py outputs/citizens_adaptation/*/s[0-9] --data FILE
 
