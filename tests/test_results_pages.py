@@ -86,7 +86,7 @@ def test_page_digit_changes_are_detected(root, seed):
         start, end = (text.index("results:start"), text.index("results:end")) if is_readme else (0, len(text))
         digits = [match.start() for match in re.finditer(r"\d", text) if start < match.start() < end]
         page.write_text(change_digit(text, int(rng.choice(digits))))
-    problems = ResultPages(root).problems()
+    problems = ResultPages(root).find_problems()
     assert len(problems) == len(pages)
     for page in pages:
         assert sum(f"{page}\n" in problem for problem in problems) == 1, page
@@ -135,12 +135,12 @@ def test_template_number_requires_source(root, change, location):
     pages = ResultPages(root)
     if location in ("search.md", "settings.csv"):
         pages.write()  # the page follows its template, and the number has no source still
-    assert any(location in problem for problem in pages.problems())
+    assert any(location in problem for problem in pages.find_problems())
 
 
 def test_table_change_updates_runless_study_pages(root):
     replace_text(root / "docs" / "results" / "data" / "grounding_scores.csv", "0.92250", "0.82250")
-    [problem] = ResultPages(root).problems()
+    [problem] = ResultPages(root).find_problems()
     assert "grounding.md" in problem
 
 
@@ -149,9 +149,9 @@ def test_run_change_updates_tables(root):
     for path in data.glob("*_runs.csv"):
         if path.name != "first_zero_shot_runs.csv":
             path.unlink()
-    assert not results.table_problems(data)
+    assert not results.find_table_problems(data)
     replace_text(data / "first_zero_shot_runs.csv", "{},0.016", "{},0.026")
-    assert any("first_zero_shot_scores.csv" in problem for problem in results.table_problems(data))
+    assert any("first_zero_shot_scores.csv" in problem for problem in results.find_table_problems(data))
 
 
 def test_tables_match_original_runs(tmp_path):
@@ -200,7 +200,7 @@ def test_new_runs_extend_stored_runs(tmp_path):
     files = [(data / "study_runs.csv", data / "study_run_curves.csv") for data in (complete, stored)]
     write_runs(tmp_path / "all" / "study", SETTINGS, *files[0])
     write_runs(tmp_path / "first" / "study", SETTINGS, *files[1])
-    combined = results.with_stored_runs(tmp_path / "second" / "study", stored.parent, tmp_path / "scratch")
+    combined = results.merge_stored_runs(tmp_path / "second" / "study", stored.parent, tmp_path / "scratch")
     write_runs(combined, SETTINGS, *files[1])
     for one, other in zip(*files, strict=True):
         assert one.read_text() == other.read_text()
@@ -214,7 +214,7 @@ def test_study_is_extended_by_group(root):
     stored = {row["group"]: row for row in read_rows(page / "data" / "first_search_scores.csv")}
     assert "cem" not in stored
     (page / "figures").mkdir()
-    text = results.store_study(results.with_stored_runs(folder, page, root / "scratch"), page)
+    text = results.store_study(results.merge_stored_runs(folder, page, root / "scratch"), page)
     scores = {row["group"]: row for row in read_rows(page / "data" / "first_search_scores.csv")}
     assert scores.keys() == {*stored, "cem"} and all(scores[name] == stored[name] for name in stored)
     assert "| cem |" in text
@@ -263,7 +263,7 @@ def round_trip(tmp_path: Path, settings: StudySettings) -> tuple[Path, set[str]]
     tables = [
         {
             name: table.to_csv()
-            for name, table in results.study_tables(compute_report(folder, ReportSettings(study=settings)))
+            for name, table in results.iterate_study_tables(compute_report(folder, ReportSettings(study=settings)))
         }
         for folder in (original, unpacked)
     ]
