@@ -108,7 +108,7 @@ def _make_extractor_class(network: str) -> type:
             self.layers = torch.nn.Sequential(*layers, torch.nn.Linear(flat, features_dim), torch.nn.ReLU())
 
         def forward(self, observations: torch.Tensor) -> torch.Tensor:
-            return self.layers(observations)  # type: ignore[no-any-return]
+            return self.layers(observations)
 
     return Core
 

@@ -50,7 +50,7 @@ class VmappedNetwork:
         def forward(weights: Any, constants: Any, samples: dict[str, torch.Tensor]) -> Any:
             return functional_call(self.network, (weights, constants), (samples,))
 
-        return vmap(forward)(self.weights, self.constants, samples)  # type: ignore[no-any-return]
+        return vmap(forward)(self.weights, self.constants, samples)
 
 
 class VmappedStack:

@@ -160,8 +160,7 @@ class Bins:
         fraction = (observation - self._low) / (self._high - self._low)
         # Clip before the conversion, because infinity cannot be converted to an integer.
         bins = np.floor(np.clip(fraction, 0.0, 1.0) * self._counts).astype(np.int64)
-        states: np.ndarray = np.minimum(bins, self._counts - 1) @ self._strides
-        return states
+        return np.minimum(bins, self._counts - 1) @ self._strides
 
     @property
     def description(self) -> str:
@@ -208,8 +207,7 @@ class TabularController:
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
         """Return actions [n] for states [n], or observations [n, k], under tables [n, n_states]."""
         states = observation if self._bins is None else self._bins.compute_states(observation)
-        actions: np.ndarray = parameters[np.arange(len(states)), states].astype(np.int64)
-        return actions
+        return parameters[np.arange(len(states)), states].astype(np.int64)
 
 
 class TabularAgent(SearchAgent):

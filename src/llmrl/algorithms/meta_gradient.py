@@ -134,8 +134,7 @@ class MetaGradient:
                 )
                 total += 0.0 if indirect_derivative is None else indirect_derivative.double()
         self._updaters = []
-        gradient: np.ndarray = total.cpu().numpy()
-        return gradient
+        return total.cpu().numpy()
 
 
 class DifferentiableStep:

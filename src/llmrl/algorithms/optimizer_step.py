@@ -137,8 +137,7 @@ class OptimizerStep:
         return self._clip_and_step()
 
     def state_dict(self) -> State:
-        state: dict[str, Any] = self.optimizer.state_dict()
-        return state
+        return self.optimizer.state_dict()
 
     def load_state_dict(self, state: State) -> None:
         self.optimizer.load_state_dict(state)
@@ -147,5 +146,4 @@ class OptimizerStep:
         groups = [parameters for parameters in self._parameters_by_group if any(p.grad is not None for p in parameters)]
         norms = [nn.utils.clip_grad_norm_(parameters, self.max_grad_norm).detach() for parameters in groups]
         self.optimizer.step()
-        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
-        return norm
+        return torch.linalg.vector_norm(torch.stack(norms))

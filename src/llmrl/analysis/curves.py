@@ -40,8 +40,7 @@ class GroupCurve:
     def rows(self) -> list[list[float]]:
         """Rows of x coordinate, mean, and lower and upper end of its interval."""
         columns = (self.x, self.band.estimate, self.band.low, self.band.high)
-        rows: list[list[float]] = np.stack(columns, axis=-1).tolist()
-        return rows
+        return np.stack(columns, axis=-1).tolist()
 
 
 @dataclass(frozen=True)

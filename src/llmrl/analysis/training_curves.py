@@ -91,8 +91,7 @@ class TrainingCurves:
             frames += _integrate(game_steps, start, stop, np.ones(len(start)))
         bin_weights, widths = np.diff(weights), np.diff(edges)
         is_covered = (np.diff(frames) >= MIN_COVERAGE * widths) & (bin_weights > 0)
-        means: np.ndarray = np.divide(np.diff(total), bin_weights, out=np.full(len(widths), np.nan), where=is_covered)
-        return means
+        return np.divide(np.diff(total), bin_weights, out=np.full(len(widths), np.nan), where=is_covered)
 
     def _find_counted_steps(self) -> Iterator[tuple[int, int]]:
         """Yield the ranges [start, end) of steps whose frames count, one after each reset of all games."""
@@ -222,5 +221,4 @@ def _integrate(limits: np.ndarray, start: np.ndarray, stop: np.ndarray, values: 
         return np.zeros(len(limits))
     sums = np.cumsum((stop - start) * values)
     integral_at_nodes = np.stack([np.append(0.0, sums[:-1]), sums], axis=1).ravel()
-    integrals: np.ndarray = np.interp(limits, nodes, integral_at_nodes, left=0.0, right=float(sums[-1]))
-    return integrals
+    return np.interp(limits, nodes, integral_at_nodes, left=0.0, right=float(sums[-1]))

@@ -160,14 +160,13 @@ def make_app(
         session_timeout_s: time in seconds after which an idle session is closed; None: never.
     """
     limits = ConcurrencyConfig(max_concurrent_envs=max_sessions, session_timeout=session_timeout_s)
-    app: FastAPI = create_fastapi_app(
+    return create_fastapi_app(
         lambda: ServedEnvironment(make(), mechanism),
         AgentActions,
         AgentObservations,
         concurrency_config=limits,
         state_cls=EpisodeState,
     )
-    return app
 
 
 def _parse_action(action: int | list[float] | str, spec: EnvSpec) -> Any:

@@ -107,8 +107,7 @@ def scale_advantages(advantage: Floats, group: Ints, scale: str, eps: float = 1e
     counts = np.bincount(set_index)
     mean = np.bincount(set_index, advantage) / counts
     variance = np.bincount(set_index, (advantage - mean[set_index]) ** 2) / counts
-    scaled: Floats = advantage / (np.sqrt(variance)[set_index] + eps)
-    return scaled
+    return advantage / (np.sqrt(variance)[set_index] + eps)
 
 
 def _centered(values: Floats, *keys: Ints) -> Floats:
@@ -116,8 +115,7 @@ def _centered(values: Floats, *keys: Ints) -> Floats:
     _, set_index = np.unique(np.stack(keys), axis=1, return_inverse=True)
     set_index = set_index.reshape(-1)
     means = np.bincount(set_index, values) / np.bincount(set_index)
-    centered: Floats = values - means[set_index]
-    return centered
+    return values - means[set_index]
 
 
 def token_weights(

@@ -109,8 +109,7 @@ def run_conversation(
         while True:
             requests = conversation.send(chat(requests))
     except StopIteration as end:
-        value: R = end.value
-        return value
+        return end.value
 
 
 def merge_conversations(conversations: Sequence[ConversationGenerator[R]]) -> ConversationGenerator[list[R]]:

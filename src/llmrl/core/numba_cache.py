@@ -70,8 +70,7 @@ def compile_for(function: Any, arguments: tuple[Any, ...]) -> Callable[..., Any]
     Its calls omit Numba's dispatch, which determines the types of all arguments, and raise TypeError for arguments of
     other types.
     """
-    compiled: Callable[..., Any] = function.compile(tuple(map(numba_type, arguments)))
-    return compiled
+    return function.compile(tuple(map(numba_type, arguments)))
 
 
 def numba_type(value: Any) -> Any:

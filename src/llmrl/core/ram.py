@@ -16,8 +16,7 @@ def free_memory(device: str) -> int | None:
     if device.startswith("cuda"):
         import torch
 
-        free: int = torch.cuda.mem_get_info(device)[0]
-        return free
+        return torch.cuda.mem_get_info(device)[0]
     lines = read_system_file(Path("/proc/meminfo")).splitlines()
     free_bytes = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     # A container or a batch job may have less memory than the machine.

@@ -39,5 +39,4 @@ def to_unit(space: ParameterSpace, vectors: np.ndarray) -> np.ndarray:
     if np.isinf(n_values).all():
         return positions
     n_steps = np.where(np.isinf(n_values), 2.0, n_values)
-    step_centers: np.ndarray = np.where(np.isinf(n_values), positions, (positions * (n_steps - 1.0) + 0.5) / n_steps)
-    return step_centers
+    return np.where(np.isinf(n_values), positions, (positions * (n_steps - 1.0) + 0.5) / n_steps)

@@ -105,8 +105,7 @@ def gini(returns: np.ndarray) -> np.ndarray:
     differences = np.abs(returns[..., :, None] - returns[..., None, :]).sum((-1, -2))
     total = 2 * max(n - 1, 1) * np.abs(returns).sum(-1)
     inequality = np.divide(differences, total, out=np.zeros_like(total), where=total > 0)
-    bounded_inequality: np.ndarray = np.minimum(inequality, 1.0)  # rounding errors of long sums may exceed 1
-    return bounded_inequality
+    return np.minimum(inequality, 1.0)  # rounding errors of long sums may exceed 1
 
 
 def _mean(rewards: Any) -> Any:

@@ -252,8 +252,7 @@ def split_by_bracket(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
     """
     low = np.asarray(edges, dtype=np.float64)
     widths = np.append(np.diff(low), np.inf)
-    bracket_income: np.ndarray = np.clip(np.asarray(income, dtype=np.float64)[..., None] - low, 0.0, widths)
-    return bracket_income
+    return np.clip(np.asarray(income, dtype=np.float64)[..., None] - low, 0.0, widths)
 
 
 def find_top_brackets(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:

@@ -218,8 +218,7 @@ class Experiment:
 def application_of(config: Mapping[Any, Any]) -> Application:
     """Return the application of a composed or resolved config: fine-tuning if it has a key `method`, else training."""
     if "method" in config:
-        application: Application = importlib.import_module("llmrl.finetuning.application").FinetuneApplication()
-        return application
+        return importlib.import_module("llmrl.finetuning.application").FinetuneApplication()
     from llmrl.experiment.train_application import TrainApplication
 
     return TrainApplication()

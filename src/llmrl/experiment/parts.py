@@ -244,8 +244,7 @@ def _build_principal(
             f"{name} needs a society under a mechanism and cannot search the parameters of a policy; use "
             f"principal={', '.join(principal_names)}",
         )
-    principal: Proposer = builder.build(config["principal"], "principal")
-    return principal
+    return builder.build(config["principal"], "principal")
 
 
 def without_missing_weights(config: Config, play_only: bool = False) -> Config:
@@ -294,10 +293,9 @@ def build_loop(config: Config, parts: Parts, load_references: Callable[[], Any] 
         kind = "play"
     builder = parts.resources.builder
     settings = builder.build(config[config_section(kind)], config_section(kind), LOOP_SETTINGS[kind])
-    loop: Loop = builder.locate(LOOP_CLASSES[kind], config_section(kind))(
+    return builder.locate(LOOP_CLASSES[kind], config_section(kind))(
         parts if load_references is None else replace(parts, load_references=load_references), settings
     )
-    return loop
 
 
 def _build_observers(

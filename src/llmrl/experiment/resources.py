@@ -65,8 +65,7 @@ class RunResources:
         Raises:
             ConfigError: an option is invalid.
         """
-        hardware: Hardware = self.builder.build(self.config["hardware"], "hardware")
-        return hardware
+        return self.builder.build(self.config["hardware"], "hardware")
 
     @cached_property
     def device(self) -> str:

@@ -363,7 +363,7 @@ def _seed_rule(key: str, config: Config) -> str | int:
     group, _, name = key.partition(".")
     rule = (config.get(group) or {}).get(f"{name}_seed", _OWN_SEED)
     if rule in (_OWN_SEED, _SHARED_SEED) or (isinstance(rule, int) and not isinstance(rule, bool) and rule >= 0):
-        return rule  # type: ignore[no-any-return]
+        return rule
     raise ConfigError(f"{key}_seed={rule!r} must be own, shared, or a seed (a whole number >= 0)")
 
 

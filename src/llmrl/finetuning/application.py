@@ -302,8 +302,7 @@ def _build_task(
     proposer = builder.replace_services(principal_services).build(principal, "principal")
 
     def play(vectors: np.ndarray, episodes: np.ndarray) -> np.ndarray:
-        returns: np.ndarray = evaluator.evaluate(controller, vectors, episodes).returns
-        return returns
+        return evaluator.evaluate(controller, vectors, episodes).returns
 
     needs_seeds = builder.needs(nodes["agent"], "seeds", "agent")
     identity = describe_task({**nodes, "seed": config["seed"]}, needs_seeds)

@@ -120,8 +120,7 @@ class PromptFormat:
         Raises:
             InvalidReply: the reply does not contain d numbers.
         """
-        vector: np.ndarray = parse_answer(text, self.proposer.parser(), is_truncated).answer
-        return vector
+        return parse_answer(text, self.proposer.parser(), is_truncated).answer
 
     def to_evaluated_vector(self, vector: np.ndarray) -> np.ndarray | None:
         """Return a proposed vector as the search evaluates it, rounded and clipped; None: rejected (`out_of_range`)."""

@@ -69,7 +69,7 @@ def serve(requests: Requests[T], run: Run | None = None, connection: ExecutorCon
             except BaseException as error:
                 if inspect.getgeneratorstate(requests) == inspect.GEN_CLOSED:  # raised by the loop, not by an answer
                     if isinstance(error, StopIteration):
-                        return error.value  # type: ignore[no-any-return]
+                        return error.value
                     raise
                 resume, answer = requests.throw, error
     finally:

@@ -208,7 +208,7 @@ class ActorCritic(nn.Module):
         if self.spatial_channel is None:
             weight = next(self.core.parameters(), None)
             width = 0 if weight is None else weight.shape[-1]  # stacked layers are padded to whole cache lines
-            return self.core(self._read_vectors(channels, width))  # type: ignore[no-any-return]
+            return self.core(self._read_vectors(channels, width))
         core_inputs = (self.spatial_channel, self.instruction_channel)
         features = self._encode_spatial(*(channels[name] for name in core_inputs if name is not None))
         return torch.cat([features, self._read_vectors(channels)], dim=-1) if self.vector_inputs else features
@@ -220,12 +220,12 @@ class ActorCritic(nn.Module):
         """
         image = inputs[0]
         if not self._max_samples_per_pass or image.device.type != "cpu" or torch.is_grad_enabled():
-            return self.core(*inputs)  # type: ignore[no-any-return]
+            return self.core(*inputs)
         sample_axis = image.dim() - 4  # the axis of samples: stacked networks have theirs in front of it
         # The piece size must not depend on the number of stacked networks: a product's shape decides its rounding.
         split_inputs = [torch.split(x, self._max_samples_per_pass, sample_axis) for x in inputs]
         if len(split_inputs[0]) == 1:
-            return self.core(*inputs)  # type: ignore[no-any-return]
+            return self.core(*inputs)
         return torch.cat([self.core(*piece_inputs) for piece_inputs in zip(*split_inputs, strict=True)], sample_axis)
 
     def outputs(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -246,7 +246,7 @@ class ActorCritic(nn.Module):
             features = joint if self.joint_normalizer is None else self.joint_normalizer(joint)
         elif self.has_separate_critic:
             features = self._read_vectors(channels)
-        return self.critic(features).squeeze(-1)  # type: ignore[no-any-return]
+        return self.critic(features).squeeze(-1)
 
     @property
     def has_normalizers(self) -> bool:
@@ -268,7 +268,7 @@ class ActorCritic(nn.Module):
         vectors = [channels[name] for name in self.vector_inputs]
         if self.normalizer is None:
             return self._concatenate(vectors, width)
-        return self.normalizer(self._concatenate(vectors))  # type: ignore[no-any-return]
+        return self.normalizer(self._concatenate(vectors))
 
     def _concatenate(self, channels: Sequence[torch.Tensor], width: int = 0) -> torch.Tensor:
         """Concatenate channels [batch, ...] to [batch, n].

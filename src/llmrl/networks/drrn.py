@@ -118,8 +118,7 @@ class DRRN(nn.Module):
         action = compute_last_states(self.action, self.embedding.weight, *actions)
         n, m = len(state), len(action)
         pairs = torch.cat([state[:, None].expand(n, m, -1), action[None].expand(n, m, -1)], dim=2)
-        q: torch.Tensor = self.out(self.hidden(pairs).relu()).squeeze(-1)
-        return q
+        return self.out(self.hidden(pairs).relu()).squeeze(-1)
 
 
 def compute_last_states(
@@ -224,5 +223,4 @@ class _GRULastState(torch.autograd.Function):
 
 
 def _run_gru(*arguments: Any) -> torch.Tensor:
-    states: torch.Tensor = _GRULastState.apply(*arguments)  # type: ignore[no-untyped-call]
-    return states
+    return _GRULastState.apply(*arguments)  # type: ignore[no-untyped-call]

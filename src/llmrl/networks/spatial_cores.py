@@ -122,7 +122,7 @@ class GridCore(nn.Module):
         map_ = self.codes(codes)
         if len(self.convolutions):
             map_ = self.convolutions(map_.movedim(-1, -3).to(self.convolutions[0].weight.dtype))
-        return self.linear(map_.reshape(*codes.shape[:-3], -1))  # type: ignore[no-any-return]
+        return self.linear(map_.reshape(*codes.shape[:-3], -1))
 
 
 class PlanesCore(nn.Module):
@@ -162,7 +162,7 @@ class PlanesCore(nn.Module):
             values.append(values[0].new_zeros((*values[0].shape[:-1], n_padding)))  # stacked weights are wider
         # Bytes are converted six times as fast as booleans.
         flat = torch.cat(values, dim=-1).view(torch.uint8).to(weight.dtype)
-        return self.linear(flat)  # type: ignore[no-any-return]
+        return self.linear(flat)
 
     def extra_repr(self) -> str:
         return f"planes={self.planes}"
@@ -201,7 +201,7 @@ class PixelCore(nn.Module):
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         # NHWC bytes stay NHWC in memory (channels_last), the fastest layout for convolutions on CPU and GPU.
         scaled = pixels.movedim(-1, -3).to(self.linear[0].weight.dtype) / 255.0  # type: ignore[arg-type]
-        return self.linear(self.convolutions(scaled).flatten(-3))  # type: ignore[no-any-return]
+        return self.linear(self.convolutions(scaled).flatten(-3))
 
 
 Normalization = Literal["none", "group", "batch"]
@@ -280,8 +280,7 @@ class FilmCore(nn.Module):
         map_ = self.convolutions(self.codes(codes).permute(0, 3, 1, 2).to(self.words.weight.dtype))
         for block in self.blocks:
             map_ = block(map_, sentence)
-        features: torch.Tensor = map_.flatten(1) if self.output == "map" else map_.amax((2, 3))
-        return features
+        return map_.flatten(1) if self.output == "map" else map_.amax((2, 3))
 
     def encode_instruction(self, words: torch.Tensor) -> torch.Tensor:
         """Return the state [batch, width] of the GRU at the last word of each instruction [batch, n_words]."""
@@ -289,8 +288,7 @@ class FilmCore(nn.Module):
         unique_words, index = torch.unique(words, dim=0, return_inverse=True)
         last = ((unique_words != 0).sum(1) - 1).clamp_min(0)
         states, _ = self.instruction(self.words(unique_words[:, : int(last.max()) + 1]))
-        sentence: torch.Tensor = states[torch.arange(len(last), device=last.device), last][index]
-        return sentence
+        return states[torch.arange(len(last), device=last.device), last][index]
 
 
 class FilmBlock(nn.Module):
@@ -311,7 +309,7 @@ class FilmBlock(nn.Module):
 
     def forward(self, map_: torch.Tensor, sentence: torch.Tensor) -> torch.Tensor:
         features = self.convolution(self.seen(map_))
-        return self.after(self.scale(sentence)[..., None, None] * features + self.shift(sentence)[..., None, None])  # type: ignore[no-any-return]
+        return self.after(self.scale(sentence)[..., None, None] * features + self.shift(sentence)[..., None, None])
 
 
 def _build_layer(

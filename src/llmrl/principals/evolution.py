@@ -286,8 +286,7 @@ class _CMASearch:
 
     def sample(self, seed: int) -> np.ndarray:
         self.optimizer.reseed_rng(seed)
-        candidate: np.ndarray = self.optimizer.ask()
-        return candidate
+        return self.optimizer.ask()
 
     def update(self, vectors: np.ndarray, values: np.ndarray) -> None:
         self.optimizer.tell([(vector, -float(value)) for vector, value in zip(vectors, values, strict=True)])

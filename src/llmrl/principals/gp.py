@@ -127,8 +127,7 @@ class GaussianProcessPrincipal(StateFields):
         seed = self.seeds.child("initial").integer(row)
         engine: Any = SobolEngine(self.space.dim, scramble=True, seed=seed)  # type: ignore[no-untyped-call]
         engine.fast_forward(self.n_proposed[row])
-        points: np.ndarray = engine.draw(n, dtype=torch.float64).numpy()
-        return points
+        return engine.draw(n, dtype=torch.float64).numpy()
 
     def _maximize_acquisition(self, row: int, n: int) -> tuple[np.ndarray, dict[str, float]]:
         """Return the maximizers of the acquisition function in the unit cube, [n, d], and the metrics of `tell`."""

@@ -169,7 +169,4 @@ def create_reply_model(mechanism: ParameterSpace) -> type[BaseModel]:
         f"number_{i}": (float, Field(alias=p.name, strict=True, allow_inf_nan=False, description=p.description))
         for i, p in enumerate(mechanism.parameters)
     }
-    model: type[BaseModel] = create_model(
-        "Proposal", __config__=ConfigDict(extra="ignore"), reasoning=(str, ""), **numbers
-    )
-    return model
+    return create_model("Proposal", __config__=ConfigDict(extra="ignore"), reasoning=(str, ""), **numbers)

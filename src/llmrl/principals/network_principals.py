@@ -367,8 +367,7 @@ class MetaGradPrincipal(StateFields):
 
         with torch.no_grad():
             vector = self.network(observation).numpy()
-        clipped_vector: np.ndarray = np.clip(vector, self.space.low, self.space.high)  # removes rounding errors
-        return clipped_vector
+        return np.clip(vector, self.space.low, self.space.high)  # removes rounding errors
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         """Update the network with the gradient of the outcome and return metrics with the prefix `principal/`.

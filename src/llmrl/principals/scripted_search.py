@@ -165,8 +165,7 @@ def _perturb(task: _Task, rng: np.random.Generator, attempt: int) -> np.ndarray:
         start = best + 0.5 * (best - mean)
     is_changed = rng.random(d) < max(0.3, 2.0 / d)
     is_changed[rng.integers(d)] = True
-    vector: np.ndarray = np.where(is_changed, start + rng.normal(0.0, 1.0, d) * step, start)
-    return vector
+    return np.where(is_changed, start + rng.normal(0.0, 1.0, d) * step, start)
 
 
 def _redraw(task: _Task, rng: np.random.Generator, attempt: int) -> np.ndarray:
@@ -181,8 +180,7 @@ def _redraw(task: _Task, rng: np.random.Generator, attempt: int) -> np.ndarray:
 
 def _round(vector: np.ndarray, digits: np.ndarray) -> np.ndarray:
     scale = 10.0 ** np.where(digits < 0, 4, digits)
-    rounded_vector: np.ndarray = np.round(vector * scale) / scale + 0.0  # + 0.0 turns -0.0 into 0.0
-    return rounded_vector
+    return np.round(vector * scale) / scale + 0.0  # + 0.0 turns -0.0 into 0.0
 
 
 def _format_reply(prompt: str, vector: list[float], reason: str) -> str:

@@ -291,8 +291,7 @@ class RolloutBuffer:
         else:
             self._device_step_infos.append(step.info)
         self._ends[t] = (self._terminated[t] | self._truncated[t]) & ~waiting
-        is_waiting: np.ndarray = self._ends[t] | waiting
-        return is_waiting
+        return self._ends[t] | waiting
 
     @property
     def needs_value(self) -> bool:

@@ -160,8 +160,7 @@ def find_domain(env: str, parity: bool = False, spec: EnvSpec | None = None) -> 
     if parity and "parity" not in parameters:
         raise ConfigError(f"teacher.parity=true: there is no published teacher of {env}; set teacher.parity=false")
     kwargs = ({"parity": True} if parity else {}) | ({"spec": spec} if "spec" in parameters else {})
-    domain: Domain = domain_class(**kwargs)
-    return domain
+    return domain_class(**kwargs)
 
 
 def check_domain(domain: Domain, spec: EnvSpec) -> None:

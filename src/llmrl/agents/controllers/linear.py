@@ -217,8 +217,7 @@ class ActionDecoder:
         elif self.transform == "tanh":
             outputs = np.tanh(outputs)
         if self.continuous_actions is None:
-            actions: np.ndarray = outputs.argmax(axis=1)
-            return actions
+            return outputs.argmax(axis=1)
         if self.transform == "tanh":
             outputs = (self.high + self.low) / 2 + (self.high - self.low) / 2 * outputs
         is_integer = np.array(self.continuous_actions.whole)

@@ -291,8 +291,7 @@ def action_diversity(rollout: Rollout, n_actions: int) -> float:
     from scipy.stats import entropy  # lazy: importing it takes longer than most commands
 
     probabilities = counts / counts.sum(axis=1, keepdims=True)
-    divergence: float = entropy(probabilities.mean(axis=0)) - entropy(probabilities, axis=1).mean()
-    return divergence
+    return entropy(probabilities.mean(axis=0)) - entropy(probabilities, axis=1).mean()
 
 
 def adapter_names(sharing: AdapterSharing, spec: EnvSpec, society_index: int | None, member: int | None) -> list[str]:

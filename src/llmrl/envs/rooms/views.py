@@ -87,8 +87,7 @@ class Viewer:
         source_bits: CellBits = np.full(n, 1 << (v // 2), dtype=np.int64)
         for j in range(v - 1, -1, -1):
             visible_bits[:, j], source_bits = _spread_sight(source_bits, clear_bits[:, j], v)
-        visible: NDArray[np.bool_] = (visible_bits[:, None, :] & self._cell_bits[None, :, None]) != 0
-        return visible
+        return (visible_bits[:, None, :] & self._cell_bits[None, :, None]) != 0
 
 
 class ExploredMap(StateFields):

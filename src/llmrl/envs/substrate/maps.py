@@ -221,8 +221,7 @@ def load_map(substrate: SubstrateName, choice: str) -> GameMap:
 
 @functools.cache
 def _load_melting_pot_map(substrate: SubstrateName) -> str:
-    text: str = install.import_substrate(SUBSTRATES[substrate].module)[1].ASCII_MAP
-    return text
+    return install.import_substrate(SUBSTRATES[substrate].module)[1].ASCII_MAP
 
 
 OWN_MAPS: Mapping[SubstrateName, str] = {

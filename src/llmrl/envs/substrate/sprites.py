@@ -120,8 +120,7 @@ def _parse_sprite(text: str, palette: Mapping[str, Sequence[int]]) -> Sprite:
     image = np.array([[palette[letter] for letter in row] for row in text.strip("\n").splitlines()], np.int32)
     factor = image.shape[0] // TILE_SIZE
     blocks = image.reshape(TILE_SIZE, factor, TILE_SIZE, factor, 4)
-    mean: Sprite = (blocks.sum((1, 3)) // factor**2).astype(np.uint8)
-    return mean
+    return (blocks.sum((1, 3)) // factor**2).astype(np.uint8)
 
 
 def _rotated_views(image: Sprite, turns: bool) -> Sprite:

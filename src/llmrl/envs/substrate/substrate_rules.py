@@ -131,8 +131,7 @@ def find_component(game_object: Mapping[str, Any], name: str) -> dict[str, Any]:
     """
     for entry in game_object["components"]:
         if entry["component"] == name:
-            kwargs: dict[str, Any] = entry.setdefault("kwargs", {})
-            return kwargs
+            return entry.setdefault("kwargs", {})
     raise KeyError(f"{game_object['name']} has no component {name}")
 
 

@@ -172,8 +172,7 @@ class LocalScorer(ABC):
     def module(self) -> torch.nn.Module:
         """Language model, for optimizers and adapters; loaded at first access."""
         self.load()
-        module: torch.nn.Module = self._module
-        return module
+        return self._module
 
     def check(self) -> None:
         """Raise LLMError if transformers is missing or `model` can be neither a folder nor a hub name."""
@@ -362,8 +361,7 @@ class LocalScorer(ABC):
 
     def _tokenize_without_special(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokenize texts without special tokens."""
-        token_ids: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        return token_ids
+        return self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
 
     @torch.no_grad()
     def _check_tree_scores(self) -> None:

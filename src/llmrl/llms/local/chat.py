@@ -135,8 +135,7 @@ class LocalChat(Provider):
                 do_sample=False, eos_token_id=sorted(self._end_tokens), pad_token_id=pad_token
             )
             self._model = model
-        module: torch.nn.Module = self._model
-        return module
+        return self._model
 
     def clear_cache(self) -> None:
         """Discard the keys and values of earlier prompts."""
@@ -345,10 +344,9 @@ class LocalChat(Provider):
 
         tokenizer = self.tokenizer
         try:
-            text: str = tokenizer.apply_chat_template(
+            return tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=open_reply
             )
-            return text
         except TemplateError as error:
             raise LLMError(
                 f"{self.model}: its chat template does not accept messages with the roles "
@@ -357,8 +355,7 @@ class LocalChat(Provider):
 
     def _tokenize_rendered(self, text: str) -> list[int]:
         """Tokenize text that the chat template rendered, which already contains the special tokens."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def _token_set(value: int | Sequence[int] | None) -> set[int]:

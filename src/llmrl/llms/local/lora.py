@@ -349,8 +349,7 @@ def merge_adapter(module: torch.nn.Module, adapter: str) -> torch.nn.Module:
     """Add the adapter in the folder `adapter` to the weights of `module`; return a model without layers of peft."""
     from peft import PeftModel
 
-    merged: torch.nn.Module = PeftModel.from_pretrained(module, adapter).merge_and_unload()
-    return merged
+    return PeftModel.from_pretrained(module, adapter).merge_and_unload()
 
 
 def adapter_fingerprint(adapter: str) -> str:

@@ -158,11 +158,9 @@ class Seq2SeqScorer(LocalScorer):
         attention = self._module.decoder.block[0].layer[0].SelfAttention
         bias = attention.compute_bias(trees.n_nodes, trees.n_nodes)[0]  # [n_heads, position, position]
         depth_bias = bias[:, trees.depths[:, :, None], trees.depths[:, None, :]].transpose(0, 1)
-        mask: torch.Tensor = depth_bias - bias + additive_mask(trees.ancestors, bias.dtype)[:, None]
-        return mask
+        return depth_bias - bias + additive_mask(trees.ancestors, bias.dtype)[:, None]
 
     def _logits_without_tree(self, prompt: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
         start = candidate.new_full((1,), self._module.config.decoder_start_token_id)
         inputs = torch.cat([start, candidate[:-1]])
-        logits: torch.Tensor = self._module(input_ids=prompt[None], decoder_input_ids=inputs[None]).logits[0]
-        return logits
+        return self._module(input_ids=prompt[None], decoder_input_ids=inputs[None]).logits[0]

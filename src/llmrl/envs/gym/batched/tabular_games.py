@@ -97,8 +97,7 @@ class TransitionTable:
             previous_values, state_values = state_values, action_values.max(axis=1)
             if np.abs(state_values - previous_values).max() < 1e-12:
                 break
-        policy: NDArray[np.int64] = (action_values >= state_values[:, None] - _VALUE_TOLERANCE).argmax(axis=1)
-        return policy
+        return (action_values >= state_values[:, None] - _VALUE_TOLERANCE).argmax(axis=1)
 
     def _action_values(self, state_values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the expectation of reward plus next state's value, for each state and action, [n_states * n_actions].

@@ -183,5 +183,4 @@ def _compute_ray_distances(
     distance = (walls[:, 0] - normal[:, None])[:, None] / normal_step[..., None]
     hit_coordinate = tangential[:, None, None] + distance * tangential_step[..., None]
     is_hit = (distance >= 0) & (hit_coordinate >= walls[:, 1]) & (hit_coordinate <= walls[:, 2])
-    nearest: NDArray[np.float64] = np.where(is_hit, distance, np.inf).min(axis=2)
-    return nearest
+    return np.where(is_hit, distance, np.inf).min(axis=2)
