@@ -252,7 +252,9 @@ def _read_metrics(folder: Path) -> list[pd.DataFrame]:
     for table in read_metric_tables(path).values() if path.is_file() else ():
         wide = import_pandas().DataFrame(table.columns).rename(columns={f"{TIME_PREFIX}elapsed_s": "elapsed_s"})
         metrics = [name for name in table.columns if name not in COUNTERS and not name.startswith(TIME_PREFIX)]
-        wide = wide.assign(kind=table.kind, axis=table.x, place=wide[table.x]).reindex(columns=[*id_columns, *metrics])
+        wide = wide.assign(kind=table.kind, axis=table.x, axis_value=wide[table.x]).reindex(
+            columns=[*id_columns, *metrics]
+        )
         long = wide.melt(id_columns, metrics, var_name="metric", value_name="value")
         frames.append(long[np.isfinite(long["value"])])
     return frames
