@@ -29,7 +29,7 @@ def test_benchmark_runs_at_small_size():
     assert "MEASUREMENT" in lines[0] and sum("bit for bit" in line for line in lines) == 2
     for title in ("cleanup, grid, 1 games", "harvest, pixels, 1 games", "2 games x 3 steps", "harvest, 1 games of"):
         assert any(line.startswith(f"  {title}") for line in lines), title
-    assert sum("2 prompts, 40 candidates, " in line for line in lines) == 2
+    assert sum("2 prompts, 40 candidates, " in line for line in lines) == 4
     assert not any(word in done.stdout for word in ("skipped", "stopped", "FAILED"))
 
 
