@@ -30,7 +30,6 @@ import torch
 from melting_pot import Official, SingleGame
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.records import Step
 from llmrl.core.seeding import Seeds
 from llmrl.envs.native.game_arrays import LoopInputs, LoopOutputs
 from llmrl.envs.native.vec_env import NativeEnv
@@ -103,8 +102,8 @@ class NativeGames:
         for action in self.actions[:8]:
             self.step(action), self.kernel(action.numpy())
 
-    def step(self, action: torch.Tensor) -> Step:
-        return self.env.step(action)
+    def step(self, action: torch.Tensor) -> None:
+        self.env.step(action)
 
     def kernel(self, action: Any) -> None:
         """Run the game loops and rendering."""
@@ -121,9 +120,9 @@ class NativeGames:
         start = CLOCK()
         while CLOCK() - start < seconds:
             for action in actions:
-                last_step = step(action)
+                step(action)
             # The check runs once per pass over the actions, because it takes a tenth of a step of one game.
-            if last_step is not None and last_step.truncated.any():
+            if self.env._episode_clock.ended.any():
                 self.env.reset()
             n_steps += len(actions)
         return PLAYERS * self.batch * n_steps / (CLOCK() - start)

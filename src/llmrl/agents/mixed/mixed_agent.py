@@ -392,9 +392,7 @@ class MixedPolicy:
         return all_notes
 
 
-_PLAYER_ARRAYS = (
-    *("features", "action", "log_prob", "value", "reward", "base_reward", "next_value", "reward_jacobian"),
-)
+_PLAYER_ARRAYS = ("features", "action", "log_prob", "value", "reward", "base_reward", "next_value", "reward_jacobian")
 """Fields of a rollout with an array [T, n_envs, n_agents, ...], or None."""
 _EPISODE_ARRAYS = ("returns", "base_returns", "gains", "gain_times")
 """Fields of a finished episode with an array [n_agents, ...]."""

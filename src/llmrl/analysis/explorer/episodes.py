@@ -27,19 +27,8 @@ Calls = dict[str, list[Mapping[str, Any]]]
 
 _CALL_LOCATION_PATTERN = re.compile(r"episode (\d+), player (\d+), (\w+)")
 _STEP_KEYS = (
-    *(
-        "action",
-        "reward",
-        "reflection",
-        "plan",
-        "lesson",
-        "message",
-        "has_request",
-        "valid",
-        "replies",
-        "invalid",
-        "failed",
-    ),
+    *("action", "reward", "reflection", "plan", "lesson", "message"),
+    *("has_request", "valid", "replies", "invalid", "failed"),
 )
 """Keys of a recorded decision that are copied to the records of the explorer."""
 
