@@ -49,8 +49,9 @@ def make_folder(folder: Path, private: bool) -> None:
     Raises:
         OSError: the folder cannot be created.
     """
-    with create_files_privately(private):
-        folder.mkdir(parents=True, exist_ok=True)
+    # Modes instead of a umask, which would change the files of other threads.
+    for path in (*reversed(folder.parents), folder):
+        path.mkdir(0o700 if private else 0o777, exist_ok=True)
     folder_stat = folder.stat()
     if private and folder_stat.st_mode & OWNER_ONLY and folder_stat.st_uid == os.getuid():
         folder.chmod(folder_stat.st_mode & 0o700)

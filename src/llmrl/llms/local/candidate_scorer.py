@@ -343,21 +343,20 @@ class LocalScorer(ABC):
             raise ConfigError(f"a prompt is empty ({prompt!r}); give at least one token")
         return tokens
 
-    def _compute_candidate_tokens(self, context: str, texts: tuple[str, ...]) -> tuple[TokenIds, ...]:
-        """Return the tokens of texts after `context`."""
-        return tuple(map(tuple, self._tokenize_continuations(context, texts)))
+    def _compute_candidate_tokens(self, context: str, spaces: str, texts: tuple[str, ...]) -> tuple[TokenIds, ...]:
+        """Return the tokens of texts after `context` and `spaces`."""
+        tokens = tuple(map(tuple, self._tokenize_continuations(context, [f"{spaces}{text}" for text in texts])))
+        for i, (text, ids) in enumerate(zip(texts, tokens, strict=True)):
+            if not text or not ids:
+                raise ConfigError(f"candidate {i} ({text!r}) is empty: it has no tokens to score")
+        return tokens
 
     def _tokenize_candidates(self, prompt: str, texts: tuple[str, ...]) -> tuple[TokenIds, ...]:
         """Return the tokens of candidates after a prompt, from the cache where possible."""
         if not texts:
             return ()
         prefix, trailing_spaces = self._split_prompt(prompt)
-        context = self._candidate_context(prefix)
-        tokens = self._tokenize_after(context, tuple(f"{trailing_spaces}{text}" for text in texts))
-        for i, (text, ids) in enumerate(zip(texts, tokens, strict=True)):
-            if not text or not ids:
-                raise ConfigError(f"candidate {i} ({text!r}) is empty: it has no tokens to score")
-        return tokens
+        return self._tokenize_after(self._candidate_context(prefix), trailing_spaces, texts)
 
     def _tokenize_without_special(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokenize texts without special tokens."""
