@@ -260,10 +260,10 @@ def make_invalid_records(content: dict[str, Any]) -> dict[str, bytes]:
     }
 
 
-for name in ("status.json", "owner.json"):
+for name, remedy in (("status.json", "rerun=true"), ("owner.json", "delete that file")):
 
-    @attack(f"13 invalid contents of {name}", "a clear error for each, rerun works, the old file is backed up")
-    def _(folder: Path, name: str = name) -> tuple[bool, str]:
+    @attack(f"13 invalid contents of {name}", f"a clear error for each, with a remedy that works: {remedy}")
+    def _(folder: Path, name: str = name, remedy: str = remedy) -> tuple[bool, str]:
         from llmrl.results.run_records import read_run
         from llmrl.run import ownership
         from llmrl.run.run import Run
@@ -277,11 +277,14 @@ for name in ("status.json", "owner.json"):
         for fault, data in make_invalid_records(content).items():
             (run.folder / name).write_bytes(data)
             ok, message = check_rejection(lambda: make_finished_run(folder))
-            if not ok or str(run.folder / name) not in message or "rerun=true" not in message:
+            if not ok or str(run.folder / name) not in message or remedy not in message:
                 failures.append(f"{fault}: {message}")
+            if name == "owner.json":  # the owner may be alive, so only the user may remove it
+                (run.folder / name).unlink()
             second = make_finished_run(folder, rerun=True)
-            if read_run(second).state != "finished" or not list(second.glob(f"backup_*/*{name}")):
-                failures.append(f"{fault}: rerun")
+            has_backup = name == "owner.json" or list(second.glob(f"backup_*/*{name}"))
+            if read_run(second).state != "finished" or not has_backup:
+                failures.append(f"{fault}: {remedy}")
             (run.folder / "status.json").unlink()
         return not failures, "; ".join(failures) or message
 
