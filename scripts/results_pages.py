@@ -69,6 +69,7 @@ class ResultPages:
             score=self.score,
             summary=self.summary,
             comparison=self.comparison,
+            proposal_mean=self.proposal_mean,
             measurement=self.measurement,
             run_values=self.run_values,
         )
@@ -150,22 +151,19 @@ class ResultPages:
         """
         columns = [column] if minus is None else [column, minus]
         rows = [row for row in self.rows(name, **where) if all(row[name] is not None for name in columns)]
-        values = [row[column] - (row[minus] if minus else 0.0) for row in rows]
-        interval_statistics: dict[str, float] = {}
-        if len(values) > 1:
-            band = mean_interval(np.array(values))
-            interval_statistics = {
-                name: float(x) for name, x in (("low", band.low), ("high", band.high)) if not np.isnan(x)
-            }
-            interval_statistics["standard_error"] = stdev(values) / math.sqrt(len(values))
-        mean = fmean(values) if values else None
-        return {
-            "mean": mean,
-            "standard_error": None,
-            "low": None,
-            "high": None,
-            "runs": len(values),
-        } | interval_statistics
+        return summarize_values([row[column] - (row[minus] if minus else 0.0) for row in rows])
+
+    def proposal_mean(self, study: str, group: str, first: int, last: int) -> dict[str, Any]:
+        """Summarize the mean objective of the proposals `first` to `last` (from 1) of each run of a group.
+
+        Returns:
+            The statistics of `summary`.
+        """
+        objectives: dict[str, list[float]] = {row["run"]: [] for row in self.rows(f"{study}_runs", group=group)}
+        for row in self.rows(f"{study}_run_curves", kind="proposal"):
+            if row["run"] in objectives and first <= row["proposals"] <= last:
+                objectives[row["run"]].append(row["principal/objective"])
+        return summarize_values([fmean(values) for values in objectives.values()])
 
     def score(self, study: str, group: str, **where: Any) -> dict[str, Any]:
         """Return the row of a group in `<study>_scores.csv`."""
@@ -250,6 +248,19 @@ def extract_numbers(text: str) -> list[str]:
     ['41.5', '38.0', '44']
     """
     return [number.rstrip(".,") for number in _NUMBER.findall(_remove_matches(_EXEMPT, text))]
+
+
+def summarize_values(values: list[float]) -> dict[str, Any]:
+    """Return the statistics of `ResultPages.summary` for one value per run."""
+    interval_statistics: dict[str, float] = {}
+    if len(values) > 1:
+        band = mean_interval(np.array(values))
+        interval_statistics = {
+            name: float(x) for name, x in (("low", band.low), ("high", band.high)) if not np.isnan(x)
+        }
+        interval_statistics["standard_error"] = stdev(values) / math.sqrt(len(values))
+    mean = fmean(values) if values else None
+    return {"mean": mean, "standard_error": None, "low": None, "high": None, "runs": len(values)} | interval_statistics
 
 
 def format_number(value: float, digits: int = 0, thousands: bool = False) -> str:
