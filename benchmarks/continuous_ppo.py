@@ -165,6 +165,7 @@ def train_sb3(name: str, task: Task, seed: int, **kwargs: Any) -> Episodes:
         **kwargs: additional arguments of `stable_baselines3.PPO`.
     """
     from stable_baselines3 import PPO
+    from stable_baselines3.common.logger import Logger
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
@@ -197,6 +198,7 @@ def train_sb3(name: str, task: Task, seed: int, **kwargs: Any) -> Episodes:
         policy_kwargs=network,
         **kwargs,
     )
+    model.set_logger(Logger(None, []))  # the default logger leaves a temporary folder
     model.learn(task.steps)
     lengths = [np.cumsum(monitor.get_episode_lengths()) * task.games for monitor in monitors]
     returns = [np.array(monitor.get_episode_rewards()) for monitor in monitors]

@@ -67,6 +67,7 @@ class SB3Trainer:
     def __init__(self, network: str) -> None:
         from stable_baselines3 import PPO
         from stable_baselines3.common.env_util import make_vec_env
+        from stable_baselines3.common.logger import Logger
 
         env = make_vec_env(lambda: ImgObsWrapper(gymnasium.make(ENV)), n_envs=GAMES, seed=0)
         policy = {
@@ -79,6 +80,7 @@ class SB3Trainer:
             "CnnPolicy", env, learning_rate=3e-4, n_steps=STEPS, batch_size=MINIBATCH, n_epochs=EPOCHS, gamma=0.99,
             gae_lambda=0.95, ent_coef=0.01, policy_kwargs=policy, device="cpu", seed=0,
         )  # fmt: skip
+        self.model.set_logger(Logger(None, []))  # the default logger leaves a temporary folder
 
     def train(self, updates: int) -> None:
         self.model.learn(updates * GAMES * STEPS, reset_num_timesteps=False)

@@ -22,7 +22,8 @@ sys.path.insert(0, str(THIRD_PARTY))
 # For subprocesses of tests.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(THIRD_PARTY), str(SUPPORT), os.environ.get("PYTHONPATH")]))
 # Commands store the hosts approved for API keys here.
-os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="llmrl_config_")
+CONFIG_HOME = tempfile.TemporaryDirectory(prefix="llmrl_config_")
+os.environ["XDG_CONFIG_HOME"] = CONFIG_HOME.name
 # Runs synchronize thousands of small files to the disk, which is faster in memory.
 MEMORY = Path("/dev/shm")
 if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2 << 30:

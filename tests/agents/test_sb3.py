@@ -3,6 +3,7 @@
 import itertools
 import json
 import pickle
+import tempfile
 from types import SimpleNamespace
 
 import numpy as np
@@ -37,7 +38,8 @@ def comparable(rows):
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
-def test_budget_equals_search_budget(tmp_path):
+def test_budget_equals_search_budget(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     rng_states = (torch.random.get_rng_state(), np.random.get_state()[1].tolist())
     _, rows = train(tmp_path / "a", "env=cartpole", "search.evaluation_interval=3")
     blocks = [row for row in rows if row["kind"] == "episode"]
@@ -49,6 +51,7 @@ def test_budget_equals_search_budget(tmp_path):
     assert rng_states[1] == np.random.get_state()[1].tolist()
     _, second_run = train(tmp_path / "b", "env=cartpole", "search.evaluation_interval=3")
     assert comparable(rows) == comparable(second_run), "a run is a function of its seed"
+    assert not list(tmp_path.glob("SB3-*")), "the library leaves no temporary folders"
 
 
 @pytest.mark.slow

@@ -176,6 +176,7 @@ class SB3Agent:
         self.network.load_state_dict(state["network"])
 
     def _build_model(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> BaseAlgorithm:
+        from stable_baselines3.common.logger import Logger
         from stable_baselines3.common.vec_env import DummyVecEnv
 
         algorithm_class: Any = getattr(_import_library(self.algorithm), self.algorithm.upper())
@@ -192,6 +193,8 @@ class SB3Agent:
                 f"agent.algorithm={self.algorithm}, agent.arguments={self.arguments}: Stable-Baselines3 rejects this "
                 f"for env={self.spec.name}: {error}"
             ) from error
+        if not self.arguments.get("verbose") and not self.arguments.get("tensorboard_log"):
+            model.set_logger(Logger(None, []))  # the default logger leaves a temporary folder
         return model
 
 
