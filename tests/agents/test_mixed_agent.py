@@ -13,7 +13,7 @@ from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import CHOSEN_MODEL, CallEstimate, ChatReply, PolicyOutput
 from llmrl.core.seeding import Seeds, make_generators
-from llmrl.experiment.config_completion import with_members, with_texts
+from llmrl.experiment.config_completion import with_full_members, with_text_channel
 from llmrl.experiment.experiment import Experiment
 from llmrl.llms.call_log import read_calls
 from llmrl.llms.client import ChatClient
@@ -25,7 +25,7 @@ KINDS = "agent.members=[{count:3,agent:ppo},{count:1,agent:llm_player},{count:1,
 
 
 def config(*overrides):
-    return with_members(compose(*MIXED_OPTIONS, *overrides))
+    return with_full_members(compose(*MIXED_OPTIONS, *overrides))
 
 
 def make_agent(members, n_agents=5, observe=("vector",), llm=None, **injected):
@@ -226,7 +226,7 @@ class TestConfig:
         ppo, reader, _ = resolved["agent"]["members"]
         assert ppo["name"] == "ppo" and ppo["agent"]["ppo"]["epochs"] >= 1 and ppo["count"] == 3
         assert reader["agent"]["players"] is None
-        assert with_members(resolved) == resolved
+        assert with_full_members(resolved) == resolved
 
     def test_member_options_override_agent(self):
         [member] = config("agent.members=[{count:5,agent:ppo,name:learners,ppo:{gamma:0.5},core_hidden:[8]}]")["agent"][
@@ -236,7 +236,7 @@ class TestConfig:
         assert member["agent"]["core_hidden"] == [8] and member["agent"]["ppo"]["epochs"] >= 1
 
     def test_initial_run_belongs_to_society(self):
-        resolved = with_members(
+        resolved = with_full_members(
             compose("env=cleanup", "agent=mixed", "agent.members=[{count:5,agent:cleanup_society},{count:2,agent:ppo}]")
         )
         assert resolved["agent"]["init_from"] == "preset:regimes/cleanup_pretrain"
@@ -255,18 +255,20 @@ class TestConfig:
         ],
     )
     def test_seed_of_initial_run_is_that_of_society_or_member(self, option, members):
-        resolved = with_members(compose("env=cleanup", "agent=mixed", f"agent.members={members}", option))
+        resolved = with_full_members(compose("env=cleanup", "agent=mixed", f"agent.members={members}", option))
         assert resolved["agent"]["init_from_seed"] == 2
 
     def test_text_is_added_for_readers(self):
-        assert with_texts(config(KINDS))["env"]["observe"] == ["vector", "text"]
-        assert with_texts(config("agent.members=[{count:5,agent:ppo}]"))["env"]["observe"] == ["vector"]
-        assert with_texts(compose("env=harvest", "agent=llm_player"))["env"]["observe"] == ["grid", "text"]
+        assert with_text_channel(config(KINDS))["env"]["observe"] == ["vector", "text"]
+        assert with_text_channel(config("agent.members=[{count:5,agent:ppo}]"))["env"]["observe"] == ["vector"]
+        assert with_text_channel(compose("env=harvest", "agent=llm_player"))["env"]["observe"] == ["grid", "text"]
         two_channels = compose("env=harvest", "agent=llm_player", "env.observe=[pixels,text]")
-        assert with_texts(two_channels)["env"]["observe"] == ["pixels", "text"]
-        assert with_texts(compose("env=fishery", "agent=drrn"))["env"]["observe"] == ["vector", "text"]
+        assert with_text_channel(two_channels)["env"]["observe"] == ["pixels", "text"]
+        assert with_text_channel(compose("env=fishery", "agent=drrn"))["env"]["observe"] == ["vector", "text"]
         rooms = compose("env=simple_doorkey", "agent=llm_player")
-        assert with_texts(rooms)["env"]["observe"] == ["grid"], "that rooms have no words is for the player to say"
+        assert with_text_channel(rooms)["env"]["observe"] == ["grid"], (
+            "that rooms have no words is for the player to say"
+        )
 
     @pytest.mark.parametrize(
         ("members", "message"),

@@ -21,7 +21,7 @@ from experiments import compose, load_comparable_metrics
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.privacy import restrict_file_permissions
 from llmrl.envs.escape_room import EscapeRoom
-from llmrl.experiment.batched_runs import compute_batch, process_key
+from llmrl.experiment.batched_runs import compute_batch, compute_process_key
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.run_job import compute_job
 from llmrl.experiment.sweep_jobs import build_job
@@ -324,9 +324,11 @@ def test_progress_in_threads_is_in_run_logs(tmp_path, caplog):
 
 def test_process_settings_must_agree():
     tiny = compose(*TINY, "principal=ucb")
-    assert process_key(tiny) == process_key(compose(*TINY, "principal=random", "seed=3", "design.steps=9"))
+    assert compute_process_key(tiny) == compute_process_key(
+        compose(*TINY, "principal=random", "seed=3", "design.steps=9")
+    )
     for override in ("hardware.threads=2", "private=false", "output_root=elsewhere"):
-        assert process_key(tiny) != process_key(compose(*TINY, "principal=ucb", override))
+        assert compute_process_key(tiny) != compute_process_key(compose(*TINY, "principal=ucb", override))
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from experiments import compose, run
-from llmrl.experiment.plan import MAX_RELATIVE_ERROR, increase_replicates, noise_rows, relative_error
+from llmrl.experiment.plan import MAX_RELATIVE_STANDARD_ERROR, increase_replicates, noise_rows, relative_standard_error
 from llmrl.loops.reference_measurements import References
 
 
@@ -23,14 +23,14 @@ def test_reference_lines_state_the_error():
     """Pairs that differ by 2 have a standard deviation of the square root of 2; the means have a range of 10."""
     references = References.from_histories(scan([(0.0, 2.0), (10.0, 12.0), (5.0, 7.0)]), [])
     assert references.measurement_error(1) == pytest.approx(2**0.5)
-    assert relative_error(references, 1) == pytest.approx(2**0.5 / 10)
-    assert relative_error(references, 4) == pytest.approx(2**0.5 / 20)
+    assert relative_standard_error(references, 1) == pytest.approx(2**0.5 / 10)
+    assert relative_standard_error(references, 4) == pytest.approx(2**0.5 / 20)
 
 
 def test_error_needs_repetitions_and_response():
-    assert relative_error(None, 1) is None
-    assert relative_error(References.from_histories(scan([(0.0, 2.0)]), []), 1) is None
-    assert relative_error(References.from_histories(scan([(0.0, 2.0), (2.0, 0.0)]), []), 1) is None
+    assert relative_standard_error(None, 1) is None
+    assert relative_standard_error(References.from_histories(scan([(0.0, 2.0)]), []), 1) is None
+    assert relative_standard_error(References.from_histories(scan([(0.0, 2.0), (2.0, 0.0)]), []), 1) is None
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_repetitions_keep_cost(error, candidates, replicates, expected):
     assert increase_replicates(error, candidates, replicates) == expected
     assert expected[0] * expected[1] == candidates * replicates
     remaining = error * (replicates / expected[1]) ** 0.5
-    assert remaining <= MAX_RELATIVE_ERROR or expected[0] == 1
+    assert remaining <= MAX_RELATIVE_STANDARD_ERROR or expected[0] == 1
 
 
 def plan(capsys, *overrides):

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from llmrl.experiment.batched_runs import (
     PER_RUN_SETTINGS,
-    UnsharedReason,
+    SeparateProcessReason,
     estimate_row_gb,
     find_batch_key,
-    unshared_reason,
+    find_separate_process_reason,
 )
 from llmrl.experiment.experiment import Experiment
 
@@ -111,22 +111,22 @@ def test_learning_numbers_are_shared(first, second):
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (("principal=none", "agent=random"), UnsharedReason.LOOP),
-        (("principal=none", "agent.ppo.target_kl=0.1", "hardware.threads=2"), UnsharedReason.THREADS),
-        (("principal=metagrad",), UnsharedReason.META_GRADIENT),
-        (("agent=random",), UnsharedReason.AGENT),
-        (("agent.memory=8",), UnsharedReason.MEMORY),
-        (("agent.ppo.target_kl=0.1",), UnsharedReason.KL),
-        (("agent.ppo.scale_rewards=true",), UnsharedReason.SCALED_REWARDS),
-        (("env=cleanup", "env.engine=meltingpot"), UnsharedReason.GAMES),
-        (("principal=llm", "llm=local_chat"), UnsharedReason.MODEL),
-        (("hardware.device=cuda",), UnsharedReason.GPU),
-        (("hardware.threads=2",), UnsharedReason.THREADS),
+        (("principal=none", "agent=random"), SeparateProcessReason.LOOP),
+        (("principal=none", "agent.ppo.target_kl=0.1", "hardware.threads=2"), SeparateProcessReason.THREADS),
+        (("principal=metagrad",), SeparateProcessReason.META_GRADIENT),
+        (("agent=random",), SeparateProcessReason.AGENT),
+        (("agent.memory=8",), SeparateProcessReason.MEMORY),
+        (("agent.ppo.target_kl=0.1",), SeparateProcessReason.KL),
+        (("agent.ppo.scale_rewards=true",), SeparateProcessReason.SCALED_REWARDS),
+        (("env=cleanup", "env.engine=meltingpot"), SeparateProcessReason.GAMES),
+        (("principal=llm", "llm=local_chat"), SeparateProcessReason.MODEL),
+        (("hardware.device=cuda",), SeparateProcessReason.GPU),
+        (("hardware.threads=2",), SeparateProcessReason.THREADS),
     ],
 )
 def test_reasons_for_separate_run(overrides, reason):
     candidate = config(*ROOM, *overrides)
-    assert unshared_reason(candidate) is reason and find_batch_key(candidate) is None
+    assert find_separate_process_reason(candidate) is reason and find_batch_key(candidate) is None
 
 
 LEARNS, SEARCHES = ("env=escape_room", "agent=ppo"), ("env=mountain_car_continuous", "agent=linear", "principal=random")
@@ -143,20 +143,22 @@ LEARNS, SEARCHES = ("env=escape_room", "agent=ppo"), ("env=mountain_car_continuo
 def test_independent_runs_share_batch_on_request(overrides, batch_options):
     """Use any agents: nothing is computed as one batch."""
     candidate = config(*overrides)
-    assert unshared_reason(candidate) is UnsharedReason.NO_GAIN and estimate_row_gb(candidate) is None
+    assert (
+        find_separate_process_reason(candidate) is SeparateProcessReason.NO_GAIN and estimate_row_gb(candidate) is None
+    )
     assert find_batch_key(candidate) == find_batch_key(config(*batch_options)) is not None
 
 
 def test_language_model_searches_wait_jointly():
     candidate = config("env=cartpole", "agent=linear", "principal=llm", "llm=scripted")
-    assert unshared_reason(candidate) is None and find_batch_key(candidate) is not None
+    assert find_separate_process_reason(candidate) is None and find_batch_key(candidate) is not None
 
 
 def test_available_gpu_is_used(monkeypatch):
     candidate = config(*ROOM, "hardware=local")
-    for visible, reason in (("", None), ("0", UnsharedReason.GPU)):
+    for visible, reason in (("", None), ("0", SeparateProcessReason.GPU)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert unshared_reason(candidate) is reason
+        assert find_separate_process_reason(candidate) is reason
 
 
 def test_pretrained_society_seeds_share_batch():

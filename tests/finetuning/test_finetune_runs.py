@@ -143,11 +143,11 @@ def test_constant_trials_have_finite_scale(proposer, tmp_path):
     with build_loop(config, RunResources(config, build_model)) as loop:
         for task in loop.transfer:
             data = loop.dataset.for_transfer(16).prepare(task, tmp_path, Seeds(0))
-            low, high = task.limits
+            low, high = task.return_limits
             evaluated = loop._build_evaluated_task(task, data, replace(loop.rewards, low=low, high=high))
-            assert (evaluated.scale.low, evaluated.scale.high) == task.limits and len(evaluated.prompts) == 3
+            assert (evaluated.scale.low, evaluated.scale.high) == task.return_limits and len(evaluated.prompts) == 3
             if task.name == "mountain_car":
-                assert set(data.values) == {-200.0}
+                assert set(data.trial_values) == {-200.0}
                 with pytest.raises(ConfigError, match="mountain_car"):
                     loop._build_evaluated_task(task, data, loop.rewards)
 

@@ -12,7 +12,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 from llmrl.finetuning.prompt_format import PromptFormat
 from llmrl.finetuning.proposer_evaluation import EvaluatedTask, summarize_differences, summarize_measures
-from llmrl.finetuning.rewards import ReplyEvaluator, Scale
+from llmrl.finetuning.rewards import ReplyEvaluator, ReturnScale
 from llmrl.finetuning.trials import ParameterTrial, ProposalExample
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
@@ -198,7 +198,7 @@ def test_judge_shares_seeds_across_unique_vectors():
     assert [len(attempt.returns) for attempt in first] == [4, 4, 0, 0, 4]
     assert first[1].value == first[4].value == 0.0
     assert first[0].value == pytest.approx(-np.abs(repeated_vector - 1).sum()) and first[2].error
-    assert np.array_equal(first[0].history, [trial.value for trial in prompts[0].shown_trials])
+    assert np.array_equal(first[0].history_values, [trial.value for trial in prompts[0].shown_trials])
     assert evaluator(prompts, replies, "step 1") is first and len(plays.calls) == 1
     evaluator(prompts, replies, "step 2")
     assert set(plays.calls[1][1]).isdisjoint(seeds)
@@ -217,7 +217,7 @@ def test_unreadable_group_has_zero_advantage():
     prompts = [first] * 3 + [second] * 3
     attempts = evaluator(prompts, [*odd, *odd[:2], prompt_format.format_reply(np.ones(3), "")], "step 1")
     assert evaluator.metrics()["train/skipped_groups"] == 1.0
-    scale = Scale(-10.0, 0.0)
+    scale = ReturnScale(-10.0, 0.0)
     assert {shipped.build_rewards()(attempt, scale) for attempt in attempts[:3]} == {0.0}, (
         "equal rewards are no advantage"
     )
@@ -225,7 +225,7 @@ def test_unreadable_group_has_zero_advantage():
 
 def evaluated_task(prompt_format, prompts):
     evaluator = ReplyEvaluator(prompt_format, TargetEvaluator(), 2, Seeds(0))
-    return EvaluatedTask("game", prompts, evaluator, shipped.build_rewards(), Scale(-10.0, 0.0))
+    return EvaluatedTask("game", prompts, evaluator, shipped.build_rewards(), ReturnScale(-10.0, 0.0))
 
 
 def test_measures_and_baselines():

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 import shipped
 from llmrl.core.errors import ConfigError
-from llmrl.finetuning.rewards import REWARDS, EvaluatedReply, Scale
+from llmrl.finetuning.rewards import REWARDS, EvaluatedReply, ReturnScale
 
-SCALE = Scale(-200.0, 100.0)
-PAPER_SCALE = Scale(-200.0, 100.0, published=True)
+SCALE = ReturnScale(-200.0, 100.0)
+PAPER_SCALE = ReturnScale(-200.0, 100.0, uses_published_formula=True)
 
 
 def evaluated_reply(value=None, history=(0.0,), vector=(1.0,), in_bounds=True, is_repeated=False):
@@ -67,7 +67,7 @@ def test_paper_improvement_vanishes_near_optimum():
     paper=st.booleans(),
 )
 def test_rewards_stay_in_range(value, history, paper):
-    scale = Scale(-200.0, 100.0, paper)
+    scale = ReturnScale(-200.0, 100.0, paper)
     for name, reward in REWARDS.items():
         low = -1.0 if name == "repeat" else 0.0
         assert low <= reward(evaluated_reply(value, history), scale) <= 1.0
@@ -91,8 +91,8 @@ def test_weighted_sum_ignores_unlisted_rewards():
 
 def test_default_scale_comes_from_dataset():
     values = np.array([3.0, -7.0, 5.0])
-    assert shipped.build_rewards().scale(values) == Scale(-7.0, 5.0)
-    assert shipped.build_rewards(low=-10.0, parity=True).scale(values) == Scale(-10.0, 5.0, True)
+    assert shipped.build_rewards().scale(values) == ReturnScale(-7.0, 5.0)
+    assert shipped.build_rewards(low=-10.0, parity=True).scale(values) == ReturnScale(-10.0, 5.0, True)
     with pytest.raises(ConfigError, match=r"low=3 .*high=3"):
         shipped.build_rewards().scale(np.array([3.0, 3.0]))
 

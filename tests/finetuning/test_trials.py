@@ -14,12 +14,12 @@ from llmrl.finetuning.trials import (
     CHUNK_SIZE,
     ParameterTrial,
     TrialSeries,
-    describe_task,
+    draw_vectors,
     find_search_runs,
+    get_task_identity,
+    load_or_play_trials,
     locate_trials,
     make_examples,
-    random_trials,
-    random_vectors,
     read_search_run,
     split_series,
 )
@@ -49,18 +49,18 @@ def numbers(series):
 
 
 def test_rounding_is_uniform():
-    vectors = random_vectors(space((0, 3), decimals=0), Seeds(0), range(4000))
+    vectors = draw_vectors(space((0, 3), decimals=0), Seeds(0), range(4000))
     counts = np.bincount(vectors[:, 0].astype(int), minlength=4)
     assert np.abs(counts - 1000).max() < 5 * np.sqrt(750)
-    tenths = random_vectors(space((-0.2, 0.2), decimals=1), Seeds(1), range(500))
+    tenths = draw_vectors(space((-0.2, 0.2), decimals=1), Seeds(1), range(500))
     assert {round(x, 10) for x in tenths[:, 0]} == {-0.2, -0.1, 0.0, 0.1, 0.2}
     assert not np.signbit(tenths[tenths == 0]).any()
 
 
 def test_custom_bounds_may_exceed_policy_bounds():
-    vectors = random_vectors(PLANE, Seeds(0), range(300), (-20.0, 20.0))
+    vectors = draw_vectors(PLANE, Seeds(0), range(300), (-20.0, 20.0))
     assert vectors.min() < -15 and vectors.max() > 15
-    assert np.array_equal(random_vectors(PLANE, Seeds(0), [7])[0], random_vectors(PLANE, Seeds(0), range(9))[7])
+    assert np.array_equal(draw_vectors(PLANE, Seeds(0), [7])[0], draw_vectors(PLANE, Seeds(0), range(9))[7])
 
 
 def test_kill_loses_only_last_chunk(tmp_path):
@@ -72,24 +72,26 @@ def test_kill_loses_only_last_chunk(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        random_trials(plays, PLANE, Seeds(0), CHUNK_SIZE + 10, 3, folder, on_progress=stop_after)
+        load_or_play_trials(plays, PLANE, Seeds(0), CHUNK_SIZE + 10, 3, folder, on_progress=stop_after)
     assert plays.played == 3 * CHUNK_SIZE
-    trials = random_trials(plays, PLANE, Seeds(0), CHUNK_SIZE + 10, 3, folder)
+    trials = load_or_play_trials(plays, PLANE, Seeds(0), CHUNK_SIZE + 10, 3, folder)
     assert plays.played == 2 * 3 * CHUNK_SIZE and len(trials.trials) == CHUNK_SIZE + 10 and not trials.is_search
-    extended = random_trials(plays, PLANE, Seeds(0), 2 * CHUNK_SIZE + 1, 3, folder)
+    extended = load_or_play_trials(plays, PLANE, Seeds(0), 2 * CHUNK_SIZE + 1, 3, folder)
     assert plays.played == 3 * 3 * CHUNK_SIZE and numbers(extended)[: CHUNK_SIZE + 10] == numbers(trials)
-    anew = random_trials(SumEvaluator(), PLANE, Seeds(0), CHUNK_SIZE + 10, 3, tmp_path / "other")
+    anew = load_or_play_trials(SumEvaluator(), PLANE, Seeds(0), CHUNK_SIZE + 10, 3, tmp_path / "other")
     assert numbers(anew) == numbers(trials)
-    assert numbers(random_trials(SumEvaluator(), PLANE, Seeds(1), 10, 3, tmp_path / "seed")) != numbers(trials)[:10]
+    assert (
+        numbers(load_or_play_trials(SumEvaluator(), PLANE, Seeds(1), 10, 3, tmp_path / "seed")) != numbers(trials)[:10]
+    )
 
 
 def test_corrupt_chunk_is_regenerated(tmp_path):
-    trials = random_trials(SumEvaluator(), PLANE, Seeds(0), 10, 3, tmp_path)
+    trials = load_or_play_trials(SumEvaluator(), PLANE, Seeds(0), 10, 3, tmp_path)
     (chunk,) = tmp_path.iterdir()
     for content in (chunk.read_text()[:50], "[]", json.dumps([{"vector": [1.0]}])):
         chunk.write_text(content)
         plays = SumEvaluator()
-        assert numbers(random_trials(plays, PLANE, Seeds(0), 10, 3, tmp_path)) == numbers(trials) and plays.played
+        assert numbers(load_or_play_trials(plays, PLANE, Seeds(0), 10, 3, tmp_path)) == numbers(trials) and plays.played
 
 
 def test_trial_cache_key_covers_settings(tmp_path):
@@ -112,7 +114,7 @@ def search_run(root, task="A-v0", lines=((1.0, 2.0), (3.0, 4.0)), seed=0):
     return folder
 
 
-RUN_FUNCTION = describe_task({"env": {"id": "A-v0", "n_envs": 8}, "agent": {"bound": 6}}, seeded=False)
+RUN_FUNCTION = get_task_identity({"env": {"id": "A-v0", "n_envs": 8}, "agent": {"bound": 6}}, with_seed=False)
 
 
 def test_search_run_reads_complete_lines_in_order(tmp_path):
@@ -223,9 +225,9 @@ def test_search_histories_precede_better_targets():
             assert order == sorted(order)
             latest.add(order[-1])
         if example.target is None:
-            assert example.best == max(pool)
+            assert example.best_value == max(pool)
         else:
-            assert example.target.value > example.best
+            assert example.target.value > example.best_value
     assert {len(example.trials) for example in examples} == {2, 3, 4, 5}
     assert min(latest) < 8 and max(latest) > 25
     repeated = make_examples(all_series, 100, 2, 5, Seeds(0), "here")

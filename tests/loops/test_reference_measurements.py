@@ -16,9 +16,9 @@ from llmrl.display.results import describe_references
 from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.reference_line_runs import (
-    measured_references,
     plan_within_steps,
     prerequisite_runs,
+    read_measured_references,
     reason_without_references,
 )
 from llmrl.experiment.resources import RunResources
@@ -155,7 +155,7 @@ def test_lone_agents_have_no_references():
     config = compose("env=escape_room", "design.references=2")
     parts = build_parts(config, None)
     assert prerequisite_runs(config, parts, build_loop(config, parts)) == []
-    assert reason_without_references(config, parts) is None and measured_references([]) is None
+    assert reason_without_references(config, parts) is None and read_measured_references([]) is None
 
 
 # --- how much is measured ---

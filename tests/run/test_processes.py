@@ -19,7 +19,7 @@ import joint_worker
 from experiments import are_rows_close, compose, find_run_folder, load_comparable_metrics, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import LAUNCH_VARIABLES, ProcessGroup, local_device, rank_and_world_size
-from llmrl.experiment.parts import check_deterministic, check_values, current_processes
+from llmrl.experiment.parts import check_deterministic, check_values, get_process_group
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.status import read_status
 
@@ -205,10 +205,10 @@ def test_unsupported_parallel_parts_raise(two_ranks):
     with pytest.raises(ConfigError, match=r"PPOAgent.* 2 processes .* agent=(\w+, )*llm_ppo"):
         check_values(compose("env=escape_room"))
     with pytest.raises(ConfigError, match=r"llmrl-train.*2"):
-        current_processes()
+        get_process_group()
     for name in LAUNCH_VARIABLES:
         two_ranks.delenv(name)
-    assert current_processes().world_size == 1
+    assert get_process_group().world_size == 1
     check_values(compose("env=escape_room"))
     with pytest.raises(ConfigError, match=r"PPOAgent.*8 processes"):
         check_values(compose("env=escape_room", "hardware=slurm_multi_gpu", "hardware.backend.nodes=2"))

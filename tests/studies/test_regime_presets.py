@@ -6,7 +6,7 @@ from experiments import compose
 from llmrl.config.treatments import list_studies
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.models import build_used_model
-from llmrl.experiment.parts import build_loop, build_parts, check_values, n_envs_per_society
+from llmrl.experiment.parts import build_loop, build_parts, check_values, count_envs_per_society
 from llmrl.experiment.resources import RunResources
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
@@ -47,13 +47,13 @@ def test_society_from_scratch_builds(game):
 def test_sequential_principal_gets_single_batch(game, games, principal, candidates):
     config, loop = build_study(f"env={game}", f"principal={principal}")
     assert config["design"]["candidates"] == candidates and config["env"]["n_envs"] == candidates * games
-    assert n_envs_per_society(config) == games and loop.env.spec.n_envs == candidates * games
+    assert count_envs_per_society(config) == games and loop.env.spec.n_envs == candidates * games
 
 
 @pytest.mark.parametrize("societies", [1, 3])
 def test_games_follow_candidates(societies):
     config, _ = build_study("env=cleanup", "principal=random", "design.candidates=2", f"design.replicates={societies}")
-    assert config["env"]["n_envs"] == 4 * societies and n_envs_per_society(config) == 2
+    assert config["env"]["n_envs"] == 4 * societies and count_envs_per_society(config) == 2
 
 
 @pytest.mark.parametrize(

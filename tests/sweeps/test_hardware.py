@@ -10,7 +10,7 @@ import pytest
 from experiments import compose
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import load_options
-from llmrl.experiment.resources import RunResources, game_processes
+from llmrl.experiment.resources import RunResources, count_game_processes
 from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.protocol import Hardware
 from llmrl.sweeps.backends.slurm_submission import Slurm
@@ -88,8 +88,8 @@ def test_cores_per_run():
     assert CPU.cores_for(0) == 1 and CPU.cores_for(4) == 4
     assert replace(CPU, threads=8).cores_for(4) == 8 and replace(CPU, cores=2).cores_for(4) == 2
     config = compose("env=cleanup", "env.engine=meltingpot", "env.n_envs=3")
-    assert RunResources(config).hardware.cores_for(game_processes(config)) == 3
-    assert game_processes(compose("env=escape_room", "env.n_envs=64")) == 0
+    assert RunResources(config).hardware.cores_for(count_game_processes(config)) == 3
+    assert count_game_processes(compose("env=escape_room", "env.n_envs=64")) == 0
 
 
 def test_invalid_warning_signal_raises():

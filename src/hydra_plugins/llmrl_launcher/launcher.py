@@ -109,12 +109,12 @@ class LlmrlLauncher(Launcher):
         from llmrl.display.console import print_line, print_table
         from llmrl.experiment.run_job import run_and_print
         from llmrl.experiment.sweep_jobs import build_jobs
-        from llmrl.experiment.sweep_plan import COLUMNS, describe_requests, plan_sweep
+        from llmrl.experiment.sweep_plan import COLUMNS, make_batches_and_requests, plan_sweep
 
         if len(runs) == 1 or any("method" in run.config for run in runs):
             for run in runs:
                 run_and_print(run)
-            _, requests = describe_requests(build_jobs(runs, self.swept))
+            _, requests = make_batches_and_requests(build_jobs(runs, self.swept))
         else:
             title, rows, requests = plan_sweep(runs, self.swept)
             print_table(title, COLUMNS, rows, "lrrrrl")

@@ -167,7 +167,7 @@ def retry(args: argparse.Namespace) -> int:
     from llmrl.display.console import print_line
     from llmrl.display.sweeps import print_sweep
     from llmrl.experiment.experiment import Experiment
-    from llmrl.experiment.prerequisites import saved_experiment
+    from llmrl.experiment.prerequisites import read_config_and_overrides
     from llmrl.experiment.sweep_jobs import RUN_FUNCTION, build_job, with_prerequisites
     from llmrl.results.run_records import RESUMABLE_STATES
     from llmrl.sweeps.launch import launch
@@ -185,7 +185,7 @@ def retry(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     jobs = []
     for run in runs:
-        config, overrides = saved_experiment(run.folder, args.trust)
+        config, overrides = read_config_and_overrides(run.folder, args.trust)
         jobs.append(build_job(Experiment(config, overrides), overrides))
         if jobs[-1].folder != run.folder:
             raise ConfigError(

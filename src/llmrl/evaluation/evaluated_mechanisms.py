@@ -19,7 +19,7 @@ from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.evaluation.saved_runs import Row, find_best_row_of_last_step
-from llmrl.experiment.parts import build_parts, n_envs_per_society
+from llmrl.experiment.parts import build_parts, count_envs_per_society
 from llmrl.llms.client import ChatClient
 from llmrl.loops.executor import serve
 from llmrl.loops.societies import AdaptationRounds, Societies
@@ -183,7 +183,7 @@ def plan_adaptation(
     if not is_student_only:
         raise ConfigError(f"adapt=true needs policy=student, not {','.join(names)}; remove adapt, or the policy")
     design = config["design"]
-    return AdaptationPlan(design["adapt_rounds"], n_envs_per_society(config), design["reset_agents"])
+    return AdaptationPlan(design["adapt_rounds"], count_envs_per_society(config), design["reset_agents"])
 
 
 def adapt_societies(

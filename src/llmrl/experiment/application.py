@@ -24,11 +24,11 @@ class Application(ABC):
     command: str
 
     @abstractmethod
-    def groups_in_name(self, config: Config) -> list[str]:
+    def list_label_groups(self, config: Config) -> list[str]:
         """Return the config groups whose chosen option is always part of the label of the run folder."""
 
     @abstractmethod
-    def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
+    def complete_config(self, config: dict[str, Any]) -> dict[str, Any]:
         """Return the part of a resolved config that its run reads, with digests of the files that affect results.
 
         Raises:
@@ -48,10 +48,10 @@ class Application(ABC):
         """Build every part, return the plan of the run, and close the parts."""
 
     @abstractmethod
-    def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: ComputeRun) -> None:
+    def compute(self, config: Config, resources: RunResources, run: Run, compute_run: ComputeRun) -> None:
         """Compute an open run: build its parts, run its loop, set `run.result`, and close the parts.
 
-        Prerequisite runs are computed first, by `compute_needed`.
+        Prerequisite runs are computed first, by `compute_run`.
         """
 
     @abstractmethod

@@ -63,9 +63,9 @@ def compute_batch(payloads: Sequence[RunPayload]) -> list[RunExit]:
 
     def compute_in_thread(index: int, payload: RunPayload, connection: RunConnection) -> None:
         try:
-            name = f"{payload.folder.parent.name}/{payload.folder.name}"
+            label = f"{payload.folder.parent.name}/{payload.folder.name}"
             stop.lead()
-            exits[index] = payload.execute_and_capture_exit(partial(compute_job, connection=connection, label=name))
+            exits[index] = payload.execute_and_capture_exit(partial(compute_job, connection=connection, label=label))
         finally:
             connection.close()
 
@@ -98,7 +98,7 @@ def _run_threads(executor: BatchedExecutor, threads: Sequence[threading.Thread])
             error = raised_error
 
 
-def process_key(config: Mapping[str, Any]) -> str:
+def compute_process_key(config: Mapping[str, Any]) -> str:
     """Return a text that is computed from a resolved config and is equal for all runs that may share a process.
 
     Their environment variables (`RunPayload.environment`) must be equal, too.
@@ -106,8 +106,8 @@ def process_key(config: Mapping[str, Any]) -> str:
     return json.dumps([application_of(config).command, *(config.get(key) for key in _PROCESS_KEYS)], sort_keys=True)
 
 
-class UnsharedReason(StrEnum):
-    """Reasons why a run does not share its process with other runs, as texts for a table."""
+class SeparateProcessReason(StrEnum):
+    """Reasons why a run does not share a process with other runs, as texts for a table."""
 
     LOOP = "only the loops design, learn and search can share a process"
     NO_GAIN = "it plays by itself, so sharing saves no time (hardware.rows=<n> or hardware.jobs=<n> share all the same)"
@@ -128,31 +128,31 @@ PER_RUN_SETTINGS = (
     *("learning_rate", "final_learning_rate", "decay_updates", "adam_eps", "gamma", "gae_lambda", "clip", "value_clip"),
     *("entropy_coefficient", "value_coefficient", "max_grad_norm", "advantage_eps"),
 )
-"""Settings of PPO that may differ between rows (runs of one process) if they are numbers in all rows."""
+"""Settings of PPO that may differ between rows (the runs that share a process) if they are numbers in all rows."""
 
 _PER_RUN_KEYS = (
     *(key for key in EXCLUDED if "." not in key and key != "observers"),  # keys that are not part of a run's hash
     *("principal", "llm", "prompts_digest", "adapter_digest", SOURCES_DIGEST_KEY, RESOLVED),
 )
-"""Keys that may differ between rows, because each row has its own proposer, language model, folder and seeds. Keys of
-the whole process are compared separately (`batched_runs.process_key`)."""
+"""Keys that may differ between rows, because each row has its own proposer, language model, folder and seeds.
+`_PROCESS_KEYS` are compared separately (`compute_process_key`)."""
 _PER_RUN_DESIGN_KEYS = ("steps", *OBJECTIVE_KEYS)
 """Keys of `design` that may differ between rows: the number of principal steps, and the objective."""
 
-_OBSERVATION_COPIES = 3
+_N_OBSERVATION_COPIES = 3
 """Number of copies of a rollout's observations in memory: the rollout, the minibatches, and inputs of networks."""
-_STEP_BYTES = 8 * 4
+_AGENT_STEP_BYTES = 8 * 4
 """Bytes that a rollout holds for a step of an agent besides its observation: action, reward, value and so on."""
-_FIXED_GB = 0.05
+_FIXED_ROW_GB = 0.05
 """Other memory of a row, gigabytes: agents and their optimizers, a checkpoint during its writing, logs."""
 
 
 def find_batch_key(config: Config, environment: Mapping[str, str] | None = None) -> str | None:
     """Return the key of a run: runs with equal keys may be rows of one process. None if the run cannot be a row.
 
-    `unshared_reason` gives the reason for None. Keys of runs of the loop `design` depend on all settings of
-    environment, agent and loop except `PER_RUN_SETTINGS`, principal, language model, seed and initial weights. Keys of
-    other runs depend only on the kind of loop. Keys of all runs depend on hardware and environment variables.
+    `find_separate_process_reason` gives the reason for None. Keys of all runs depend on hardware and environment
+    variables, and keys of runs of the loop `design` on the settings of environment, agent and loop except
+    `PER_RUN_SETTINGS`, `_PER_RUN_KEYS`, `_PER_RUN_DESIGN_KEYS` and initial weights; keys of others only on the loop.
 
     Args:
         config: resolved config as plain data, of `llmrl-train` or `llmrl-finetune`.
@@ -161,32 +161,32 @@ def find_batch_key(config: Config, environment: Mapping[str, str] | None = None)
     Raises:
         ConfigError: a part cannot be found.
     """
-    if unshared_reason(config) not in (None, UnsharedReason.NO_GAIN):
+    if find_separate_process_reason(config) not in (None, SeparateProcessReason.NO_GAIN):
         return None
     kind = loop_kind(config)
-    loop_shape = _batch_shape(config) if kind == "design" else {"loop": kind}
-    shape = {**loop_shape, "process": process_key(config), "environment": dict(environment or {})}
-    return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
+    loop_settings = _select_batch_settings(config) if kind == "design" else {"loop": kind}
+    settings = {**loop_settings, "process": compute_process_key(config), "environment": dict(environment or {})}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _batch_shape(config: Config) -> dict[str, Any]:
+def _select_batch_settings(config: Config) -> dict[str, Any]:
     """Return the settings that must be equal for runs whose games and updates are computed as one batch."""
     agent = {name: value for name, value in config["agent"].items() if name != "init_from_seed"}
     agent["init_from"] = agent.get("init_from") is not None
-    [option] = _ppo_options(config)
-    agent[option] = {
+    [ppo_option] = _list_ppo_options(config)
+    agent[ppo_option] = {
         name: "a number" if name in PER_RUN_SETTINGS and value is not None else value
-        for name, value in agent[option].items()
+        for name, value in agent[ppo_option].items()
     }
     design = {name: value for name, value in config["design"].items() if name not in _PER_RUN_DESIGN_KEYS}
     common = {name: value for name, value in config.items() if name not in _PER_RUN_KEYS}
     return {**common, "agent": agent, "design": design}
 
 
-def unshared_reason(config: Config) -> UnsharedReason | None:
-    """Return the reason why a run does not share its process; None if it does, which saves time.
+def find_separate_process_reason(config: Config) -> SeparateProcessReason | None:
+    """Return the reason why a run has a process of its own; None if sharing a process with other runs saves time.
 
-    A run with `UnsharedReason.NO_GAIN` can share its process, but that saves no time.
+    A run with `SeparateProcessReason.NO_GAIN` can share a process, but that saves no time.
 
     Args:
         config: see `find_batch_key`.
@@ -196,43 +196,42 @@ def unshared_reason(config: Config) -> UnsharedReason | None:
     """
     kind = None if "method" in config else loop_kind(config)
     if kind not in ("design", "learn", "search"):
-        return UnsharedReason.LOOP
+        return SeparateProcessReason.LOOP
     builder = Builder(trusted=config["trusted_modules"])
     principal = config["principal"].get("_target_")
     if principal is not None and getattr(builder.locate(principal, "principal"), "needs_gradient", False):
-        return UnsharedReason.META_GRADIENT
+        return SeparateProcessReason.META_GRADIENT
     if config["teacher"].get("_target_") is not None:
-        return UnsharedReason.TEACHER
-    reason = None if kind == "search" else _agent_unshared_reason(config, builder, is_batched=kind == "design")
+        return SeparateProcessReason.TEACHER
+    reason = None if kind == "search" else _find_agent_reason(config, builder, is_batched=kind == "design")
     if reason is not None:
         return reason
     # This optional attribute of environments returns None if games of several runs cannot be one batch.
     observation_bytes = getattr(builder.locate(config["env"]["_target_"], "env"), "observation_bytes", None)
-    is_never_batched = observation_bytes is not None and observation_bytes(config["env"]) is None
-    if is_never_batched or (kind == "design" and observation_bytes is None):
-        return UnsharedReason.GAMES
+    has_unbatchable_games = observation_bytes is not None and observation_bytes(config["env"]) is None
+    if has_unbatchable_games or (kind == "design" and observation_bytes is None):
+        return SeparateProcessReason.GAMES
     uses_model = groups_using_model(config)
     if uses_model and builder.needs(config["llm"], "device", "llm"):
-        return UnsharedReason.MODEL
+        return SeparateProcessReason.MODEL
     hardware: Hardware = builder.build(config["hardware"], "hardware")
     if hardware.backend.processes > 1:
-        return UnsharedReason.PROCESSES
+        return SeparateProcessReason.PROCESSES
     if (hardware.threads or hardware.cores or 0) != 1:
-        return UnsharedReason.THREADS
+        return SeparateProcessReason.THREADS
     # For `hardware.device=auto`, a run has a GPU if this machine has one.
     if hardware.device not in ("auto", "cpu") or (
         hardware.device == "auto" and hardware.gpus > 0 and Machine.detect().gpus
     ):
-        return UnsharedReason.GPU
+        return SeparateProcessReason.GPU
     # The requests of several runs to a language model are answered concurrently, which saves time.
-    return None if kind == "design" or uses_model else UnsharedReason.NO_GAIN
+    return None if kind == "design" or uses_model else SeparateProcessReason.NO_GAIN
 
 
 def estimate_row_gb(config: Config) -> float | None:
-    """Return the approximate memory of one additional row of a process, gigabytes.
+    """Return the approximate memory, in gigabytes, that a process needs for one more run (row).
 
-    It is the memory of `_OBSERVATION_COPIES` copies of a rollout of all games of the run, plus `_FIXED_GB`. None if a
-    row takes as much memory as a process, or if the size of an observation or a rollout is unknown.
+    None if this run takes as much memory as a process, or if the size of an observation or a rollout is unknown.
 
     Args:
         config: resolved config of a run for which `find_batch_key` returns a key.
@@ -246,31 +245,32 @@ def estimate_row_gb(config: Config) -> float | None:
     if observation_bytes is None or steps is None or not {"n_envs", "n_agents"} <= env.keys():
         return None
     agent_steps = env["n_envs"] * steps * env["n_agents"]
-    return float(_FIXED_GB + _OBSERVATION_COPIES * agent_steps * (observation_bytes(env) + _STEP_BYTES) / 1e9)
+    rollout_bytes = _N_OBSERVATION_COPIES * agent_steps * (observation_bytes(env) + _AGENT_STEP_BYTES)
+    return float(_FIXED_ROW_GB + rollout_bytes / 1e9)
 
 
-def _agent_unshared_reason(config: Config, builder: Builder, is_batched: bool) -> UnsharedReason | None:
-    """Return why agents cannot learn in a shared process (if `is_batched`, in one batch of runs); None if they can."""
+def _find_agent_reason(config: Config, builder: Builder, is_batched: bool) -> SeparateProcessReason | None:
+    """Return why agents cannot learn in a shared process (if `is_batched`, in a batch of runs); None if they can."""
     from llmrl.algorithms.ppo import PPOSettings
 
     node = config["agent"]
     agent = builder.locate(node["_target_"], "agent")
     learner_class = next((base for base in getattr(agent, "__mro__", ()) if "learner" in vars(base)), None)
-    options = _ppo_options(config)
+    options = _list_ppo_options(config)
     if learner_class is None or agent.update is not learner_class.update or len(options) != 1:
-        return UnsharedReason.AGENT
+        return SeparateProcessReason.AGENT
     if not is_batched:
         return None
     memory_option = getattr(agent, "memory_option", None)
     if memory_option is not None and node.get(memory_option) is not None:
-        return UnsharedReason.MEMORY
+        return SeparateProcessReason.MEMORY
     settings: PPOSettings = builder.build(node[options[0]], f"agent.{options[0]}")
     if settings.target_kl is not None:
-        return UnsharedReason.KL
-    return UnsharedReason.SCALED_REWARDS if settings.scale_rewards else None
+        return SeparateProcessReason.KL
+    return SeparateProcessReason.SCALED_REWARDS if settings.scale_rewards else None
 
 
-def _ppo_options(config: Config) -> list[str]:
+def _list_ppo_options(config: Config) -> list[str]:
     """Return the names of the agent's options that contain settings of PPO (`PPOSettings`)."""
     from llmrl.algorithms.ppo import PPOSettings
 

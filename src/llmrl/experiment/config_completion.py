@@ -45,7 +45,7 @@ def map_agents(agent: Config, change: Callable[[Config], Config]) -> dict[str, A
     return {**agent, "members": members}
 
 
-def with_members(config: Config) -> dict[str, Any]:
+def with_full_members(config: Config) -> dict[str, Any]:
     """Return a resolved config with the full options of each member of `agent=mixed`.
 
     A typed member is a mapping such as {count: 5, agent: ppo}, which may contain options of that agent and `llm`, the
@@ -98,8 +98,8 @@ def _complete_member(index: int, member: Any, society: dict[str, Any]) -> dict[s
                 f"{path}.init_from={node['init_from']} must be {society['init_from']}, because all members take "
                 "initial weights from the same run"
             )
-        has_seed = society.get("init_from_seed", "own") != "own"  # it overrides the seeds of members
-        society |= {key: node[key] for key in _INITIAL_WEIGHTS_KEYS[: 1 if has_seed else 2] if key in node}
+        society_sets_seed = society.get("init_from_seed", "own") != "own"  # it overrides the seeds of members
+        society |= {key: node[key] for key in _INITIAL_WEIGHTS_KEYS[: 1 if society_sets_seed else 2] if key in node}
         node["init_from"] = None
     return {
         "_target_": _MEMBER_TARGET,
@@ -111,7 +111,7 @@ def _complete_member(index: int, member: Any, society: dict[str, Any]) -> dict[s
     }
 
 
-def with_texts(config: Config) -> dict[str, Any]:
+def with_text_channel(config: Config) -> dict[str, Any]:
     """Return a resolved config whose environment provides texts if an agent reads them.
 
     The channel `text` is added to `env.observe`, if the environment has this option and this channel. A second
@@ -160,7 +160,7 @@ def without_unread_sections(config: Config) -> dict[str, Any]:
     unread_sections = {config_section(loop) for loop in LOOP_CLASSES} - read_sections - {"design"}
     if not groups_using_model(config, builder=builder):
         unread_sections.add("llm")
-    if not groups_needing(config, "prompt_folder", builder):
+    if not groups_with_parameter(config, "prompt_folder", builder):
         unread_sections.add("prompts")
     run_config = {key: value for key, value in config.items() if key not in unread_sections}
     if "design" not in read_sections:
@@ -176,6 +176,6 @@ def groups_using_model(
     return [group for group in groups if any(builder.needs(config[group], name, group) for name in ("llm", "scorer"))]
 
 
-def groups_needing(config: Config, parameter: str, builder: Builder) -> list[str]:
-    """Return the groups of `MODEL_GROUPS` whose chosen part has a parameter of this name."""
+def groups_with_parameter(config: Config, parameter: str, builder: Builder) -> list[str]:
+    """Return the groups of `MODEL_GROUPS` whose chosen part has a constructor parameter named `parameter`."""
     return [group for group in MODEL_GROUPS if builder.needs(config[group], parameter, group)]

@@ -67,7 +67,7 @@ class Experiment:
     ) -> None:
         check_run_options(config)
         self.application = application_of(config)
-        self.config = self.application.with_digests(dict(config))
+        self.config = self.application.complete_config(dict(config))
         check_permissions(self.config)
         self.overrides = list(overrides)
         self.environment = dict(environment or {})
@@ -104,22 +104,22 @@ class Experiment:
 
         hydra_config = HydraConfig.get()
         choices = hydra_config.runtime.choices
-        folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
-        check_treatment(choices, folders)
-        plain = with_permissions(to_plain(config))
+        config_dirs = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
+        check_treatment(choices, config_dirs)
+        plain_config = with_permissions(to_plain(config))
         overrides = list(hydra_config.overrides.task)
         override_keys = set(map(override_key, overrides))
-        name_options = [
+        overrides += [
             f"{group}={choices[group]}"
-            for group in application_of(plain).groups_in_name(plain)
+            for group in application_of(plain_config).list_label_groups(plain_config)
             if group not in override_keys
         ]
         environment = {str(name): str(value) for name, value in hydra_config.job.env_set.items()}
         check_no_secrets({"hydra": {"job": {"env_set": environment}}})
-        return cls(apply_debug_sizes(plain, override_keys), [*overrides, *name_options], environment=environment)
+        return cls(apply_debug_sizes(plain_config, override_keys), overrides, environment=environment)
 
     def with_seed(self, seed: int) -> Experiment:
-        """Return the experiment with another seed, without composing and checking it again.
+        """Return a copy with another seed, without composing and checking the config again.
 
         Args:
             seed: whole number >= 0. No other value of the config may depend on it.
@@ -153,9 +153,9 @@ class Experiment:
         )
 
     def check(self) -> None:
-        """Check all values of the config; for a run without a folder also its sinks, device and language model.
+        """Check all values of the config and, unless the run folder exists, its sinks, device and language model.
 
-        If the run folder exists, errors of sinks, device and language model are recorded in it when the run starts.
+        The latter are not checked for a dry run. If the folder exists, their errors are recorded in it at the start.
 
         Raises:
             ConfigError, LLMError, RunFolderError: a check failed.

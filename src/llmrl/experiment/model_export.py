@@ -43,15 +43,15 @@ def export_model(run: Path, out: Path | None, merge: bool, trusted: Sequence[str
         shutil.copytree(adapter, out)
         return out
     folder = run / "merged" if out is None else out
-    module, model = _load_trained_module(run, adapter, read_config(run, trusted))
+    module, local_model = _load_trained_module(run, adapter, read_config(run, trusted))
     folder.mkdir(parents=True, exist_ok=True)
     module.save_pretrained(folder)
-    load_tokenizer(model.model, model.settings.revision).save_pretrained(folder)
+    load_tokenizer(local_model.model, local_model.settings.revision).save_pretrained(folder)
     return folder
 
 
 def _load_trained_module(run: Path, adapter: Path, config: dict[str, Any]) -> tuple[Any, LocalChat | LocalScorer]:
-    """Return the transformers module with a run's trained weights, and the part that describes its base model."""
+    """Return a transformers model with the weights that a run trained, and the run's part that names the base model."""
     client_or_model: Any = Experiment(config).resources.model if config.get("llm") else None
     model = client_or_model.provider if isinstance(client_or_model, ChatClient) else client_or_model
     if not isinstance(model, LocalChat | LocalScorer):
@@ -61,13 +61,13 @@ def _load_trained_module(run: Path, adapter: Path, config: dict[str, Any]) -> tu
     if adapter.is_dir():
         return merge_adapter(module, str(adapter)), model
     run_state = load_saved_state(run)[1]
-    state = (run_state.get("principal") or {}).get("learning") or run_state["agents"][-1]
-    learner = state.get("learners", [state.get("learner")])[0] or {}
-    if "weights" in learner:
-        weights = learner["weights"]
+    part_state = (run_state.get("principal") or {}).get("learning") or run_state["agents"][-1]
+    learner_state = part_state.get("learners", [part_state.get("learner")])[0] or {}
+    if "weights" in learner_state:
+        weights = learner_state["weights"]
     else:
         prefix = "network.language."
-        policy_weights = state.get("policy", {}).items()
+        policy_weights = part_state.get("policy", {}).items()
         weights = {name.removeprefix(prefix): x for name, x in policy_weights if name.startswith(prefix)}
     if not weights:
         raise ConfigError(f"{run} has trained no weights of a language model")

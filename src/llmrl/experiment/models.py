@@ -17,8 +17,8 @@ from llmrl.core.model_protocols import Scorer
 from llmrl.core.records import CHOSEN_MODEL
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import ModelServices
-from llmrl.experiment.config_completion import agent_nodes, groups_needing, map_agents
-from llmrl.experiment.resources import CALL_POLICY_KEYS, Model, RunResources, model_nodes, model_options
+from llmrl.experiment.config_completion import agent_nodes, groups_with_parameter, map_agents
+from llmrl.experiment.resources import CALL_POLICY_KEYS, Model, RunResources, model_options, split_llm_option
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
 from llmrl.llms.rate_limit import RateLimit
@@ -48,22 +48,22 @@ def build_used_model(resources: RunResources) -> Model:
         ConfigError: a part needs a model, and none or one of the wrong kind was chosen, or parts need both kinds.
     """
     config, builder = resources.config, resources.builder
-    users = {service: groups_needing(config, service, builder) for service in ("llm", "scorer")}
-    if users["llm"] and users["scorer"]:
+    groups = {service: groups_with_parameter(config, service, builder) for service in ("llm", "scorer")}
+    if groups["llm"] and groups["scorer"]:
         raise Incompatible(
             IncompatibilityReason.MODEL,
-            f"{users['llm'][0]} needs a chat model and {users['scorer'][0]} one that scores texts, but llm= chooses a "
-            "single model; change one of the two parts",
+            f"{groups['llm'][0]} needs a chat model and {groups['scorer'][0]} one that scores texts, but llm= chooses "
+            "a single model; change one of the two parts",
         )
-    service = "llm" if users["llm"] else "scorer"
-    if not users[service]:
+    service = "llm" if groups["llm"] else "scorer"
+    if not groups[service]:
         return None
-    _check_model_kind(config["llm"], service, users[service][0], builder)
+    _check_model_kind(config["llm"], service, groups[service][0], builder)
     return build_model(resources)
 
 
 def build_model(resources: RunResources, llm: Config | None = None) -> Model:
-    """Build the model of the node `llm` (None: the node of the config), even if no part uses it, without checking it.
+    """Build the model of the node `llm`, even if no part uses it, without checking it; None if the node has no target.
 
     Raises:
         ConfigError: an option is unknown, missing, mistyped or out of range, or a key would be sent to a host that the
@@ -72,8 +72,8 @@ def build_model(resources: RunResources, llm: Config | None = None) -> Model:
     config = resources.config
     builder, llm_config = resources.builder, config["llm"] if llm is None else llm
     check_permissions({"llm": llm_config, "trusted_modules": config["trusted_modules"]})
-    node, client_node = resources.model_nodes if llm is None else model_nodes(llm)
-    services = _model_services(resources, node, "llm")
+    node, client_node = resources.model_nodes if llm is None else split_llm_option(llm)
+    services = _build_model_services(resources, node, "llm")
     if node.get("make") is not None:
         from llmrl.experiment.small_models import SmallModels
 
@@ -90,7 +90,7 @@ def build_model(resources: RunResources, llm: Config | None = None) -> Model:
     return model
 
 
-def _model_services(resources: RunResources, node: Config, path: str, seed_path: str = "llm") -> ModelServices:
+def _build_model_services(resources: RunResources, node: Config, path: str, seed_path: str = "llm") -> ModelServices:
     """Return the services of the model `node`; only models with local weights get a torch device."""
     config = resources.config
     needs_device = resources.builder.needs(node, "device", path)
@@ -106,7 +106,7 @@ def _build_player_models(
     for name, node in (config["llm"].get("variants") or {}).items():
         key = f"llm.variants.{name}"
         provider_options = model_options(node)
-        services = _model_services(resources, provider_options, key, f"llm/{name}")
+        services = _build_model_services(resources, provider_options, key, f"llm/{name}")
         build_provider = functools.partial(resources.builder.replace_services(services).build, provider_options, key)
         limits = {**llm_config["limits"], **(node.get("limits") or {})}
         rate_limit = resources.builder.build(limits, f"{key}.limits")
@@ -117,8 +117,8 @@ def _build_player_models(
 def with_player_models(config: Config) -> dict[str, Any]:
     """Return a resolved config with the full options of each model in `agent.players`, in `llm.variants`.
 
-    Settings of `llm.variants` override those of the option. If only players use models and none of them uses the chosen
-    model (`llm=`), the first of their models that is equal to it is replaced by it. A second application changes
+    Settings of `llm.variants` override those of the option. If only players use models and none of them names the
+    chosen model (`llm=`), the first model with the same options counts as the chosen one. A second application changes
     nothing.
 
     Raises:
@@ -141,7 +141,7 @@ def with_player_models(config: Config) -> dict[str, Any]:
     builder = Builder(trusted=config["trusted_modules"])
     other_names = [name for name in model_names if name != CHOSEN_MODEL]
     nodes = {name: _load_player_model(name, player_options.get(name) or {}, builder) for name in other_names}
-    if CHOSEN_MODEL not in model_names and groups_needing(config, "llm", builder) == ["agent"]:
+    if CHOSEN_MODEL not in model_names and groups_with_parameter(config, "llm", builder) == ["agent"]:
         duplicate = next((name for name in model_names if model_options(nodes[name]) == model_options(llm)), None)
         if duplicate is None:
             raise ConfigError(

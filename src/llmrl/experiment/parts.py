@@ -60,7 +60,7 @@ class Parts(LoopParts):
             self.meter.close()
 
 
-def n_envs_per_society(config: Config) -> int:
+def count_envs_per_society(config: Config) -> int:
     """Return the number of games that each society plays in parallel in a principal step."""
     design = config["design"]
     return int(config["env"]["n_envs"] // (design["candidates"] * design["replicates"]))
@@ -113,9 +113,9 @@ def build_parts(
                 "agent=linear, or principal=none",
             )
         design = config["design"]
-        is_design = has_principal and not play_only
-        n_candidates = design["candidates"] if is_design else n_proposals or 1
-        n_replicates = design["replicates"] if is_design else 1
+        is_design_run = has_principal and not play_only
+        n_candidates = design["candidates"] if is_design_run else n_proposals or 1
+        n_replicates = design["replicates"] if is_design_run else 1
         n_societies = n_candidates * n_replicates
         # `loops.societies.Societies` expects all societies of the first candidate, then those of the second, and so on.
         agent_seeds = seeds.replicates(n_replicates) * n_candidates
@@ -130,7 +130,7 @@ def build_parts(
             has_principal=has_principal,
             prompt_folder=None if config.get("prompts") is None else Path(config["prompts"]).expanduser(),
             folder=folder,
-            processes=current_processes(),
+            processes=get_process_group(),
             cores=resources.cores,
         )
         agents_with_teachers = [
@@ -143,12 +143,12 @@ def build_parts(
         chosen_objective: Objective | None = builder.build_value(
             design["objective"], Objective | None, "design.objective"
         )
-        objective, cost = chosen_objective or env.spec.objective, spending_cost(config, builder)
+        objective, spending_cost = chosen_objective or env.spec.objective, read_spending_cost(config, builder)
         if kind == "search" and hasattr(env, "clip_actions"):
             env.clip_actions = bool(getattr(agents[0].controller, "clip_actions", True))
         principal = None
         if kind in ("design", "search") and not play_only:
-            spec = replace(env.spec, objective=objective, spending_cost=cost)
+            spec = replace(env.spec, objective=objective, spending_cost=spending_cost)
             principal = _build_principal(config, spec, services, agents[0], builder)
         observers = [] if play_only else _build_observers(config, env, folder, kind, builder)
     except BaseException:
@@ -160,7 +160,7 @@ def build_parts(
         seeds=seeds.child("loop"),
         device=device,
         objective=objective,
-        spending_cost=cost,
+        spending_cost=spending_cost,
         principal=principal,
         teacher=teacher,
         meter=llm if isinstance(llm, ChatClient) else None,
@@ -188,7 +188,7 @@ def _env_options(config: Config, render: bool | None) -> Mapping[str, Any]:
 
 
 def _build_agent(config: Config, services: AgentServices, builder: Builder) -> tuple[Any, Any]:
-    """Return the agent of a society and its teacher, or None if there is no teacher.
+    """Return the agent of a society, and its teacher (None if there is none).
 
     Args:
         config: resolved config.
@@ -236,13 +236,13 @@ def _build_principal(
             proposals=count_proposals(config, "design" if controller is None else "search"),
         )
     )
-    if controller is not None and not can_search(config["principal"], builder):
+    if controller is not None and not can_search_parameters(config["principal"], builder):
         name, nodes = config["principal"]["_target_"].rpartition(".")[2], load_options("principal")
-        principal_names = [option for option, node in nodes.items() if node["_target_"] and can_search(node, Builder())]
+        principals = [x for x, node in nodes.items() if node["_target_"] and can_search_parameters(node, Builder())]
         raise Incompatible(
             IncompatibilityReason.MISSING_PART,
             f"{name} needs a society under a mechanism and cannot search the parameters of a policy; use "
-            f"principal={', '.join(principal_names)}",
+            f"principal={', '.join(principals)}",
         )
     return builder.build(config["principal"], "principal")
 
@@ -259,12 +259,12 @@ def without_missing_weights(config: Config, play_only: bool = False) -> Config:
         play_only: whether the agent gets its weights from a checkpoint.
     """
     init_from = (config.get("agent") or {}).get("init_from")
-    identity = (config.get(RESOLVED) or {}).get("agent.init_from")
-    if not isinstance(init_from, str) or (identity is None and not init_from.startswith("preset:")):
+    resolution = (config.get(RESOLVED) or {}).get("agent.init_from")
+    if not isinstance(init_from, str) or (resolution is None and not init_from.startswith("preset:")):
         return config
-    is_preset = identity is None or identity["as"].startswith("preset:")
+    is_preset = resolution is None or resolution["as"].startswith("preset:")
     folder = Path(init_from).expanduser()
-    status = read_status(folder) if is_preset and identity is not None else None
+    status = read_status(folder) if is_preset and resolution is not None else None
     is_available = status is not None and status.state == "finished" if is_preset else folder.is_dir()
     has_complete_checkpoints = not Builder(trusted=config["trusted_modules"]).needs(config["agent"], "scorer", "agent")
     if not is_available and (has_complete_checkpoints or not play_only) and (is_preset or play_only):
@@ -272,8 +272,8 @@ def without_missing_weights(config: Config, play_only: bool = False) -> Config:
     return config
 
 
-def can_search(principal: Config, builder: Builder) -> bool:
-    """Return whether a principal can search any parameter space, and not only the mechanism of an environment."""
+def can_search_parameters(principal: Config, builder: Builder) -> bool:
+    """Return whether a principal can search any space of parameters, not only the mechanisms of an environment."""
     return any(builder.needs(principal, name, "principal") for name in ("space", "controller"))
 
 
@@ -323,7 +323,7 @@ def _build_observers(
     return observers
 
 
-def spending_cost(config: Config, builder: Builder) -> float:
+def read_spending_cost(config: Config, builder: Builder) -> float:
     """Return `design.spending_cost`: the loss of welfare for each unit of reward that the mechanism spends.
 
     Raises:
@@ -361,7 +361,7 @@ def check_values(config: Config, resources: RunResources | None = None) -> None:
     errors.raise_all()
     _check_init_from(config)
     require_memory_for_games(config["env"].get("n_envs"))
-    spending_cost(config, builder)
+    read_spending_cost(config, builder)
     check_distributed(config, resources)
     resources.check_sinks()
     if groups_using_model(config, builder=builder):
@@ -389,7 +389,7 @@ def check_distributed(config: Config, resources: RunResources) -> None:
         raise ConfigError(f"llmrl-finetune trains in one process, and there are {n_processes}; {advice}")
     builder = resources.builder
     llm_config = config.get("llm") or {}
-    model_learns, has_sampler = ((llm_config.get(x) or {}).get("_target_") is not None for x in ("learn", "sampler"))
+    model_learns, has_sampler = ((llm_config.get(k) or {}).get("_target_") is not None for k in ("learn", "sampler"))
     # With llm/learn, each process answers a part of the requests, unless a server samples the replies (llm/sampler).
     players_learn = model_learns and not has_sampler and builder.needs(config["agent"], "llm", "agent")
     if not (players_learn or builder.needs(config["agent"], "processes", "agent")):
@@ -409,7 +409,7 @@ def check_distributed(config: Config, resources: RunResources) -> None:
             )
 
 
-def current_processes() -> ProcessGroup:
+def get_process_group() -> ProcessGroup:
     """Return the group of processes that compute the run of this command together.
 
     Raises:

@@ -15,7 +15,7 @@ from llmrl.experiment import reference_line_runs, run_references
 from llmrl.experiment.config_completion import groups_using_model
 from llmrl.experiment.parts import Parts, count_proposals
 from llmrl.experiment.prerequisites import PrerequisiteRun
-from llmrl.experiment.reference_line_runs import measured_references
+from llmrl.experiment.reference_line_runs import read_measured_references
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
 from llmrl.llms.scripted import ScriptedChat
@@ -35,8 +35,8 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     It lists parts, shapes, parameter counts, environment steps, time, and calls of language models with their costs.
     """
     spec = parts.env.spec
-    continuous = spec.continuous_actions
-    actions = f"{spec.n_actions} actions" if continuous is None else f"actions of {continuous.description}"
+    continuous_space = spec.continuous_actions
+    actions = f"{spec.n_actions} actions" if continuous_space is None else f"actions of {continuous_space.description}"
     rows = [
         (
             "env",
@@ -53,8 +53,8 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
         rows.append(("mechanism", spec.mechanism.name))
         rows += [(f"  {p.name}", f"[{p.low:g}, {p.high:g}] {p.unit}") for p in spec.mechanism.parameters]
     rows += _regime_rows(config, parts, loop)
-    agent = parts.agents[0].describe()
-    rows.append(("agent", ", ".join(f"{k}: {v:,}" if isinstance(v, int) else f"{k}: {v}" for k, v in agent.items())))
+    properties = parts.agents[0].describe().items()
+    rows.append(("agent", ", ".join(f"{k}: {v:,}" if isinstance(v, int) else f"{k}: {v}" for k, v in properties)))
     referenced_runs = run_references.prerequisite_runs(config)
     rows += [(run.purpose, run.plan_text) for run in referenced_runs]
     rows += _principal_rows(config, parts)
@@ -101,12 +101,12 @@ def _time_rows(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: i
 
     `env_steps` is the number of environment steps of a design run and of the unfinished runs that it needs.
     """
-    groups = (
+    model_groups = (
         groups_using_model(config, ("agent", "teacher"), parts.resources.builder)
         if isinstance(parts.llm, ChatClient)
         else []
     )
-    if "agent" in groups or (groups and not _is_scripted(parts.llm)):
+    if "agent" in model_groups or (model_groups and not _has_only_scripted_models(parts.llm)):
         return [("time", "unknown: agents wait for replies of a language model, and none is requested here")]
     seeds = Seeds(config["seed"]).child("rehearsal")
     if isinstance(loop, DesignLoop):
@@ -117,20 +117,20 @@ def _time_rows(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: i
     seconds = estimate_seconds(loop, seeds)
     if seconds is None:
         return [("time", f"unknown: {type(loop).__name__} cannot be timed on a few steps")]
-    condition = "" if isinstance(loop, LearnLoop) else ", if games last as long as they can"
-    uses_model = isinstance(parts.llm, ChatClient) and not _is_scripted(parts.llm)
-    wait_note = ", and the language model's replies" if uses_model else ""
-    return [("time", f"about {format_duration(seconds)} on this machine{condition}{wait_note}")]
+    length_note = "" if isinstance(loop, LearnLoop) else ", if games last as long as they can"
+    waits_for_model = isinstance(parts.llm, ChatClient) and not _has_only_scripted_models(parts.llm)
+    wait_note = ", and the language model's replies" if waits_for_model else ""
+    return [("time", f"about {format_duration(seconds)} on this machine{length_note}{wait_note}")]
 
 
-def _is_scripted(model: object) -> bool:
+def _has_only_scripted_models(model: object) -> bool:
     return isinstance(model, ChatClient) and all(
         isinstance(endpoint.provider, ScriptedChat) for endpoint in model.endpoints.values()
     )
 
 
 def call_rows(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:
-    """Return rows on the expected and maximum calls and costs, and on tokens, of a run with an empty cache."""
+    """Return rows on the calls of language models in a run with an empty cache: their number, tokens and cost."""
     n_repairs = estimate.max_calls - estimate.calls
     rows = [
         ("LLM calls", f"{estimate.calls:,}" + (f", at most {estimate.max_calls:,} with repairs" if n_repairs else "")),
@@ -240,7 +240,7 @@ def _model_rows(parts: Parts) -> list[tuple[str, str]]:
 
 
 def arm_shortage_warning(config: Mapping[str, Any], parts: Parts) -> str | None:
-    """Return a warning, with remedies, if the principal of a run has more arms than it makes proposals; else None."""
+    """Return a warning, with remedies, if a run has fewer proposals than its principal has arms; else None."""
     kind, principal = parts.kind, parts.principal
     if not isinstance(principal, BanditPrincipal):
         return None
@@ -262,7 +262,7 @@ def arm_shortage_warning(config: Mapping[str, Any], parts: Parts) -> str | None:
     )
 
 
-MAX_RELATIVE_ERROR = 0.1
+MAX_RELATIVE_STANDARD_ERROR = 0.1
 """Standard error of a proposal, as a share of the objective's range, above which a plan advises more replicates."""
 
 
@@ -276,27 +276,27 @@ def noise_rows(config: Mapping[str, Any], loop: object, runs: Sequence[Prerequis
     """
     if not isinstance(loop, DesignLoop) or not loop.updates_per_round:
         return []
-    settings, references = loop.settings, measured_references(runs)
-    error, source = relative_error(references, settings.replicates), "from the reference lines"
+    settings, references = loop.settings, read_measured_references(runs)
+    error, source = relative_standard_error(references, settings.replicates), "from the reference lines"
     if error is None:
         source = f"from earlier measurements of regime={config['regime_name']}"
         error = None if (noise := config.get("regime_noise")) is None else noise / settings.replicates**0.5
     if error is None:
         return []
     rows = [("  standard error", f"about {100 * error:.2g} % of the objective's range a proposal, {source}")]
-    if error > MAX_RELATIVE_ERROR and not isinstance(loop.principal, GradientProposer):
+    if error > MAX_RELATIVE_STANDARD_ERROR and not isinstance(loop.principal, GradientProposer):
         candidates, replicates = increase_replicates(error, settings.candidates, settings.replicates)
         if candidates < settings.candidates:
-            remaining = 100 * error * (settings.replicates / replicates) ** 0.5
+            reduced_percentage = 100 * error * (settings.replicates / replicates) ** 0.5
             advice = f"design.candidates={candidates} design.replicates={replicates}"
-            rows.append(("", f"{advice}: about {remaining:.2g} % at the same cost, with fewer proposals"))
+            rows.append(("", f"{advice}: about {reduced_percentage:.2g} % at the same cost, with fewer proposals"))
     return rows
 
 
-def relative_error(references: References | None, replicates: int) -> float | None:
+def relative_standard_error(references: References | None, replicates: int) -> float | None:
     """Return the standard error of a measurement over `replicates` societies, as a share of the objective's range.
 
-    The range is that of the coarse scan, averaged over contexts. None: it or the standard error was not measured.
+    The range is that of the coarse scan, averaged over contexts. None if it is 0 or the standard error is unknown.
     """
     error = None if references is None else references.measurement_error(replicates)
     if references is None or error is None:
@@ -308,7 +308,7 @@ def relative_error(references: References | None, replicates: int) -> float | No
 def increase_replicates(error: float, candidates: int, replicates: int) -> tuple[int, int]:
     """Return numbers of candidates and of replicates with the same product but a smaller standard error.
 
-    The number of candidates is the highest with a standard error of at most `MAX_RELATIVE_ERROR`, or else 1.
+    The number of candidates is the highest with a standard error of at most `MAX_RELATIVE_STANDARD_ERROR`, or else 1.
 
     Args:
         error: standard error with `replicates` societies, as a share of the objective's range.
@@ -320,6 +320,6 @@ def increase_replicates(error: float, candidates: int, replicates: int) -> tuple
     """
     n_societies = candidates * replicates
     for n in range(candidates, 1, -1):
-        if n_societies % n == 0 and error * (replicates * n / n_societies) ** 0.5 <= MAX_RELATIVE_ERROR:
+        if n_societies % n == 0 and error * (replicates * n / n_societies) ** 0.5 <= MAX_RELATIVE_STANDARD_ERROR:
             return n, n_societies // n
     return 1, n_societies

@@ -54,9 +54,9 @@ class PrerequisiteRun:
     env_steps: int
 
     @classmethod
-    def existing(cls, purpose: str, name: str, folder: Path, trusted: Sequence[str]) -> PrerequisiteRun:
-        """Create a prerequisite from an existing run folder; for errors see `saved_experiment`."""
-        config, overrides = saved_experiment(folder, trusted)
+    def from_folder(cls, purpose: str, name: str, folder: Path, trusted: Sequence[str]) -> PrerequisiteRun:
+        """Create a prerequisite from an existing run folder; for errors see `read_config_and_overrides`."""
+        config, overrides = read_config_and_overrides(folder, trusted)
         return cls(purpose, name, config, overrides, config.get("learn", {}).get("env_steps", 0))
 
     @property
@@ -83,8 +83,8 @@ class PrerequisiteRun:
         return f"{self.name}, to be computed first, {steps}, and stored in {self.folder}"
 
 
-def saved_experiment(folder: Path, trusted: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the config with which the run in `folder` is resumed, and its overrides as typed.
+def read_config_and_overrides(folder: Path, trusted: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the config with which the run in `folder` can be resumed, and its overrides as typed.
 
     Raises:
         ConfigError: the config names code that is not `trusted`.
@@ -140,11 +140,11 @@ def ensure_finished(
     for index, prerequisite in enumerate(unfinished, start=n_stages_before + 1):
         stage = RunStage(prerequisite.purpose, prerequisite.name, index, n_stages)
         with _track_stage(run, stage, prerequisite.folder, prerequisite.env_steps):
-            _ensure_run(prerequisite, run, compute, suspend)
+            _ensure_one_finished(prerequisite, run, compute, suspend)
     return n_stages_before + len(unfinished)
 
 
-def _ensure_run(
+def _ensure_one_finished(
     prerequisite: PrerequisiteRun, run: Run, compute: ComputeRun, suspend: Callable[[], AbstractContextManager[None]]
 ) -> None:
     """Compute one prerequisite, or wait for the process or run that computes it; see `ensure_finished`."""

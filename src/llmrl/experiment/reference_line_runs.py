@@ -18,7 +18,7 @@ from llmrl.core.errors import RunFolderError
 from llmrl.core.option_files import load_option
 from llmrl.core.plain_data import read_json_object
 from llmrl.experiment.config_completion import groups_using_model
-from llmrl.experiment.parts import Parts, n_envs_per_society
+from llmrl.experiment.parts import Parts, count_envs_per_society
 from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.run_references import with_digests, without_digests
 from llmrl.loops.design import DesignLoop
@@ -31,9 +31,9 @@ _NAME_SUFFIX = "_references"
 
 _PLAYER_GROUPS = ("agent", "teacher")
 """Config groups whose parts play in reference measurements, too, and would call a language model there."""
-_REPETITIONS = 2
+_PREFERRED_REPETITIONS = 2
 """Preferred number of measurements of each vector, if they fit into the allowed environment steps."""
-_COST_NOTE = "they would take more environment steps than the run itself; design.references=1 requests all"
+_OMISSION_REASON = "they would take more environment steps than the run itself; design.references=1 requests all"
 _MIN_VECTORS = 3
 """Minimum number of vectors of a coarse scan: no mechanism, the center, and the maximum."""
 
@@ -70,7 +70,7 @@ def plan_within_steps(env_steps: int, vector_steps: int, untrained_steps: int, s
     """
     min_vectors = min(_MIN_VECTORS, scan_size)
     n_repetitions, n_vectors, measures_untrained = 0, 0, False
-    for n, n_required in ((_REPETITIONS, min_vectors), (1, min_vectors), (_REPETITIONS, 1), (1, 1)):
+    for n, n_required in ((_PREFERRED_REPETITIONS, min_vectors), (1, min_vectors), (_PREFERRED_REPETITIONS, 1), (1, 1)):
         if (n_fitting := (env_steps - n * untrained_steps) // (n * vector_steps)) >= n_required:
             n_repetitions, measures_untrained = n, True
             n_vectors = min(n_fitting, scan_size) if n_required == min_vectors else 1
@@ -102,13 +102,13 @@ def count_expected_stages(config: Config, builder: Builder) -> int:
     return 2 if has_references and not groups_using_model(config, _PLAYER_GROUPS, builder) else 0
 
 
-def reference_plan(config: Config, parts: Parts, loop: DesignLoop) -> ReferencePlan:
+def plan_references(config: Config, parts: Parts, loop: DesignLoop) -> ReferencePlan:
     """Return the reference measurements of a design run that has reference lines (`reason_without_references`)."""
     space, requested = parts.env.spec.proposals, config["design"]["references"]
     scan_size = len(space.probe_vectors)
     if requested is not None:
         return ReferencePlan(requested, scan_size, True, scan_size)
-    vector_steps, untrained_steps = (_measurement_steps(config, parts, adapts) for adapts in (True, False))
+    vector_steps, untrained_steps = (_count_measurement_steps(config, parts, flag) for flag in (True, False))
     return plan_within_steps(loop.env_steps, vector_steps, untrained_steps, scan_size)
 
 
@@ -119,21 +119,17 @@ def prerequisite_runs(config: Config, parts: Parts, loop: object) -> list[Prereq
     if `reason_without_references` returns a reason, if no measurement fits into the allowed environment steps, or for
     loops other than `DesignLoop`.
 
-    Args:
-        config: resolved config of the run.
-        parts, loop: parts and loop of the run.
-
     Raises:
         ConfigError: a file that the config names is missing.
     """
     if not isinstance(loop, DesignLoop) or reason_without_references(config, parts) is not None:
         return []
-    plan = reference_plan(config, parts, loop)
+    plan = plan_references(config, parts, loop)
     if not plan.n_repetitions:
         return []
     spec = parts.env.spec
     vectors = spec.proposals.probe_vectors.tolist()[: plan.n_vectors]
-    scan_config = _measurement_config(config, vectors, plan.n_repetitions, parts)
+    scan_config = _build_measurement_config(config, vectors, plan.n_repetitions, parts)
     if plan.n_vectors == 1 < plan.scan_size:
         runs = [_make_run("no mechanism", "no_mechanism", "no mechanism", scan_config, spec.horizon)]
     else:
@@ -141,15 +137,15 @@ def prerequisite_runs(config: Config, parts: Parts, loop: object) -> list[Prereq
         name = f"coarse scan of {plan.scan_size:,} vectors{subset_text}"
         runs = [_make_run("coarse scan", "scan", name, scan_config, spec.horizon)]
     if plan.measures_untrained:
-        untrained = _measurement_config(config, vectors[:1], plan.n_repetitions, parts)
-        untrained["design"]["adapt_rounds"] = 0
-        if "init_from" in untrained["agent"]:
-            untrained["agent"] = {**untrained["agent"], "init_from": None}
-        runs.append(_make_run("untrained agents", "untrained", "untrained agents", untrained, spec.horizon))
+        untrained_config = _build_measurement_config(config, vectors[:1], plan.n_repetitions, parts)
+        untrained_config["design"]["adapt_rounds"] = 0
+        if "init_from" in untrained_config["agent"]:
+            untrained_config["agent"] = {**untrained_config["agent"], "init_from": None}
+        runs.append(_make_run("untrained agents", "untrained", "untrained agents", untrained_config, spec.horizon))
     return runs
 
 
-def measured_references(reference_runs: Sequence[PrerequisiteRun]) -> References | None:
+def read_measured_references(reference_runs: Sequence[PrerequisiteRun]) -> References | None:
     """Return the reference lines that `reference_runs` have measured; None without runs or if one is unfinished.
 
     Raises:
@@ -179,44 +175,46 @@ def plan_rows(
     reason = reason_without_references(config, parts)
     if reason is not None:
         return [("reference lines", reason)]
-    plan = reference_plan(config, parts, loop)
+    plan = plan_references(config, parts, loop)
     if not plan.n_repetitions:
-        return [("reference lines", f"none: {_COST_NOTE}")]
+        return [("reference lines", f"none: {_OMISSION_REASON}")]
     rows = [("reference lines", _describe_measurements(plan)), *(("", run.plan_text) for run in reference_runs)]
     if plan.n_vectors < plan.scan_size or not plan.measures_untrained:
-        rows.append(("", f"others are omitted: {_COST_NOTE}"))
-    if (references := measured_references(reference_runs)) is not None:
-        rows += [("", _format_context(context_lines)) for context_lines in references.contexts]
+        rows.append(("", f"others are omitted: {_OMISSION_REASON}"))
+    if (references := read_measured_references(reference_runs)) is not None:
+        rows += [("", _format_context_references(context)) for context in references.contexts]
     return rows
 
 
 def _describe_measurements(plan: ReferencePlan) -> str:
     """Describe which levels are measured, and how often."""
-    measured = ["no mechanism"] + ["untrained agents"] * plan.measures_untrained
+    subjects = ["no mechanism"] + ["untrained agents"] * plan.measures_untrained
     if plan.n_vectors > 1:
         is_complete = plan.n_vectors == plan.scan_size
         prefix = "" if is_complete else f"the first {plan.n_vectors:,} of {plan.scan_size:,} vectors of "
-        measured.append(f"{prefix}a coarse scan")
+        subjects.append(f"{prefix}a coarse scan")
     times = "once" if plan.n_repetitions == 1 else f"{plan.n_repetitions:,} times"
-    return f"{', '.join(measured)}; each vector measured {times}"
+    return f"{', '.join(subjects)}; each vector measured {times}"
 
 
-def _format_context(context_lines: ContextReferences) -> str:
+def _format_context_references(references: ContextReferences) -> str:
     """Format the reference lines of a context as a short text."""
-    prefix = "" if context_lines.context is None else f"{context_lines.context}: "
-    levels = (context_lines.untrained, context_lines.no_mechanism, context_lines.best)
+    prefix = "" if references.context is None else f"{references.context}: "
+    levels = (references.untrained, references.no_mechanism, references.best)
     lines = zip(REFERENCE_LEVELS.values(), levels, strict=True)
     return prefix + ", ".join(f"{name} {line.value:.3g}" for name, line in lines if line is not None)
 
 
-def _measurement_steps(config: Config, parts: Parts, adapts: bool) -> int:
-    """Return the environment steps of one measurement of a vector in every context, if `adapts` with adaptation."""
-    design, games = config["design"], n_envs_per_society(config)
-    rounds = design["adapt_rounds"] * adapts - (-design["validate_episodes"] // games)
-    return int(rounds * (parts.env.spec.horizon or 0) * games * parts.env.spec.proposals.n_context_rows)
+def _count_measurement_steps(config: Config, parts: Parts, with_adaptation: bool) -> int:
+    """Return the environment steps of one measurement of a vector in every context, with or without adaptation."""
+    design, n_games = config["design"], count_envs_per_society(config)
+    rounds = design["adapt_rounds"] * with_adaptation - (-design["validate_episodes"] // n_games)
+    return int(rounds * (parts.env.spec.horizon or 0) * n_games * parts.env.spec.proposals.n_context_rows)
 
 
-def _measurement_config(config: Config, vectors: list[list[float]], repetitions: int, parts: Parts) -> dict[str, Any]:
+def _build_measurement_config(
+    config: Config, vectors: list[list[float]], repetitions: int, parts: Parts
+) -> dict[str, Any]:
     """Return the config of a run that measures `vectors` in each context `repetitions` times.
 
     Only vectors of the same principal step are measured with the same random numbers. Each step therefore contains as
@@ -224,9 +222,9 @@ def _measurement_config(config: Config, vectors: list[list[float]], repetitions:
     """
     design = config["design"]
     n_candidates = max(n for n in range(1, design["candidates"] + 1) if len(vectors) % n == 0)
-    starts = range(0, len(vectors), n_candidates)
+    step_starts = range(0, len(vectors), n_candidates)
     n_contexts = parts.env.spec.proposals.n_context_rows
-    proposals = [vector for i in starts for _ in range(n_contexts) for vector in vectors[i : i + n_candidates]]
+    proposals = [vector for i in step_starts for _ in range(n_contexts) for vector in vectors[i : i + n_candidates]]
     run_config = without_digests(config)
     run_config.pop("llm", None)  # no part of this run uses a model or writes prompts
     run_config.pop("prompts", None)
@@ -236,7 +234,7 @@ def _measurement_config(config: Config, vectors: list[list[float]], repetitions:
         "resume": True,
         "rerun": False,
         "principal": {**load_option("principal", "listed"), "vectors": proposals},
-        "env": {**config["env"], "n_envs": n_candidates * n_envs_per_society(config)},
+        "env": {**config["env"], "n_envs": n_candidates * count_envs_per_society(config)},
     }
     run_config["design"] = {
         **design,
@@ -259,5 +257,5 @@ def _make_run(stage: str, label: str, name: str, config: dict[str, Any], horizon
     design, n_envs = config["design"], config["env"]["n_envs"]
     rounds = design["adapt_rounds"] - (-design["validate_episodes"] // (n_envs // design["candidates"]))
     steps = design["steps"] * rounds * (horizon or 0) * n_envs
-    description = f"reference lines: {stage}"
-    return PrerequisiteRun(description, name, with_digests(config), [f"reference={label}"], steps)
+    purpose = f"reference lines: {stage}"
+    return PrerequisiteRun(purpose, name, with_digests(config), [f"reference={label}"], steps)

@@ -27,7 +27,7 @@ Model = ChatClient | Scorer | None
 CALL_POLICY_KEYS = (
     *("cache", "cache_dir", "share_cache", "failures", "retry", "limits", "budget", "max_invalid", "variants"),
 )
-"""Keys of the config's node `llm` that determine how a model is called; the other keys determine the model."""
+"""Keys of the config's node `llm` that do not determine its model, but how models are called, or other models."""
 
 
 class RunResources:
@@ -55,8 +55,8 @@ class RunResources:
 
     @cached_property
     def model_nodes(self) -> tuple[Config, Config]:
-        """The nodes of the language model and of its client (see the function `model_nodes`)."""
-        return model_nodes(self.config["llm"])
+        """The nodes of the language model and of its client (`split_llm_option`)."""
+        return split_llm_option(self.config["llm"])
 
     @cached_property
     def hardware(self) -> Hardware:
@@ -74,9 +74,8 @@ class RunResources:
         Raises:
             ConfigError: the device is a GPU, and torch sees none on this machine.
         """
-        hardware = self.hardware
-        local_hardware = replace(hardware, cores=hardware.cores_for(game_processes(self.config, self.builder)))
-        return local_device(local_hardware.apply(dry=bool(self.config["dry_run"])))
+        n_cores = self.hardware.cores_for(count_game_processes(self.config, self.builder))
+        return local_device(replace(self.hardware, cores=n_cores).apply(dry=bool(self.config["dry_run"])))
 
     @cached_property
     def cores(self) -> int:
@@ -153,13 +152,13 @@ def model_options(llm: Config) -> dict[str, Any]:
     return {name: value for name, value in llm.items() if name not in CALL_POLICY_KEYS}
 
 
-def model_nodes(llm: Config) -> tuple[Config, Config]:
+def split_llm_option(llm: Config) -> tuple[Config, Config]:
     """Split an option of llm= into the node of the model and the node of the client that calls it."""
     policies = {name: value for name, value in llm.items() if name in CALL_POLICY_KEYS and name != "variants"}
     return model_options(llm), {"_target_": "llmrl.llms.client.build_client", **policies}
 
 
-def game_processes(config: Config, builder: Builder | None = None) -> int:
+def count_game_processes(config: Config, builder: Builder | None = None) -> int:
     """Return the number of processes that an environment starts for its games; 0 without games or for fine-tuning."""
     if "env" not in config or "method" in config:
         return 0  # in fine-tuning, games and training take turns

@@ -71,7 +71,7 @@ def run_and_print(experiment: Experiment) -> float | None:
 
 @contextmanager
 def report_errors(name: str) -> Iterator[None]:
-    """Return a context manager that turns errors of the command `name` into a message and an exit code.
+    """Return a context manager that turns errors of the command `name` into messages and exit codes.
 
     If several processes compute a run, only the first one prints messages.
 
@@ -101,8 +101,8 @@ def report_errors(name: str) -> Iterator[None]:
 def _raise_to_foreign_launchers() -> Iterator[None]:
     """Return a context manager that replaces SystemExit by its cause, for launchers other than llmrl's.
 
-    With such a launcher, an exception ends one run of `--multirun`, but SystemExit ends the whole sweep. SystemExit
-    without a cause, or with an LlmrlError as its cause, is not replaced.
+    With such a launcher, an exception ends one run of `--multirun`, but SystemExit ends the whole sweep. SystemExit is
+    not replaced if its cause is missing, an LlmrlError or KeyboardInterrupt.
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode

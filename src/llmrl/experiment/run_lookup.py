@@ -16,7 +16,7 @@ ReferenceKind = Literal["run", "latest", "preset"]
 
 _REFERENCE_PATTERN = re.compile(r"(run|latest|preset):(.*?)(?:/s([0-9]{1,18}))?/?")
 _HASH_PREFIX_PATTERN = re.compile(r"[0-9a-f]{1,8}")
-_MAX_LISTED = 12  # runs in an error message
+_MAX_LISTED_RUNS = 12  # runs in an error message
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ def parse_reference(text: str) -> RunReference | None:
     match = _REFERENCE_PATTERN.fullmatch(text)
     if match is None:
         return None
-    kind, name, seed = match.groups()
-    if not name or (kind == "run" and not _HASH_PREFIX_PATTERN.fullmatch(name)):
+    kind, target, seed = match.groups()
+    if not target or (kind == "run" and not _HASH_PREFIX_PATTERN.fullmatch(target)):
         raise ConfigError(
             f"{text!r} is not a reference to a run: use run:<hash>, with the first hexadecimal digits at the end of a "
             "folder <label>-<hash>, or latest:<name> or preset:<study>; /s<seed> may follow each"
         )
-    return RunReference(kind, name, None if seed is None else int(seed))  # type: ignore[arg-type]
+    return RunReference(kind, target, None if seed is None else int(seed))  # type: ignore[arg-type]
 
 
 def add_output_root_option(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +90,7 @@ def resolve_run_folder(text: str | Path, root: Path) -> Path:
         return find_only_run(Path(text))
     runs = find_experiment_runs(reference, root)
     if reference.kind == "latest" and reference.seed is None:
-        return max(runs, key=last_updated)
+        return max(runs, key=read_update_time)
     return select_run(reference, runs)
 
 
@@ -119,17 +119,17 @@ def find_experiment_runs(reference: RunReference, root: Path) -> list[Path]:
     if reference.kind == "preset":
         raise ConfigError(f"{reference} can only be used in options of a run; use run: or latest: here")
     if reference.kind == "latest":
-        newest = find_newest_run(reference.target, root)
-        return [run for run in find_runs(newest.parent) if is_finished(run)]
+        newest_run = find_newest_run(reference.target, root)
+        return [run for run in find_runs(newest_run.parent) if is_finished(run)]
     runs = [run for run in find_runs(root) if (parse_hash(run) or "").startswith(reference.target)]
     if not runs:
         raise RunFolderError(f"there is no run in {root} whose folder's hash begins with {reference.target}")
     if len({parse_hash(run) for run in runs}) > 1:
         raise RunFolderError(f"{reference} may be any of {format_runs(runs)}")
-    seeds: dict[int | None, Path] = {}
+    run_by_seed: dict[int | None, Path] = {}
     for run in sorted(runs, key=is_finished, reverse=True):
-        seeds.setdefault(parse_seed(run), run)
-    return [seeds[seed] for seed in sorted(seeds, key=lambda seed: seed or 0)]
+        run_by_seed.setdefault(parse_seed(run), run)
+    return [run_by_seed[seed] for seed in sorted(run_by_seed, key=lambda seed: seed or 0)]
 
 
 def select_run(reference: RunReference, runs: Sequence[Path]) -> Path:
@@ -156,7 +156,7 @@ def find_newest_run(name: str, root: Path) -> Path:
             f"latest:{name}: no run in {name_folder} is finished"
             + (f"; unfinished: {format_runs(runs)}" if runs else "")
         )
-    return max(candidates, key=last_updated)
+    return max(candidates, key=read_update_time)
 
 
 def is_finished(run: Path) -> bool:
@@ -167,7 +167,7 @@ def is_finished(run: Path) -> bool:
     return status is not None and status.state == "finished"
 
 
-def last_updated(run: Path) -> float:
+def read_update_time(run: Path) -> float:
     """Return the time of the last change of a run's status, Unix seconds; 0 without a status."""
     from llmrl.run.status import read_status
 
@@ -179,6 +179,6 @@ def format_runs(runs: Sequence[Path]) -> str:
     """Format runs for an error message, one a line: reference, state and folder."""
     from llmrl.results.run_records import read_run
 
-    lines = [f"\n  run:{parse_hash(run)}/{run.name}  {read_run(run).state}  {run}" for run in runs[:_MAX_LISTED]]
-    omission_note = f"\n  and {len(runs) - _MAX_LISTED:,} more" if len(runs) > _MAX_LISTED else ""
+    lines = [f"\n  run:{parse_hash(run)}/{run.name}  {read_run(run).state}  {run}" for run in runs[:_MAX_LISTED_RUNS]]
+    omission_note = f"\n  and {len(runs) - _MAX_LISTED_RUNS:,} more" if len(runs) > _MAX_LISTED_RUNS else ""
     return f"{len(runs):,} runs:{''.join(lines)}{omission_note}"

@@ -36,8 +36,8 @@ from llmrl.run.folder import format_seed_folder, parse_hash, parse_seed, sanitiz
 
 log = logging.getLogger(__name__)
 
-_PINS_FOLDER = ".references"
-"""Subfolder of `<output_root>/<name>` that records which run each `latest:` reference resolved to."""
+_PINNED_REFERENCES_FOLDER = ".references"
+"""Subfolder of `<output_root>/<name>` with records of the runs to which `latest:` references were resolved."""
 _OWN_SEED, _SHARED_SEED = "own", "shared"
 """Values of `<key>_seed`: each run's own seed, or seed 0 for all runs."""
 _PRESET_SEED_KEY = "agent.init_from"
@@ -87,7 +87,7 @@ REFERENCE_KEYS = (
 
 
 def resolve_references(config: Config) -> dict[str, Any]:
-    """Return a resolved config with the folders of the runs that it refers to, and their identities in `resolved_runs`.
+    """Replace the references in a resolved config by folders of runs, whose identities are added as `resolved_runs`.
 
     A config without references, or with `resolved_runs`, is returned unchanged.
 
@@ -104,16 +104,15 @@ def resolve_references(config: Config) -> dict[str, Any]:
         setting = (config.get(group) or {}).get(key)
         values = list(setting or []) if reference_key.is_list else [setting]
         texts = [text for text in values if isinstance(text, str)]
-        runs = [run for text in texts if (run := _resolve_reference(reference_key, text, config)) is not None]
-        if len(runs) < len(texts) or not runs:
-            if runs:
+        resolved = [run for text in texts if (run := _resolve_reference(reference_key, text, config)) is not None]
+        if len(resolved) < len(texts) or not resolved:
+            if resolved:
                 raise ConfigError(f"{reference_key.key} must name all runs by reference, or all by their folders")
             continue
-        run_paths = [run.folder / reference_key.subpath for run in runs]
-        folders = [str(path) for path in run_paths] if reference_key.is_list else str(run_paths[0])
-        resolved_config[group] = {**resolved_config[group], key: folders}
-        references = [run.pinned for run in runs] if reference_key.is_list else runs[0].pinned
-        identities[reference_key.key] = {"run": ",".join(run.identity for run in runs), "as": references}
+        paths = [str(run.folder / reference_key.subpath) for run in resolved]
+        resolved_config[group] = {**resolved_config[group], key: paths if reference_key.is_list else paths[0]}
+        references = [run.pinned_text for run in resolved] if reference_key.is_list else resolved[0].pinned_text
+        identities[reference_key.key] = {"run": ",".join(run.identity for run in resolved), "as": references}
     return {**resolved_config, RESOLVED: identities} if identities else resolved_config
 
 
@@ -130,9 +129,9 @@ def with_digests(config: Config) -> dict[str, Any]:
 def without_digests(config: Config) -> dict[str, Any]:
     """Return a config without digests, with references instead of folders of runs; `latest:` has become `run:`."""
     original = {key: value for key, value in input_digests.without_digests(config).items() if key != RESOLVED}
-    for path, entry in (config.get(RESOLVED) or {}).items():
+    for path, resolution in (config.get(RESOLVED) or {}).items():
         group, _, key = path.partition(".")
-        original[group] = {**original[group], key: entry["as"]}
+        original[group] = {**original[group], key: resolution["as"]}
     return original
 
 
@@ -147,13 +146,13 @@ def prerequisite_runs(config: Config) -> list[PrerequisiteRun]:
     """
     config = resolve_references(config)
     runs = []
-    for key, entry in (config.get(RESOLVED) or {}).items():
-        for text, identity in zip(_to_list(entry["as"]), entry["run"].split(","), strict=True):
+    for key, resolution in (config.get(RESOLVED) or {}).items():
+        for text, identity in zip(_to_list(resolution["as"]), resolution["run"].split(","), strict=True):
             reference = parse_reference(text)
             if reference is None:
                 continue
             if reference.kind == "preset":
-                run = _preset_run(key, reference, config)
+                run = _make_preset_run(key, reference, config)
                 if config_hash(run.config) != identity.partition("/")[0]:
                     raise ConfigError(
                         f"the preset of {key}={reference} has changed since this run was submitted; repeat its "
@@ -162,8 +161,8 @@ def prerequisite_runs(config: Config) -> list[PrerequisiteRun]:
                 runs.append(run)
             else:
                 runs += [
-                    PrerequisiteRun.existing(_run_purpose(key), str(reference), folder, config["trusted_modules"])
-                    for folder in _referenced_runs(key, config)
+                    PrerequisiteRun.from_folder(_run_purpose(key), str(reference), folder, config["trusted_modules"])
+                    for folder in _find_referenced_runs(key, config)
                 ]
     return runs
 
@@ -175,12 +174,12 @@ class _ResolvedReference:
     Attributes:
         folder: folder of the run; folder of the experiment if the reference names the runs of all its seeds.
         identity: `<hash>/<seed>` of the run, part of the hash of the config that refers to it.
-        pinned: reference that replaces the typed one and always resolves to the same run.
+        pinned_text: reference that replaces the typed one and always resolves to the same run.
     """
 
     folder: Path
     identity: str
-    pinned: str
+    pinned_text: str
 
 
 def _resolve_reference(reference_key: ReferenceKey, text: str, config: Config) -> _ResolvedReference | None:
@@ -192,7 +191,7 @@ def _resolve_reference(reference_key: ReferenceKey, text: str, config: Config) -
         if reference.kind == "preset":
             if not reference_key.accepts_preset:
                 raise ConfigError("a preset cannot be used here; use run:<hash>, latest:<name>, or the run's folder")
-            run = _preset_run(reference_key.key, reference, config)
+            run = _make_preset_run(reference_key.key, reference, config)
             seed_text = _resolve_seed(reference.seed, _PRESET_SEED_KEY, config)[1]
             return _ResolvedReference(run.folder, f"{config_hash(run.config)}/{seed_text}", text)
         if reference.kind == "latest":
@@ -205,7 +204,7 @@ def _resolve_reference(reference_key: ReferenceKey, text: str, config: Config) -
             return _ResolvedReference(
                 folder, f"{parse_hash(runs[0])}/{'all' if reference.seed is None else folder.name}", reference_text
             )
-        return _select_run(reference_key, reference, runs, config)
+        return _resolve_among_runs(reference_key, reference, runs, config)
     except (ConfigError, RunFolderError) as error:
         if not str(error).startswith("seed="):
             error.args = (f"{reference_key.key}={text}: {error}",)
@@ -227,7 +226,7 @@ def _resolve_folder(reference_key: ReferenceKey, text: str, config: Config) -> _
         raise RunFolderError(
             f"{reference_key.key}={text} contains runs of several experiments; name one: {format_runs(runs)}"
         )
-    run = _select_run(reference_key, None, runs, config)
+    run = _resolve_among_runs(reference_key, None, runs, config)
     if is_finished(run.folder):
         return _ResolvedReference(run.folder, run.identity, text)
     # The identity includes the newest checkpoint, because results depend on the checkpoint that a run starts from.
@@ -236,7 +235,7 @@ def _resolve_folder(reference_key: ReferenceKey, text: str, config: Config) -> _
     return _ResolvedReference(run.folder, f"{run.identity}@{iteration}", text)
 
 
-def _select_run(
+def _resolve_among_runs(
     reference_key: ReferenceKey, reference: RunReference | None, runs: Sequence[Path], config: Config
 ) -> _ResolvedReference:
     """Select the run of a reference among the `runs` of one experiment.
@@ -256,16 +255,16 @@ def _select_run(
         if parse_seed(run) == seed:
             suffix = "" if seed_text == _OWN_SEED else f"/{seed_text}"
             return _ResolvedReference(run, f"{digest}/{seed_text}", f"run:{digest}{suffix}")
-    rule_note = "" if explicit_seed is not None else f" ({key}_seed={_seed_rule(key, config)})"
+    rule_note = "" if explicit_seed is not None else f" ({key}_seed={_get_seed_rule(key, config)})"
     raise RunFolderError(f"there is no seed {seed}{rule_note} among {format_runs(runs)}")
 
 
 def _pin_reference(reference_key: ReferenceKey, reference: RunReference, config: Config) -> RunReference:
     """Return the reference `run:` that replaces `latest:` in `config`, recorded when the config was first composed."""
     root = Path(config["output_root"]).expanduser()
-    folder = root / sanitize_path(str(config["name"])) / _PINS_FOLDER
+    folder = root / sanitize_path(str(config["name"])) / _PINNED_REFERENCES_FOLDER
     path = folder / f"{config_hash({**config, 'key': reference_key.key})}.json"
-    record = _read_record(path)
+    record = _read_pinned_reference(path)
     if record is None:
         digest = parse_hash(find_newest_run(reference.target, root))
         record = {
@@ -286,7 +285,7 @@ def _pin_reference(reference_key: ReferenceKey, reference: RunReference, config:
     return RunReference("run", record["run"], reference.seed)
 
 
-def _read_record(path: Path) -> dict[str, Any] | None:
+def _read_pinned_reference(path: Path) -> dict[str, Any] | None:
     """Return the record in the JSON file `path`; None if the file does not exist."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -297,7 +296,7 @@ def _read_record(path: Path) -> dict[str, Any] | None:
         raise RunFolderError(f"{path} cannot be read ({error!r}); delete it to resolve `latest:` again") from error
 
 
-def _preset_run(key: str, reference: RunReference, config: Config) -> PrerequisiteRun:
+def _make_preset_run(key: str, reference: RunReference, config: Config) -> PrerequisiteRun:
     """Return the run of the preset that `config` refers to at `key`.
 
     Its environment is that of `config`, and its weights have the shapes of the agent in `config`.
@@ -351,14 +350,14 @@ def _resolve_seed(explicit_seed: int | None, key: str, config: Config) -> tuple[
     Raises:
         ConfigError: the value of `<key>_seed` or `seed` is invalid.
     """
-    rule = _seed_rule(key, config) if explicit_seed is None else explicit_seed
+    rule = _get_seed_rule(key, config) if explicit_seed is None else explicit_seed
     seed = config["seed"] if rule == _OWN_SEED else 0 if rule == _SHARED_SEED else rule
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed={seed!r} must be a whole number >= 0")
     return seed, _OWN_SEED if rule == _OWN_SEED else format_seed_folder(seed)
 
 
-def _seed_rule(key: str, config: Config) -> str | int:
+def _get_seed_rule(key: str, config: Config) -> str | int:
     """Return `<key>_seed` of the config: `own`, `shared` or a seed; `own` if the config has no such key."""
     group, _, name = key.partition(".")
     rule = (config.get(group) or {}).get(f"{name}_seed", _OWN_SEED)
@@ -367,7 +366,7 @@ def _seed_rule(key: str, config: Config) -> str | int:
     raise ConfigError(f"{key}_seed={rule!r} must be own, shared, or a seed (a whole number >= 0)")
 
 
-def _referenced_runs(key: str, config: Config) -> list[Path]:
+def _find_referenced_runs(key: str, config: Config) -> list[Path]:
     """Return the folders of all runs that the value of `key` in a resolved config refers to."""
     from llmrl.results.run_records import find_runs
 

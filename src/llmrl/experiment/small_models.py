@@ -49,7 +49,7 @@ class SmallModels:
         self._config = config
 
     def folder(self, kind: SmallKind, model: SmallModelSettings | SmallChatSettings) -> Path:
-        """Return the folder of a model, whether or not it exists.
+        """Return the folder of a model with the settings `model`, whether or not the folder exists.
 
         The name contains a digest of the settings of the model and the environment. For a chat model, the digest also
         includes the agent, the prompts and, if a proposer queries the model, the principal and the size of the search.
@@ -64,7 +64,7 @@ class SmallModels:
         return Path(self._config["output_root"]) / "models" / f"small-{digest}"
 
     def make(self, kind: SmallKind, model: SmallModelSettings | SmallChatSettings) -> None:
-        """Create the model unless it exists.
+        """Create a model with the settings `model` unless it exists.
 
         The first process of a run creates it, and the other processes wait. If several runs create it at the same time,
         one copy is kept.
@@ -102,14 +102,14 @@ class SmallModels:
         return replace(model, seed=self._config["seed"]) if model.seed is None else model
 
 
-def create_model_for_env(folder: Path, config: Config, kind: ModelKind, model: SmallModelSettings) -> None:
+def create_model_for_env(folder: Path, config: Config, kind: ModelKind, settings: SmallModelSettings) -> None:
     """Write a small model for the environment of a config.
 
     Args:
         folder: folder to write to; missing or empty.
         config: `env` and `trusted_modules` of a resolved config.
         kind: architecture.
-        model: settings of the model; without a seed, 0 is used.
+        settings: settings of the model; without a seed, 0 is used.
 
     Raises:
         ConfigError: the channel contains no text, `kind` cannot be pretrained, or sizes of layers do not fit together.
@@ -119,39 +119,39 @@ def create_model_for_env(folder: Path, config: Config, kind: ModelKind, model: S
     from llmrl.experiment.build_env import build_env
     from llmrl.llms.local.small import make_small_model
 
-    if model.reads != "nothing" and kind != "causal":
+    if settings.reads != "nothing" and kind != "causal":
         raise ConfigError(
-            f"llm.make.reads={model.reads} needs a causal model, which is trained by next-token prediction; "
+            f"llm.make.reads={settings.reads} needs a causal model, which is trained by next-token prediction; "
             "set llm.make.reads=nothing"
         )
     # The tokenizer does not depend on the run's seed, so weights fit every small model of the same environment.
-    tokenizer_seeds, model_seeds = Seeds(0).child("small models"), Seeds(model.seed or 0).child("small model")
+    tokenizer_seeds, model_seeds = Seeds(0).child("small models"), Seeds(settings.seed or 0).child("small model")
     builder = Builder(EnvServices(tokenizer_seeds.child("env")), config["trusted_modules"])
     with closing(build_env(_get_env_options(config), builder)) as env:
-        env_texts = _collect_texts(env, model.channel, tokenizer_seeds)
-    reads_stories = model.reads != "nothing"
-    n_stories = model.stories if reads_stories else 0
-    training_stories = sample_stories(n_stories, model_seeds.integer("stories"), informative=model.reads == "stories")
+        env_texts = _collect_texts(env, settings.channel, tokenizer_seeds)
+    reads_stories = settings.reads != "nothing"
+    n_stories, is_informative = (settings.stories if reads_stories else 0), settings.reads == "stories"
+    training_stories = sample_stories(n_stories, model_seeds.integer("stories"), informative=is_informative)
     # The tokenizer is built from texts of the environment and from stories, so a word has the same tokens in both.
     tokenizer_stories = sample_stories(len(env_texts) if reads_stories else 0, tokenizer_seeds.integer("stories"))
     tokenizer_texts = [*env_texts, *tokenizer_stories]
-    make_small_model(folder, tokenizer_texts, kind, model, model_seeds.integer("weights"))
+    make_small_model(folder, tokenizer_texts, kind, settings, model_seeds.integer("weights"))
     if training_stories:
         from llmrl.llms.local.small import train_on_texts
 
         training_seed = model_seeds.integer("reading")
-        loss_before, loss_after = train_on_texts(folder, training_stories, model.pretraining_steps, training_seed)
+        loss_before, loss_after = train_on_texts(folder, training_stories, settings.pretraining_steps, training_seed)
         log.info("loss on held-out stories: %.3g nats per token, before training %.3g", loss_after, loss_before)
 
 
-def create_chat_model_for_env(folder: Path, config: Config, model: SmallChatSettings) -> None:
+def create_chat_model_for_env(folder: Path, config: Config, settings: SmallChatSettings) -> None:
     """Write a small chat model, trained on valid replies to requests of an agent or of a policy-search proposer.
 
     Args:
         folder: folder to write to; missing or empty.
         config: `env`, `agent`, `principal`, `prompts`, `search` or `dataset`, and `trusted_modules` of a resolved
             config.
-        model: settings of the model; without a seed, 0 is used.
+        settings: settings of the model; without a seed, 0 is used.
 
     Raises:
         Incompatible: neither the agent nor the proposer of a policy search queries a chat model.
@@ -161,15 +161,15 @@ def create_chat_model_for_env(folder: Path, config: Config, model: SmallChatSett
     from llmrl.experiment.build_env import build_env
     from llmrl.llms.local.small import make_small_model
 
-    exchange_seeds, model_seeds = Seeds(0).child("small models"), Seeds(model.seed or 0).child("small model")
+    exchange_seeds, model_seeds = Seeds(0).child("small models"), Seeds(settings.seed or 0).child("small model")
     builder = Builder(trusted=config["trusted_modules"])
     env_builder = builder.replace_services(EnvServices(exchange_seeds.child("env")))
     collect_exchanges = _collect_agent_exchanges if _is_queried_by_agent(config) else _collect_proposer_exchanges
     with closing(build_env(_get_env_options(config), env_builder)) as env:
         exchanges = collect_exchanges(config, env, builder, exchange_seeds)
     texts = [text for messages, reply in exchanges for text in (messages[-1]["content"], reply)]
-    make_small_model(folder, texts, "chat", model, model_seeds.integer("weights"))
-    steps, learning_rate = model.format_steps, model.format_learning_rate
+    make_small_model(folder, texts, "chat", settings, model_seeds.integer("weights"))
+    steps, learning_rate = settings.format_steps, settings.format_learning_rate
     loss = train_format(folder, exchanges, steps, learning_rate, model_seeds.integer("reading"))
     log.info("the model has learned the format of replies: loss of %.3g nats per token", loss)
 
@@ -218,15 +218,15 @@ def _collect_proposer_exchanges(config: Config, env: VecEnv, builder: Builder, s
             "llm=small_chat learns the format of replies from the agent or principal that queries it; use "
             "agent=llm_player, or principal=llm with an agent whose parameters it can search, such as agent=linear",
         )
-    space, rng, size = controller.space, seeds.numpy("proposals"), _get_search_size(config)
+    space, rng, search_size = controller.space, seeds.numpy("proposals"), _get_search_size(config)
     chat = RandomProposals(space, rng)
     principal_services = PrincipalServices.from_agent(services, llm=chat, space=space, controller=controller)
     principal = builder.replace_services(principal_services).build(config["principal"], "principal")
-    principal.on_search_start(size["iterations"], size["episodes"])
+    principal.on_search_start(search_size["iterations"], search_size["episodes"])
     initial_state = principal.state_dict()
     while len(chat.exchanges) < _MIN_EXCHANGES:
         principal.load_state_dict(initial_state)
-        simulate_search(principal, **size, max_return=env.spec.max_return, rng=rng)
+        simulate_search(principal, **search_size, max_return=env.spec.max_return, rng=rng)
     return chat.exchanges
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from llmrl.config.permissions import check_command_lines
 from llmrl.experiment import run_references
 from llmrl.experiment.batched_runs import (
-    UnsharedReason,
+    SeparateProcessReason,
     compute_batch,
     estimate_row_gb,
     find_batch_key,
-    unshared_reason,
+    find_separate_process_reason,
 )
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.resources import game_processes
+from llmrl.experiment.resources import count_game_processes
 from llmrl.experiment.run_job import compute_job
 from llmrl.sweeps.backends.protocol import Job, JobOutcome
 from llmrl.sweeps.jobs import find_differing_keys, select_label_overrides
@@ -57,16 +57,16 @@ def build_jobs(runs: Sequence[Experiment], differing_keys: set[str] | None = Non
     """
     swept_keys = find_differing_keys([run.overrides for run in runs]) if differing_keys is None else differing_keys
     jobs: list[Job] = []
-    first_by_hash: dict[str, tuple[Experiment, Job]] = {}
+    first_run_by_hash: dict[str, tuple[Experiment, Job]] = {}
     for run in runs:
         label_overrides = select_label_overrides(run.overrides, swept_keys)
-        first, job = first_by_hash.get(run.hash, (run, None))
+        first, job = first_run_by_hash.get(run.hash, (run, None))
         differs_only_in_seed = {**first.config, "seed": run.seed} == run.config and first.environment == run.environment
         if job is not None and differs_only_in_seed:
             jobs.append(job.with_seed(run.seed, run.overrides, label_overrides))
         else:
             jobs.append(build_job(run, label_overrides))
-            first_by_hash[run.hash] = run, jobs[-1]
+            first_run_by_hash[run.hash] = run, jobs[-1]
     return jobs
 
 
@@ -85,9 +85,9 @@ def build_job(experiment: Experiment, label_overrides: Sequence[str]) -> Job:
     job_config = {**config, "output_root": str(Path(config["output_root"]).expanduser().absolute())}
     check_command_lines(config)
     hardware = experiment.resources.hardware
-    cores = hardware.cores_for(game_processes(config))
+    cores = hardware.cores_for(count_game_processes(config))
     batch_key = find_batch_key(config, experiment.environment)
-    is_batching_faster = unshared_reason(config) is not UnsharedReason.NO_GAIN
+    is_batching_faster = find_separate_process_reason(config) is not SeparateProcessReason.NO_GAIN
     return Job(
         job_config,
         experiment.overrides,
@@ -120,8 +120,8 @@ def with_prerequisites(jobs: Sequence[Job]) -> list[Job]:
                 continue
             if run.folder not in prerequisite_jobs:
                 experiment = Experiment(run.config, run.overrides, environment=job.environment)
-                prerequisite = build_job(experiment, run.overrides)
-                prerequisite_jobs[run.folder] = replace(prerequisite, purpose=run.purpose, name=run.name)
+                prerequisite_job = build_job(experiment, run.overrides)
+                prerequisite_jobs[run.folder] = replace(prerequisite_job, purpose=run.purpose, name=run.name)
             job_prerequisites.append(prerequisite_jobs[run.folder])
         sweep_jobs.append(replace(job, prerequisites=tuple(job_prerequisites)) if job_prerequisites else job)
     return [*prerequisite_jobs.values(), *sweep_jobs]

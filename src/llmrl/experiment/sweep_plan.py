@@ -14,7 +14,7 @@ from typing import Any
 from llmrl.config.loop_sections import loop_kind
 from llmrl.core.seeding import Seeds
 from llmrl.experiment import reference_line_runs, run_references
-from llmrl.experiment.batched_runs import UnsharedReason, unshared_reason
+from llmrl.experiment.batched_runs import SeparateProcessReason, find_separate_process_reason
 from llmrl.experiment.config_completion import groups_using_model
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import build_loop, build_parts
@@ -32,7 +32,7 @@ from llmrl.sweeps.launch import group_by_backend
 from llmrl.sweeps.scheduling import query_schedulers
 
 COLUMNS = ("run", "runs", "environment steps", "LLM calls", "cost", "alone in its process, because")
-"""Columns of the table; the last one has the reason why a run does not share its process (`UnsharedReason`)."""
+"""Columns of the table; the last one has the reason why a run does not share its process (`SeparateProcessReason`)."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,14 @@ def plan_sweep(
     for job in missing_jobs:
         jobs_by_digest.setdefault(job.digest, []).append(job)
     estimates = {
-        digest: _estimate(experiments[digest_jobs[0].folder]) for digest, digest_jobs in jobs_by_digest.items()
+        digest: _estimate_run(experiments[digest_jobs[0].folder]) for digest, digest_jobs in jobs_by_digest.items()
     }
     # Runs that missing runs refer to, and runs that measure their reference lines.
     prerequisites = [run for job in missing_jobs for run in run_references.prerequisite_runs(job.config)]
     prerequisites += [run for estimate in estimates.values() for run in estimate.prerequisites]
     unfinished_prerequisites = [run for run in {run.folder: run for run in prerequisites}.values() if not run.finished]
-    batches, requests = describe_requests(missing_jobs)
-    rows = [_build_setting_row(digest_jobs, estimates[digest]) for digest, digest_jobs in jobs_by_digest.items()]
+    batches, requests = make_batches_and_requests(missing_jobs)
+    rows = [_build_experiment_row(digest_jobs, estimates[digest]) for digest, digest_jobs in jobs_by_digest.items()]
     rows += [[f"before them: {run.name}", "1", f"{run.env_steps:,}", "-", "-", ""] for run in unfinished_prerequisites]
     rows.append(_build_row("in all", [estimates[job.digest] for job in missing_jobs], unfinished_prerequisites))
     heading = "Plan of the sweep (dry_run=true: all parts were built, and a few steps were run to estimate the time)"
@@ -97,7 +97,7 @@ def plan_sweep(
     return title, rows, requests
 
 
-def describe_requests(jobs: Sequence[Job]) -> tuple[list[JobBatch], list[str]]:
+def make_batches_and_requests(jobs: Sequence[Job]) -> tuple[list[JobBatch], list[str]]:
     """Return the batches of jobs, one for each process, and descriptions of the requests to a scheduler for them."""
     batches: list[JobBatch] = []
     requests: list[str] = []
@@ -109,7 +109,7 @@ def describe_requests(jobs: Sequence[Job]) -> tuple[list[JobBatch], list[str]]:
     return batches, requests
 
 
-def _estimate(experiment: Experiment) -> _RunEstimate:
+def _estimate_run(experiment: Experiment) -> _RunEstimate:
     """Return the estimate of the run of an experiment."""
     config, resources = experiment.config, experiment.resources
     with closing(resources), closing(build_parts(config, resources.model, resources=resources)) as parts:
@@ -128,17 +128,17 @@ def _estimate(experiment: Experiment) -> _RunEstimate:
         return replace(estimate, calls=calls, max_calls=max_calls, cost=cost, max_cost=max_cost)
 
 
-def _build_setting_row(jobs: Sequence[Job], estimate: _RunEstimate) -> list[str]:
+def _build_experiment_row(jobs: Sequence[Job], estimate: _RunEstimate) -> list[str]:
     """Return the row of the table for runs that differ only in their seeds."""
     name = format_overrides(split_overrides(jobs[0].label_overrides)) or jobs[0].folder.parent.name
-    return _build_row(name, [estimate] * len(jobs), reason=unshared_reason(jobs[0].config))
+    return _build_row(name, [estimate] * len(jobs), reason=find_separate_process_reason(jobs[0].config))
 
 
 def _build_row(
     name: str,
     estimates: Sequence[_RunEstimate],
     prerequisites: Sequence[PrerequisiteRun] = (),
-    reason: UnsharedReason | None = None,
+    reason: SeparateProcessReason | None = None,
 ) -> list[str]:
     """Return a row with sums over runs; a sum is unknown if it is unknown for one run.
 
@@ -220,8 +220,8 @@ def makespan(seconds: Sequence[float], n_parallel: int) -> float:
     4.0
     """
     end_times = [0.0] * min(n_parallel, len(seconds))
-    for length in seconds:
-        heapq.heapreplace(end_times, end_times[0] + length)
+    for duration in seconds:
+        heapq.heapreplace(end_times, end_times[0] + duration)
     return max(end_times, default=0.0)
 
 

@@ -10,7 +10,12 @@ from llmrl.config.builder import Config
 from llmrl.core.threads import hold_process_lock
 from llmrl.experiment import reference_line_runs
 from llmrl.experiment.application import Application, PlanRows
-from llmrl.experiment.config_completion import groups_using_model, with_members, with_texts, without_unread_sections
+from llmrl.experiment.config_completion import (
+    groups_using_model,
+    with_full_members,
+    with_text_channel,
+    without_unread_sections,
+)
 from llmrl.experiment.models import build_used_model, with_player_models
 from llmrl.experiment.parts import build_loop, build_parts, check_deterministic, check_values
 from llmrl.experiment.plan import arm_shortage_warning, plan
@@ -31,12 +36,12 @@ class TrainApplication(Application):
 
     command = "llmrl-train"
 
-    def groups_in_name(self, config: Config) -> list[str]:
+    def list_label_groups(self, config: Config) -> list[str]:
         # The name of a run shows its language model, even if it is the default.
         return ["llm"] if groups_using_model(config) else []
 
-    def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
-        return with_digests(without_unread_sections(with_player_models(with_texts(with_members(config)))))
+    def complete_config(self, config: dict[str, Any]) -> dict[str, Any]:
+        return with_digests(without_unread_sections(with_player_models(with_text_channel(with_full_members(config)))))
 
     def check_values(self, config: Config, resources: RunResources) -> None:
         check_values(config, resources)
@@ -48,15 +53,15 @@ class TrainApplication(Application):
         with closing(build_parts(config, resources.model, resources=resources)) as parts:
             return plan(config, parts, build_loop(config, parts))
 
-    def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: ComputeRun) -> None:
+    def compute(self, config: Config, resources: RunResources, run: Run, compute_run: ComputeRun) -> None:
         with resources.detached():  # the check of the model may wait for a server
             llm = resources.join_run(run.folder, lambda: run.stop.requested)
         run.status.llm = "" if llm is None else llm.label
         run.status.shared = list_shared_factors(config, uses_llm=llm is not None)
         run.metrics.attach(Transcript.TAG, Transcript(run.folder))
         n_stages = 1 + reference_line_runs.count_expected_stages(config, resources.builder)
-        runs = prerequisite_runs(config)
-        n_finished_stages = ensure_finished(runs, run, compute_needed, resources.detached, n_stages_after=n_stages)
+        referenced_runs = prerequisite_runs(config)
+        n_finished = ensure_finished(referenced_runs, run, compute_run, resources.detached, n_stages_after=n_stages)
         with hold_process_lock():  # torch's global random generator initializes networks, and Numba compiles games
             parts = build_parts(config, llm, folder=run.folder, resources=resources)
         run.status.env = parts.env.spec.name
@@ -67,9 +72,9 @@ class TrainApplication(Application):
             reference_runs: list[PrerequisiteRun] = []
             # Errors in the loop's options are raised before the reference runs, which may take hours.
             with hold_process_lock():
-                loop = build_loop(config, parts, lambda: reference_line_runs.measured_references(reference_runs))
+                loop = build_loop(config, parts, lambda: reference_line_runs.read_measured_references(reference_runs))
             reference_runs += reference_line_runs.prerequisite_runs(config, parts, loop)
-            ensure_finished(reference_runs, run, compute_needed, resources.detached, n_stages_before=n_finished_stages)
+            ensure_finished(reference_runs, run, compute_run, resources.detached, n_stages_before=n_finished)
             run.result = serve(loop.requests(run), run, resources.connection)
             run.summary |= llm_summary(llm)
         finally:

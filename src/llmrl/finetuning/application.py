@@ -26,7 +26,7 @@ from llmrl.experiment.models import build_model
 from llmrl.experiment.parts import check_distributed
 from llmrl.experiment.prerequisites import ComputeRun
 from llmrl.experiment.resources import Model, RunResources
-from llmrl.experiment.run_references import with_digests as outside_digests
+from llmrl.experiment.run_references import with_digests
 from llmrl.llms.client import ChatClient
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from llmrl.finetuning.search_task import SearchTask
     from llmrl.run.run import Run
 
-PACKAGES = ("transformers", "trl", "peft", "datasets")
+REQUIRED_PACKAGES = ("transformers", "trl", "peft", "datasets")
 """Packages that fine-tuning needs in addition to those of llmrl."""
 _PROPOSER_TARGET = "llmrl.principals.llm_factory.llm_principal"
 _LOCAL_CHAT_TARGET = "llmrl.llms.local.chat.LocalChat"
@@ -47,10 +47,10 @@ class FinetuneApplication(Application):
 
     command = "llmrl-finetune"
 
-    def groups_in_name(self, config: Config) -> list[str]:
+    def list_label_groups(self, config: Config) -> list[str]:
         return ["method"]  # the name of a run shows the method, even if it is the default
 
-    def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
+    def complete_config(self, config: dict[str, Any]) -> dict[str, Any]:
         """Return the resolved config with digests of the files that affect results.
 
         `runs_digest`, of the proposals in `dataset.runs`, is added to the digests of `llmrl-train`.
@@ -61,7 +61,7 @@ class FinetuneApplication(Application):
         from llmrl.finetuning.trials import find_search_runs
         from llmrl.run.proposals import FILE_NAME
 
-        config = outside_digests(config)
+        config = with_digests(config)
         if not config["dataset"].get("runs"):
             return config
         digest = hashlib.sha256()
@@ -76,7 +76,7 @@ class FinetuneApplication(Application):
         return {**config, "runs_digest": digest_text}
 
     def check_values(self, config: Config, resources: RunResources) -> None:
-        if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        if missing := [name for name in REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]:
             raise ConfigError(f"llmrl-finetune needs {', '.join(missing)}: pip install 'llmrl[finetune]'")
         # huggingface_hub reads this variable when it is imported.
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -90,7 +90,7 @@ class FinetuneApplication(Application):
         with build_loop(config, resources) as loop:
             return [*loop.plan(), ("hardware", f"{hardware['device']}, threads {hardware['threads'] or 'default'}")]
 
-    def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: ComputeRun) -> None:
+    def compute(self, config: Config, resources: RunResources, run: Run, compute_run: ComputeRun) -> None:
         from llmrl.loops.executor import serve
 
         self.check_values(config, resources)
@@ -138,14 +138,14 @@ def _format_cell(statistics: dict[str, Any]) -> str:
 
 
 def check_values(config: Config, resources: RunResources | None = None) -> None:
-    """Check the config as far as this is possible without building an environment or a model.
+    """Check all values of the config that can be checked without building an environment or a model.
 
     Raises:
         ConfigError: values are invalid; the message lists all of them.
     """
     resources = resources or RunResources(config)
     builder = resources.builder
-    tasks = {"": config, **{f"transfer.{name}.": nodes for name, nodes in config["transfer"].items()}}
+    tasks = {"": config, **{f"transfer.{name}.": task for name, task in config["transfer"].items()}}
     nodes = {f"{prefix}{group}": task[group] for prefix, task in tasks.items() for group in ("env", "agent")}
     nodes |= {"principal": config["principal"], "hardware": config["hardware"], "llm": resources.model_nodes[0]}
     checks: list[Callable[[], object]] = [
@@ -221,7 +221,7 @@ def _check_task(task: Config, builder: Builder, prefix: str) -> None:
 def build_loop(config: Config, resources: RunResources, run: Run | None = None) -> Iterator[FinetuneLoop]:
     """Build the loop with all its parts, and close them at the end of the `with` block.
 
-    This plays no episode and loads no weights.
+    No episode is played and no weights are loaded.
 
     Args:
         config: resolved config.
@@ -247,14 +247,14 @@ def build_loop(config: Config, resources: RunResources, run: Run | None = None) 
         return join_run(RunResources(config, lambda model_resources: build_model(model_resources, llm_node)))
 
     settings = _build_settings(config, resources.builder)
-    with ExitStack() as stack:
+    with ExitStack() as exit_stack:
         client = join_run(resources)
-        stack.callback(client.close)
-        task = _build_task(config, resources, config, config["principal"], client, stack, "")
+        exit_stack.callback(client.close)
+        task = _build_task(config, resources, config, config["principal"], client, exit_stack, "")
         # principal.optimum is the optimum of the training task only.
         principal = {**config["principal"], "optimum": None}
         transfer = [
-            _build_task(config, resources, nodes, principal, client, stack, name)
+            _build_task(config, resources, nodes, principal, client, exit_stack, name)
             for name, nodes in config["transfer"].items()
         ]
         settings["dataset"].check(task)
@@ -275,16 +275,16 @@ def _build_task(
     task_config: Config,
     principal: Config,
     client: ChatClient,
-    stack: ExitStack,
+    exit_stack: ExitStack,
     name: str,
 ) -> SearchTask:
     """Build the search task of the nodes `env` and `agent` of `task_config`.
 
-    `name` is the name of a transfer task, or "" for the training task. `stack` closes the environments.
+    `name` is the name of a transfer task, or "" for the training task. `exit_stack` closes the environments.
     """
     from llmrl.finetuning.prompt_format import PromptFormat
     from llmrl.finetuning.search_task import SearchTask
-    from llmrl.finetuning.trials import describe_task
+    from llmrl.finetuning.trials import get_task_identity
 
     builder, seeds, prefix = resources.builder, Seeds(config["seed"]), f"transfer.{name}." if name else ""
     nodes = {group: _select_node(task_config[group], group) for group in ("env", "agent")}
@@ -294,7 +294,7 @@ def _build_task(
     agent = builder.replace_services(services).build(nodes["agent"], f"{prefix}agent")
     controller = agent.controller
     evaluator = env.evaluator(bool(getattr(controller, "clip_actions", True)), resources.cores)
-    stack.callback(evaluator.close)
+    exit_stack.callback(evaluator.close)
     prompt_folder = None if config["prompts"] is None else Path(config["prompts"]).expanduser()
     principal_services = PrincipalServices(
         env.spec, seeds.child("principal"), llm=client, controller=controller, prompt_folder=prompt_folder
@@ -305,7 +305,7 @@ def _build_task(
         return evaluator.evaluate(controller, vectors, episodes).returns
 
     needs_seeds = builder.needs(nodes["agent"], "seeds", "agent")
-    identity = describe_task({**nodes, "seed": config["seed"]}, needs_seeds)
+    identity = get_task_identity({**nodes, "seed": config["seed"]}, needs_seeds)
     limits = _read_limits(task_config, name) if name else (None, None)
     return SearchTask(name or env.spec.name, env.spec, identity, play, PromptFormat(proposer), limits)
 
@@ -322,5 +322,5 @@ def _read_limits(task_config: Config, name: str) -> tuple[float | None, float | 
 
 
 def _select_node(node: Config, path: str) -> dict[str, Any]:
-    """Return the part's config from its option; options that also set a budget contain it under the group's key."""
+    """Return the config of a part from its option, which contains it under the group's key if it also sets a budget."""
     return dict(node.get(path.rpartition(".")[2], node))

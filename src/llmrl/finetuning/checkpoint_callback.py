@@ -11,9 +11,9 @@ from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 
-_SKIPPED_KEYS = ("epoch", "num_tokens", "total_flos")
+_UNLOGGED_KEYS = ("epoch", "num_tokens", "total_flos")
 """Metrics of the trainer that are not logged."""
-_TIME_METRICS = {"step_time": "time/step_s"}
+_RENAMED_METRICS = {"step_time": "time/step_s"}
 
 
 class CheckpointCallback(TrainerCallback):
@@ -53,7 +53,7 @@ class CheckpointCallback(TrainerCallback):
         if not logs or "loss" not in logs:
             return  # the trainer's final summary, whose averages cover only the steps since the last resume
         metrics = {
-            _metric_name(key): value for key, value in logs.items() if key not in _SKIPPED_KEYS and value is not None
+            _metric_name(key): value for key, value in logs.items() if key not in _UNLOGGED_KEYS and value is not None
         }
         metrics |= self.step_metrics_fn()
         self.run.metrics.log("update", "updates", metrics, updates=state.global_step)
@@ -66,8 +66,8 @@ class CheckpointCallback(TrainerCallback):
 
 def _metric_name(key: str) -> str:
     """Return the run's name of a trainer's metric, e.g. `train/reward_valid` for `rewards/valid/mean`."""
-    if key in _TIME_METRICS:
-        return _TIME_METRICS[key]
+    if key in _RENAMED_METRICS:
+        return _RENAMED_METRICS[key]
     if key.startswith("rewards/"):
         _, reward, statistic = key.split("/")
         return f"train/reward_{reward}" + ("" if statistic == "mean" else f"_{statistic}")

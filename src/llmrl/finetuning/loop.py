@@ -23,7 +23,7 @@ from llmrl.finetuning.proposer_evaluation import (
     summarize_differences,
     summarize_measures,
 )
-from llmrl.finetuning.rewards import ReplyEvaluator, Rewards, Scale
+from llmrl.finetuning.rewards import ReplyEvaluator, ReturnScale, Rewards
 from llmrl.finetuning.search_task import Dataset, PromptDataset, SearchTask, write_prompts
 from llmrl.finetuning.training_methods import TrainingJob, TrainingMethod, check_target_replies
 from llmrl.finetuning.trials import ParameterTrial, ProposalExample
@@ -39,7 +39,7 @@ from llmrl.run.run import Run
 
 log = logging.getLogger(__name__)
 
-TRAINED_TASK = "held_out"
+TRAINED_TASK_KEY = "held_out"
 """Key of the training task in results and metrics. Transfer tasks have their names as keys."""
 TRAINER_FOLDER = "trainer"
 """Folder of the trainer's checkpoints in the run folder."""
@@ -64,9 +64,9 @@ class FinetuneLoop(StateFields):
         seeds: root of the loop's random numbers.
 
     Attributes:
-        measurements: metrics of each task by phase, `before` and `after` training.
+        measurements: measures of replies by phase (`before` or `after` training) and task.
         client_states: state of the client after its last evaluation, by phase.
-        step: global step of the trainer checkpoint that this run checkpoint refers to.
+        step: optimizer step of the trainer's checkpoint to which the run's checkpoint refers.
         is_trained: whether the training has finished.
     """
 
@@ -151,7 +151,7 @@ class FinetuneLoop(StateFields):
         # `iteration_offset + k`.
         iteration_offset = len(tasks)
         if not self.is_trained:
-            scale = tasks[TRAINED_TASK].scale
+            scale = tasks[TRAINED_TASK_KEY].scale
             yield Delegate(
                 lambda answer: self._train(run, answer, local_model, prompts, target_replies, scale, iteration_offset)
             )
@@ -170,7 +170,7 @@ class FinetuneLoop(StateFields):
     ) -> tuple[dict[str, EvaluatedTask], PromptDataset]:
         """Return the evaluated tasks by name, and the training prompts; `answer` sends a request to the executor."""
 
-        def prepare(task: SearchTask, dataset: Dataset, seeds: Seeds) -> PromptDataset:
+        def prepare_prompts(task: SearchTask, dataset: Dataset, seeds: Seeds) -> PromptDataset:
             n_trials = dataset.trials
             with run.progress(n_trials, "trials", f"trials of {task.name}") as progress:
 
@@ -181,12 +181,12 @@ class FinetuneLoop(StateFields):
 
                 return dataset.prepare(task, self.trials_dir, seeds, on_progress)
 
-        prompts = prepare(self.task, self.dataset, self.seeds.child("data"))
-        tasks = {TRAINED_TASK: self._build_evaluated_task(self.task, prompts, self.rewards)}
+        prompts = prepare_prompts(self.task, self.dataset, self.seeds.child("data"))
+        tasks = {TRAINED_TASK_KEY: self._build_evaluated_task(self.task, prompts, self.rewards)}
         for task in self.transfer:
             dataset = self.dataset.for_transfer(self.evaluation.transfer_trials)
-            transfer_prompts = prepare(task, dataset, self.seeds.child("transfer"))
-            rewards = replace(self.rewards, low=task.limits[0], high=task.limits[1])
+            transfer_prompts = prepare_prompts(task, dataset, self.seeds.child("transfer"))
+            rewards = replace(self.rewards, low=task.return_limits[0], high=task.return_limits[1])
             tasks[task.name] = self._build_evaluated_task(task, transfer_prompts, rewards)
         return tasks, prompts
 
@@ -201,16 +201,16 @@ class FinetuneLoop(StateFields):
         return EvaluatedTask(task.name, prompts.held_out, evaluator, rewards, scale)
 
     def _check_model(self, local_model: LocalChat) -> None:
-        """Check that the model can be trained, and `llm.max_tokens` is enough for a reply."""
+        """Raise ConfigError if the adapter matches no layer of the model or `llm.max_tokens` is too small."""
         prompt_format, space = self.task.prompt_format, self.task.space
-        middle = space.round_values((space.low + space.high) / 2)
-        prompt = prompt_format.make_prompt(ProposalExample(0, (ParameterTrial(middle, np.zeros(1)),), None))
-        length = len(local_model.encode_reply(prompt.messages, prompt_format.format_reply(middle, "")))
-        if length > local_model.settings.max_tokens:
+        center = space.round_values((space.low + space.high) / 2)
+        prompt = prompt_format.make_prompt(ProposalExample(0, (ParameterTrial(center, np.zeros(1)),), target=None))
+        n_tokens = len(local_model.encode_reply(prompt.messages, prompt_format.format_reply(center, "")))
+        if n_tokens > local_model.settings.max_tokens:
             raise ConfigError(
                 f"llm.max_tokens={local_model.settings.max_tokens} is too small for a valid reply: {space.dim} numbers "
-                f"without a reason take about {length} tokens of {local_model.model}. Set llm.max_tokens to {length} "
-                "or more"
+                f"without a reason take about {n_tokens} tokens of {local_model.model}. Set llm.max_tokens to "
+                f"{n_tokens} or more"
             )
         n_trainable = self.method.lora.count_trainable(
             load_meta_model(local_model.model, local_model.settings.revision)
@@ -228,7 +228,7 @@ class FinetuneLoop(StateFields):
         first_iteration: int,
         extra_metrics: dict[str, float],
     ) -> Requests[None]:
-        """Evaluate the remaining tasks of `phase`, then log the metrics of all; task i has `first_iteration + i`."""
+        """Evaluate the remaining tasks of `phase`, then log all metrics; task i is iteration `first_iteration + i`."""
         metrics_by_task = self.measurements[phase]
         if len(metrics_by_task) == len(tasks):
             return
@@ -247,7 +247,7 @@ class FinetuneLoop(StateFields):
                 yield SafePoint(first_iteration + i + 1, self.state_dict)
         logged_metrics = dict(extra_metrics)
         for name, metrics in metrics_by_task.items():
-            prefix = name if name == TRAINED_TASK else f"transfer_{name}"
+            prefix = name if name == TRAINED_TASK_KEY else f"transfer_{name}"
             for metric_name, statistics in summarize_measures(metrics).items():
                 if statistics["mean"] is not None:
                     logged_metrics[f"{prefix}/{metric_name}"] = statistics["mean"]
@@ -262,10 +262,10 @@ class FinetuneLoop(StateFields):
         local_model: LocalChat,
         prompts: PromptDataset,
         target_replies: list[str | None],
-        scale: Scale,
+        scale: ReturnScale,
         iteration_offset: int,
     ) -> None:
-        """Train from the last checkpoint on, and save the adapter; training step k is `iteration_offset + k`."""
+        """Train from the last checkpoint on, and save the adapter; step k is iteration `iteration_offset + k`."""
         folder = run.folder / TRAINER_FOLDER
         resume_path = self._select_checkpoint_and_prune(folder)
         module = load_model(
@@ -331,7 +331,7 @@ class FinetuneLoop(StateFields):
                 **{baseline: summarize_measures(metrics) for baseline, metrics in baselines.items()},
             }
         write_json(run.folder / EVALUATION_FILE, results)
-        main_results = results[TRAINED_TASK]
+        main_results = results[TRAINED_TASK_KEY]
         run.summary = {
             "adapter": str(run.folder / ADAPTER),
             "method": self.method.name,

@@ -53,7 +53,7 @@ class PromptFormat:
         proposer: proposer with the chat model that will receive the prompts (`principal=llm`).
 
     Raises:
-        ConfigError: it does not propose policy parameters, or its prompts show metrics in addition to returns.
+        ConfigError: `proposer` does not propose policy parameters, or its prompts show metrics besides returns.
     """
 
     def __init__(self, proposer: LLMPrincipal) -> None:
@@ -70,7 +70,7 @@ class PromptFormat:
     def make_prompt(self, example: ProposalExample) -> ProposalPrompt:
         """Return the prompt that the proposer would send after the trials of the example.
 
-        Each trial is one iteration of the search and a record of `proposer.history`; `settings.history` selects them.
+        Each trial becomes an iteration of the search; `principal.history` determines which of them the prompt shows.
         If the prompt and a reply of `llm.max_tokens` exceed the context window, trials are omitted (`History.trim`).
 
         Raises:
@@ -123,7 +123,7 @@ class PromptFormat:
         return parse_answer(text, self.proposer.parser(), is_truncated).answer
 
     def to_evaluated_vector(self, vector: np.ndarray) -> np.ndarray | None:
-        """Return a proposed vector as the search evaluates it, rounded and clipped; None: rejected (`out_of_range`)."""
+        """Return the rounded and clipped vector that the search evaluates; None if `out_of_range` rejects `vector`."""
         if self.proposer.has_refused_numbers(vector):
             return None
         return self.space.round_values(vector, clip=self.proposer.settings.out_of_range != "accept")
@@ -134,7 +134,7 @@ class PromptFormat:
         return evaluated_vector is not None and np.array_equal(evaluated_vector, vector)
 
     def is_in_bounds(self, vector: np.ndarray) -> bool:
-        """Return whether all numbers are within their bounds."""
+        """Return whether all parameters in `vector` are within their bounds."""
         return bool(np.all((vector >= self.space.low) & (vector <= self.space.high)))
 
 

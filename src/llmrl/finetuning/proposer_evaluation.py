@@ -12,14 +12,14 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest, State
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.prompt_format import ProposalPrompt
-from llmrl.finetuning.rewards import REWARDS, EvaluatedReply, ReplyEvaluator, Rewards, Scale
-from llmrl.finetuning.trials import random_vectors
+from llmrl.finetuning.rewards import REWARDS, EvaluatedReply, ReplyEvaluator, ReturnScale, Rewards
+from llmrl.finetuning.trials import draw_vectors
 from llmrl.statistics.estimators import wilson
 from llmrl.statistics.intervals import mean_interval
 
-RATES = ("valid_rate", "in_bounds_rate", "improvement_rate", "repeat_rate")
+RATE_MEASURES = ("valid_rate", "in_bounds_rate", "improvement_rate", "repeat_rate")
 """Measures that are shares of replies; they have Wilson intervals, whose width is not 0 for shares of 0 and 1."""
-MEASURES = (*RATES, "return", "score", "rank", "reward")
+MEASURES = (*RATE_MEASURES, "return", "score", "rank", "reward")
 """All measures of a reply, see `EvaluatedTask._compute_measures`."""
 EVALUATION_FILE = "evaluation.json"
 """File of the results in the run folder."""
@@ -53,16 +53,16 @@ class EvaluatedTask:
     prompts: Sequence[ProposalPrompt]
     evaluator: ReplyEvaluator
     rewards: Rewards
-    scale: Scale
+    scale: ReturnScale
 
     def requests(self) -> list[ChatRequest]:
         """Return one request for each prompt. Invalid replies are not repaired; a failed call has the reply ""."""
 
-        def read(reply: ChatReply) -> np.ndarray:
+        def parse(reply: ChatReply) -> np.ndarray:
             return self.evaluator.prompt_format.parse_reply(reply.text, reply.is_truncated)
 
         return [
-            ChatRequest(prompt.messages, None, "finetune", prompt.template_name, prompt.template_hash, parse=read)
+            ChatRequest(prompt.messages, None, "finetune", prompt.template_name, prompt.template_hash, parse=parse)
             for prompt in self.prompts
         ]
 
@@ -76,11 +76,11 @@ class EvaluatedTask:
         `random` draws parameters uniformly within their bounds. `incumbent` proposes the history's best vector again;
         its new return shows by how much the maximum over the history is biased upward.
         """
-        vectors = random_vectors(self.evaluator.prompt_format.space, seeds.child("random"), range(len(self.prompts)))
+        vectors = draw_vectors(self.evaluator.prompt_format.space, seeds.child("random"), range(len(self.prompts)))
         best = np.stack([max(prompt.shown_trials, key=lambda trial: trial.value).vector for prompt in self.prompts])
         return {
-            "random": self._compute_measures(self.evaluator.evaluate_vectors(self.prompts, vectors, "evaluation")),
-            "incumbent": self._compute_measures(self.evaluator.evaluate_vectors(self.prompts, best, "evaluation")),
+            name: self._compute_measures(self.evaluator.evaluate_vectors(self.prompts, proposals, "evaluation"))
+            for name, proposals in (("random", vectors), ("incumbent", best))
         }
 
     def _compute_measures(self, evaluated_replies: Sequence[EvaluatedReply]) -> State:
@@ -89,7 +89,7 @@ class EvaluatedTask:
         valid_rate: 1 if the reply could be parsed. in_bounds_rate: 1 if its parameters are also within their bounds.
         improvement_rate: 1 if the return exceeds the highest value of the history. repeat_rate: 1 if the history
         already contains the parameters.
-        return: mean over the rollouts, NaN if nothing was played. score: return scaled to [0, 1], 0 if nothing was
+        return: mean over the episodes, NaN if nothing was played. score: return scaled to [0, 1], 0 if nothing was
         played. rank: share of the history with a lower value, ties counting half. reward: weighted sum of the rewards.
         """
         values = np.array([np.nan if reply.value is None else reply.value for reply in evaluated_replies])
@@ -97,7 +97,7 @@ class EvaluatedTask:
             "valid_rate": [reply.vector is not None for reply in evaluated_replies],
             "in_bounds_rate": [reply.is_in_bounds for reply in evaluated_replies],
             # Comparisons with NaN are false.
-            "improvement_rate": values > np.array([reply.history.max() for reply in evaluated_replies]),
+            "improvement_rate": values > np.array([reply.history_values.max() for reply in evaluated_replies]),
             "repeat_rate": [reply.is_repeated for reply in evaluated_replies],
             "return": values,
             "score": [REWARDS["scaled_return"](reply, self.scale) for reply in evaluated_replies],
@@ -113,15 +113,15 @@ def summarize_measures(measures: State) -> dict[str, dict[str, Any]]:
     These are the `mean`, the bounds `low` and `high` of its 95 % interval, and the number `n` of replies with this
     measure.
     """
-    return {name: _summary(measures[name], is_rate=name in RATES) for name in MEASURES}
+    return {name: _summarize(measures[name], is_rate=name in RATE_MEASURES) for name in MEASURES}
 
 
 def summarize_differences(after: State, before: State) -> dict[str, dict[str, Any]]:
     """Return statistics of the differences `after` - `before` over the prompts for which both are finite."""
-    return {name: _summary(np.asarray(after[name]) - np.asarray(before[name]), is_rate=False) for name in MEASURES}
+    return {name: _summarize(np.asarray(after[name]) - np.asarray(before[name]), is_rate=False) for name in MEASURES}
 
 
-def _summary(values: np.ndarray, is_rate: bool) -> dict[str, Any]:
+def _summarize(values: np.ndarray, is_rate: bool) -> dict[str, Any]:
     """Return the statistics of the finite `values` [n], with a Wilson interval for rates and a t interval otherwise."""
     finite = np.asarray(values, dtype=np.float64)
     finite = finite[np.isfinite(finite)]

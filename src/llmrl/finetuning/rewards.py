@@ -28,7 +28,7 @@ class EvaluatedReply:
         vector: parameters in the reply, [d]; None if it could not be parsed.
         is_in_bounds: whether all parameters are within their bounds.
         returns: returns of the episodes played with them, [m]; empty if nothing was played or a return is not finite.
-        history: mean returns of the trials shown in the prompt, [k], k >= 1.
+        history_values: mean returns of the trials shown in the prompt, [k], k >= 1.
         is_repeated: whether the vector is one of the trials shown in the prompt.
         error: reason why the reply is invalid; "" if it is valid.
     """
@@ -36,7 +36,7 @@ class EvaluatedReply:
     vector: np.ndarray | None
     is_in_bounds: bool
     returns: np.ndarray
-    history: np.ndarray
+    history_values: np.ndarray
     is_repeated: bool = False
     error: str = ""
 
@@ -47,8 +47,8 @@ class EvaluatedReply:
 
 
 @dataclass(frozen=True)
-class Scale:
-    """Linear scale of returns, from `low` (0) to `high` (1); `published` selects the formula of `improvement`.
+class ReturnScale:
+    """Linear scale of returns, from `low` (0) to `high` (1), and whether `improvement` uses the published formula.
 
     Raises:
         ConfigError: `low` is not below `high`.
@@ -56,7 +56,7 @@ class Scale:
 
     low: float
     high: float
-    published: bool = False
+    uses_published_formula: bool = False
 
     def __post_init__(self) -> None:
         if not self.low < self.high:
@@ -70,55 +70,55 @@ class Scale:
         return float(np.clip((value - self.low) / (self.high - self.low), 0.0, 1.0))
 
 
-def valid(reply: EvaluatedReply, scale: Scale) -> float:
+def valid(reply: EvaluatedReply, scale: ReturnScale) -> float:
     """Return 1 if the reply could be parsed, else 0."""
     return float(reply.vector is not None)
 
 
-def in_bounds(reply: EvaluatedReply, scale: Scale) -> float:
+def in_bounds(reply: EvaluatedReply, scale: ReturnScale) -> float:
     """Return 1 if the reply could be parsed and its parameters are within their bounds, else 0."""
     return float(reply.vector is not None and reply.is_in_bounds)
 
 
-def scaled_return(reply: EvaluatedReply, scale: Scale) -> float:
+def scaled_return(reply: EvaluatedReply, scale: ReturnScale) -> float:
     """Return the mean return, scaled to [0, 1]; 0 if there is none."""
     return 0.0 if reply.value is None else scale(reply.value)
 
 
-def improvement(reply: EvaluatedReply, scale: Scale) -> float:
+def improvement(reply: EvaluatedReply, scale: ReturnScale) -> float:
     """Return the improvement over the history's best value as a share of the largest possible one, in [0, 1].
 
     With scaled returns g(new) and g(best) it is clip((g(new) - g(best)) / (1 - g(best)), 0, 1). For g(best) = 1 it is 1
     if g(new) = 1, else 0. It is 0 if there is no return.
 
-    With `scale.published` it is clip((g(new) - g(best)) g(new) / g(best), 0, 1), or g(new) for g(best) = 0. This is
-    small if the history is good: for g(best) = 0.98 and g(new) = 0.99 it is 0.01.
+    The published formula is clip((g(new) - g(best)) g(new) / g(best), 0, 1), or g(new) for g(best) = 0. This is small
+    if the history is good: for g(best) = 0.98 and g(new) = 0.99 it is 0.01.
     """
     if reply.value is None:
         return 0.0
-    new, best = scale(reply.value), scale(float(reply.history.max()))
-    if scale.published:
+    new, best = scale(reply.value), scale(float(reply.history_values.max()))
+    if scale.uses_published_formula:
         return new if best == 0.0 else float(np.clip((new - best) * new / best, 0.0, 1.0))
     if best == 1.0:
         return float(new == 1.0)
     return float(np.clip((new - best) / (1.0 - best), 0.0, 1.0))
 
 
-def rank(reply: EvaluatedReply, scale: Scale) -> float:
+def rank(reply: EvaluatedReply, scale: ReturnScale) -> float:
     """Return the share of the history's values below the mean return, ties counting half; 0 if there is no return."""
     if reply.value is None:
         return 0.0
-    return float(np.mean((reply.value > reply.history) + 0.5 * (reply.value == reply.history)))
+    return float(np.mean((reply.value > reply.history_values) + 0.5 * (reply.value == reply.history_values)))
 
 
-def repeat(reply: EvaluatedReply, scale: Scale) -> float:
+def repeat(reply: EvaluatedReply, scale: ReturnScale) -> float:
     """Return -1 for a proposal that the history already contains, else 0."""
     return -float(reply.is_repeated)
 
 
-Reward = Callable[[EvaluatedReply, Scale], float]
+RewardFunction = Callable[[EvaluatedReply, ReturnScale], float]
 
-REWARDS: Mapping[str, Reward] = {
+REWARDS: Mapping[str, RewardFunction] = {
     reward.__name__: reward for reward in (valid, in_bounds, scaled_return, improvement, rank, repeat)
 }
 """Rewards by name; the names are options of `rewards`."""
@@ -157,25 +157,25 @@ class Rewards:
                 f"all rewards have the weight 0; set one of rewards.{', '.join(REWARDS)} to a number above 0"
             )
         if self.low is not None and self.high is not None:
-            Scale(self.low, self.high)
+            ReturnScale(self.low, self.high)
 
     @property
     def weights(self) -> dict[str, float]:
         """Weights above 0 by the name of the reward."""
         return {name: weight for name in REWARDS if (weight := getattr(self, name)) > 0}
 
-    def scale(self, values: np.ndarray) -> Scale:
-        """Return the scale; `values` [n] are the mean returns of the training trials.
+    def scale(self, values: np.ndarray) -> ReturnScale:
+        """Return the scale of returns; `values` [n] are the mean returns of the training trials.
 
         Raises:
             ConfigError: the lower limit is not below the upper one, e.g. because all values are equal.
         """
         low = float(values.min()) if self.low is None else self.low
         high = float(values.max()) if self.high is None else self.high
-        return Scale(low, high, self.parity)
+        return ReturnScale(low, high, self.parity)
 
-    def __call__(self, reply: EvaluatedReply, scale: Scale) -> float:
-        """Return the weighted sum."""
+    def __call__(self, reply: EvaluatedReply, scale: ReturnScale) -> float:
+        """Return the reward of a reply."""
         return sum(weight * REWARDS[name](reply, scale) for name, weight in self.weights.items())
 
 
@@ -187,12 +187,12 @@ class ReplyEvaluator:
     Args:
         prompt_format: format that parses replies.
         play: function that plays parameters.
-        rollouts: episodes per vector of parameters.
+        n_episodes: number of episodes with each vector of parameters.
         seeds: node of the seed tree.
     """
 
-    def __init__(self, prompt_format: PromptFormat, play: PlayFn, rollouts: int, seeds: Seeds) -> None:
-        self.prompt_format, self.play, self.rollouts, self.seeds = prompt_format, play, rollouts, seeds
+    def __init__(self, prompt_format: PromptFormat, play: PlayFn, n_episodes: int, seeds: Seeds) -> None:
+        self.prompt_format, self.play, self.n_episodes, self.seeds = prompt_format, play, n_episodes, seeds
         self._last_evaluation: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], list[EvaluatedReply]] | None = None
 
     def __call__(self, prompts: Sequence[ProposalPrompt], replies: Sequence[str], stream: str) -> list[EvaluatedReply]:
@@ -231,7 +231,7 @@ class ReplyEvaluator:
             "train/valid_rate": float(np.mean([reply.vector is not None for reply in evaluated_replies])),
             "train/in_bounds_rate": float(np.mean([reply.is_in_bounds for reply in evaluated_replies])),
             "train/repeat_rate": float(np.mean([reply.is_repeated for reply in evaluated_replies])),
-            "train/skipped_groups": float(sum(not any(is_valid) for is_valid in validity_by_prompt.values())),
+            "train/skipped_groups": float(sum(not any(validities) for validities in validity_by_prompt.values())),
         }
         return rates | ({"train/return": float(np.mean(mean_returns))} if mean_returns else {})
 
@@ -255,7 +255,7 @@ class ReplyEvaluator:
         distinct_keys = [key for key in dict.fromkeys(keys) if key is not None]
         returns: dict[VectorKey, np.ndarray] = {}
         if distinct_keys:
-            seeds = draw_episode_seeds(self.seeds.child(stream), self.rollouts)
+            seeds = draw_episode_seeds(self.seeds.child(stream), self.n_episodes)
             returns = dict(zip(distinct_keys, self.play(np.array(distinct_keys), seeds), strict=True))
         evaluated_replies = []
         for prompt, (vector, error), key in zip(prompts, parsed_replies, keys, strict=True):
@@ -266,7 +266,7 @@ class ReplyEvaluator:
                     is_in_bounds=vector is not None and self.prompt_format.is_in_bounds(vector),
                     # Parameters so large that the environment returns NaN or infinity have no value.
                     returns=episode_returns if np.isfinite(episode_returns).all() else np.zeros(0),
-                    history=np.array([trial.value for trial in prompt.shown_trials]),
+                    history_values=np.array([trial.value for trial in prompt.shown_trials]),
                     is_repeated=key is not None
                     and key in {make_vector_key(trial.vector) for trial in prompt.shown_trials},
                     error=error,

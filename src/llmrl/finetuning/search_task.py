@@ -23,15 +23,15 @@ from llmrl.finetuning.trials import (
     TrialSeries,
     count_held_out,
     find_search_runs,
+    load_or_play_trials,
     locate_trials,
     make_examples,
-    random_trials,
     read_search_run,
     split_series,
 )
 from llmrl.run.files import write_atomic
 
-_PACKAGES = ("gymnasium", "mujoco", "numpy")
+_VERSIONED_PACKAGES = ("gymnasium", "mujoco", "numpy")
 """Packages whose versions may change the returns of episodes."""
 
 
@@ -42,10 +42,10 @@ class SearchTask:
     Attributes:
         name: name of the task in results.
         spec: spec of the environment.
-        identity: config entries that define the task, see `describe_task`.
+        identity: config entries that define the task, see `get_task_identity`.
         play: function that plays episodes with parameters of the policy.
         prompt_format: format of the proposer's prompts in this task.
-        limits: returns that are scaled to 0 and to 1; None: the lowest and the highest mean return of its trials.
+        return_limits: returns that are scaled to 0 and to 1; None: the lowest and the highest mean return of trials.
     """
 
     name: str
@@ -53,7 +53,7 @@ class SearchTask:
     identity: Mapping[str, Any]
     play: PlayFn
     prompt_format: PromptFormat
-    limits: tuple[float | None, float | None] = (None, None)
+    return_limits: tuple[float | None, float | None] = (None, None)
 
     @property
     def space(self) -> ParameterSpace:
@@ -67,13 +67,13 @@ class PromptDataset:
 
     Attributes:
         train, held_out: prompts to train on and to evaluate on, without common trials.
-        values: mean returns of all trials, [n].
+        trial_values: mean returns of all trials, [n].
         train_values: mean returns of the training trials, [m].
     """
 
     train: Sequence[ProposalPrompt]
     held_out: Sequence[ProposalPrompt]
-    values: np.ndarray
+    trial_values: np.ndarray
     train_values: np.ndarray
 
     def metrics(self) -> dict[str, float]:
@@ -84,9 +84,9 @@ class PromptDataset:
         """
         prompts = [*self.train, *self.held_out]
         return {
-            "data/trials": float(len(self.values)),
-            "data/best": float(self.values.max()),
-            "data/mean": float(self.values.mean()),
+            "data/trials": float(len(self.trial_values)),
+            "data/best": float(self.trial_values.max()),
+            "data/mean": float(self.trial_values.mean()),
             "data/prompts": float(len(self.train)),
             "data/held_out_prompts": float(len(self.held_out)),
             "data/prompts_with_target": float(sum(prompt.example.target is not None for prompt in self.train)),
@@ -103,14 +103,14 @@ class Dataset:
         trials: number of random vectors of parameters to play.
         episodes: episodes of each trial; search runs must have the same number per proposal.
         low, high: bounds of random parameters; None: the bounds of the policy's parameter space, which prompts state.
-            They are not applied if there are discrete parameters.
+            They are ignored if a parameter is discrete.
         runs: folders of search runs, or folders that contain them, whose proposals are used as trials.
         prompts: number of prompts to train on.
         held_out: number of prompts to evaluate on.
         share: share of the trials (with several runs: of the runs) held out for evaluation, in (0, 1).
         examples: maximum number of trials in a prompt; the number is drawn uniformly.
         min_trials: minimum number of trials in a prompt; None: `examples`.
-        iterations: number of search iterations that prompts of training state.
+        iterations: number of iterations of the search that prompts state.
 
     Raises:
         ConfigError: there is no source of trials, or numbers are inconsistent.
@@ -165,7 +165,7 @@ class Dataset:
             )
 
     def prepare(
-        self, task: SearchTask, trials_dir: Path, seeds: Seeds, on_progress: Callable[[int], None] = lambda done: None
+        self, task: SearchTask, trials_dir: Path, seeds: Seeds, on_progress: Callable[[int], None] = lambda n: None
     ) -> PromptDataset:
         """Play or read the trials, and return the prompts made from them.
 
@@ -173,7 +173,7 @@ class Dataset:
             task: task of the trials.
             trials_dir: folder in which random trials are stored.
             seeds: node of the seed tree.
-            on_progress: see `random_trials`.
+            on_progress: see `load_or_play_trials`.
 
         Raises:
             ConfigError: the trials are of another task, or there are too few.
@@ -187,23 +187,23 @@ class Dataset:
                 "seed": [seeds.seed, seeds.child("trials").integer("identity")],
                 "episodes": self.episodes,
                 "bounds": list(bounds),
-                "versions": {name: importlib.metadata.version(name) for name in filter(find_spec, _PACKAGES)},
+                "versions": {name: importlib.metadata.version(name) for name in filter(find_spec, _VERSIONED_PACKAGES)},
             }
             folder = locate_trials(trials_dir, identity)
             trial_seeds, n, episodes = seeds.child("trials"), self.trials, self.episodes
             all_series.append(
-                random_trials(task.play, task.space, trial_seeds, n, episodes, folder, bounds, on_progress)
+                load_or_play_trials(task.play, task.space, trial_seeds, n, episodes, folder, bounds, on_progress)
             )
         task.prompt_format.proposer.on_search_start(self.iterations, self._episodes_per_proposal(all_series))
-        train, holdout = split_series(all_series, self.share, seeds.child("split"))
-        values, train_values = (
+        train_series, held_out_series = split_series(all_series, self.share, seeds.child("split"))
+        trial_values, train_values = (
             np.array([trial.value for series in series_list for trial in series.trials])
-            for series_list in (all_series, train)
+            for series_list in (all_series, train_series)
         )
         return PromptDataset(
-            self._make_prompts(task, train, self.prompts, seeds.child("train"), "to train on"),
-            self._make_prompts(task, holdout, self.held_out, seeds.child("held out"), "held out"),
-            values,
+            self._make_prompts(task, train_series, self.prompts, seeds.child("train"), "to train on"),
+            self._make_prompts(task, held_out_series, self.held_out, seeds.child("held out"), "held out"),
+            trial_values,
             train_values,
         )
 
@@ -233,11 +233,11 @@ class Dataset:
         return counts.pop()
 
     def _make_prompts(
-        self, task: SearchTask, all_series: Sequence[TrialSeries], n: int, seeds: Seeds, purpose: str
+        self, task: SearchTask, all_series: Sequence[TrialSeries], n: int, seeds: Seeds, usage: str
     ) -> list[ProposalPrompt]:
-        """Return `n` prompts with trials of `all_series`; `purpose` describes these trials in error messages."""
+        """Return `n` prompts with trials of `all_series`; `usage` describes these trials in error messages."""
         examples = make_examples(
-            all_series, n, self.min_examples, self.examples, seeds, purpose, task.prompt_format.is_evaluated_unchanged
+            all_series, n, self.min_examples, self.examples, seeds, usage, task.prompt_format.is_evaluated_unchanged
         )
         return [task.prompt_format.make_prompt(example) for example in examples]
 

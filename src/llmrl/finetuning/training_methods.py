@@ -18,7 +18,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.prompt_format import ProposalPrompt
-from llmrl.finetuning.rewards import REWARDS, ReplyEvaluator, Rewards, Scale
+from llmrl.finetuning.rewards import REWARDS, ReplyEvaluator, ReturnScale, Rewards
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.lora import Lora
 from llmrl.run.run import Run
@@ -33,8 +33,8 @@ class Optimizer:
 
     Attributes:
         steps: number of optimizer steps.
-        learning_rate: learning rate after the warm-up, the maximum.
-        schedule: learning rate after the warm-up; `linear` and `cosine` end at 0.
+        learning_rate: maximum learning rate, reached at the end of the warm-up.
+        schedule: course of the learning rate after the warm-up; `linear` and `cosine` end at 0.
         warmup: fraction of the steps in which the learning rate rises from 0.
         weight_decay: weight decay of AdamW.
         max_grad_norm: maximum norm of the gradient; larger gradients are scaled to it.
@@ -64,17 +64,17 @@ class Optimizer:
 
 @dataclass
 class TrainingJob:
-    """Inputs of one training.
+    """Inputs of one training by a `TrainingMethod`.
 
     Attributes:
         run: run that receives metrics and checkpoints.
         chat: chat model to train; its tokenizer, template, context window and `max_tokens` also apply in training.
         module: loaded model.
         prompts: prompts to train on.
-        target_replies: target reply of each prompt; None if no trial is better than those in the prompt.
-        evaluator: function that plays the parameters in replies.
+        target_replies: target reply to each prompt; None if no trial is better than those in the prompt.
+        evaluator: evaluator of replies, which plays their parameters.
         rewards, scale: rewards of evaluated replies, and the scale of their returns.
-        seeds: seed tree of the method.
+        seeds: node of the seed tree for the method.
         folder: folder of the trainer's checkpoints.
         resume_path: trainer checkpoint in `folder` to resume from; None: train from the first step.
         save_checkpoint: function that is called with the step of a complete trainer checkpoint. It saves a checkpoint
@@ -88,7 +88,7 @@ class TrainingJob:
     target_replies: Sequence[str | None]
     evaluator: ReplyEvaluator
     rewards: Rewards
-    scale: Scale
+    scale: ReturnScale
     seeds: Seeds
     folder: Path
     resume_path: Path | None
@@ -121,8 +121,8 @@ class TrainingMethod(ABC):
         """Return rows (label, description) of the plan that is printed before the training."""
 
     @abstractmethod
-    def check(self, available: int) -> None:
-        """Raise ConfigError if the number of `available` prompts is too small."""
+    def check(self, n_available: int) -> None:
+        """Raise ConfigError if `n_available` prompts are too few for a step."""
 
     @abstractmethod
     def build_trainer(self, job: TrainingJob, **options: Any) -> Any:
@@ -194,11 +194,11 @@ class TrainingMethod(ABC):
                 )
                 save_trainer_checkpoint = trainer._save_checkpoint
 
-                def save_uninterrupted(*arguments: Any, **options: Any) -> None:
+                def save_without_interruption(*arguments: Any, **options: Any) -> None:
                     with job.run.saving():  # delays signals until the checkpoint is complete
                         save_trainer_checkpoint(*arguments, **options)
 
-                trainer._save_checkpoint = save_uninterrupted
+                trainer._save_checkpoint = save_without_interruption
                 trainer.train(resume_from_checkpoint=None if job.resume_path is None else str(job.resume_path))
         return trainer.model
 
@@ -256,10 +256,10 @@ class SFT(TrainingMethod):
     def plan(self) -> list[tuple[str, str]]:
         return [("  steps", f"{self.optimizer.steps:,} of {self.texts} examples, {self.optimizer.batch} at once")]
 
-    def check(self, available: int) -> None:
-        if available < self.texts:
+    def check(self, n_available: int) -> None:
+        if n_available < self.texts:
             raise ConfigError(
-                f"there are {available} prompts with known better parameters, but a step needs "
+                f"there are {n_available} prompts with known better parameters, but a step needs "
                 f"method.texts={self.texts}; increase dataset.prompts, or use trials with more improvements"
             )
 
@@ -282,10 +282,10 @@ def check_target_replies(
     """Raise ConfigError if a target reply has more tokens than `llm.max_tokens`."""
     max_tokens = chat.settings.max_tokens
     for prompt, reply in zip(prompts, target_replies, strict=True):
-        if reply is not None and (tokens := len(chat.encode_reply(prompt.messages, reply))) > max_tokens:
+        if reply is not None and (n_tokens := len(chat.encode_reply(prompt.messages, reply))) > max_tokens:
             raise ConfigError(
-                f"a target reply has {tokens} tokens of {chat.model}, more than llm.max_tokens={max_tokens}; increase "
-                "llm.max_tokens"
+                f"a target reply has {n_tokens} tokens of {chat.model}, more than llm.max_tokens={max_tokens}; "
+                "increase llm.max_tokens"
             )
 
 
@@ -356,10 +356,10 @@ class GRPO(TrainingMethod):
             ("  replies", f"{n_replies:,}, {self.optimizer.batch} at once in training"),
         ]
 
-    def check(self, available: int) -> None:
-        if available < self.prompts:
+    def check(self, n_available: int) -> None:
+        if n_available < self.prompts:
             raise ConfigError(
-                f"there are {available} prompts, but a step needs method.prompts={self.prompts}; increase "
+                f"there are {n_available} prompts, but a step needs method.prompts={self.prompts}; increase "
                 "dataset.prompts"
             )
 
@@ -386,13 +386,13 @@ class GRPO(TrainingMethod):
             reward_weights=list(job.rewards.weights.values()),
         )
         dataset_rows = [{"prompt": list(prompt.messages), "prompt_index": i} for i, prompt in enumerate(job.prompts)]
-        reward_functions = [_TrainerReward(name, job) for name in job.rewards.weights]
+        reward_functions = [_TrlReward(name, job) for name in job.rewards.weights]
         return make_trainer_class(GRPOTrainer)(
             args=arguments, train_dataset=Dataset.from_list(dataset_rows), reward_funcs=reward_functions, **options
         )
 
 
-class _TrainerReward:
+class _TrlReward:
     """One named reward as a reward function of trl. `ReplyEvaluator` plays each batch once for all of them."""
 
     def __init__(self, name: str, job: TrainingJob) -> None:

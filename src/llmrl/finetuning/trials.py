@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 CHUNK_SIZE = 64
 """Number of random trials that are played together and written to one file."""
-_FORMAT = 1
+_FORMAT_VERSION = 1
 """Version of the files of trials; another version uses other folders."""
 _FIELDS_WITHOUT_EFFECT = ("n_envs", "name", "render", "engine", "text", "success", "success_threshold")
 """Fields of environments that do not affect returns."""
@@ -71,7 +71,7 @@ class TrialSeries:
     episodes: int | None = None
 
 
-def random_vectors(
+def draw_vectors(
     space: ParameterSpace, seeds: Seeds, indices: Sequence[int], bounds: Bounds = (None, None)
 ) -> np.ndarray:
     """Draw uniform parameters, [len(indices), d]; vector i is a function of `seeds` and i.
@@ -88,11 +88,11 @@ def random_vectors(
     parameters = tuple(
         replace(p, low=p.low if low is None else low, high=p.high if high is None else high) for p in space.parameters
     )
-    unit = np.stack([seeds.numpy(i).random(space.dim) for i in indices])
-    return from_unit(replace(space, parameters=parameters), unit)
+    unit_vectors = np.stack([seeds.numpy(i).random(space.dim) for i in indices])
+    return from_unit(replace(space, parameters=parameters), unit_vectors)
 
 
-def random_trials(
+def load_or_play_trials(
     play: PlayFn,
     space: ParameterSpace,
     seeds: Seeds,
@@ -100,7 +100,7 @@ def random_trials(
     episodes: int,
     folder: Path,
     bounds: Bounds = (None, None),
-    on_progress: Callable[[int], None] = lambda done: None,
+    on_progress: Callable[[int], None] = lambda n_finished: None,
 ) -> TrialSeries:
     """Return random parameters with their returns; play only trials that are not yet in `folder`.
 
@@ -134,11 +134,11 @@ def random_trials(
             on_progress(start)
             # The last chunk is complete even if `n` is smaller, so that files do not depend on `n`.
             indices = range(start, start + CHUNK_SIZE)
-            vectors = random_vectors(space, seeds.child("vectors"), indices, bounds)
+            vectors = draw_vectors(space, seeds.child("vectors"), indices, bounds)
             returns = play(vectors, draw_episode_seeds(seeds.child("episodes").child(start), episodes))
             chunk = [ParameterTrial(vector, row) for vector, row in zip(vectors, returns, strict=True)]
-            lines = [{"vector": t.vector.tolist(), "returns": t.returns.tolist()} for t in chunk]
-            write_atomic(path, json.dumps(lines))
+            rows = [{"vector": t.vector.tolist(), "returns": t.returns.tolist()} for t in chunk]
+            write_atomic(path, json.dumps(rows))
         trials += chunk
     on_progress(n)
     return TrialSeries(tuple(trials[:n]), False, episodes)
@@ -146,7 +146,7 @@ def random_trials(
 
 def locate_trials(root: Path, identity: Mapping[str, Any]) -> Path:
     """Return the folder of trials, named by a hash of `identity`: plain data of everything that determines them."""
-    text = json.dumps({"format": _FORMAT, **identity}, sort_keys=True, separators=(",", ":"))
+    text = json.dumps({"format": _FORMAT_VERSION, **identity}, sort_keys=True, separators=(",", ":"))
     return root / hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -156,7 +156,7 @@ def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]
     Args:
         folder: the run folder.
         space: parameter space of the policy.
-        task: required description of the task, see `describe_task`.
+        task: required identity of the task, see `get_task_identity`.
 
     Raises:
         ConfigError: the folder is not a search run, has no or invalid proposals, or belongs to another task.
@@ -168,11 +168,11 @@ def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]
             "outputs/cartpole/<run>/s0, or a folder that contains such folders"
         )
     config = read_config(folder, ())
-    run_task = describe_task(config, seeded="seed" in task)
+    run_task = get_task_identity(config, with_seed="seed" in task)
     differing_keys = sorted(key for key in {*task, *run_task} if task.get(key) != run_task.get(key))
     if differing_keys:
-        summary = "; ".join(f"{key}={run_task.get(key)} instead of {task.get(key)}" for key in differing_keys)
-        raise ConfigError(f"dataset.runs: {folder} belongs to another task ({summary}); use runs of this env and agent")
+        changes = "; ".join(f"{key}={run_task.get(key)} instead of {task.get(key)}" for key in differing_keys)
+        raise ConfigError(f"dataset.runs: {folder} belongs to another task ({changes}); use runs of this env and agent")
     trials: list[ParameterTrial] = []
     try:
         for line in read_proposals(folder):
@@ -211,23 +211,23 @@ def find_search_runs(paths: Sequence[str]) -> list[Path]:
     return sorted(run_folders)
 
 
-def describe_task(config: Mapping[str, Any], seeded: bool) -> dict[str, Any]:
+def get_task_identity(config: Mapping[str, Any], with_seed: bool) -> dict[str, Any]:
     """Return the entries of a resolved config that define the task.
 
-    These are environment and agent, without fields that do not affect returns. `seeded` adds the seed, for policies
+    These are environment and agent, without fields that do not affect returns. `with_seed` adds the seed, for policies
     whose parameters depend on it, such as coefficients of random directions.
     """
     env = {key: value for key, value in config["env"].items() if key not in _FIELDS_WITHOUT_EFFECT}
     nodes = {"env": env, "agent": dict(config["agent"])}
     task = {f"{group}.{key}": value for group, node in nodes.items() for key, value in node.items()}
-    return task | ({"seed": config["seed"]} if seeded else {})
+    return task | ({"seed": config["seed"]} if with_seed else {})
 
 
 def _read_chunk(path: Path, dim: int, episodes: int) -> list[ParameterTrial] | None:
     """Return the trials of a chunk on disk; None if the file is missing, unreadable or incomplete."""
     try:
-        lines = json.loads(path.read_text(encoding="utf-8"))
-        trials = [ParameterTrial(np.array(x["vector"], np.float64), np.array(x["returns"], np.float64)) for x in lines]
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        trials = [ParameterTrial(np.array(r["vector"], np.float64), np.array(r["returns"], np.float64)) for r in rows]
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -254,7 +254,7 @@ class ProposalExample:
     target: ParameterTrial | None
 
     @property
-    def best(self) -> float:
+    def best_value(self) -> float:
         """Highest mean return of the trials."""
         return max(trial.value for trial in self.trials)
 
@@ -274,26 +274,26 @@ def split_series(
         seeds: seed tree of the selection.
     """
     search_runs = [series for series in all_series if series.is_search]
-    train: list[TrialSeries] = []
-    holdout: list[TrialSeries] = []
+    train_series: list[TrialSeries] = []
+    held_out_series: list[TrialSeries] = []
     if len(search_runs) > 1:
-        holdout_indices = _draw_held_out_indices(len(search_runs), share, seeds.numpy("runs"))
+        held_out_indices = _draw_held_out_indices(len(search_runs), share, seeds.numpy("runs"))
         for i, run in enumerate(search_runs):
-            (holdout if i in holdout_indices else train).append(run)
+            (held_out_series if i in held_out_indices else train_series).append(run)
     for i, series in enumerate(all_series):
         if series.is_search and len(search_runs) > 1:
             continue
-        vectors = list(dict.fromkeys(make_vector_key(trial.vector) for trial in series.trials))
-        holdout_keys = {vectors[j] for j in _draw_held_out_indices(len(vectors), share, seeds.numpy(f"trials {i}"))}
-        holdout.append(
-            replace(series, trials=tuple(t for t in series.trials if make_vector_key(t.vector) in holdout_keys))
+        keys = list(dict.fromkeys(make_vector_key(trial.vector) for trial in series.trials))
+        held_out_keys = {keys[j] for j in _draw_held_out_indices(len(keys), share, seeds.numpy(f"trials {i}"))}
+        held_out_series.append(
+            replace(series, trials=tuple(t for t in series.trials if make_vector_key(t.vector) in held_out_keys))
         )
-        train.append(series)
-    excluded = {make_vector_key(trial.vector) for series in holdout for trial in series.trials}
+        train_series.append(series)
+    excluded_keys = {make_vector_key(trial.vector) for series in held_out_series for trial in series.trials}
     return [
-        replace(series, trials=tuple(t for t in series.trials if make_vector_key(t.vector) not in excluded))
-        for series in train
-    ], holdout
+        replace(series, trials=tuple(t for t in series.trials if make_vector_key(t.vector) not in excluded_keys))
+        for series in train_series
+    ], held_out_series
 
 
 def make_examples(
@@ -302,7 +302,7 @@ def make_examples(
     min_trials: int,
     max_trials: int,
     seeds: Seeds,
-    purpose: str,
+    usage: str,
     is_valid_target: Callable[[np.ndarray], bool] = lambda vector: True,
 ) -> list[ProposalExample]:
     """Return `n` examples; example i is a function of `all_series`, `seeds` and i.
@@ -316,7 +316,7 @@ def make_examples(
         n: number of examples.
         min_trials, max_trials: range of the number of trials in an example, which is drawn uniformly.
         seeds: node of the seed tree.
-        purpose: description of the trials in error messages, such as "held out".
+        usage: use of the trials, for error messages: "to train on" or "held out".
         is_valid_target: function that returns whether parameters can be targets; others are only shown.
 
     Raises:
@@ -327,7 +327,7 @@ def make_examples(
         max_length = max((len(series.trials) for series in all_series), default=0)
         raise ConfigError(
             f"dataset.examples={max_trials} trials per prompt are needed, but there are at most {max_length} "
-            f"{purpose}; increase dataset.trials, add dataset.runs, or decrease dataset.examples"
+            f"{usage}; increase dataset.trials, add dataset.runs, or decrease dataset.examples"
         )
     series_lengths = np.array([len(series.trials) for series in eligible_series], dtype=np.float64)
     candidates = [trial for series in all_series for trial in series.trials]
@@ -364,9 +364,9 @@ def _select_target(
     `values` [n] are the candidates' mean returns, `is_valid_target_mask` [n] marks those that may be targets, and
     `target_draw` is a random integer that selects one of the better candidates.
     """
-    best = max(trial.value for trial in trials)
+    best_value = max(trial.value for trial in trials)
     trial_keys = {make_vector_key(trial.vector) for trial in trials}
-    indices = np.flatnonzero(is_valid_target_mask & (values > best)).tolist()
+    indices = np.flatnonzero(is_valid_target_mask & (values > best_value)).tolist()
     better_trials = [candidates[j] for j in indices if make_vector_key(candidates[j].vector) not in trial_keys]
     return better_trials[target_draw % len(better_trials)] if better_trials else None
 
