@@ -165,7 +165,7 @@ def search(
     estimates, rng = PooledEstimates(), Seeds(run).numpy("noise")
     scores: Scores = {}
     for n_proposals in range(candidates, proposals + 1, candidates):
-        vectors = function.spec.proposals.check(principal.ask(None, candidates))
+        vectors = function.spec.proposal_space.check(principal.ask(None, candidates))
         outcomes = [function.measure(vector, rng) for vector in vectors]
         principal.tell(outcomes)
         for outcome in outcomes:

@@ -54,7 +54,7 @@ def measure_late_value(
     logging.getLogger("llmrl").setLevel(logging.ERROR)  # hides the warning that the rule is not a language model
     society = make_river(order, mirror)
     if principal == "random":
-        proposer = RandomPrincipal(society.spec.proposals, Seeds(seed))
+        proposer = RandomPrincipal(society.spec.proposal_space, Seeds(seed))
     else:
         proposer = build_llm_principal(society.spec, make_scripted_client(seed))
     regrets = optimize(society, proposer, seed, STEPS * CANDIDATES, CANDIDATES)

@@ -34,7 +34,7 @@ def make_society(env: VecEnv, n: int) -> MixedPolicy:
     """Return the policy of a society with `n` cleaners; all other players are foragers."""
     role_players = {"cleaner": tuple(range(n)), "forager": tuple(range(n, env.spec.n_agents))}
     parts = [
-        SeatedPolicy(HeuristicAgent(env.spec.select(players, False), role=role).policy, players)  # type: ignore[arg-type]
+        SeatedPolicy(HeuristicAgent(env.spec.select_seats(players, False), role=role).policy, players)  # type: ignore[arg-type]
         for role, players in role_players.items()
     ]
     return MixedPolicy(parts, env.spec.n_agents)

@@ -37,7 +37,7 @@ PEDALS = make_answer_format(
     2,
 )
 DIALS = make_answer_format(
-    spec(ContinuousActions(("a", "b"), (0.0, 1.0), (3.0, 5.0), whole=(True, True)), (("one", "x"), ("two", "y"))),
+    spec(ContinuousActions(("a", "b"), (0.0, 1.0), (3.0, 5.0), is_integer=(True, True)), (("one", "x"), ("two", "y"))),
     "name",
     2,
 )

@@ -105,7 +105,7 @@ def test_outputs_map_to_actions(settings, expected):
 
 def test_integers_are_clipped():
     integer_space = replace(
-        ARM, continuous_actions=ContinuousActions(("a", "b"), (0.0, 1.0), (2.0, 5.0), whole=(True, True))
+        ARM, continuous_actions=ContinuousActions(("a", "b"), (0.0, 1.0), (2.0, 5.0), is_integer=(True, True))
     )
     controller = build_search_agent("linear", integer_space, clip_actions=False).controller
     flat = np.array([[1.4, 6.0, 0.0, 0.0, 0.0, 0.0]])

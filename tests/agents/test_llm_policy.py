@@ -271,5 +271,5 @@ def test_estimate_is_upper_bound():
     table = GameSession(FunctionModel(), n_envs=2, mask=True, action_interval=4, lessons=1, repair_turns=0)
     estimate = table.agent.estimate(10, 5)
     assert estimate.calls == 10 * 5 + 3
-    assert estimate.quoted == sum(range(10)) * 5 + 10 * 3
+    assert estimate.n_quoted_replies == sum(range(10)) * 5 + 10 * 3
     assert table.agent.describe()["history"] == "10 to 19 turns"

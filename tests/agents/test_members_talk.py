@@ -55,7 +55,7 @@ def play(model, intervals=(1, 1), steps=2, n_envs=2):
     env = make_env("fishery", n_envs=n_envs, n_agents=3, observe=["text"], mechanism=False)
     client = CountingClient(model)
     agents = [
-        make_llm_player(env.spec.select(seats, True), client, None, message_interval=interval, history=0)
+        make_llm_player(env.spec.select_seats(seats, True), client, None, message_interval=interval, history=0)
         for seats, interval in zip(SEATS, intervals, strict=True)
     ]
     connect_talks([agent.policy.talk for agent in agents], SEATS)
@@ -89,6 +89,6 @@ def test_members_with_different_rounds_raise():
 
 def test_single_speaker_raises():
     spec = make_env("fishery", n_envs=1, n_agents=3, observe=["text"], mechanism=False).spec
-    talk = Talk(spec.select([1], True), 1, "all", 100)
+    talk = Talk(spec.select_seats([1], True), 1, "all", 100)
     with pytest.raises(ConfigError, match=r"agent\.message_interval"):
         connect_talks([talk], [(1,)])

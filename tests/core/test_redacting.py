@@ -231,7 +231,7 @@ def test_short_values_and_paths_are_not_secrets(monkeypatch, tmp_path):
     "secret", ["~nosuchuser-correcthorse/x", "/" + 300 * "correcthorse", "/correcthorse\0battery"], ids=lambda s: s[:9]
 )
 def test_secret_that_is_no_valid_path(secret, monkeypatch):
-    monkeypatch.setattr(secrets, "_resolved_variables", lambda: [])
+    monkeypatch.setattr(secrets, "_list_resolved_variables", lambda: [])
     environment = {"SOME_KEY": secret}
     monkeypatch.setattr(secrets.os, "environ", environment)
     assert redact(f"a {secret} b") == f"a {REDACTED} b"

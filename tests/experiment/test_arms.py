@@ -81,7 +81,7 @@ def test_default_gives_three_measurements_per_arm(env):
     parts = build_parts(config, None)
     try:
         n_measurements = config["design"]["steps"] * config["design"]["candidates"]
-        assert 3 * parts.principal.n_arms * parts.env.spec.proposals.n_context_rows <= n_measurements
+        assert 3 * parts.principal.n_arms * parts.env.spec.proposal_space.n_context_rows <= n_measurements
     finally:
         parts.close()
 

@@ -363,6 +363,6 @@ def rule_request():
 
 def test_huge_numbers_stay_numbers():
     vector = build_llm_principal(make_toy_spec(), make_scripted_client(), out_of_range="clamp").parse_reply(
-        json.dumps(dict.fromkeys(make_toy_spec().proposals.names, 1e308) | {"reasoning": ""})
+        json.dumps(dict.fromkeys(make_toy_spec().proposal_space.names, 1e308) | {"reasoning": ""})
     )
     assert np.isfinite(vector.vector).all()

@@ -417,7 +417,7 @@ def _comparable(folder):
 
 def test_mechanism_principal_is_unchanged():
     """A space without decimals is not rounded."""
-    space = make_toy_spec().proposals
+    space = make_toy_spec().proposal_space
     vectors = RandomPrincipal(space, Seeds(3)).ask(n=4)
     random_vectors = Seeds(3).numpy("principal").uniform(space.low, space.high, (4, 2))
     assert np.array_equal(vectors, random_vectors)

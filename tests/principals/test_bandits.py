@@ -71,10 +71,10 @@ class TestGrid:
     )
     def test_paper_sizes(self, principal, spec, arms):
         """The published sizes apply if the length of the run is unknown or sufficient."""
-        assert principal(spec.proposals, Seeds(0)).counts.shape == arms
+        assert principal(spec.proposal_space, Seeds(0)).counts.shape == arms
         long_run = 3 * arms[0] * arms[1]
-        assert principal(spec.proposals, Seeds(0), proposals=long_run).counts.shape == arms
-        assert principal(spec.proposals, Seeds(0), proposals=long_run - 1).n_arms < arms[1]
+        assert principal(spec.proposal_space, Seeds(0), proposals=long_run).counts.shape == arms
+        assert principal(spec.proposal_space, Seeds(0), proposals=long_run - 1).n_arms < arms[1]
 
     @pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, shipped.build_ucb, shipped.build_thompson])
     @pytest.mark.parametrize(
@@ -87,8 +87,10 @@ class TestGrid:
     )
     def test_grid_size_follows_run_length(self, principal, spec, proposals, points):
         """Each arm can be measured three times in its context; explicit points are not changed."""
-        assert principal(spec.proposals, Seeds(0), proposals=proposals).n_arms == points**spec.proposals.dim
-        assert principal(spec.proposals, Seeds(0), points=4, proposals=proposals).n_arms == 4**spec.proposals.dim
+        assert principal(spec.proposal_space, Seeds(0), proposals=proposals).n_arms == points**spec.proposal_space.dim
+        assert (
+            principal(spec.proposal_space, Seeds(0), points=4, proposals=proposals).n_arms == 4**spec.proposal_space.dim
+        )
 
     @pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, shipped.build_ucb, shipped.build_thompson])
     @pytest.mark.parametrize(
@@ -105,9 +107,11 @@ class TestGrid:
     )
     def test_short_runs_list_arms(self, principal, spec, proposals, arms):
         """The run is too short for three points per parameter; explicit points still give the whole grid."""
-        principal_ = principal(spec.proposals, Seeds(0), proposals=proposals)
-        assert principal_.n_arms == arms and principal_.arms.shape == (arms, spec.proposals.dim)
-        assert principal(spec.proposals, Seeds(0), points=2, proposals=proposals).n_arms == 2**spec.proposals.dim
+        principal_ = principal(spec.proposal_space, Seeds(0), proposals=proposals)
+        assert principal_.n_arms == arms and principal_.arms.shape == (arms, spec.proposal_space.dim)
+        assert (
+            principal(spec.proposal_space, Seeds(0), points=2, proposals=proposals).n_arms == 2**spec.proposal_space.dim
+        )
 
     @given(
         st.integers(1, 7),
@@ -116,7 +120,7 @@ class TestGrid:
         st.sampled_from([FINE_GRID_POINTS, COARSE_GRID_POINTS]),
     )
     def test_maximum_points(self, d, proposals, contexts, default_points_):
-        space = make_toy_spec(d=d, contexts=tuple("abcd"[:contexts])).proposals
+        space = make_toy_spec(d=d, contexts=tuple("abcd"[:contexts])).proposal_space
         points, maximum = choose_grid_points(space, default_points_, proposals), default_points(space, default_points_)
         per_context = proposals / max(contexts, 1)
         assert 2 <= points <= maximum
@@ -130,7 +134,7 @@ class TestGrid:
         st.sampled_from([FINE_GRID_POINTS, COARSE_GRID_POINTS]),
     )
     def test_default_arms_get_three_measurements(self, d, proposals, contexts, default):
-        space = make_toy_spec(d=d, contexts=tuple("abcd"[:contexts])).proposals
+        space = make_toy_spec(d=d, contexts=tuple("abcd"[:contexts])).proposal_space
         arms = choose_arms(space, None, default, proposals)
         assert 3 * len(arms) <= max(proposals / max(contexts, 1), 6)
 
@@ -138,14 +142,14 @@ class TestGrid:
 class TestVectorList:
     @given(st.integers(1, 6), st.integers(2, 40))
     def test_vectors_are_distinct_in_bounds(self, d, n):
-        space = make_toy_spec(d=d).proposals
+        space = make_toy_spec(d=d).proposal_space
         vectors = representative_vectors(space, n)
         assert vectors.shape == (n, d) and len(np.unique(vectors, axis=0)) == n
         assert not space.is_out_of_bounds(vectors).any()
 
     @given(st.integers(2, 6), st.integers(0, 10))
     def test_coarse_scan_comes_first(self, d, n_extra):
-        space = make_toy_spec(d=d).proposals
+        space = make_toy_spec(d=d).proposal_space
         scan = space.probe_vectors
         assert np.array_equal(representative_vectors(space, len(scan) + n_extra)[: len(scan)], scan)
         fewer = representative_vectors(space, len(scan) - 1)
@@ -153,7 +157,7 @@ class TestVectorList:
         assert not any((vector == scan_vector).all() for vector in fewer[3:] for scan_vector in scan)
 
     def test_longer_lists_extend_shorter_ones(self):
-        space = make_toy_spec(d=3).proposals
+        space = make_toy_spec(d=3).proposal_space
         assert np.array_equal(representative_vectors(space, 20)[:9], representative_vectors(space, 9))
 
     def test_small_space_is_enumerated(self):
@@ -180,7 +184,7 @@ arm_payoffs = st.lists(st.tuples(st.integers(0, 8), st.floats(-50, 50)), min_siz
 @given(arm_payoffs)
 def test_counts_with_means(payoffs):
     spec = make_toy_spec()
-    principal = EpsilonGreedyPrincipal(spec.proposals, Seeds(0), points=3)
+    principal = EpsilonGreedyPrincipal(spec.proposal_space, Seeds(0), points=3)
     metrics = play(principal, spec, payoffs)
     means = {arm: np.mean([p for a, p in payoffs if a == arm]) for arm, _ in payoffs}
     for arm, mean in means.items():
@@ -194,14 +198,14 @@ class TestEpsilonGreedy:
     def test_greedy_maximizes_mean_despite_sign(self):
         for sign in (1, -1):
             spec = make_toy_spec()
-            principal = EpsilonGreedyPrincipal(spec.proposals, Seeds(0), epsilon=0.0, points=3)
+            principal = EpsilonGreedyPrincipal(spec.proposal_space, Seeds(0), epsilon=0.0, points=3)
             play(principal, spec, [(4, 20.0 * sign), (7, 30.0 * sign)])
             assert principal.arm_index(principal.ask()[0]) == (7 if sign == 1 else 4)
 
     def test_optimistic_start_with_ordered_ties(self):
         spec = make_toy_spec()
         principal = EpsilonGreedyPrincipal(
-            spec.proposals, Seeds(0), epsilon=0.0, points=3, initial_value=0.0, ties="first"
+            spec.proposal_space, Seeds(0), epsilon=0.0, points=3, initial_value=0.0, ties="first"
         )
         arms = []
         for _ in range(4):
@@ -212,13 +216,13 @@ class TestEpsilonGreedy:
 
     def test_ties_are_broken_at_random(self):
         spec = make_toy_spec()
-        principal = EpsilonGreedyPrincipal(spec.proposals, Seeds(0), epsilon=0.0, points=3)
+        principal = EpsilonGreedyPrincipal(spec.proposal_space, Seeds(0), epsilon=0.0, points=3)
         play(principal, spec, [(2, 1.0), (5, 1.0)])
         assert {principal.arm_index(principal.ask()[0]) for _ in range(50)} == {2, 5}
 
     def test_epsilon_is_random_arm_probability(self):
         spec = make_toy_spec()
-        principal = EpsilonGreedyPrincipal(spec.proposals, Seeds(0), epsilon=0.3, points=3)
+        principal = EpsilonGreedyPrincipal(spec.proposal_space, Seeds(0), epsilon=0.3, points=3)
         play(principal, spec, [(4, 1.0)])
         arms = np.array([principal.arm_index(principal.ask()[0]) for _ in range(4000)])
         # Away from arm 4 with probability 0.3 x 8/9; the bound is 5 standard errors.
@@ -230,7 +234,7 @@ class TestUCB:
     @given(arm_payoffs, st.floats(0, 3), st.one_of(st.none(), st.floats(0.1, 9)))
     def test_index_is_the_closed_form(self, payoffs, coefficient, scale):
         spec = make_toy_spec()
-        principal = shipped.build_ucb(spec.proposals, Seeds(0), coefficient=coefficient, scale=scale, points=3)
+        principal = shipped.build_ucb(spec.proposal_space, Seeds(0), coefficient=coefficient, scale=scale, points=3)
         play(principal, spec, payoffs)
         values = [payoff for _, payoff in payoffs]
         size = max(values) - min(values) if scale is None else scale
@@ -246,7 +250,7 @@ class TestUCB:
     @pytest.mark.parametrize("order", ["ascending", "shuffled"])
     def test_plays_all_arms_then_highest_index(self, order):
         spec = make_toy_spec()
-        principal = shipped.build_ucb(spec.proposals, Seeds(3), points=3, arm_order=order)
+        principal = shipped.build_ucb(spec.proposal_space, Seeds(3), points=3, arm_order=order)
         arms = []
         for _ in range(9):
             vector = principal.ask()[0]
@@ -258,7 +262,7 @@ class TestUCB:
 
     def test_order_differs_between_contexts(self):
         spec = make_toy_spec(contexts=("a", "b"))
-        orders = [shipped.build_ucb(spec.proposals, Seeds(seed), points=5).arm_order for seed in (0, 1)]
+        orders = [shipped.build_ucb(spec.proposal_space, Seeds(seed), points=5).arm_order for seed in (0, 1)]
         assert not np.array_equal(orders[0][0], orders[0][1]) and not np.array_equal(orders[0], orders[1])
 
     def test_shared_counter(self):
@@ -267,7 +271,7 @@ class TestUCB:
         bonus = {}
         for shared in (False, True):
             principal = shipped.build_ucb(
-                spec.proposals, Seeds(0), coefficient=1.0, scale=1.0, points=2, shared_counter=shared
+                spec.proposal_space, Seeds(0), coefficient=1.0, scale=1.0, points=2, shared_counter=shared
             )
             play(principal, spec, payoffs, context=0)
             play(principal, spec, payoffs * 2, context=1)
@@ -281,7 +285,7 @@ class TestThompson:
     def test_posterior_is_the_closed_form(self, payoffs, m0, n0, a0, b0):
         spec = make_toy_spec()
         principal = shipped.build_thompson(
-            spec.proposals, Seeds(0), points=3, prior_mean=m0, prior_strength=n0, prior_shape=a0, prior_rate=b0
+            spec.proposal_space, Seeds(0), points=3, prior_mean=m0, prior_strength=n0, prior_shape=a0, prior_rate=b0
         )
         play(principal, spec, payoffs)
         mean, strength, shape, rate = principal.posterior(0)
@@ -295,14 +299,14 @@ class TestThompson:
 
     def test_integer_posterior_is_truncated(self):
         spec = make_toy_spec()
-        principal = shipped.build_thompson(spec.proposals, Seeds(0), points=3, integer_posterior=True)
+        principal = shipped.build_thompson(spec.proposal_space, Seeds(0), points=3, integer_posterior=True)
         play(principal, spec, [(0, -3.9), (1, 3.9)])
         mean, _, _, rate = principal.posterior(0)
         assert mean[:2].tolist() == [-3.0, 3.0] and (rate == np.trunc(rate)).all()
 
     def test_sample_moments_match_posterior(self, monkeypatch):
         spec = make_toy_spec(d=1)
-        principal = shipped.build_thompson(spec.proposals, Seeds(0), points=2, prior_shape=4.0, prior_rate=9.0)
+        principal = shipped.build_thompson(spec.proposal_space, Seeds(0), points=2, prior_shape=4.0, prior_rate=9.0)
         play(principal, spec, [(0, 5.0), (0, 7.0), (0, 6.0)])
         samples = []
         monkeypatch.setattr(principal, "_argmax", lambda values: samples.append(values[0]) or 0)
@@ -316,10 +320,10 @@ class TestThompson:
 
 
 BATCHED = {
-    "egreedy": lambda spec: EpsilonGreedyPrincipal(spec.proposals, Seeds(0), points=2),
-    "ucb": lambda spec: shipped.build_ucb(spec.proposals, Seeds(0), points=2),
-    "thompson": lambda spec: shipped.build_thompson(spec.proposals, Seeds(0), points=2, prior_rate=0.1),
-    "scan": lambda spec: ScanPrincipal(spec.proposals, Seeds(0)),
+    "egreedy": lambda spec: EpsilonGreedyPrincipal(spec.proposal_space, Seeds(0), points=2),
+    "ucb": lambda spec: shipped.build_ucb(spec.proposal_space, Seeds(0), points=2),
+    "thompson": lambda spec: shipped.build_thompson(spec.proposal_space, Seeds(0), points=2, prior_rate=0.1),
+    "scan": lambda spec: ScanPrincipal(spec.proposal_space, Seeds(0)),
 }
 
 
@@ -350,14 +354,14 @@ def test_second_step_skips_arms(name):
 
 class TestBatchedUCB:
     def test_first_step_repeats_no_arm(self):
-        principal = shipped.build_ucb(make_toy_spec().proposals, Seeds(0), points=2)
+        principal = shipped.build_ucb(make_toy_spec().proposal_space, Seeds(0), points=2)
         arms = [principal.arm_index(vector) for vector in principal.ask(None, 10)]
         assert sorted(arms[:4]) == sorted(arms[4:8]) == [0, 1, 2, 3] and len(set(arms[8:])) == 2
 
     def test_pending_plays_change_only_bonus(self):
         """Computed by hand: means 1 and 0.8 with one play each; the bonus is c sqrt(ln t / n) with c = 0.3."""
         spec = make_toy_spec(d=1)
-        principal = shipped.build_ucb(spec.proposals, Seeds(0), coefficient=0.3, scale=1.0, points=2)
+        principal = shipped.build_ucb(spec.proposal_space, Seeds(0), coefficient=0.3, scale=1.0, points=2)
         play(principal, spec, [(0, 1.0), (1, 0.8)])
         pending = np.array([2, 1])
         reference = [1.0 + 0.3 * np.sqrt(np.log(5) / 3), 0.8 + 0.3 * np.sqrt(np.log(5) / 2)]
@@ -372,7 +376,7 @@ class TestBatchedUCB:
 
     def test_pending_arm_has_no_index(self):
         spec = make_toy_spec(d=1)
-        principal = shipped.build_ucb(spec.proposals, Seeds(0), points=3)
+        principal = shipped.build_ucb(spec.proposal_space, Seeds(0), points=3)
         play(principal, spec, [(0, 1.0)])
         arms = [principal.arm_index(vector) for vector in principal.ask(None, 5)]
         assert sorted(arms[:2]) == [1, 2] and arms[2:] == [0, 0, 0]
@@ -382,7 +386,7 @@ class TestBatchedUCB:
     def test_first_candidate_ignores_batch_size(self, payoffs, seed, n):
         spec, first_vectors = make_toy_spec(), []
         for size in (1, n):
-            principal = shipped.build_ucb(spec.proposals, Seeds(seed), points=3)
+            principal = shipped.build_ucb(spec.proposal_space, Seeds(seed), points=3)
             play(principal, spec, payoffs)
             first_vectors.append(principal.ask(None, size)[0].tolist())
         assert first_vectors[0] == first_vectors[1]
@@ -392,7 +396,7 @@ class TestBatchedUCB:
 def test_candidates_are_independent_draws(principal):
     """A step with n candidates samples the same arms as n steps without outcomes between them."""
     spec = make_toy_spec()
-    single, batch = (principal(spec.proposals, Seeds(0), points=3) for _ in range(2))
+    single, batch = (principal(spec.proposal_space, Seeds(0), points=3) for _ in range(2))
     for principal_ in (single, batch):
         play(principal_, spec, [(1, 3.0), (4, 2.0)])
     assert np.array_equal(np.concatenate([single.ask() for _ in range(12)]), batch.ask(None, 12))
@@ -401,7 +405,7 @@ def test_candidates_are_independent_draws(principal):
 def test_thompson_recommends_posterior_mean():
     """Two measurements of 5 outweigh one of 6 if the prior mean of 0 has the weight of one measurement."""
     spec = make_toy_spec()
-    principal = shipped.build_thompson(spec.proposals, Seeds(0), points=3, prior_strength=1.0)
+    principal = shipped.build_thompson(spec.proposal_space, Seeds(0), points=3, prior_strength=1.0)
     estimates = PooledEstimates()
     for arm, value in ((0, 6.0), (3, 5.0), (3, 5.0), (7, -1.0)):
         estimates.add(principal.arms[arm], value, None, 1, 1)

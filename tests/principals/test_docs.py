@@ -26,7 +26,7 @@ def example(page: str) -> dict:
 
 def test_custom_principal():
     society = make_toy_spec()
-    principal = example("principals.md")["HillClimber"](society.proposals, Seeds(0), step=0.2)
+    principal = example("principals.md")["HillClimber"](society.proposal_space, Seeds(0), step=0.2)
     assert isinstance(principal, Proposer)
     values = []
     for _ in range(60):

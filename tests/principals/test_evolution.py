@@ -28,7 +28,7 @@ def step(principal, society, n=1, context=None):
 @pytest.mark.parametrize(("n", "generations"), [(1, 2), (2, 2), (3, 2), (4, 2)])
 def test_generation_is_integer_number_of_steps(name, n, generations):
     """A population of 6 has 6, 6, 6 and 8 candidates with 1, 2, 3 and 4 proposals per step."""
-    principal, society = PRINCIPALS[name](make_toy_spec().proposals, Seeds(0), population=6), make_toy_spec()
+    principal, society = PRINCIPALS[name](make_toy_spec().proposal_space, Seeds(0), population=6), make_toy_spec()
     size = -(-6 // n) * n
     generations_ = [step(principal, society, n)[1]["principal/generation"] for _ in range(generations * size // n)]
     assert generations_ == [float((i + 1) * n // size) for i in range(len(generations_))]
@@ -38,7 +38,7 @@ def test_generation_is_integer_number_of_steps(name, n, generations):
 def test_batch_size_keeps_generation(name):
     results = []
     for n in (1, 2, 4):
-        principal, society = PRINCIPALS[name](make_toy_spec().proposals, Seeds(0), population=8), make_toy_spec()
+        principal, society = PRINCIPALS[name](make_toy_spec().proposal_space, Seeds(0), population=8), make_toy_spec()
         results.append(np.concatenate([step(principal, society, n)[0] for _ in range(24 // n)]))
     assert np.array_equal(results[0], results[1]) and np.array_equal(results[0], results[2])
 
@@ -50,12 +50,12 @@ def test_batches_in_contexts_resume(name, sizes, at, seed):
     society = make_toy_spec(contexts=("calm", "storm"))
     runs = []
     for is_restart in (False, True):
-        principal, rows = PRINCIPALS[name](society.proposals, Seeds(seed), population=5), []
+        principal, rows = PRINCIPALS[name](society.proposal_space, Seeds(seed), population=5), []
         for i, n in enumerate(sizes):
             context = i % 3 % 2
             vectors = principal.ask(context, n)
             if is_restart and i == at % len(sizes):  # asked, not yet told
-                fresh = PRINCIPALS[name](society.proposals, Seeds(seed), population=5)
+                fresh = PRINCIPALS[name](society.proposal_space, Seeds(seed), population=5)
                 fresh.load_state_dict(principal.state_dict())
                 principal = fresh
             rows.append((vectors.tolist(), principal.tell([make_outcome(society, v, context) for v in vectors])))
@@ -68,7 +68,7 @@ def test_batches_in_contexts_resume(name, sizes, at, seed):
 @pytest.mark.parametrize("d", [1, 2, 30])
 def test_converges_in_all_dimensions(name, d):
     society = make_toy_spec(d)
-    principal = PRINCIPALS[name](society.proposals, Seeds(1))
+    principal = PRINCIPALS[name](society.proposal_space, Seeds(1))
     payoffs, spreads = [], []
     for _ in range(1500 if d == 30 else 150):
         vectors, metrics = step(principal, society)
@@ -80,7 +80,7 @@ def test_converges_in_all_dimensions(name, d):
 @pytest.mark.parametrize("name", PRINCIPALS)
 def test_contexts_are_independent(name):
     society = make_toy_spec(contexts=("calm", "storm"))
-    separate, interleaved = (PRINCIPALS[name](society.proposals, Seeds(0)) for _ in range(2))
+    separate, interleaved = (PRINCIPALS[name](society.proposal_space, Seeds(0)) for _ in range(2))
     first = [step(separate, society, 2, 0)[0] for _ in range(10)]
     second = []
     for _ in range(10):
@@ -93,7 +93,7 @@ class TestCMAES:
     def test_doubling_restarts_escape_local_optimum(self):
         """With constant payoffs the search restarts after each generation with a doubled population."""
         society = make_toy_spec()
-        principal = CMAESPrincipal(society.proposals, Seeds(0), population=4)
+        principal = CMAESPrincipal(society.proposal_space, Seeds(0), population=4)
         restarts = []
         for _ in range(2000):
             vectors = principal.ask()
@@ -108,7 +108,7 @@ class TestCMAES:
         for restarts in (True, False):
             regrets = []
             for seed in range(4):
-                principal = CMAESPrincipal(MULTIMODAL.spec.proposals, Seeds(seed), sigma=0.05, restarts=restarts)
+                principal = CMAESPrincipal(MULTIMODAL.spec.proposal_space, Seeds(seed), sigma=0.05, restarts=restarts)
                 regrets.append(find_lowest_regret(MULTIMODAL, optimize(MULTIMODAL, principal, seed, 1000)))
             n_solved[restarts] = sum(regret < 1e-2 for regret in regrets)
         assert n_solved[True] > n_solved[False]
@@ -116,7 +116,7 @@ class TestCMAES:
     def test_missing_library(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "cmaes", None)
         with pytest.raises(ConfigError, match=r"'llmrl\[search\]'"):
-            CMAESPrincipal(make_toy_spec().proposals, Seeds(0))
+            CMAESPrincipal(make_toy_spec().proposal_space, Seeds(0))
 
 
 class TestCEM:
@@ -124,7 +124,7 @@ class TestCEM:
         """Two of four are elites, the smoothing is 0.5, and noise is added to the elite's variance."""
         society = make_toy_spec(1, low=0.0, high=1.0)
         principal = shipped.build_cem(
-            society.proposals, Seeds(0), population=4, elite=0.5, smoothing=0.5, sigma=0.2, noise=0.1
+            society.proposal_space, Seeds(0), population=4, elite=0.5, smoothing=0.5, sigma=0.2, noise=0.1
         )
         vectors = principal.ask(None, 4)
         principal.tell([make_outcome(society, vector, value=vector[0]) for vector in vectors])
@@ -138,7 +138,7 @@ class TestCEM:
         spreads = {}
         for generations in (0, 20):
             principal = shipped.build_cem(
-                society.proposals, Seeds(0), noise=0.3, noise_generations=generations, min_sigma=0.02
+                society.proposal_space, Seeds(0), noise=0.3, noise_generations=generations, min_sigma=0.02
             )
             for _ in range(12 * 40):
                 _, metrics = step(principal, society)
@@ -150,7 +150,7 @@ class TestCEM:
 
 @pytest.mark.parametrize("name", PRINCIPALS)
 def test_partial_generation_is_random_search(name):
-    principal = PRINCIPALS[name](QUADRATIC.spec.proposals, Seeds(0), population=50)
+    principal = PRINCIPALS[name](QUADRATIC.spec.proposal_space, Seeds(0), population=50)
     assert len(np.unique(principal.ask(None, 40), axis=0)) == 40
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 def after_steps(society, n, value=None, seed=0, context=None, **kwargs):
     """Return a principal with n outcomes of random vectors."""
-    principal = GaussianProcessPrincipal(society.proposals, Seeds(seed), initial=1, **kwargs)
+    principal = GaussianProcessPrincipal(society.proposal_space, Seeds(seed), initial=1, **kwargs)
     low, high = society.mechanism.low, society.mechanism.high
     vectors = np.random.default_rng(seed).uniform(low, high, (n, len(low)))
     values = [None if value is None else value(vector, i) for i, vector in enumerate(vectors)]
@@ -31,7 +31,7 @@ def after_steps(society, n, value=None, seed=0, context=None, **kwargs):
 
 def test_initial_points_fill_the_space():
     society = make_toy_spec(contexts=("calm", "storm"))
-    principal = GaussianProcessPrincipal(society.proposals, Seeds(0), initial=17)
+    principal = GaussianProcessPrincipal(society.proposal_space, Seeds(0), initial=17)
     points = {context: [] for context in (0, 1)}
     for step in range(8):
         [vector] = principal.ask(step % 2)
@@ -49,14 +49,14 @@ def test_initial_points_fill_the_space():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_smooth_function_is_optimized_in_30_evaluations(seed):
-    principal = GaussianProcessPrincipal(SMOOTH.spec.proposals, Seeds(seed))
+    principal = GaussianProcessPrincipal(SMOOTH.spec.proposal_space, Seeds(seed))
     assert find_lowest_regret(SMOOTH, optimize(SMOOTH, principal, seed, 30)) < 0.01
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_batch_is_diverse():
-    principal = GaussianProcessPrincipal(SMOOTH.spec.proposals, Seeds(0), initial=8)
+    principal = GaussianProcessPrincipal(SMOOTH.spec.proposal_space, Seeds(0), initial=8)
     regrets = optimize(SMOOTH, principal, 0, 36, n=4)
     assert find_lowest_regret(SMOOTH, regrets, 4) < 0.02
     batch = principal.ask(None, 4) / (np.array(SMOOTH.high) - np.array(SMOOTH.low))
@@ -67,7 +67,7 @@ def test_batch_is_diverse():
 def test_contexts_share_information():
     """The best vector of two contexts with many outcomes is proposed in a third context without outcomes."""
     society = make_toy_spec(contexts=("a", "b", "c"))
-    principal = GaussianProcessPrincipal(society.proposals, Seeds(0), initial=1)
+    principal = GaussianProcessPrincipal(society.proposal_space, Seeds(0), initial=1)
     rng = np.random.default_rng(0)
     for context in (0, 2):  # both best at 70 %
         for vector in rng.uniform(-1, 3, (15, 2)):
@@ -78,7 +78,7 @@ def test_contexts_share_information():
 @pytest.mark.slow
 @pytest.mark.long
 def test_contexts_are_distinguished():
-    principal = GaussianProcessPrincipal(CONTEXTUAL.spec.proposals, Seeds(0))
+    principal = GaussianProcessPrincipal(CONTEXTUAL.spec.proposal_space, Seeds(0))
     optimize(CONTEXTUAL, principal, 0, 45)
     for context in range(3):
         close_values = [v for row, v in zip(principal.rows, principal.vectors, strict=True) if row == context][-3:]
@@ -139,13 +139,13 @@ def test_global_rng_is_unchanged():
 def test_resume_between_ask_tell():
     society, runs = QUADRATIC.spec, []
     for resume in (False, True):
-        principal, vectors = GaussianProcessPrincipal(society.proposals, Seeds(2), initial=4), []
+        principal, vectors = GaussianProcessPrincipal(society.proposal_space, Seeds(2), initial=4), []
         for step in range(5):
             proposals = principal.ask(None, 2)
             if resume and step == 3:
                 state = principal.state_dict()
                 json.dumps({key: value for key, value in state.items() if key not in ("vectors", "values")})
-                principal = GaussianProcessPrincipal(society.proposals, Seeds(2), initial=4)
+                principal = GaussianProcessPrincipal(society.proposal_space, Seeds(2), initial=4)
                 principal.load_state_dict(state)
             rng = np.random.default_rng(step)
             vectors += [
@@ -160,7 +160,7 @@ def play_and_estimate(society, principal, context=None):
     """Return pooled estimates of the outcomes of a principal."""
     estimates = PooledEstimates()
     for vector, value in zip(principal.vectors, principal.values, strict=True):
-        estimates.add(from_unit(society.proposals, vector), value, None, 1, 1, context)
+        estimates.add(from_unit(society.proposal_space, vector), value, None, 1, 1, context)
     return estimates
 
 
@@ -183,7 +183,7 @@ def test_recommendation_is_the_highest_posterior_mean():
 
 def test_default_recommendation_is_incumbent():
     society = make_toy_spec()
-    principal = GaussianProcessPrincipal(society.proposals, Seeds(0), initial=9)
+    principal = GaussianProcessPrincipal(society.proposal_space, Seeds(0), initial=9)
     principal.tell([make_outcome(society, vector) for vector in principal.ask(None, 8)])
     estimates = play_and_estimate(society, principal)
     assert principal.recommend(None, 2, estimates).tolist() == [list(e.vector) for e in estimates.ranked()[:2]]
@@ -192,7 +192,7 @@ def test_default_recommendation_is_incumbent():
 
 def test_recommendation_is_context_specific():
     society = make_toy_spec(contexts=("calm", "storm"))
-    principal = GaussianProcessPrincipal(society.proposals, Seeds(0), initial=1)
+    principal = GaussianProcessPrincipal(society.proposal_space, Seeds(0), initial=1)
     estimates = PooledEstimates()
     for context in (0, 1) * 6:
         [vector] = np.random.default_rng(len(principal.values)).uniform(-1, 3, (1, 2))
@@ -236,4 +236,4 @@ def test_batch_proposals_are_diverse(seed):
 def test_missing_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "botorch", None)
     with pytest.raises(ConfigError, match=r"BoTorch.*'llmrl\[search\]'"):
-        GaussianProcessPrincipal(make_toy_spec().proposals, Seeds(0))
+        GaussianProcessPrincipal(make_toy_spec().proposal_space, Seeds(0))

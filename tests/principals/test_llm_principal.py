@@ -339,13 +339,13 @@ class TestRepeatedMeasurements:
     def test_standard_error_needs_three_values(self, societies, episodes, shown):
         """The error is computed over episodes for one society and over societies for several."""
         principal = build_llm_principal(make_toy_spec(), make_scripted_client())
-        principal.tell([replace(result(make_toy_spec(), self.GOOD, n=episodes), units=societies, standard_error=4.0)])
+        principal.tell([replace(result(make_toy_spec(), self.GOOD, n=episodes), n_units=societies, standard_error=4.0)])
         assert ("(standard error 4 over" in principal.build_prompt(None).text) == shown
 
     def test_repeated_societies(self):
         principal = build_llm_principal(make_toy_spec(), make_scripted_client())
         for _ in range(2):
-            principal.tell([replace(result(make_toy_spec(), self.GOOD, n=6), units=3)])
+            principal.tell([replace(result(make_toy_spec(), self.GOOD, n=6), n_units=3)])
         assert "2 times (12 episodes, 6 societies), mean payoff" in principal.build_prompt(None).text
 
     @pytest.mark.parametrize(("history", "n"), [("best_and_last", 3), ("best", 3)])
@@ -427,7 +427,7 @@ class TestPromptContent:
 
     def test_training_summary(self):
         principal = principal_after(make_toy_spec(), [])
-        principal.tell([replace(result(make_toy_spec(), [0.0, 0.0], value=3.0), training=(-12.5, 2.75))])
+        principal.tell([replace(result(make_toy_spec(), [0.0, 0.0], value=3.0), training_objectives=(-12.5, 2.75))])
         assert "-> payoff 3; training: -12.5 to 2.75;" in principal.build_prompt(None).text
 
     def test_notes_survive_checkpoint(self):

@@ -30,7 +30,7 @@ PRINCIPALS, LLMS = load_options("principal"), load_options("llm")
 def builder(spec):
     arguments = {
         "spec": spec,
-        "space": spec.proposals,
+        "space": spec.proposal_space,
         "seeds": Seeds(0),
         "llm": make_scripted_client(),
         "device": "cpu",

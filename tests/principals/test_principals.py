@@ -27,17 +27,17 @@ from some import mark_long_except
 pytestmark = pytest.mark.slow
 
 MAKE = {
-    "fixed": lambda spec, seeds: FixedPrincipal(spec.proposals),
-    "random": lambda spec, seeds: RandomPrincipal(spec.proposals, seeds),
-    "sobol": lambda spec, seeds: SobolPrincipal(spec.proposals, seeds),
-    "random_grid": lambda spec, seeds: RandomPrincipal(spec.proposals, seeds, points=5),
-    "egreedy": lambda spec, seeds: EpsilonGreedyPrincipal(spec.proposals, seeds, points=5, epsilon=0.3),
-    "ucb": lambda spec, seeds: shipped.build_ucb(spec.proposals, seeds, points=3),
-    "thompson": lambda spec, seeds: shipped.build_thompson(spec.proposals, seeds, points=5, prior_rate=1.0),
+    "fixed": lambda spec, seeds: FixedPrincipal(spec.proposal_space),
+    "random": lambda spec, seeds: RandomPrincipal(spec.proposal_space, seeds),
+    "sobol": lambda spec, seeds: SobolPrincipal(spec.proposal_space, seeds),
+    "random_grid": lambda spec, seeds: RandomPrincipal(spec.proposal_space, seeds, points=5),
+    "egreedy": lambda spec, seeds: EpsilonGreedyPrincipal(spec.proposal_space, seeds, points=5, epsilon=0.3),
+    "ucb": lambda spec, seeds: shipped.build_ucb(spec.proposal_space, seeds, points=3),
+    "thompson": lambda spec, seeds: shipped.build_thompson(spec.proposal_space, seeds, points=5, prior_rate=1.0),
     # Most of what the tests ask for comes before the first model, each of which costs about a tenth of a second.
-    "gp": lambda spec, seeds: GaussianProcessPrincipal(spec.proposals, seeds, initial=16),
-    "cem": lambda spec, seeds: shipped.build_cem(spec.proposals, seeds, population=4),
-    "cmaes": lambda spec, seeds: CMAESPrincipal(spec.proposals, seeds, population=4),
+    "gp": lambda spec, seeds: GaussianProcessPrincipal(spec.proposal_space, seeds, initial=16),
+    "cem": lambda spec, seeds: shipped.build_cem(spec.proposal_space, seeds, population=4),
+    "cmaes": lambda spec, seeds: CMAESPrincipal(spec.proposal_space, seeds, population=4),
     "dual_rl": lambda spec, seeds: build_principal("dual_rl", spec, seeds, hidden=[16], learning_rate=3e-3),
     "metagrad": lambda spec, seeds: build_principal("metagrad", spec, seeds, hidden=[16], learning_rate=3e-3),
     "llm": lambda spec, seeds: build_llm_principal(spec, make_scripted_client(seeds.seed)),
@@ -141,15 +141,15 @@ def test_environment_lacking_mechanism_raises(name):
 
 class TestFixed:
     def test_values(self):
-        assert FixedPrincipal(CLEANUP.proposals, [0.0, 3.0, 1.5]).ask()[0].tolist() == [0.0, 3.0, 1.5]
-        assert FixedPrincipal(make_toy_spec().proposals).ask()[0].tolist() == [-1.0, -1.0]
+        assert FixedPrincipal(CLEANUP.proposal_space, [0.0, 3.0, 1.5]).ask()[0].tolist() == [0.0, 3.0, 1.5]
+        assert FixedPrincipal(make_toy_spec().proposal_space).ask()[0].tolist() == [-1.0, -1.0]
 
     def test_contexts(self):
-        principal = FixedPrincipal(make_toy_spec(contexts=("a", "b")).proposals, contexts=[[0, 1], [2, 3]])
+        principal = FixedPrincipal(make_toy_spec(contexts=("a", "b")).proposal_space, contexts=[[0, 1], [2, 3]])
         assert principal.ask(0)[0].tolist() == [0, 1] and principal.ask(1)[0].tolist() == [2, 3]
 
     def test_caller_mutation_has_no_effect(self):
-        principal = FixedPrincipal(make_toy_spec().proposals)
+        principal = FixedPrincipal(make_toy_spec().proposal_space)
         principal.ask()[:] = 2.0
         assert principal.ask()[0].tolist() == [-1.0, -1.0]
 
@@ -164,15 +164,15 @@ class TestFixed:
     )
     def test_refusals(self, arguments, message):
         with pytest.raises(ConfigError, match=message):
-            FixedPrincipal(CLEANUP.proposals, **arguments)
+            FixedPrincipal(CLEANUP.proposal_space, **arguments)
 
 
 def test_random_covers_the_box_or_the_grid():
     society = make_toy_spec()
-    free = np.array([row[0] for row in play(RandomPrincipal(society.proposals, Seeds(0)), society, None, 300)])
+    free = np.array([row[0] for row in play(RandomPrincipal(society.proposal_space, Seeds(0)), society, None, 300)])
     assert free.min() < -0.9 and free.max() > 2.9 and len(np.unique(free)) == 600
     grid = np.array(
-        [row[0] for row in play(RandomPrincipal(society.proposals, Seeds(0), points=3), society, None, 100)]
+        [row[0] for row in play(RandomPrincipal(society.proposal_space, Seeds(0), points=3), society, None, 100)]
     )
     assert np.unique(grid).tolist() == [-1.0, 1.0, 3.0]
 

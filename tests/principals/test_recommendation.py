@@ -25,8 +25,8 @@ NETWORKS = {
 }
 MAKE = {
     **NETWORKS,
-    "thompson": lambda spec: shipped.build_thompson(spec.proposals, Seeds(0), points=3),
-    "fixed": lambda spec: FixedPrincipal(spec.proposals, contexts=[[0.0, 1.0], [2.0, 3.0]]),
+    "thompson": lambda spec: shipped.build_thompson(spec.proposal_space, Seeds(0), points=3),
+    "fixed": lambda spec: FixedPrincipal(spec.proposal_space, contexts=[[0.0, 1.0], [2.0, 3.0]]),
 }
 
 

@@ -162,7 +162,7 @@ def test_search_is_invariant_to_names(order, mirrored):
     """The maximum is 85 and random search has about -4; benchmarks/scripted_principal.py tests all permutations."""
     society = make_river(order, mirrored)
     payoffs = [late(build_llm_principal(society.spec, make_scripted_client(seed)), society, seed) for seed in range(4)]
-    chance = [late(RandomPrincipal(society.spec.proposals, Seeds(seed)), society, seed) for seed in range(4)]
+    chance = [late(RandomPrincipal(society.spec.proposal_space, Seeds(seed)), society, seed) for seed in range(4)]
     assert np.mean(payoffs) > 45 > 15 > np.mean(chance)
 
 

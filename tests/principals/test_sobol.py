@@ -11,7 +11,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.principals.nonadaptive import SobolPrincipal
 from societies import make_toy_spec
 
-PLAIN, CONTEXTUAL = make_toy_spec().proposals, make_toy_spec(contexts=("calm", "storm")).proposals
+PLAIN, CONTEXTUAL = make_toy_spec().proposal_space, make_toy_spec(contexts=("calm", "storm")).proposal_space
 
 
 def test_quarters_get_equal_points(recwarn):

@@ -18,7 +18,7 @@ import commands
 import joint_worker
 from experiments import are_rows_close, compose, find_run_folder, load_comparable_metrics, run
 from llmrl.core.errors import ConfigError
-from llmrl.core.processes import LAUNCH_VARIABLES, ProcessGroup, local_device, rank_and_world_size
+from llmrl.core.processes import LAUNCH_VARIABLES, ProcessGroup, local_device, read_rank_and_world_size
 from llmrl.experiment.parts import check_deterministic, check_values, get_process_group
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.status import read_status
@@ -172,19 +172,19 @@ def two_ranks(monkeypatch):
 
 
 def test_invalid_variables_raise(two_ranks):
-    assert rank_and_world_size() == (1, 2)
+    assert read_rank_and_world_size() == (1, 2)
     two_ranks.setenv("RANK", "2")
     with pytest.raises(ConfigError, match=r"RANK=2.*0.*1.*WORLD_SIZE=2"):
-        rank_and_world_size()
+        read_rank_and_world_size()
     two_ranks.setenv("RANK", "-1")
     with pytest.raises(ConfigError, match="RANK='-1'"):
-        rank_and_world_size()
+        read_rank_and_world_size()
     two_ranks.delenv("MASTER_ADDR")
     two_ranks.delenv("RANK")
     with pytest.raises(ConfigError, match=r"WORLD_SIZE=2.*`torchrun"):
         ProcessGroup.join()
     two_ranks.setenv("WORLD_SIZE", "1")
-    assert rank_and_world_size() == (0, 1)
+    assert read_rank_and_world_size() == (0, 1)
 
 
 def test_ranks_require_separate_gpus(two_ranks):

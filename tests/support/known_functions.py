@@ -85,7 +85,7 @@ def optimize(function: BenchmarkFunction, proposer: Proposer, seed: int, evaluat
     rng, regrets = Seeds(seed).numpy("noise"), list[float]()
     for step in range(evaluations // n):
         context = step % len(function.contexts) if function.contexts else None
-        vectors = function.spec.proposals.check(proposer.ask(context, n))
+        vectors = function.spec.proposal_space.check(proposer.ask(context, n))
         proposer.tell([function.outcome(vector, context, rng) for vector in vectors])
         regrets += [function.regret(vector, context) for vector in vectors]
     return np.array(regrets)
@@ -187,14 +187,14 @@ def make_river(
 FUNCTIONS = {f.name: f for f in (QUADRATIC, NOISY, SMOOTH, MULTIMODAL, CONTEXTUAL, WIDE)}
 
 PRINCIPALS: dict[str, Callable[[EnvSpec, Seeds], Proposer]] = {
-    "random": lambda spec, seeds: RandomPrincipal(spec.proposals, seeds),
+    "random": lambda spec, seeds: RandomPrincipal(spec.proposal_space, seeds),
     # Grids that a short search can cover partly.
-    "egreedy": lambda spec, seeds: EpsilonGreedyPrincipal(spec.proposals, seeds, points=6),
-    "ucb": lambda spec, seeds: shipped.build_ucb(spec.proposals, seeds, points=4),
-    "thompson": lambda spec, seeds: shipped.build_thompson(spec.proposals, seeds, points=4, prior_rate=0.05),
-    "gp": lambda spec, seeds: GaussianProcessPrincipal(spec.proposals, seeds),
-    "cem": lambda spec, seeds: shipped.build_cem(spec.proposals, seeds),
-    "cmaes": lambda spec, seeds: CMAESPrincipal(spec.proposals, seeds),
+    "egreedy": lambda spec, seeds: EpsilonGreedyPrincipal(spec.proposal_space, seeds, points=6),
+    "ucb": lambda spec, seeds: shipped.build_ucb(spec.proposal_space, seeds, points=4),
+    "thompson": lambda spec, seeds: shipped.build_thompson(spec.proposal_space, seeds, points=4, prior_rate=0.05),
+    "gp": lambda spec, seeds: GaussianProcessPrincipal(spec.proposal_space, seeds),
+    "cem": lambda spec, seeds: shipped.build_cem(spec.proposal_space, seeds),
+    "cmaes": lambda spec, seeds: CMAESPrincipal(spec.proposal_space, seeds),
     # Networks that learn within a few hundred steps.
     "dual_rl": lambda spec, seeds: build_principal("dual_rl", spec, seeds, points=6, hidden=[32], learning_rate=5e-3),
     "metagrad": lambda spec, seeds: build_principal("metagrad", spec, seeds, hidden=[32], learning_rate=1e-2),

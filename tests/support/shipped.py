@@ -35,7 +35,7 @@ def build_llm_principal(spec, llm, **arguments):
 
 def build_principal(name, spec, seeds, **arguments):
     """Build the principal of the option `name` for the mechanism of `spec`."""
-    return build_option(f"principal/{name}", spec=spec, space=spec.proposals, seeds=seeds, **arguments)
+    return build_option(f"principal/{name}", spec=spec, space=spec.proposal_space, seeds=seeds, **arguments)
 
 
 def build_cem(space, seeds, **options):

@@ -37,7 +37,7 @@ class RandomPolicy:
             fraction = torch.rand(self.n_envs, self.n_agents, self.continuous_actions.dim, generator=generator)
             integers = torch.floor(low + fraction * (high - low + 1)).clamp(max=high)
             return PolicyOutput(
-                torch.where(torch.tensor(self.continuous_actions.whole), integers, low + fraction * (high - low))
+                torch.where(torch.tensor(self.continuous_actions.is_integer), integers, low + fraction * (high - low))
             )
         mask = observation.get("action_mask")
         device = None if mask is None else mask.device

@@ -72,7 +72,7 @@ class SB3Agent:
         except ModuleNotFoundError as error:
             raise ConfigError("agent=sb3 needs Stable-Baselines3: pip install 'llmrl[sb3]'") from error
         numbers = spec.continuous_actions
-        if numbers is not None and any(numbers.whole) and not all(numbers.whole):
+        if numbers is not None and any(numbers.is_integer) and not all(numbers.is_integer):
             raise ConfigError(
                 f"agent=sb3: an action of env={spec.name} is {numbers.description}, for which Stable-Baselines3 has no "
                 "policy; use agent=ppo"

@@ -13,7 +13,7 @@ import numpy as np
 
 from llmrl.core.errors import CheckpointError, ConfigError, RunFolderError
 from llmrl.core.plain_data import read_json_object
-from llmrl.core.records import REPLY_COUNTS
+from llmrl.core.records import TOKEN_COUNT_FIELDS
 from llmrl.llms.call_log import FILE_NAME as CALLS
 from llmrl.llms.call_log import read_calls
 from llmrl.results.principal_scores import ONLINE_PERFORMANCE, RECOMMENDATION, read_principal_scores
@@ -107,7 +107,7 @@ CALLS_SCHEMA: Schema = {
     "parse_error": "str",
     "cached": "boolean",
     "attempts": "Int64",
-    **dict.fromkeys(REPLY_COUNTS, "Int64"),
+    **dict.fromkeys(TOKEN_COUNT_FIELDS, "Int64"),
     "cost": "float64",
     "possible_cost": "float64",
     "latency": "float64",

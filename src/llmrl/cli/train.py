@@ -27,7 +27,7 @@ def run_task(name: str, config: DictConfig) -> float | None:
         SystemExit: the config is invalid, or the run did not finish.
     """
     from llmrl.core.privacy import restrict_file_permissions
-    from llmrl.core.processes import rank_and_world_size
+    from llmrl.core.processes import read_rank_and_world_size
     from llmrl.experiment.experiment import Experiment
     from llmrl.experiment.run_job import report_errors, run_and_print
 
@@ -36,7 +36,7 @@ def run_task(name: str, config: DictConfig) -> float | None:
         end_composition()
         restrict_file_permissions(experiment.config.get("private", True))
         experiment.check()
-        _, world_size = rank_and_world_size()
+        _, world_size = read_rank_and_world_size()
     backend = experiment.resources.hardware.backend
     if world_size == 1 and backend.scheduler is not None:
         note = f"{type(backend).__name__} submits runs of --multirun; without it the run is computed here"

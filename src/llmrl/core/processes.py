@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 TIMEOUT_S = 1800.0
 """Maximum seconds that a process waits for another one, which may be saving a large model."""
-_BUCKET_BYTES = 2**26  # maximum size of the tensors that are reduced together
-_FAILURE_KEY = "llmrl/failed"
+_MAX_BUCKET_BYTES = 2**26  # maximum size of the tensors that are reduced together
+_ERROR_KEY = "llmrl/failed"  # key of the error message in the store that all processes share
 _ERROR_TIMEOUT_S = 5.0  # maximum seconds to wait for the error message of a process that has ended
 _LEAVE_TIMEOUT_S = 5.0  # maximum seconds to wait for the other processes at the end of a run
 
@@ -61,7 +61,7 @@ class ProcessGroup:
         """
         global _process_group
         if _process_group is None:
-            rank, world_size = rank_and_world_size()
+            rank, world_size = read_rank_and_world_size()
             _process_group = ProcessGroup() if world_size == 1 else _TorchProcessGroup(rank, world_size)
         return _process_group
 
@@ -90,7 +90,7 @@ class ProcessGroup:
         """Replace each tensor by its sum over all processes, which must pass tensors of the same shapes."""
 
     def all_reduce_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Sum `.grad` over all processes. A missing gradient counts as zero unless it is missing in every process."""
+        """Sum `.grad` over all processes. A missing gradient counts as zero, or stays None if no process has it."""
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return the values (plain data) that all processes pass, in the order of ranks."""
@@ -103,7 +103,7 @@ class ProcessGroup:
         """Store `error` for the other processes, whose next collective operation raises it as a `ProcessesError`."""
 
     def leave(self) -> None:
-        """Leave the group at the end of the run, after the other processes have called this, too."""
+        """Leave the group at the end of the run; wait at most a few seconds until all processes have called this."""
 
 
 class _TorchProcessGroup(ProcessGroup):
@@ -143,22 +143,23 @@ class _TorchProcessGroup(ProcessGroup):
         import torch.distributed as dist
 
         rows = tensor.detach().contiguous()
-        counts, row_shape = self.all_gather_object(len(rows)), rows.shape[1:]
+        row_counts, row_shape = self.all_gather_object(len(rows)), rows.shape[1:]
         # Tensors are sent as bytes, because not every backend supports every dtype, and padded to equal sizes, because
         # not every backend supports unequal ones.
-        buffer = torch.zeros(max(counts), prod(row_shape) * rows.element_size(), dtype=torch.uint8, device=rows.device)
-        buffer[: len(rows)] = rows.reshape(len(rows), prod(row_shape)).view(torch.uint8)
-        buffers = [torch.empty_like(buffer) for _ in counts]
+        row_size = prod(row_shape)
+        buffer = torch.zeros(max(row_counts), row_size * rows.element_size(), dtype=torch.uint8, device=rows.device)
+        buffer[: len(rows)] = rows.reshape(len(rows), row_size).view(torch.uint8)
+        buffers = [torch.empty_like(buffer) for _ in row_counts]
         with self._translate_errors():
             dist.all_gather(buffers, buffer)
-        full_tensor = torch.cat([buffer[:count] for buffer, count in zip(buffers, counts, strict=True)])
-        return full_tensor.view(rows.dtype).reshape(sum(counts), *row_shape)
+        full_tensor = torch.cat([buffer[:count] for buffer, count in zip(buffers, row_counts, strict=True)])
+        return full_tensor.view(rows.dtype).reshape(sum(row_counts), *row_shape)
 
     def all_reduce(self, tensors: Iterable[torch.Tensor]) -> None:
         import torch
         import torch.distributed as dist
 
-        for bucket in _buckets(tensors):
+        for bucket in _iter_buckets(tensors):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
             if flat.dtype in (torch.float16, torch.bfloat16):
                 flat = flat.float()  # rounding errors of a sum in 16 bits would be too large
@@ -172,9 +173,9 @@ class _TorchProcessGroup(ProcessGroup):
         import torch
 
         parameters = list(parameters)
-        has_gradient = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
-        self.all_reduce([has_gradient])
-        reduced_parameters = [p for p, count in zip(parameters, has_gradient.tolist(), strict=True) if count]
+        gradient_counts = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
+        self.all_reduce([gradient_counts])
+        reduced_parameters = [p for p, count in zip(parameters, gradient_counts.tolist(), strict=True) if count]
         for parameter in reduced_parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -200,7 +201,7 @@ class _TorchProcessGroup(ProcessGroup):
         cause = error.__cause__ if isinstance(error, SystemExit) and error.__cause__ else error
         message = f"process {self.rank} of {self.world_size} on {socket.gethostname()} failed: {summarize_error(cause)}"
         try:
-            self._store.compare_set(_FAILURE_KEY, "", message + "\n" + "".join(traceback.format_exception(cause)))
+            self._store.compare_set(_ERROR_KEY, "", message + "\n" + "".join(traceback.format_exception(cause)))
         except RuntimeError:
             return  # the process that hosts the store has ended
 
@@ -215,13 +216,13 @@ class _TorchProcessGroup(ProcessGroup):
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Return a context for a collective operation: if another process has ended, raise its error message."""
+        """Return a context manager for a collective operation that raises the stored error of a failed process."""
         try:
             yield
         except RuntimeError as error:
             try:
-                self._store.wait([_FAILURE_KEY], timedelta(seconds=_ERROR_TIMEOUT_S))
-                message, _, details = self._store.get(_FAILURE_KEY).decode().partition("\n")
+                self._store.wait([_ERROR_KEY], timedelta(seconds=_ERROR_TIMEOUT_S))
+                message, _, details = self._store.get(_ERROR_KEY).decode().partition("\n")
             except RuntimeError:
                 message, details = f"one of this run's {self.world_size} processes ended without an error message", ""
             process_error = ProcessesError(message)
@@ -232,13 +233,13 @@ class _TorchProcessGroup(ProcessGroup):
 _process_group: ProcessGroup | None = None
 
 
-def rank_and_world_size() -> tuple[int, int]:
+def read_rank_and_world_size() -> tuple[int, int]:
     """Return the rank of this process and the number of processes, from the environment; (0, 1) for a single process.
 
     Raises:
         ConfigError: the environment variables are invalid.
     """
-    world_size = _read_whole_number("WORLD_SIZE", 1)
+    world_size = _read_integer_variable("WORLD_SIZE", 1)
     if world_size <= 1:
         return 0, 1
     if missing_names := [name for name in LAUNCH_VARIABLES if not os.environ.get(name)]:
@@ -246,24 +247,24 @@ def rank_and_world_size() -> tuple[int, int]:
             f"WORLD_SIZE={world_size}, and {', '.join(missing_names)} not set: start several processes with `torchrun "
             f"--standalone --nproc-per-node {world_size} -m llmrl.cli.train ...`, or unset WORLD_SIZE"
         )
-    rank = _read_whole_number("RANK", 0)
+    rank = _read_integer_variable("RANK", 0)
     if rank >= world_size:
         raise ConfigError(f"RANK={rank} must be in 0..{world_size - 1} for WORLD_SIZE={world_size} processes")
     return rank, world_size
 
 
 def local_device(device: str) -> str:
-    """Return the torch device of this process: for `cuda` and several processes, the GPU with its local rank.
+    """Return the torch device of this process: `device`, or the GPU of its local rank if several processes use `cuda`.
 
     Raises:
         ConfigError: this machine has fewer GPUs than processes.
     """
-    if device != "cuda" or rank_and_world_size()[1] == 1:
+    if device != "cuda" or read_rank_and_world_size()[1] == 1:
         return device
     import torch
 
-    rank, n_gpus = _read_whole_number("LOCAL_RANK", 0), torch.cuda.device_count()
-    if n_gpus == 1 and _read_whole_number("LOCAL_WORLD_SIZE", 1) > 1 and "SLURM_PROCID" in os.environ:
+    rank, n_gpus = _read_integer_variable("LOCAL_RANK", 0), torch.cuda.device_count()
+    if n_gpus == 1 and _read_integer_variable("LOCAL_WORLD_SIZE", 1) > 1 and "SLURM_PROCID" in os.environ:
         return "cuda:0"  # the scheduler shows each process only its own GPU
     if rank >= n_gpus:
         raise ConfigError(
@@ -275,7 +276,7 @@ def local_device(device: str) -> str:
 
 @contextmanager
 def leave_group_at_exit() -> Iterator[None]:
-    """Return a context for a program that leaves the group at its end; an error is passed to the other processes."""
+    """Return a context manager for a program: leave the group at its end, or pass its error to the other processes."""
     try:
         yield
     except BaseException as error:
@@ -289,24 +290,24 @@ def leave_group_at_exit() -> Iterator[None]:
     ProcessGroup.get_joined().leave()
 
 
-def _read_whole_number(name: str, default: int) -> int:
+def _read_integer_variable(name: str, default: int) -> int:
     text = os.environ.get(name, "") or str(default)
     if not text.isdecimal():
         raise ConfigError(f"the environment variable {name}={text!r} must be a whole number >= 0")
     return int(text)
 
 
-def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yield groups of tensors of one dtype and device, of at most `_BUCKET_BYTES` unless a single one is larger."""
-    tensors_by_kind: dict[Any, list[torch.Tensor]] = {}
+def _iter_buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yield lists of tensors of one dtype and device, of `_MAX_BUCKET_BYTES` at most; a larger tensor is alone."""
+    tensors_by_type: dict[Any, list[torch.Tensor]] = {}
     for tensor in tensors:
-        tensors_by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    for tensors_of_kind in tensors_by_kind.values():
+        tensors_by_type.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for tensors_of_type in tensors_by_type.values():
         bucket: list[torch.Tensor] = []
         size = 0
-        for tensor in tensors_of_kind:
+        for tensor in tensors_of_type:
             size += tensor.nbytes
-            if bucket and size > _BUCKET_BYTES:
+            if bucket and size > _MAX_BUCKET_BYTES:
                 yield bucket
                 bucket, size = [], tensor.nbytes
             bucket.append(tensor)

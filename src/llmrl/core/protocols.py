@@ -353,7 +353,7 @@ class Recommender(Protocol):
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the vectors that the principal's rule ranks highest in a context, best first, [m, d] with m <= n.
 
-        The caller appends incumbents, so a rule that selects one vector returns only this. The method changes no state
+        The caller appends incumbents, so a rule that selects one vector returns it alone. The method changes no state
         and draws no random numbers. `estimates` pools all measurements so far, by context index.
         """
         ...

@@ -122,11 +122,11 @@ class Outcome:
             episodes.
         gradient: estimated derivative of `value` by `vector` through the updates of the agents, [d]; only for a
             `GradientProposer`.
-        units: number of independent values (episodes or societies) that `value` averages; None: one per episode.
+        n_units: number of independent values (episodes or societies) that `value` averages; None: one per episode.
         draw: name of the random numbers of this measurement. Two measurements of a vector with the same name count
             once (`llmrl.core.pooling`). None: no other measurement has the same random numbers.
-        training: mean objective over the episodes of the first and of the last adaptation round under the proposal;
-            None without adaptation.
+        training_objectives: mean objective over the episodes of the first and of the last adaptation round under the
+            proposal; None without adaptation.
         net_returns: return of each agent after the mechanism, mean over validation episodes, [n_agents].
     """
 
@@ -140,9 +140,9 @@ class Outcome:
     summaries: dict[str, float] = field(default_factory=dict)
     welfare: dict[str, float] = field(default_factory=dict)
     gradient: np.ndarray | None = None
-    units: int | None = None
+    n_units: int | None = None
     draw: str | None = None
-    training: tuple[float, float] | None = None
+    training_objectives: tuple[float, float] | None = None
     net_returns: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
@@ -303,13 +303,13 @@ class ChatReply:
         return self.finish.lower() in ("length", "max_tokens", "model_length", "max_output_tokens")
 
 
-REPLY_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens")
+TOKEN_COUNT_FIELDS = ("prompt_tokens", "completion_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens")
 """Fields of `ChatReply` that count tokens."""
 
 
 def find_impossible_fields(reply: ChatReply) -> list[str]:
     """Return the names of the counts and costs of a reply that are negative, not finite, or not numbers."""
-    types = dict.fromkeys(REPLY_COUNTS, int) | {"cost": int | float}
+    types = dict.fromkeys(TOKEN_COUNT_FIELDS, int) | {"cost": int | float}
     values = {name: x for name in types if (x := getattr(reply, name)) is not None}
     return [
         name
@@ -327,7 +327,7 @@ class CallEstimate:
         max_calls: number of requests if every reply needs the maximum number of repair requests.
         prompt_tokens: estimated tokens of the prompts of all `calls`.
         completion_tokens: estimated tokens of the replies to all `calls`.
-        quoted: number of earlier replies in the prompts, summed over `calls`; each may have the maximum length.
+        n_quoted_replies: number of earlier replies in the prompts of all `calls`; each may have the maximum length.
         fraction_by_model: fraction of the requests and tokens by model (`ChatRequest.model`); fractions add up to 1.
     """
 
@@ -335,7 +335,7 @@ class CallEstimate:
     max_calls: int
     prompt_tokens: int
     completion_tokens: int
-    quoted: int = 0
+    n_quoted_replies: int = 0
     fraction_by_model: Mapping[str, float] = field(default_factory=lambda: {CHOSEN_MODEL: 1.0})
 
     @classmethod
@@ -352,6 +352,6 @@ class CallEstimate:
             max_calls=sum(estimate.max_calls for estimate in estimates),
             prompt_tokens=n_prompt_tokens,
             completion_tokens=sum(estimate.completion_tokens for estimate in estimates),
-            quoted=sum(estimate.quoted for estimate in estimates),
+            n_quoted_replies=sum(estimate.n_quoted_replies for estimate in estimates),
             fraction_by_model=fraction_by_model or {CHOSEN_MODEL: 1.0},
         )

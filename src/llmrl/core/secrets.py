@@ -25,14 +25,14 @@ MIN_SECRET_LENGTH = 8
 
 _VARIABLE_SUFFIXES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS")
 """Endings of the names of environment variables that contain secrets."""
-_secret_variables: set[str] = set()
+_secret_variables: set[str] = set()  # environment variables that `register_secret_variable` adds
 _RESOLVED_NAMES_VARIABLE = "LLMRL_RESOLVED_VARIABLES"
 """Environment variable with the names of the variables that configs have read, for child processes. The separator is
 `=`, which no name contains."""
 
 _WORD_START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
 """Start of a word, which may follow an escaped line break in JSON."""
-_PREFIXES_BY_SUBSTRING = {
+_KEY_PREFIXES_BY_SUBSTRING = {
     "_": ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "gsk_", "r8_"),
     "-": ("glpat-", "xox", "nvapi-", "KEY-"),
     "A": ("AIza", "AKIA", "ASIA"),
@@ -57,16 +57,16 @@ _AUTHORIZATION_PATTERN = (
     rf"(?i){_WORD_START}(bearer\s{{1,3}}|authorization[\"']?\s{{0,3}}[:=]\s{{0,3}}[\"']?(?:basic|token)\s{{1,3}})"
     r"([\w.~+/=-]{6,})"
 )
-_NAME_PATTERN = r"(?:api[_-]?key|access[_-]?key|secret|password|passwd|credential|(?<![a-z])token)(?![a-z])"
+_SECRET_NAME_PATTERN = r"(?:api[_-]?key|access[_-]?key|secret|password|passwd|credential|(?<![a-z])token)(?![a-z])"
 _ASSIGNMENT_PATTERN = (
-    rf"(?i)((?<![\w.-])[\w.-]{{0,64}}{_NAME_PATTERN}[\w.-]{{0,32}}[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)"
+    rf"(?i)((?<![\w.-])[\w.-]{{0,64}}{_SECRET_NAME_PATTERN}[\w.-]{{0,32}}[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)"
     r"([^\s\"',<>{}]+)"
 )
 _SHELL_ASSIGNMENT_PATTERN = (
     r"(\b[A-Z][A-Z0-9_]{0,64}(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)=[\"']?)([^\s\"'$;<>][^\s\"';<>]*)"
 )
 """Assignment to a shell variable whose name has one of the `_VARIABLE_SUFFIXES`."""
-_FLAG_PATTERN = rf"(?i)^--?[\w-]*{_NAME_PATTERN}[\w-]*$"
+_FLAG_PATTERN = rf"(?i)^--?[\w-]*{_SECRET_NAME_PATTERN}[\w-]*$"
 
 _SECRET_QUERY_NAMES = frozenset(("key", "auth", "authorization", "sig", "signature", "pass", "pw", "pwd", "passphrase"))
 """Last words of names of query parameters that denote secrets; in other names they are ordinary words."""
@@ -104,7 +104,7 @@ def get_redaction_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in (_RESOLVED_NAMES_VARIABLE,) if name in os.environ}
 
 
-def _resolved_variables() -> list[str]:
+def _list_resolved_variables() -> list[str]:
     return [name for name in os.environ.get(_RESOLVED_NAMES_VARIABLE, "").split("=") if name]
 
 
@@ -125,7 +125,7 @@ def register_resolved_variable(variable: str) -> None:
             f"value of {variable} has fewer than {MIN_SECRET_LENGTH} characters, too few to be recognized there. "
             "Write the value itself instead"
         )
-    if variable not in (names := _resolved_variables()):
+    if variable not in (names := _list_resolved_variables()):
         os.environ[_RESOLVED_NAMES_VARIABLE] = "=".join([*names, variable])
 
 
@@ -135,23 +135,24 @@ def is_secret_variable(name: str) -> bool:
 
 
 def list_known_secrets(include_resolved: bool = True) -> list[str]:
-    """Return the secrets in the environment and their encodings (`_encodings`) in lower case, longest first.
+    """Return the secrets in the environment and their encodings (`_encode_secret`) in lower case, longest first.
 
     Args:
         include_resolved: whether values that configs have read count as secrets. Such values are redacted, but configs
             that contain them are not rejected.
     """
     encoded_secrets: set[str] = set()
-    for name in {*filter(is_secret_variable, list(os.environ)), *(_resolved_variables() if include_resolved else ())}:
+    resolved_variables = _list_resolved_variables() if include_resolved else ()
+    for name in {*filter(is_secret_variable, list(os.environ)), *resolved_variables}:
         value = os.environ.get(name, "").strip()
         # The path of a key file is not a secret.
         if len(value) >= MIN_SECRET_LENGTH and not _is_existing_path(value):
-            encoded_secrets |= _encodings(value)
+            encoded_secrets |= _encode_secret(value)
     return sorted(encoded_secrets, key=len, reverse=True)
 
 
 @functools.lru_cache(maxsize=256)
-def _encodings(value: str) -> frozenset[str]:
+def _encode_secret(value: str) -> frozenset[str]:
     """Return the encodings in which a text may contain a secret, in lower case.
 
     These are the secret itself, its Base64 encodings (at each offset in a longer encoded text, in both alphabets), and
@@ -170,9 +171,9 @@ def _encodings(value: str) -> frozenset[str]:
 def redact(text: str, secrets: Sequence[str] | None = None) -> str:
     """Return `text` with `<redacted>` in place of secrets in the environment and of strings that look like secrets.
 
-    Secrets in the environment are found in any letter case and in the encodings of `_encodings`. Strings that look like
-    secrets are keys of well-known services, user names and passwords in URLs, query parameters of URLs that are named
-    like a secret, and `Bearer ...`. The time is linear in the length of `text`.
+    Secrets in the environment are found in any letter case and in the encodings of `_encode_secret`. Strings that look
+    like secrets are keys of well-known services, user names and passwords in URLs, query parameters of URLs that are
+    named like a secret, and tokens after `Bearer`. The time is linear in the length of `text`.
 
     Args:
         text: any text.
@@ -191,7 +192,7 @@ def redact(text: str, secrets: Sequence[str] | None = None) -> str:
         text = re.sub(_AUTHORIZATION_PATTERN, _redact_authorization, text)
     if any(
         substring in text and any(prefix in text for prefix in prefixes)
-        for substring, prefixes in _PREFIXES_BY_SUBSTRING.items()
+        for substring, prefixes in _KEY_PREFIXES_BY_SUBSTRING.items()
     ):
         text = re.sub(_SERVICE_KEY_PATTERN, REDACTED, text)
     if "k-" in text or "k_" in text:

@@ -104,7 +104,7 @@ class PrincipalServices(TeacherServices):
     """Services of principals.
 
     Attributes:
-        space: space of the vectors that the principal proposes; None without a mechanism and searched policy.
+        space: space of the vectors that the principal proposes; None without a mechanism or a searched policy.
         controller: policy whose parameters are searched; None if the principal sets a mechanism.
         proposals: number of vectors that the principal proposes in a run; None if unknown.
     """
@@ -150,22 +150,22 @@ class PartFactory:
     If a parameter has this type hint, its config node is validated but not built (`config.builder.Builder`).
 
     Args:
-        build: function of changed options and services by name that builds the part.
+        build: function that builds the part; its arguments are changed options and changed services, by name.
         target: class or function that the config node names.
-        where: dotted key of the node in the config, for messages.
+        where: location of the node in the config, a dotted key, for messages.
     """
 
     def __init__(self, build: Callable[[Mapping[str, Any], Mapping[str, Any]], Any], target: Any, where: str) -> None:
         self._build, self.target, self.where = build, target, where
 
-    def __call__(self, changed: Mapping[str, Any] | None = None, **injected: Any) -> Any:
+    def __call__(self, changed_options: Mapping[str, Any] | None = None, **changed_services: Any) -> Any:
         """Build the part.
 
         Args:
-            changed: options by name that replace options of the node.
-            injected: services by name that replace services of the builder.
+            changed_options: options of the node that are replaced, by name.
+            changed_services: services of the builder that are replaced, by name.
 
         Raises:
             ConfigError: an option is unknown, missing or invalid.
         """
-        return self._build(changed or {}, injected)
+        return self._build(changed_options or {}, changed_services)

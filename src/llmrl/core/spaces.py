@@ -111,7 +111,7 @@ class ParameterSpace:
         """Number of rows of a table with one row per context; 1 where there are no contexts."""
         return max(len(self.contexts), 1)
 
-    def find_row(self, context: int | None) -> int:
+    def find_context_row(self, context: int | None) -> int:
         """Return the row of a context in a table with one row per context.
 
         Raises:
@@ -128,13 +128,13 @@ class ParameterSpace:
         """Return `values` [..., d] rounded to each parameter's decimals, and clipped to the bounds if `clip`."""
         clipped = np.clip(values, self.low, self.high) if clip else np.asarray(values, dtype=np.float64)
         decimals = [p.decimals for p in self.parameters]
-        if all(digit is None for digit in decimals):
+        if all(n is None for n in decimals):
             return clipped
-        scale = np.array([1.0 if digit is None else 10.0**digit for digit in decimals])
+        scale = np.array([1.0 if n is None else 10.0**n for n in decimals])
         # float64 numbers this large are integers, and the product with `scale` might overflow.
-        is_exact = np.array([digit is None for digit in decimals]) | (np.abs(clipped) >= 2.0**52)
+        is_unrounded = np.array([n is None for n in decimals]) | (np.abs(clipped) >= 2.0**52)
         # Adding 0.0 turns -0.0 into 0.0.
-        return np.where(is_exact, clipped, np.round(np.where(is_exact, 0.0, clipped) * scale) / scale + 0.0)
+        return np.where(is_unrounded, clipped, np.round(np.where(is_unrounded, 0.0, clipped) * scale) / scale + 0.0)
 
     def is_out_of_bounds(self, values: np.ndarray) -> np.ndarray:
         """Return the mask of the `values` [..., d] that are out of bounds or NaN, [..., d] bool."""
@@ -216,16 +216,16 @@ class ContinuousActions:
     """An action of several numbers, each with a name and inclusive bounds.
 
     Attributes:
-        whole: whether each number is an integer; empty: none is.
+        is_integer: whether each number is an integer; empty: none is.
     """
 
     names: tuple[str, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
-    whole: tuple[bool, ...] = ()
+    is_integer: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "whole", self.whole or (False,) * self.dim)
+        object.__setattr__(self, "is_integer", self.is_integer or (False,) * self.dim)
 
     @property
     def dim(self) -> int:
@@ -234,7 +234,7 @@ class ContinuousActions:
     @property
     def description(self) -> str:
         """Count and type of the numbers: `1 real number`, `3 whole numbers`, `2 real and whole numbers`."""
-        adjective = "whole" if all(self.whole) else "real and whole" if any(self.whole) else "real"
+        adjective = "whole" if all(self.is_integer) else "real and whole" if any(self.is_integer) else "real"
         return f"{self.dim} {adjective} number{'s' * (self.dim != 1)}"
 
 
@@ -284,8 +284,8 @@ class EnvSpec:
         has_reward_jacobian: whether steps have a `reward_jacobian`.
         deterministic: whether `state_dict` restores the environment exactly.
         agent_names: one name per agent if agents have roles; else empty.
-        seats: if the spec describes only some players of the game (`EnvSpec.select`), the player index of each agent;
-            empty if it describes all players.
+        seats: if the spec describes only some players of the game (`EnvSpec.select_seats`), the player index of each
+            agent; empty if it describes all players.
         game_size: number of players of the game if the spec describes only some of them; None: `n_agents`.
         kinds: in a mixed society, indices of the agents of each kind by name; metrics then include returns by kind.
         continuous_actions: the numbers of an action, for actions [n_envs, n_agents, continuous_actions.dim]; None for
@@ -356,7 +356,7 @@ class EnvSpec:
         """Names of the agents in texts: `agent_names` if there are any, else `player 1`, `player 2`, ..."""
         return self.agent_names or tuple(f"player {seat + 1}" for seat in self.seats or range(self.n_agents))
 
-    def select(self, seats: Sequence[int], include_texts: bool) -> EnvSpec:
+    def select_seats(self, seats: Sequence[int], include_texts: bool) -> EnvSpec:
         """Return the spec of some of the agents, for a member of a mixed society that controls them.
 
         Args:
@@ -382,18 +382,18 @@ class EnvSpec:
         """Return, for each action, the text that a language model scores after a text of `channel`."""
         return self.observation[channel].continuations or tuple(f" {name}" for name in self.action_names)
 
-    def games_per_group(self, groups: int) -> int:
-        """Return the number of games in each of `groups` equal groups.
+    def games_per_group(self, n_groups: int) -> int:
+        """Return the number of games in each of `n_groups` groups of equal size.
 
         Raises:
-            ConfigError: `n_envs` is not a multiple of `groups`.
+            ConfigError: `n_envs` is not a multiple of `n_groups`.
         """
-        if groups < 1 or self.n_envs % groups:
+        if n_groups < 1 or self.n_envs % n_groups:
             raise ConfigError(
-                f"{self.n_envs} games cannot be divided into {groups} equal groups: set env.n_envs to a multiple of "
-                f"{groups}, e.g. {max(1, round(self.n_envs / max(groups, 1))) * max(groups, 1)}"
+                f"{self.n_envs} games cannot be divided into {n_groups} equal groups: set env.n_envs to a multiple of "
+                f"{n_groups}, e.g. {max(1, round(self.n_envs / max(n_groups, 1))) * max(n_groups, 1)}"
             )
-        return self.n_envs // groups
+        return self.n_envs // n_groups
 
     def require_discrete_actions(self, part_name: str) -> int:
         """Return the number of discrete actions, for a part that supports only these; `part_name` names it in errors.
@@ -418,7 +418,7 @@ class EnvSpec:
             ConfigError: only other channels have texts.
             Incompatible: no channel has texts.
         """
-        text_channels = [name for name, layout in self.observation.items() if layout.dtype == "object"]
+        text_channels = [name for name, spec in self.observation.items() if spec.dtype == "object"]
         problem = f"agent.text_channel={channel}: {part_name} reads texts, but {channel!r} of env={self.name} has none"
         if channel not in text_channels and text_channels:
             raise ConfigError(f"{problem}; use agent.text_channel={' or '.join(text_channels)}")
@@ -428,11 +428,11 @@ class EnvSpec:
             )
 
     @property
-    def proposals(self) -> ParameterSpace:
+    def proposal_space(self) -> ParameterSpace:
         """The space of the mechanism's values, with the contexts of the environment.
 
         Raises:
-            ConfigError: there is no mechanism.
+            Incompatible: there is no mechanism.
         """
         if self.mechanism is None:
             raise Incompatible(

@@ -20,7 +20,7 @@ class TextTable:
             self.index(text)
 
     def index(self, text: str) -> int:
-        """Return the index of a text, which is added to the table if it is new."""
+        """Return the index of a text, after adding it to the table if it is new."""
         index = self._indices.setdefault(text, len(self.texts))
         if index == len(self.texts):
             self.texts.append(text)

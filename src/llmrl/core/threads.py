@@ -13,7 +13,7 @@ _process_lock = threading.RLock()
 os.register_at_fork(after_in_child=_process_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-def daemon_thread(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
+def make_daemon_thread(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
     """Return an unstarted daemon thread with the caller's context variables, so its messages go to the same run log."""
     context = contextvars.copy_context()
     return threading.Thread(target=context.run, args=(target, *args), name=name, daemon=True)
@@ -21,10 +21,10 @@ def daemon_thread(name: str, target: Callable[..., object], *args: Any) -> threa
 
 @contextmanager
 def hold_process_lock() -> Iterator[None]:
-    """Return a context that one thread at a time enters (reentrant lock). The block must not wait for another run.
+    """Return a context manager that holds a reentrant lock of the process. The block must not wait for another run.
 
     It protects global state that a block changes and restores: torch's random stream, warning filters, Hydra's composed
-    config, folders of compilers.
+    config, cache folders of compilers.
     """
     with _process_lock:
         yield

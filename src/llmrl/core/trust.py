@@ -72,7 +72,7 @@ class Trust:
 
     def __post_init__(self) -> None:
         for module in self.modules:
-            if not isinstance(module, str) or not (_is_dotted(module) or re.fullmatch(_KEY_HOST_PATTERN, module)):
+            if not isinstance(module, str) or not (_is_dotted_name(module) or re.fullmatch(_KEY_HOST_PATTERN, module)):
                 raise ConfigError(
                     f"trusted_modules: {module!r} is not the name of a module; give names such as my_package or "
                     "my_package.parts, or a key and its host, such as MY_API_KEY@https://my.host"
@@ -92,7 +92,7 @@ class Trust:
         Raises:
             ConfigError: the module is not trusted (it is not imported then), or cannot be imported.
         """
-        if not _is_dotted(module) or not self.is_trusted(module):
+        if not _is_dotted_name(module) or not self.is_trusted(module):
             raise ConfigError(f"{option} {self.explain_refusal(module)}")
         try:
             return importlib.import_module(module)
@@ -111,7 +111,7 @@ class Trust:
                 or it cannot be imported.
         """
         label = f"{option}={target}"
-        if not isinstance(target, str) or not _is_dotted(target) or "." not in target:
+        if not isinstance(target, str) or not _is_dotted_name(target) or "." not in target:
             raise ConfigError(
                 f"{option}={target!r} is not the dotted name of a class or function, like my_package.MyClass"
             )
@@ -122,8 +122,8 @@ class Trust:
             target_object: Any = functools.reduce(getattr, names, module)
         except AttributeError as error:
             raise ConfigError(f"{label} cannot be imported: there is no such name ({error})") from error
-        is_bound_to_class = inspect.ismethod(target_object) and inspect.isclass(target_object.__self__)
-        if not (inspect.isclass(target_object) or inspect.isfunction(target_object) or is_bound_to_class):
+        is_class_method = inspect.ismethod(target_object) and inspect.isclass(target_object.__self__)
+        if not (inspect.isclass(target_object) or inspect.isfunction(target_object) or is_class_method):
             object_type = "a module" if inspect.ismodule(target_object) else "an object"
             raise ConfigError(f"{label} is {object_type}, not a class or function")
         defining_module = getattr(getattr(target_object, "__func__", target_object), "__module__", None)
@@ -178,10 +178,9 @@ class Trust:
 
 
 def is_never_trusted(name: str) -> bool:
-    """Return whether a name can never be trusted: it belongs to llmrl or to Python, or is not the name of a module."""
-    return (
-        _matches_package(name, _OWN_PACKAGES) or not _is_dotted(name) or name.split(".")[0] in sys.stdlib_module_names
-    )
+    """Return whether no permission can trust a name: it belongs to llmrl or Python, or does not name a module."""
+    is_own_or_python = _matches_package(name, _OWN_PACKAGES) or name.split(".")[0] in sys.stdlib_module_names
+    return is_own_or_python or not _is_dotted_name(name)
 
 
 NO_FURTHER_TRUST = Trust()
@@ -212,6 +211,6 @@ def _matches_package(module: str, packages: Iterable[str]) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-def _is_dotted(name: str) -> bool:
+def _is_dotted_name(name: str) -> bool:
     """Return whether `name` consists of identifiers joined by dots, none of which begins with two underscores."""
     return all(part.isidentifier() and not part.startswith("__") for part in name.split("."))

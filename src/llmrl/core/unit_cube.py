@@ -14,18 +14,18 @@ def count_values(space: ParameterSpace) -> np.ndarray:
     )
 
 
-def from_unit(space: ParameterSpace, unit: np.ndarray) -> np.ndarray:
-    """Return the vectors [..., d] for points [..., d] of the unit cube, inside the bounds and rounded by the space.
+def from_unit(space: ParameterSpace, points: np.ndarray) -> np.ndarray:
+    """Return the vectors [..., d] for `points` [..., d] of the unit cube, inside the bounds and rounded by the space.
 
     If a parameter can take k values, its axis is divided into k equal intervals, one per value. The integers 0 to 3 are
     then equally likely under a uniform draw, which rounding to the nearest integer would not achieve.
     """
     low, high, n_values = space.low, space.high, count_values(space)
-    continuous_values = np.clip(low + unit * (high - low), low, high)
+    continuous_values = np.clip(low + points * (high - low), low, high)
     if np.isinf(n_values).all():
         return np.asarray(continuous_values)
     n_steps = np.where(np.isinf(n_values), 2.0, n_values)
-    step_index = np.clip(np.floor(unit * n_steps), 0.0, n_steps - 1.0)
+    step_index = np.clip(np.floor(points * n_steps), 0.0, n_steps - 1.0)
     # Avoids 0 / 0 for a parameter with a single value.
     grid_points = low + step_index * (high - low) / np.maximum(n_steps - 1.0, 1.0)
     return space.round_values(np.where(np.isinf(n_values), continuous_values, grid_points))

@@ -46,14 +46,14 @@ class WelfareMeasure:
         of: function that returns the measure of each episode, [n_episodes], or None if the games do not report it.
         formula: definition in terms of the base returns x_1 ... x_n of an episode.
         source: publication that defines the measure; empty: none.
-        shown: description for a principal that receives the measure in addition to its payoff; empty: it does not.
+        prompt_text: description for principals that receive the measure with their payoff; empty: they do not.
     """
 
     name: str
     of: Callable[[SocietyEpisodes], np.ndarray | None]
     formula: str
     source: str = ""
-    shown: str = ""
+    prompt_text: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ def _spending(episodes: SocietyEpisodes) -> np.ndarray:
 
 
 _BASE_REWARD = "base reward: the reward of the game itself, before what your numbers add or take away"
-_AGENT_PAYOFF = "Your payoff is the {} over the agents of the base reward each collects in an episode" + (
+_PAYOFF_TEMPLATE = "Your payoff is the {} over the agents of the base reward each collects in an episode" + (
     _BASE_REWARD.removeprefix("base reward") + "."
 )
 
@@ -165,7 +165,7 @@ MEASURES: tuple[WelfareMeasure, ...] = (
         name="mean",
         of=_mean_return,
         formula="(x_1 + ... + x_n) / n",
-        payoff=_AGENT_PAYOFF.format("mean"),
+        payoff=_PAYOFF_TEMPLATE.format("mean"),
         step=_mean,
     ),
     Objective(
@@ -173,7 +173,7 @@ MEASURES: tuple[WelfareMeasure, ...] = (
         of=_total_return,
         formula="x_1 + ... + x_n",
         source="efficiency U of Perolat et al. 2017 is this per step",
-        payoff=_AGENT_PAYOFF.format("sum"),
+        payoff=_PAYOFF_TEMPLATE.format("sum"),
         step=_sum,
     ),
     Objective(
@@ -196,7 +196,7 @@ MEASURES: tuple[WelfareMeasure, ...] = (
         of=_equality,
         formula="1 - `gini`",
         source="Zheng et al. 2020",
-        shown="1 if all agents collect the same, 0 if one collects everything",
+        prompt_text="1 if all agents collect the same, 0 if one collects everything",
     ),
     Objective(
         name="equality_productivity",
@@ -214,7 +214,7 @@ MEASURES: tuple[WelfareMeasure, ...] = (
         formula="mean step, counted from 1, in which an agent's base reward is positive; of that the mean over the "
         "agents that have such a step; 0 where nobody has",
         source="S of Perolat et al. 2017",
-        shown="mean number of the step in which agents are rewarded, counted from 1; 0 if nobody is",
+        prompt_text="mean number of the step in which agents are rewarded, counted from 1; 0 if nobody is",
         payoff="Your payoff is sustainability: how late in an episode the game still rewards the agents. For each "
         "agent take the steps in which its base reward, the reward of the game itself before what your numbers add or "
         "take away, is positive, and the mean of the numbers of these steps, counted from 1; your payoff is the mean "
@@ -232,7 +232,7 @@ MEASURES: tuple[WelfareMeasure, ...] = (
         of=_spending,
         formula="rewards after the mechanism minus base rewards, summed over agents and steps: what it pays out beyond "
         "what it takes",
-        shown="what your numbers paid out beyond what they took, all agents together",
+        prompt_text="what your numbers paid out beyond what they took, all agents together",
     ),
 )
 """All measures that are reported for a society."""

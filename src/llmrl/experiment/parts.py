@@ -13,7 +13,7 @@ from llmrl.core.errors import ConfigError, ErrorCollector, IncompatibilityReason
 from llmrl.core.model_protocols import ChatModel, Scorer
 from llmrl.core.observers import Observer
 from llmrl.core.option_files import load_options
-from llmrl.core.processes import ProcessGroup, rank_and_world_size
+from llmrl.core.processes import ProcessGroup, read_rank_and_world_size
 from llmrl.core.protocols import Agent, Controller, Proposer, VecEnv
 from llmrl.core.ram import require_memory_for_games
 from llmrl.core.ranges import SpendingCost
@@ -231,7 +231,7 @@ def _build_principal(
             services,
             spec=spec,
             seeds=Seeds(config["seed"]).child("principal"),
-            space=spec.proposals if controller is None else controller.space,
+            space=spec.proposal_space if controller is None else controller.space,
             controller=controller,
             proposals=count_proposals(config, "design" if controller is None else "search"),
         )
@@ -378,7 +378,7 @@ def check_values(config: Config, resources: RunResources | None = None) -> None:
 
 def check_distributed(config: Config, resources: RunResources) -> None:
     """Raise ConfigError if several processes of this command or of a job cannot divide the work of a run."""
-    n_processes = max(resources.hardware.backend.processes, rank_and_world_size()[1])
+    n_processes = max(resources.hardware.backend.processes, read_rank_and_world_size()[1])
     if n_processes == 1:
         return
     advice = (
@@ -415,7 +415,7 @@ def get_process_group() -> ProcessGroup:
     Raises:
         ConfigError: there are several processes, but only `llmrl-train` can use them.
     """
-    processes, world_size = ProcessGroup.get_joined(), rank_and_world_size()[1]
+    processes, world_size = ProcessGroup.get_joined(), read_rank_and_world_size()[1]
     if processes.world_size != world_size:
         raise ConfigError(
             f"only llmrl-train can use several processes, and there are {world_size}; start this command in a single "

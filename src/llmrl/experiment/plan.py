@@ -181,7 +181,7 @@ def _provider_costs(estimate: CallEstimate, share: float, provider: Provider) ->
     # Maximum: every reply has the maximum length and every possible repair occurs. The request of a repair repeats the
     # prompt and the invalid reply.
     n_repairs, max_calls = estimate.max_calls - estimate.calls, estimate.max_calls
-    max_prompt_tokens = (estimate.prompt_tokens + estimate.quoted * max_reply_tokens) * max_calls // max(
+    max_prompt_tokens = (estimate.prompt_tokens + estimate.n_quoted_replies * max_reply_tokens) * max_calls // max(
         estimate.calls, 1
     ) + n_repairs * max_reply_tokens
     return expected, provider.cost(round(share * max_prompt_tokens), round(share * max_calls * max_reply_tokens)) or 0.0

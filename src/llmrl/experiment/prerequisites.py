@@ -14,7 +14,7 @@ from typing import Any
 
 from llmrl.config.permissions import check_permissions
 from llmrl.core.errors import CallNotMade, LlmrlError, PrerequisiteFailed, RunFolderError, RunInUse
-from llmrl.core.threads import daemon_thread
+from llmrl.core.threads import make_daemon_thread
 from llmrl.experiment.run_lookup import is_finished
 from llmrl.results.run_records import RESUMABLE_STATES, read_run
 from llmrl.run.artifacts import CONFIG_NAME, read_config
@@ -209,7 +209,7 @@ def _track_stage(run: Run, stage: RunStage, folder: Path, env_steps: int) -> Ite
     log.info("%s: started, %s environment steps", stage, f"{env_steps:,}")
     start_time = time.monotonic()
     stop_event = threading.Event()
-    reporter = daemon_thread("llmrl-stage", _copy_progress, run, stage, folder, stop_event)
+    reporter = make_daemon_thread("llmrl-stage", _copy_progress, run, stage, folder, stop_event)
     reporter.start()
     try:
         yield

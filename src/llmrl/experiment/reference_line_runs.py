@@ -104,7 +104,7 @@ def count_expected_stages(config: Config, builder: Builder) -> int:
 
 def plan_references(config: Config, parts: Parts, loop: DesignLoop) -> ReferencePlan:
     """Return the reference measurements of a design run that has reference lines (`reason_without_references`)."""
-    space, requested = parts.env.spec.proposals, config["design"]["references"]
+    space, requested = parts.env.spec.proposal_space, config["design"]["references"]
     scan_size = len(space.probe_vectors)
     if requested is not None:
         return ReferencePlan(requested, scan_size, True, scan_size)
@@ -128,7 +128,7 @@ def prerequisite_runs(config: Config, parts: Parts, loop: object) -> list[Prereq
     if not plan.n_repetitions:
         return []
     spec = parts.env.spec
-    vectors = spec.proposals.probe_vectors.tolist()[: plan.n_vectors]
+    vectors = spec.proposal_space.probe_vectors.tolist()[: plan.n_vectors]
     scan_config = _build_measurement_config(config, vectors, plan.n_repetitions, parts)
     if plan.n_vectors == 1 < plan.scan_size:
         runs = [_make_run("no mechanism", "no_mechanism", "no mechanism", scan_config, spec.horizon)]
@@ -209,7 +209,7 @@ def _count_measurement_steps(config: Config, parts: Parts, with_adaptation: bool
     """Return the environment steps of one measurement of a vector in every context, with or without adaptation."""
     design, n_games = config["design"], count_envs_per_society(config)
     rounds = design["adapt_rounds"] * with_adaptation - (-design["validate_episodes"] // n_games)
-    return int(rounds * (parts.env.spec.horizon or 0) * n_games * parts.env.spec.proposals.n_context_rows)
+    return int(rounds * (parts.env.spec.horizon or 0) * n_games * parts.env.spec.proposal_space.n_context_rows)
 
 
 def _build_measurement_config(
@@ -223,7 +223,7 @@ def _build_measurement_config(
     design = config["design"]
     n_candidates = max(n for n in range(1, design["candidates"] + 1) if len(vectors) % n == 0)
     step_starts = range(0, len(vectors), n_candidates)
-    n_contexts = parts.env.spec.proposals.n_context_rows
+    n_contexts = parts.env.spec.proposal_space.n_context_rows
     proposals = [vector for i in step_starts for _ in range(n_contexts) for vector in vectors[i : i + n_candidates]]
     run_config = without_digests(config)
     run_config.pop("llm", None)  # no part of this run uses a model or writes prompts

@@ -24,7 +24,7 @@ import numpy as np
 from llmrl.core.atomic_files import describe_write_error, remove_ignoring_errors
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.plain_data import parse_record, parse_value
-from llmrl.core.records import CHOSEN_MODEL, REPLY_COUNTS, ChatReply, ChatRequest, State, find_impossible_fields
+from llmrl.core.records import CHOSEN_MODEL, TOKEN_COUNT_FIELDS, ChatReply, ChatRequest, State, find_impossible_fields
 from llmrl.core.secrets import list_known_secrets, redact, redact_nested
 from llmrl.llms.images import with_image_hashes
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 CacheMode = Literal["off", "read", "readwrite", "only"]
 
-_REPLY_FIELDS = (*REPLY_COUNTS, "cost", "latency", "finish", "thoughts")
+_REPLY_FIELDS = (*TOKEN_COUNT_FIELDS, "cost", "latency", "finish", "thoughts")
 """Fields of a reply that its file contains; its text is added separately."""
 
 

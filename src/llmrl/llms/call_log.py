@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.folder_files import open_file
-from llmrl.core.records import CHOSEN_MODEL, REPLY_COUNTS, ChatReply, ChatRequest
+from llmrl.core.records import CHOSEN_MODEL, TOKEN_COUNT_FIELDS, ChatReply, ChatRequest
 from llmrl.core.secrets import redact_nested
 from llmrl.llms.budget import Budget, Reservation, Usage
 from llmrl.llms.images import with_image_files
@@ -255,7 +255,7 @@ class CallLog:
                 "reply": result.text,
                 "thoughts": result.thoughts,
                 "finish": result.finish,
-                **{name: getattr(result, name) for name in REPLY_COUNTS},
+                **{name: getattr(result, name) for name in TOKEN_COUNT_FIELDS},
                 "cost": result.cost,
                 "latency": result.latency,
                 "attempts": result.attempts,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from llmrl.core.errors import CallInterrupted
-from llmrl.core.threads import daemon_thread
+from llmrl.core.threads import make_daemon_thread
 from llmrl.llms.budget import Reservation
 
 STOP_CHECK_SECONDS = 0.1
@@ -77,7 +77,7 @@ class RequestBatch(Generic[Answer]):
         self._condition = threading.Condition()
         self._error: BaseException | None = None
         for _ in range(min(max_threads, n_calls)):
-            daemon_thread("llm", self._run_thread).start()
+            make_daemon_thread("llm", self._run_thread).start()
 
     def wait(self, should_stop: Callable[[], bool]) -> None:
         """Wait for all answers, but at most `MAX_STOP_WAIT_SECONDS` after `should_stop` returned true.

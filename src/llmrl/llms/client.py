@@ -16,7 +16,7 @@ from typing import Generic, Literal, TypeVar
 
 from llmrl.core.errors import CallNotMade, LLMError
 from llmrl.core.records import CHOSEN_MODEL, ChatReply, ChatRequest, State
-from llmrl.core.threads import daemon_thread
+from llmrl.core.threads import make_daemon_thread
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache, CacheMode, RepeatCounter, request_key
 from llmrl.llms.call_log import FILE_NAME as CALL_LOG_NAME
@@ -335,7 +335,7 @@ class RequestDispatcher(Generic[Caller]):
             self._unsent_requests.append((caller, requests))
             return
         self._n_in_flight += 1
-        daemon_thread("mail", self._fetch, caller, requests).start()
+        make_daemon_thread("mail", self._fetch, caller, requests).start()
 
     def receive(self) -> list[tuple[Caller, FetchedReplies]]:
         """Return all replies that have arrived, with their callers; wait for one if requests are in flight.

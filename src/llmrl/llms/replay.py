@@ -9,14 +9,14 @@ from typing import Any
 
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.ranges import NonNegativeFloat, PositiveInt
-from llmrl.core.records import CHOSEN_MODEL, REPLY_COUNTS, ChatReply, ChatRequest
+from llmrl.core.records import CHOSEN_MODEL, TOKEN_COUNT_FIELDS, ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.cache import request_key
 from llmrl.llms.call_log import FILE_NAME as CALL_LOG_NAME
 from llmrl.llms.call_log import read_calls
 from llmrl.llms.provider import Provider
 
-_REPLY_FIELDS = (*REPLY_COUNTS, "cost", "finish", "thoughts")
+_REPLY_FIELDS = (*TOKEN_COUNT_FIELDS, "cost", "finish", "thoughts")
 
 
 class ReplayChat(Provider):

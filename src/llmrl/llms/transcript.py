@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.folder_files import open_file
-from llmrl.core.records import REPLY_COUNTS
+from llmrl.core.records import TOKEN_COUNT_FIELDS
 from llmrl.llms.call_log import FILE_NAME, VERDICT_KEY, StoredValueReader, call_key, parse_log_line, with_verdict
 from llmrl.llms.images import IMAGES_KEY
 
@@ -134,7 +134,7 @@ def _usage_text(call: Mapping[str, Any]) -> str:
         facts.append("valid" if call["valid"] else "**not valid**")
     if call.get("finish") not in (None, "", "stop"):
         facts.append(f"ended by {_inline_code(call['finish'])}")
-    for name in REPLY_COUNTS:
+    for name in TOKEN_COUNT_FIELDS:
         if call.get(name) is not None:
             facts.append(f"{call[name]:,} {name.replace('_', ' ')}")
     if call.get("cached"):

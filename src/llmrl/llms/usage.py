@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmrl.core.model_protocols import ChatModel, Scorer
-from llmrl.core.records import REPLY_COUNTS, ChatReply
+from llmrl.core.records import TOKEN_COUNT_FIELDS, ChatReply
 from llmrl.core.state_fields import StateFields
 
-TOTAL_NAMES = (*REPLY_COUNTS, "cost")
+TOTAL_NAMES = (*TOKEN_COUNT_FIELDS, "cost")
 """Fields of replies that are added up."""
 
 UNITS_PER_DOLLAR = 1e12

@@ -93,7 +93,7 @@ def score_vector(
         trajectories={k: np.mean([rollout.info[k].mean(1) for rollout in rollouts], axis=0) for k in metric_names},
         summaries={k: float(np.mean([episode.summaries[k] for episode in episodes])) for k in metric_names},
         welfare={name: float(x.mean()) for name, x in welfare.items()},
-        units=n_societies,
+        n_units=n_societies,
         draw=draw,
     )
     return TrialScore(outcome, episodes, means.tolist())

@@ -202,7 +202,7 @@ class VectorMeasurer:
             for i, score in enumerate(scores):
                 if self.record.training:
                     first, last = self.record.training[i]
-                    score.outcome.training = first, last
+                    score.outcome.training_objectives = first, last
                 if self.schedule.early_validation_rounds:
                     earlier = {rounds: values[i] for rounds, values in self.record.early_values.items()}
                     score.value_by_rounds = {**earlier, self.schedule.adapt_rounds: score.outcome.value}

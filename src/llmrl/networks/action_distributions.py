@@ -88,7 +88,7 @@ class NumericDistribution:
         space = self.action_space
         low, high = np.array(space.low), np.array(space.high)
         counts = high - low + 1
-        self.real_indices = [i for i in range(space.dim) if not space.whole[i] or counts[i] > MAX_CATEGORIES]
+        self.real_indices = [i for i in range(space.dim) if not space.is_integer[i] or counts[i] > MAX_CATEGORIES]
         self.categorical_integers = [(i, int(counts[i])) for i in range(space.dim) if i not in self.real_indices]
         bounded = np.isfinite(low) & np.isfinite(high)
         self._low = low

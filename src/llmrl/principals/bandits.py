@@ -61,7 +61,7 @@ class BanditPrincipal(StateFields, ABC):
         """Update statistics of a subclass; called before `counts` and `means` include the payoff."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        row, indices = self.space.find_row(context), list[int]()
+        row, indices = self.space.find_context_row(context), list[int]()
         pending = np.zeros(self.n_arms, dtype=np.int64)
         for _ in range(n):
             indices.append(self._select(row, pending))
@@ -85,7 +85,7 @@ class BanditPrincipal(StateFields, ABC):
         They are principal/arms_played (number of arms with a play) and principal/best_mean (highest mean payoff).
         """
         for outcome in outcomes:
-            row, arm = self.space.find_row(outcome.context), self.arm_index(outcome.vector)
+            row, arm = self.space.find_context_row(outcome.context), self.arm_index(outcome.vector)
             self._update_statistics(row, arm, outcome.value)
             self.counts[row, arm] += 1
             self.means[row, arm] += (outcome.value - self.means[row, arm]) / self.counts[row, arm]
@@ -284,7 +284,7 @@ class ThompsonPrincipal(BanditPrincipal):
         The posterior means are computed from `estimates`, because these also include the confirmations. Arms with equal
         posterior means are in the order of `estimates`.
         """
-        self.space.find_row(context)
+        self.space.find_context_row(context)
         ranked = estimates.ranked(context)
         counts = np.array([estimate.measurements for estimate in ranked], dtype=np.float64)
         means = np.array([estimate.value for estimate in ranked], dtype=np.float64)

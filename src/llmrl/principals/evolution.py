@@ -106,7 +106,7 @@ class EvolutionPrincipal(StateFields, ABC):
         """Return a new search for the context with row `row`, whose populations are multiples of `batch_size`."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        row = self.space.find_row(context)
+        row = self.space.find_context_row(context)
         context_search = self.contexts[row]
         if context_search.search is None:
             context_search.first_batch_size, context_search.search = n, self._create_search(row, n)
@@ -122,7 +122,7 @@ class EvolutionPrincipal(StateFields, ABC):
         They are generation (number of updates) and, after the first update, spread (standard deviation of the
         candidates of the last complete generation, as a share of the range, mean over parameters).
         """
-        context_search = self.contexts[self.space.find_row(outcomes[0].context)]
+        context_search = self.contexts[self.space.find_context_row(outcomes[0].context)]
         vectors = np.array([outcome.vector for outcome in outcomes])
         # Only vectors of the last `ask` have unrounded candidates.
         are_pending = len(vectors) == len(context_search.pending) and np.array_equal(

@@ -83,7 +83,7 @@ class GaussianProcessPrincipal(StateFields):
         self.model_metrics: dict[str, float] = {}  # predictions of the last `ask`, which `tell` returns
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        row = self.space.find_row(context)
+        row = self.space.find_context_row(context)
         if len(self.values) < self.initial:
             unit_vectors, self.model_metrics = self._sobol_points(row, n), {}
         else:
@@ -98,7 +98,7 @@ class GaussianProcessPrincipal(StateFields):
         (standard deviation of an outcome), both in units of the objective.
         """
         for outcome in outcomes:
-            self.rows.append(self.space.find_row(outcome.context))
+            self.rows.append(self.space.find_context_row(outcome.context))
             self.vectors.append(to_unit(self.space, outcome.vector))
             self.values.append(outcome.value)
         return {f"principal/{name}": value for name, value in self.model_metrics.items()}
@@ -116,7 +116,8 @@ class GaussianProcessPrincipal(StateFields):
         vectors = np.array([estimate.vector for estimate in estimates.ranked(context)]).reshape(-1, self.space.dim)
         if len(vectors) and len(self.values) >= self.initial:
             # A stable sort, so that equal means keep the order of the estimates.
-            vectors = vectors[np.argsort(-self._posterior_means(self.space.find_row(context), vectors), kind="stable")]
+            means = self._posterior_means(self.space.find_context_row(context), vectors)
+            vectors = vectors[np.argsort(-means, kind="stable")]
         return vectors[:n]
 
     def _sobol_points(self, row: int, n: int) -> np.ndarray:

@@ -37,10 +37,10 @@ AGGREGATE_DESCRIPTIONS = {
 """Descriptions of the aggregates in `EnvSpec.principal_metrics`, for prompts."""
 
 WELFARE_DESCRIPTIONS = {
-    measure.name: measure.shown for measure in MEASURES if measure.shown and measure.name != "spending"
+    measure.name: measure.prompt_text for measure in MEASURES if measure.prompt_text and measure.name != "spending"
 }
 """From the names of the welfare measures that are shown with a payoff to their descriptions for prompts."""
-SPENDING_DESCRIPTION = {measure.name: measure.shown for measure in MEASURES if measure.name == "spending"}
+SPENDING_DESCRIPTION = {measure.name: measure.prompt_text for measure in MEASURES if measure.name == "spending"}
 """The same mapping for spending, which is shown only if the objective contains a cost of spending."""
 
 
@@ -210,7 +210,7 @@ class History(StateFields):
             trajectories=dict.fromkeys(self.spec.principal_metrics, steps),
             summaries=dict.fromkeys(self.spec.principal_metrics, TYPICAL_PAYOFF),
             welfare=dict.fromkeys(self.welfare, TYPICAL_PAYOFF),
-            training=(TYPICAL_PAYOFF, TYPICAL_PAYOFF),
+            training_objectives=(TYPICAL_PAYOFF, TYPICAL_PAYOFF),
         )
 
     def _select_from(self, policy: SelectionPolicy, window: int, newest: int, context: str | None) -> list[Record]:
@@ -247,9 +247,9 @@ class History(StateFields):
             "payoff": float(outcome.value),
             "standard_error": outcome.standard_error,
             "episodes": len(outcome.values),
-            "units": outcome.units or len(outcome.values),
+            "units": outcome.n_units or len(outcome.values),
             "draw": outcome.draw,
-            "training": outcome.training,
+            "training": outcome.training_objectives,
             "curves": curves,
             "summaries": summaries | welfare,
             "returns": [float(value) for value in outcome.returns],

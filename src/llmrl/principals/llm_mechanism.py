@@ -46,9 +46,9 @@ class LLMMechanismPrincipal(LLMPrincipal):
     def __init__(self, spec: EnvSpec, llm: ChatModel, settings: LLMSettings, prompt_folder: Path | None = None) -> None:
         self.prompts = PromptFamily(PROMPT_FAMILY, PROMPTS_DIR, prompt_folder)
         self.prompt = self._prompt_name(spec, settings.prompt)
-        self.reply_model = create_reply_model(spec.proposals)
+        self.reply_model = create_reply_model(spec.proposal_space)
         self.briefing: PrincipalBriefing | None = None
-        super().__init__(spec, spec.proposals, llm, settings)
+        super().__init__(spec, spec.proposal_space, llm, settings)
 
     def brief(self, briefing: PrincipalBriefing) -> None:
         """Store the briefing, which prompts contain."""

@@ -191,7 +191,7 @@ class LLMPrincipal(StateFields, ABC):
         """Return the repair prompt after an invalid reply; `reason` is the error of the reply."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        row = self.space.find_row(context)
+        row = self.space.find_context_row(context)
         context_name = self.spec.contexts[row] if self.spec.contexts else None
         proposal_numbers = range(1, n + 1)
         if self.learning is not None:

@@ -77,7 +77,8 @@ class ObservationEncoder(StateFields):
             )
         n_steps = -(-spec.horizon // interval)
         self.n_windows = n_steps if moments is None else min(moments, n_steps)
-        self.space, self.interval, self.scale, self.history = spec.proposals, interval, settings.scale, settings.history
+        self.space, self.interval = spec.proposal_space, interval
+        self.scale, self.history = settings.scale, settings.history
         self.largest = np.zeros(len(self.metrics))  # largest magnitude of each metric's window means so far
         self.last: np.ndarray | None = None  # window means of the previous step, [n_metrics, n_windows], not scaled
 
@@ -89,9 +90,9 @@ class ObservationEncoder(StateFields):
         """Return the observation before a proposal in `context`, [size] float32."""
         one_hot = np.zeros(len(self.space.contexts))
         if self.space.contexts:
-            one_hot[self.space.find_row(context)] = 1.0
+            one_hot[self.space.find_context_row(context)] = 1.0
         else:
-            self.space.find_row(context)
+            self.space.find_context_row(context)
         features = np.ones((len(self.metrics), self.n_windows))
         if self.last is not None:
             scale = np.where(self.largest > 0, self.largest, 1.0)[:, None] if self.scale is None else self.scale
@@ -163,7 +164,7 @@ class DualRLPrincipal(StateFields):
         from llmrl.algorithms.optimizer_step import OptimizerStep
         from llmrl.networks.layers import IndependentHeads
 
-        self.space = spec.proposals
+        self.space = spec.proposal_space
         self.settings = settings
         self.encoder = ObservationEncoder(spec, settings.observe)
         self.points = default_points(self.space, FINE_GRID_POINTS) if settings.points is None else settings.points
@@ -324,7 +325,7 @@ class MetaGradPrincipal(StateFields):
         from llmrl.algorithms.optimizer_step import OptimizerStep
         from llmrl.networks.layers import BoxHead
 
-        self.space = spec.proposals
+        self.space = spec.proposal_space
         self.encoder = ObservationEncoder(spec, settings.observe)
         self._meta_settings = MetaSettings(
             gamma=settings.gamma,
@@ -351,7 +352,7 @@ class MetaGradPrincipal(StateFields):
         import torch
 
         observation = torch.as_tensor(self.encoder.vector(context))
-        self.last_proposal = {"observation": observation, "row": self.space.find_row(context)}
+        self.last_proposal = {"observation": observation, "row": self.space.find_context_row(context)}
         return self._network_vector(observation)[None]
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:

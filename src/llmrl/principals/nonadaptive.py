@@ -64,11 +64,11 @@ class FixedPrincipal(_NonadaptivePrincipal):
         space.check_decimals(self.table, "principal.values")
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        return np.tile(self.table[self.space.find_row(context)], (n, 1))
+        return np.tile(self.table[self.space.find_context_row(context)], (n, 1))
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the vector of a context, [1, d]; [0, d] for n = 0."""
-        return np.array(self.table[self.space.find_row(context)][None][:n])
+        return np.array(self.table[self.space.find_context_row(context)][None][:n])
 
 
 class ListedPrincipal(_NonadaptivePrincipal):
@@ -163,7 +163,7 @@ class SobolPrincipal(_NonadaptivePrincipal):
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         from scipy.stats.qmc import Sobol
 
-        row = self.space.find_row(context)
+        row = self.space.find_context_row(context)
         engine = Sobol(self.space.dim, scramble=True, seed=self.seeds.integer(row))
         if self.counts[row]:
             engine.fast_forward(self.counts[row])

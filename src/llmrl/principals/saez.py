@@ -91,7 +91,7 @@ class SaezPrincipal(StateFields):
         n_initial: PositiveInt | None = None,
         step: UnitInterval = 0.5,
     ) -> None:
-        self.space = spec.proposals
+        self.space = spec.proposal_space
         names = [f"{name}_{k + 1}" for name in BRACKET_METRICS for k in range(self.space.dim)]
         missing = [name for name in names if name not in spec.principal_metrics]
         if missing or self.space.contexts:
@@ -121,7 +121,7 @@ class SaezPrincipal(StateFields):
         return self.space.round_values(self.space.low + fraction * (self.space.high - self.space.low))
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        self.space.find_row(context)
+        self.space.find_context_row(context)
         if self.n_proposed < self.n_initial:
             self.rates = self._flat_rates(self.n_proposed)
         else:
@@ -152,7 +152,7 @@ class SaezPrincipal(StateFields):
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the formula's rates for the last outcome, [1, K]; [0, K] before the first outcome with income."""
-        self.space.find_row(context)
+        self.space.find_context_row(context)
         vectors = [self.formula_rates] if self.log_points else []
         return np.array(vectors[:n], dtype=np.float64).reshape(-1, self.space.dim)
 

@@ -94,7 +94,7 @@ class VotePrincipal(StateFields):
                 "budget_balanced=true all citizens pay for them in equal shares",
                 spec.name,
             )
-        self.spec, self.space, self.llm, self.seeds = spec, spec.proposals, llm, seeds
+        self.spec, self.space, self.llm, self.seeds = spec, spec.proposal_space, llm, seeds
         self.settings, self.voters = settings, settings.voters or spec.n_agents
         self.prompts = PromptFamily("principal", PROMPTS_DIR, prompt_folder)
         self.briefing: PrincipalBriefing | None = None
@@ -122,7 +122,7 @@ class VotePrincipal(StateFields):
         self.briefing = briefing
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        row = self.space.find_row(context)
+        row = self.space.find_context_row(context)
         context_name = self.spec.contexts[row] if self.spec.contexts else None
         vote_seeds = self.seeds.child("vote").child(self.votes)
         records = [record for record in self.records if record["context"] == context_name]
@@ -174,7 +174,7 @@ class VotePrincipal(StateFields):
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the vector of the last vote in a context, [1, d]; [0, d] before the first vote."""
-        row = self.space.find_row(context)
+        row = self.space.find_context_row(context)
         context_name = self.spec.contexts[row] if self.spec.contexts else None
         elected_vectors = [record["vector"] for record in self.records if record["context"] == context_name]
         return np.array(elected_vectors[-1:][:n], dtype=np.float64).reshape(-1, self.space.dim)

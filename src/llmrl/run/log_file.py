@@ -1,8 +1,8 @@
 """`run.log`: the log messages of a run.
 
 A process may compute several runs, each in a thread of its own. Messages in a thread of a run (and in threads that it
-starts by `llmrl.core.threads.daemon_thread`) go to the file of that run, and to the files of runs that wait for it as
-their prerequisite. Messages of other threads, such as those of libraries, go to the files of all runs.
+starts by `llmrl.core.threads.make_daemon_thread`) go to the file of that run, and to the files of runs that wait for it
+as their prerequisite. Messages of other threads, such as those of libraries, go to the files of all runs.
 """
 
 from __future__ import annotations

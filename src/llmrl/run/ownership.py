@@ -26,7 +26,7 @@ from pathlib import Path
 from llmrl.core.atomic_files import remove_ignoring_errors
 from llmrl.core.errors import RunFolderError, RunInUse
 from llmrl.core.plain_data import parse_record, read_json_object
-from llmrl.core.threads import daemon_thread
+from llmrl.core.threads import make_daemon_thread
 from llmrl.run.folder import make_write_error
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Heartbeat:
         self._path, self._is_owner = path, is_owner
         self._stopped = threading.Event()
         # In a thread of its own, so that a long step of the main thread does not make the process look dead.
-        daemon_thread("llmrl-heartbeat", self._beat).start()
+        make_daemon_thread("llmrl-heartbeat", self._beat).start()
 
     def close(self) -> None:
         """Stop touching the file."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llmrl.core.errors import summarize_error
 from llmrl.core.secrets import redact, redact_nested
-from llmrl.core.threads import daemon_thread
+from llmrl.core.threads import make_daemon_thread
 from llmrl.run.sink import Ending, Opening, Row, Sink
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class _GuardedSink:
         self.error = ""
         self.is_closed = self.is_abandoned = False
         self._message_queue: queue.Queue[Row | SinkCall | None] = queue.Queue()
-        self._thread = daemon_thread(f"llmrl-{name}", self._work) if sink.background else None
+        self._thread = make_daemon_thread(f"llmrl-{name}", self._work) if sink.background else None
 
     @property
     def is_busy(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from llmrl.core.errors import RunFolderError, summarize_error
 from llmrl.core.privacy import restrict_file_permissions
-from llmrl.core.processes import rank_and_world_size
+from llmrl.core.processes import read_rank_and_world_size
 from llmrl.core.terminal import guard_output
 from llmrl.run.command_exit import EXIT_FAILED, EXIT_IN_USE, EXIT_INTERRUPTED
 from llmrl.run.files import write_atomic
@@ -171,4 +171,4 @@ class ProcessPayload:
 
 def is_main_process() -> bool:
     """Return whether this is the main process (rank 0) of the run."""
-    return rank_and_world_size()[0] == 0
+    return read_rank_and_world_size()[0] == 0

@@ -52,7 +52,7 @@ def test_values_are_equally_likely():
 
 
 def test_spaces_with_no_decimals_are_unchanged():
-    plain, points = make_toy_spec(d=3).proposals, np.random.default_rng(0).random((50, 3))
+    plain, points = make_toy_spec(d=3).proposal_space, np.random.default_rng(0).random((50, 3))
     reference = np.clip(plain.low + points * (plain.high - plain.low), plain.low, plain.high)
     assert np.array_equal(from_unit(plain, points), reference)
 

@@ -220,7 +220,7 @@ class ActionDecoder:
             return outputs.argmax(axis=1)
         if self.transform == "tanh":
             outputs = (self.high + self.low) / 2 + (self.high - self.low) / 2 * outputs
-        is_integer = np.array(self.continuous_actions.whole)
+        is_integer = np.array(self.continuous_actions.is_integer)
         outputs = np.where(is_integer, np.rint(outputs), outputs)
         return np.where(self.clip_actions | is_integer, np.clip(outputs, self.low, self.high), outputs)
 
@@ -239,7 +239,7 @@ class ActionDecoder:
             f"output[{j}] is {name}, from {low:g} to {high:g}"
             for j, (name, low, high) in enumerate(zip(self.names, self.low, self.high, strict=True))
         ]
-        all_integer, has_integer = all(self.continuous_actions.whole), any(self.continuous_actions.whole)
+        all_integer, has_integer = all(self.continuous_actions.is_integer), any(self.continuous_actions.is_integer)
         scaling = {"raw": "", "tanh": ", stretched over its bounds"}.get(self.transform, "")
         clipping = "put inside these bounds" if self.clip_actions or all_integer else "given to the game as it is"
         rounding = " rounded to a whole number and" if all_integer else ""
@@ -249,7 +249,7 @@ class ActionDecoder:
         )
         if all_integer or not has_integer:
             return action_text
-        names = [name for name, is_integer in zip(self.names, self.continuous_actions.whole, strict=True) if is_integer]
+        names = [self.names[i] for i in np.flatnonzero(self.continuous_actions.is_integer)]
         return f"{action_text} Rounded to a whole number inside the bounds: {join_abbreviated(names)}."
 
 

@@ -176,9 +176,9 @@ class ContinuousAnswerFormat:
             raise ConfigError(f"an action of env={env_name} has no bounds; use an environment with bounded actions")
         bounds = list(zip(self.low.tolist(), self.high.tolist(), strict=True))
         self.parser: AnswerParser[Any] = VectorParser(self.names, bounds=bounds, answer_name="action")
-        self.is_integer, self.decimals = np.array(continuous_actions.whole), decimals
+        self.is_integer, self.decimals = np.array(continuous_actions.is_integer), decimals
         self.descriptions = tuple(
-            (key, f"{description} ({'a whole number ' if continuous_actions.whole[i] else ''}{self._format_bounds(i)})")
+            (key, f"{description} ({'a whole number ' if self.is_integer[i] else ''}{self._format_bounds(i)})")
             for i, (key, description) in enumerate(descriptions)
         )
 

@@ -100,7 +100,7 @@ class LLMPolicy:
         self.settings, self.resources, repair_turns = settings, resources or PlayerResources(), settings.repair_turns
         self.requires_reflection = settings.reflection and settings.require_reflection
         self.answers: AnswerFormat = make_answer_format(spec, settings.action_format, settings.decimals)
-        all_integer = spec.continuous_actions is not None and all(spec.continuous_actions.whole)
+        all_integer = spec.continuous_actions is not None and all(spec.continuous_actions.is_integer)
         decimals = 0 if all_integer else settings.decimals
         self.talk: Talk | None = None
         if settings.message_interval:

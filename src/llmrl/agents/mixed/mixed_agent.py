@@ -105,8 +105,8 @@ class MixedAgent:
         for i, (member, seats) in enumerate(zip(valid_members, self._seats, strict=True)):
             init_options = {"init_from": init_from} if member.begins else {}
             reads_texts = getattr(member.agent.target, "reads_texts", False)
-            services = {"spec": spec.select(seats, reads_texts), "seeds": seeds.child("members").child(i), "member": i}
-            agent: Agent = member.agent(init_options, **services, teacher=None)
+            services = {"spec": spec.select_seats(seats, reads_texts), "seeds": seeds.child("members").child(i)}
+            agent: Agent = member.agent(init_options, **services, member=i, teacher=None)
             if agent.loop not in ("learn", "play"):
                 raise ConfigError(
                     f"{member.agent.where}: {type(agent).__name__} has its own loop (`{agent.loop}`) and cannot play "

@@ -49,7 +49,7 @@ def action_space(spec: EnvSpec) -> spaces.Space[Any]:
     if box is None:
         return spaces.Discrete(spec.n_actions)
     low, high = np.array(box.low), np.array(box.high)
-    if all(box.whole):
+    if all(box.is_integer):
         start = low.astype(np.int64)
         return spaces.MultiDiscrete(high.astype(np.int64) - start + 1, start=start)
     return spaces.Box(low.astype(np.float32), high.astype(np.float32))

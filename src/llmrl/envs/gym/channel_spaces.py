@@ -139,7 +139,7 @@ def _flatten_action_space(space: Space[Any], name: str) -> ContinuousActions:
             if numbers.dim == 1
             else tuple(f"{member_name}_{number_name}" for number_name in numbers.names)
         )
-        member_fields.append((names, numbers.low, numbers.high, numbers.whole))
+        member_fields.append((names, numbers.low, numbers.high, numbers.is_integer))
     return ContinuousActions(*(tuple(itertools.chain(*fields)) for fields in zip(*member_fields, strict=True)))
 
 

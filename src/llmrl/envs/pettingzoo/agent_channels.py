@@ -232,5 +232,5 @@ def _merge_numbers(numbers: Sequence[ContinuousActions]) -> ContinuousActions | 
     longest_action = max(numbers, key=lambda space: space.dim)
     low = tuple(min(space.low[i] for space in numbers if i < space.dim) for i in range(longest_action.dim))
     high = tuple(max(space.high[i] for space in numbers if i < space.dim) for i in range(longest_action.dim))
-    is_integer = tuple(all(space.whole[i] for space in numbers if i < space.dim) for i in range(longest_action.dim))
+    is_integer = tuple(all(x.is_integer[i] for x in numbers if i < x.dim) for i in range(longest_action.dim))
     return ContinuousActions(longest_action.names, low, high, is_integer)

@@ -182,7 +182,7 @@ def draft_actions(space: Any) -> tuple[tuple[str, str], ...]:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         numbers = find_continuous_actions(space, "a game")
         assert numbers is not None
-        bounds = zip(numbers.names, numbers.low, numbers.high, numbers.whole, strict=True)
+        bounds = zip(numbers.names, numbers.low, numbers.high, numbers.is_integer, strict=True)
         return tuple(
             (name, f"a {'whole ' * integral}number from {low:g} to {high:g}") for name, low, high, integral in bounds
         )
