@@ -65,14 +65,14 @@ class TestRules:
     def test_sustainable_amount(self, stock: int, max_amount: int) -> None:
         """Search for the largest x with 2 (h - x) >= h."""
         assert max_amount == max(x for x in range(stock + 1) if 2 * (stock - x) >= stock)
-        assert make()._sustainable_harvest(np.array(stock)) == max_amount
+        assert make()._compute_sustainable_harvest(np.array(stock)) == max_amount
 
     @settings(max_examples=60)
     @given(stock=st.integers(0, 200), growth=st.integers(2, 7))
     def test_sustainable_amount_under_alternative_growth(self, stock: int, growth: int) -> None:
         env = make(growth=growth, capacity=200)
         amounts = (x for x in range(stock + 1) if growth * (stock - x) >= stock)
-        assert env._sustainable_harvest(np.array(stock)) == max(amounts)
+        assert env._compute_sustainable_harvest(np.array(stock)) == max(amounts)
 
     def test_collapse_threshold_is_below_five(self) -> None:
         env = started(n_envs=2)
@@ -181,7 +181,7 @@ class TestProperties:
     def test_sustainable_shares_keep_full_stock(self, n_agents: int, capacity: int, growth: int) -> None:
         env = started(n_agents=n_agents, capacity=capacity, growth=growth, collapse_threshold=2, max_catch=capacity)
         for _ in range(12):
-            share = int(env._sustainable_shares()[0])
+            share = int(env._compute_sustainable_shares()[0])
             step = env.step(np.full((1, n_agents), share))
             assert step.info["stock"] == capacity and step.info["over_usage"] == 0
         assert step.info["survived"] == 1

@@ -53,7 +53,7 @@ def check(facts, step, values, space, game, player, show_mechanism):
 @settings(max_examples=60)
 def test_text_equals_jacobian_times_values(name, show_mechanism, seed):
     mechanism, rng = MECHANISMS[name](), np.random.default_rng(seed)
-    space, shape = mechanism.spec, (2, 3)
+    space, shape = mechanism.space, (2, 3)
     report = MechanismReport(space, *shape, show_mechanism, mechanism.player_facts)
     events_eaten = np.zeros((0, *shape))
     for t in range(14):
@@ -62,11 +62,11 @@ def test_text_equals_jacobian_times_values(name, show_mechanism, seed):
         values = rng.uniform(space.low, space.high, (2, space.dim)).astype(np.float32)
         settlement = mechanism.settle(events, values)
         live = rng.random(2) < 0.7 if t else np.ones(2, bool)
-        report.settle(settlement.base_reward, settlement.reward_jacobian, values, live, settlement.player_facts)
+        report.record(settlement.base_reward, settlement.reward_jacobian, values, live, settlement.player_facts)
         events_eaten = np.concatenate([events_eaten, raw[None]])
         for game in np.flatnonzero(live):
             for player in range(3):
-                facts = report.observation_entries(game, player, values[game])
+                facts = report.build_entries(game, player, values[game])
                 step = SocietyStep(settlement.reward, settlement.base_reward, settlement.reward_jacobian)
                 check(facts, step, values, space, game, player, show_mechanism)
                 if mechanism.player_facts:
@@ -169,13 +169,13 @@ def test_reference_engine_reports_payments():
 
 def test_rules_list_parameter_ranges():
     for mechanism in (BracketedTax(), Incentives(max_incentive=2.5)):
-        words = describe_rules(mechanism.spec, mechanism.base_reward_text, mechanism.rule_text, True)
-        for parameter in mechanism.spec.parameters:
+        words = describe_rules(mechanism.space, mechanism.base_reward_text, mechanism.rule_text, True)
+        for parameter in mechanism.space.parameters:
             assert f"{parameter.name} (from 0 to {parameter.high:g}" in words and parameter.description in words
         assert mechanism.rule_text in words
-        hidden = describe_rules(mechanism.spec, mechanism.base_reward_text, mechanism.rule_text, False)
-        assert not any(parameter.name + " (" in hidden for parameter in mechanism.spec.parameters)
-        assert "mechanism" not in dict(describe_report_fields(mechanism.spec, mechanism.player_facts, False))
+        hidden = describe_rules(mechanism.space, mechanism.base_reward_text, mechanism.rule_text, False)
+        assert not any(parameter.name + " (" in hidden for parameter in mechanism.space.parameters)
+        assert "mechanism" not in dict(describe_report_fields(mechanism.space, mechanism.player_facts, False))
 
 
 def test_goal_is_true_for_any_mechanism():
@@ -231,10 +231,10 @@ class TestWords:
         first, second = {"toll": 0.5, "gift": 0}, {"toll": 2, "gift": -1}
         values = np.array([list(first.values()), list(second.values())])
         fresh = {"mechanism": second, "steps": 0}
-        assert report.observation_entries(1, 1, values[1]) == fresh
+        assert report.build_entries(1, 1, values[1]) == fresh
         jacobian = np.array([[[-1.0, 0.0], [1.0, 1.0]], [[-0.5, 3.0], [0.00001, 0.0]]])
         amounts = {"steps": np.array([[1.0, 2.0], [3.0, 4.5]])}
-        report.settle(np.array([[1.0, 2.0], [0.123456, 7.0]]), jacobian, values, np.array([True, True]), amounts)
+        report.record(np.array([[1.0, 2.0], [0.123456, 7.0]]), jacobian, values, np.array([True, True]), amounts)
         facts = {
             (0, 0): {"mechanism": first, "last_reward": {"before_payments": 1, "payments": {"toll": -0.5}}, "steps": 1},
             (0, 1): {"mechanism": first, "last_reward": {"before_payments": 2, "payments": {"toll": 0.5}}, "steps": 2},
@@ -247,17 +247,17 @@ class TestWords:
         }
 
         def collect_facts(source):
-            return {(game, player): source.observation_entries(game, player, values[game]) for game, player in facts}
+            return {(game, player): source.build_entries(game, player, values[game]) for game, player in facts}
 
         assert collect_facts(report) == facts
         # A step of the first game alone leaves what the second had; so does a new episode of the first.
         zeros, no_change = np.zeros((2, 2)), {"steps": np.zeros((2, 2))}
         second_env = MechanismReport(SPACE, 2, 2, True, FACTS)
         second_env.load_state_dict(report.state_dict())
-        second_env.settle(zeros, np.zeros((2, 2, 2)), values, np.array([True, False]), no_change)
+        second_env.record(zeros, np.zeros((2, 2, 2)), values, np.array([True, False]), no_change)
         unpaid = {"mechanism": first, "last_reward": {"before_payments": 0, "payments": {}}, "steps": 0}
         assert collect_facts(second_env) == {**facts, (0, 0): unpaid, (0, 1): unpaid}
         assert collect_facts(report) == facts, "a state is a copy"
-        report.begin(np.array([True, False]))
+        report.clear(np.array([True, False]))
         start = {"mechanism": first, "steps": 0}
         assert collect_facts(report) == {**facts, (0, 0): start, (0, 1): start}

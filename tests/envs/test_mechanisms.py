@@ -211,7 +211,7 @@ def test_agent_funded_payments_preserve_sum(raw, cleaned):
 
 def test_payers_are_declared():
     assert Incentives().rule_text != Incentives(budget_balanced=True).rule_text
-    assert Incentives(budget_balanced=True).spec.describe_effects(PAY[0]).endswith("all agents pay for it equally.")
+    assert Incentives(budget_balanced=True).space.describe_effects(PAY[0]).endswith("all agents pay for it equally.")
     assert Incentives(budget_balanced=True).facts["budget_balanced"] is True
 
 
@@ -287,7 +287,7 @@ class TestWords:
         tax = BracketedTax()
         span = "in the last 11 steps pay 4 times this rate of an apple for each apple they eat"
         spans = (("0 to under 3", "under 3"), ("3 to under 5", "3 to under 5"), ("5 or more", "5 or more"))
-        assert tax.spec == ParameterSpace(
+        assert tax.space == ParameterSpace(
             "tax",
             tuple(
                 Parameter(
@@ -342,7 +342,7 @@ class TestWords:
             "clean": (f"cleaning {cells}, which is worth -1", "each step of cleaning"),
             "other": (f"doing anything else{additional}, which is worth 0", "each other step"),
         }
-        assert incentives.spec == ParameterSpace(
+        assert incentives.space == ParameterSpace(
             "incentives",
             tuple(
                 Parameter(

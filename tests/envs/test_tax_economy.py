@@ -18,8 +18,14 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import read_file, root
 from llmrl.core.protocols import VecEnv
 from llmrl.core.welfare_measures import SocietyEpisodes
-from llmrl.envs.mechanisms import validate_edges
-from llmrl.envs.tax_citizens import EconomyRules, Wages, compute_yearly_income, find_top_brackets, split_by_bracket
+from llmrl.envs.mechanisms import validate_bracket_edges
+from llmrl.envs.tax_citizens import (
+    EconomyRules,
+    WageDistribution,
+    compute_yearly_income,
+    find_top_brackets,
+    split_by_bracket,
+)
 from llmrl.envs.tax_economy import VECTOR_FIELDS, TaxEconomy
 
 EDGES = (0.0, 50.0, 100.0)
@@ -91,7 +97,7 @@ class TestTax:
     @pytest.mark.parametrize("edges", [[], [1.0, 2.0], [0.0, 5.0, 5.0], [0.0, float("inf")]])
     def test_invalid_edges(self, edges: list[float]) -> None:
         with pytest.raises(ConfigError, match=r"brackets .*taxes"):
-            validate_edges(edges)
+            validate_bracket_edges(edges)
 
 
 class TestMoney:
@@ -172,7 +178,7 @@ class TestBestResponse:
     def test_optimum_matches_closed_form(self, rate: float) -> None:
         """Check a flat tax: hours = 40 ((1 - rate) 40 wage 52 / 1000 / (psi delta))^(1 / (delta - 1))."""
         rules, wage = make_rules(n_hours=2001), np.array([8.0, 25.0, 60.0])
-        best = rules.hours[rules.find_best_actions(wage, np.full((3, 3), rate), np.zeros(3))]
+        best = rules.possible_hours[rules.find_best_actions(wage, np.full((3, 3), rate), np.zeros(3))]
         closed = 40 * ((1 - rate) * compute_yearly_income(wage, np.array(40.0)) / (rules.psi * rules.delta)) ** (
             1 / 2.5
         )
@@ -182,7 +188,7 @@ class TestBestResponse:
         """Check that income and substitution effects cancel: all work 40 hours."""
         rules = make_rules(eta=1.0, n_hours=2001)
         best = rules.find_best_actions(np.array([8.0, 25.0, 60.0]), np.zeros((3, 3)), np.zeros(3))
-        assert rules.hours[best] == pytest.approx(40, abs=0.05)
+        assert rules.possible_hours[best] == pytest.approx(40, abs=0.05)
 
     @settings(max_examples=60)
     @given(RATES, st.integers(0, 2), st.floats(5, 200), st.floats(0, 100))
@@ -282,17 +288,17 @@ class TestWelfare:
 
 class TestWages:
     def test_quantiles_match_samples(self) -> None:
-        wages = Wages(25.0, 0.5, 3.0)
+        wages = WageDistribution(25.0, 0.5, 3.0)
         samples = wages.sample(np.random.default_rng(0).random((200_000, 3)))
         assert np.exp(np.log(samples).mean()) == pytest.approx(25, rel=0.01)
         middle = (np.arange(10) + 0.5) / 10
         assert np.quantile(samples, middle) == pytest.approx(wages.quantiles(10), rel=0.02)
 
     def test_upper_tail_is_pareto(self) -> None:
-        samples = Wages(25.0, 0.5, 3.0).sample(np.random.default_rng(0).random((400_000, 3)))
+        samples = WageDistribution(25.0, 0.5, 3.0).sample(np.random.default_rng(0).random((400_000, 3)))
         top = samples[samples > np.quantile(samples, 0.999)]
         assert 1 / np.log(top / top.min()).mean() == pytest.approx(3.0, rel=0.2)  # Hill's estimator
-        assert Wages(25.0, 0.5, None).sample(np.array([[0.5, 0.25, 0.999]]))[0] == pytest.approx(25.0)
+        assert WageDistribution(25.0, 0.5, None).sample(np.array([[0.5, 0.25, 0.999]]))[0] == pytest.approx(25.0)
 
     def test_skills_are_drawn_per_episode_or_fixed(self) -> None:
         varying, fixed = make(n_envs=2), make(n_envs=2, skills="quantiles")

@@ -94,7 +94,7 @@ def test_world_fills_width():
 
 
 def test_mechanism_sentences():
-    pays, taxes = Incentives().spec, BracketedTax().spec
+    pays, taxes = Incentives().space, BracketedTax().space
     assert pays.describe_effects(np.array([0, 3.0, 0])) == "Pays agents 3 for each step of cleaning."
     assert pays.describe_effects(np.array([2.3, 3, 0.5])) == (
         "Pays agents 2.3 for each apple eaten, 3 for each step of cleaning and 0.5 for each other step."

@@ -344,7 +344,7 @@ def test_new_names_keep_action_count():
             names = list_action_names("en", action_set)
             suite_results = tests[name].environment(names)["actions"]
             # The words are those of the environment's own sets.
-            assert suite_results == list(LANGUAGES["en"].actions[words][: len(names)])
+            assert suite_results == list(LANGUAGES["en"].action_sets[words][: len(names)])
         assert tests[name].environment(list_action_names("en", "augmented"))["actions"][6:] == [
             "sleep",
             "do nothing",

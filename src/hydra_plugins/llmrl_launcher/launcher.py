@@ -83,7 +83,7 @@ class LlmrlLauncher(Launcher):
                 return [_build_job_return(list(overrides), None, 0) for overrides in job_overrides]
             sweep_folder = redact_folder_names(Path(self.config.hydra.sweep.dir)).expanduser().absolute()
             outcomes, code = compute_sweep(runs, sweep_folder, self.wait, self.swept)
-            print_sweep(outcomes, commands=not self.in_batches)
+            print_sweep(outcomes, show_commands=not self.in_batches)
             self._print_study_results(runs, outcomes)
         run_outcomes = outcomes[-len(runs) :] if runs else []
         return [

@@ -261,7 +261,7 @@ def _make_placeholder_env(spec: EnvSpec, channel: str) -> gymnasium.Env[Any, Any
     import gymnasium
     from gymnasium import spaces
 
-    from llmrl.envs.adapters.gymnasium_env import action_space
+    from llmrl.envs.adapters.gymnasium_env import build_action_space
 
     class PlaceholderEnv(gymnasium.Env[Any, Any]):
         def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -276,7 +276,7 @@ def _make_placeholder_env(spec: EnvSpec, channel: str) -> gymnasium.Env[Any, Any
         if channel == "state"
         else spaces.Box(-np.inf, np.inf, channel_spec.shape)
     )
-    env.action_space = action_space(spec)
+    env.action_space = build_action_space(spec)
     return env
 
 

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 _SCORE_KEYS = (RECOMMENDATION, RECOMMENDATION_ERROR, ONLINE_PERFORMANCE)
 """Keys of `summary.json` that `build_objective_rows` includes."""
-_LEVEL_NAMES = {**REFERENCE_LEVELS, "last_proposals": "mean of the last proposals", "recommendation": "recommendation"}
-"""From keys of the contexts in `references` of `summary.json` to display names, in the order of the printed table."""
+_LEVEL_TITLES = {**REFERENCE_LEVELS, "last_proposals": "mean of the last proposals", "recommendation": "recommendation"}
+"""Key of a reference level in `references` of `summary.json` -> its title, in the order of the printed table."""
 
 
-def print_skipped(run: Run) -> None:
+def print_already_finished(run: Run) -> None:
     """Print that a run with the same config and seed is already finished, and which requested files it lacks."""
     result = "" if run.result is None else f" (result {run.result:.4g})"
     print_line(f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old content.")
@@ -51,7 +51,7 @@ def print_skipped(run: Run) -> None:
 
 
 def print_summary(run: Run) -> None:
-    """Print the results of a run, and the commands for further steps."""
+    """Print the results of a run, and commands for its evaluation."""
     history = run.summary.get("history")
     if history:
         print_principal_steps(run.summary)
@@ -172,7 +172,7 @@ def print_principal_steps(summary: Mapping[str, Any]) -> None:
             *(f"{row['mechanism'][n]:.3g}" for n in names),
             *(row[key] for key in context_columns),
             f"{row['objective']:.3f}",
-            _format_error(row["standard_error"]),
+            _format_standard_error(row["standard_error"]),
         ]
         for row in rows
     ]
@@ -180,7 +180,7 @@ def print_principal_steps(summary: Mapping[str, Any]) -> None:
     print_table("Principal steps", ["step", *names, *context_columns, "objective", "± s.e."], cells, "", styles)
 
 
-def _format_error(error: float | None) -> str:
+def _format_standard_error(error: float | None) -> str:
     return "-" if error is None else f"{error:,.3f}"
 
 
@@ -200,7 +200,7 @@ def print_recommendations(summary: Mapping[str, Any]) -> None:
 
 
 def build_objective_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return pairs (name, text) of objectives of a run with a principal: highest, measured, evaluated and online.
+    """Return pairs (name, text) of a run's highest objective, recommended objective and online performance.
 
     The highest of many noisy measurements is biased upward, as is the mean of the measurements by which a vector was
     selected. The evaluation of the recommendation on fresh seeds is unbiased.
@@ -222,7 +222,7 @@ def build_objective_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def print_dependence_note(carried: Sequence[str]) -> None:
-    """Print that dependent episodes have no standard error; nothing if they are independent.
+    """If episodes depend on each other, print that there is no standard error.
 
     Args:
         carried: names of the states that agents keep from one episode to the next; empty: episodes are independent.
@@ -247,13 +247,13 @@ def print_reference_levels(references: Mapping[str, Any]) -> None:
     columns = [*(["context"] if has_contexts else []), "", "objective", "± s.e.", "mechanism"]
     rows, styles = [], []
     for context in contexts:
-        for i, (level, display_name) in enumerate(_LEVEL_NAMES.items()):
+        for i, (level, display_name) in enumerate(_LEVEL_TITLES.items()):
             row = context[level]
             if row is None:
                 continue
             cells = [context["context"] if i == 0 else ""] if has_contexts else []
             cells += [display_name, f"{row['value']:,.3f}"]
-            cells.append(_format_error(row["standard_error"]))
+            cells.append(_format_standard_error(row["standard_error"]))
             has_mechanism = level in ("scan_best", "recommendation")
             cells.append(", ".join(f"{name} {x:.3g}" for name, x in row["mechanism"].items()) if has_mechanism else "")
             rows.append(cells)

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from llmrl.sweeps.backends.protocol import JobOutcome
 
 
-def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
+def print_sweep(outcomes: Sequence[JobOutcome], show_commands: bool = True) -> None:
     """Print the states and results of the runs of a sweep.
 
     Args:
         outcomes: outcomes of all jobs; prerequisite runs are not in the table.
-        commands: whether to print the commands that show the runs.
+        show_commands: whether to print the commands that show the runs.
     """
     from llmrl.run.folder import format_overrides, split_overrides
 
@@ -52,7 +52,7 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
         logs_command = shlex.join(["llmrl-sweep", "logs", str(relative_to_cwd(incomplete[0].folder))])
         print_line(f"Log of the first: {logs_command}")
         print_line("The same command continues the unfinished runs.")
-    if not commands:
+    if not show_commands:
         return
     print_next_commands(Path(os.path.commonpath([outcome.folder.parent.parent for outcome in outcomes])))
 

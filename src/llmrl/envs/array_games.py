@@ -16,16 +16,16 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.core.state_fields import StateFields
 
 
-def check_choices(actions: Array, n: int, subject: str = "actions") -> NDArray[np.int64]:
+def check_discrete_actions(actions: Array, n_actions: int, subject: str = "actions") -> NDArray[np.int64]:
     """Return discrete actions, of any shape, as int64; `subject` is for messages.
 
     Raises:
-        ValueError: an action is not in 0 .. n - 1.
+        ValueError: an action is not in 0 .. n_actions - 1.
     """
     indices = np.ascontiguousarray(actions, dtype=np.int64)
     # One comparison checks both bounds: as unsigned integers, negative ones are the largest.
-    if np.count_nonzero(indices.view(np.uint64) >= n):
-        raise ValueError(f"{subject} must be 0 to {n - 1}, got {indices.min()} to {indices.max()}")
+    if np.count_nonzero(indices.view(np.uint64) >= n_actions):
+        raise ValueError(f"{subject} must be 0 to {n_actions - 1}, got {indices.min()} to {indices.max()}")
     return indices
 
 
@@ -59,9 +59,9 @@ class GroupedGames:
         shape = (self.spec.n_envs, self.spec.n_agents)
         if np.shape(action) != shape:
             raise ValueError(f"actions of {self.spec.name} are {shape} integers, got shape {np.shape(action)}")
-        return check_choices(action, self.spec.n_actions, f"actions of {self.spec.name}")
+        return check_discrete_actions(action, self.spec.n_actions, f"actions of {self.spec.name}")
 
-    def _broadcast_values(self, values: Array) -> np.ndarray:
+    def _broadcast_mechanism_values(self, values: Array) -> np.ndarray:
         """Return the mechanism's values of all games, [d], or of each game, [n_envs, d], as [n_envs, d] float64.
 
         Raises:
@@ -74,10 +74,10 @@ class GroupedGames:
 
 
 class ArrayGames(GroupedGames, StateFields, ABC):
-    """Base class of games in lock step that can be forked: continued from a state with other random numbers.
+    """Base class of games that are stepped together and can be forked, i.e. continued with other random numbers.
 
-    A subclass lists `_rngs` or `_roots` in `_state_fields` (`llmrl.core.protocols.Forkable`). `_rngs` contains a random
-    generator for each group of games; `_roots` contains a seed for each group.
+    A subclass lists `_rngs` (a random generator for each group of games) or `_roots` (a seed for each group) in
+    `_state_fields`. Its games can be forked as `llmrl.core.protocols.Forkable` describes.
     """
 
     _stream_name: ClassVar[str]
@@ -119,7 +119,7 @@ class ArrayGames(GroupedGames, StateFields, ABC):
         Raises:
             ConfigError: a value is out of bounds, or there is no mechanism.
         """
-        setattr(self, self._mechanism_field, self._broadcast_values(values))
+        setattr(self, self._mechanism_field, self._broadcast_mechanism_values(values))
 
     def fork(self, state: State, seed: int) -> None:
         self.load_state_dict(state)
@@ -134,18 +134,18 @@ class ArrayGames(GroupedGames, StateFields, ABC):
         else:
             self._roots = [seeds.integer(name) for seeds, name in streams]
 
-    def _sample(self, sample: Callable[[np.random.Generator, int], tuple[np.ndarray, ...]]) -> list[np.ndarray]:
-        """Return the arrays [n_envs, ...] that `sample` generates, given a generator and the number of games.
+    def _sample(self, sample_group: Callable[[np.random.Generator, int], tuple[np.ndarray, ...]]) -> list[np.ndarray]:
+        """Return the arrays [n_envs, ...] that `sample_group` generates, given a generator and the number of games.
 
-        Numbers are generated for every game, even those in progress, so that they do not depend on other games.
+        Numbers are generated for all games, also for those that are not reset, so that no game affects another one.
         """
         n_streams = len(self._rngs)
         group_size = self.spec.games_per_group(n_streams if n_streams > 1 else self._groups)
-        samples = [sample(rng, group_size) for rng in self._rngs]
+        samples = [sample_group(rng, group_size) for rng in self._rngs]
         arrays = (np.concatenate(arrays_by_group) for arrays_by_group in zip(*samples, strict=True))
         return [np.concatenate([array] * (self.spec.n_envs // len(array))) for array in arrays]
 
-    def _group_seed_and_index(self, game: int) -> tuple[int, int]:
+    def _find_group_seed_and_index(self, game: int) -> tuple[int, int]:
         """Return the seed of a game's group, and the game's index in the group."""
         games_per_seed = self.spec.games_per_group(len(self._roots))
         group_size = games_per_seed if len(self._roots) > 1 else self.spec.n_envs // self._groups

@@ -106,14 +106,14 @@ class Commons(ArrayGames):
         self._report: MechanismReport | None = None
         if tax_space is not None and "text" in settings.observe:
             self._report = MechanismReport(tax_space, n_envs, n_agents, settings.show_mechanism)
-        sustainable_harvest = int(self._sustainable_harvest(np.array(settings.capacity)))
+        sustainable_harvest = int(self._compute_sustainable_harvest(np.array(settings.capacity)))
         # Maximum number of units that can be taken in a game without reducing the stock.
         self._max_sustainable_harvest = settings.horizon * sustainable_harvest
-        available = {
+        available_channels = {
             "vector": Channel((1 + settings.show_horizon + n_agents + 1,), "float32", 0.0, 1.0),
             "text": Channel((), "object"),
         }
-        channels: dict[str, Channel] = {name: available[name] for name in settings.observe}
+        channels: dict[str, Channel] = {name: available_channels[name] for name in settings.observe}
         if settings.max_catch > settings.growth * settings.collapse_threshold:
             channels["action_mask"] = Channel((n_actions,), "bool", 0, 1)
         if settings.show_mechanism:
@@ -141,9 +141,9 @@ class Commons(ArrayGames):
         self._taxes_set = np.zeros((n_envs, 2))
         self._stock = np.full(n_envs, -1)  # -1: the game was never reset
         self._month = np.zeros(n_envs, dtype=np.int64)
-        self._wanted = np.zeros((n_envs, n_agents), dtype=np.int64)
-        self._taken = np.zeros((n_envs, n_agents), dtype=np.int64)
-        self._total = np.zeros((n_envs, n_agents), dtype=np.int64)
+        self._wanted = np.zeros((n_envs, n_agents), dtype=np.int64)  # requests of the last month
+        self._taken = np.zeros((n_envs, n_agents), dtype=np.int64)  # harvests of the last month
+        self._total = np.zeros((n_envs, n_agents), dtype=np.int64)  # harvests of the episode so far
         self._collapsed = np.zeros(n_envs, dtype=bool)
 
     def resized(self, n_envs: int) -> Self:
@@ -169,7 +169,7 @@ class Commons(ArrayGames):
         for array in (self._month, self._wanted, self._taken, self._total, self._collapsed):
             array[reset_mask] = 0
         if self._report is not None:
-            self._report.begin(reset_mask)
+            self._report.clear(reset_mask)
 
     def step(self, action: Array) -> Step:
         """Advance by a month with the requests `action` [n_envs, n_agents]. Games that have ended do not change.
@@ -181,14 +181,14 @@ class Commons(ArrayGames):
         active = ~self._ended
         requests = actions * active[:, None]
         harvests = self._allocate_harvests(requests)
-        sustainable_shares = self._sustainable_shares()
+        sustainable_shares = self._compute_sustainable_shares()
         over_usage = (harvests > sustainable_shares[:, None]).mean(axis=1)
         settlement = self._settle(harvests, sustainable_shares)
-        remaining = self._stock - harvests.sum(axis=1)
-        collapses = active & (remaining < self.settings.collapse_threshold)
-        regrown_stock = np.minimum(self.settings.growth * remaining, self.settings.capacity)
-        self._stock = np.where(active & ~collapses, regrown_stock, remaining)
-        self._collapsed |= collapses
+        remaining_stock = self._stock - harvests.sum(axis=1)
+        newly_collapsed = active & (remaining_stock < self.settings.collapse_threshold)
+        regrown_stock = np.minimum(self.settings.growth * remaining_stock, self.settings.capacity)
+        self._stock = np.where(active & ~newly_collapsed, regrown_stock, remaining_stock)
+        self._collapsed |= newly_collapsed
         self._month += active
         self._wanted, self._taken = (
             np.where(active[:, None], new, old) for new, old in ((requests, self._wanted), (harvests, self._taken))
@@ -196,7 +196,7 @@ class Commons(ArrayGames):
         self._total += harvests
 
         if self._report is not None:
-            self._report.settle(settlement.base_reward, settlement.reward_jacobian, self._taxes_set, active, {})
+            self._report.record(settlement.base_reward, settlement.reward_jacobian, self._taxes_set, active, {})
         info = {
             "stock": self._stock,
             "harvested": harvests.sum(axis=1),
@@ -233,14 +233,14 @@ class Commons(ArrayGames):
         image[_GAP - 2 : bottom + 2, _GAP - 2 : _GAP + _STOCK_WIDTH + 2] = _FRAME_COLOR
         draw_bar(_GAP, _STOCK_WIDTH, 1.0, _BACKGROUND_COLOR)
         draw_bar(_GAP, _STOCK_WIDTH, max(int(self._stock[index]), 0) / settings.capacity, _STOCK_COLOR)
-        limit = round(_PLOT_HEIGHT * settings.collapse_threshold / settings.capacity)
-        image[bottom - limit, _GAP : _GAP + _STOCK_WIDTH] = _LIMIT_COLOR
+        limit_height = round(_PLOT_HEIGHT * settings.collapse_threshold / settings.capacity)
+        image[bottom - limit_height, _GAP : _GAP + _STOCK_WIDTH] = _LIMIT_COLOR
         scale = n_agents / 2 / settings.capacity
         for agent in range(n_agents):
             start = _STOCK_WIDTH + 3 * _GAP + agent * (_BAR_WIDTH + _GAP)
             draw_bar(start, _BAR_WIDTH, scale * int(self._taken[index, agent]), _FRAME_COLOR)
-        limit = round(_PLOT_HEIGHT * scale * self._max_sustainable_harvest / settings.horizon / n_agents)
-        image[bottom - limit, _STOCK_WIDTH + 3 * _GAP :] = _LIMIT_COLOR
+        limit_height = round(_PLOT_HEIGHT * scale * self._max_sustainable_harvest / settings.horizon / n_agents)
+        image[bottom - limit_height, _STOCK_WIDTH + 3 * _GAP :] = _LIMIT_COLOR
         return image
 
     @property
@@ -248,13 +248,13 @@ class Commons(ArrayGames):
         """Mask of the games that have ended, [n_envs] bool."""
         return np.asarray(self._collapsed | (self._month >= self.settings.horizon))
 
-    def _sustainable_harvest(self, stock: np.ndarray) -> np.ndarray:
+    def _compute_sustainable_harvest(self, stock: np.ndarray) -> np.ndarray:
         """Return the maximum harvest without a smaller stock next month, in units, for each element of `stock`."""
         return np.asarray(stock + -stock // self.settings.growth)
 
-    def _sustainable_shares(self) -> np.ndarray:
-        """Return the current sustainable share of a player, in units, [n_envs]."""
-        return np.asarray(self._sustainable_harvest(self._stock) // self.spec.n_agents)
+    def _compute_sustainable_shares(self) -> np.ndarray:
+        """Return the current sustainable share of each player of a game, in units, [n_envs]."""
+        return np.asarray(self._compute_sustainable_harvest(self._stock) // self.spec.n_agents)
 
     def _allocate_harvests(self, requests: np.ndarray) -> np.ndarray:
         """Return the harvest of each player, in units, given the requests; both [n_envs, n_agents].
@@ -263,7 +263,7 @@ class Commons(ArrayGames):
         """
         harvests = requests.copy()
         for game in np.flatnonzero(requests.sum(axis=1) > self._stock).tolist():
-            key = np.array(self._group_seed_and_index(game), dtype=np.uint64)
+            key = np.array(self._find_group_seed_and_index(game), dtype=np.uint64)
             counter = np.array([0, self._month[game], self._episode[game], 0], dtype=np.uint64)
             generator = np.random.Generator(np.random.Philox(key=key, counter=counter))
             harvests[game] = allocate_units(requests[game], int(self._stock[game]), generator)
@@ -286,17 +286,17 @@ class Commons(ArrayGames):
             if self.settings.show_horizon:
                 shared_features.insert(1, self._month[:, None] / self.settings.horizon)
             shared_vectors = np.repeat(np.concatenate(shared_features, axis=1)[:, None], shape[1], axis=1)
-            own_harvest = self._taken[..., None] / self.settings.capacity
+            agent_harvest = self._taken[..., None] / self.settings.capacity
             observation["vector"] = (
-                np.concatenate([shared_vectors, own_harvest], axis=-1).astype(np.float32).clip(0.0, 1.0)
+                np.concatenate([shared_vectors, agent_harvest], axis=-1).astype(np.float32).clip(0.0, 1.0)
             )
         if "text" in self.spec.observation:
             texts = np.empty(self._taken.shape, dtype=object)
-            sustainable_shares = self._sustainable_shares()
+            sustainable_shares = self._compute_sustainable_shares()
             for game, agent in np.ndindex(*texts.shape):
                 report: Mapping[str, Any] = {}
                 if self._report is not None:
-                    report = self._report.observation_entries(game, agent, self._taxes_set[game])
+                    report = self._report.build_entries(game, agent, self._taxes_set[game])
                 texts[game, agent] = describe_observation(
                     self.settings,
                     report,
@@ -320,9 +320,9 @@ class Commons(ArrayGames):
 def allocate_units(requests: np.ndarray, stock: int, generator: np.random.Generator) -> np.ndarray:
     """Return the harvest of each player, in units, [n_agents], if the sum of `requests` [n_agents] exceeds the stock.
 
-    Each unit goes to a player sampled uniformly from those whose request is not yet met. In the code, each player has a
-    Poisson process of arrivals, all with the same rate, with as many arrivals as requested units. So the next arrival
-    is equally likely for each player that still has some. The first `stock` arrivals get the units.
+    Each unit goes to a player sampled uniformly from those whose request is not yet met. To sample this, each player
+    gets a Poisson process of the same rate with as many arrivals as requested units. The next arrival is then equally
+    likely for each player that has arrivals left. The first `stock` arrivals get the units.
     """
     unit_indices = np.arange(min(int(requests.max()), stock))
     arrival_times = generator.exponential(size=(len(requests), len(unit_indices))).cumsum(axis=1)

@@ -206,7 +206,7 @@ def describe_observation(
 
     Args:
         settings: options of the game.
-        mechanism_report: entries about the taxes (`MechanismReport.observation_entries`).
+        mechanism_report: entries about the taxes (`MechanismReport.build_entries`).
         player: index of the player.
         stock: current stock, in units.
         month: number of months played.

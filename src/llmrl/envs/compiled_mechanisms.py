@@ -107,7 +107,7 @@ def settle_incentives(
             base_reward[b, i] = x * base_amounts[0] if has_eaten else base_amounts[1] if has_cleaned else x
             for k in range(3):
                 jacobian[b, i, k] = k == behavior and (k < 2 or reward_removed or is_present[b, i] != 0)
-                metrics[2 + k, b] += jacobian[b, i, k]  # the number of steps until the players are counted
+                metrics[2 + k, b] += jacobian[b, i, k]  # number of players with this behavior; below it becomes a sum
         metrics[1, b] = metrics[3, b]
         for k in range(3):
             mean = metrics[2 + k, b] / np.float32(n_players)

@@ -22,7 +22,7 @@ Env = TypeVar("Env")
 
 _CREATION_ERROR_TYPES = (KeyError, IndexError, ValueError, AssertionError, ImportError)
 """Errors that constructors raise for invalid arguments; ImportError: the environment has moved to another package."""
-READING_ERROR_TYPES = (KeyError, IndexError, ValueError, TypeError)
+ENCODING_ERROR_TYPES = (KeyError, IndexError, ValueError, TypeError)
 """Errors that encoders raise for an observation that is not in its space."""
 
 
@@ -42,20 +42,20 @@ def name_env_in_errors(env: Env) -> Env:
     return env
 
 
-def build_engine_error(env: str, call: str, error: BaseException) -> EngineError:
-    """Return the EngineError for an exception that the environment named `env` raised in `call`, e.g. `step()`."""
-    return EngineError(f"the environment {env} raised in {call}: {summarize_error(error)}")
+def build_engine_error(env_name: str, call: str, error: BaseException) -> EngineError:
+    """Return the EngineError for an exception that the environment named `env_name` raised in `call`, e.g. `step()`."""
+    return EngineError(f"the environment {env_name} raised in {call}: {summarize_error(error)}")
 
 
-def _raise_copy_error(env: str, memo: dict[int, Any]) -> NoReturn:
+def _raise_copy_error(env_name: str, memo: dict[int, Any]) -> NoReturn:
     raise TypeError(
-        f"the environment {env} cannot be copied with copy.deepcopy. For an independent environment in the same state, "
+        f"the environment {env_name} cannot be copied with copy.deepcopy. For an independent environment in the same state, "
         "create another one with the same arguments and call its load_state_dict with state_dict() of this one; "
         "adapters have both methods in their attribute env."
     )
 
 
-def _wrap_method(env: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_method(env_name: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def wrapped_method(*arguments: Any, **kwargs: Any) -> Any:
         handled_error = sys.exc_info()[1] if name == "close" else None
@@ -64,7 +64,7 @@ def _wrap_method(env: str, name: str, method: Callable[..., Any]) -> Callable[..
         except LlmrlError:
             raise
         except Exception as error:
-            env_error = build_engine_error(env, f"{name}()", error)
+            env_error = build_engine_error(env_name, f"{name}()", error)
             if handled_error is None:
                 raise env_error from error
             log.warning("%s", env_error)
@@ -75,7 +75,7 @@ def _wrap_method(env: str, name: str, method: Callable[..., Any]) -> Callable[..
 
 @contextmanager
 def convert_creation_errors(id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Raise ConfigError for an environment that cannot be created with `kwargs`; let ModuleNotFoundError pass."""
+    """Return a context manager that converts errors of a constructor with `kwargs`, except a missing module."""
     try:
         yield
     except ModuleNotFoundError:

@@ -128,7 +128,7 @@ def describe_observation(
         agent: index of the observing agent.
         lever: index of the working lever.
         steps_left: steps until the end.
-        mechanism_report: entries about the incentives (`MechanismReport.observation_entries`).
+        mechanism_report: entries about the incentives (`MechanismReport.build_entries`).
     """
     other_positions = [place for i, place in enumerate(positions) if i != agent]
     counts = {name: other_positions.count(i) for i, name in enumerate(places) if i in other_positions}
@@ -190,11 +190,11 @@ class EscapeRoom(ArrayGames):
         n_envs, n_agents, n_levers, places = settings.n_envs, settings.n_agents, settings.n_levers, settings.places
         self._door_index, self._start_index = n_levers, n_levers + 1
         self._n_places = n_places = len(places)
-        available = {
+        available_channels = {
             "vector": Channel((n_agents * n_places + n_levers,), "float32", 0.0, 1.0 / settings.observation_divisor),
             "text": Channel((), "object"),
         }
-        channels = {name: channel for name, channel in available.items() if name in settings.observe}
+        channels = {name: channel for name, channel in available_channels.items() if name in settings.observe}
         if settings.show_mechanism:
             channels["mechanism"] = Channel((n_places,), "float32", 0.0, settings.max_incentive)
         contexts = [f"lever_{i}_works" for i in range(n_levers)]
@@ -254,7 +254,7 @@ class EscapeRoom(ArrayGames):
         self._time[reset_mask] = 0
         self._ended[reset_mask] = False
         if self._report is not None:
-            self._report.begin(reset_mask)
+            self._report.clear(reset_mask)
 
     def step(self, action: Array) -> Step:
         """Move all agents to the places `action` [n_envs, n_agents]. Games that have ended do not change.
@@ -290,7 +290,7 @@ class EscapeRoom(ArrayGames):
             reward_jacobian = (occupancy & active[:, None, None]).astype(np.float32)
             reward_jacobian = charge_equally(reward_jacobian) if self.settings.budget_balanced else reward_jacobian
         if self._report is not None:
-            self._report.settle(base_reward, reward_jacobian, self._incentives, active, {})
+            self._report.record(base_reward, reward_jacobian, self._incentives, active, {})
         reward, terminated = base_reward + net_incentives, np.zeros(len(active), dtype=bool)
         return self._build_step(reward, base_reward, terminated, self._ended, info, reward_jacobian)
 
@@ -357,7 +357,7 @@ class EscapeRoom(ArrayGames):
             for game, agent in np.argwhere(~self._ended[:, None] & np.ones_like(self._place, dtype=bool)).tolist():
                 report: Mapping[str, Any] = {}
                 if self._report is not None:
-                    report = self._report.observation_entries(game, agent, self._incentives[game])
+                    report = self._report.build_entries(game, agent, self._incentives[game])
                 agent_state = self._place[game].tolist(), agent, int(self._lever[game]), int(remaining[game])
                 texts[game, agent] = describe_observation(self.settings.places, *agent_state, report)
             observation["text"] = texts
@@ -366,7 +366,7 @@ class EscapeRoom(ArrayGames):
         return observation
 
     def _draw_agents(self, tile: np.ndarray, agents_mask: np.ndarray) -> None:
-        """Draw a dot for each agent where `agents_mask` [n_agents] is true, at the same position in every tile."""
+        """Draw a dot for each agent where `agents_mask` [n_agents] is true; an agent's position in tiles is fixed."""
         side = int(np.ceil(np.sqrt(len(agents_mask))))
         pitch = (_TILE_SIZE - 16) / side
         y, x = np.mgrid[:_TILE_SIZE, :_TILE_SIZE]

@@ -12,7 +12,7 @@ from llmrl.core.records import to_numpy
 from llmrl.core.spaces import ParameterSpace
 from llmrl.core.state_fields import StateFields
 
-DIGITS = 4
+N_DECIMALS = 4
 """Number of digits after the decimal point in texts."""
 
 
@@ -36,7 +36,7 @@ def describe_rules(space: ParameterSpace, base_reward: str, constant_rule: str, 
 def describe_report_fields(
     space: ParameterSpace, player_facts: Mapping[str, str], shows_values: bool
 ) -> tuple[tuple[str, str], ...]:
-    """Return (name, description) of each entry that `MechanismReport.observation_entries` adds to an observation."""
+    """Return (name, description) of each entry that `MechanismReport.build_entries` adds to an observation."""
     names = ", ".join(space.names)
     mechanism_field = [("mechanism", f"the numbers that are set now: {names}")] if shows_values else []
     payments = "what each number added to it or took from it, without zeros" if shows_values else "the rest"
@@ -45,15 +45,15 @@ def describe_report_fields(
 
 
 def build_example_report(space: ParameterSpace, player_facts: Mapping[str, str], shows_values: bool) -> dict[str, Any]:
-    """Return an example of `MechanismReport.observation_entries` in which all values cause payments.
+    """Return an example of `MechanismReport.build_entries` in which all values cause payments.
 
     It serves to estimate the lengths of prompts.
     """
     report = MechanismReport(space, 1, 1, shows_values, player_facts)
     values, jacobian = (space.high * 0.123)[None], np.ones((1, 1, space.dim))  # 0.123: numbers with several digits
     facts = dict.fromkeys(player_facts, np.ones((1, 1)))
-    report.settle(np.ones((1, 1)), jacobian, values, np.ones(1, dtype=bool), facts)
-    return report.observation_entries(0, 0, values[0])
+    report.record(np.ones((1, 1)), jacobian, values, np.ones(1, dtype=bool), facts)
+    return report.build_entries(0, 0, values[0])
 
 
 class MechanismReport(StateFields):
@@ -63,7 +63,7 @@ class MechanismReport(StateFields):
         space: space of the mechanism's values.
         n_envs, n_agents: number of games, and of players in each.
         shows_values: whether players see the values.
-        player_facts: names of further numbers about a player, which are 0 when an episode begins.
+        player_facts: names of further numbers about each player, which are 0 when an episode begins.
     """
 
     _state_fields = ("_began", "_before", "_payments", "_facts")
@@ -73,17 +73,17 @@ class MechanismReport(StateFields):
     ) -> None:
         self._names, self._shows_values = space.names, shows_values
         self._began = np.zeros(n_envs, dtype=bool)  # whether a step has been settled since the episode began
-        self._before = np.zeros((n_envs, n_agents), dtype=np.float32)
+        self._before = np.zeros((n_envs, n_agents), dtype=np.float32)  # last rewards before payments
         self._payments = np.zeros((n_envs, n_agents, space.dim), dtype=np.float32)
         self._facts = {name: np.zeros_like(self._before) for name in player_facts}
 
-    def begin(self, reset_mask: NDArray[np.bool_]) -> None:
+    def clear(self, reset_mask: NDArray[np.bool_]) -> None:
         """Clear the record of the games where `reset_mask` [n_envs] is true."""
         self._began[reset_mask] = False
         for fact_array in self._facts.values():
             fact_array[reset_mask] = 0
 
-    def settle(
+    def record(
         self, base_reward: Any, reward_jacobian: Any, values: Any, active: NDArray[np.bool_], facts: Mapping[str, Any]
     ) -> None:
         """Record the payments of a step. Arguments except `active` may be tensors on any device.
@@ -102,7 +102,7 @@ class MechanismReport(StateFields):
         for name, fact_array in facts.items():
             self._facts[name][active] = np.asarray(to_numpy(fact_array))[active]
 
-    def observation_entries(self, game: int, player: int, values: NDArray[Any]) -> dict[str, Any]:
+    def build_entries(self, game: int, player: int, values: NDArray[Any]) -> dict[str, Any]:
         """Return the entries about the mechanism in a player's observation; `values` [d] are those of its game."""
         report: dict[str, Any] = {}
         if self._shows_values:
@@ -118,6 +118,6 @@ class MechanismReport(StateFields):
 
 
 def _round(value: Any) -> int | float:
-    """Return a number rounded to `DIGITS` digits; integers without a decimal point."""
-    number = round(float(value), DIGITS)
+    """Return a number rounded to `N_DECIMALS` digits; integers without a decimal point."""
+    number = round(float(value), N_DECIMALS)
     return int(number) if number.is_integer() else number

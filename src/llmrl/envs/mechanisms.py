@@ -95,7 +95,7 @@ class Mechanism(StateFields, ABC):
     """Base class of rules that turn events into rewards. By default a mechanism has no memory.
 
     Attributes:
-        spec: space of the values that a principal sets.
+        space: space of the values that a principal sets.
         metrics: per-step metrics that it reports, with their aggregation over an episode.
         details: metrics that are hidden from principals (`EnvSpec.details`).
         needs_dirt: whether it pays for cleaning, and so needs an environment with dirt.
@@ -105,7 +105,7 @@ class Mechanism(StateFields, ABC):
         player_facts: numbers that determine a player's payments in the next step: name -> description for that player.
     """
 
-    spec: ParameterSpace
+    space: ParameterSpace
     metrics: Mapping[str, Aggregate]
     details: tuple[str, ...] = ()
     needs_dirt: bool = False
@@ -161,13 +161,13 @@ class BracketedTax(Mechanism):
     def __init__(
         self, edges: Sequence[float] = (0.0, 3.0, 5.0), window: NonNegativeInt = 10, multiplier: NonNegativeFloat = 4.0
     ) -> None:
-        self.edges = validate_edges(edges)
+        self.edges = validate_bracket_edges(edges)
         self.window, self.multiplier = window, multiplier
-        # The rate at which a whole apple is taken, if it is at most 1.
+        # `takes_all`: the rate that takes exactly the whole reward, if there is one in [0, 1].
         self.facts: Mapping[str, float | bool] = {"takes_all": 1 / multiplier} if multiplier >= 1 else {}
-        self.spec = ParameterSpace(
+        self.space = ParameterSpace(
             "tax",
-            tuple(self._parameter(k) for k in range(len(self.edges))),
+            tuple(self._build_rate_parameter(k) for k in range(len(self.edges))),
             sentence=f"Takes of each apple {{effects}} in the last {window + 1} steps; all agents share it equally.",
         )
         self._income_fact_name = name = f"apples_in_the_last_{window}_steps"
@@ -184,7 +184,7 @@ class BracketedTax(Mechanism):
         self._multiplier_array = np.array([multiplier], dtype=np.float32)
         self._device_edges: Array | None = None
 
-    def _parameter(self, k: int) -> Parameter:
+    def _build_rate_parameter(self, k: int) -> Parameter:
         low, high = self.edges[k], self.edges[k + 1] if k + 1 < len(self.edges) else None
         income_range = f"{low:g} to under {high:g}" if high is not None else f"{low:g} or more"
         short_income_range = f"{low:g} or more" if high is None else f"under {high:g}" if low == 0 else income_range
@@ -229,7 +229,7 @@ class BracketedTax(Mechanism):
         return self._build_settlement(raw_reward, reward, reward_jacobian, metrics, recent_income)
 
     def _settle_arrays(self, raw_reward: NDArray[np.float32], values: Array) -> Settlement:
-        """Return the same settlement for NumPy arrays, from a compiled function."""
+        """Return the result of `settle` for NumPy arrays, which a compiled function computes."""
         if self._past_rewards is None:
             self._past_rewards = np.zeros((self.window, *raw_reward.shape), np.float32)
         raw_reward = np.ascontiguousarray(raw_reward)
@@ -281,7 +281,7 @@ class RewardTax(Mechanism):
     base_reward_text = "what the game pays"
     rule_text = "What is taken in a step is shared equally among all players in the game, those who paid it included."
     metrics: Mapping[str, Aggregate] = {"tax_collected": "sum"}
-    spec = ParameterSpace(
+    space = ParameterSpace(
         "tax",
         (
             Parameter(
@@ -356,18 +356,18 @@ class Incentives(Mechanism):
         self.budget_balanced = budget_balanced
         self.rule_text = EQUAL_CHARGE_SENTENCE if budget_balanced else "No player pays for these payments."
         self.eat_reward, self.clean_reward = eat_reward, clean_reward
-        self.exactly_one, self.reward_removed = clean_count == "exactly_one", reward_removed
+        self.requires_exactly_one, self.reward_removed = clean_count == "exactly_one", reward_removed
         self._base_amounts = np.array([eat_reward, clean_reward], dtype=np.float32)
-        self._settings = np.array([self.exactly_one, reward_removed, budget_balanced])
+        self._flag_array = np.array([self.requires_exactly_one, reward_removed, budget_balanced])
         self.base_reward_text = f"an apple {eat_reward:g}, a step of cleaning {clean_reward:g}"
         self.facts = {
             "pays_cleaning": True,
-            "exactly_one": self.exactly_one,
+            "exactly_one": self.requires_exactly_one,
             "reward_removed": reward_removed,
             "budget_balanced": budget_balanced,
         }
-        cells_text = "exactly one dirty cell" if self.exactly_one else "at least one dirty cell"
-        exception_texts = ["cleaning two or three cells at once"] * self.exactly_one
+        cells_text = "exactly one dirty cell" if self.requires_exactly_one else "at least one dirty cell"
+        exception_texts = ["cleaning two or three cells at once"] * self.requires_exactly_one
         exception_texts += ["being out of the game after a zap"] * reward_removed
         exceptions_text = f" (also {' and '.join(exception_texts)})" if exception_texts else ""
         occasion_texts = {
@@ -375,7 +375,7 @@ class Incentives(Mechanism):
             "clean": f"cleaning {cells_text}, which is worth {clean_reward:g} before payments",
             "other": f"doing anything else{exceptions_text}, which is worth 0 before payments",
         }
-        self.spec = ParameterSpace(
+        self.space = ParameterSpace(
             "incentives",
             tuple(
                 Parameter(
@@ -398,38 +398,39 @@ class Incentives(Mechanism):
             return self._settle_arrays(events, values)
         import torch
 
-        has_eaten = (raw_reward == 1) if self.exactly_one else (raw_reward > 0)
-        has_cleaned = ~has_eaten & (raw_reward == 0) & ((n_cleaned == 1) if self.exactly_one else (n_cleaned >= 1))
+        has_eaten = (raw_reward == 1) if self.requires_exactly_one else (raw_reward > 0)
+        is_clean_step = (n_cleaned == 1) if self.requires_exactly_one else (n_cleaned >= 1)
+        has_cleaned = ~has_eaten & (raw_reward == 0) & is_clean_step
         is_other = ~has_eaten & ~has_cleaned
         base_reward = has_eaten * raw_reward * self.eat_reward + has_cleaned * self.clean_reward + is_other * raw_reward
         if not self.reward_removed:
             is_other = is_other & (events.is_present != 0)
         reward_jacobian = torch.stack([has_eaten, has_cleaned, is_other], -1).to(torch.float32)
-        counts = reward_jacobian.sum(1)
-        payments = counts * values
+        behavior_counts = reward_jacobian.sum(1)
+        payments = behavior_counts * values
         if self.budget_balanced:
             reward_jacobian = charge_equally(reward_jacobian)
         reward = apply_payments(base_reward, reward_jacobian, values)
-        metrics = payments.sum(-1), counts[:, 1], *payments.T
+        metrics = payments.sum(-1), behavior_counts[:, 1], *payments.T
         return Settlement(base_reward, reward, reward_jacobian, dict(zip(self.metrics, metrics, strict=True)))
 
     def _settle_arrays(self, events: SocietyEvents, values: Array) -> Settlement:
-        """Return the same settlement for NumPy arrays, from a compiled function."""
+        """Return the result of `settle` for NumPy arrays, which a compiled function computes."""
         raw_reward, n_cleaned = np.ascontiguousarray(events.raw_reward), np.ascontiguousarray(events.n_cleaned)
         is_present = np.ascontiguousarray(events.is_present, dtype=np.float32)
         base_reward, reward = np.empty_like(raw_reward), np.empty_like(raw_reward)
-        reward_jacobian = np.empty((*raw_reward.shape, self.spec.dim), np.float32)
+        reward_jacobian = np.empty((*raw_reward.shape, self.space.dim), np.float32)
         metrics = np.empty((len(self.metrics), len(raw_reward)), np.float32)
-        inputs = raw_reward, n_cleaned, is_present, np.ascontiguousarray(values), self._base_amounts, self._settings
+        inputs = raw_reward, n_cleaned, is_present, np.ascontiguousarray(values), self._base_amounts, self._flag_array
         compile_incentives()(*inputs, base_reward, reward, reward_jacobian, metrics)
         return Settlement(base_reward, reward, reward_jacobian, dict(zip(self.metrics, metrics, strict=True)))
 
 
-def validate_edges(edges: Sequence[float]) -> tuple[float, ...]:
+def validate_bracket_edges(edges: Sequence[float]) -> tuple[float, ...]:
     """Return the lower edges of tax brackets as floats.
 
     Raises:
-        ConfigError: they do not start at 0, or do not increase.
+        ConfigError: the edges do not start at 0, do not increase, or are not finite.
     """
     lower_edges = tuple(float(edge) for edge in edges)
     is_increasing = all(low < high for low, high in pairwise(lower_edges))

@@ -49,22 +49,22 @@ class EconomyRules:
     edges: tuple[float, ...]
 
     @property
-    def hours(self) -> np.ndarray:
+    def possible_hours(self) -> np.ndarray:
         """The possible weekly hours, [n_hours]."""
         return np.linspace(0.0, MAX_HOURS, self.n_hours)
 
-    def income_utility(self, net: np.ndarray) -> np.ndarray:
+    def income_utility(self, net_income: np.ndarray) -> np.ndarray:
         """Return the utility of a year's net income [...] in thousand dollars."""
         if self.eta == 0:
-            return np.asarray(net, dtype=np.float64)
-        income = np.maximum(net, 1.0)
+            return np.asarray(net_income, dtype=np.float64)
+        income = np.maximum(net_income, 1.0)
         if self.eta == 1:
             return np.asarray(np.log(income))
         return np.asarray((income ** (1.0 - self.eta) - 1.0) / (1.0 - self.eta))
 
-    def marginal_utility(self, net: np.ndarray) -> np.ndarray:
-        """Return the right derivative of `income_utility`, [...] > 0."""
-        return np.asarray(np.maximum(net, 1.0) ** -self.eta)
+    def marginal_utility(self, net_income: np.ndarray) -> np.ndarray:
+        """Return the derivative of `income_utility`, [...] > 0; a net income below 1 counts as 1."""
+        return np.asarray(np.maximum(net_income, 1.0) ** -self.eta)
 
     def work_disutility(self, hours: np.ndarray) -> np.ndarray:
         """Return the disutility of weekly `hours` for a year, [...] >= 0."""
@@ -92,10 +92,10 @@ class EconomyRules:
         """
         n_steps = self.steps_per_year if n_remaining is None else np.asarray(n_remaining, dtype=np.float64)[..., None]
         year_part = n_steps / self.steps_per_year
-        income = np.asarray(earned)[..., None] + year_part * compute_yearly_income(wage[..., None], self.hours)
+        income = np.asarray(earned)[..., None] + year_part * compute_yearly_income(wage[..., None], self.possible_hours)
         tax = (split_by_bracket(income, self.edges) * rates[..., None, :]).sum(-1)
-        utility = self.income_utility(income - tax + transfer[..., None]) - year_part * self.work_disutility(self.hours)
-        return np.asarray(utility.argmax(-1))
+        work_disutility = year_part * self.work_disutility(self.possible_hours)
+        return np.asarray((self.income_utility(income - tax + transfer[..., None]) - work_disutility).argmax(-1))
 
     @property
     def facts(self) -> dict[str, float | bool]:
@@ -112,7 +112,7 @@ class EconomyRules:
 
 
 @dataclass(frozen=True)
-class Wages:
+class WageDistribution:
     """Distribution of wages: a lognormal times a Pareto variable (Colombi 1990), which has a heavy upper tail.
 
     log wage = log `mean` + `sigma` Z + (E - 1) / `tail` with Z standard normal and E standard exponential. Wages far
@@ -130,17 +130,16 @@ class Wages:
 
     def sample(self, uniform: np.ndarray) -> np.ndarray:
         """Return random wages [...], given independent uniform random numbers [..., 3] in [0, 1)."""
-        normal = np.sqrt(-2.0 * np.log1p(-uniform[..., 0])) * np.cos(
-            2.0 * np.pi * uniform[..., 1]
-        )  # Box-Muller transform
-        return self._wages(normal, -np.log1p(-uniform[..., 2]))
+        # Box-Muller transform
+        normal = np.sqrt(-2.0 * np.log1p(-uniform[..., 0])) * np.cos(2.0 * np.pi * uniform[..., 1])
+        return self._compute_wages(normal, -np.log1p(-uniform[..., 2]))
 
     def quantiles(self, n: int) -> np.ndarray:
         """Return the quantiles (i + 1/2) / n for i = 0 ... n - 1, ascending, as wages of n typical workers."""
         normal, exponential = _build_normal_exponential_grid()
-        return np.asarray(np.quantile(self._wages(normal, exponential), (np.arange(n) + 0.5) / n))
+        return np.asarray(np.quantile(self._compute_wages(normal, exponential), (np.arange(n) + 0.5) / n))
 
-    def _wages(self, normal: np.ndarray, exponential: np.ndarray) -> np.ndarray:
+    def _compute_wages(self, normal: np.ndarray, exponential: np.ndarray) -> np.ndarray:
         pareto_term = 0.0 if self.tail is None else (exponential - 1.0) / self.tail
         return np.asarray(self.mean * np.exp(self.sigma * normal + pareto_term))
 
@@ -156,7 +155,7 @@ def _build_normal_exponential_grid(n_points: int = 400) -> tuple[np.ndarray, np.
 
 WelfareName = Literal["inverse_income", "inverse_wage", "utilitarian", "lowest", "equality_productivity"]
 SOCIAL_WELFARE = "social_welfare"
-"""Metric that the objective reads."""
+"""Name of the metric with the objective's value."""
 
 _FORMULA_SUFFIX = ", in each year and after taxes and transfers; of that the mean over the years"
 _WEIGHTED_PAYOFF = (
@@ -164,7 +163,7 @@ _WEIGHTED_PAYOFF = (
     "weight of a worker is inversely proportional to {}, and weights have a mean of 1. So the poor count most. It is "
     "averaged over the years of an episode."
 )
-_FORMULAS: dict[WelfareName, tuple[str, str, str]] = {
+_WELFARE_TEXTS: dict[WelfareName, tuple[str, str, str]] = {  # formula, source, explanation of the payoff
     "inverse_income": (
         "weighted mean utility, weights proportional to 1 / income before taxes" + _FORMULA_SUFFIX,
         "Zheng et al. 2020 (the AI Economist); Karten et al. 2025, without their weights' normalization",
@@ -199,7 +198,7 @@ _FORMULAS: dict[WelfareName, tuple[str, str, str]] = {
 
 def build_welfare_objective(welfare: WelfareName) -> Objective:
     """Return the objective of a planner, which reads the metric `social_welfare` of an episode."""
-    formula, source, payoff = _FORMULAS[welfare]
+    formula, source, payoff = _WELFARE_TEXTS[welfare]
     return Objective(name=f"{welfare}_welfare", of=_read_welfare, formula=formula, source=source, payoff=payoff)
 
 
@@ -212,7 +211,7 @@ def compute_social_welfare(
     rules: EconomyRules,
     wage: np.ndarray,
     income: np.ndarray,
-    net: np.ndarray,
+    net_income: np.ndarray,
     utility: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the welfare of a year, [n_envs], and the social marginal welfare weights, [n_envs, n_agents].
@@ -226,21 +225,21 @@ def compute_social_welfare(
         rules: rules of the economy.
         wage: wages, in dollars per hour, [n_envs, n_agents].
         income: incomes of the year before taxes, in thousand dollars, [n_envs, n_agents].
-        net: incomes after taxes and transfer, in thousand dollars, [n_envs, n_agents].
+        net_income: incomes after taxes and transfer, in thousand dollars, [n_envs, n_agents].
         utility: utilities of the year, [n_envs, n_agents].
     """
     weight = np.ones_like(utility)
     if welfare_name in ("inverse_income", "equality_productivity"):
         # A worker without income gets the weight of one with the fewest hours above 0.
-        weight = 1.0 / np.maximum(income, compute_yearly_income(wage, rules.hours[1]))
+        weight = 1.0 / np.maximum(income, compute_yearly_income(wage, rules.possible_hours[1]))
     elif welfare_name == "inverse_wage":
         weight = 1.0 / wage
     elif welfare_name == "lowest":
         weight = (utility == utility.min(-1, keepdims=True)).astype(np.float64)
     weight = weight / weight.mean(-1, keepdims=True)
     is_product = welfare_name == "equality_productivity"
-    welfare = (1.0 - gini(net)) * income.mean(-1) if is_product else (weight * utility).mean(-1)
-    welfare_weights = weight * rules.marginal_utility(net)
+    welfare = (1.0 - gini(net_income)) * income.mean(-1) if is_product else (weight * utility).mean(-1)
+    welfare_weights = weight * rules.marginal_utility(net_income)
     return welfare, welfare_weights / welfare_weights.mean(-1, keepdims=True)
 
 

@@ -22,13 +22,13 @@ from llmrl.core.spaces import Aggregate, Channel, EnvDescription, EnvSpec, Param
 from llmrl.core.welfare_measures import gini
 from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.env_errors import name_env_in_errors
-from llmrl.envs.mechanisms import validate_edges
+from llmrl.envs.mechanisms import validate_bracket_edges
 from llmrl.envs.tax_citizens import (
     FULL_TIME_HOURS,
     MAX_HOURS,
     SOCIAL_WELFARE,
     EconomyRules,
-    Wages,
+    WageDistribution,
     WelfareName,
     build_welfare_objective,
     compute_social_welfare,
@@ -136,14 +136,14 @@ class TaxEconomy(ArrayGames):
 
     def __init__(self, settings: TaxEconomySettings, seeds: Seeds) -> None:
         self.settings, self._seeds = settings, seeds
-        edges = validate_edges(settings.brackets)
+        edges = validate_bracket_edges(settings.brackets)
         n_envs, n_agents, n_brackets = settings.n_envs, settings.n_agents, len(edges)
         self._full_time_income = float(compute_yearly_income(np.array(settings.mean_wage), np.array(FULL_TIME_HOURS)))
         psi = settings.psi
         if psi is None:
             psi = self._full_time_income ** (1.0 - settings.eta) / settings.delta
         self.rules = EconomyRules(settings.eta, psi, settings.delta, settings.n_hours, settings.steps_per_year, edges)
-        self._wages = Wages(settings.mean_wage, settings.wage_sigma, settings.wage_tail)
+        self._wage_distribution = WageDistribution(settings.mean_wage, settings.wage_sigma, settings.wage_tail)
         self._horizon = settings.years * settings.steps_per_year
         channels = {"vector": Channel((len(VECTOR_FIELDS),), "float32")} if "vector" in settings.observe else {}
         text = None
@@ -160,7 +160,7 @@ class TaxEconomy(ArrayGames):
             n_agents=n_agents,
             observation=channels,
             n_actions=settings.n_hours,
-            action_names=tuple(f"{hours:g}_hours" for hours in self.rules.hours),
+            action_names=tuple(f"{hours:g}_hours" for hours in self.rules.possible_hours),
             horizon=self._horizon,
             mechanism=_build_tax_space(edges, settings.max_rate),
             objective=build_welfare_objective(settings.welfare),
@@ -181,7 +181,7 @@ class TaxEconomy(ArrayGames):
         # Income (thousand dollars) and disutility of work in this year so far.
         self._earned, self._effort = np.zeros(shape), np.zeros(shape)
         self._hours = np.zeros(shape)  # hours of the last step
-        self._last = np.zeros((5, *shape))  # results of the last year; names of state fields are keys of saved states
+        self._last = np.zeros((5, *shape))  # results of the last year, indexed by `_INCOME` ... `_UTILITY`
 
     def resized(self, n_envs: int) -> Self:
         """Return a new environment with the same options and `n_envs` games, none of them reset yet."""
@@ -197,10 +197,10 @@ class TaxEconomy(ArrayGames):
 
     def _begin_episodes(self, reset_mask: np.ndarray) -> None:
         if self.settings.skills == "quantiles":
-            self._wage[reset_mask] = self._wages.quantiles(self.spec.n_agents)
+            self._wage[reset_mask] = self._wage_distribution.quantiles(self.spec.n_agents)
         else:
             (uniform,) = self._sample(lambda rng, n: (rng.random((n, self.spec.n_agents, 3)),))
-            self._wage[reset_mask] = self._wages.sample(uniform)[reset_mask]
+            self._wage[reset_mask] = self._wage_distribution.sample(uniform)[reset_mask]
         for array in (self._time, self._earned, self._effort, self._hours):
             array[reset_mask] = 0
         self._last[:, reset_mask] = 0.0
@@ -215,7 +215,7 @@ class TaxEconomy(ArrayGames):
         actions, shape = self._check_actions(action), self._wage.shape
         active = ~self._ended
         active_column = active[:, None]
-        hours = self.rules.hours[actions]
+        hours = self.rules.possible_hours[actions]
         steps_per_year = self.rules.steps_per_year
         work_disutility = self.rules.work_disutility(hours) * active_column / steps_per_year
         self._hours = np.where(active_column, hours, self._hours)
@@ -388,9 +388,10 @@ def describe_game(rules: EconomyRules, n_agents: int, years: int, shows_rates: b
     observation_fields = list(_OBSERVATION_FIELDS)
     if shows_rates:
         observation_fields.append(("tax_rates", "the rate of each bracket, from 0 to 1, the lowest bracket first"))
-    actions = ((f"{hours:g}_hours", f"work {hours:g} hours a week until you choose again") for hours in rules.hours)
+    actions = ((f"{x:g}_hours", f"work {x:g} hours a week until you choose again") for x in rules.possible_hours)
+    facts: dict[str, Any] = {"wage": 25.0, "time": steps_per_year, "earned": 0, "last_hours": 40, "mean_income": 60}
     rates, last_year = [0.1] * len(rules.edges), (52, 6, 9, 55, 40.1)
-    example = describe_observation(rules, 25.0, steps_per_year, 0, 40, last_year, 60, rates)
+    example = describe_observation(rules, last_year=last_year, rates=rates, **facts)
     return EnvDescription(goal, tuple(observation_fields), tuple(actions), example=example)
 
 

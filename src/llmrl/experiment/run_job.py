@@ -49,7 +49,7 @@ def run_and_print(experiment: Experiment) -> float | None:
         LlmrlError, Stopped: see `Experiment.run`.
     """
     from llmrl.display.console import print_fields
-    from llmrl.display.results import print_skipped
+    from llmrl.display.results import print_already_finished
 
     if experiment.config["dry_run"]:
         processes = ProcessGroup.join()
@@ -63,7 +63,7 @@ def run_and_print(experiment: Experiment) -> float | None:
     if run.processes.is_main:
         with hold_process_lock():
             if run.finished:
-                print_skipped(run)
+                print_already_finished(run)
             else:
                 experiment.application.print_summary(run)
     return run.result

@@ -30,7 +30,7 @@ class AnyText(spaces.Text):
         return isinstance(x, str) and len(x) <= self.max_length
 
 
-def observation_space(spec: EnvSpec) -> spaces.Dict:
+def build_observation_space(spec: EnvSpec) -> spaces.Dict:
     """Return the observation space of one agent: a Dict with one entry per channel."""
     return spaces.Dict({name: _build_channel_space(channel) for name, channel in spec.observation.items()})
 
@@ -43,13 +43,13 @@ def _build_channel_space(channel: Channel) -> spaces.Space[Any]:
     return spaces.Box(channel.low, channel.high, channel.shape, np.dtype(channel.dtype).type)
 
 
-def action_space(spec: EnvSpec) -> spaces.Space[Any]:
+def build_action_space(spec: EnvSpec) -> spaces.Space[Any]:
     """Return the action space of one agent: Discrete, MultiDiscrete, or a Box, in which integers are rounded."""
-    box = spec.continuous_actions
-    if box is None:
+    numbers = spec.continuous_actions
+    if numbers is None:
         return spaces.Discrete(spec.n_actions)
-    low, high = np.array(box.low), np.array(box.high)
-    if all(box.is_integer):
+    low, high = np.array(numbers.low), np.array(numbers.high)
+    if all(numbers.is_integer):
         start = low.astype(np.int64)
         return spaces.MultiDiscrete(high.astype(np.int64) - start + 1, start=start)
     return spaces.Box(low.astype(np.float32), high.astype(np.float32))
@@ -126,8 +126,8 @@ class GymnasiumAdapter(gymnasium.Env[dict[str, Any], Any]):
         _check_single_agent(env)
         self.env = env
         self.render_mode = render_mode
-        self.observation_space = observation_space(env.spec)
-        self.action_space = action_space(env.spec)
+        self.observation_space = build_observation_space(env.spec)
+        self.action_space = build_action_space(env.spec)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -175,8 +175,8 @@ class GymnasiumVectorAdapter(VectorEnv[dict[str, Any], Any, np.ndarray]):
         self.env = env
         self.render_mode = render_mode
         self.num_envs = env.spec.n_envs
-        self.single_observation_space = observation_space(env.spec)
-        self.single_action_space = action_space(env.spec)
+        self.single_observation_space = build_observation_space(env.spec)
+        self.single_action_space = build_action_space(env.spec)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._ended = np.zeros(self.num_envs, dtype=bool)
@@ -202,16 +202,16 @@ class GymnasiumVectorAdapter(VectorEnv[dict[str, Any], Any, np.ndarray]):
         return copy_observations(self.env.reset(seed=seed)), {}
 
     def step(self, actions: Any) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        starts = self._ended
+        starts_episode = self._ended
         step = self.env.step(to_vec_env_actions(self.env.spec, actions))
-        observation = self.env.reset(mask=starts) if starts.any() else step.observation
-        terminated = np.asarray(step.terminated, dtype=bool) & ~starts
-        truncated = np.asarray(step.truncated, dtype=bool) & ~starts
+        observation = self.env.reset(mask=starts_episode) if starts_episode.any() else step.observation
+        terminated = np.asarray(step.terminated, dtype=bool) & ~starts_episode
+        truncated = np.asarray(step.truncated, dtype=bool) & ~starts_episode
         self._ended = terminated | truncated
         arrays = {**step.info, "base_reward": step.base_reward[:, 0]}
         infos: dict[str, Any] = {name: np.array(to_numpy(value), dtype=np.float64) for name, value in arrays.items()}
-        infos |= {f"_{name}": ~starts for name in arrays}
-        reward = np.where(starts, 0.0, np.array(to_numpy(step.reward[:, 0]), dtype=np.float64))
+        infos |= {f"_{name}": ~starts_episode for name in arrays}
+        reward = np.where(starts_episode, 0.0, np.array(to_numpy(step.reward[:, 0]), dtype=np.float64))
         return copy_observations(observation), reward, terminated, truncated, infos
 
     def render(self) -> tuple[np.ndarray, ...] | None:

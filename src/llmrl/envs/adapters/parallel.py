@@ -11,9 +11,9 @@ from pettingzoo import ParallelEnv
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import VecEnv
 from llmrl.envs.adapters.gymnasium_env import (
-    action_space,
+    build_action_space,
+    build_observation_space,
     copy_agent_observation,
-    observation_space,
     read_step_metrics,
     to_vec_env_actions,
 )
@@ -49,8 +49,8 @@ class ParallelAdapter(ParallelEnv[str, dict[str, Any], Any]):  # type: ignore[mi
             names if len(set(names)) == spec.n_agents else [f"player_{i}" for i in range(spec.n_agents)]
         )
         self.agents: list[str] = []
-        self.observation_spaces = {agent: observation_space(spec) for agent in self.possible_agents}
-        self.action_spaces = {agent: action_space(spec) for agent in self.possible_agents}
+        self.observation_spaces = {agent: build_observation_space(spec) for agent in self.possible_agents}
+        self.action_spaces = {agent: build_action_space(spec) for agent in self.possible_agents}
 
     def observation_space(self, agent: str) -> Space:
         return self.observation_spaces[agent]

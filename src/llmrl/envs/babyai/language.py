@@ -25,7 +25,7 @@ DOOR = CELL_TYPES.index("door")
 PORTABLE = ("key", "ball", "box")
 _EMPTY, _WALL = CELL_TYPES.index("empty"), CELL_TYPES.index("wall")
 _IS_PORTABLE = np.isin(np.arange(len(CELL_TYPES)), [CELL_TYPES.index(kind) for kind in PORTABLE])
-N_COLORS, N_STATES = 6, 3
+N_COLORS, N_DOOR_STATES = 6, 3
 """Number of colors (red, green, blue, purple, yellow, grey) and of door states (open, closed, locked)."""
 
 
@@ -42,7 +42,7 @@ class Language:
         directions: words for forward, left and right.
         step_nouns: nouns for one step and for several steps.
         conjunction: text between the number of steps to a side and the number of steps forward.
-        actions: name of an action set -> names of its actions, in MiniGrid's order.
+        action_sets: name of an action set -> names of its actions, in MiniGrid's order.
         possible_actions_prefix, goal_prefix, observation_label, action_label: first words of the lines of a prompt.
         game_description, view_description, mission_description: texts for language-model players.
         action_descriptions: descriptions of the first six actions, then one for all further actions.
@@ -62,7 +62,7 @@ class Language:
     directions: tuple[str, str, str]
     step_nouns: tuple[str, str]
     conjunction: str
-    actions: Mapping[str, tuple[str, ...]]
+    action_sets: Mapping[str, tuple[str, ...]]
     possible_actions_prefix: str
     goal_prefix: str
     observation_label: str
@@ -74,11 +74,12 @@ class Language:
     extra_mission_words: str = ""
     test_words: str = ""
 
-    def describe_cell(self, kind: int, color: int, state: int) -> str:
+    def describe_cell(self, type_code: int, color_code: int, state_code: int) -> str:
         """Return the noun phrase for MiniGrid's codes of a cell: `a red key`, `a open green door`."""
-        noun, gender = self.nouns[CELL_TYPES[kind]]
-        template = self.door_template if kind == DOOR else self.object_template
-        description = template.format(noun=noun, color=self.colors[gender][color], state=self.states[gender][state])
+        noun, gender = self.nouns[CELL_TYPES[type_code]]
+        template = self.door_template if type_code == DOOR else self.object_template
+        color, state = self.colors[gender][color_code], self.states[gender][state_code]
+        description = template.format(noun=noun, color=color, state=state)
         return f"{self.articles[gender]} {description}"
 
     def format_steps(self, n: int) -> str:
@@ -107,7 +108,7 @@ ENGLISH = Language(
     directions=("forward", "left", "right"),
     step_nouns=("step", "steps"),
     conjunction=" and ",
-    actions={
+    action_sets={
         "restricted": _ENGLISH_ACTIONS[:3],
         "canonical": _ENGLISH_ACTIONS,
         "augmented": (*_ENGLISH_ACTIONS, "sleep", "do nothing", "think"),
@@ -173,7 +174,7 @@ FRENCH = Language(
     directions=("devant", "à gauche", "à droite"),
     step_nouns=("pas", "pas"),
     conjunction=" et ",
-    actions={
+    action_sets={
         "restricted": _FRENCH_ACTIONS[:3],
         "canonical": _FRENCH_ACTIONS,
         "augmented": (*_FRENCH_ACTIONS, "dormir", "ne rien faire", "penser"),
@@ -226,7 +227,7 @@ def list_action_names(language: str, actions: str | Sequence[str]) -> tuple[str,
     Raises:
         ConfigError: the set does not exist, or the names are empty or repeated.
     """
-    sets = LANGUAGES[language].actions
+    sets = LANGUAGES[language].action_sets
     if isinstance(actions, str):
         if actions not in sets:
             raise ConfigError(
@@ -257,7 +258,7 @@ def list_vocabulary(language: str) -> tuple[str, ...]:
         *words.articles.values(),
         *(words.object_sentence, words.wall_sentence, words.carried_sentence),
         *(*words.directions, *words.step_nouns, words.conjunction),
-        *(name for names in words.actions.values() for name in names),
+        *(name for names in words.action_sets.values() for name in names),
         *(words.possible_actions_prefix, words.goal_prefix, words.observation_label, words.action_label),
         *(words.extra_mission_words, words.test_words),
         *(str(n) for n in range(_N_NUMBERS)),
@@ -298,19 +299,19 @@ def translate_to_french(mission: str) -> str:
         return f"{_translate_clauses(first_clauses)}, puis {_translate_clauses(later_clauses)}"
     main_clauses, after_separator, earlier_clauses = mission.partition(" after you ")
     if after_separator:
-        return f"{_translate_clauses(main_clauses)} après {_translate_clauses(earlier_clauses, done=True)}"
+        return f"{_translate_clauses(main_clauses)} après {_translate_clauses(earlier_clauses, is_perfect=True)}"
     return _translate_clauses(mission)
 
 
-def _translate_clauses(clauses: str, done: bool = False) -> str:
-    return " et ".join(_translate_clause(clause, done) for clause in clauses.split(" and "))
+def _translate_clauses(clauses: str, is_perfect: bool = False) -> str:
+    return " et ".join(_translate_clause(clause, is_perfect) for clause in clauses.split(" and "))
 
 
-def _translate_clause(clause: str, done: bool) -> str:
+def _translate_clause(clause: str, is_perfect: bool) -> str:
     verb = next((verb for verb in _FRENCH_VERBS if clause.startswith(f"{verb} ")), None)
     if verb is None:
         raise _build_translation_error(clause)
-    french_verb, object_text = _FRENCH_VERBS[verb][done], clause[len(verb) + 1 :]
+    french_verb, object_text = _FRENCH_VERBS[verb][is_perfect], clause[len(verb) + 1 :]
     if verb == "go to":
         return f"{french_verb} {_translate_object(object_text, 'à')}"
     if verb == "put":
@@ -360,7 +361,7 @@ class ViewDescriber:
         self._words = LANGUAGES[language]
         self._agent_x, self._agent_y = width // 2, height - 1
         self._n_cells, self._height = width * height, height
-        self._code_weights = np.array([N_COLORS * N_STATES, N_STATES, 1]) * self._n_cells
+        self._code_weights = np.array([N_COLORS * N_DOOR_STATES, N_DOOR_STATES, 1]) * self._n_cells
         self._position_codes = np.arange(self._n_cells).reshape(width, height)
         self._is_not_agent_cell = np.ones((width, height), dtype=bool)
         self._is_not_agent_cell[self._agent_x, self._agent_y] = False
@@ -376,35 +377,35 @@ class ViewDescriber:
 
         The axis x goes from left to right, y from far to near.
         """
-        kinds, x, y = views[..., 0], self._agent_x, self._agent_y
+        types, x, y = views[..., 0], self._agent_x, self._agent_y
         texts: list[list[str]] = [[] for _ in range(len(views))]
         agent_cells = views[:, x, y]
-        for game in np.flatnonzero(_IS_PORTABLE[agent_cells[:, 0]]).tolist():
-            carried = self._words.describe_cell(*agent_cells[game].tolist())
-            texts[game].append(self._words.carried_sentence.format(object=carried))
+        for i in np.flatnonzero(_IS_PORTABLE[agent_cells[:, 0]]).tolist():
+            carried = self._words.describe_cell(*agent_cells[i].tolist())
+            texts[i].append(self._words.carried_sentence.format(object=carried))
         # The cells ahead, to the left and to the right of the agent, from near to far.
-        cell_lines = kinds[:, x, :y][:, ::-1], kinds[:, :x, y][:, ::-1], kinds[:, x + 1 :, y]
+        cell_lines = types[:, x, :y][:, ::-1], types[:, :x, y][:, ::-1], types[:, x + 1 :, y]
         for line_cells, sentences in zip(cell_lines, self._wall_sentences, strict=True):
             if not line_cells.shape[1]:
                 continue
             distances = (line_cells > _EMPTY).argmax(axis=1)
-            for game in np.flatnonzero(line_cells[np.arange(len(line_cells)), distances] == _WALL).tolist():
-                texts[game].append(sentences[distances[game] + 1])
-        visible = (kinds > _WALL) & self._is_not_agent_cell
+            for i in np.flatnonzero(line_cells[np.arange(len(line_cells)), distances] == _WALL).tolist():
+                texts[i].append(sentences[distances[i] + 1])
+        visible = (types > _WALL) & self._is_not_agent_cell
         # One integer encodes the three codes of an object and its position.
-        positions = np.broadcast_to(self._position_codes, kinds.shape)[visible]
+        positions = np.broadcast_to(self._position_codes, types.shape)[visible]
         object_codes = (views[visible].astype(np.int64) @ self._code_weights) + positions
         cache = self._sentence_cache
-        for game, code in zip(np.nonzero(visible)[0].tolist(), object_codes.tolist(), strict=True):
-            texts[game].append(cache.get(code) or self._format_object_sentence(code))
+        for i, code in zip(np.nonzero(visible)[0].tolist(), object_codes.tolist(), strict=True):
+            texts[i].append(cache.get(code) or self._format_object_sentence(code))
         return texts
 
     def _format_object_sentence(self, code: int) -> str:
         content, position = divmod(code, self._n_cells)
-        kind, color_and_state = divmod(content, N_COLORS * N_STATES)
+        type_code, color_and_state = divmod(content, N_COLORS * N_DOOR_STATES)
         x, y = divmod(position, self._height)
         sentence = self._words.object_sentence.format(
-            object=self._words.describe_cell(kind, *divmod(color_and_state, N_STATES)),
+            object=self._words.describe_cell(type_code, *divmod(color_and_state, N_DOOR_STATES)),
             offset=self._words.describe_offset(x - self._agent_x, self._agent_y - y),
         )
         self._sentence_cache[code] = sentence
@@ -425,5 +426,5 @@ def describe_view(image: np.ndarray, language: str = "en") -> list[str]:
 def find_carried_object(image: np.ndarray) -> str:
     """Return the object that the agent carries, e.g. `red key`, read from its own cell of a view; "" if none."""
     cell = image[image.shape[0] // 2, image.shape[1] - 1]
-    kind, colors = CELL_TYPES[int(cell[0])], LANGUAGES["en"].colors[""]
-    return f"{colors[int(cell[1])]} {kind}" if kind in PORTABLE else ""
+    cell_type, colors = CELL_TYPES[int(cell[0])], LANGUAGES["en"].colors[""]
+    return f"{colors[int(cell[1])]} {cell_type}" if cell_type in PORTABLE else ""

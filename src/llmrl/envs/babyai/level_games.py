@@ -29,7 +29,7 @@ class LevelGames:
 
     Args:
         env_factories: factory of each game.
-        render: whether `render` must work.
+        render: whether the games can be rendered.
 
     Attributes:
         envs: MiniGrid environment of each game.
@@ -70,7 +70,7 @@ class LevelGames:
         self.kinds: tuple[str, ...] = first_env.kinds if isinstance(first_env, TextLevel) else ()
         self.views = np.zeros((self.n, self.view_size, self.view_size, 3), dtype=np.uint8)
         self.steps = np.zeros(self.n, dtype=np.int64)
-        self._max_steps = env_factories[0].horizon
+        self._horizon = env_factories[0].horizon
         if self._has_batched_views:
             self._margin = self.view_size - 1
             grid_sizes = [getattr(env, "max_size", (env.width, env.height)) for env in self.envs]
@@ -89,13 +89,13 @@ class LevelGames:
             max_steps = _find_max_mission_steps(first_env)
         else:
             max_steps = int(first_env.max_steps)
-        return max_steps if self._max_steps is None else min(max_steps, self._max_steps)
+        return max_steps if self._horizon is None else min(max_steps, self._horizon)
 
     def has_only_goto_missions(self) -> bool:
         """Return whether all missions can be fulfilled by turning and walking.
 
-        It considers all kinds of missions that the level declares, the current missions, and whether there is a closed
-        door, which may block the way.
+        This depends on the kinds of missions that the level declares, on the current missions, and on closed doors,
+        which may block the way.
         """
         from minigrid.envs.babyai.core.verifier import GoToInstr
 
@@ -131,20 +131,20 @@ class LevelGames:
         positions, headings = [], []
         for i in games:
             env, action = self.envs[i], actions[i]
-            front = env.front_pos if action in (PICKUP, DROP, TOGGLE) else None
+            front_position = env.front_pos if action in (PICKUP, DROP, TOGGLE) else None
             observation, env_reward, env_terminated, env_truncated, _ = env.step(action)
             reward[i], terminated[i], truncated[i] = env_reward, env_terminated, env_truncated
             if not self._has_batched_views:
                 self.views[i] = observation["image"]
                 continue
-            if front is not None:
-                x, y = int(front[0]), int(front[1])
+            if front_position is not None:
+                x, y = int(front_position[0]), int(front_position[1])
                 self._world.cells[i, self._margin + x, self._margin + y] = _encode_object(env.grid.get(x, y))
                 self._world.carrying[i] = _encode_object(env.carrying)
             positions.append(env.agent_pos)
             headings.append(env.agent_dir)
-        if self._max_steps is not None:
-            truncated |= active & (self.steps >= self._max_steps) & ~terminated
+        if self._horizon is not None:
+            truncated |= active & (self.steps >= self._horizon) & ~terminated
         if self._has_batched_views and games:
             self._world.place_agents(np.array(games), np.array(positions), np.array(headings))
             self._compute_views()
@@ -178,7 +178,7 @@ def _encode_object(obj: Any) -> np.uint32:
 
 
 def _find_max_mission_steps(env: Any) -> int:
-    """Return the step limit of the longest mission in a BabyAI level of MiniGrid; it is estimated in some levels."""
+    """Return the largest step limit of missions in a BabyAI level of MiniGrid; outside `LevelGen`, an estimate."""
     from minigrid.envs.babyai.core.levelgen import LevelGen
 
     if isinstance(env, LevelGen):

@@ -89,7 +89,7 @@ class TextLevel(RoomGridLevel):
             raise ValueError(
                 f"num_dists={num_dists} must be between 0 and {max_dists}, as the room has room_size={room_size}"
             )
-        self._direct, self.num_dists = sampling == "direct", num_dists
+        self._samples_directly, self.num_dists = sampling == "direct", num_dists
         self.kind = self._fixed_kind or self.kinds[0]
         self.instrs: Instr
         super().__init__(room_size=room_size, num_rows=1, num_cols=_count_rooms(self.kind), **kwargs)
@@ -109,8 +109,8 @@ class TextLevel(RoomGridLevel):
         """Maximum number of steps of an episode."""
         if self.fixed_max_steps:
             return int(self.max_steps)
-        room = self.room_size**2
-        return max(room * _count_rooms(kind) * (2 if kind in ("putnext", "seq") else 1) for kind in self.possible_kinds)
+        factors = (_count_rooms(kind) * (2 if kind in ("putnext", "seq") else 1) for kind in self.possible_kinds)
+        return int(self.room_size**2 * max(factors))
 
     def _gen_grid(self, width: int, height: int) -> None:
         if self._fixed_kind is None:
@@ -123,15 +123,15 @@ class TextLevel(RoomGridLevel):
                 self.gen_mission()
                 self.validate_instrs(self.instrs)
                 break
-            except (RecursionError, RejectSampling):  # MiniGrid prints these
+            except (RecursionError, RejectSampling):  # MiniGrid's own method would print these exceptions
                 continue
         self.surface = self.mission = self.instrs.surface(self)
 
     def gen_mission(self) -> None:
         """Sample levels until one is allowed."""
         while True:
-            if self._direct and self.kind != "open":
-                is_valid = self._place_objects(*self._sample_names())
+            if self._samples_directly and self.kind != "open":
+                is_valid = self._place_objects(*self._sample_object_names())
             else:
                 RoomGrid._gen_grid(self, self.width, self.height)
                 is_valid = self._sample_locked_room() if self.kind == "open" else self._sample_published_level()
@@ -174,7 +174,7 @@ class TextLevel(RoomGridLevel):
         self.instrs = self._make_instruction(targets)
         return bool(all_reachable) and self._is_allowed(targets)
 
-    def _sample_names(self) -> tuple[list[ObjectName], list[ObjectName]]:
+    def _sample_object_names(self) -> tuple[list[ObjectName], list[ObjectName]]:
         """Return the names of random objects, and of those objects that an allowed mission mentions."""
         while True:
             indices = self.np_random.integers(len(_OBJECT_NAMES), size=self._n_objects).tolist()
@@ -214,9 +214,9 @@ class TextLevel(RoomGridLevel):
         """Return a random cell for the agent and random cells for `n` objects, none of them next to the agent."""
         size = self.room_size - 2
         agent = _list_cells(size)[self._rand_int(0, size**2)]
-        free = _list_cells_apart_from(size, agent)
-        indices = self.np_random.permutation(len(free))[:n].tolist()
-        return agent, [free[k] for k in indices]
+        free_cells = _list_cells_apart_from(size, agent)
+        indices = self.np_random.permutation(len(free_cells))[:n].tolist()
+        return agent, [free_cells[k] for k in indices]
 
     @property
     def _n_objects(self) -> int:
@@ -224,7 +224,7 @@ class TextLevel(RoomGridLevel):
         return self.num_dists + (1 if self.kind in ("goto", "pickup") else 2)
 
     def _choose_targets(self, names: Sequence[ObjectName]) -> list[ObjectName]:
-        """Return the names of one or two random objects for the mission, equal only if `names` contains both."""
+        """Return the names of one or two random objects for the mission; they may be equal if two objects are."""
         target = names[self._rand_int(0, len(names))]
         if self.kind in ("goto", "pickup"):
             return [target]

@@ -10,7 +10,7 @@ import numpy as np
 
 from llmrl.envs.babyai.language import ENGLISH, PORTABLE
 
-_DIRECTIONS = {
+_PLACE_PHRASES = {
     "left": ("on the left", "to the left of me", "over on the left side", "off to the left"),
     "right": ("on the right", "to the right of me", "over on the right side", "off to the right"),
     "forward": ("straight ahead", "in front of me", "ahead, further forward", "right before my eyes"),
@@ -60,17 +60,18 @@ def sample_stories(n: int, seed: int, informative: bool = True) -> list[str]:
 
 def _write_story(rng: np.random.Generator, informative: bool) -> str:
     goal, *distractors = _sample_objects(rng, 1 + int(rng.integers(0, 3)))
-    direction = str(rng.choice(list(_DIRECTIONS)))
+    direction = str(rng.choice(list(_PLACE_PHRASES)))
     goal_text = _sample_text(rng, _GOAL_TEXTS).format(goal=goal)
     is_unseen = rng.random() < 0.15
     if is_unseen:
         view_texts = [_sample_text(rng, _UNSEEN_TEXTS).format(goal=goal)]
         direction = str(rng.choice(["left", "right"]))
     else:
-        view_texts = [_sample_text(rng, _VIEW_TEXTS).format(goal=goal, place=_sample_text(rng, _DIRECTIONS[direction]))]
+        view_text = _sample_text(rng, _VIEW_TEXTS)
+        view_texts = [view_text.format(goal=goal, place=_sample_text(rng, _PLACE_PHRASES[direction]))]
     for distractor in distractors:
         text = _sample_text(rng, _DISTRACTOR_TEXTS)
-        place = _sample_text(rng, _DIRECTIONS[str(rng.choice(list(_DIRECTIONS)))])
+        place = _sample_text(rng, _PLACE_PHRASES[str(rng.choice(list(_PLACE_PHRASES)))])
         view_texts.append(text.format(other=distractor, place=place))
     view_texts = [view_texts[i] for i in rng.permutation(len(view_texts))]
     move = _ACTION_PHRASES[direction if informative else str(rng.choice(list(_ACTION_PHRASES)))]

@@ -35,7 +35,7 @@ from llmrl.envs.rooms.grid_world import DONE
 if TYPE_CHECKING:
     from llmrl.envs.babyai.experts import BotExperts
 
-Template = Literal["glam", "plain"]
+PromptTemplate = Literal["glam", "plain"]
 
 
 class PromptBuilder:
@@ -48,22 +48,22 @@ class PromptBuilder:
             without the list of actions and without indices of observations.
         actions: names of the actions.
         history: number of observations in a prompt, with the actions between them, >= 1.
-        replace: text -> its replacement; they are applied to the prompt one after another.
+        replacements: text -> its replacement; replacements are applied to the prompt one after another.
     """
 
     def __init__(
         self,
         n: int,
         language: str,
-        template: Template,
+        template: PromptTemplate,
         actions: Sequence[str],
         history: int,
-        replace: Mapping[str, str],
+        replacements: Mapping[str, str],
     ) -> None:
         self._language, self._is_glam, self._actions = LANGUAGES[language], template == "glam", tuple(actions)
         # The space between a prompt and the next action is part of the prompt with `glam`, else of the action.
         self._action_texts = [name if self._is_glam else f" {name}" for name in actions]
-        self._replacements = tuple(replace.items())
+        self._replacements = tuple(replacements.items())
         self._prompt_headers = [""] * n
         self._observations: list[deque[str]] = [deque(maxlen=history) for _ in range(n)]
         self._actions_taken: list[deque[str]] = [deque(maxlen=history - 1) for _ in range(n)]
@@ -98,7 +98,7 @@ class PromptBuilder:
             "".join([f"{sentence}, " for sentence in sentences]) if self._is_glam else ", ".join(sentences)
         )
 
-    def prompts(self) -> np.ndarray:
+    def build_prompts(self) -> np.ndarray:
         """Return the current prompt of each game, [n, 1] of `str`."""
         prompts = np.empty((len(self._prompt_headers), 1), dtype=object)
         for game, header in enumerate(self._prompt_headers):
@@ -125,7 +125,7 @@ PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 """Codes in the channel `mission`: padding, a word outside the vocabulary, and the vocabulary's first word."""
 _MAX_MISSION_WORDS, _MAX_LONG_MISSION_WORDS = 24, 72
 """Maximum number of words of a mission: in most levels, and in levels that join up to four clauses."""
-_CODE_SIZES = (11, 6, 3)
+_N_CODE_VALUES = (11, 6, 3)  # numbers of codes of types, colors and states in views
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class BabyAISettings:
     actions: str | list[str]
     replace: Mapping[str, str] | None
     history: PositiveInt
-    template: Template
+    template: PromptTemplate
     reward_scale: PositiveFloat
     n_envs: PositiveInt
     horizon: PositiveInt | None
@@ -229,7 +229,7 @@ class BabyAIEnv(ReplayableEnv):
         channels = {
             "prompt": Channel((), "object", continuations=self._prompt_builder.continuations),
             "text": Channel((), "object"),
-            "view": Channel((size, size, 3), "uint8", 0, max(_CODE_SIZES) - 1, codes=_CODE_SIZES),
+            "view": Channel((size, size, 3), "uint8", 0, max(_N_CODE_VALUES) - 1, codes=_N_CODE_VALUES),
             "mission": Channel((length,), "int64", 0, n_words - 1, codes=(n_words,)),
         }
         if self._games.is_babyai:
@@ -281,7 +281,7 @@ class BabyAIEnv(ReplayableEnv):
         name = self.spec.name
         if not self._games.is_babyai:
             raise ConfigError(f"MiniGrid's bot can only play levels of BabyAI, and env={name} is not one of them")
-        n_required, n_actions = len(LANGUAGES[self.settings.language].actions["canonical"]), len(self._action_names)
+        n_required, n_actions = len(LANGUAGES[self.settings.language].action_sets["canonical"]), len(self._action_names)
         if n_actions < n_required and not self._games.has_only_goto_missions():
             raise ConfigError(
                 f"MiniGrid's bot picks up, drops and toggles objects, which the {n_actions} actions of env={name} "
@@ -339,8 +339,8 @@ class BabyAIEnv(ReplayableEnv):
                 self._prompt_builder.append_step(i, int(actions[i]), self._view_sentences[i])
         if self._bots is not None:
             for i in games.tolist():
-                finished = terminated[i] or truncated[i]
-                self._advised_actions[i] = -1 if finished else self._bots.advise(i, minigrid_actions[i])
+                is_finished = terminated[i] or truncated[i]
+                self._advised_actions[i] = -1 if is_finished else self._bots.advise(i, minigrid_actions[i])
         return reward
 
     def _build_step(self, reward: np.ndarray, active: np.ndarray) -> Step:
@@ -357,7 +357,7 @@ class BabyAIEnv(ReplayableEnv):
         requested = self.spec.observation if self._requested_channels is None else self._requested_channels
         observation: Observation = {}
         if "prompt" in requested:
-            observation["prompt"] = self._prompt_builder.prompts()
+            observation["prompt"] = self._prompt_builder.build_prompts()
         if "text" in requested:
             texts = np.empty((self.spec.n_envs, 1), dtype=object)
             texts[:, 0] = [self._format_text(i) for i in range(self.spec.n_envs)]
@@ -389,7 +389,7 @@ class BabyAIEnv(ReplayableEnv):
         prompts.start(0, goal, observations[0])
         for action, observation in zip(actions, observations[1:], strict=True):
             prompts.append_step(0, self._action_names.index(action), observation)
-        return str(prompts.prompts()[0, 0])
+        return str(prompts.build_prompts()[0, 0])
 
     def render(self, index: int = 0) -> np.ndarray:
         return self._games.render(index)

@@ -138,7 +138,7 @@ class ReplayableEnv(GroupedGames, ABC):
         Raises:
             ConfigError: there is no mechanism, or a value is out of bounds.
         """
-        self._mechanism_values = self._broadcast_values(values)
+        self._mechanism_values = self._broadcast_mechanism_values(values)
 
     def state_dict(self) -> State:
         state: State = {"root_seeds": list(self._root_seeds), "groups": self._groups}

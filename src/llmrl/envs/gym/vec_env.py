@@ -15,7 +15,7 @@ from llmrl.core.records import Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
 from llmrl.core.trust import NO_FURTHER_TRUST, Trust
-from llmrl.envs.env_errors import READING_ERROR_TYPES, build_observation_error, check_rewards, name_env_in_errors
+from llmrl.envs.env_errors import ENCODING_ERROR_TYPES, build_observation_error, check_rewards, name_env_in_errors
 from llmrl.envs.gym.channel_spaces import LazyTextArray, build_channels, convert_actions, find_continuous_actions
 from llmrl.envs.gym.env_factory import Engine, EnvFactory, make_gymnasium_env
 from llmrl.envs.gym.episode_scores import ReturnScale, SuccessCriterion, SuccessQuantity
@@ -170,7 +170,7 @@ class GymnasiumEnv(ReplayableEnv):
             observation: Observation = {
                 name: encode(self._observations) for name, (_, encode) in self._channels.items()
             }
-        except READING_ERROR_TYPES as cause:
+        except ENCODING_ERROR_TYPES as cause:
             space = self._games.observation_space
             for game, step in zip(self._observations, self._episode_lengths.tolist(), strict=True):
                 if not space.contains(game):

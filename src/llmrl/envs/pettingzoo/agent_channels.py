@@ -11,7 +11,7 @@ import numpy as np
 from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.records import Observation
 from llmrl.core.spaces import Channel, ContinuousActions
-from llmrl.envs.env_errors import READING_ERROR_TYPES, build_observation_error
+from llmrl.envs.env_errors import ENCODING_ERROR_TYPES, build_observation_error
 from llmrl.envs.gym.channel_spaces import Encoder, build_channels, convert_actions, find_continuous_actions
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class SharedChannels:
         observations = [interface.strip_mask(game.observations[agent]) for game in games]
         try:
             return np.asarray(encode(observations))[:, 0]
-        except READING_ERROR_TYPES as error:
+        except ENCODING_ERROR_TYPES as error:
             for observation, game in zip(observations, games, strict=True):
                 if not interface.observation_space.contains(observation):
                     name, space = f"{self._name} ({agent})", interface.observation_space

@@ -205,4 +205,4 @@ _MECHANISM_FIELDS = (
 
 
 def _round_numbers(*numbers: float) -> list[float]:
-    return [round(float(number), mechanism_text.DIGITS) + 0.0 for number in numbers]
+    return [round(float(number), mechanism_text.N_DECIMALS) + 0.0 for number in numbers]

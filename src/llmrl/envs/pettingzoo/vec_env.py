@@ -91,7 +91,7 @@ class PettingZooEnv(ReplayableEnv):
                 f"{name} has its own mechanism ({', '.join(self._world_mechanism.names)}), so it cannot have a tax; "
                 "set env.tax=false"
             )
-        mechanism_space = self._tax.spec if self._tax is not None else self._world_mechanism
+        mechanism_space = self._tax.space if self._tax is not None else self._world_mechanism
         if settings.show_mechanism and mechanism_space is None:
             raise ConfigError(
                 f"env.show_mechanism=true, but {name} has no mechanism; set env.tax=true, or env.show_mechanism=false"

@@ -130,7 +130,7 @@ class RoomsEnv(ArrayGames):
 
     def _layout_generator(self, game: int) -> np.random.Generator:
         """Return the random generator of a game's next layout."""
-        group_seed, index = self._group_seed_and_index(game)
+        group_seed, index = self._find_group_seed_and_index(game)
         return Seeds(group_seed).child(index).numpy(int(self._drawn[game]))
 
     def step(self, action: Array) -> Step:

@@ -106,7 +106,7 @@ def describe_game(
     if mechanism is not None:
         eating, cleaning = "is eaten", ""
         rules_texts = mechanism.base_reward_text, mechanism.rule_text
-        payment_text = f" {mechanism_text.describe_rules(mechanism.spec, *rules_texts, shows_values)}"
+        payment_text = f" {mechanism_text.describe_rules(mechanism.space, *rules_texts, shows_values)}"
     if "zap" in actions:
         zap_text = f" A player who is hit by a zap is out of the game for {definition.removal_steps} steps."
     if substrate == "cleanup":
@@ -146,7 +146,7 @@ def describe_game(
         observation_fields.append(("others_who_cleaned", "how many others cleaned dirt in the last step"))
     mechanism_report: Mapping[str, Any] = {}
     if mechanism is not None:
-        arguments = mechanism.spec, mechanism.player_facts, shows_values
+        arguments = mechanism.space, mechanism.player_facts, shows_values
         observation_fields += mechanism_text.describe_report_fields(*arguments)
         mechanism_report = mechanism_text.build_example_report(*arguments)
     # An example with a long text: many apples, all other players in view, and all payments.
@@ -179,7 +179,7 @@ def describe_observation(
         substrate: name of the substrate.
         rules: rules of the game.
         scalars: the player's channel `vector` (`Substrate.vector_observations`).
-        mechanism_report: entries of `MechanismReport.observation_entries`; None: there is no mechanism.
+        mechanism_report: entries of `MechanismReport.build_entries`; None: there is no mechanism.
     """
     players = view[..., 1]
     contents = np.where(players > 0, 0, view[..., 0])

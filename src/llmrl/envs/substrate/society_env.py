@@ -123,8 +123,8 @@ def build_spec(
     }
     observation = {name: channel for name, channel in available.items() if name in settings.channels}
     if mechanism is not None and settings.show_mechanism:
-        low, high = float(mechanism.spec.low.min()), float(mechanism.spec.high.max())
-        observation["mechanism"] = Channel((mechanism.spec.dim,), "float32", low, high)
+        low, high = float(mechanism.space.low.min()), float(mechanism.space.high.max())
+        observation["mechanism"] = Channel((mechanism.space.dim,), "float32", low, high)
     names = list_action_names(substrate, rules)
     return EnvSpec(
         name=substrate,
@@ -134,7 +134,7 @@ def build_spec(
         n_actions=len(names),
         action_names=names,
         horizon=horizon,
-        mechanism=None if mechanism is None else mechanism.spec,
+        mechanism=None if mechanism is None else mechanism.space,
         metrics=_collect_metrics(substrate, mechanism, horizon),
         details=() if mechanism is None else mechanism.details,
         has_reward_jacobian=mechanism is not None,
@@ -207,8 +207,8 @@ class SocietyEnv(GroupedGames):
         self._report: MechanismReport | None = None
         if mechanism is not None and "text" in settings.channels:
             shape = spec.n_envs, spec.n_agents
-            self._report = MechanismReport(mechanism.spec, *shape, settings.show_mechanism, mechanism.player_facts)
-        low = np.zeros(0) if mechanism is None else mechanism.spec.low
+            self._report = MechanismReport(mechanism.space, *shape, settings.show_mechanism, mechanism.player_facts)
+        low = np.zeros(0) if mechanism is None else mechanism.space.low
         self._set_values(np.tile(low.astype(np.float32), (spec.n_envs, 1)))
 
     def _set_values(self, values: NDArray[np.float32]) -> None:
@@ -216,7 +216,7 @@ class SocietyEnv(GroupedGames):
         self._values: Any = values
 
     def set_mechanism(self, values: Array) -> None:
-        self._set_values(self._broadcast_values(values).astype(np.float32))
+        self._set_values(self._broadcast_mechanism_values(values).astype(np.float32))
 
     def agent_colors(self) -> NDArray[np.uint8]:
         """Return the color of each player in frames, [n_agents, 3] uint8."""
@@ -231,7 +231,7 @@ class SocietyEnv(GroupedGames):
         if self._mechanism is not None:
             self._mechanism.reset(games)
         if self._report is not None:
-            self._report.begin(games)
+            self._report.clear(games)
 
     def _settle(
         self, events: SocietyEvents, values: Array, live: NDArray[np.bool_], metrics: dict[str, Any]
@@ -249,7 +249,7 @@ class SocietyEnv(GroupedGames):
         metrics |= settlement.metrics
         if self._report is not None:
             jacobian, facts = settlement.reward_jacobian, settlement.player_facts
-            self._report.settle(settlement.base_reward, jacobian, values, live, facts)
+            self._report.record(settlement.base_reward, jacobian, values, live, facts)
         return settlement
 
     def _describe_observations(
@@ -265,7 +265,7 @@ class SocietyEnv(GroupedGames):
         """
         texts = np.full(present.shape, "", dtype=object)
         for game, player in np.argwhere(present).tolist():
-            report = None if self._report is None else self._report.observation_entries(game, player, values[game])
+            report = None if self._report is None else self._report.build_entries(game, player, values[game])
             scalars, substrate, rules = vectors[game, player], self._settings.substrate, self._settings.rules
             texts[game, player] = describe_observation(grids[game, player], substrate, rules, scalars, report)
         return texts

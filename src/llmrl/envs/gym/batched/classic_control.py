@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.array_games import check_choices
+from llmrl.envs.array_games import check_discrete_actions
 from llmrl.envs.gym.batched import BatchedGames
 
 # CartPole: masses in kg, half the length of the pole in m, gravity in m/s², time step in s, force on the cart in N.
@@ -71,7 +71,7 @@ class CartPoleGames(ClassicControlGames):
     def advance(self, actions: Any, active: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Apply Gymnasium's operations in the same order, so that rounding is equal."""
         _, x_dot, theta, theta_dot = self._state
-        force = np.where(check_choices(actions, 2) == 1, _CART_FORCE, -_CART_FORCE)
+        force = np.where(check_discrete_actions(actions, 2) == 1, _CART_FORCE, -_CART_FORCE)
         cos, sin = np.cos(theta), np.sin(theta)
         # Frictionless equations of Florian (2007), "Correct equations for the dynamics of the cart-pole system".
         push = (force + _POLE_MASS_LENGTH * np.square(theta_dot) * sin) / _TOTAL_MASS
@@ -105,7 +105,8 @@ class MountainCarGames(ClassicControlGames):
         self._state[1, indices] = 0.0
 
     def advance(self, actions: Any, active: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        push = (check_choices(actions, 3) - 1) * _DISCRETE_FORCE + _cosines(3 * self._state[0]) * -_SLOPE_GRAVITY
+        directions = check_discrete_actions(actions, 3) - 1
+        push = directions * _DISCRETE_FORCE + _cosines(3 * self._state[0]) * -_SLOPE_GRAVITY
         state = _move_car(self._state[0], self._state[1], push)
         self._state = state if active is None else np.where(active, state, self._state)
         return np.full(self.n, -1.0), (state[0] >= _DISCRETE_GOAL_POSITION) & (state[1] >= self._goal_velocity)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.array_games import check_choices
+from llmrl.envs.array_games import check_discrete_actions
 from llmrl.envs.gym.batched import BatchedGames
 
 Outcome = tuple[float, int, float, bool]
@@ -143,7 +143,7 @@ class TabularGames(BatchedGames):
         self._update_infos()
 
     def advance(self, actions: Any, active: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        table, action = self.table, check_choices(actions, self.table.n_actions)
+        table, action = self.table, check_discrete_actions(actions, self.table.n_actions)
         outcome_index = self._state * table.n_actions + action
         if len(table.class_boundaries):
             classes = table.class_boundaries.searchsorted(self.sample(1, active)[:, 0], side="right")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.array_games import check_choices
+from llmrl.envs.array_games import check_discrete_actions
 from llmrl.envs.gym.batched import BatchedGames
 from llmrl.envs.gym.tasks import canvas
 
@@ -117,7 +117,7 @@ class NavigationGames(BatchedGames):
         self._measured_distances[indices] = self._measure_distances(self._poses[:, indices], noise)
 
     def advance(self, actions: Any, active: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        action = check_choices(actions, len(ACTION_SCHEMA))
+        action = check_discrete_actions(actions, len(ACTION_SCHEMA))
         noise = self.sample(2 + len(_SENSOR_ANGLES), active, "standard_normal")
         distance = _STEP_LENGTHS[action] + _NOISE * noise[:, 0]
         turn = _TURN_ANGLES[action] + _NOISE * noise[:, 1]

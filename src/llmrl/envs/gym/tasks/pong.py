@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.array_games import check_choices
+from llmrl.envs.array_games import check_discrete_actions
 from llmrl.envs.gym.batched import BatchedGames
 from llmrl.envs.gym.tasks import canvas
 
@@ -78,7 +78,7 @@ class PongGames(BatchedGames):
     def advance(self, actions: Any, active: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         player_y, opponent_y, x, y, dx, dy = self._state
         max_y = HEIGHT - PADDLE_HEIGHT
-        player_y = np.clip(player_y + _PADDLE_SHIFTS[check_choices(actions, len(ACTION_SCHEMA))], 0, max_y)
+        player_y = np.clip(player_y + _PADDLE_SHIFTS[check_discrete_actions(actions, len(ACTION_SCHEMA))], 0, max_y)
         opponent_shift = np.where(opponent_y + PADDLE_HEIGHT / 2 < y, PADDLE_SPEED, -PADDLE_SPEED)
         opponent_y = np.clip(opponent_y + opponent_shift, 0, max_y)
         x, y = x + dx, y + dy
