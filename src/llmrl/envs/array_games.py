@@ -30,10 +30,7 @@ def check_discrete_actions(actions: Array, n_actions: int, subject: str = "actio
 
 
 class GroupedGames:
-    """Base class of environments with equal groups of games that may get the same random numbers.
-
-    A subclass sets `spec`.
-    """
+    """Base class of environments whose groups of games may get the same random numbers. A subclass sets `spec`."""
 
     spec: EnvSpec
     _groups = 1  # number of groups; the name of the attribute is a key of saved states
@@ -104,7 +101,7 @@ class ArrayGames(GroupedGames, StateFields, ABC):
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         """Start new episodes where `mask` [n_envs] is true (None: all); return every game's observation.
 
-        `seed` replaces all random generators; m seeds are those of m equal groups of games (`VecEnv.reset`).
+        `seed` reseeds all random streams; with m seeds, each of m equal groups of games has one (`VecEnv.reset`).
         """
         if seed is not None:
             seeds = seed if isinstance(seed, Sequence) else [seed]

@@ -49,8 +49,8 @@ def build_engine_error(env_name: str, call: str, error: BaseException) -> Engine
 
 def _raise_copy_error(env_name: str, memo: dict[int, Any]) -> NoReturn:
     raise TypeError(
-        f"the environment {env_name} cannot be copied with copy.deepcopy. For an independent environment in the same state, "
-        "create another one with the same arguments and call its load_state_dict with state_dict() of this one; "
+        f"the environment {env_name} cannot be copied with copy.deepcopy. For an independent environment in the same "
+        "state, create another one with the same arguments and call its load_state_dict with state_dict() of this one; "
         "adapters have both methods in their attribute env."
     )
 

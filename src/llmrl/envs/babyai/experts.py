@@ -42,10 +42,7 @@ class BotExperts:
         return self.advise(game, None)
 
     def advise(self, game: int, previous_action: int | None) -> int:
-        """Return the advised action after `previous_action` (None: in the first step), both by MiniGrid's numbers.
-
-        -1: there is no advice.
-        """
+        """Return the action advised after `previous_action` (None: at the start), as MiniGrid's index, or NO_ADVICE."""
         bot = self._bots[game]
         if bot is None:
             return NO_ADVICE

@@ -75,12 +75,12 @@ def select_numeric_part(space: Space[Any]) -> tuple[Space[Any], Callable[[Any], 
 
         is_dict = isinstance(space, spaces.Dict)
 
-        def build(members: Iterable[Any]) -> Any:
+        def build_container(members: Iterable[Any]) -> Any:
             return dict(zip(parts, members, strict=True)) if is_dict else tuple(members)
 
         return (
-            (spaces.Dict if is_dict else spaces.Tuple)(build(part for part, _ in parts.values())),
-            lambda observation: build(select(observation[key]) for key, (_, select) in parts.items()),
+            (spaces.Dict if is_dict else spaces.Tuple)(build_container(part for part, _ in parts.values())),
+            lambda observation: build_container(select(observation[key]) for key, (_, select) in parts.items()),
         )
     numeric_types = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     if is_image(space) or not isinstance(space, numeric_types):
@@ -111,29 +111,29 @@ def _find_member_slices(space: Space[Any]) -> tuple[dict[str, slice], ...]:
     return ({name: slice(*bounds) for name, bounds in zip(space.spaces, itertools.pairwise(ends), strict=True)},)
 
 
-def find_continuous_actions(space: Space[Any], name: str) -> ContinuousActions | None:
-    """Return names, bounds and types of the numbers in an action of the environment `name`; None if it is Discrete.
+def find_continuous_actions(space: Space[Any], env_name: str) -> ContinuousActions | None:
+    """Return names, bounds and types of the numbers in an action of the environment `env_name`; None if it is Discrete.
 
     Raises:
         ConfigError: an action has no bounds or an unsupported type.
     """
     from gymnasium import spaces
 
-    return None if isinstance(space, spaces.Discrete) else _flatten_action_space(space, name)
+    return None if isinstance(space, spaces.Discrete) else _flatten_action_space(space, env_name)
 
 
-def _flatten_action_space(space: Space[Any], name: str) -> ContinuousActions:
+def _flatten_action_space(space: Space[Any], env_name: str) -> ContinuousActions:
     """Return the numbers in an action: those of all members of a Dict or Tuple; a Discrete member is one integer."""
     from gymnasium import spaces
 
     if not isinstance(space, spaces.Dict | spaces.Tuple):
-        low, high, is_integer = _find_bounds(space, name)
+        low, high, is_integer = _find_bounds(space, env_name)
         names = tuple(f"action_{i}" for i in range(low.size))
         bounds = tuple(low.ravel().tolist()), tuple(high.ravel().tolist())
         return ContinuousActions(names, *bounds, (is_integer,) * low.size)
     member_fields = []
     for member_name, member in _list_members(space).items():
-        numbers = _flatten_action_space(member, name)
+        numbers = _flatten_action_space(member, env_name)
         names = (
             (member_name,)
             if numbers.dim == 1
@@ -143,7 +143,7 @@ def _flatten_action_space(space: Space[Any], name: str) -> ContinuousActions:
     return ContinuousActions(*(tuple(itertools.chain(*fields)) for fields in zip(*member_fields, strict=True)))
 
 
-def _find_bounds(space: Space[Any], name: str) -> tuple[np.ndarray, np.ndarray, bool]:
+def _find_bounds(space: Space[Any], env_name: str) -> tuple[np.ndarray, np.ndarray, bool]:
     """Return the bounds of an action, float64 arrays of its shape, and whether its numbers are integers.
 
     Raises:
@@ -156,7 +156,7 @@ def _find_bounds(space: Space[Any], name: str) -> tuple[np.ndarray, np.ndarray, 
         low, high = space.low, space.high
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             raise ConfigError(
-                f"an action of {name} is a Box without bounds ({space}); bounds are required, e.g. by "
+                f"an action of {env_name} is a Box without bounds ({space}); bounds are required, e.g. by "
                 "gymnasium.wrappers.RescaleAction"
             )
     elif isinstance(space, spaces.Discrete):
@@ -167,8 +167,8 @@ def _find_bounds(space: Space[Any], name: str) -> tuple[np.ndarray, np.ndarray, 
         low, high = np.zeros(space.shape), np.ones(space.shape)
     else:
         raise ConfigError(
-            f"an action of {name} is a {type(space).__name__}, which is not supported; use Discrete, MultiDiscrete, "
-            "MultiBinary, a bounded Box, or a Dict or Tuple of these"
+            f"an action of {env_name} is a {type(space).__name__}, which is not supported; use Discrete, "
+            "MultiDiscrete, MultiBinary, a bounded Box, or a Dict or Tuple of these"
         )
     return np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64), np.dtype(space.dtype).kind in "iu"
 
@@ -183,7 +183,7 @@ def _list_members(space: spaces.Dict | spaces.Tuple[Any]) -> dict[str, Space[Any
 
 
 def convert_actions(space: Space[Any], action: np.ndarray, clip: bool = True) -> Sequence[Any] | np.ndarray:
-    """Return actions of a `VecEnv`, [n, 1] choices or [n, 1, a] numbers, as elements of `space`.
+    """Return actions of a `VecEnv`, [n, 1] indices or [n, 1, a] numbers, as elements of `space`.
 
     Integers are always clipped to their bounds, real numbers only with `clip`.
     """
@@ -219,7 +219,7 @@ class LazyTextArray:
 
     Args:
         shape: (n, k).
-        describe: function that returns a text, given a game index and an agent index. Its data must not change.
+        describe: function from a game index and an agent index to a text; what it reads must not change.
     """
 
     dtype = np.dtype(object)

@@ -38,7 +38,7 @@ _ENVS_WITH_SHORT_EPISODES = ("BlackjackEnv",)
 
 @runtime_checkable
 class Games(Protocol):
-    """`n` games, numbered from 0, each of which behaves exactly as the Gymnasium environment.
+    """`n` games, numbered from 0, each of which behaves exactly as its Gymnasium environment.
 
     Attributes:
         n: number of games.
@@ -111,7 +111,7 @@ class EnvFactory:
 
         Args:
             n: number of games, >= 1.
-            render: whether `Games.render` must work.
+            render: whether the games can be rendered.
 
         Raises:
             ConfigError: the environment is unknown, needs a missing package, rejects an argument, cannot be rendered
@@ -153,7 +153,7 @@ class GymnasiumGames:
     Args:
         env_factory: arguments that define the environment.
         n: number of games.
-        render: whether `render` must work.
+        render: whether the games can be rendered.
 
     Raises:
         ConfigError: see `EnvFactory.make`.
@@ -170,7 +170,7 @@ class GymnasiumGames:
             if render and "envs.mujoco" in type(self.envs[0].unwrapped).__module__:
                 # Report a MuJoCo that cannot render before the first episode.
                 self.envs[0].reset(seed=0)
-                with _mujoco_errors(env_factory.id):
+                with _convert_mujoco_errors(env_factory.id):
                     self.envs[0].render()
         except BaseException:
             self.close()
@@ -181,14 +181,14 @@ class GymnasiumGames:
         self.always_ends = (
             self.horizon is not None or type(env).__name__ in _ENVS_WITH_SHORT_EPISODES or self._is_minigrid
         )
-        self._remake = (
+        self._recreate_env = (
             (lambda: make_gymnasium_env(env_factory, render)) if type(env).__name__ in _ENVS_THAT_KEEP_STATE else None
         )
         self._started = np.zeros(n, dtype=bool)
         self.infos: Sequence[Mapping[str, Any]] = [{} for _ in range(n)]
         self._observations: list[Any] = [None] * n
         self._id, self._steps = env_factory.id, [0] * n
-        self._state_space = self.observation_space if isinstance(self.observation_space, Discrete) else None
+        self._discrete_space = self.observation_space if isinstance(self.observation_space, Discrete) else None
 
     def reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:
         for i in np.flatnonzero(mask).tolist():
@@ -197,14 +197,14 @@ class GymnasiumGames:
     def reset(self, seeds: np.ndarray, mask: np.ndarray) -> Sequence[Any]:
         infos = list(self.infos)
         for i in np.flatnonzero(mask).tolist():
-            if self._remake is not None and self._started[i]:
+            if self._recreate_env is not None and self._started[i]:
                 self.envs[i].close()
-                self.envs[i] = self._remake()
+                self.envs[i] = self._recreate_env()
             # BabyAI prints each mission that it samples and rejects.
             with contextlib.redirect_stdout(io.StringIO()) if self._is_minigrid else contextlib.nullcontext():
                 self._observations[i], infos[i] = self.envs[i].reset(seed=int(seeds[i]))
             self._steps[i] = 0
-            self._check_state_index(i)
+            self._check_discrete_observation(i)
         self._started |= mask
         self.infos = infos
         return list(self._observations)
@@ -218,18 +218,18 @@ class GymnasiumGames:
         for i in np.flatnonzero(active).tolist():
             self._observations[i], reward[i], terminated[i], truncated[i], infos[i] = self.envs[i].step(actions[i])
             self._steps[i] += 1
-            self._check_state_index(i)
+            self._check_discrete_observation(i)
         self.infos = infos
         return list(self._observations), reward, terminated, truncated
 
-    def _check_state_index(self, game: int) -> None:
+    def _check_discrete_observation(self, game: int) -> None:
         """Raise EngineError if the observation space is `Discrete` and does not contain the observation of a game.
 
         Observations of other spaces are checked when they are encoded.
         """
         observation = self._observations[game]
-        if self._state_space is not None and not self._state_space.contains(observation):
-            raise build_observation_error(self._id, self._state_space, observation, self._steps[game])
+        if self._discrete_space is not None and not self._discrete_space.contains(observation):
+            raise build_observation_error(self._id, self._discrete_space, observation, self._steps[game])
 
     def render(self, index: int) -> np.ndarray:
         return np.asarray(self.envs[index].render())
@@ -240,7 +240,7 @@ class GymnasiumGames:
 
 
 def make_gymnasium_env(env_factory: EnvFactory, render: bool) -> gymnasium.Env[Any, Any]:
-    """Return one environment without Gymnasium's checks of each step, which take as long as a step of a simple one.
+    """Return one environment without Gymnasium's checks of each step, which take as long as a simple step.
 
     Raises:
         ConfigError: see `EnvFactory.make`.
@@ -251,11 +251,11 @@ def make_gymnasium_env(env_factory: EnvFactory, render: bool) -> gymnasium.Env[A
     arguments: dict[str, Any] = {} if env_factory.horizon is None else {"max_episode_steps": env_factory.horizon}
     try:
         with convert_creation_errors(env_factory.id, env_factory.kwargs):
-            spec = _find_spec(env_factory)
+            spec = _load_spec(env_factory)
             if spec is not None:
                 check_frozen_lake_map(spec, env_factory)
             if render:
-                arguments |= {"render_mode": "rgb_array"} if spec is None else find_rendering_arguments(spec)
+                arguments |= {"render_mode": "rgb_array"} if spec is None else prepare_rendering(spec)
             return gymnasium.make(env_factory.id, disable_env_checker=True, **{**arguments, **env_factory.kwargs})
     except error.DependencyNotInstalled as cause:
         extra = next((extra for word, extra in _EXTRA_BY_KEYWORD.items() if word in str(cause)), None)
@@ -272,7 +272,7 @@ def make_gymnasium_env(env_factory: EnvFactory, render: bool) -> gymnasium.Env[A
         ) from cause
 
 
-def _find_spec(env_factory: EnvFactory) -> EnvSpec | None:
+def _load_spec(env_factory: EnvFactory) -> EnvSpec | None:
     """Import the package that registers an id and return the registered spec; None if there is none.
 
     Raises:
@@ -334,8 +334,8 @@ def find_step_limit(env: gymnasium.Env[Any, Any]) -> int | None:
     return max_steps
 
 
-def find_rendering_arguments(spec: EnvSpec) -> dict[str, Any]:
-    """Return the arguments of `gymnasium.make` with which the environment renders frames as arrays.
+def prepare_rendering(spec: EnvSpec) -> dict[str, Any]:
+    """Let MuJoCo render without a screen if there is none; return the arguments of `gymnasium.make` for rendering.
 
     Raises:
         ConfigError: the environment declares no render mode `rgb_array`, or its renderer cannot be loaded.
@@ -347,7 +347,7 @@ def find_rendering_arguments(spec: EnvSpec) -> dict[str, Any]:
     if is_mujoco and not has_screen and not os.environ.get("MUJOCO_GL"):
         # MuJoCo opens a window unless it is configured to render without a screen.
         os.environ["MUJOCO_GL"] = "egl"
-    with _mujoco_errors(spec.id) if is_mujoco else contextlib.nullcontext():
+    with _convert_mujoco_errors(spec.id) if is_mujoco else contextlib.nullcontext():
         env_class = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
     render_modes = getattr(env_class, "metadata", {}).get("render_modes", [])
     if "rgb_array" not in render_modes:
@@ -360,7 +360,7 @@ def find_rendering_arguments(spec: EnvSpec) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _mujoco_errors(name: str) -> Iterator[None]:
+def _convert_mujoco_errors(name: str) -> Iterator[None]:
     """Raise ConfigError if MuJoCo's renderer cannot be loaded or fails; a ModuleNotFoundError passes unchanged."""
     try:
         yield

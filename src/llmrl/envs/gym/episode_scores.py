@@ -38,7 +38,7 @@ class SuccessCriterion:
 
     @classmethod
     def from_options(cls, success: SuccessQuantity | None, success_threshold: float | None) -> SuccessCriterion | None:
-        """Return the criterion that the options `env.success` and `env.success_threshold` define; None if both are.
+        """Return the criterion that `env.success` and `env.success_threshold` define; None if both are None.
 
         Raises:
             ConfigError: the options do not fit each other.

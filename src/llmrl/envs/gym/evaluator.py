@@ -79,9 +79,9 @@ class EpisodeRunner:
         self._channels = build_channels(self.games.observation_space)
 
     def play(
-        self, controller: Controller, candidates: NDArray[np.float64], seeds: NDArray[np.int64], indices: Sequence[int]
+        self, controller: Controller, candidates: NDArray[np.float64], seeds: NDArray[np.int64], episodes: Sequence[int]
     ) -> NDArray[Any]:
-        """Play the episodes `indices`: episode i * k + j has the parameters `candidates[i]` and the seed `seeds[j]`.
+        """Play the given episodes: episode i * k + j has the parameters `candidates[i]` and the seed `seeds[j]`.
 
         An episode begins as after `env.reset(seed=seeds[j])`. Its result does not depend on other episodes or on the
         number of games, if the controller uses only the observation and parameters of a game for its action.
@@ -91,7 +91,7 @@ class EpisodeRunner:
                 games [n, d] and returns a function from inputs to actions, which is faster than `act`.
             candidates: parameter vectors, [q, d].
             seeds: seeds of episodes, [k].
-            indices: indices of the episodes to play, each in 0 .. q * k - 1.
+            episodes: indices of the episodes to play, each in 0 .. q * k - 1.
 
         Returns:
             An array of `_EPISODE_DTYPE`, one element for each episode.
@@ -109,15 +109,15 @@ class EpisodeRunner:
         encode_observation = self._channels[controller.channel][1]
         input_dtype = np.int64 if controller.channel == "state" else np.float64
         games, n = self.games, self.games.n
-        results, remaining_episodes = np.zeros(len(indices), dtype=_EPISODE_DTYPE), iter(enumerate(indices))
+        results, remaining_episodes = np.zeros(len(episodes), dtype=_EPISODE_DTYPE), iter(enumerate(episodes))
         result_indices, game_seeds, lengths = np.zeros((3, n), dtype=np.int64)
         parameters, returns, max_rewards = np.zeros((n, candidates.shape[1])), np.zeros(n), np.zeros(n)
         # Start all games, even more than there are episodes: a game that was never started has no observation.
         active, start_mask = np.zeros(n, dtype=bool), np.ones(n, dtype=bool)
         while True:
-            for game, (result_index, index) in zip(np.flatnonzero(~active).tolist(), remaining_episodes, strict=False):
-                result_indices[game] = result_index
-                game_seeds[game], parameters[game] = seeds[index % len(seeds)], candidates[index // len(seeds)]
+            for game, (i, episode) in zip(np.flatnonzero(~active).tolist(), remaining_episodes, strict=False):
+                result_indices[game] = i
+                game_seeds[game], parameters[game] = seeds[episode % len(seeds)], candidates[episode // len(seeds)]
                 active[game] = start_mask[game] = True
             if not active.any():
                 return results
@@ -126,18 +126,18 @@ class EpisodeRunner:
             observation = games.reset(game_seeds, start_mask)
             returns[start_mask], max_rewards[start_mask], lengths[start_mask] = 0.0, -np.inf, 0
             start_mask[:] = False
-            done = np.zeros(n, dtype=bool)
-            while not done.any():
+            has_ended = np.zeros(n, dtype=bool)
+            while not has_ended.any():
                 action = act(encode_observation(observation)[:, 0].astype(input_dtype))
                 actions = convert_actions(games.action_space, action[:, None], self._rules.clip_actions)
                 observation, reward, terminated, truncated = games.step(actions, active)
                 lengths += 1
                 returns += reward
                 np.maximum(max_rewards, reward, max_rewards)
-                done = terminated | truncated
-            for game in np.flatnonzero(done).tolist():
+                has_ended = terminated | truncated
+            for game in np.flatnonzero(has_ended).tolist():
                 results[result_indices[game]] = returns[game], lengths[game], max_rewards[game], terminated[game]
-            active &= ~done
+            active &= ~has_ended
 
     def resize(self, n: int) -> EpisodeRunner:
         """Return this runner if it has `n` games; otherwise close it and return a new one."""
@@ -166,10 +166,10 @@ class GymEvaluator(AbstractContextManager["GymEvaluator"]):
 
     def __init__(self, rules: EpisodeRules, workers: int | None = None) -> None:
         self._rules = rules
-        self.workers = 1 if rules.env_factory.engine == "batched" else workers or len(os.sched_getaffinity(0))
+        self.n_workers = 1 if rules.env_factory.engine == "batched" else workers or len(os.sched_getaffinity(0))
         # Created even if worker processes play, so that invalid options raise an error at once.
         self._runner = EpisodeRunner(rules, 1)
-        self._pool = WorkerPool(rules, self.workers) if self.workers > 1 else None
+        self._pool = WorkerPool(rules, self.n_workers) if self.n_workers > 1 else None
 
     def evaluate(
         self, controller: Controller, candidates: NDArray[np.float64], seeds: NDArray[np.int64]
@@ -188,7 +188,7 @@ class GymEvaluator(AbstractContextManager["GymEvaluator"]):
         if self._rules.env_factory.engine == "batched":
             n_games = min(n_episodes, _MAX_BATCHED_GAMES)
         else:  # so few games that each plays at least two episodes, as the work of processes is then more equal
-            n_games = max(1, min(-(-n_episodes // (2 * self.workers)), _MAX_GYMNASIUM_GAMES))
+            n_games = max(1, min(-(-n_episodes // (2 * self.n_workers)), _MAX_GYMNASIUM_GAMES))
         try:
             if self._pool is not None:
                 results = self._pool.play(controller, candidates, seeds, n_games)
@@ -264,10 +264,10 @@ class WorkerPool:
                     worker.connection.send(range(k, len(results), self._n_workers))
             for k, worker in enumerate(self._workers):
                 with self._convert_connection_errors(worker):
-                    reply = worker.connection.recv()
-                if isinstance(reply, Exception):
-                    raise reply
-                results[k :: self._n_workers] = reply
+                    response = worker.connection.recv()
+                if isinstance(response, Exception):
+                    raise response
+                results[k :: self._n_workers] = response
         except BaseException:
             # Workers may still play an evaluation that was aborted.
             self.close()
@@ -293,11 +293,11 @@ class WorkerPool:
             yield
         except (EOFError, OSError) as error:
             try:
-                code = worker.process.wait(_EXIT_TIMEOUT_SECONDS)
+                exit_code = worker.process.wait(_EXIT_TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
                 problem = "does not respond"
             else:
-                cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+                cause = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
                 problem = f"died ({cause}); its output is above"
             raise EngineError(f"a worker process of {self._rules.env_factory.id} {problem}") from error
 
@@ -317,18 +317,18 @@ def _serve_evaluations(connection: Connection) -> None:
     sys.path[:], rules = pickle.loads(connection.recv_bytes())  # noqa: S301
     runner: EpisodeRunner | None = None
     while True:
-        pickled_evaluation, indices = connection.recv_bytes(), connection.recv()
-        reply: Any
+        pickled_evaluation, episodes = connection.recv_bytes(), connection.recv()
+        response: Any
         try:
             controller, candidates, seeds, n_games = pickle.loads(pickled_evaluation)  # noqa: S301
             runner = EpisodeRunner(rules, n_games) if runner is None else runner.resize(n_games)
-            reply = runner.play(controller, candidates, seeds, indices)
+            response = runner.play(controller, candidates, seeds, episodes)
         except (ConfigError, EngineError) as error:
-            reply = error
+            response = error
         except Exception as error:  # noqa: BLE001 (the parent process raises any error of a third-party environment)
-            reply = build_engine_error(rules.env_factory.id, "a worker process", error)
-            reply.add_note(traceback.format_exc())
-        connection.send(reply)
+            response = build_engine_error(rules.env_factory.id, "a worker process", error)
+            response.add_note(traceback.format_exc())
+        connection.send(response)
 
 
 def _exit_after_parent() -> None:

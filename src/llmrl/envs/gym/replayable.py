@@ -45,7 +45,7 @@ class ReplayableEnv(GroupedGames, ABC):
         self._history: list[tuple[np.ndarray, np.ndarray]] = []
         # The mechanism's current values, and its values at the start of each episode, [n_envs, d].
         self._mechanism_values = np.zeros((n_envs, 0))
-        self._initial_mechanism = self._mechanism_values.copy()
+        self._initial_mechanism_values = self._mechanism_values.copy()
         self._history_starts, self._episode_lengths = np.zeros((2, n_envs), dtype=np.int64)
         # Forks during the episodes in progress: each game's step at the fork (-1: its episode began later), and the
         # new seeds, [n_envs] each.
@@ -100,7 +100,7 @@ class ReplayableEnv(GroupedGames, ABC):
         return self._observe()
 
     def seed_games(self, seeds: np.ndarray) -> None:
-        """Set the seeds of the episodes that the next reset starts, [n_envs] int64; it then ignores its `seed`."""
+        """Set the seeds of episodes that the next reset starts, [n_envs] int64; its `seed` is for later episodes."""
         self._next_seeds = np.array(seeds, dtype=np.int64)
 
     def _discard_history(self, reset_mask: np.ndarray) -> None:
@@ -114,10 +114,10 @@ class ReplayableEnv(GroupedGames, ABC):
         self._history_starts -= start
 
     def _begin_recorded_episodes(self, reset_mask: np.ndarray) -> None:
-        # The shapes differ at the first reset of an environment with a mechanism.
-        if self._initial_mechanism.shape != self._mechanism_values.shape:
-            self._initial_mechanism = self._mechanism_values.copy()
-        self._initial_mechanism[reset_mask] = self._mechanism_values[reset_mask]
+        # Record the mechanism's values. Shapes differ at the first reset of an environment with a mechanism.
+        if self._initial_mechanism_values.shape != self._mechanism_values.shape:
+            self._initial_mechanism_values = self._mechanism_values.copy()
+        self._initial_mechanism_values[reset_mask] = self._mechanism_values[reset_mask]
         self._begin_episodes(reset_mask)
         self._terminated[reset_mask] = self._truncated[reset_mask] = False
 
@@ -147,12 +147,12 @@ class ReplayableEnv(GroupedGames, ABC):
             state["values"] = self._mechanism_values.copy()
         if not self.spec.deterministic:
             return state
-        state |= {"seeds": self._episode_seeds.copy(), "actions": self._split_history(0)}
+        state |= {"seeds": self._episode_seeds.copy(), "actions": self._split_history(element=0)}
         if self._forks:
             state["forks"] = [[steps.copy(), seeds.copy()] for steps, seeds in self._forks]
         if self.spec.mechanism is not None:
-            state["initial_mechanism"] = self._initial_mechanism.copy()
-            state["mechanism_history"] = self._split_history(1)
+            state["initial_mechanism"] = self._initial_mechanism_values.copy()
+            state["mechanism_history"] = self._split_history(element=1)
         return state
 
     def _split_history(self, element: int) -> list[np.ndarray]:
@@ -184,9 +184,9 @@ class ReplayableEnv(GroupedGames, ABC):
         numbers, n_agents = self.spec.continuous_actions, self.spec.n_agents
         action_shape = (n_agents,) if numbers is None else (n_agents, numbers.dim)
         actions = self._align_steps(actions_by_game, action_shape).astype(np.int64 if numbers is None else np.float64)
-        no_values = [np.zeros((len(actions), 0)) for actions in actions_by_game]
+        empty_values = [np.zeros((len(actions), 0)) for actions in actions_by_game]
         values = self._align_steps(
-            state["mechanism_history"] if has_mechanism else no_values, self._mechanism_values.shape[1:]
+            state["mechanism_history"] if has_mechanism else empty_values, self._mechanism_values.shape[1:]
         )
         self._history = list(zip(actions, values, strict=True))
         self._forks = [(np.array(steps), np.array(seeds)) for steps, seeds in state.get("forks", ())]
@@ -208,8 +208,8 @@ class ReplayableEnv(GroupedGames, ABC):
 
         Elements before the first step of a game are zero.
         """
-        padded = [
+        padded_episodes = [
             np.concatenate([np.zeros((start, *shape)), episode.reshape(len(episode), *shape)])
             for start, episode in zip(self._history_starts, episodes, strict=True)
         ]
-        return np.stack(padded, axis=1)
+        return np.stack(padded_episodes, axis=1)

@@ -105,12 +105,12 @@ class GymnasiumEnv(ReplayableEnv):
     def _build_spec(self, name: str, continuous_actions: ContinuousActions | None) -> EnvSpec:
         from gymnasium import spaces
 
-        actions = self._games.action_space
-        n_actions = int(actions.n) if isinstance(actions, spaces.Discrete) else 0
+        action_space = self._games.action_space
+        n_actions = int(action_space.n) if isinstance(action_space, spaces.Discrete) else 0
         text = None if self._describer is None else self._describer.game
         if self._describer is not None and text is not None:
             text = replace(text, example=self._describer.describe(self._observations[0], self._games.infos[0]))
-        names = tuple(key for key, _ in text.actions) if text is not None else ()
+        action_names = tuple(key for key, _ in text.actions) if text is not None else ()
         channels = {name: channel for name, (channel, _) in self._channels.items()}
         if text is not None:
             channels["text"] = Channel((), "object")
@@ -128,7 +128,7 @@ class GymnasiumEnv(ReplayableEnv):
             n_agents=1,
             observation=channels,
             n_actions=n_actions,
-            action_names=names if len(names) == n_actions else tuple(str(i) for i in range(n_actions)),
+            action_names=action_names if len(action_names) == n_actions else tuple(str(i) for i in range(n_actions)),
             horizon=self._games.horizon,
             metrics={score: "last" for score, definition in scores.items() if definition is not None},
             continuous_actions=continuous_actions,
@@ -172,9 +172,9 @@ class GymnasiumEnv(ReplayableEnv):
             }
         except ENCODING_ERROR_TYPES as cause:
             space = self._games.observation_space
-            for game, step in zip(self._observations, self._episode_lengths.tolist(), strict=True):
-                if not space.contains(game):
-                    raise build_observation_error(self.spec.name, space, game, step) from cause
+            for element, step in zip(self._observations, self._episode_lengths.tolist(), strict=True):
+                if not space.contains(element):
+                    raise build_observation_error(self.spec.name, space, element, step) from cause
             raise
         observations, infos, describer = self._observations, self._games.infos, self._describer
         if describer is not None:

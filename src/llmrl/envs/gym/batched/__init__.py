@@ -1,4 +1,4 @@
-"""Batched environments: the state of n parallel copies (games) in arrays, each equal to Gymnasium's at every step."""
+"""Batched environments: n parallel copies (games) with states in arrays; each game equals Gymnasium's in each step."""
 
 from __future__ import annotations
 
@@ -91,16 +91,16 @@ class BatchedGames(ABC):
 
     def sample(
         self,
-        width: int,
+        n_numbers: int,
         active: NDArray[np.bool_] | None,
         distribution: Literal["random", "standard_normal"] = "random",
     ) -> NDArray[np.float64]:
-        """Return the next `width` random numbers of the games that are `active` [n] (None: all), [n, width].
+        """Return the next `n_numbers` random numbers of the games that are `active` [n] (None: all), [n, n_numbers].
 
         They are uniform on [0, 1) (`random`) or standard normal. Each game has a generator, so that its numbers equal
         those of Gymnasium's environment. Numbers of games that are not active are 0.
         """
-        numbers = np.zeros((self.n, width))
+        numbers = np.zeros((self.n, n_numbers))
         for game in range(self.n) if active is None else np.flatnonzero(active).tolist():
             if (rng := self._rngs[game]) is not None:
                 getattr(rng, distribution)(out=numbers[game])

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from llmrl.envs.array_games import check_discrete_actions
 from llmrl.envs.gym.batched import BatchedGames
 
-Outcome = tuple[float, int, float, bool]
+TransitionOutcome = tuple[float, int, float, bool]
 """Probability, next state, reward, and whether the episode terminates."""
-TransitionRules = Mapping[int, Mapping[int, Sequence[Outcome]]]
+TransitionRules = Mapping[int, Mapping[int, Sequence[TransitionOutcome]]]
 """State -> action -> outcomes, the attribute `P` of Gymnasium's toy-text environments."""
 
 _VALUE_TOLERANCE = 1e-9
@@ -49,8 +49,8 @@ class TransitionTable:
     start_cdf: NDArray[np.float64]
 
     @classmethod
-    def from_rules(cls, rules: TransitionRules, start: NDArray[np.float64]) -> TransitionTable:
-        """Return the table of `rules`, for games that start in state i with probability `start[i]`."""
+    def from_rules(cls, rules: TransitionRules, start_probabilities: NDArray[np.float64]) -> TransitionTable:
+        """Return the table of `rules`, for games that start in state i with probability `start_probabilities[i]`."""
         n_states, n_actions = len(rules), len(rules[0])
         outcome_lists = [rules[state][action] for state in range(n_states) for action in range(n_actions)]
         cumulative = [np.cumsum([probability for probability, *_ in outcome_list]) for outcome_list in outcome_lists]
@@ -69,7 +69,7 @@ class TransitionTable:
             np.array([[outcome[1] for outcome in class_outcomes] for class_outcomes in outcomes], dtype=np.int64),
             np.array([[outcome[2] for outcome in class_outcomes] for class_outcomes in outcomes], dtype=np.float64),
             np.array([[outcome[3] for outcome in class_outcomes] for class_outcomes in outcomes], dtype=bool),
-            np.cumsum(start),
+            np.cumsum(start_probabilities),
         )
 
     @property
@@ -85,14 +85,14 @@ class TransitionTable:
             value = self._action_values(value)[rows]
         return float(np.diff(self.start_cdf, prepend=0.0) @ value)
 
-    def best_policy(self, max_sweeps: int = 10_000, discount: float = 1 - 1e-6) -> NDArray[np.int64]:
+    def best_policy(self, max_iterations: int = 10_000, discount: float = 1 - 1e-6) -> NDArray[np.int64]:
         """Return the action of highest expected return in each state, [n_states], without a step limit.
 
-        Value iteration ends after `max_sweeps`, or when no value changes by 1e-12 or more. Of equally good actions, the
-        first is returned. The discount is below 1 because else waiting would have the same value as going to a reward.
+        Value iteration ends after `max_iterations`, or when no value changes by 1e-12 or more. Of equally good actions,
+        the first is returned. With a discount of 1, waiting would have the same value as going to a reward.
         """
         state_values = np.zeros(self.n_states)
-        for _ in range(max_sweeps):
+        for _ in range(max_iterations):
             action_values = self._action_values(discount * state_values).reshape(self.n_states, self.n_actions)
             previous_values, state_values = state_values, action_values.max(axis=1)
             if np.abs(state_values - previous_values).max() < 1e-12:

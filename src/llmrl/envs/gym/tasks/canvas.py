@@ -23,21 +23,21 @@ class Canvas:
         y, x = np.mgrid[:height, :width]
         self._x, self._y = x + 0.5, y + 0.5
 
-    def box(self, x: float, y: float, width: float, height: float, color: Color) -> None:
+    def draw_rectangle(self, x: float, y: float, width: float, height: float, color: Color) -> None:
         """Draw a filled rectangle whose upper left corner is (x, y); parts outside the image are omitted."""
         rows = slice(max(round(y), 0), max(round(y + height), 0))
         columns = slice(max(round(x), 0), max(round(x + width), 0))
         self.image[rows, columns] = color
 
-    def disc(self, x: float, y: float, radius: float, color: Color) -> None:
+    def draw_disc(self, x: float, y: float, radius: float, color: Color) -> None:
         """Draw a filled disc with the center (x, y)."""
         self.image[np.hypot(self._x - x, self._y - y) <= radius] = color
 
-    def line(self, start: tuple[float, float], end: tuple[float, float], color: Color, width: float = 3.0) -> None:
+    def draw_line(self, start: tuple[float, float], end: tuple[float, float], color: Color, width: float = 3.0) -> None:
         """Draw a line segment with round ends between the points `start` and `end`, each (x, y)."""
         (x0, y0), (x1, y1) = start, end
         dx, dy = x1 - x0, y1 - y0
-        length = max(dx * dx + dy * dy, 1e-9)
-        fraction = np.clip(((self._x - x0) * dx + (self._y - y0) * dy) / length, 0, 1)
+        squared_length = max(dx * dx + dy * dy, 1e-9)
+        fraction = np.clip(((self._x - x0) * dx + (self._y - y0) * dy) / squared_length, 0, 1)
         distance = np.hypot(self._x - x0 - fraction * dx, self._y - y0 - fraction * dy)
         self.image[distance <= width / 2] = color

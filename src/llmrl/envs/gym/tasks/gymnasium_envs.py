@@ -82,7 +82,7 @@ class MazeEnv(SingleGameEnv):
 class NimEnv(SingleGameEnv):
     """See `llmrl.envs.gym.tasks.nim`."""
 
-    def __init__(self, render_mode: str | None = None, takes: Sequence[int] = nim.TAKES) -> None:
+    def __init__(self, render_mode: str | None = None, takes: Sequence[int] = nim.DEFAULT_TAKES) -> None:
         actions = {f"take {n}": f"take {n} stick{'s' * (n != 1)}" for n in takes}
         games = nim.make_nim_games(1, None, takes)
         super().__init__(games, nim.describe_goal(takes), nim.OBSERVATION_SCHEMA, actions, render_mode)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.gym.batched.tabular_games import Outcome, TabularGames, TransitionRules, TransitionTable
+from llmrl.envs.gym.batched.tabular_games import TabularGames, TransitionOutcome, TransitionRules, TransitionTable
 from llmrl.envs.gym.tasks import canvas
 
 SIDE = 3  # cells along either axis
@@ -37,8 +37,8 @@ PARITY_TEXT = (
     f" That is so up to step {_PARITY_STEP - 1}. From the {_PARITY_STEP}th step on the goal does not end the episode "
     "any more, and each step into it, or in it, gives 1."
 )
-_CELL = 100
-"""Pixels of a cell along either axis."""
+_CELL_PX = 100
+"""Width and height of a cell, in pixels."""
 
 
 def build_rules() -> TransitionRules:
@@ -46,10 +46,11 @@ def build_rules() -> TransitionRules:
 
     A step costs 0.1/9; the step into the goal, cell 8, gives 1 instead and ends the episode. Walls stop a move.
     """
-    return {cell: {action: [_outcome(cell, move)] for action, move in enumerate(_MOVES)} for cell in range(SIDE**2)}
+    actions = list(enumerate(_MOVES))
+    return {cell: {action: [_build_outcome(cell, move)] for action, move in actions} for cell in range(SIDE**2)}
 
 
-def _outcome(cell: int, move: tuple[int, int]) -> Outcome:
+def _build_outcome(cell: int, move: tuple[int, int]) -> TransitionOutcome:
     x, y = cell % SIDE + move[0], cell // SIDE + move[1]
     target = y * SIDE + x
     if cell != GOAL and 0 <= x < SIDE and 0 <= y < SIDE and (min(cell, target), max(cell, target)) in _PASSAGES:
@@ -78,17 +79,17 @@ class MazeGames(TabularGames):
 
 def render_state(cell: int) -> NDArray[np.uint8]:
     """Return a frame of the maze with the player in `cell`, [300, 300, 3]; the goal is green."""
-    side = SIDE * _CELL
-    image = canvas.Canvas(side, side)
-    x, y = GOAL % SIDE * _CELL, GOAL // SIDE * _CELL
-    image.box(x, y, _CELL, _CELL, canvas.GREEN)
+    side = SIDE * _CELL_PX
+    drawing = canvas.Canvas(side, side)
+    x, y = GOAL % SIDE * _CELL_PX, GOAL // SIDE * _CELL_PX
+    drawing.draw_rectangle(x, y, _CELL_PX, _CELL_PX, canvas.GREEN)
     for map_cell in range(SIDE**2):
         column, row = map_cell % SIDE, map_cell // SIDE
         if column < SIDE - 1 and (map_cell, map_cell + 1) not in _PASSAGES:
-            image.box((column + 1) * _CELL - 2, row * _CELL, 4, _CELL, canvas.INK)
+            drawing.draw_rectangle((column + 1) * _CELL_PX - 2, row * _CELL_PX, 4, _CELL_PX, canvas.INK)
         if row < SIDE - 1 and (map_cell, map_cell + SIDE) not in _PASSAGES:
-            image.box(column * _CELL, (row + 1) * _CELL - 2, _CELL, 4, canvas.INK)
+            drawing.draw_rectangle(column * _CELL_PX, (row + 1) * _CELL_PX - 2, _CELL_PX, 4, canvas.INK)
     for edge in ((0, 0, side, 4), (0, side - 4, side, 4), (0, 0, 4, side), (side - 4, 0, 4, side)):
-        image.box(*edge, canvas.INK)
-    image.disc((cell % SIDE + 0.5) * _CELL, (cell // SIDE + 0.5) * _CELL, 0.28 * _CELL, canvas.BLUE)
-    return image.image
+        drawing.draw_rectangle(*edge, canvas.INK)
+    drawing.draw_disc((cell % SIDE + 0.5) * _CELL_PX, (cell // SIDE + 0.5) * _CELL_PX, 0.28 * _CELL_PX, canvas.BLUE)
+    return drawing.image

@@ -25,7 +25,7 @@ _TURN_ANGLES = np.array([0.0, 0.2, -0.2])
 _REWARDS = np.array([5.0, -0.5, -0.5])
 # A robot crashes if a sensor measures less than this distance in meters.
 _CRASH_REWARD, _CRASH_DISTANCE = -200.0, 0.4
-_NOISE = 0.02
+_NOISE_STD = 0.02
 """Standard deviation of the noise of distances and turns in a step (in m and rad) and of measurements (in m)."""
 _MIN_DISTANCE, _MAX_DISTANCE = 0.2, 30.0
 """Range of measurements, in meters."""
@@ -59,7 +59,7 @@ _SCALE, _MARGIN = 18, 20
 """Pixels per meter in a frame, and width of the margin around the corridor in pixels."""
 
 
-def _polygon_sides(polygon: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+def _list_sides(polygon: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, float], tuple[float, float]]]:
     return list(zip(polygon, (*polygon[1:], polygon[0]), strict=True))
 
 
@@ -69,9 +69,7 @@ def _build_walls(axis: int) -> NDArray[np.float64]:
     Columns: the constant coordinate, and the lower and upper end along the other coordinate.
     """
     sides = [
-        (start, end)
-        for start, end in _polygon_sides(_OUTER_WALL) + _polygon_sides(_INNER_WALL)
-        if start[axis] == end[axis]
+        (start, end) for start, end in _list_sides(_OUTER_WALL) + _list_sides(_INNER_WALL) if start[axis] == end[axis]
     ]
     return np.array([(start[axis], *sorted((start[1 - axis], end[1 - axis]))) for start, end in sides])
 
@@ -101,7 +99,7 @@ class NavigationGames(BatchedGames):
         space = spaces.Box(_MIN_DISTANCE, _MAX_DISTANCE, (len(_SENSOR_ANGLES),), np.float32)
         super().__init__(n, space, spaces.Discrete(len(ACTION_SCHEMA)), horizon)
         self._vertical_walls, self._horizontal_walls = _build_walls(0), _build_walls(1)
-        self._start_segments = _polygon_sides(_CENTER_LINE)
+        self._start_segments = _list_sides(_CENTER_LINE)
         # Rows: x, y, and the heading clockwise from north; y increases to the north.
         self._poses = np.array((np.full(n, 1.5), np.full(n, 1.5), np.zeros(n)))
         self._measured_distances = np.full((n, len(_SENSOR_ANGLES)), _MAX_DISTANCE)
@@ -119,17 +117,17 @@ class NavigationGames(BatchedGames):
     def advance(self, actions: Any, active: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         action = check_discrete_actions(actions, len(ACTION_SCHEMA))
         noise = self.sample(2 + len(_SENSOR_ANGLES), active, "standard_normal")
-        distance = _STEP_LENGTHS[action] + _NOISE * noise[:, 0]
-        turn = _TURN_ANGLES[action] + _NOISE * noise[:, 1]
+        distance = _STEP_LENGTHS[action] + _NOISE_STD * noise[:, 0]
+        turn = _TURN_ANGLES[action] + _NOISE_STD * noise[:, 1]
         x, y, heading = self._poses
         pose = np.array((x + distance * np.sin(heading), y + distance * np.cos(heading), heading + turn))
-        ranges = self._measure_distances(pose, noise[:, 2:])
+        distances = self._measure_distances(pose, noise[:, 2:])
         self._poses = pose if active is None else np.where(active, pose, self._poses)
         self._measured_distances = (
-            ranges if active is None else np.where(active[:, None], ranges, self._measured_distances)
+            distances if active is None else np.where(active[:, None], distances, self._measured_distances)
         )
-        crashed: NDArray[np.bool_] = np.any(ranges < _CRASH_DISTANCE, axis=1)
-        return np.where(crashed, _CRASH_REWARD, _REWARDS[action]), crashed
+        is_crash: NDArray[np.bool_] = np.any(distances < _CRASH_DISTANCE, axis=1)
+        return np.where(is_crash, _CRASH_REWARD, _REWARDS[action]), is_crash
 
     def observe(self) -> NDArray[np.float32]:
         return self._measured_distances.astype(np.float32)
@@ -144,26 +142,26 @@ class NavigationGames(BatchedGames):
                 _compute_ray_distances(self._vertical_walls, x, y, east, north),
                 _compute_ray_distances(self._horizontal_walls, y, x, north, east),
             )
-        return np.clip(np.minimum(distance, _MAX_DISTANCE) + _NOISE * noise, _MIN_DISTANCE, _MAX_DISTANCE)
+        return np.clip(np.minimum(distance, _MAX_DISTANCE) + _NOISE_STD * noise, _MIN_DISTANCE, _MAX_DISTANCE)
 
     def render(self, index: int) -> NDArray[np.uint8]:
         """Return a frame from above, north up, [400, 400, 3] uint8, with the robot, its heading and its sensors."""
         side = 20 * _SCALE + 2 * _MARGIN
-        image = canvas.Canvas(side, side)
+        drawing = canvas.Canvas(side, side)
 
         def to_pixels(x: float, y: float) -> tuple[float, float]:
             return _MARGIN + x * _SCALE, side - _MARGIN - y * _SCALE
 
-        for start, end in _polygon_sides(_OUTER_WALL) + _polygon_sides(_INNER_WALL):
-            image.line(to_pixels(*start), to_pixels(*end), canvas.INK)
+        for start, end in _list_sides(_OUTER_WALL) + _list_sides(_INNER_WALL):
+            drawing.draw_line(to_pixels(*start), to_pixels(*end), canvas.INK)
         x, y, heading = self._poses[:, index].tolist()
         for angle, distance in zip(_SENSOR_ANGLES + heading, self._measured_distances[index].tolist(), strict=True):
             end = to_pixels(x + distance * math.sin(angle), y + distance * math.cos(angle))
-            image.line(to_pixels(x, y), end, canvas.GRAY, 1.5)
-        image.disc(*to_pixels(x, y), 0.4 * _SCALE, canvas.BLUE)
+            drawing.draw_line(to_pixels(x, y), end, canvas.GRAY, 1.5)
+        drawing.draw_disc(*to_pixels(x, y), 0.4 * _SCALE, canvas.BLUE)
         front = to_pixels(x + 0.4 * math.sin(heading), y + 0.4 * math.cos(heading))
-        image.line(to_pixels(x, y), front, canvas.PAPER, 2.5)
-        return image.image
+        drawing.draw_line(to_pixels(x, y), front, canvas.PAPER, 2.5)
+        return drawing.image
 
 
 def _compute_ray_distances(

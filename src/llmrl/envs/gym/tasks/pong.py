@@ -102,8 +102,8 @@ class PongGames(BatchedGames):
     def render(self, index: int) -> NDArray[np.uint8]:
         """Return a frame at half the size of the field, [300, 400, 3] uint8; the player's paddle is blue."""
         player_y, opponent_y, x, y = self._state[:4, index] / 2
-        image = canvas.Canvas(WIDTH // 2, HEIGHT // 2, canvas.INK)
-        image.box(0, player_y, PADDLE_WIDTH / 2, PADDLE_HEIGHT / 2, canvas.BLUE)
-        image.box((WIDTH - PADDLE_WIDTH) / 2, opponent_y, PADDLE_WIDTH / 2, PADDLE_HEIGHT / 2, canvas.RED)
-        image.box(x, y, BALL_SIZE / 2, BALL_SIZE / 2, canvas.PAPER)
-        return image.image
+        drawing = canvas.Canvas(WIDTH // 2, HEIGHT // 2, canvas.INK)
+        drawing.draw_rectangle(0, player_y, PADDLE_WIDTH / 2, PADDLE_HEIGHT / 2, canvas.BLUE)
+        drawing.draw_rectangle((WIDTH - PADDLE_WIDTH) / 2, opponent_y, PADDLE_WIDTH / 2, PADDLE_HEIGHT / 2, canvas.RED)
+        drawing.draw_rectangle(x, y, BALL_SIZE / 2, BALL_SIZE / 2, canvas.PAPER)
+        return drawing.image
