@@ -20,7 +20,7 @@ from run_tables import tabulate_runs
 
 from llmrl.run.artifacts import read_config
 from llmrl.run.metrics import read_metrics
-from llmrl.run.proposals import read_proposals
+from llmrl.run.proposals import read_proposal_lines
 
 LAST = 10
 
@@ -32,7 +32,7 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def _read_search(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    proposals = read_proposals(folder)
+    proposals = read_proposal_lines(folder)
     updates = read_metrics(folder / "metrics.jsonl", "proposal")
     n = config["search"]["candidates"]
 

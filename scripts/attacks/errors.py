@@ -268,7 +268,7 @@ for name, remedy in (("status.json", "rerun=true"), ("owner.json", "delete that 
         from llmrl.run import ownership
         from llmrl.run.run import Run
 
-        ownership._EMPTY_GRACE_S = 0.0
+        ownership._EMPTY_FILE_GRACE_S = 0.0
         with contextlib.suppress(ZeroDivisionError), Run.open(folder, "toys", {"env": "toy"}, ["env=toy"], 0) as run:
             content = json.loads((run.folder / name).read_text())
             raise ZeroDivisionError
@@ -410,7 +410,7 @@ for place in ("a file", "a folder", "nowhere"):
     def _(folder: Path, place: str = place) -> tuple[bool, str]:
         from llmrl.run import ownership
 
-        ownership._EMPTY_GRACE_S = 0.0
+        ownership._EMPTY_FILE_GRACE_S = 0.0
         outside = folder / "outside"
         for name in ("file", "checkpoint_000000009.pt", ".checkpoint_x.tmp", "7.npz", "0/frames/000000.png"):
             (outside / name).parent.mkdir(parents=True, exist_ok=True)

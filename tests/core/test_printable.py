@@ -208,7 +208,7 @@ def test_final_run_line(capsys):
         job(Path("x"), []), Path("\x1b[1A"), "failed", error="\nfinished after 3 s, result 9 (outputs)\x1b[K"
     )
     assert not find_sequences(describe_outcome(outcome)) and "\n" not in describe_outcome(outcome)
-    progress = ProgressBar(1, "runs", "sweep", terminal=True)
+    progress = ProgressBar(1, "runs", "sweep", draws_bar=True)
     with progress:
         progress.print_line(f"{FAKE}XYZ")
     terminal_text = capsys.readouterr().err

@@ -306,7 +306,7 @@ def test_progress_in_threads_is_in_run_logs(tmp_path, caplog):
 
     def play(name, counts):
         file = LogFile(tmp_path / name)
-        with ProgressBar(10, "steps", "design", terminal=True) as progress:
+        with ProgressBar(10, "steps", "design", draws_bar=True) as progress:
             counts[name] = progress
             progress.update(5)
         file.close()

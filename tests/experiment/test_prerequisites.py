@@ -105,7 +105,7 @@ def test_signal_ends_waiting(waiting: Waiting) -> None:
     from llmrl.run.signals import Stopped
 
     held, waiting_run = Ownership(waiting.folder), run()
-    threading.Timer(0.1, lambda: setattr(waiting_run.stop, "signal", 15)).start()
+    threading.Timer(0.1, lambda: setattr(waiting_run.stop_flag, "signal", 15)).start()
     with pytest.raises(Stopped):
         prerequisites.ensure_finished([waiting], waiting_run, waiting.compute, waiting.away)  # type: ignore[list-item]
     held.release()

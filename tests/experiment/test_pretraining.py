@@ -92,10 +92,10 @@ def test_waiting_run_is_interruptible(tmp_path, monkeypatch):
         Run.open(tmp_path, name, pretraining_folder.config, pretraining_folder.overrides, 0),
         Run.open(tmp_path, "needs", {}, [], 0) as waits,
     ):
-        waits.stop.signal = 15
+        waits.stop_flag.signal = 15
         with pytest.raises(Stopped):
             ensure_finished(prerequisite_runs(config), waits, run_experiment)
-        waits.stop.signal = None
+        waits.stop_flag.signal = None
 
 
 @pytest.mark.parametrize(

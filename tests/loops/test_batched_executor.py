@@ -81,7 +81,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.rows: list[Any] = []
-        self.restored, self.summary, self.metrics, self.folder = None, {}, self, Path()
+        self.restored_state, self.summary, self.metrics, self.folder = None, {}, self, Path()
 
     def log(self, kind: str, x: str, metrics: dict[str, Any], **counters: int) -> None:
         self.rows.append((kind, x, dict(metrics), counters))
@@ -101,7 +101,7 @@ class Recorder:
     def save_on_llm_error(self, *_: Any) -> Any:
         return nullcontext()
 
-    def resume_position(self) -> dict[str, Any]:
+    def get_resume_position(self) -> dict[str, Any]:
         return {}
 
 

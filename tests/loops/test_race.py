@@ -14,7 +14,7 @@ from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.plan import plan
 from llmrl.loops.race import Race
-from llmrl.run.proposals import read_proposals
+from llmrl.run.proposals import read_proposal_lines
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 from llmrl.statistics.estimators import standard_error_of_mean
@@ -167,7 +167,7 @@ def pooled(proposals):
 class TestSearch:
     def test_vector_measurements_share_estimate(self, repeating_run):
         """Summaries and the curve of the best vector use the pooled estimate instead of the highest measurement."""
-        proposals, summary_ = read_proposals(repeating_run), summary(repeating_run)
+        proposals, summary_ = read_proposal_lines(repeating_run), summary(repeating_run)
         episodes = pooled(proposals)
         assert max(len(values) for values in episodes.values()) > 8, "something is tried again"
         assert summary_["best_return"] == pytest.approx(max(np.mean(values) for values in episodes.values()))
@@ -185,7 +185,7 @@ class TestSearch:
         assert summary_["best"]["standard_error"] == pytest.approx(standard_error_of_mean(np.array(best_values)))
 
     def test_fresh_episodes_decide_winner(self, repeating_run):
-        summary_, episodes = summary(repeating_run), pooled(read_proposals(repeating_run))
+        summary_, episodes = summary(repeating_run), pooled(read_proposal_lines(repeating_run))
         first = sorted(episodes, key=lambda vector: -np.mean(episodes[vector]))[:5]
         assert {tuple(row["vector"]) for row in summary_["race"]} == set(first)
         winner = max((row for row in summary_["race"] if row["remaining"]), key=lambda row: row["return"])

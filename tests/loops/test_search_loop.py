@@ -25,7 +25,7 @@ from llmrl.loops.search import SearchLoop
 from llmrl.loops.search_settings import SearchSettings, draw_warmup_vectors
 from llmrl.principals.nonadaptive import RandomPrincipal
 from llmrl.run.artifacts import load_saved_state
-from llmrl.run.proposals import FILE_NAME, read_proposals
+from llmrl.run.proposals import FILE_NAME, read_proposal_lines
 from policies import LAKE, POLE
 from shipped import build_search_agent
 from societies import make_toy_spec
@@ -38,7 +38,7 @@ def run_search(tmp_path, *overrides):
     result = run(*SMALL, f"output_root={tmp_path}", *overrides)
     folder = find_run_folder(tmp_path)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return result, folder, rows, read_proposals(folder)
+    return result, folder, rows, read_proposal_lines(folder)
 
 
 def pooled(proposals):
@@ -248,7 +248,7 @@ def test_all_principals_with_all_policies(tmp_path, overrides):
 def test_tables_use_integers(tmp_path, principal):
     small = ("env=maze", "agent=tabular", "env.horizon=30", "search.episodes=1", "search.evaluate_episodes=1")
     run(*small, f"principal={principal}", "search.iterations=6", "search.candidates=4", f"output_root={tmp_path}")
-    vectors = np.array([p["vector"] for p in read_proposals(find_run_folder(tmp_path))])
+    vectors = np.array([p["vector"] for p in read_proposal_lines(find_run_folder(tmp_path))])
     assert vectors.shape == (24, 9) and {*vectors.ravel()} == {0.0, 1.0, 2.0, 3.0}
 
 
@@ -373,7 +373,7 @@ class TestResume:
                 run(*overrides, f"llm.budget.calls={calls}")
         run(*overrides)
         resumed_folder = find_run_folder(tmp_path / "parts")
-        assert [p | {} for p in read_proposals(resumed_folder)] == proposals
+        assert [p | {} for p in read_proposal_lines(resumed_folder)] == proposals
         assert _comparable(resumed_folder) == _comparable(reference)
 
     @pytest.mark.long

@@ -14,7 +14,7 @@ from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.experiment.resources import RunResources
 from llmrl.llms.scripted import ScriptedChat
 from llmrl.loops.search import SearchLoop
-from llmrl.run.proposals import read_proposals
+from llmrl.run.proposals import read_proposal_lines
 from some import mark_long_except_every
 
 pytestmark = pytest.mark.slow
@@ -152,7 +152,7 @@ def test_rules_run_all_tasks(tmp_path, name):
     )
     run(*overrides, f"output_root={tmp_path}")
     folder = find_run_folder(tmp_path)
-    proposals = [p for p in read_proposals(folder) if p["iteration"]]
+    proposals = [p for p in read_proposal_lines(folder) if p["iteration"]]
     assert len(proposals) == 3 and {len(p["vector"]) for p in proposals} == {NUMBERS[name]}
     assert all("By rule" in p["reasoning"] for p in proposals)
     assert f'"llm": "{ScriptedChat.label}"' in (folder / "status.json").read_text()

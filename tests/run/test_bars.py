@@ -13,7 +13,7 @@ from rich.console import Console
 
 from llmrl.results.run_records import read_runs
 from llmrl.run.bars import Bars
-from llmrl.run.progress_bar import ProgressBar, shorten
+from llmrl.run.progress_bar import ProgressBar, shorten_proposal
 from llmrl.run.status import RunProgress as Numbers
 from llmrl.run.status import Status, read_status
 from llmrl.sweeps.watch import summarize_running
@@ -42,7 +42,7 @@ def running(tmp_path: Path):
 
 def test_run_bar_shows_objective_with_proposal(monkeypatch):
     monkeypatch.setattr("llmrl.run.bars.to_drawing_stream", lambda stream: io.StringIO())
-    with ProgressBar(100, "steps", "design", terminal=True) as progress:
+    with ProgressBar(100, "steps", "design", draws_bar=True) as progress:
         progress.update(40)
         progress.show_result(-3.25, "eat: 2.3, clean: 3")
         assert progress._bar is not None
@@ -54,28 +54,28 @@ def test_run_bar_shows_objective_with_proposal(monkeypatch):
 
 def test_markup_is_shown_as_text(monkeypatch):
     monkeypatch.setattr("llmrl.run.bars.to_drawing_stream", lambda stream: io.StringIO())
-    with ProgressBar(2, "steps", "design", terminal=True) as progress:
+    with ProgressBar(2, "steps", "design", draws_bar=True) as progress:
         progress.show_result(1.0, "[red]x\x1b[2J")
         assert progress._bar is not None
-        progress.note("[bold]y\x1b]0;z")
+        progress.show_activity("[bold]y\x1b]0;z")
         text = render(progress._bar)
     assert "[red]x" in text and "[bold]y" in text and "\x1b" not in text
 
 
 def test_line_replaces_bar_in_pipe(caplog):
-    with caplog.at_level(logging.INFO), ProgressBar(10, "steps", "design", terminal=False) as progress:
+    with caplog.at_level(logging.INFO), ProgressBar(10, "steps", "design", draws_bar=False) as progress:
         progress.show_result(0.5, "a: 1")
         assert str(progress).startswith("design 0/10 steps (0.0%)") and str(progress).endswith(
             "; objective 0.5 with a: 1"
         )
-        progress.note("3 running")
+        progress.show_activity("3 running")
         assert caplog.messages[-1].endswith("; 3 running")
 
 
 def test_status_contains_progress(tmp_path):
     status = Status()
     with ProgressBar(
-        10, "steps", "design", on_report=lambda n: setattr(status, "progress", n), terminal=False
+        10, "steps", "design", on_report=lambda n: setattr(status, "progress", n), draws_bar=False
     ) as progress:
         progress.show_result(2.0, "a: 1")
     status.write(tmp_path)
@@ -87,7 +87,7 @@ def test_status_contains_progress(tmp_path):
 
 
 def test_long_vectors_are_truncated():
-    assert shorten("x" * 500, 80) == "x" * 79 + "…" and shorten("short") == "short"
+    assert shorten_proposal("x" * 500, 80) == "x" * 79 + "…" and shorten_proposal("short") == "short"
 
 
 def test_sweep_line_has_last_proposal(running):
@@ -100,7 +100,7 @@ def test_sweep_line_has_last_proposal(running):
 def test_notebook_shows_line(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
     monkeypatch.setattr("llmrl.run.progress_bar.NOTEBOOK_INTERVAL_S", 0.0)
-    with ProgressBar(10, "steps", "design", terminal=False) as progress:
+    with ProgressBar(10, "steps", "design", draws_bar=False) as progress:
         progress.update(5)
         progress.print_line("a line")
     output = capsys.readouterr().out

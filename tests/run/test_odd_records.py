@@ -108,7 +108,7 @@ def test_odd_owner_is_reported(tmp_path: Path, damage: str, monkeypatch: pytest.
         raise ZeroDivisionError
     path = run.folder / ownership.FILE_NAME
     ANY_RECORD[damage](path, record)
-    monkeypatch.setattr(ownership, "_EMPTY_GRACE_S", 0.0)  # nobody is writing it
+    monkeypatch.setattr(ownership, "_EMPTY_FILE_GRACE_S", 0.0)  # nobody is writing it
     for rerun in (False, True):
         with pytest.raises(RunFolderError, match=r"owner\.json") as error:
             open_run(tmp_path, rerun=rerun)
@@ -128,7 +128,7 @@ def test_odd_owner_of_active_run_is_unreadable(tmp_path: Path) -> None:
 
 
 def test_dangling_link_is_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ownership, "_EMPTY_GRACE_S", 0.0)
+    monkeypatch.setattr(ownership, "_EMPTY_FILE_GRACE_S", 0.0)
     (tmp_path / ownership.FILE_NAME).symlink_to("nowhere")
     with pytest.raises(RunFolderError):
         ownership.Ownership(tmp_path)

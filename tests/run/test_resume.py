@@ -152,7 +152,7 @@ def run_with_short_timeouts(*overrides: str) -> None:
     """Run an experiment without output and with short timeouts after a signal."""
     import llmrl.run.run
 
-    llmrl.run.run.GRACE_S = 0.1
+    llmrl.run.run.STOP_GRACE_S = 0.1
     run_silently(*overrides)
 
 

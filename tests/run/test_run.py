@@ -67,8 +67,8 @@ def train(root: Path, total: int = 30, *, hook: Any = None, interval: float = 0.
     with Run.open(root, "toys", {**CONFIG, "checkpoint_seconds": interval, **options}, ["env=toy", "seed=0"], 0) as run:
         if run.finished:
             return run
-        if run.restored is not None:
-            toy.load_state_dict(run.restored)
+        if run.restored_state is not None:
+            toy.load_state_dict(run.restored_state)
         with run.progress(total, "iterations", "train", done=run.iteration) as progress:
             for iteration in range(run.iteration, total):
                 run.metrics.log(
@@ -374,7 +374,7 @@ def test_progress_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptur
             "train",
             100,
             lambda n: reports.append(n.done),
-            terminal=False,
+            draws_bar=False,
         ) as progress,
     ):
         progress.update(100)
@@ -392,7 +392,7 @@ def test_the_first_line_comes_early(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     now = 0.0
     monkeypatch.setattr("llmrl.run.progress_bar.time.monotonic", lambda: now)
     times = []
-    with caplog.at_level(logging.INFO), ProgressBar(1000, "steps", "learn", terminal=False) as progress:
+    with caplog.at_level(logging.INFO), ProgressBar(1000, "steps", "learn", draws_bar=False) as progress:
         for now in map(float, range(1, 140)):
             lines = len(caplog.records)
             progress.update(now)
@@ -403,7 +403,7 @@ def test_the_first_line_comes_early(monkeypatch: pytest.MonkeyPatch, caplog: pyt
 def test_warmup_steps_are_excluded_from_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("llmrl.run.progress_bar.time.monotonic", lambda: now)
-    with ProgressBar(1000, "steps", "learn", terminal=False) as progress:
+    with ProgressBar(1000, "steps", "learn", draws_bar=False) as progress:
         now = 50.0
         progress.update(1)
         assert progress.progress.eta_s is None
@@ -414,7 +414,7 @@ def test_warmup_steps_are_excluded_from_rate(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_progress_bar_on_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with ProgressBar(10, "steps", "train", terminal=True) as progress:
+    with ProgressBar(10, "steps", "train", draws_bar=True) as progress:
         progress.update(10)
     assert "10/10" in capsys.readouterr().err
 

@@ -29,7 +29,7 @@ from llmrl.run.folder import (
     format_overrides,
     format_run_label,
     is_run_folder,
-    parse_hash,
+    parse_config_hash,
     parse_seed,
     shorten_overrides,
 )
@@ -92,7 +92,7 @@ def test_folder_names_are_safe(overrides, name, first_config, second_config):
             return
     parts = first.relative_to("/outputs")
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+", part) and part[0] not in ".-" for part in parts.parts)
-    assert first.name == "s3" and parse_seed(first) == 3 and parse_hash(first) == config_hash(first_config)
+    assert first.name == "s3" and parse_seed(first) == 3 and parse_config_hash(first) == config_hash(first_config)
     assert len(first.parent.name) <= MAX_LABEL_LENGTH + 1 + 8 and is_run_folder(first)
     assert (first == second) == (config_hash(first_config) == config_hash(second_config))
     keys = [override.lstrip("+~").partition("=")[0] for override in overrides]
@@ -210,7 +210,7 @@ def test_locked_folder_raises_until_process_dies(tmp_path: Path) -> None:
 
 
 def test_only_single_process_takes_stale_folder(tmp_path: Path) -> None:
-    dead = replace(ownership.Owner.this_process(1), process_start="0", token="dead")
+    dead = replace(ownership.Owner.for_this_process(1), process_start="0", token="dead")
     (tmp_path / ownership.FILE_NAME).write_text(json.dumps(asdict(dead)))
     holders = [_start_holder(tmp_path) for _ in range(4)]
     for process, _ in holders:
@@ -220,7 +220,7 @@ def test_only_single_process_takes_stale_folder(tmp_path: Path) -> None:
 
 
 def _claim_remotely(folder: Path, age_s: float, **changes: Any) -> None:
-    owner = replace(ownership.Owner.this_process(1), host="other", machine="other", token="other", **changes)
+    owner = replace(ownership.Owner.for_this_process(1), host="other", machine="other", token="other", **changes)
     path = folder / ownership.FILE_NAME
     path.write_text(json.dumps(asdict(owner)))
     os.utime(path, (time.time() - age_s,) * 2)

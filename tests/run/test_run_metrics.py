@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,18 +149,18 @@ def test_failing_run_has_no_final_metrics(tmp_path: Path) -> None:
 
 
 def test_texts_next_to_lines_across_resume(tmp_path: Path) -> None:
-    def text_at(line: dict[str, Any]) -> str | None:
+    def text_at(line: Mapping[str, Any]) -> str | None:
         return f"**{line['loss']:.2f}**" if line["updates"] % 2 == 0 else None
 
     metrics = open_log(tmp_path)
     record(metrics, range(2))
-    metrics.attach("told", text_at)
+    metrics.attach_text("told", text_at)
     record(metrics, range(2, 3))
     position = metrics.position()
     record(metrics, range(3, 5))
     assert texts(tmp_path, "told") == [(0, "**0.00**"), (2, "**0.20**"), (4, "**0.40**")]
     metrics = open_log(tmp_path, position=position)
-    metrics.attach("told", text_at)
+    metrics.attach_text("told", text_at)
     record(metrics, range(3, 7))
     assert texts(tmp_path, "told") == [(0, "**0.00**"), (2, "**0.20**"), (4, "**0.40**"), (6, "**0.60**")]
     assert len(curves(tmp_path)["loss"]) == 7

@@ -140,7 +140,7 @@ from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 from llmrl.run.sinks.wandb import WandB
 try:
-    with Run.open(Path(sys.argv[1]), "game", sink_worker.CONFIG, sinks=lambda: {"wandb": WandB()}) as run:
+    with Run.open(Path(sys.argv[1]), "game", sink_worker.CONFIG, make_sinks=lambda: {"wandb": WandB()}) as run:
         run.checkpoint(0, {})
         while not list(run.folder.glob("loggers/wandb/*")):
             time.sleep(0.01)
@@ -201,11 +201,11 @@ def test_mlflow_continues_run(tmp_path: Path) -> None:
     for begins, ends in ((0, ROWS_AT_CHECKPOINT), (ROWS_AT_CHECKPOINT, ALL)):
         sink = MLflow()
         metrics = MetricLog(opening.folder, position, {"mlflow": sink}, opening)
-        metrics.attach("said", lambda line: "text")
+        metrics.attach_text("said", lambda line: "text")
         sink_worker.log_rows(metrics, range(begins, ends))
         position = metrics.position()
         metrics.close("preempted" if ends < ALL else "finished")
-        metrics.wait()
+        metrics.wait_for_sinks()
         ids.append(sink._run_id)
     assert ids[0] == ids[1]
     points = sink._client.get_metric_history(ids[0], "loss/value")
@@ -225,7 +225,7 @@ def test_mlflow_outage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
     from llmrl.run.sinks.mlflow import MLflow
 
     sinks = {"mlflow": MLflow(f"http://127.0.0.1:{port}")}
-    with Run.open(tmp_path, "game", sink_worker.CONFIG, sinks=lambda: sinks) as run:
+    with Run.open(tmp_path, "game", sink_worker.CONFIG, make_sinks=lambda: sinks) as run:
         sink_worker.log_rows(run.metrics, range(4))
         run.result = 1.0
     assert Run.open(tmp_path, "game", sink_worker.CONFIG).finished

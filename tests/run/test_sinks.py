@@ -101,9 +101,9 @@ def notes() -> RecordingSink:
 
 
 def test_sink_receives_all_events(tmp_path: Path, notes: RecordingSink) -> None:
-    with Run.open(tmp_path, "toys", CONFIG, ["env=toy", "agent.lr=0.1"], 3, sinks=lambda: {"notes": notes}) as run:
+    with Run.open(tmp_path, "toys", CONFIG, ["env=toy", "agent.lr=0.1"], 3, make_sinks=lambda: {"notes": notes}) as run:
         record(run.metrics, range(1))
-        run.metrics.attach("said", lambda line: f"at {line['env_steps']}")
+        run.metrics.attach_text("said", lambda line: f"at {line['env_steps']}")
         run.metrics.attach_pictures("film", lambda line: [tmp_path / "a.gif"] if line["updates"] else [])
         record(run.metrics, range(1, 2))
         run.result, run.summary = 2.5, {"worst": 0.5, "best": {"a": 1.0}, "episodes": 3}
@@ -130,10 +130,10 @@ def test_resume_repeats_rows_to_sink(tmp_path: Path, background: bool) -> None:
     position = metrics.position()
     record(metrics, range(3, 5))  # cut when it is resumed
     metrics = MetricLog(tmp_path, position, {"notes": sinks[1]})
-    metrics.attach("said", lambda line: "yes")
+    metrics.attach_text("said", lambda line: "yes")
     record(metrics, range(3, 6))
     metrics.close()
-    metrics.wait()
+    metrics.wait_for_sinks()
     opening = sinks[1].events[0]
     assert opening.kept == 3 and opening.started == sinks[1].events[1].unix
     assert sinks[1].numbers == [0, 1, 2, 3, 4, 5]
@@ -141,11 +141,11 @@ def test_resume_repeats_rows_to_sink(tmp_path: Path, background: bool) -> None:
 
 
 def test_end_state_reaches_sink(tmp_path: Path, notes: RecordingSink) -> None:
-    with pytest.raises(ZeroDivisionError), Run.open(tmp_path, "toys", CONFIG, sinks=lambda: {"notes": notes}):
+    with pytest.raises(ZeroDivisionError), Run.open(tmp_path, "toys", CONFIG, make_sinks=lambda: {"notes": notes}):
         raise ZeroDivisionError("no division")
     assert (notes.events[-1].state, notes.events[-1].error) == ("failed", "ZeroDivisionError: no division")
     assert notes.events[-1].final == {} and not notes.events[-1].succeeded
-    with pytest.raises(Stopped), Run.open(tmp_path, "toys", CONFIG, sinks=lambda: {"notes": notes}) as run:
+    with pytest.raises(Stopped), Run.open(tmp_path, "toys", CONFIG, make_sinks=lambda: {"notes": notes}) as run:
         os.kill(os.getpid(), signal.SIGTERM)
         run.safe_point(1, dict)
     assert notes.events[-1].state == "preempted"
@@ -155,7 +155,7 @@ def test_end_state_reaches_sink(tmp_path: Path, notes: RecordingSink) -> None:
 def test_sink_failure_is_isolated(tmp_path: Path, caplog: pytest.LogCaptureFixture, background: bool) -> None:
     broken, notes = FailingSink(1, 2, 3, background=background), RecordingSink(background)
     sinks = {"broken": broken, "notes": notes}
-    with caplog.at_level(logging.WARNING), Run.open(tmp_path, "toys", CONFIG, sinks=lambda: sinks) as run:
+    with caplog.at_level(logging.WARNING), Run.open(tmp_path, "toys", CONFIG, make_sinks=lambda: sinks) as run:
         for number in range(4):
             record(run.metrics, range(number, number + 1))
             wait_for(lambda n=number: len(notes.numbers) == n + 1 and broken.numbers == [0])
@@ -184,7 +184,7 @@ def test_slow_sink_is_abandoned(
     record(metrics, range(50, 51))
     wait_for(lambda: "more than 10 rows" in caplog.text)
     metrics.close()
-    metrics.wait()
+    metrics.wait_for_sinks()
     assert re.search(r"\d of 51 rows", caplog.text) and len(read_metrics(tmp_path / FILE_NAME)) == 51
 
 
@@ -194,7 +194,7 @@ def test_stop_does_not_wait_for_server(
 ) -> None:
     monkeypatch.setattr(fan_out, "STOP_TIMEOUT_S", 0.2)
     stuck = BlockingSink(at)
-    with pytest.raises(Stopped), Run.open(tmp_path, "toys", CONFIG, sinks=lambda: {"stuck": stuck}) as run:
+    with pytest.raises(Stopped), Run.open(tmp_path, "toys", CONFIG, make_sinks=lambda: {"stuck": stuck}) as run:
         record(run.metrics, range(2))
         os.kill(os.getpid(), signal.SIGTERM)
         start_time = time.monotonic()
@@ -208,7 +208,7 @@ def test_stop_does_not_wait_for_server(
 
 def test_finished_run_flushes_sinks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stuck = BlockingSink("close")
-    with Run.open(tmp_path, "toys", CONFIG, sinks=lambda: {"stuck": stuck}) as run:
+    with Run.open(tmp_path, "toys", CONFIG, make_sinks=lambda: {"stuck": stuck}) as run:
         record(run.metrics, range(2))
         threading.Timer(0.3, stuck.answer.set).start()
     assert isinstance(stuck.events[-1], Ending) and "loggers.stuck" not in caplog.text and not stuck.abandoned
@@ -220,7 +220,7 @@ def test_sinks_receive_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     config = {"a": {"b": f"uses {KEY}", "correct-horse-battery": 1}}
     opening = Opening(tmp_path, tmp_path, "n", "l", config, {"x": "correct-horse-battery"})
     metrics = MetricLog(tmp_path, None, {"notes": notes}, opening)
-    metrics.attach("said", lambda line: f"Bearer {KEY}")
+    metrics.attach_text("said", lambda line: f"Bearer {KEY}")
     metrics.log("update", "updates", {"loss/correct-horse-battery": 1.0, "fine": 2.0}, updates=1)
     metrics.close("failed", {"found": f"key {KEY}"}, error=f"no access with {KEY}")
     events = repr(notes.events)
@@ -237,7 +237,7 @@ def test_sinks_are_not_hashed(tmp_path: Path, notes: RecordingSink) -> None:
         record(first.metrics, range(2))
         first.checkpoint(2, {})
         raise ZeroDivisionError
-    with Run.open(tmp_path, "toys", with_sink, overrides, sinks=lambda: {"notes": notes}) as run:
+    with Run.open(tmp_path, "toys", with_sink, overrides, make_sinks=lambda: {"notes": notes}) as run:
         assert run.folder == first.folder and run.state == "resumed"
         record(run.metrics, range(2, 3))
     assert notes.numbers == [0, 1, 2]
@@ -249,9 +249,9 @@ def test_invalid_sinks_keep_finished_run(tmp_path: Path) -> None:
 
     with Run.open(tmp_path, "toys", CONFIG) as run:
         record(run.metrics, range(2))
-    assert Run.open(tmp_path, "toys", CONFIG, sinks=missing).finished, "nobody asks for them"
+    assert Run.open(tmp_path, "toys", CONFIG, make_sinks=missing).finished, "nobody asks for them"
     with pytest.raises(ConfigError):
-        Run.open(tmp_path, "toys", {**CONFIG, "rerun": True}, sinks=missing)
+        Run.open(tmp_path, "toys", {**CONFIG, "rerun": True}, make_sinks=missing)
     assert Run.open(tmp_path, "toys", CONFIG).finished and not list(run.folder.glob("backup*"))
 
 
@@ -261,7 +261,7 @@ def test_run_id_changes_on_rerun(tmp_path: Path) -> None:
         notes = RecordingSink(background=False)
         with (
             pytest.raises(ZeroDivisionError),
-            Run.open(tmp_path, "t", {**CONFIG, "rerun": rerun}, sinks=lambda sink=notes: {"n": sink}) as run,
+            Run.open(tmp_path, "t", {**CONFIG, "rerun": rerun}, make_sinks=lambda sink=notes: {"n": sink}) as run,
         ):
             ids.append(notes.events[0].run_id())
             run.checkpoint(1, {})

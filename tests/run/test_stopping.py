@@ -42,7 +42,7 @@ def test_safe_point_wait_is_limited(tmp_path, monkeypatch, number, state):
     assert "iteration 7" in status.error
     assert read_owner(only_folder(tmp_path)) is None
     with Run.open(tmp_path, "toys", CONFIG) as resumed_run:
-        assert (resumed_run.state, resumed_run.iteration, resumed_run.restored) == ("resumed", 7, {"x": 1})
+        assert (resumed_run.state, resumed_run.iteration, resumed_run.restored_state) == ("resumed", 7, {"x": 1})
 
 
 def test_unsaved_run_reports_no_save(tmp_path, monkeypatch):
@@ -95,7 +95,7 @@ def test_save_is_not_interrupted(tmp_path, monkeypatch):
         send_signal()
         run.safe_point(3, dict)
     with Run.open(tmp_path, "toys", CONFIG) as resumed_run:
-        assert (resumed_run.iteration, resumed_run.restored) == (3, {"x": 2})
+        assert (resumed_run.iteration, resumed_run.restored_state) == (3, {"x": 2})
 
 
 def test_state_is_saved_ahead_of_long_step(tmp_path, monkeypatch):
@@ -113,7 +113,7 @@ def test_state_is_saved_ahead_of_long_step(tmp_path, monkeypatch):
         assert [path.stem[-1] for path in run.checkpoints.paths()] == ["3"]
         run.safe_point(4, dict)
         assert len(run.checkpoints.paths()) == 1
-        run.timer.duration = 1.0
+        run.checkpoint_timer.duration = 1.0
         time.sleep(1.2)
         run.safe_point(5, dict)
         assert len(run.checkpoints.paths()) == 1, "it would spend most of its time on saving"
@@ -149,7 +149,7 @@ def test_forked_worker_signal_keeps_run(tmp_path, monkeypatch):
             os._exit(0)
         os.waitpid(pid, 0)
         time.sleep(0.5)
-        assert not run.stop.requested
+        assert not run.stop_flag.requested
     assert read_status(only_folder(tmp_path)).state == "finished"
 
 

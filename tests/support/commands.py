@@ -279,7 +279,7 @@ def preload_modules(names: Sequence[str]) -> None:
     from llmrl.run import provenance
 
     provenance.compute_code_digest()
-    provenance.list_package_versions()
+    provenance.get_package_versions()
     provenance.read_checkout_state()
     cache_options()
     with hydra.initialize_config_module("llmrl.conf", version_base="1.3"):

@@ -66,8 +66,8 @@ def train(
     with open_run(processes, CONFIG, 0, lambda: Run.open(root, name, CONFIG)) as run:
         if run.finished:
             return run.result
-        if run.restored is not None:
-            toy.load_state_dict(run.restored)
+        if run.restored_state is not None:
+            toy.load_state_dict(run.restored_state)
         with run.progress(updates, "updates", "train", run.iteration) as progress:
             for update in range(run.iteration, updates):
                 run.metrics.log(

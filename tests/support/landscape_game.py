@@ -95,7 +95,7 @@ class UnsavedRun:
 
     stop_after_grace = checkpoint = safe_point
 
-    def save_on_llm_error(self, iteration, state, learns=False):
+    def save_on_llm_error(self, iteration, state, changes_weights=False):
         return nullcontext()
 
 

@@ -48,10 +48,10 @@ def main() -> None:
     sinks = RunResources({"trusted_modules": [], "loggers": {name: node}}).sinks
     with (
         create_files_privately(True),
-        Run.open(root, "game", {**CONFIG, "rerun": mode == "anew"}, OVERRIDES, 3, sinks=lambda: sinks) as run,
+        Run.open(root, "game", {**CONFIG, "rerun": mode == "anew"}, OVERRIDES, 3, make_sinks=lambda: sinks) as run,
     ):
         movie = write_film(run.folder)
-        run.metrics.attach("llm/exchange", lambda line: f"*key* {KEY}" if line["updates"] % 6 == 0 else None)
+        run.metrics.attach_text("llm/exchange", lambda line: f"*key* {KEY}" if line["updates"] % 6 == 0 else None)
         run.metrics.attach_pictures("episode/film", lambda line: [movie] if line["updates"] == 3 else [])
         if mode == "killed":
             log_rows(run.metrics, range(ROWS_AT_CHECKPOINT))

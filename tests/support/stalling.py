@@ -52,6 +52,6 @@ def shorten_stop_timeouts(monkeypatch, scale=0.05):
     import llmrl.run.run
     from llmrl.run import signals
 
-    monkeypatch.setattr(llmrl.run.run, "GRACE_S", 5.0 * scale)
+    monkeypatch.setattr(llmrl.run.run, "STOP_GRACE_S", 5.0 * scale)
     for name, seconds in (("DISCARD_WORK_S", 8.0), ("SECOND_DISCARD_S", 12.0), ("FORCED_EXIT_S", 1e4)):
         monkeypatch.setattr(signals, name, seconds * scale, raising=False)

@@ -294,7 +294,7 @@ def test_owner_process_is_signaled(tmp_path: Path) -> None:
     finally:
         owned.release()
         signal.signal(signal.SIGTERM, handler)
-    assert not ownership.has_open_for_writing(os.getpid(), folder / "owner.json")
+    assert not ownership.process_has_open_for_writing(os.getpid(), folder / "owner.json")
 
 
 def test_launcher_stops_runs_on_other_machines(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_summary_omits_finished_runs(running) -> None:
 
 def test_lines_are_rate_limited(running, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
     monkeypatch.setattr("llmrl.sweeps.watch.read_run", lambda folder: running[0])
-    with caplog.at_level(logging.INFO), ProgressBar(5, "runs", "sweep", terminal=False) as progress:
+    with caplog.at_level(logging.INFO), ProgressBar(5, "runs", "sweep", draws_bar=False) as progress:
         rare = SweepWatch(progress)
         monkeypatch.setattr("llmrl.sweeps.watch._LOG_INTERVAL_S", 0.0)
         frequent = SweepWatch(progress)

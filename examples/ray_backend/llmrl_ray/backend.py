@@ -17,7 +17,7 @@ from typing import Any
 from llmrl.core.errors import ConfigError, summarize_error
 from llmrl.core.ranges import NonNegativeInt
 from llmrl.run.command_exit import EXIT_FAILED, EXIT_INTERRUPTED
-from llmrl.run.ownership import JOB_ID, release_ended_job
+from llmrl.run.ownership import JOB_ID_VARIABLE, release_ended_job
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend, Job, JobBatch, JobOutcome, SchedulerError
 from llmrl.sweeps.jobs import (
@@ -149,7 +149,7 @@ def compute(payload: bytes, environment: dict[str, str], log_file: str, working_
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # before the run handles signals
     os.chdir(working_directory)
     os.environ.update(environment)
-    os.environ[JOB_ID] = ray.get_runtime_context().get_task_id()
+    os.environ[JOB_ID_VARIABLE] = ray.get_runtime_context().get_task_id()
     (run_exit,) = pickle.loads(payload)()  # noqa: S301 (created by the launching process)
     return run_exit
 

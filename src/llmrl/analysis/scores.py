@@ -15,7 +15,7 @@ from llmrl.analysis import training_curves
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.folder_files import read_bytes
 from llmrl.results.run_records import RunRecord
-from llmrl.run.metrics import COUNTERS, FILE_NAME, KIND_KEY, TIME_PREFIX, list_metrics
+from llmrl.run.metrics import COUNTER_NAMES, FILE_NAME, KIND_KEY, TIME_PREFIX, list_metric_names_of_row
 from llmrl.run.training_episodes import read_training_metric_names
 
 X_AXES = {
@@ -156,7 +156,7 @@ def list_metric_names(runs: Iterable[RunRecord]) -> list[str]:
                 row = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            names.update(list_metrics(row) if isinstance(row, dict) else ())
+            names.update(list_metric_names_of_row(row) if isinstance(row, dict) else ())
     return sorted(name for name in names if not name.startswith(TIME_PREFIX))
 
 
@@ -171,7 +171,7 @@ def _read_rows(folder: Path, metric: str) -> list[dict[str, Any]]:
             except (ValueError, RecursionError) as error:
                 raise RunFolderError(f"{folder / FILE_NAME}, line {number} is damaged") from error
             is_valid = isinstance(row, dict) and isinstance(row.get(metric), int | float | None)
-            if not is_valid or not all(isinstance(row.get(axis, 0), int | float) for axis in COUNTERS):
+            if not is_valid or not all(isinstance(row.get(axis, 0), int | float) for axis in COUNTER_NAMES):
                 raise RunFolderError(
                     f"{folder / FILE_NAME}, line {number} is damaged: {metric} or a counter is not a number"
                 )

@@ -21,7 +21,7 @@ from llmrl.results.run_records import RunRecord
 from llmrl.run.artifacts import RESULTS_NAME
 from llmrl.run.episode_files import EPISODES
 from llmrl.run.files import read_json_lines
-from llmrl.run.metrics import COUNTERS, TIME_PREFIX, read_metric_tables
+from llmrl.run.metrics import COUNTER_NAMES, TIME_PREFIX, read_metric_tables
 from llmrl.run.metrics import FILE_NAME as METRICS
 from llmrl.run.proposals import read_measured_proposals
 from llmrl.run.training_episodes import read_training_episodes
@@ -251,7 +251,7 @@ def _read_metrics(folder: Path) -> list[pd.DataFrame]:
     frames = []
     for table in read_metric_tables(path).values() if path.is_file() else ():
         wide = import_pandas().DataFrame(table.columns).rename(columns={f"{TIME_PREFIX}elapsed_s": "elapsed_s"})
-        metrics = [name for name in table.columns if name not in COUNTERS and not name.startswith(TIME_PREFIX)]
+        metrics = [name for name in table.columns if name not in COUNTER_NAMES and not name.startswith(TIME_PREFIX)]
         wide = wide.assign(kind=table.kind, axis=table.x, axis_value=wide[table.x]).reindex(
             columns=[*id_columns, *metrics]
         )

@@ -209,8 +209,8 @@ class Experiment:
             config,
             self.overrides,
             self.seed,
-            digest=self.hash,
-            sinks=lambda: self.resources.sinks,
+            config_digest=self.hash,
+            make_sinks=lambda: self.resources.sinks,
         )
         return open_run(ProcessGroup.join(), config, self.seed, open_in_main_process)
 

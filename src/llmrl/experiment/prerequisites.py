@@ -162,14 +162,14 @@ def _ensure_one_finished(
             is_waiting = True
             with suspend():
                 # Without `suspend`, the other rows of this process would wait for this run, too.
-                while run.stop.signal is None and is_in_use(prerequisite.folder):
+                while run.stop_flag.signal is None and is_in_use(prerequisite.folder):
                     time.sleep(_POLL_SECONDS)
         except CallNotMade:
             raise
         except LlmrlError as error:
             raise PrerequisiteFailed(f"{prerequisite.error_label} failed: {error}") from error
-        if run.stop.signal is not None:
-            raise Stopped(run.folder, run.stop.signal)
+        if run.stop_flag.signal is not None:
+            raise Stopped(run.folder, run.stop_flag.signal)
 
 
 def _launch_time_and_folder(run: Run) -> tuple[float, str]:

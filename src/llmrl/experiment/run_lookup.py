@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.run.folder import format_seed_folder, parse_hash, parse_seed, sanitize_path
+from llmrl.run.folder import format_seed_folder, parse_config_hash, parse_seed, sanitize_path
 
 ReferenceKind = Literal["run", "latest", "preset"]
 
@@ -121,10 +121,10 @@ def find_experiment_runs(reference: RunReference, root: Path) -> list[Path]:
     if reference.kind == "latest":
         newest_run = find_newest_run(reference.target, root)
         return [run for run in find_runs(newest_run.parent) if is_finished(run)]
-    runs = [run for run in find_runs(root) if (parse_hash(run) or "").startswith(reference.target)]
+    runs = [run for run in find_runs(root) if (parse_config_hash(run) or "").startswith(reference.target)]
     if not runs:
         raise RunFolderError(f"there is no run in {root} whose folder's hash begins with {reference.target}")
-    if len({parse_hash(run) for run in runs}) > 1:
+    if len({parse_config_hash(run) for run in runs}) > 1:
         raise RunFolderError(f"{reference} may be any of {format_runs(runs)}")
     run_by_seed: dict[int | None, Path] = {}
     for run in sorted(runs, key=is_finished, reverse=True):
@@ -179,6 +179,6 @@ def format_runs(runs: Sequence[Path]) -> str:
     """Format runs for an error message, one a line: reference, state and folder."""
     from llmrl.results.run_records import read_run
 
-    lines = [f"\n  run:{parse_hash(run)}/{run.name}  {read_run(run).state}  {run}" for run in runs[:_MAX_LISTED_RUNS]]
+    lines = [f"\n  run:{parse_config_hash(run)}/{run.name}  {read_run(run).state}  {run}" for run in runs[:_MAX_LISTED_RUNS]]
     omission_note = f"\n  and {len(runs) - _MAX_LISTED_RUNS:,} more" if len(runs) > _MAX_LISTED_RUNS else ""
     return f"{len(runs):,} runs:{''.join(lines)}{omission_note}"

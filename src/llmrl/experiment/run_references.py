@@ -32,7 +32,7 @@ from llmrl.experiment.run_lookup import (
 )
 from llmrl.run.artifacts import ADAPTER, CONFIG_NAME, read_config
 from llmrl.run.config_hash import RESOLVED, config_hash
-from llmrl.run.folder import format_seed_folder, parse_hash, parse_seed, sanitize_path
+from llmrl.run.folder import format_seed_folder, parse_config_hash, parse_seed, sanitize_path
 
 log = logging.getLogger(__name__)
 
@@ -197,12 +197,14 @@ def _resolve_reference(reference_key: ReferenceKey, text: str, config: Config) -
         if reference.kind == "latest":
             reference = _pin_reference(reference_key, reference, config)
         runs = find_experiment_runs(reference, Path(config["output_root"]))
-        reference_text = f"run:{parse_hash(runs[0])}"
+        reference_text = f"run:{parse_config_hash(runs[0])}"
         if reference_key.is_list:
             matches = runs if reference.seed is None else [select_run(reference, runs)]
             folder = matches[0].parent if reference.seed is None else matches[0]
             return _ResolvedReference(
-                folder, f"{parse_hash(runs[0])}/{'all' if reference.seed is None else folder.name}", reference_text
+                folder,
+                f"{parse_config_hash(runs[0])}/{'all' if reference.seed is None else folder.name}",
+                reference_text,
             )
         return _resolve_among_runs(reference_key, reference, runs, config)
     except (ConfigError, RunFolderError) as error:
@@ -245,7 +247,7 @@ def _resolve_among_runs(
     """
     explicit_seed = None if reference is None else reference.seed
     # A renamed folder may have no hash in its name.
-    digest = parse_hash(runs[0]) or config_hash(read_config(runs[0], ()))
+    digest = parse_config_hash(runs[0]) or config_hash(read_config(runs[0], ()))
     if len(runs) == 1 and explicit_seed is None:
         single_run = runs[0]
         return _ResolvedReference(single_run, f"{digest}/{single_run.name}", f"run:{digest}/{single_run.name}")
@@ -266,7 +268,7 @@ def _pin_reference(reference_key: ReferenceKey, reference: RunReference, config:
     path = folder / f"{config_hash({**config, 'key': reference_key.key})}.json"
     record = _read_pinned_reference(path)
     if record is None:
-        digest = parse_hash(find_newest_run(reference.target, root))
+        digest = parse_config_hash(find_newest_run(reference.target, root))
         record = {
             "key": reference_key.key,
             "reference": str(reference),

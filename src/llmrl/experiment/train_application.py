@@ -55,10 +55,10 @@ class TrainApplication(Application):
 
     def compute(self, config: Config, resources: RunResources, run: Run, compute_run: ComputeRun) -> None:
         with resources.detached():  # the check of the model may wait for a server
-            llm = resources.join_run(run.folder, lambda: run.stop.requested)
+            llm = resources.join_run(run.folder, lambda: run.stop_flag.requested)
         run.status.llm = "" if llm is None else llm.label
         run.status.shared = list_shared_factors(config, uses_llm=llm is not None)
-        run.metrics.attach(Transcript.TAG, Transcript(run.folder))
+        run.metrics.attach_text(Transcript.TAG, Transcript(run.folder))
         n_stages = 1 + reference_line_runs.count_expected_stages(config, resources.builder)
         referenced_runs = prerequisite_runs(config)
         n_finished = ensure_finished(referenced_runs, run, compute_run, resources.detached, n_stages_after=n_stages)

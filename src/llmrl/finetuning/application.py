@@ -238,7 +238,7 @@ def build_loop(config: Config, resources: RunResources, run: Run | None = None) 
         """Return the client of the model; its calls are logged in the run folder, if there is a run."""
         model = model_resources.model
         if run is not None:
-            model = model_resources.join_run(run.folder, lambda: run.stop.requested)
+            model = model_resources.join_run(run.folder, lambda: run.stop_flag.requested)
         assert isinstance(model, ChatClient)
         return model
 

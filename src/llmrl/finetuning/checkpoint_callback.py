@@ -44,7 +44,7 @@ class CheckpointCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress.update(state.global_step)
-        is_due = self.run.stop.requested or self.run.timer.is_due()
+        is_due = self.run.stop_flag.requested or self.run.checkpoint_timer.is_due()
         # No checkpoint after the last step, because a trainer that resumes from it would take one more step.
         is_at_interval = state.global_step < state.max_steps and state.global_step % self.interval == 0
         control.should_save = is_due and is_at_interval
@@ -60,8 +60,8 @@ class CheckpointCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.save_checkpoint(state.global_step)
-        if self.run.stop.signal is not None:
-            raise Stopped(self.run.folder, self.run.stop.signal)
+        if self.run.stop_flag.signal is not None:
+            raise Stopped(self.run.folder, self.run.stop_flag.signal)
 
 
 def _metric_name(key: str) -> str:

@@ -129,8 +129,8 @@ class FinetuneLoop(StateFields):
             ConfigError: the training examples cannot be used, or lora.targets matches no layer of the model.
             Stopped: a signal requested a stop; the state has been saved.
         """
-        if run.restored is not None:
-            self.load_state_dict(run.restored)
+        if run.restored_state is not None:
+            self.load_state_dict(run.restored_state)
         local_model = self.client.provider
         assert isinstance(local_model, LocalChat)
         self._check_model(local_model)
@@ -155,7 +155,7 @@ class FinetuneLoop(StateFields):
             yield Delegate(
                 lambda answer: self._train(run, answer, local_model, prompts, target_replies, scale, iteration_offset)
             )
-            if run.stop.requested:
+            if run.stop_flag.requested:
                 yield SafePoint(iteration_offset + self.method.optimizer.steps + 1, self.state_dict)
         finetuned_client = self.load_finetuned_client(run.folder / ADAPTER)
         run.status.llm = finetuned_client.label
@@ -176,7 +176,7 @@ class FinetuneLoop(StateFields):
 
                 def on_progress(n_finished: int) -> None:
                     progress.update(min(n_finished, n_trials))
-                    if run.stop.requested:
+                    if run.stop_flag.requested:
                         answer(SafePoint(run.iteration, self.state_dict))
 
                 return dataset.prepare(task, self.trials_dir, seeds, on_progress)

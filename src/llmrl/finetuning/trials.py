@@ -24,7 +24,7 @@ from llmrl.rollout.batched_evaluator import draw_episode_seeds
 from llmrl.run.artifacts import read_config
 from llmrl.run.files import write_atomic
 from llmrl.run.folder import make_write_error
-from llmrl.run.proposals import FILE_NAME, read_proposals
+from llmrl.run.proposals import FILE_NAME, read_proposal_lines
 from llmrl.statistics.estimators import standard_error_of_mean
 
 log = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]
         raise ConfigError(f"dataset.runs: {folder} belongs to another task ({changes}); use runs of this env and agent")
     trials: list[ParameterTrial] = []
     try:
-        for line in read_proposals(folder):
+        for line in read_proposal_lines(folder):
             trial = ParameterTrial(np.array(line["vector"], np.float64), np.array(line["returns"], np.float64))
             if trial.vector.shape != (space.dim,) or not len(trial.returns):
                 raise ValueError(f"{space.name} needs {space.dim} numbers and at least one return")

@@ -108,8 +108,8 @@ class BaselineLoop(StateFields, Loop):
 
     def requests(self, run: Run) -> Requests[float]:
         """Train and evaluate; return the mean return of the trained policy on unseen seeds."""
-        if run.restored is not None:
-            self.load_state_dict(run.restored)
+        if run.restored_state is not None:
+            self.load_state_dict(run.restored_state)
         if not self.is_trained:
             yield Delegate(lambda answer: self._train(run, answer))
             self.is_trained = True
@@ -128,7 +128,7 @@ class BaselineLoop(StateFields, Loop):
         return metrics["search/incumbent_return"]
 
     def _train(self, run: Run, answer: Callable[[Request], Any]) -> None:
-        initial_state = {**self.state_dict(), **run.resume_position()}
+        initial_state = {**self.state_dict(), **run.get_resume_position()}
         returns: list[float] = []  # returns and lengths of the episodes of the current block
         lengths: list[int] = []
 

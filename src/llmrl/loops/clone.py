@@ -84,8 +84,8 @@ class CloneLoop(StateFields, Loop):
     def requests(self, run: Run) -> Requests[float]:
         """Learn and evaluate; return the mean objective over episodes (by default an agent's base return)."""
         self.updates = run.iteration
-        if run.restored is not None:
-            self.load_state_dict(run.restored)
+        if run.restored_state is not None:
+            self.load_state_dict(run.restored_state)
         total = self.cloning.n_updates
         with run.progress(total, "updates", "clone", self.updates) as progress:
             while self.updates < total:

@@ -164,8 +164,8 @@ class DesignLoop:
     def requests(self, run: Run) -> Requests[float]:
         """Run the loop; return the mean evaluated objective of the contexts, or else the online performance."""
         progress = self.progress
-        if run.restored is not None:
-            progress.load_state_dict(run.restored)
+        if run.restored_state is not None:
+            progress.load_state_dict(run.restored_state)
         self.references = self.load_references()
         self._brief_principal()
         if self.references and self.references.warning:

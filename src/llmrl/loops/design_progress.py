@@ -288,7 +288,7 @@ class DesignProgress(StateFields):
 
     def pin_resume_point(self, run: Run) -> None:
         """Save the current point and state as the resume point until the step ends or the pin is removed."""
-        state = copy.deepcopy({**self.state_dict(), **run.resume_position()})
+        state = copy.deepcopy({**self.state_dict(), **run.get_resume_position()})
         self.pinned_resume_point = self.iteration, lambda: state
 
     def restore_final_agents(self) -> None:

@@ -321,10 +321,10 @@ class LearnLoop(Loop):
         """Return a context that saves the run if the language model cannot be reached; a null context without one."""
         if self.meter is None:
             return nullcontext()
-        return run.save_on_llm_error(self.iteration, self.state_dict, learns=True)
+        return run.save_on_llm_error(self.iteration, self.state_dict, changes_weights=True)
 
     def _restore(self, run: Run) -> Requests[None]:
-        self.iteration, state, spec = run.iteration, run.restored, self.env.spec
+        self.iteration, state, spec = run.iteration, run.restored_state, self.env.spec
         if self.mechanism_sampler is not None and state is not None:
             # Loaded here, because `Begin` resets the games, which draws vectors; loaded again below to undo the draws.
             self.mechanism_sampler.load_state_dict(state["mechanism"])

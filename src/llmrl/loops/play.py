@@ -326,7 +326,7 @@ class PlayLoop:
         return self._pinned_resume_point or (self.steps, self.state_dict)
 
     def _restore(self, run: Run) -> Requests[None]:
-        state = run.restored
+        state = run.restored_state
         self._log_settings = EpisodeLogSettings(self.n_recorded_episodes, self.settings.videos, self.settings.fps)
         self._games_state: State | None = None if state is None else state["games"]
         self._trajectories_state: State | None = None if state is None else state.get("trajectories")

@@ -30,7 +30,7 @@ from llmrl.rollout.batched_evaluator import (
 from llmrl.run.artifacts import RESULT_EPISODES
 from llmrl.run.files import LineFile
 from llmrl.run.progress_bar import ProgressBar
-from llmrl.run.proposals import FILE_NAME, read_proposals
+from llmrl.run.proposals import FILE_NAME, read_proposal_lines
 from llmrl.run.run import Run
 
 
@@ -164,7 +164,7 @@ class SearchLoop(StateFields):
     def requests(self, run: Run) -> Requests[float]:
         """Run the search; return the mean return of the best proposal on unseen seeds."""
         self.proposals_file = LineFile(
-            run.folder / FILE_NAME, None if run.restored is None else run.restored["proposals"]
+            run.folder / FILE_NAME, None if run.restored_state is None else run.restored_state["proposals"]
         )
         self._restore(run)
         try:
@@ -377,14 +377,14 @@ class SearchLoop(StateFields):
 
     def _restore(self, run: Run) -> None:
         """Restore the checkpoint of `run`; `proposals.jsonl` was already truncated to its length at the checkpoint."""
-        state = run.restored
+        state = run.restored_state
         if state is None:
             return
         self.load_state_dict(state)
         if state["race"] is not None:
             self.race = Race(state["race"]["vectors"], self.settings.race_rounds)
             self.race.load_state_dict(state["race"])
-        for proposal in read_proposals(run.folder):
+        for proposal in read_proposal_lines(run.folder):
             self._add_estimate(proposal)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmrl.results.run_records import RunRecord
-from llmrl.run.folder import TREATMENT, format_overrides
+from llmrl.run.folder import TREATMENT_GROUP, format_overrides
 from llmrl.run.shared_factors import PRETRAINING, REPLIES, SOCIETY
 from llmrl.statistics.intervals import MINIMUM_UNITS
 
@@ -230,11 +230,11 @@ def _select_label_keys(differing_keys: Sequence[str], overrides: Sequence[Mappin
     >>> _select_label_keys(["llm", "treatment"], [{"treatment": "ucb"}, {"treatment": "llm", "llm": "gpt4o_mini"}])
     ['treatment']
     """
-    if TREATMENT not in differing_keys:
+    if TREATMENT_GROUP not in differing_keys:
         return list(differing_keys)
     models_by_treatment: defaultdict[str | None, set[str | None]] = defaultdict(set)
     for options in overrides:
-        models_by_treatment[options.get(TREATMENT)].add(options.get("llm"))
+        models_by_treatment[options.get(TREATMENT_GROUP)].add(options.get("llm"))
     is_determined_by_treatment = all(len(models) == 1 for models in models_by_treatment.values())
     return [key for key in differing_keys if key != "llm" or not is_determined_by_treatment]
 

@@ -22,8 +22,8 @@ from llmrl.run.files import read_json_or_empty
 from llmrl.run.folder import is_run_folder, parse_seed, split_overrides
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import KIND_KEY, X_KEY
-from llmrl.run.ownership import seems_alive
-from llmrl.run.queued import ALIVE_NAME, LaunchRecord, read_launch_record
+from llmrl.run.ownership import process_seems_alive
+from llmrl.run.queued import LAUNCHER_ALIVE_NAME, LaunchRecord, read_launch_record
 from llmrl.run.status import SUMMARY_NAME, RunProgress, Status, StatusState, read_status
 
 RunState = StatusState | Literal["queued", "canceled", "lost", "unreadable"]
@@ -302,8 +302,8 @@ def _determine_queued_state(launch_record: LaunchRecord, queue: QueueSnapshot | 
     if launch_record.error:
         return "lost", launch_record.error
     if not launch_record.job_id:
-        alive_file = Path(launch_record.sweep) / ALIVE_NAME
-        if seems_alive(launch_record.machine, launch_record.pid, launch_record.process_start, alive_file):
+        alive_file = Path(launch_record.sweep) / LAUNCHER_ALIVE_NAME
+        if process_seems_alive(launch_record.machine, launch_record.pid, launch_record.process_start, alive_file):
             return "queued", ""
         return (
             "lost",
@@ -326,7 +326,7 @@ def _determine_started_state(folder: Path, status: Status, queue: QueueSnapshot 
         return status.state, status.error
     owner = ownership.read_owner(folder)
     owner_file = folder / ownership.FILE_NAME
-    if job_state != "" and owner is not None and seems_alive(owner.machine, owner.pid, owner.process_start, owner_file):
+    if owner and job_state != "" and process_seems_alive(owner.machine, owner.pid, owner.process_start, owner_file):
         return "running", status.error
     if job_state:
         return "queued", ""  # the job was requeued, and its process has not started yet

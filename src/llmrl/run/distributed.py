@@ -55,7 +55,7 @@ def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, open
     run: Run
     if not processes.is_main:
         run = WorkerRun(processes)
-        run.digest = config_hash(config)
+        run.config_digest = config_hash(config)
     else:
         run = open_main()
         run.processes = processes
@@ -63,7 +63,7 @@ def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, open
         return run
     try:
         process_id_and_start = (socket.gethostname(), os.getpid(), ownership.get_process_start(os.getpid()))
-        local_state = (str(run.folder), run.state, run.iteration, run.result, process_id_and_start, run.digest)
+        local_state = (str(run.folder), run.state, run.iteration, run.result, process_id_and_start, run.config_digest)
         states = processes.all_gather_object(local_state)
         if len({digest for *_, digest in states}) > 1:
             raise ConfigError(f"the {processes.world_size} processes of this run were started with different configs")
@@ -93,7 +93,7 @@ class WorkerRun(Run):
         logging.getLogger("llmrl").setLevel(logging.ERROR)
         self.processes = processes
         # The flag prints nothing and does not interrupt, because the first process decides when all processes stop.
-        self.stop = StopFlag(forward_signal=self._signal_main_process)
+        self.stop_flag = StopFlag(forward_signal=self._signal_main_process)
         self.main_process: tuple[str, int, str | None] = ("", 0, None)  # host, process id and start time
         self._temporary_folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -107,9 +107,9 @@ class WorkerRun(Run):
         self.folder = Path(self._temporary_folder.name)
         position = None
         if self.state == "resumed":
-            store = CheckpointStore(folder / _CHECKPOINT_FOLDER, config_hash=self.digest)
-            _, self.restored = store.load(store.path(self.iteration))
-            position = self.restored.pop(RUN_KEY)["metrics"]
+            store = CheckpointStore(folder / _CHECKPOINT_FOLDER, config_hash=self.config_digest)
+            _, self.restored_state = store.load(store.path(self.iteration))
+            position = self.restored_state.pop(RUN_KEY)["metrics"]
             _copy_run_files(folder, self.folder)
         self.metrics = MetricLog(self.folder, position)
 
@@ -127,7 +127,7 @@ class WorkerRun(Run):
         return self.folder
 
     def progress(self, total: float | None, unit: str, description: str, done: float = 0) -> ProgressBar:
-        return ProgressBar(total, unit, description, done=done, terminal=False)
+        return ProgressBar(total, unit, description, done=done, draws_bar=False)
 
     def _finish(self) -> None:
         self.metrics.close()

@@ -21,7 +21,7 @@ from llmrl.core.secrets import redact
 from llmrl.run.config_hash import is_excluded
 from llmrl.run.files import path_inside
 
-STUDY, TREATMENT = "experiment", "treatment"
+STUDY_GROUP, TREATMENT_GROUP = "experiment", "treatment"
 """Config groups of studies, and of the treatments that a study compares."""
 
 
@@ -59,8 +59,8 @@ def format_run_label(overrides: Iterable[str], name: str = "") -> str:
     )
 
 
-def find_run_folder(root: Path, name: str, digest: str, overrides: Iterable[str], seed: int) -> Path:
-    """Return the folder of the run whose config has the hash `digest`, whether or not it exists.
+def find_run_folder(root: Path, name: str, config_digest: str, overrides: Iterable[str], seed: int) -> Path:
+    """Return the folder of the run whose config has the hash `config_digest`, whether or not it exists.
 
     An existing folder with that hash is returned whatever its label, because different overrides may give one config.
 
@@ -75,26 +75,25 @@ def find_run_folder(root: Path, name: str, digest: str, overrides: Iterable[str]
     parent = root.expanduser().absolute() / sanitized_name
     try:
         with os.scandir(parent) as entries:
-            matches = [entry for entry in entries if entry.name.endswith(f"-{digest}")]
+            matches = [entry for entry in entries if entry.name.endswith(f"-{config_digest}")]
         folders = sorted(Path(e.path) for e in matches if _SAFE_NAME_PATTERN.fullmatch(e.name) and e.is_dir())
     except (FileNotFoundError, NotADirectoryError):
         folders = []
     except OSError as error:
         raise make_write_error(parent, error) from error
-    return (folders[0] if folders else parent / f"{format_run_label(overrides, name)}-{digest}") / format_seed_folder(
-        seed
-    )
+    folder = folders[0] if folders else parent / f"{format_run_label(overrides, name)}-{config_digest}"
+    return folder / format_seed_folder(seed)
 
 
 def create_run_folder(
-    root: Path, name: str, digest: str, overrides: Iterable[str], seed: int, private: bool = True
+    root: Path, name: str, config_digest: str, overrides: Iterable[str], seed: int, private: bool = True
 ) -> Path:
     """Return the folder of `find_run_folder`; create it if it is missing. If `private`, only its owner can read it.
 
     Raises:
         RunFolderError: `name` is not valid, or the folder is a symbolic link or cannot be created.
     """
-    folder = find_run_folder(root, name, digest, overrides, seed)
+    folder = find_run_folder(root, name, config_digest, overrides, seed)
     path_inside(folder.parents[1], *folder.parts[-2:])
     try:
         make_folder(folder, private)
@@ -109,7 +108,7 @@ def make_write_error(folder: Path, error: OSError) -> RunFolderError:
     return RunFolderError(f"cannot write {folder}: {describe_write_error(folder, error)}.{advice}")
 
 
-LENGTH_OPTIONS = (
+RUN_LENGTH_OPTIONS = (
     "learn.env_steps",
     "design.steps",
     "design.adapt_rounds",
@@ -120,14 +119,14 @@ LENGTH_OPTIONS = (
 )
 """Options that set the length of a run."""
 
-LABEL_OPTIONS = (STUDY, TREATMENT, "llm", *LENGTH_OPTIONS)
+LABEL_OPTIONS = (STUDY_GROUP, TREATMENT_GROUP, "llm", *RUN_LENGTH_OPTIONS)
 """Options that a label contains if they are among the overrides, even if all runs of a sweep share them, because they
 distinguish sweeps of the same name."""
 
-_KEYLESS_OPTIONS = (STUDY, TREATMENT)
-"""Options whose values are shown without their keys, because the values identify the option."""
+_OPTIONS_WITHOUT_KEY = (STUDY_GROUP, TREATMENT_GROUP)
+"""Options whose values labels contain without their keys, because the values identify the option."""
 
-_LABEL_ORDER = (TREATMENT, "", "llm", STUDY)
+_LABEL_ORDER = (TREATMENT_GROUP, "", "llm", STUDY_GROUP)
 """Order of options in a label; the empty name stands for all others."""
 
 MAX_LABEL_LENGTH = 80
@@ -136,7 +135,7 @@ _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
 _SAFE_NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]+")
 _HASH_PATTERN = re.compile(r".*-([0-9a-f]{8})")
 _SEED_PATTERN = re.compile(r"s([0-9]{1,18})")
-_RECORD_NAMES = ("config.yaml", "status.json", "queued.json")
+_RUN_FILE_NAMES = ("config.yaml", "status.json", "queued.json")
 
 
 def format_seed_folder(seed: int) -> str:
@@ -153,18 +152,18 @@ def parse_seed(folder: Path) -> int | None:
 def is_run_folder(folder: Path) -> bool:
     """Return whether `folder` is a run folder: `s<seed>` below a name that ends in a hash, or with a run's files."""
     return parse_seed(folder) is not None and (
-        parse_hash(folder) is not None or any((folder / name).exists() for name in _RECORD_NAMES)
+        parse_config_hash(folder) is not None or any((folder / name).exists() for name in _RUN_FILE_NAMES)
     )
 
 
-def parse_hash(folder: Path) -> str | None:
+def parse_config_hash(folder: Path) -> str | None:
     """Return the hash at the end of the name of a run folder's parent; None if there is none."""
     match = _HASH_PATTERN.fullmatch(folder.parent.name)
     return match[1] if match else None
 
 
 def sanitize(text: str) -> str:
-    """Return `text` with characters `[A-Za-z0-9._-]` only: accents are removed, others become `-`. It may be empty.
+    """Return `text` with only the characters `[A-Za-z0-9._-]`; accents are removed, others become `-`. It may be empty.
 
     >>> sanitize("Étude 3: Qwen/Qwen2.5 (großes)")
     'Etude-3-Qwen-Qwen2.5-gro-es'
@@ -187,17 +186,17 @@ def shorten_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
     >>> shorten_overrides({"learn.env_steps": "1000", "agent.init_from": "outputs/pre/ppo-0a1b2c3d/s4"})
     {'env_steps': '1000', 'init_from': '0a1b2c3d-s4'}
     """
-    last_parts = Counter(_last_parts(key, 1) for key in overrides)
-    last_two_parts = Counter(_last_parts(key, 2) for key in overrides)
-    names = {}
+    last_part_counts = Counter(_get_last_parts(key, 1) for key in overrides)
+    last_two_part_counts = Counter(_get_last_parts(key, 2) for key in overrides)
+    short_overrides = {}
     for key, value in overrides.items():
-        is_unique = last_parts[_last_parts(key, 1)] == 1
-        name = _last_parts(key, 1 if is_unique else 2)
-        names[name if is_unique or last_two_parts[name] == 1 else key] = _shorten_value(value)
-    return names
+        is_unique = last_part_counts[_get_last_parts(key, 1)] == 1
+        name = _get_last_parts(key, 1 if is_unique else 2)
+        short_overrides[name if is_unique or last_two_part_counts[name] == 1 else key] = _shorten_value(value)
+    return short_overrides
 
 
-def _last_parts(key: str, n: int) -> str:
+def _get_last_parts(key: str, n: int) -> str:
     """Return the last `n` parts of a key, with its own separators: `llm/learn` and `llm.learn` are different keys."""
     return "".join(re.split(r"([./@:])", key)[1 - 2 * n :])
 
@@ -205,12 +204,13 @@ def _last_parts(key: str, n: int) -> str:
 def format_overrides(overrides: Mapping[str, str], other_keys: Iterable[str] = ()) -> str:
     """Return overrides as text for tables and figures, `principal=ucb, env_steps=1000`.
 
-    Shortened keys also differ from the shortened `other_keys`. A treatment comes first, without its key.
+    The shortened keys also differ from the shortened `other_keys`. A treatment comes first, without its key.
     """
     keys = dict.fromkeys([*other_keys, *overrides], "")
     names = dict(zip(keys, shorten_overrides(keys), strict=True))
-    ordered = sorted(overrides.items(), key=lambda item: item[0] != TREATMENT)
-    return ", ".join((f"{names[key]}=" if key != TREATMENT else "") + _shorten_value(value) for key, value in ordered)
+    ordered = sorted(overrides.items(), key=lambda item: item[0] != TREATMENT_GROUP)
+    prefixes = ("" if key == TREATMENT_GROUP else f"{names[key]}=" for key, _ in ordered)
+    return ", ".join(prefix + _shorten_value(value) for prefix, (_, value) in zip(prefixes, ordered, strict=True))
 
 
 def _shorten_value(value: str) -> str:
@@ -229,20 +229,20 @@ def _shorten_value(value: str) -> str:
 def format_label(overrides: Mapping[str, str]) -> str:
     """Return the readable part of a run folder's name, at most `MAX_LABEL_LENGTH` characters.
 
-    It is `defaults` without overrides. TensorBoard cuts long names, so overrides that are usually compared come first:
+    Without overrides it is `defaults`. TensorBoard cuts long names, so overrides that are usually compared come first:
     a treatment, then choices of options, then fields. The study, which most runs of a sweep share, comes last.
 
     >>> format_label({"principal": "ucb", "learn.env_steps": "1000", "experiment": "legislative/cleanup"})
     'principal_ucb-env_steps_1000-cleanup'
     """
-    redacted = dict(redact(f"{key}={value}").partition("=")[::2] for key, value in overrides.items())
+    redacted_overrides = dict(redact(f"{key}={value}").partition("=")[::2] for key, value in overrides.items())
     ordered_keys = sorted(
-        redacted,
-        key=lambda k: (_LABEL_ORDER.index(k if k in _LABEL_ORDER else ""), "." in k, k not in LENGTH_OPTIONS, k),
+        redacted_overrides,
+        key=lambda k: (_LABEL_ORDER.index(k if k in _LABEL_ORDER else ""), "." in k, k not in RUN_LENGTH_OPTIONS, k),
     )
     label_parts = []
-    short_overrides = shorten_overrides({key: redacted[key] for key in ordered_keys})
+    short_overrides = shorten_overrides({key: redacted_overrides[key] for key in ordered_keys})
     for key, (name, value) in zip(ordered_keys, short_overrides.items(), strict=True):
         text = sanitize(value)[:_MAX_VALUE_LENGTH]
-        label_parts.append(text if key in _KEYLESS_OPTIONS else f"{sanitize(name)}_{text}")
+        label_parts.append(text if key in _OPTIONS_WITHOUT_KEY else f"{sanitize(name)}_{text}")
     return sanitize("-".join(label_parts))[:MAX_LABEL_LENGTH].strip("-._") or "defaults"

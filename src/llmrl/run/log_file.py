@@ -22,7 +22,7 @@ from llmrl.core.secrets import redact
 from llmrl.run.files import report_write_errors
 
 FILE_NAME = "run.log"
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_MESSAGE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _active_files: ContextVar[tuple[LogFile, ...]] = ContextVar("llmrl_log_files", default=())
 """Log files of this thread: those of runs that wait for the thread's run, then the file of this run."""
@@ -35,17 +35,17 @@ class SafeFormatter(logging.Formatter):
         return redact(printable(super().format(record)))
 
 
-class _Handler(logging.FileHandler):
+class _RunLogHandler(logging.FileHandler):
     """A file handler that reports only the first failed write; `logging` would print a traceback for each message."""
 
-    has_reported = False
+    has_reported_failure = False
 
     def _open(self) -> Any:
         return open_file(Path(self.baseFilename), self.mode)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        if not self.has_reported:
-            self.has_reported = True
+        if not self.has_reported_failure:
+            self.has_reported_failure = True
             sys.stderr.write(f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}\n")
 
 
@@ -58,12 +58,12 @@ class LogFile:
 
     def __init__(self, folder: Path) -> None:
         with report_write_errors(folder / FILE_NAME):
-            self._handler = _Handler(folder / FILE_NAME)
-        self._handler.setFormatter(SafeFormatter(_FORMAT))
+            self._handler = _RunLogHandler(folder / FILE_NAME)
+        self._handler.setFormatter(SafeFormatter(_MESSAGE_FORMAT))
         self._handler.addFilter(self._accepts_thread)
-        self._waiting_files = _active_files.get()
-        _active_files.set((*self._waiting_files, self))
-        _count_open_files(1)
+        self._files_of_waiting_runs = _active_files.get()
+        _active_files.set((*self._files_of_waiting_runs, self))
+        _change_n_open_files(1)
         logging.getLogger().addHandler(self._handler)
 
     def _accepts_thread(self, _: logging.LogRecord) -> bool:
@@ -72,9 +72,9 @@ class LogFile:
 
     @contextmanager
     def receive_messages(self) -> Iterator[None]:
-        """Return a context in which messages of this thread go to this file and to the files of runs that wait."""
+        """Return a context in which messages of this thread go to this file and to those of runs that wait for it."""
         previous_files = _active_files.get()
-        _active_files.set((*self._waiting_files, self))
+        _active_files.set((*self._files_of_waiting_runs, self))
         try:
             yield
         finally:
@@ -89,7 +89,7 @@ class LogFile:
         """Stop writing and close the file; a second call does nothing."""
         if self._handler in logging.getLogger().handlers:
             logging.getLogger().removeHandler(self._handler)
-            _count_open_files(-1)
+            _change_n_open_files(-1)
             _active_files.set(tuple(file for file in _active_files.get() if file is not self))
             try:
                 self._handler.close()
@@ -97,7 +97,7 @@ class LogFile:
                 sys.stderr.write(f"{self._handler.baseFilename} cannot be written: {error}\n")
 
 
-def active_log_files() -> tuple[LogFile, ...]:
+def get_active_log_files() -> tuple[LogFile, ...]:
     """Return the open log files of this thread, that of its own run last; empty in a thread without a run."""
     return _active_files.get()
 
@@ -105,7 +105,7 @@ def active_log_files() -> tuple[LogFile, ...]:
 _level_lock, _n_open_files, _previous_level = threading.Lock(), 0, logging.NOTSET
 
 
-def _count_open_files(change: int) -> None:
+def _change_n_open_files(change: int) -> None:
     """Change the number of open log files; while there are any, the package's log level is INFO or lower."""
     global _n_open_files, _previous_level
     package = logging.getLogger("llmrl")

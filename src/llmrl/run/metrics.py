@@ -1,7 +1,7 @@
 """`metrics.jsonl`, the record of everything that a run measures, from which its sinks get their rows.
 
-The file has one JSON object per line, a row. A row has `kind`, the kind of its metrics (`KINDS`); `x`, the name of the
-counter that is its x coordinate; the counters by name, whole numbers such as `env_steps`; the metrics by name; and
+The file has one JSON object per line, a row. A row has `kind`, the kind of its metrics (`ROW_KINDS`); `x`, the name of
+the counter that is its x coordinate; the counters by name, whole numbers such as `env_steps`; the metrics by name; and
 `time/unix` (Unix time, seconds) and `time/elapsed_s` (running time of the run, over all attempts). Within a run, all
 rows of a kind have the same counter as x coordinate, and a metric is in rows of one kind only.
 
@@ -37,16 +37,16 @@ USAGE_PREFIX = "usage/"
 FINAL_PREFIX = "Final/"
 """Prefix of the tags of final numbers. It is capitalized to sort first: TensorBoard's HParams tab shows the first five
 metrics, and its plots omit runs that lack one of them, so these should be metrics that all runs have."""
-KINDS: tuple[RowKind, ...] = get_args(RowKind)
-COUNTERS: tuple[CounterName, ...] = get_args(CounterName)
+ROW_KINDS: tuple[RowKind, ...] = get_args(RowKind)
+COUNTER_NAMES: tuple[CounterName, ...] = get_args(CounterName)
 KIND_KEY, X_KEY = "kind", "x"
-_NON_METRIC_KEYS = frozenset({KIND_KEY, X_KEY, *COUNTERS})
+_NON_METRIC_KEYS = frozenset({KIND_KEY, X_KEY, *COUNTER_NAMES})
 _SHARED_PREFIXES = (TIME_PREFIX, USAGE_PREFIX)
 """Prefixes of metrics that rows of every kind may have."""
 
-TextOf = Callable[[Mapping[str, Any]], str | None]
+TextFunction = Callable[[Mapping[str, Any]], str | None]
 """Function from a row of metrics to its Markdown text, or None. It is called once for each row, in order."""
-PicturesOf = Callable[[Mapping[str, Any]], Iterable[Path]]
+PicturesFunction = Callable[[Mapping[str, Any]], Iterable[Path]]
 """Function from a row of metrics to its picture and video files. It is called once for each row, in order."""
 
 
@@ -58,7 +58,7 @@ class MetricLog(LineFile):
         position: `position()` at the resumed checkpoint, to which an existing file is cut; None: it is emptied. The
             remaining rows are passed to the sinks, so that these also continue as if uninterrupted.
         sinks: sinks by the names of their options. Their exceptions are logged, not raised.
-        opening: description of the run for the sinks; None: one with the folder only.
+        opening: description of the run for the sinks; None: a description that has only the folder.
 
     Raises:
         RunFolderError: the file has other lines before `position`, or cannot be written.
@@ -72,9 +72,9 @@ class MetricLog(LineFile):
         opening: Opening | None = None,
     ) -> None:
         super().__init__(folder / FILE_NAME, position, drop_nondeterministic_metrics)
-        self._non_finite_names: set[str] = set()
+        self._non_finite_metric_names: set[str] = set()
         rows = read_metrics(self._path)
-        self._started = time.monotonic()
+        self._start_time = time.monotonic()
         self._counter_by_kind: dict[str, str] = {}
         self._kind_by_metric: dict[str, str] = {}
         try:
@@ -90,35 +90,35 @@ class MetricLog(LineFile):
                 f"{self._path} cannot be continued: {error}. Start this run anew with rerun=true, which moves the old "
                 "content aside."
             ) from error
-        self._elapsed = float(rows[-1][TIME_PREFIX + "elapsed_s"]) if rows else 0.0
+        self._earlier_elapsed_s = float(rows[-1][TIME_PREFIX + "elapsed_s"]) if rows else 0.0
         self._last_x = _get_x(rows[-1]) if rows else 0
-        self._senders: list[Callable[[Row, Mapping[str, Any]], None]] = []
+        self._row_callbacks: list[Callable[[Row, Mapping[str, Any]], None]] = []
         opening = opening or Opening(folder, folder.parent, folder.parent.name, folder.name, started=time.time())
         self._sinks = FanOut(sinks or {}, opening)
         self._n_rows = len(rows)
         if self._sinks:
             self._sinks.open([to_sink_row(number, line) for number, line in enumerate(rows)])
 
-    def attach(self, tag: str, text_of: TextOf) -> None:
+    def attach_text(self, tag: str, make_text: TextFunction) -> None:
         """Send the text of each row, earlier rows included, to the sinks under `tag`."""
 
         def send(row: Row, line: Mapping[str, Any]) -> None:
-            if (text := text_of(line)) is not None:
+            if (text := make_text(line)) is not None:
                 self._sinks.text(row, tag, text)
 
-        self._attach(send)
+        self._add_row_callback(send)
 
-    def attach_pictures(self, tag: str, pictures_of: PicturesOf) -> None:
+    def attach_pictures(self, tag: str, list_pictures: PicturesFunction) -> None:
         """Send the pictures and videos of each row, earlier rows included, to the sinks under `tag`."""
 
         def send(row: Row, line: Mapping[str, Any]) -> None:
-            for path in pictures_of(line):
+            for path in list_pictures(line):
                 self._sinks.picture(row, tag, path)
 
-        self._attach(send)
+        self._add_row_callback(send)
 
-    def _attach(self, send: Callable[[Row, Mapping[str, Any]], None]) -> None:
-        self._senders.append(send)
+    def _add_row_callback(self, send: Callable[[Row, Mapping[str, Any]], None]) -> None:
+        self._row_callbacks.append(send)
         if self._sinks:
             for number, line in enumerate(read_metrics(self._path)):
                 send(to_sink_row(number, line), line)
@@ -127,21 +127,21 @@ class MetricLog(LineFile):
         """Record a row of `metrics` (anything that `float()` accepts).
 
         Args:
-            kind: kind of the row, one of `KINDS`.
+            kind: kind of the row, one of `ROW_KINDS`.
             x: counter that is the x coordinate of the row, one of `counters`.
             metrics: metrics by name.
-            counters: whole numbers by their names in `COUNTERS`, such as `env_steps=800`.
+            counters: whole numbers by their names in `COUNTER_NAMES`, such as `env_steps=800`.
 
         Raises:
             ValueError: a kind or counter is unknown; `x` is not among the counters; earlier rows of this kind have
                 another x coordinate; a metric has the name of a counter, or is in rows of another kind.
         """
         line: dict[str, Any] = {KIND_KEY: kind, X_KEY: x} | {name: int(value) for name, value in counters.items()}
-        if unknown_counters := counters.keys() - set(COUNTERS):
+        if unknown_counters := counters.keys() - set(COUNTER_NAMES):
             raise ValueError(
-                f"the counters of a row must be among {', '.join(COUNTERS)}, not {', '.join(sorted(unknown_counters))}"
+                f"counters of a row must be among {', '.join(COUNTER_NAMES)}, not {', '.join(sorted(unknown_counters))}"
             )
-        if reserved := {KIND_KEY, X_KEY, *COUNTERS} & metrics.keys():
+        if reserved := {KIND_KEY, X_KEY, *COUNTER_NAMES} & metrics.keys():
             raise ValueError(f"metrics cannot have the names of counters: {', '.join(sorted(reserved))}")
         self._register_row(line | dict(metrics))
         line |= {name: self._to_finite(line[x], name, float(value)) for name, value in metrics.items()}
@@ -152,17 +152,17 @@ class MetricLog(LineFile):
         if self._sinks:
             row = to_sink_row(self._n_rows, line)
             self._sinks.row(row)
-            for send in self._senders:
+            for send in self._row_callbacks:
                 send(row, line)
         self._n_rows += 1
 
     @property
     def elapsed_s(self) -> float:
         """Seconds that this run has been running: up to the resumed checkpoint, and since this attempt's start."""
-        return self._elapsed + time.monotonic() - self._started
+        return self._earlier_elapsed_s + time.monotonic() - self._start_time
 
     def close(self, state: str = "finished", final: Mapping[str, Any] | None = None, error: str = "") -> None:
-        """Close the file and the sinks; further calls do nothing. Sinks with a thread may close later (`wait`).
+        """Close the file and the sinks once. Sinks with a thread may close later (`wait_for_sinks`).
 
         Args:
             state: state of the run, as in `status.json`.
@@ -181,20 +181,20 @@ class MetricLog(LineFile):
             }
             self._sinks.close(Ending(state, error, final_metrics, self._last_x, time.time(), summary))
 
-    def wait(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
+    def wait_for_sinks(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
         """Wait a limited time for sinks that are still closing, less if `is_stopping()`, and report incomplete ones."""
         self._sinks.wait(is_stopping)
 
     def _register_row(self, row: Mapping[str, Any]) -> None:
         """Raise ValueError if a row breaks the rules of the file; register its kind and metrics."""
         kind, x = row.get(KIND_KEY), row.get(X_KEY)
-        if kind not in KINDS:
-            raise ValueError(f"the kind of a row must be one of {', '.join(KINDS)}, not {kind!r}")
-        if x not in COUNTERS or x not in row:
+        if kind not in ROW_KINDS:
+            raise ValueError(f"the kind of a row must be one of {', '.join(ROW_KINDS)}, not {kind!r}")
+        if x not in COUNTER_NAMES or x not in row:
             raise ValueError(f"the x coordinate {x!r} of a row of kind {kind} is not one of its counters")
         if (counter := self._counter_by_kind.setdefault(kind, x)) != x:
             raise ValueError(f"the x coordinate of a row of kind {kind} is {x}, but {counter} in earlier rows")
-        for name in list_metrics(row):
+        for name in list_metric_names_of_row(row):
             if (
                 not name.startswith(_SHARED_PREFIXES)
                 and (earlier_kind := self._kind_by_metric.setdefault(name, kind)) != kind
@@ -204,8 +204,8 @@ class MetricLog(LineFile):
     def _to_finite(self, x: int, name: str, value: float) -> float | None:
         if math.isfinite(value):
             return value
-        if name not in self._non_finite_names:
-            self._non_finite_names.add(name)
+        if name not in self._non_finite_metric_names:
+            self._non_finite_metric_names.add(name)
             log.warning("metric %s is %s at %d (logged once for each metric)", name, value, x)
         return None
 
@@ -227,7 +227,7 @@ class MetricTable:
 
 
 def read_metrics(path: Path, kind: RowKind | None = None) -> list[dict[str, Any]]:
-    """Return the rows of a `metrics.jsonl`, or only those of `kind`; `null` becomes NaN.
+    """Return the rows of the file `path`, or only those of `kind`; `null` becomes NaN.
 
     A last line that is still being written is left out.
 
@@ -259,7 +259,7 @@ def read_metric_tables(path: Path) -> dict[RowKind, MetricTable]:
     """
     rows: dict[RowKind, list[dict[str, Any]]] = {}
     for line_number, row in enumerate(read_metrics(path), start=1):
-        if row.get(KIND_KEY) not in KINDS or row.get(X_KEY) not in COUNTERS or row[X_KEY] not in row:
+        if row.get(KIND_KEY) not in ROW_KINDS or row.get(X_KEY) not in COUNTER_NAMES or row[X_KEY] not in row:
             raise RunFolderError(f"{path}, line {line_number} has no valid {KIND_KEY} or {X_KEY}")
         try:
             _check_numbers(row)
@@ -269,8 +269,8 @@ def read_metric_tables(path: Path) -> dict[RowKind, MetricTable]:
     tables = {}
     for kind, rows_of_kind in rows.items():
         x = rows_of_kind[0][X_KEY]
-        counters = [name for name in COUNTERS if name != x and any(name in row for row in rows_of_kind)]
-        metrics = dict.fromkeys(name for row in rows_of_kind for name in list_metrics(row))
+        counters = [name for name in COUNTER_NAMES if name != x and any(name in row for row in rows_of_kind)]
+        metrics = dict.fromkeys(name for row in rows_of_kind for name in list_metric_names_of_row(row))
         columns = {n: np.array([row.get(n, math.nan) for row in rows_of_kind]) for n in (x, *counters, *metrics)}
         tables[kind] = MetricTable(kind, x, columns)
     return tables
@@ -283,7 +283,7 @@ def _check_numbers(row: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {repr(value)[:60]}, not a number")
 
 
-def list_metrics(row: Mapping[str, Any]) -> list[str]:
+def list_metric_names_of_row(row: Mapping[str, Any]) -> list[str]:
     """Return the names of the metrics of a row, including those under `time/`."""
     return [name for name in row if name not in _NON_METRIC_KEYS]
 
@@ -295,12 +295,12 @@ def _get_x(row: Mapping[str, Any]) -> int:
 def drop_nondeterministic_metrics(lines: bytes) -> bytes:
     """Return complete lines of a `metrics.jsonl` without times and usage, which differ between repetitions of a run.
 
-    A line that is not a JSON object is returned unchanged.
+    A line that is not a JSON object remains unchanged.
     """
-    return b"".join(map(_drop_from_line, lines.splitlines(keepends=True)))
+    return b"".join(map(_drop_nondeterministic_metrics_of_line, lines.splitlines(keepends=True)))
 
 
-def _drop_from_line(line: bytes) -> bytes:
+def _drop_nondeterministic_metrics_of_line(line: bytes) -> bytes:
     try:
         row = json.loads(line)
         return json.dumps(
@@ -318,10 +318,10 @@ def to_sink_row(number: int, line: Mapping[str, Any]) -> Row:
         x=line[X_KEY],
         place=_get_x(line),
         unix=float(line[TIME_PREFIX + "unix"]),
-        counters={name: int(line[name]) for name in COUNTERS if name in line},
+        counters={name: int(line[name]) for name in COUNTER_NAMES if name in line},
         metrics={
             name: math.nan if line[name] is None else float(line[name])
-            for name in list_metrics(line)
+            for name in list_metric_names_of_row(line)
             if not name.startswith(TIME_PREFIX)
         },
     )

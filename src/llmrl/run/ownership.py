@@ -32,13 +32,13 @@ from llmrl.run.folder import make_write_error
 log = logging.getLogger(__name__)
 
 FILE_NAME = "owner.json"
-JOB_ID = "LLMRL_JOB_ID"
+JOB_ID_VARIABLE = "LLMRL_JOB_ID"
 """Environment variable with the id of a process's scheduler job, for schedulers other than SLURM."""
 HEARTBEAT_S = 30.0
 """Seconds between two touches."""
 STALE_AFTER_S = 300.0
 """Age in seconds from which an untouched file means that its process is dead."""
-_EMPTY_GRACE_S = 2.0
+_EMPTY_FILE_GRACE_S = 2.0
 """Seconds after which an empty owner file counts as left by a process that died between creating and writing it."""
 
 
@@ -71,7 +71,7 @@ class Owner:
     Attributes:
         host: host name.
         machine: identifier of host, boot and container (`get_machine_id`), within which `pid` is unique.
-        process_start: start time of the process (`get_process_start`), which distinguishes later ones of the same id.
+        process_start: start time of the process (`get_process_start`), because a later process may have the same id.
         attempt: number of the run's attempt, from 1.
         job_id: id of the scheduler job (`get_job_id`); empty without one.
         restarts: number of times that SLURM has requeued the job.
@@ -88,7 +88,7 @@ class Owner:
     token: str
 
     @staticmethod
-    def this_process(attempt: int) -> Owner:
+    def for_this_process(attempt: int) -> Owner:
         pid = os.getpid()
         return Owner(
             host=socket.gethostname(),
@@ -120,14 +120,14 @@ class Ownership:
 
     def __init__(self, folder: Path, attempt: int = 1) -> None:
         self.folder = folder
-        self.owner = Owner.this_process(attempt)
+        self.owner = Owner.for_this_process(attempt)
         self._path = folder / FILE_NAME
         self._acquire()
         self._heartbeat = Heartbeat(self._path, is_owner=lambda: self.is_held)
 
     @property
     def is_held(self) -> bool:
-        """True while this process owns the folder; another machine may take it over after a long suspension."""
+        """True while this process owns the folder; after a long suspension, another machine may have taken it over."""
         try:
             owner = read_owner(self.folder)
         except RunFolderError as error:
@@ -147,11 +147,11 @@ class Ownership:
             try:
                 descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
             except FileExistsError:
-                self._clear_stale()
+                self._remove_stale_owner_file()
                 continue
             except OSError as error:
                 raise make_write_error(self.folder, error) from error
-            self._file = os.fdopen(descriptor, "w")  # open until release, see `has_open_for_writing`
+            self._file = os.fdopen(descriptor, "w")  # open until release, see `process_has_open_for_writing`
             try:
                 json.dump(asdict(self.owner), self._file)
                 self._file.flush()
@@ -163,17 +163,17 @@ class Ownership:
             return
         raise RunFolderError(f"several processes try to own {self.folder} at the same time; repeat this command")
 
-    def _clear_stale(self) -> None:
+    def _remove_stale_owner_file(self) -> None:
         """Remove the owner file of a dead process; wait briefly if that is uncertain; raise if the folder is in use."""
         try:
             owner = read_owner(self.folder)
         except RunFolderError:
-            if self._may_be_incomplete():
+            if self._wait_if_incomplete():
                 return
             raise
-        if owner is None and self._may_be_incomplete():
+        if owner is None and self._wait_if_incomplete():
             return
-        if owner is not None and is_alive(owner, self._path):
+        if owner is not None and is_owner_alive(owner, self._path):
             raise RunInUse(
                 f"{self.folder} is in use by {owner}; wait for that process or stop it. If its machine has crashed, "
                 f"the folder is free {STALE_AFTER_S / 60:g} minutes after the crash (or delete {self._path.name})."
@@ -189,17 +189,17 @@ class Ownership:
             renamed_owner = read_owner(self.folder, temporary_path.name)
         except RunFolderError:
             renamed_owner = None
-        is_new = renamed_owner is not None and (owner is None or renamed_owner.token != owner.token)
-        if is_new and not self._path.exists():
+        is_new_owner = renamed_owner is not None and (owner is None or renamed_owner.token != owner.token)
+        if is_new_owner and not self._path.exists():
             temporary_path.rename(self._path)
             return
         temporary_path.unlink(missing_ok=True)
         log.info("took over %s from %s, which is gone", self.folder, owner or "a process that died while starting")
 
-    def _may_be_incomplete(self) -> bool:
+    def _wait_if_incomplete(self) -> bool:
         """Return whether the owner file is missing or may not be completely written yet; if so, wait briefly."""
-        age = _age(self._path)
-        if age is not None and age >= _EMPTY_GRACE_S:
+        age = _measure_touch_age(self._path)
+        if age is not None and age >= _EMPTY_FILE_GRACE_S:
             return False
         time.sleep(0.05)
         return True
@@ -212,7 +212,7 @@ def is_in_use(folder: Path) -> bool:
         RunFolderError: the owner file is not a valid record.
     """
     owner = read_owner(folder)
-    return owner is not None and is_alive(owner, folder / FILE_NAME)
+    return owner is not None and is_owner_alive(owner, folder / FILE_NAME)
 
 
 def release_ended_job(folder: Path, ended_job_id: str) -> None:
@@ -250,7 +250,7 @@ def read_owner(folder: Path, file_name: str = FILE_NAME) -> Owner | None:
         ) from error
 
 
-def is_alive(owner: Owner, path: Path) -> bool:
+def is_owner_alive(owner: Owner, path: Path) -> bool:
     """Return whether the process `owner`, read from the owner file `path`, is alive, by the rules of this module."""
     if owner.machine == get_machine_id():
         return get_process_start(owner.pid) == owner.process_start
@@ -260,15 +260,15 @@ def is_alive(owner: Owner, path: Path) -> bool:
         and int(os.environ.get("SLURM_RESTART_COUNT", "0")) > owner.restarts
     ):
         return False
-    age = _age(path)
+    age = _measure_touch_age(path)
     return age is not None and age < STALE_AFTER_S
 
 
-def seems_alive(machine: str, pid: int, start: str, touched_file: Path) -> bool:
-    """Return whether a process is alive, without writing a file (`is_alive` needs the clock of the file system).
+def process_seems_alive(machine: str, pid: int, start: str, touched_file: Path) -> bool:
+    """Return whether a process is alive, without writing a file as `is_owner_alive` does to read its clock.
 
     Args:
-        machine, pid, start: `machine`, `pid` and `process_start` of the process, as in `Owner`.
+        machine, pid, start: attributes `machine`, `pid` and `process_start` of its `Owner`.
         touched_file: file that the process touches (`Heartbeat`). On another machine, the process is alive if the
             file was touched in the last `STALE_AFTER_S` seconds, by this machine's clock.
     """
@@ -280,7 +280,7 @@ def seems_alive(machine: str, pid: int, start: str, touched_file: Path) -> bool:
         return False
 
 
-def has_open_for_writing(pid: int, path: Path) -> bool:
+def process_has_open_for_writing(pid: int, path: Path) -> bool:
     """Return whether process `pid` has the file `path` open for writing. An owner has its owner file open.
 
     Unlike the content of that file, this cannot be forged by the user who wrote the folder. The result is False for
@@ -302,7 +302,7 @@ def get_job_id() -> str:
 
     Backends of other schedulers set it in `LLMRL_JOB_ID`.
     """
-    if job_id := os.environ.get(JOB_ID):
+    if job_id := os.environ.get(JOB_ID_VARIABLE):
         return job_id
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
@@ -311,9 +311,9 @@ def get_job_id() -> str:
 def get_machine_id() -> str:
     """Return an identifier of this host, boot and container, within which process ids are unique."""
     parts = [socket.gethostname()]
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    if boot.exists():
-        parts += [boot.read_text().strip(), Path("/proc/self/ns/pid").readlink().name]
+    boot_id_path = Path("/proc/sys/kernel/random/boot_id")
+    if boot_id_path.exists():
+        parts += [boot_id_path.read_text().strip(), Path("/proc/self/ns/pid").readlink().name]
     return " ".join(parts)
 
 
@@ -328,13 +328,13 @@ def get_process_start(pid: int) -> str | None:
             pass
         return ""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        stat_fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if fields[0] in "ZX" else fields[19]  # a zombie has ended, but its parent has not waited for it
+    return None if stat_fields[0] in "ZX" else stat_fields[19]  # a zombie has ended
 
 
-def _age(path: Path) -> float | None:
+def _measure_touch_age(path: Path) -> float | None:
     """Return the seconds since `path` was touched, by the clock of its file system; None if it does not exist."""
     clock_file = path.with_name(f".clock.{uuid.uuid4().hex}.tmp")
     try:

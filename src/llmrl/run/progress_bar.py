@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from llmrl.core.printable import printable
 from llmrl.run import status
-from llmrl.run.log_file import active_log_files
+from llmrl.run.log_file import get_active_log_files
 
 if TYPE_CHECKING:
     from llmrl.run.bars import Bars
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WARM_UP_FRACTION = 0.01
-"""If the first update is below this fraction of the total, the speed omits it, because it includes compilation."""
-MAX_CHARACTERS = 80
+"""The speed omits a first update below this fraction of the total, because its time includes compilation."""
+MAX_PROPOSAL_CHARACTERS = 80
 """Maximum number of characters of a proposal that are shown."""
 
 FIRST_LOG_S = 10.0
@@ -39,15 +39,15 @@ NOTEBOOK_INTERVAL_S = 1.0
 
 
 class ProgressBar:
-    """A display that counts `done` of `total` `unit`s; a context manager.
+    """A display of the number of finished units of work, `done` of `total`; a context manager.
 
     Args:
         total: final value of `done`; None if unknown.
         unit: name of the counted units, e.g. `steps`.
         description: name of the work, e.g. `train`.
-        done: first value of `done` (a resumed run does not start at zero).
+        done: number of units that are finished at the start, e.g. by an earlier attempt of a resumed run.
         on_report: function that is called with the progress at most every `REPORT_INTERVAL_S` seconds, and at the end.
-        terminal: whether to draw a bar; None: draw it if standard error is a terminal.
+        draws_bar: whether to draw a bar; None: draw it if standard error is a terminal.
     """
 
     def __init__(
@@ -57,23 +57,24 @@ class ProgressBar:
         description: str,
         done: float = 0,
         on_report: Callable[[status.RunProgress], None] | None = None,
-        terminal: bool | None = None,
+        draws_bar: bool | None = None,
     ) -> None:
         self.progress = status.RunProgress(done=done, total=total, unit=unit)
         self._description = description
         self._on_report = on_report
-        self._terminal = sys.stderr.isatty() if terminal is None else terminal
+        self._draws_bar = sys.stderr.isatty() if draws_bar is None else draws_bar
         self._bar: Bars | None = None
         self._in_notebook = "ipykernel" in sys.modules
-        self._is_main_thread, self._files = True, active_log_files()
-        self._first_done = done
-        self._is_warmed_up = self._has_logged = False
-        self._first_time = self._last_report = self._last_log = self._last_notebook_time = time.monotonic()
+        self._is_in_main_thread, self._log_files = True, get_active_log_files()
+        self._start_done = done
+        self._has_updated = self._has_logged = False
+        self._start_time = self._last_report_time = self._last_log_time = self._last_notebook_time = time.monotonic()
 
     def __enter__(self) -> ProgressBar:
-        self._first_time = self._last_report = self._last_log = self._last_notebook_time = time.monotonic()
-        self._is_main_thread, self._files = threading.current_thread() is threading.main_thread(), active_log_files()
-        if self._terminal and self._is_main_thread:
+        self._start_time = self._last_report_time = self._last_log_time = self._last_notebook_time = time.monotonic()
+        self._is_in_main_thread = threading.current_thread() is threading.main_thread()
+        self._log_files = get_active_log_files()
+        if self._draws_bar and self._is_in_main_thread:
             from llmrl.run.bars import Bars
 
             self._bar = Bars()
@@ -96,34 +97,34 @@ class ProgressBar:
         now = time.monotonic()
         progress = self.progress
         progress.done = done
-        if not self._is_warmed_up and done > self._first_done:
-            self._is_warmed_up = True
-            if progress.total and done - self._first_done < _WARM_UP_FRACTION * progress.total:
-                self._first_done, self._first_time = done, now
-        elapsed = now - self._first_time
-        if elapsed > 0 and done > self._first_done:
-            progress.steps_per_second = (done - self._first_done) / elapsed
+        if not self._has_updated and done > self._start_done:
+            self._has_updated = True
+            if progress.total and done - self._start_done < _WARM_UP_FRACTION * progress.total:
+                self._start_done, self._start_time = done, now
+        elapsed = now - self._start_time
+        if elapsed > 0 and done > self._start_done:
+            progress.steps_per_second = (done - self._start_done) / elapsed
             if progress.total is not None:
                 progress.eta_s = max(progress.total - done, 0) / progress.steps_per_second
         if self._bar is not None:
             self._bar.show_progress(self._description, progress, self._format_speed())
-        elif now - self._last_log >= (LOG_INTERVAL_S if self._has_logged else FIRST_LOG_S):
-            self._last_log, self._has_logged = now, True
+        elif now - self._last_log_time >= (LOG_INTERVAL_S if self._has_logged else FIRST_LOG_S):
+            self._last_log_time, self._has_logged = now, True
             self._log()
         if self._in_notebook and now - self._last_notebook_time >= NOTEBOOK_INTERVAL_S:
             self._last_notebook_time = now
             self._write_notebook_line()
-        if self._on_report is not None and now - self._last_report >= REPORT_INTERVAL_S:
-            self._last_report = now
+        if self._on_report is not None and now - self._last_report_time >= REPORT_INTERVAL_S:
+            self._last_report_time = now
             self._on_report(progress)
 
-    def advance(self, units: float) -> None:
-        """Add `units` to the number of finished units."""
-        self.update(self.progress.done + units)
+    def advance(self, n_units: float) -> None:
+        """Add `n_units` to the number of finished units."""
+        self.update(self.progress.done + n_units)
 
     def show_result(self, value: float, proposed: str = "") -> None:
-        """Set the last objective or return, and the proposal that reached it. Both are shown from then on."""
-        self.progress.value, self.progress.proposed = value, shorten(proposed)
+        """Set the last objective or return, and the proposal that reached it; later displays show both."""
+        self.progress.value, self.progress.proposed = value, shorten_proposal(proposed)
         self.update(self.progress.done)
 
     def print_line(self, text: str) -> None:
@@ -138,10 +139,10 @@ class ProgressBar:
 
     @property
     def has_bar(self) -> bool:
-        """True if there is a bar on the terminal."""
+        """True while there is a bar on the terminal."""
         return self._bar is not None
 
-    def note(self, text: str) -> None:
+    def show_activity(self, text: str) -> None:
         """Show the current activity: below the bar on a terminal until the next note, else as a log line."""
         if self._bar is not None:
             self._bar.note = printable(text)
@@ -150,14 +151,14 @@ class ProgressBar:
             log.info("%s; %s", self, text)
 
     def _log(self) -> None:
-        if self._is_main_thread:
+        if self._is_in_main_thread:
             log.info("%s", self)
             return
-        for file in self._files:  # the files of the thread that built the bar, because another thread may call this
+        for file in self._log_files:  # those of the thread that entered the bar, because another thread may call this
             file.write(log, logging.INFO, str(self))
 
     def _write_notebook_line(self, end: str = "") -> None:
-        """Write the progress over the line that was written before."""
+        """Write the progress over the previous line."""
         sys.stdout.write(f"\r{printable(str(self)):<100}{end}")
 
     def __str__(self) -> str:
@@ -176,7 +177,7 @@ class ProgressBar:
         return f"{speed:,.0f} {self.progress.unit}/s" if speed >= 100 else f"{speed:.3g} {self.progress.unit}/s"
 
 
-def shorten(text: str, max_characters: int = MAX_CHARACTERS) -> str:
+def shorten_proposal(text: str, max_characters: int = MAX_PROPOSAL_CHARACTERS) -> str:
     """Return `text` cut to at most `max_characters`, because a proposal may have hundreds of numbers."""
     return text if len(text) <= max_characters else f"{text[: max_characters - 1]}…"
 

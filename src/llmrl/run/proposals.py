@@ -18,7 +18,7 @@ from llmrl.run.status import SUMMARY_NAME
 FILE_NAME = "proposals.jsonl"
 
 
-def read_proposals(folder: Path) -> list[dict[str, Any]]:
+def read_proposal_lines(folder: Path) -> list[dict[str, Any]]:
     """Return the complete lines of a run's `proposals.jsonl`; empty if there is no such file."""
     return read_json_lines(folder / FILE_NAME)
 
@@ -59,13 +59,13 @@ def read_measured_proposals(folder: Path) -> list[MeasuredProposal]:
         CheckpointError: no checkpoint can be read.
         ValueError, KeyError, TypeError: another file is damaged.
     """
-    if lines := read_proposals(folder):
+    if lines := read_proposal_lines(folder):
         return [
             MeasuredProposal(
                 line["iteration"],
                 line["candidate"],
                 line["return"],
-                _or_nan(line["standard_error"]),
+                _none_to_nan(line["standard_error"]),
                 line["returns"],
                 parameters={str(i): float(x) for i, x in enumerate(line["vector"])},
                 reasoning=line.get("reasoning", ""),
@@ -78,16 +78,16 @@ def read_measured_proposals(folder: Path) -> list[MeasuredProposal]:
             row["step"],
             row["candidate"],
             row["objective"],
-            _or_nan(row["standard_error"]),
+            _none_to_nan(row["standard_error"]),
             row["values"],
             row["context"] or "",
             row["mechanism"],
         )
-        for row in _read_history(folder)
+        for row in _read_proposal_history(folder)
     ]
 
 
-def _read_history(folder: Path) -> list[dict[str, Any]]:
+def _read_proposal_history(folder: Path) -> list[dict[str, Any]]:
     try:
         summary = read_json_object(folder / SUMMARY_NAME)
         return list(summary.get("history", []))
@@ -100,5 +100,5 @@ def _read_history(folder: Path) -> list[dict[str, Any]]:
     return list(state.get("history", []))
 
 
-def _or_nan(value: float | None) -> float:
+def _none_to_nan(value: float | None) -> float:
     return math.nan if value is None else value

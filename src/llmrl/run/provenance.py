@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 FILE_NAME = "provenance.json"
 MAX_DIFF_CHARACTERS = 1_000_000
 """Maximum number of characters of uncommitted changes that are saved."""
-RECORDED_VARIABLES = (
+RECORDED_ENVIRONMENT_VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_VISIBLE_DEVICES",
     "MKL_NUM_THREADS",
@@ -51,9 +51,9 @@ def write_provenance(run_folder: Path, attempt: int) -> str:
     Returns the digest of the imported code (`compute_code_digest`).
     """
     path = run_folder / FILE_NAME
-    attempts: list[dict[str, Any]] = []
+    earlier_records: list[dict[str, Any]] = []
     try:
-        attempts = list(read_json_object(path)["attempts"])
+        earlier_records = list(read_json_object(path)["attempts"])
     except FileNotFoundError:
         pass
     except (ValueError, KeyError, TypeError) as error:
@@ -66,16 +66,16 @@ def write_provenance(run_folder: Path, attempt: int) -> str:
         "code": _save_diff_and_describe_code(run_folder / f"code-{attempt}.diff"),
         "code_digest": compute_code_digest(),
         "python": sys.version.split()[0],
-        "packages": list_package_versions(),
+        "packages": get_package_versions(),
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "cpu": _get_cpu_name(),
         "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": _get_memory_bytes(),
         "gpus": _list_gpu_names(),
-        "environment": {name: os.environ[name] for name in RECORDED_VARIABLES if name in os.environ},
+        "environment": {name: os.environ[name] for name in RECORDED_ENVIRONMENT_VARIABLES if name in os.environ},
     }
-    write_json(path, {"attempts": [*attempts, record]})
+    write_json(path, {"attempts": [*earlier_records, record]})
     return compute_code_digest()
 
 
@@ -85,10 +85,10 @@ def compute_code_digest() -> str:
 
     The files are read at the first call only, because later they may differ from the imported code.
     """
-    package = Path(__file__).parents[1]
+    package_folder = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for path in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".j2", ".lua")):
-        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")
+    for path in sorted(p for p in package_folder.rglob("*") if p.suffix in (".py", ".j2", ".lua")):
+        digest.update(f"{path.relative_to(package_folder)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
@@ -98,18 +98,19 @@ def read_checkout_state() -> tuple[str, str, str] | None:
 
     They are read at the first call only. The result is None if the package is not in a checkout.
     """
-    package = Path(__file__).parent
-    revision = _run_git(package, "rev-parse", "HEAD")
-    if revision is None or _run_git(package, "ls-files", "--error-unmatch", str(package / "__init__.py")) is None:
+    package_folder = Path(__file__).parent
+    git = functools.partial(_run_git, package_folder)
+    revision = git("rev-parse", "HEAD")
+    if revision is None or git("ls-files", "--error-unmatch", str(package_folder / "__init__.py")) is None:
         return None
-    return revision.strip(), _run_git(package, "status", "--porcelain") or "", _run_git(package, "diff", "HEAD") or ""
+    return revision.strip(), git("status", "--porcelain") or "", git("diff", "HEAD") or ""
 
 
 def _save_diff_and_describe_code(diff_path: Path) -> dict[str, Any] | None:
-    """Save the diff of the checkout that contains this package; return its record, or None without a checkout."""
-    if (state := read_checkout_state()) is None:
+    """Save the diff of the checkout that contains this package; return a record of its state, or None without one."""
+    if (checkout_state := read_checkout_state()) is None:
         return None
-    revision, status, diff = state
+    revision, status, diff = checkout_state
     if diff := redact_code(diff):
         if len(diff) > MAX_DIFF_CHARACTERS:
             diff = diff[:MAX_DIFF_CHARACTERS] + f"\n[truncated; the full diff has {len(diff)} characters]\n"
@@ -125,7 +126,7 @@ def _save_diff_and_describe_code(diff_path: Path) -> dict[str, Any] | None:
 
 def _run_git(folder: Path, *arguments: str) -> str | None:
     """Return the output of a Git command in `folder`; None without Git, outside a checkout, or if it takes too long."""
-    # Without optional locks, because a killed process would leave the lock of the index in the user's repository.
+    # Without optional locks, because a killed Git process leaves the lock of the index in the user's repository.
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=True).stdout
@@ -134,8 +135,8 @@ def _run_git(folder: Path, *arguments: str) -> str | None:
 
 
 @functools.cache
-def list_package_versions() -> dict[str, str]:
-    """Return the version of every installed package. It is cached, because it takes as long as a short run."""
+def get_package_versions() -> dict[str, str]:
+    """Return the version of every installed package. They are read once, which takes as long as a short run."""
     metadata_list = [distribution.metadata for distribution in importlib.metadata.distributions()]
     versions = {metadata["Name"]: metadata["Version"] for metadata in metadata_list if metadata["Name"]}
     return dict(sorted(versions.items(), key=lambda item: item[0].lower()))

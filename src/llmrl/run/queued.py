@@ -19,8 +19,8 @@ from llmrl.run.status import PrerequisiteRecord
 log = logging.getLogger(__name__)
 
 FILE_NAME = "queued.json"
-ALIVE_NAME = "launcher.alive"
-"""File in the folder of a launch, which the launching process has open and touches until it ends."""
+LAUNCHER_ALIVE_NAME = "launcher.alive"
+"""File in the folder of a launch, which the launching process keeps open and touches until it ends."""
 
 _OPTIONAL_FIELD_DEFAULTS: dict[str, list[Any]] = {"other_run_folders": [], "after": []}
 """Fields that are written only if they are not empty. Most runs have a process of their own and no prerequisites."""
@@ -33,7 +33,7 @@ class LaunchRecord:
     Attributes:
         backend: dotted name of the backend's class (`llmrl.sweeps.backends`).
         attempt: number of previous attempts; the run has started once its status has a higher number.
-        job_id: scheduler's id, `123`, or `123_4` in an array; empty if the backend has no scheduler.
+        job_id: scheduler's id of the job, `123`, or `123_4` in an array; empty if the backend has no scheduler.
         machine, pid, process_start: launching process, as in `Owner`; without a scheduler, waiting runs end with it.
         host: host name of the launching machine.
         sweep: folder of the launch.
@@ -102,16 +102,16 @@ def record_cancellation(folder: Path, reason: str) -> None:
         log.warning("%s: the run is canceled, but this could not be recorded: %s", folder, error)
 
 
-def warn_of_changed_code(folder: Path, attempt: int, digest: str) -> None:
-    """Log a warning if the code of `attempt`, by its `digest`, differs from the code at the time of the launch."""
+def warn_of_changed_code(folder: Path, attempt: int, code_digest: str) -> None:
+    """Log a warning if the code of `attempt`, by its `code_digest`, differs from the code at the time of the launch."""
     try:
         launch_record = read_launch_record(folder)
     except RunFolderError as error:
         log.warning("%s", error)
         return
-    if launch_record is not None and launch_record.attempt == attempt - 1 and launch_record.code != digest:
+    if launch_record is not None and launch_record.attempt == attempt - 1 and launch_record.code != code_digest:
         log.warning(
             "the code has changed between submission (digest %s) and start (%s): this run uses the present code",
             launch_record.code,
-            digest,
+            code_digest,
         )

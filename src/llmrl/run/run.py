@@ -5,8 +5,8 @@ A loop uses it like this:
 with Run.open(root, name, config, overrides, seed) as run:
     if run.finished:
         return run.result
-    if run.restored is not None:
-        self.load_state_dict(run.restored)
+    if run.restored_state is not None:
+        self.load_state_dict(run.restored_state)
     for iteration in range(run.iteration, total):
         run.metrics.log("update", "updates", self.iterate(), updates=iteration + 1)
         run.safe_point(iteration + 1, self.state_dict)
@@ -64,11 +64,11 @@ from llmrl.run.tensorboard_file import parse_hyperparameters
 log = logging.getLogger(__name__)
 
 TRACEBACK_NAME = "traceback.txt"
-GRACE_S = 5.0
+STOP_GRACE_S = 5.0
 """Seconds after a stop signal from which `Run.stop_after_grace` saves and stops. A loop that does not call it is
 interrupted later (`llmrl.run.signals.DISCARD_WORK_S`)."""
-_FOLDERS_WITH_LINKS = ("backup_*", f"{SINKS_FOLDER}/*")
-"""Patterns of folders that may contain symbolic links: llmrl does not write to backups; libraries of sinks link."""
+_LINK_FOLDER_PATTERNS = ("backup_*", f"{SINKS_FOLDER}/*")
+"""Patterns of folders that may contain symbolic links: llmrl does not write to backups; sinks' libraries make links."""
 
 
 class Run:
@@ -77,12 +77,12 @@ class Run:
     Attributes:
         folder: the run folder.
         seed, config: inputs that determine the run; `config` is a resolved, plain mapping.
-        digest: hash of the config.
+        config_digest: hash of the config.
         state: `new`, `resumed`, or `finished` (nothing is left to do, and nothing may be written).
-        restored: state of the checkpoint to resume from; None without one.
+        restored_state: state of the checkpoint to resume from; None without one.
         iteration: iteration of that checkpoint; 0 for a new run.
         metrics, checkpoints: metric log and checkpoint store; a finished run has neither.
-        stop: flag that a signal sets to stop the run.
+        stop_flag: flag that a signal sets to stop the run.
         status: content of `status.json`.
         result: scalar result of the run; set it before leaving the context.
         summary: findings of the loop as plain data, saved as `summary.json`; set it before leaving the context.
@@ -102,8 +102,8 @@ class Run:
         overrides: Iterable[str] = (),
         seed: int = 0,
         *,
-        digest: str | None = None,
-        sinks: Callable[[], Mapping[str, Sink]] = dict,
+        config_digest: str | None = None,
+        make_sinks: Callable[[], Mapping[str, Sink]] = dict,
     ) -> Run:
         """Find or create the run folder and take ownership of it; return the run.
 
@@ -114,9 +114,8 @@ class Run:
                 earlier attempts and the interval of checkpoints; without them, an unfinished run is resumed.
             overrides: overrides of the command line, for the label of the folder and the hyperparameters of sinks.
             seed: seed of the run.
-            digest: hash of the config, if the caller has computed it; None: it is computed here.
-            sinks: function that makes the sinks, by option name, for metrics, texts and pictures; not called for a
-                finished run.
+            config_digest: hash of the config, if the caller has computed it; None: it is computed here.
+            make_sinks: function that returns the sinks by the names of their options; not called for a finished run.
 
         Raises:
             ConfigError: the config or an override contains a secret.
@@ -127,20 +126,20 @@ class Run:
         overrides = list(overrides)
         check_no_secrets(config)
         check_no_secrets_in_arguments(overrides)
-        run.seed, run.config, run.digest = seed, dict(config), digest or config_hash(config)
+        run.seed, run.config, run.config_digest = seed, dict(config), config_digest or config_hash(config)
         private = config.get("private", True)
-        folder = find_run_folder(root, name, run.digest, overrides, seed)
+        folder = find_run_folder(root, name, run.config_digest, overrides, seed)
         run._created_folders = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-        run.folder = create_run_folder(root, name, run.digest, overrides, seed, private)
-        run.timer.interval = config.get("checkpoint_seconds", run.timer.interval)
+        run.folder = create_run_folder(root, name, run.config_digest, overrides, seed, private)
+        run.checkpoint_timer.interval = config.get("checkpoint_seconds", run.checkpoint_timer.interval)
         last_status = status.read_latest_status(run.folder, rerun)
         # An earlier rerun was killed while it moved the old content to a backup.
-        was_interrupted = (run.folder / PARTIAL_BACKUP).exists()
-        starts_anew = rerun or was_interrupted
+        has_interrupted_rerun = (run.folder / PARTIAL_BACKUP).exists()
+        starts_anew = rerun or has_interrupted_rerun
         if not starts_anew and run._adopt_if_finished(last_status):
             return run
         try:
-            sinks_by_name = sinks()  # before anything is moved or written, because a sink may reject its options
+            sinks = make_sinks()  # before anything is moved or written, because a sink may reject its options
         except BaseException as error:
             remove_if_rejected(run._created_folders, error)
             raise
@@ -150,7 +149,7 @@ class Run:
             run._release()
             return run
         try:
-            run._start(root, name, overrides, sinks_by_name, starts_anew=starts_anew or not config.get("resume", True))
+            run._start(root, name, overrides, sinks, starts_anew=starts_anew or not config.get("resume", True))
         except BaseException as error:
             run._fail(error)
             run._wait_for_sinks()
@@ -163,19 +162,19 @@ class Run:
         self.folder = Path()
         self.seed = 0
         self.config: dict[str, Any] = {}
-        self.digest = ""
+        self.config_digest = ""
         self.state: Literal["new", "resumed", "finished"] = "new"
-        self.restored: State | None = None
+        self.restored_state: State | None = None
         self.iteration = 0
-        self.stop = StopFlag(
+        self.stop_flag = StopFlag(
             f"saving and stopping, within {MAX_STOP_S} s; a second Ctrl-C stops at once",
-            self.early_stop_error,
+            self.make_early_stop_error,
             self._record_forced_exit,
         )
         self.status = status.Status()
         self.result: float | None = None
         self.summary: dict[str, Any] = {}
-        self.timer = CheckpointTimer()
+        self.checkpoint_timer = CheckpointTimer()
         self.processes = ProcessGroup()
         self._ownership: ownership.Ownership | None = None
         self._log_file: LogFile | None = None
@@ -198,21 +197,22 @@ class Run:
         assert self._ownership is not None
         if starts_anew:
             move_to_backup(self.folder)
-        check_no_links(self.folder, _FOLDERS_WITH_LINKS)
+        check_no_links(self.folder, _LINK_FOLDER_PATTERNS)
         self.status = status.Status(attempt=self._ownership.owner.attempt, overrides=overrides)
         self._log_file = LogFile(self.folder)
-        self.checkpoints = CheckpointStore(self.folder / "checkpoints", config_hash=self.digest)
+        self.checkpoints = CheckpointStore(self.folder / "checkpoints", config_hash=self.config_digest)
         self.checkpoints.clean()
         remove_leftovers(self.folder)
-        newest = self.checkpoints.load_newest()
+        newest_checkpoint = self.checkpoints.load_newest()
         metrics_position = None
-        if newest is not None:
+        if newest_checkpoint is not None:
             self.state = "resumed"
-            self.iteration, self.restored = newest
+            self.iteration, self.restored_state = newest_checkpoint
             self._saved_iteration = self.iteration
-            metrics_position = self.restored.pop(RUN_KEY)["metrics"]
+            metrics_position = self.restored_state.pop(RUN_KEY)["metrics"]
         save_config(self.folder / CONFIG_NAME, self.config)
-        warn_of_changed_code(self.folder, self.status.attempt, write_provenance(self.folder, self.status.attempt))
+        attempt = self.status.attempt
+        warn_of_changed_code(self.folder, attempt, code_digest=write_provenance(self.folder, attempt))
         opening = Opening(
             self.folder,
             root.expanduser().absolute(),
@@ -225,11 +225,11 @@ class Run:
         self.metrics = MetricLog(self.folder, metrics_position, sinks, opening)
         self.status.write(self.folder)
         origin = f"resumed from iteration {self.iteration}" if self.state == "resumed" else "new"
-        log.info("run %s (%s, attempt %d, config hash %s)", self.folder, origin, self.status.attempt, self.digest)
+        log.info("run %s (%s, attempt %d, config hash %s)", self.folder, origin, attempt, self.config_digest)
 
     def __enter__(self) -> Run:
         if not self.finished:
-            self.stop.__enter__()
+            self.stop_flag.__enter__()
         return self
 
     def __exit__(
@@ -239,8 +239,8 @@ class Run:
             return
         original_error = error
         if isinstance(error, WorkDiscarded):
-            error = self.early_stop_error()
-        with self.stop.saving():
+            error = self.make_early_stop_error()
+        with self.stop_flag.saving():
             try:
                 if error is None:
                     self._finish()
@@ -254,7 +254,7 @@ class Run:
                 self._wait_for_sinks()
                 self._release()
                 remove_if_rejected(self._created_folders, error)
-                self.stop.__exit__()
+                self.stop_flag.__exit__()
         if error is None or (isinstance(error, Stopped) and error.stops_all_processes):
             # All processes wait until every one has written its files: a launcher may kill the others when one exits.
             self.processes.barrier()
@@ -272,21 +272,21 @@ class Run:
         """
         self._check_ownership()
         with self._log_context(), self.saving():
-            path = self.checkpoints.save(iteration, {**self.resume_position(), **state})
+            path = self.checkpoints.save(iteration, {**self.get_resume_position(), **state})
             self._saved_iteration = iteration
-        self.timer.finish()
+        self.checkpoint_timer.finish()
         return path
 
     @contextmanager
     def saving(self) -> Iterator[None]:
         """Return a context for work on a checkpoint, which signals do not interrupt and whose time is measured."""
         start = time.monotonic()
-        with self.stop.saving():
+        with self.stop_flag.saving():
             yield
-            self.timer.add(time.monotonic() - start)
+            self.checkpoint_timer.add(time.monotonic() - start)
 
-    def resume_position(self) -> State:
-        """Return the end of `metrics.jsonl`, to add to a state that is saved only after later rows are logged."""
+    def get_resume_position(self) -> State:
+        """Return the end of `metrics.jsonl`, for a state that is saved only after later rows are logged."""
         return {RUN_KEY: {"metrics": self.metrics.position()}}
 
     def safe_point(self, iteration: int, state: Callable[[], State]) -> None:
@@ -303,7 +303,7 @@ class Run:
         """
         self.metrics.check()
         signal_number, is_due = agree_on_safe_point(
-            self.processes, self.stop.signal, self.timer.is_due(), self.metrics.digest
+            self.processes, self.stop_flag.signal, self.checkpoint_timer.is_due(), self.metrics.digest
         )
         if is_due:
             self.checkpoint(iteration, state())
@@ -311,29 +311,29 @@ class Run:
             raise Stopped(self.folder, signal_number)
 
     def stop_after_grace(self, iteration: int, state: Callable[[], State]) -> None:
-        """Stop early if a signal came more than `GRACE_S` ago; call it often between two safe points.
+        """Stop early if a signal came more than `STOP_GRACE_S` ago; call it often between two safe points.
 
         `state` must return the state of the last safe point: the work since then is discarded, and repeated on resume.
 
         Raises:
             Stopped: a signal has requested a stop; `state()` is saved.
         """
-        if any(self.processes.all_gather_object(self.stop.seconds_since_signal > GRACE_S)):
+        if any(self.processes.all_gather_object(self.stop_flag.seconds_since_signal > STOP_GRACE_S)):
             with self._log_context():
-                log.info("no safe point was reached within %g s: the work since the last one is discarded", GRACE_S)
+                log.info("no safe point within %g s: the work since the last one is discarded", STOP_GRACE_S)
             self.safe_point(iteration, state)
 
-    def early_stop_error(self) -> Stopped:
+    def make_early_stop_error(self) -> Stopped:
         """Return the exception for a run that must stop before it reaches its next safe point."""
-        assert self.stop.signal is not None
+        assert self.stop_flag.signal is not None
         note = "there is no checkpoint yet, so the run starts anew"
         if self._saved_iteration is not None:
             note = f"the work since the checkpoint of iteration {self._saved_iteration} is repeated on resume"
-        return Stopped(self.folder, self.stop.signal, note, stops_all_processes=False)
+        return Stopped(self.folder, self.stop_flag.signal, note, stops_all_processes=False)
 
     def _record_forced_exit(self) -> None:
-        """Record that the process is ended inside a call that no signal interrupts; take no lock of the main thread."""
-        stopped = self.early_stop_error()
+        """Record that the process ends inside a call that no signal interrupts; take no lock of the main thread."""
+        stopped = self.make_early_stop_error()
         if self._ownership is not None and self._ownership.is_held:
             self.status.state, self.status.error = stopped.state, stopped.brief
             # If that fails, the run looks as if its process was killed, and can still be resumed.
@@ -347,7 +347,9 @@ class Run:
         return nullcontext() if self._log_file is None else self._log_file.receive_messages()
 
     @contextmanager
-    def save_on_llm_error(self, iteration: int, state: Callable[[], State], learns: bool = False) -> Iterator[None]:
+    def save_on_llm_error(
+        self, iteration: int, state: Callable[[], State], changes_weights: bool = False
+    ) -> Iterator[None]:
         """Return a context for a block that calls a language model; the loop must be resumable from its start.
 
         If the model cannot be reached, the budget is used up, or a signal ends the wait for a reply, the state before
@@ -356,8 +358,8 @@ class Run:
         Args:
             iteration: number of iterations finished before the block.
             state: function that returns the state before the block, as in `safe_point`.
-            learns: whether the block changes weights in place that the state refers to. If so, the state is not saved
-                when a signal interrupts the block.
+            changes_weights: whether the block changes, in place, weights that the state refers to. If so, the state is
+                not saved when a signal interrupts the block.
 
         Raises:
             Stopped: a signal has requested a stop.
@@ -367,11 +369,11 @@ class Run:
             yield
         except LLMError as error:
             self.checkpoint(iteration, state_before)
-            if isinstance(error, CallInterrupted) and self.stop.signal is not None:
-                raise Stopped(self.folder, self.stop.signal) from error
+            if isinstance(error, CallInterrupted) and self.stop_flag.signal is not None:
+                raise Stopped(self.folder, self.stop_flag.signal) from error
             raise
         except Stopped as stopped:
-            if stopped.stops_all_processes or learns:
+            if stopped.stops_all_processes or changes_weights:
                 raise
             self.checkpoint(iteration, state_before)
             raise Stopped(self.folder, stopped.signal, stops_all_processes=False) from stopped
@@ -381,7 +383,7 @@ class Run:
 
         A loop calls this at its start, so the time to its first safe point is measured from here.
         """
-        self.timer.start()
+        self.checkpoint_timer.start()
 
         def write_progress(run_progress: status.RunProgress) -> None:
             self.status.progress = run_progress
@@ -441,7 +443,7 @@ class Run:
     def _wait_for_sinks(self) -> None:
         """Wait a limited time until the sinks have received all rows. All other files are written before."""
         if hasattr(self, "metrics"):
-            self.metrics.wait(lambda: self.stop.requested)
+            self.metrics.wait_for_sinks(lambda: self.stop_flag.requested)
 
     def _release(self) -> None:
         if self._log_file is not None:

@@ -13,7 +13,7 @@ from llmrl.core.errors import ConfigError, LlmrlError, RunFolderError
 from llmrl.core.folder_files import open_file
 from llmrl.run.folder import make_write_error
 from llmrl.run.ownership import Heartbeat
-from llmrl.run.queued import ALIVE_NAME
+from llmrl.run.queued import LAUNCHER_ALIVE_NAME
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Job, JobOutcome
 from llmrl.sweeps.jobs import (
@@ -83,10 +83,10 @@ def launch(
     if groups:
         try:
             sweep_folder.mkdir(parents=True, exist_ok=True)
-            alive_file = open_file(sweep_folder / ALIVE_NAME, "wb")
+            alive_file = open_file(sweep_folder / LAUNCHER_ALIVE_NAME, "wb")
         except OSError as error:
             raise make_write_error(sweep_folder, error) from error
-        with alive_file, closing(Heartbeat(sweep_folder / ALIVE_NAME)):
+        with alive_file, closing(Heartbeat(sweep_folder / LAUNCHER_ALIVE_NAME)):
             outcomes += _launch_groups(groups, run_function, sweep_folder, wait)
     outcome_by_folder = {outcome.folder: outcome for outcome in outcomes}
     job_outcomes = [outcome_by_folder[job.folder] for job in jobs]

@@ -36,7 +36,7 @@ for name in (
     importlib.import_module(name)
 pydantic.TypeAdapter(int)  # pydantic searches for plugins at the first call
 provenance.compute_code_digest()  # cached here, because files may be edited during the sweep
-provenance.list_package_versions()
+provenance.get_package_versions()
 provenance.read_checkout_state()
 # The server must survive signals to report the ends of its runs. The launcher forwards signals to the runs.
 os.setpgid(0, 0)

@@ -19,7 +19,7 @@ from llmrl.core.folder_files import open_folder
 from llmrl.results.run_records import RESUMABLE_STATES, JobEnd, RunRecord, find_runs, read_run, read_runs
 from llmrl.run import ownership
 from llmrl.run.folder import parse_seed
-from llmrl.run.queued import ALIVE_NAME, read_launch_record, record_cancellation
+from llmrl.run.queued import LAUNCHER_ALIVE_NAME, read_launch_record, record_cancellation
 from llmrl.run.status import read_status
 from llmrl.sweeps.scheduling import find_job_ends, load_scheduler, query_schedulers
 
@@ -147,7 +147,7 @@ def _find_running_pid(run: RunRecord) -> int | None:
         owner = ownership.read_owner(run.folder)
     except RunFolderError:
         return None
-    if owner is None or not ownership.has_open_for_writing(owner.pid, run.folder / ownership.FILE_NAME):
+    if owner is None or not ownership.process_has_open_for_writing(owner.pid, run.folder / ownership.FILE_NAME):
         return None
     return owner.pid
 
@@ -159,8 +159,8 @@ def _find_launcher_pid(run: RunRecord, canceled_folders: set[Path]) -> int | Non
         RunFolderError: the launcher also has runs that are not in `canceled_folders`.
     """
     launch_record = read_launch_record(run.folder)
-    if launch_record is None or not ownership.has_open_for_writing(
-        launch_record.pid, Path(launch_record.sweep) / ALIVE_NAME
+    if launch_record is None or not ownership.process_has_open_for_writing(
+        launch_record.pid, Path(launch_record.sweep) / LAUNCHER_ALIVE_NAME
     ):
         return None
     sweep = launch_record.sweep

@@ -41,7 +41,7 @@ class SweepWatch:
         self._last_update = now
         records = [read_run(folder) for folder in folders if folder.is_dir()]
         if text := summarize_running(records):
-            self._progress.note(text)
+            self._progress.show_activity(text)
 
 
 def summarize_running(records: Sequence[RunRecord]) -> str:

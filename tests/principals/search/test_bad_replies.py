@@ -17,7 +17,7 @@ from llmrl.finetuning.search_task import SearchTask
 from llmrl.llms.call_log import FILE_NAME as LEDGER
 from llmrl.llms.call_log import read_calls
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.run.proposals import read_proposals
+from llmrl.run.proposals import read_proposal_lines
 from policies import LAKE, POLE, make_policy_outcome, make_searcher
 from shipped import build_dataset
 
@@ -33,7 +33,7 @@ def run_search(tmp_path, *overrides):
     run(*overrides, f"output_root={tmp_path}")
     folder = find_run_folder(tmp_path)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    proposals = [p for p in read_proposals(folder) if p["iteration"]]
+    proposals = [p for p in read_proposal_lines(folder) if p["iteration"]]
     return [row for row in rows if "llm/calls" in row][-1], list(read_calls(folder / LEDGER)), proposals
 
 

@@ -23,7 +23,7 @@ from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.results.run_records import JobEnd, QueueSnapshot
-from llmrl.run.ownership import JOB_ID
+from llmrl.run.ownership import JOB_ID_VARIABLE
 from llmrl.run.queued import LaunchRecord, read_launch_record
 from llmrl.run.signals import StopFlag
 from llmrl.run.status import read_status
@@ -372,7 +372,7 @@ def _remove_job_environment() -> None:
 
     The location of SLURM's configuration (`SLURM_CONF`) and the user's defaults for sbatch are not removed.
     """
-    prefixes = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "PMI_", "PMIX_", JOB_ID)
+    prefixes = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "PMI_", "PMIX_", JOB_ID_VARIABLE)
     for name in [name for name in os.environ if name.startswith(prefixes) and name != "SLURM_CONF"]:
         del os.environ[name]
 
