@@ -228,7 +228,7 @@ def test_training_episode_metric_tables(tmp_path):
     for name in ("taught", "random"):
         for seed in range(3):
             folder = write_run(tmp_path / "outputs", "study", [f"treatment={name}"], seed)
-            record = TrainingEpisodes(folder, games=2, horizon=10, metrics=["return"])
+            record = TrainingEpisodes(folder, n_games=2, horizon=10, metrics=["return"])
             places = [(game, start, 10) for start in range(0, 300, 10) for game in range(2)]
             record.write_episodes(places, [[float(rng.normal())] for _ in places])
             record.close()

@@ -22,7 +22,7 @@ from llmrl.statistics.estimators import (
     proportion,
     standard_error,
     standard_error_of_mean,
-    wilson,
+    wilson_bounds,
 )
 
 SCORES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
@@ -184,6 +184,6 @@ def test_mean_over_kinds_has_coverage() -> None:
 
 def test_wilson_bounds():
     """Compare with values computed by hand from Brown, Cai and DasGupta (2001): 8 of 10."""
-    assert np.array(wilson(np.array(0.8), 10)) == pytest.approx([0.4901625, 0.9433178], abs=1e-6)
-    assert np.array(wilson(np.array(0.0), 20)) == pytest.approx([0.0, 0.1611252], abs=1e-6)
-    assert wilson(np.array(1.0), 20)[1] == 1.0
+    assert np.array(wilson_bounds(np.array(0.8), 10)) == pytest.approx([0.4901625, 0.9433178], abs=1e-6)
+    assert np.array(wilson_bounds(np.array(0.0), 20)) == pytest.approx([0.0, 0.1611252], abs=1e-6)
+    assert wilson_bounds(np.array(1.0), 20)[1] == 1.0

@@ -272,7 +272,7 @@ def test_resume_reproduces_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     stopped = train(tmp_path / "stopped", env, *steps)
     assert (stopped / FILE_NAME).read_bytes() == (reference / FILE_NAME).read_bytes()
     record_read = read_training_episodes(reference)
-    assert record_read is not None and (record_read.games, record_read.horizon) == (5, HORIZON)
+    assert record_read is not None and (record_read.n_games, record_read.horizon) == (5, HORIZON)
     assert record_read.reset_steps.tolist() == [0, 35, 70, 105]
     assert list(record_read.metrics) == ["return", "base_return", "success", "length"]
     for game in range(5):  # episodes of a game follow each other without a gap

@@ -254,14 +254,14 @@ def test_slow_work_is_abandoned_for_batch(tmp_path, monkeypatch, number, state):
     stall = StallingMethod(monkeypatch, EscapeRoom, "step", at=60, whole=True, number=number)
     rows = build_payloads(tmp_path, THREE, "design.evaluations=1", "design.steps=4", "checkpoint_seconds=0")
     if number == signal.SIGINT:
-        handle = StopFlag._handle
+        handle = StopFlag._handle_signal
 
         def twice(self, *news):
             handle(self, *news)
             if self.seconds_since_signal < 0.1:
                 threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
 
-        monkeypatch.setattr(StopFlag, "_handle", twice)
+        monkeypatch.setattr(StopFlag, "_handle_signal", twice)
     ends = compute_batch(rows)
     assert time.monotonic() - stall.signaled < TOTAL_STALL_S / 2
     assert [end.exit_code for end in ends] == [128 + number] * 3

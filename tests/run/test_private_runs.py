@@ -99,8 +99,8 @@ class TestSinks:
 
     def test_tensorboard(self, tmp_path, secret):
         events = EventFile(tmp_path, 0.0)
-        events.hyperparameters(parse_hyperparameters([f"env.x={secret}"], 0))
-        events.text(0, 0.0, "a", f"**{secret}**")
+        events.write_hyperparameters(parse_hyperparameters([f"env.x={secret}"], 0))
+        events.write_text(0, 0.0, "a", f"**{secret}**")
         events.close()
         assert find_leaks(tmp_path) == []
 

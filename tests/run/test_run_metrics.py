@@ -130,7 +130,7 @@ def test_final_metrics_come_from_last_step(tmp_path: Path) -> None:
     record(metrics, range(5))
     final = {"result": 2.5, "worst": float("nan"), "count": 3, "done": True, "best": {"a": 1.0}, "loss/policy": 1.0}
     final["llm_usd_paid"] = 0.1  # runs without a model have none
-    metrics.close(final={"none": None} | final)
+    metrics.close(final_results={"none": None} | final)
     tags = curves(tmp_path)
     assert tags.pop("Final/result") == [(4, 2.5)] and tags.pop("Final/worst") == [(4, "nan")]
     assert set(tags) == {"reward/mean", "loss"}
@@ -229,7 +229,7 @@ def test_row_types_have_separate_tables(tmp_path: Path) -> None:
             metrics.log("adaptation", "rounds", {"loss": 0.5 * rounds}, rounds=rounds, env_steps=10 * rounds)
         scalars = {"objective": 1.0 * proposal} | ({"late": math.inf} if proposal == 2 else {})
         metrics.log("proposal", "proposals", scalars, env_steps=30 * proposal + 1, proposals=4 * proposal)
-    metrics.close(final={"result": 2.0})
+    metrics.close(final_results={"result": 2.0})
     tables = read_metric_tables(tmp_path / FILE_NAME)
     assert {kind: (table.kind, table.x) for kind, table in tables.items()} == {
         "adaptation": ("adaptation", "rounds"),

@@ -206,7 +206,7 @@ def test_mlflow_continues_run(tmp_path: Path) -> None:
         position = metrics.position()
         metrics.close("preempted" if ends < ALL else "finished")
         metrics.wait_for_sinks()
-        ids.append(sink._run_id)
+        ids.append(sink._mlflow_run_id)
     assert ids[0] == ids[1]
     points = sink._client.get_metric_history(ids[0], "loss/value")
     assert [(point.step, point.value) for point in points] == list(LOSSES.items())

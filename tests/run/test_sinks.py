@@ -108,17 +108,17 @@ def test_sink_receives_all_events(tmp_path: Path, notes: RecordingSink) -> None:
         record(run.metrics, range(1, 2))
         run.result, run.summary = 2.5, {"worst": 0.5, "best": {"a": 1.0}, "episodes": 3}
     opening, first, text, second, second_text, film, ending = notes.events
-    assert (opening.folder, opening.root, opening.name, opening.kept) == (run.folder, tmp_path, "toys", 0)
+    assert (opening.folder, opening.root, opening.name, opening.n_kept_rows) == (run.folder, tmp_path, "toys", 0)
     assert opening.label == "/".join(run.folder.parts[-2:]) and opening.label.endswith("/s3")
     assert opening.config == CONFIG and opening.hyperparameters == {"env": "toy", "agent.lr": 0.1, "seed": 3}
-    assert (first.number, first.kind, first.x, first.place) == (0, "update", "env_steps", 0)
-    assert second.counters == {"env_steps": 10, "updates": 1} and second.place == 10
+    assert (first.number, first.kind, first.x, first.x_value) == (0, "update", "env_steps", 0)
+    assert second.counters == {"env_steps": 10, "updates": 1} and second.x_value == 10
     assert second.metrics.keys() == {"loss", "nothing"} and second.metrics["loss"] == 0.5
     assert second.metrics["nothing"] != second.metrics["nothing"]
     assert text == (0, "said", "at 0") and second_text == (1, "said", "at 10")
     assert film == (1, "film", tmp_path / "a.gif")
-    assert (ending.state, ending.place, ending.error) == ("finished", 10, "") and ending.succeeded
-    assert ending.final == {"Final/result": 2.5, "Final/worst": 0.5}
+    assert (ending.state, ending.x_value, ending.error) == ("finished", 10, "") and ending.succeeded
+    assert ending.final_metrics == {"Final/result": 2.5, "Final/worst": 0.5}
     assert ending.summary == {"result": 2.5, "worst": 0.5, "best": {"a": 1.0}, "episodes": 3}
 
 
@@ -135,7 +135,7 @@ def test_resume_repeats_rows_to_sink(tmp_path: Path, background: bool) -> None:
     metrics.close()
     metrics.wait_for_sinks()
     opening = sinks[1].events[0]
-    assert opening.kept == 3 and opening.started == sinks[1].events[1].unix
+    assert opening.n_kept_rows == 3 and opening.started == sinks[1].events[1].unix_time
     assert sinks[1].numbers == [0, 1, 2, 3, 4, 5]
     assert [event[0] for event in sinks[1].events if isinstance(event, tuple)] == [0, 1, 2, 3, 4, 5]
 
@@ -144,7 +144,7 @@ def test_end_state_reaches_sink(tmp_path: Path, notes: RecordingSink) -> None:
     with pytest.raises(ZeroDivisionError), Run.open(tmp_path, "toys", CONFIG, make_sinks=lambda: {"notes": notes}):
         raise ZeroDivisionError("no division")
     assert (notes.events[-1].state, notes.events[-1].error) == ("failed", "ZeroDivisionError: no division")
-    assert notes.events[-1].final == {} and not notes.events[-1].succeeded
+    assert notes.events[-1].final_metrics == {} and not notes.events[-1].succeeded
     with pytest.raises(Stopped), Run.open(tmp_path, "toys", CONFIG, make_sinks=lambda: {"notes": notes}) as run:
         os.kill(os.getpid(), signal.SIGTERM)
         run.safe_point(1, dict)
@@ -263,7 +263,7 @@ def test_run_id_changes_on_rerun(tmp_path: Path) -> None:
             pytest.raises(ZeroDivisionError),
             Run.open(tmp_path, "t", {**CONFIG, "rerun": rerun}, make_sinks=lambda sink=notes: {"n": sink}) as run,
         ):
-            ids.append(notes.events[0].run_id())
+            ids.append(notes.events[0].get_run_id())
             run.checkpoint(1, {})
             raise ZeroDivisionError
     assert ids[0] == ids[1] != ids[2] and len(ids[0]) == 16
@@ -271,7 +271,7 @@ def test_run_id_changes_on_rerun(tmp_path: Path) -> None:
 
 def test_parallel_sinks_share_run_id(tmp_path: Path) -> None:
     opening, ids = Opening(tmp_path, tmp_path, "n", "l"), []
-    threads = [threading.Thread(target=lambda: ids.append(opening.run_id())) for _ in range(16)]
+    threads = [threading.Thread(target=lambda: ids.append(opening.get_run_id())) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -38,7 +38,7 @@ def test_safe_point_wait_is_limited(tmp_path, monkeypatch, number, state):
     assert time.monotonic() - start < TOTAL_STALL_S / 2
     assert stop.value.exit_code == 128 + number
     status = read_status(only_folder(tmp_path))
-    assert (status.state, status.error) == (state, stop.value.brief)
+    assert (status.state, status.error) == (state, stop.value.reason)
     assert "iteration 7" in status.error
     assert read_owner(only_folder(tmp_path)) is None
     with Run.open(tmp_path, "toys", CONFIG) as resumed_run:

@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from llmrl.run.metrics import MetricLog
 from llmrl.run.sink import Opening
-from llmrl.run.sinks.tensorboard import REPEATED, TensorBoard, get_tag
+from llmrl.run.sinks.tensorboard import REPEATED_METRICS, TensorBoard, get_tag
 
 
 def read_tags(folder: Path, rows: list[dict[str, float]], kind: str = "proposal") -> dict[str, list[tuple[int, float]]]:
@@ -42,7 +42,7 @@ def test_tags_are_unique(tmp_path: Path) -> None:
         "welfare/equality",
         "validation/incentives_paid",
     }
-    assert not REPEATED.keys() & tags.keys()
+    assert not REPEATED_METRICS.keys() & tags.keys()
 
 
 def test_single_agent_welfare_is_return(tmp_path: Path) -> None:

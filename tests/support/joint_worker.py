@@ -168,7 +168,7 @@ def main() -> None:
         report["drifted"] = log_different_metrics(root, processes)
         report["other"] = open_with_different_configs(root, processes)
     elif scenario == "far":
-        signals.DISCARD_WORK_S, signals.SECOND_DISCARD_S, signals._RESPONSE_S = 0.5, 1.0, 0.1
+        signals.DISCARD_WORK_S, signals.SECOND_DISCARD_S, signals._RESPONSE_TIMEOUT_S = 0.5, 1.0, 0.1
         train(root, "given_up", processes, make_stalling_hook(processes))
     else:
 

@@ -57,7 +57,7 @@ def main() -> None:
             log_rows(run.metrics, range(ROWS_AT_CHECKPOINT))
             run.checkpoint(ROWS_AT_CHECKPOINT, {})
             log_rows(run.metrics, range(ROWS_AT_CHECKPOINT, ROWS_AT_KILL))
-            guards = run.metrics._sinks._guards
+            guards = run.metrics._sinks._guarded_sinks
             while any(guard.n_delivered_rows < ROWS_AT_KILL and not guard.error for guard in guards):
                 time.sleep(0.01)
             time.sleep(0.3)  # text and pictures of the last rows

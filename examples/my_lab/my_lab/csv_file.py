@@ -18,13 +18,15 @@ class CsvFile(Sink):
         self.separator = separator
 
     def open(self, opening: Opening) -> None:
-        self.file = (opening.sink_folder("csv") / "metrics.csv").open("w", newline="")  # stored rows are passed again
+        self.file = (opening.make_sink_folder("csv") / "metrics.csv").open(
+            "w", newline=""
+        )  # stored rows are passed again
         self.writer = csv.writer(self.file, delimiter=self.separator)
         self.writer.writerow(["row", "axis", "place", "metric", "value"])
 
     def rows(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            self.writer.writerows([row.number, row.x, row.place, tag, value] for tag, value in row.metrics.items())
+            self.writer.writerows([row.number, row.x, row.x_value, tag, value] for tag, value in row.metrics.items())
         self.file.flush()
 
     def close(self, ending: Ending) -> None:

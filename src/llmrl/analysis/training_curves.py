@@ -58,7 +58,7 @@ class TrainingCurves:
     @property
     def frames(self) -> int:
         """Number of steps of all games."""
-        return self.steps * self.episodes.games
+        return self.steps * self.episodes.n_games
 
     @property
     def covered_frames(self) -> int:
@@ -66,7 +66,7 @@ class TrainingCurves:
         if not len(self.episodes.indices["start"]):
             return 0
         ends = [end for start, end in self._find_counted_steps() if end > start]
-        return min(max(ends, default=0), self.steps) * self.episodes.games
+        return min(max(ends, default=0), self.steps) * self.episodes.n_games
 
     def means(self, metric: str, edges: np.ndarray) -> np.ndarray:
         """Return the mean of a metric over the frames of each bin.
@@ -85,7 +85,7 @@ class TrainingCurves:
         for game, start, stop, index in self._iterate_episode_frames():
             is_finite = ~np.isnan(values[index])
             # Number of this game's steps before each edge: frame f is step f // games of the game f % games.
-            game_steps = np.clip(-(-(edges - game) // self.episodes.games), 0, self.steps)
+            game_steps = np.clip(-(-(edges - game) // self.episodes.n_games), 0, self.steps)
             total += _integrate(game_steps, start[is_finite], stop[is_finite], values[index][is_finite])
             weights += _integrate(game_steps, start[is_finite], stop[is_finite], np.ones(int(is_finite.sum())))
             frames += _integrate(game_steps, start, stop, np.ones(len(start)))
@@ -144,7 +144,7 @@ def read_training(folder: Path) -> TrainingCurves | None:
     episodes = read_training_episodes(folder)
     if episodes is None:
         return None
-    return TrainingCurves(episodes, _read_env_steps(folder) // episodes.games)
+    return TrainingCurves(episodes, _read_env_steps(folder) // episodes.n_games)
 
 
 def is_training_metric(folder: Path, metric: str) -> bool:

@@ -118,9 +118,9 @@ def describe_loggers(loggers: Mapping[str, Any], folder: Path) -> list[str]:
         location = f"in {wandb_folder}; to send it: {sync_command}" if is_offline else f"project {project}"
         lines.append(f"Weights & Biases: {location}")
     if "mlflow" in loggers:
-        from llmrl.run.sinks.mlflow import database_uri
+        from llmrl.run.sinks.mlflow import get_database_uri
 
-        uri = loggers["mlflow"].get("tracking_uri") or database_uri(folder.parents[2])
+        uri = loggers["mlflow"].get("tracking_uri") or get_database_uri(folder.parents[2])
         is_server = "://" in uri and not uri.startswith("sqlite")
         # The extra `loggers` installs only the client of MLflow, without its server.
         command = f"{shlex.join(['mlflow', 'server', '--backend-store-uri', uri])} (after pip install mlflow)"

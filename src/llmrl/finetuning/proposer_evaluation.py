@@ -14,7 +14,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.finetuning.prompt_format import ProposalPrompt
 from llmrl.finetuning.rewards import REWARDS, EvaluatedReply, ReplyEvaluator, ReturnScale, Rewards
 from llmrl.finetuning.trials import draw_vectors
-from llmrl.statistics.estimators import wilson
+from llmrl.statistics.estimators import wilson_bounds
 from llmrl.statistics.intervals import mean_interval
 
 RATE_MEASURES = ("valid_rate", "in_bounds_rate", "improvement_rate", "repeat_rate")
@@ -128,7 +128,7 @@ def _summarize(values: np.ndarray, is_rate: bool) -> dict[str, Any]:
     if not len(finite):
         return {"mean": None, "low": None, "high": None, "n": 0}
     if is_rate:
-        low, high = wilson(finite.mean(), len(finite))
+        low, high = wilson_bounds(finite.mean(), len(finite))
     else:
         interval = mean_interval(finite)
         low, high = interval.low, interval.high

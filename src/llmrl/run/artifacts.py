@@ -16,7 +16,7 @@ from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.files import write_atomic
 from llmrl.run.folder import make_write_error
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
-from llmrl.run.tensorboard_file import PATTERN
+from llmrl.run.tensorboard_file import EVENT_FILE_PATTERN
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ def move_to_backup(folder: Path) -> None:
     # The status is moved last: as long as it is there, a finished run counts as finished.
     for path in sorted(paths, key=lambda path: path.name == status.FILE_NAME):
         # TensorBoard searches all folders; under another name it does not show the old curves as a further run.
-        name = path.name.replace("tfevents", "tensorboard") if path.match(PATTERN) else path.name
+        name = path.name.replace("tfevents", "tensorboard") if path.match(EVENT_FILE_PATTERN) else path.name
         path.rename(partial / name)
     backup_number = 1 + max((int(p.name[7:]) for p in folder.glob("backup_*") if p.name[7:].isdecimal()), default=0)
     partial.rename(folder / f"backup_{backup_number}")

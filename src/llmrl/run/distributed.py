@@ -29,7 +29,7 @@ from llmrl.run.provenance import FILE_NAME as PROVENANCE_NAME
 from llmrl.run.run import Run
 from llmrl.run.signals import StopFlag
 from llmrl.run.sink import FOLDER as SINKS_FOLDER
-from llmrl.run.tensorboard_file import PATTERN
+from llmrl.run.tensorboard_file import EVENT_FILE_PATTERN
 
 _CHECKPOINT_FOLDER = "checkpoints"
 _NAMES_NOT_COPIED = (
@@ -144,7 +144,8 @@ class WorkerRun(Run):
 def _copy_run_files(folder: Path, destination: Path) -> None:
     """Copy the files that a loop has written to a run folder; link arrays, which are large and never changed."""
     for path in folder.iterdir():
-        if path.name in _NAMES_NOT_COPIED or path.name.startswith((".", "backup", "code-")) or path.match(PATTERN):
+        has_excluded_name = path.name in _NAMES_NOT_COPIED or path.match(EVENT_FILE_PATTERN)
+        if has_excluded_name or path.name.startswith((".", "backup", "code-")):
             continue
         if path.is_dir():
             shutil.copytree(path, destination / path.name, copy_function=_copy_or_link)

@@ -27,7 +27,7 @@ from llmrl.core.folder_files import read_bytes
 from llmrl.core.metrics import CounterName, RowKind
 from llmrl.run.files import FilePosition, LineFile
 from llmrl.run.sink import Ending, Opening, Row, Sink
-from llmrl.run.sink_fan_out import FanOut
+from llmrl.run.sink_fan_out import SinkFanOut
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class MetricLog(LineFile):
         self._last_x = _get_x(rows[-1]) if rows else 0
         self._row_callbacks: list[Callable[[Row, Mapping[str, Any]], None]] = []
         opening = opening or Opening(folder, folder.parent, folder.parent.name, folder.name, started=time.time())
-        self._sinks = FanOut(sinks or {}, opening)
+        self._sinks = SinkFanOut(sinks or {}, opening)
         self._n_rows = len(rows)
         if self._sinks:
             self._sinks.open([to_sink_row(number, line) for number, line in enumerate(rows)])
@@ -161,7 +161,7 @@ class MetricLog(LineFile):
         """Seconds that this run has been running: up to the resumed checkpoint, and since this attempt's start."""
         return self._earlier_elapsed_s + time.monotonic() - self._start_time
 
-    def close(self, state: str = "finished", final: Mapping[str, Any] | None = None, error: str = "") -> None:
+    def close(self, state: str = "finished", final_results: Mapping[str, Any] | None = None, error: str = "") -> None:
         """Close the file and the sinks once. Sinks with a thread may close later (`wait_for_sinks`).
 
         Args:
@@ -173,7 +173,7 @@ class MetricLog(LineFile):
         """
         if not self._file.closed:
             super().close()
-            summary = dict(final or {})
+            summary = dict(final_results or {})
             final_metrics = {
                 FINAL_PREFIX + name: value
                 for name, value in summary.items()
@@ -316,8 +316,8 @@ def to_sink_row(number: int, line: Mapping[str, Any]) -> Row:
         number=number,
         kind=line[KIND_KEY],
         x=line[X_KEY],
-        place=_get_x(line),
-        unix=float(line[TIME_PREFIX + "unix"]),
+        x_value=_get_x(line),
+        unix_time=float(line[TIME_PREFIX + "unix"]),
         counters={name: int(line[name]) for name in COUNTER_NAMES if name in line},
         metrics={
             name: math.nan if line[name] is None else float(line[name])

@@ -335,7 +335,7 @@ class Run:
         """Record that the process ends inside a call that no signal interrupts; take no lock of the main thread."""
         stopped = self.make_early_stop_error()
         if self._ownership is not None and self._ownership.is_held:
-            self.status.state, self.status.error = stopped.state, stopped.brief
+            self.status.state, self.status.error = stopped.state, stopped.reason
             # If that fails, the run looks as if its process was killed, and can still be resumed.
             with suppress(OSError, RunFolderError):
                 self.status.write(self.folder)
@@ -424,7 +424,7 @@ class Run:
             state = "budget_exhausted"
         text = "".join(traceback.format_exception(error))
         self.status.state = state
-        self.status.error = error.brief if isinstance(error, Stopped) else summarize_error(error)
+        self.status.error = error.reason if isinstance(error, Stopped) else summarize_error(error)
         has_failed = state == "failed"
         if self._log_file is not None:
             level = logging.ERROR if has_failed else logging.WARNING

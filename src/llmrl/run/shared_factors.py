@@ -17,18 +17,18 @@ PRETRAINING = "pre-training"
 SOCIETY = "society"
 REPLIES = "replies"
 
-Shared = dict[str, list[str]]
-"""Factors of a run by level. Two runs share a factor if both have it at the same level."""
+SharedFactors = dict[str, list[str]]
+"""Names of the factors of a run, by level. Two runs share a factor if both have it at the same level."""
 
-_REPLAY = "llmrl.llms.replay.ReplayChat"
+_REPLAY_TARGET = "llmrl.llms.replay.ReplayChat"
 
 
-def list_shared_factors(config: Mapping[str, Any], uses_llm: bool) -> Shared:
+def list_shared_factors(config: Mapping[str, Any], uses_llm: bool) -> SharedFactors:
     """Return the factors that the run of a resolved config shares with other runs of its experiment, by level.
 
     `pre-training`: the earlier runs whose weights or episodes it starts from, each `<name>/<run>/s<seed>`.
-    `society`: the seed trees of its societies, if it has several. `replies`: the source of a language model's replies,
-    if runs of several seeds get the same ones. A level without factors is left out.
+    `society`: the roots of its societies' seed trees, if it has several. `replies`: the source of its language model's
+    replies, if runs of several seeds get the same ones. A level without factors is left out.
 
     Args:
         config: resolved config as plain data.
@@ -37,14 +37,15 @@ def list_shared_factors(config: Mapping[str, Any], uses_llm: bool) -> Shared:
     agent, design = config.get("agent") or {}, config.get("design") or {}
     llm = config["llm"] if uses_llm else {}
     earlier_runs = [agent.get("init_from"), agent.get("data"), llm.get("adapter")]
-    factors = {PRETRAINING: [get_run_name(folder) for folder in earlier_runs if isinstance(folder, str)]}
+    factors_by_level = {PRETRAINING: [get_run_name(path) for path in earlier_runs if isinstance(path, str)]}
     if design.get("replicates", 1) != 1 and (config.get("principal") or {}).get("_target_"):
-        factors[SOCIETY] = [seeds.root for seeds in Seeds(config["seed"]).replicates(design["replicates"])]
-    if llm.get("_target_") != _REPLAY:
-        factors[REPLIES] = ["all seeds"] if llm.get("share_cache") else []
+        seeds = Seeds(config["seed"]).replicates(design["replicates"])
+        factors_by_level[SOCIETY] = [replicate.root for replicate in seeds]
+    if llm.get("_target_") != _REPLAY_TARGET:
+        factors_by_level[REPLIES] = ["all seeds"] if llm.get("share_cache") else []
     elif parse_seed(Path(llm["calls"])) is not None:  # a folder of several runs has replies for each seed
-        factors[REPLIES] = [get_run_name(llm["calls"])]
-    return {level: names for level, names in factors.items() if names}
+        factors_by_level[REPLIES] = [get_run_name(llm["calls"])]
+    return {level: names for level, names in factors_by_level.items() if names}
 
 
 def get_run_name(folder: str) -> str:

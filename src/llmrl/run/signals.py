@@ -44,7 +44,7 @@ preemption, and a closed terminal."""
 DISCARD_WORK_S = 8.0
 """Seconds after a signal at which the work since the last safe point is discarded, if the run has not stopped yet."""
 SECOND_DISCARD_S = 12.0
-"""Seconds after a signal of a second exception, in case the first was suppressed or a save was in progress."""
+"""Seconds after a signal of a second exception, in case the first was suppressed or prevented by a save."""
 FORCED_EXIT_S = 16.0
 """Seconds after a signal at which the process is ended, because its main thread cannot be interrupted."""
 MAX_STOP_S = 20
@@ -52,21 +52,21 @@ MAX_STOP_S = 20
 
 _SAVING_POLL_S = 0.5
 """Seconds between two checks whether a save has ended."""
-_RESPONSE_S = 1.0
-"""Seconds within which an interruptible main thread has handled a signal."""
+_RESPONSE_TIMEOUT_S = 1.0
+"""Seconds within which a main thread that is not inside a library call handles a signal."""
 _END_BYTE = 0
 """Byte that ends the watching thread, in place of a signal number."""
 
-_n_watched_flags = 0  # flags of this process that have a watching thread
+_n_watched_flags = 0  # number of flags of this process that have a watching thread
 
 
-def _detach_from_parent() -> None:
+def _detach_wakeup_pipe() -> None:
     """Stop a forked child from writing its signals into the pipe of its parent."""
     if _n_watched_flags:
         signal.set_wakeup_fd(-1)
 
 
-os.register_at_fork(after_in_child=_detach_from_parent)
+os.register_at_fork(after_in_child=_detach_wakeup_pipe)
 
 
 class Stopped(BaseException):  # not an `Exception`, which libraries catch
@@ -75,7 +75,7 @@ class Stopped(BaseException):  # not an `Exception`, which libraries catch
     Args:
         folder: run folder.
         signal_number: number of the signal.
-        saved_work: description of the work that a resume does not repeat, for the message.
+        work_text: text for the message: what is saved, or which work is repeated on resume.
         stops_all_processes: whether all processes of the run stop at this point; False: only this one does.
     """
 
@@ -83,13 +83,13 @@ class Stopped(BaseException):  # not an `Exception`, which libraries catch
         self,
         folder: Path,
         signal_number: int,
-        saved_work: str = "everything is saved",
+        work_text: str = "everything is saved",
         stops_all_processes: bool = True,
     ) -> None:
         self.signal, self.stops_all_processes = signal_number, stops_all_processes
         self.exit_code = 128 + signal_number
-        self.brief = f"stopped by {signal.Signals(signal_number).name}; {saved_work}"
-        super().__init__(f"{self.brief}. Repeat the same command to resume {folder}")
+        self.reason = f"stopped by {signal.Signals(signal_number).name}; {work_text}"
+        super().__init__(f"{self.reason}. Repeat the same command to resume {folder}")
 
     @property
     def state(self) -> Literal["stopped", "preempted"]:
@@ -108,8 +108,8 @@ class WorkDiscarded(Stopped):
         super().__init__(Path(), signal_number, "the work of all runs of this process is discarded", False)
 
 
-_leader: ContextVar[StopFlag | None] = ContextVar("llmrl_stop", default=None)
-"""Flag of the main thread, from which flags that are entered in this thread get signals."""
+_leader_of_thread: ContextVar[StopFlag | None] = ContextVar("llmrl_stop", default=None)
+"""Flag of the main thread from which flags that are entered in the present thread get signals."""
 
 
 class StopFlag:
@@ -141,7 +141,7 @@ class StopFlag:
         self._previous_handlers: dict[int, Any] = {}  # by signal
         self._n_saves = 0
         self._interrupt_after_saving = False
-        self._has_reported = False
+        self._has_printed_message = False
         self._leader: StopFlag | None = None
         self._followers: tuple[StopFlag, ...] = ()
         self._followers_lock = threading.Lock()
@@ -162,7 +162,7 @@ class StopFlag:
 
     def __enter__(self) -> StopFlag:
         if threading.current_thread() is not threading.main_thread():
-            if (leader := _leader.get()) is not None:
+            if (leader := _leader_of_thread.get()) is not None:
                 leader._add_follower(self)
                 return self
             log.warning("not in the main thread: this run cannot be stopped safely by signals")
@@ -170,16 +170,16 @@ class StopFlag:
         global _n_watched_flags
         if self._make_interrupt is not None or self._forward_signal is not None:
             _n_watched_flags += 1
-            pipe, self._wakeup_fd = os.pipe()
+            read_fd, self._wakeup_fd = os.pipe()
             os.set_blocking(self._wakeup_fd, False)
             self._previous_wakeup_fd = signal.set_wakeup_fd(self._wakeup_fd, warn_on_full_buffer=False)
-            target = self._watch if self._forward_signal is None else self._forward_signals
-            threading.Thread(target=target, args=(pipe,), name="llmrl-stop", daemon=True).start()
+            target = self._watch_for_signal if self._forward_signal is None else self._forward_signals
+            threading.Thread(target=target, args=(read_fd,), name="llmrl-stop", daemon=True).start()
         for name in SIGNALS:
             number = getattr(signal, name)
             if name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # the process was started by nohup
-            self._previous_handlers[number] = signal.signal(number, self._handle)
+            self._previous_handlers[number] = signal.signal(number, self._handle_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -189,11 +189,11 @@ class StopFlag:
             self._leader = None
             return
         self._interrupts_work = False
-        outer: StopFlag | None = None
+        outer_flag: StopFlag | None = None
         for number, handler in self._previous_handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-            owner = getattr(handler, "__self__", None)
-            outer = owner if isinstance(owner, StopFlag) else outer
+            handler_owner = getattr(handler, "__self__", None)
+            outer_flag = handler_owner if isinstance(handler_owner, StopFlag) else outer_flag
         self._previous_handlers.clear()
         if self._wakeup_fd is not None:
             _n_watched_flags -= 1
@@ -201,11 +201,11 @@ class StopFlag:
             os.write(self._wakeup_fd, bytes([_END_BYTE]))
             os.close(self._wakeup_fd)
             self._wakeup_fd = None
-        if outer is not None and self.signal is not None and outer.signal is None:
-            outer._has_reported = self._has_reported
-            outer._record_signal(self.signal, self._signal_time)  # the signal was meant for the outer flag, too
-            if outer._wakeup_fd is not None:
-                os.write(outer._wakeup_fd, bytes([self.signal]))
+        if outer_flag is not None and self.signal is not None and outer_flag.signal is None:
+            outer_flag._has_printed_message = self._has_printed_message
+            outer_flag._record_signal(self.signal, self._signal_time)  # the signal was meant for the outer flag, too
+            if outer_flag._wakeup_fd is not None:
+                os.write(outer_flag._wakeup_fd, bytes([self.signal]))
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -223,10 +223,10 @@ class StopFlag:
 
     def lead(self) -> None:
         """Make this flag the leader of flags that are entered in the calling thread, which is not the main one."""
-        _leader.set(self)
+        _leader_of_thread.set(self)
 
     def _add_follower(self, follower: StopFlag) -> None:
-        follower._leader, follower._has_reported = self, True
+        follower._leader, follower._has_printed_message = self, True
         with self._followers_lock:
             self._followers = (*self._followers, follower)
         if self.signal is not None:  # a later signal reaches the follower by `_record_signal`
@@ -234,19 +234,19 @@ class StopFlag:
 
     def _remove_follower(self, follower: StopFlag) -> None:
         with self._followers_lock:
-            self._followers = tuple(follower_flag for follower_flag in self._followers if follower_flag is not follower)
+            self._followers = tuple(flag for flag in self._followers if flag is not follower)
 
-    def _handle(self, number: int, _: FrameType | None) -> None:
+    def _handle_signal(self, number: int, _: FrameType | None) -> None:
         if os.getpid() != self._pid:
             return
-        is_first = self.signal is None
-        if is_first:
+        is_first_signal = self.signal is None
+        if is_first_signal:
             self._record_signal(number, time.monotonic())
         if self._interrupts_work:
             self._interrupts_work = False
             if self._make_interrupt is not None and not self._n_saves:
                 raise self._make_interrupt()
-        elif number == signal.SIGINT and not is_first:
+        elif number == signal.SIGINT and not is_first_signal:
             if not self._n_saves:
                 raise KeyboardInterrupt
             self._interrupt_after_saving = True
@@ -256,11 +256,11 @@ class StopFlag:
         self.signal, self._signal_time = number, signal_time
         for follower in self._followers:
             follower._record_signal(number, signal_time)
-        if self._message and not self._has_reported:
-            self._has_reported = True
+        if self._message and not self._has_printed_message:
+            self._has_printed_message = True
             self._print_message(self._message, number)
 
-    def _forward_signals(self, pipe: int) -> None:
+    def _forward_signals(self, read_fd: int) -> None:
         """Run the watching thread of a flag that forwards signals.
 
         It forwards a signal unless another one or the end of the flag follows within a second, because senders often
@@ -269,26 +269,27 @@ class StopFlag:
         assert self._forward_signal is not None
         handled_signals = {getattr(signal, name) for name in SIGNALS}
         try:
-            while _END_BYTE not in (received_bytes := os.read(pipe, 64)):
-                if handled_signals.intersection(received_bytes) and not select.select([pipe], [], [], _RESPONSE_S)[0]:
+            while _END_BYTE not in (received_signals := os.read(read_fd, 64)):
+                has_stop_signal = bool(handled_signals.intersection(received_signals))
+                if has_stop_signal and not select.select([read_fd], [], [], _RESPONSE_TIMEOUT_S)[0]:
                     self._forward_signal()
         finally:
-            os.close(pipe)
+            os.close(read_fd)
 
-    def _watch(self, pipe: int) -> None:
+    def _watch_for_signal(self, read_fd: int) -> None:
         """Run the watching thread: wait for a signal, then make sure that the run ends."""
         handled_signals = {getattr(signal, name) for name in SIGNALS}
         try:
-            while not (stop_signals := handled_signals.intersection(received_bytes := os.read(pipe, 64))):
-                if _END_BYTE in received_bytes:
+            while not (stop_signals := handled_signals.intersection(received_signals := os.read(read_fd, 64))):
+                if _END_BYTE in received_signals:
                     return
             number, signal_time = stop_signals.pop(), time.monotonic()
-            wait_for_end = partial(_wait_for_end, pipe, signal_time)
-            if wait_for_end(min(_RESPONSE_S, DISCARD_WORK_S)):
+            wait_for_end = partial(_wait_for_end, read_fd, signal_time)
+            if wait_for_end(min(_RESPONSE_TIMEOUT_S, DISCARD_WORK_S)):
                 return
             # If the main thread is in a call, its handler has not printed the message yet.
             if self.signal is None and self._message:
-                self._has_reported = True
+                self._has_printed_message = True
                 self._print_message(self._message, number)
             for n_seconds in (DISCARD_WORK_S, SECOND_DISCARD_S):
                 if wait_for_end(n_seconds):
@@ -308,11 +309,11 @@ class StopFlag:
                 # After a save the run should end by itself.
                 n_seconds = time.monotonic() - signal_time + FORCED_EXIT_S - SECOND_DISCARD_S
         finally:
-            os.close(pipe)
+            os.close(read_fd)
 
     def _force_exit(self, number: int, signal_time: float) -> NoReturn:
         """Record the stop of all runs, and end the process."""
-        self._has_reported = True
+        self._has_printed_message = True
         self._record_signal(number if self.signal is None else self.signal, signal_time)
         # A run that another run waits for was entered later, so it comes first.
         for follower in reversed(self._followers):
@@ -330,16 +331,16 @@ class StopFlag:
         os.write(2, f"\n{signal.Signals(number).name}: {text}\n".encode())
 
 
-def _wait_for_end(pipe: int, signal_time: float, n_seconds: float) -> bool:
+def _wait_for_end(read_fd: int, signal_time: float, n_seconds: float) -> bool:
     """Wait until `n_seconds` after a signal; return whether the context of its flag was left by then.
 
     Args:
-        pipe: file descriptor from which the watching thread reads.
+        read_fd: file descriptor of the pipe from which the watching thread reads.
         signal_time: time of the signal, by `time.monotonic`.
         n_seconds: seconds after the signal.
     """
-    while select.select([pipe], [], [], max(0.0, signal_time + n_seconds - time.monotonic()))[0]:
-        if _END_BYTE in os.read(pipe, 64):
+    while select.select([read_fd], [], [], max(0.0, signal_time + n_seconds - time.monotonic()))[0]:
+        if _END_BYTE in os.read(read_fd, 64):
             return True
     return False
 

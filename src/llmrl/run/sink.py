@@ -7,13 +7,13 @@ A run calls a sink in this order:
 
 1. `open`, with a description of the run. A run that resumes from a checkpoint opens its sinks again.
 2. `rows`: all rows of the run from number 0 on, each once, in batches. Earlier attempts have already passed the first
-   `Opening.kept` rows.
+   `Opening.n_kept_rows` rows.
 3. `text` and `picture`, each for a row that was passed before. Those of rows of earlier attempts are passed again.
 4. `close`, once; not if the process is killed.
 
 **Resuming.** Rows logged after the checkpoint are cut from `metrics.jsonl` and computed again, so a sink gets them
-twice. Either it replaces everything that it has stored, or it skips texts, pictures and rows whose number it has
-already stored. Each sink of this package documents which it does.
+twice. Either it replaces everything that it has stored, or it skips texts, pictures and rows with numbers that it has
+already stored. Each sink of this package documents its choice.
 
 **Failing.** An exception in a method ends neither the run nor other sinks, and is reported once. The sink is then not
 called again.
@@ -38,8 +38,8 @@ from llmrl.run.files import write_atomic
 
 FOLDER = "loggers"
 """Folder inside a run folder for the files of sinks."""
-_ID_FILE_NAME = "run_id"
-_id_lock = threading.Lock()
+_RUN_ID_FILE_NAME = "run_id"
+_run_id_lock = threading.Lock()
 
 HyperParameters = Mapping[str, bool | int | float | str]
 
@@ -52,8 +52,8 @@ class Row:
         number: number of the line, from 0; it identifies the row in its run, also after a resume.
         kind: kind of the row, such as `update`.
         x: name of the counter that is its x coordinate, such as `env_steps`.
-        place: value of that counter.
-        unix: time of the measurement, Unix seconds.
+        x_value: value of that counter.
+        unix_time: time of the measurement, Unix seconds.
         counters: all counters of the row by name, including `x`.
         metrics: metrics by tag, without those under `time/`; NaN if not finite. A tag is in rows of one kind only.
     """
@@ -61,8 +61,8 @@ class Row:
     number: int
     kind: str
     x: str
-    place: int
-    unix: float
+    x_value: int
+    unix_time: float
     counters: Mapping[str, int]
     metrics: Mapping[str, float]
 
@@ -75,11 +75,11 @@ class Opening:
         folder: run folder.
         root: folder of all outputs.
         name: name of the experiment or sweep, which compared runs share.
-        label: short name of the run within it, `<label>-<hash>/s<n>`.
+        label: short name of the run within that experiment or sweep, `<label>-<hash>/s<n>`.
         config: resolved config as plain data, redacted.
         hyperparameters: overrides of the run by key, and its seed.
         started: start of this attempt, Unix time in seconds.
-        kept: number of rows that an earlier attempt has passed on already; 0 for a new run.
+        n_kept_rows: number of rows that an earlier attempt has passed on already; 0 for a new run.
     """
 
     folder: Path
@@ -89,18 +89,18 @@ class Opening:
     config: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: HyperParameters = field(default_factory=dict)
     started: float = 0.0
-    kept: int = 0
+    n_kept_rows: int = 0
 
-    def sink_folder(self, sink: str) -> Path:
+    def make_sink_folder(self, sink: str) -> Path:
         """Return the folder for the files of `sink` in this run; create it if it is missing."""
         folder = self.folder / FOLDER / sink
         create_folder(folder, self.folder)
         return folder
 
-    def run_id(self) -> str:
+    def get_run_id(self) -> str:
         """Return the random id of the run, 16 hexadecimal digits. All attempts share it until one with `rerun=true`."""
-        path = self.folder / FOLDER / _ID_FILE_NAME
-        with _id_lock:  # sinks are opened in threads of their own
+        path = self.folder / FOLDER / _RUN_ID_FILE_NAME
+        with _run_id_lock:  # sinks are opened in threads of their own
             if not path.is_file():
                 create_folder(path.parent, self.folder)
                 write_atomic(path, secrets.token_hex(8))
@@ -114,17 +114,17 @@ class Ending:
     Attributes:
         state: `finished`, `failed`, `stopped`, `preempted` or `budget_exhausted`, as in `status.json`.
         error: reason why it ended, in one line; empty for a finished run.
-        final: final numbers of a finished run by tag, including `Final/result`.
-        place: x coordinate of the last row; 0 without rows.
-        unix: time of the end, Unix seconds.
+        final_metrics: final numbers of a finished run by tag, including `Final/result`.
+        x_value: x coordinate of the last row; 0 without rows.
+        unix_time: time of the end, Unix seconds.
         summary: findings of a finished run as plain data.
     """
 
     state: str = "finished"
     error: str = ""
-    final: Mapping[str, float] = field(default_factory=dict)
-    place: int = 0
-    unix: float = 0.0
+    final_metrics: Mapping[str, float] = field(default_factory=dict)
+    x_value: int = 0
+    unix_time: float = 0.0
     summary: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -17,80 +17,80 @@ from llmrl.run.sink import Ending, Opening, Row, Sink
 log = logging.getLogger(__name__)
 
 FINISH_TIMEOUT_S = 30.0
-"""Maximum time in seconds that a run that no signal has stopped waits for its sinks to close."""
+"""Maximum time in seconds for which a run waits for its sinks to close, unless a signal has stopped it."""
 STOP_TIMEOUT_S = 5.0
-"""Maximum time in seconds that a run stopped by a signal waits for its sinks, because schedulers soon kill it."""
+"""Maximum time in seconds for which a run that a signal has stopped waits, because schedulers soon kill it."""
 MAX_QUEUED_CALLS = 20_000
-"""Maximum number of rows, texts and pictures that wait for a sink; a sink with more has failed."""
+"""Maximum number of rows, texts and pictures that wait for a sink; a sink with more counts as failed."""
 _POLL_S = 0.05
 
-SinkCall = Callable[[Sink], None]
+SinkFunction = Callable[[Sink], None]
 """Function that calls a method of a sink."""
 
 
-class FanOut:
+class SinkFanOut:
     """The sinks of one run.
 
     Args:
         sinks: sinks by the names of their options.
-        opening: description of the run; each sink gets a copy with `kept` and `started` of the earlier attempts.
+        opening: description of the run; sinks get copies with `n_kept_rows`, and `started` of the first attempt.
     """
 
     def __init__(self, sinks: Mapping[str, Sink], opening: Opening) -> None:
         opening = replace(
             opening, config=redact_nested(opening.config), hyperparameters=redact_nested(opening.hyperparameters)
         )
-        self._guards = [_GuardedSink(f"loggers.{name}", sink, opening) for name, sink in sinks.items()]
+        self._guarded_sinks = [_GuardedSink(f"loggers.{name}", sink, opening) for name, sink in sinks.items()]
         self._tags_without_secrets: set[str] = set()
 
     def __bool__(self) -> bool:
-        return bool(self._guards)
+        return bool(self._guarded_sinks)
 
     def open(self, rows: Sequence[Row]) -> None:
         """Open all sinks and pass on `rows`, those of earlier attempts before the resumed checkpoint."""
         redacted_rows = [self._redact_tags(row) for row in rows]
-        for guard in self._guards:
-            guard.open(redacted_rows)
+        for guarded_sink in self._guarded_sinks:
+            guarded_sink.open(redacted_rows)
 
     def row(self, row: Row) -> None:
         """Pass on a row that was just logged."""
         redacted_row = self._redact_tags(row)
-        for guard in self._guards:
-            guard.row(redacted_row)
+        for guarded_sink in self._guarded_sinks:
+            guarded_sink.row(redacted_row)
 
     def text(self, row: Row, tag: str, markdown: str) -> None:
         """Pass on a text that belongs to a row."""
         row, markdown = self._redact_tags(row), redact(markdown)
-        for guard in self._guards:
-            guard.send(lambda sink: sink.text(row, tag, markdown))
+        for guarded_sink in self._guarded_sinks:
+            guarded_sink.send(lambda sink: sink.text(row, tag, markdown))
 
     def picture(self, row: Row, tag: str, path: Path) -> None:
         """Pass on a picture or video that belongs to a row."""
         row = self._redact_tags(row)
-        for guard in self._guards:
-            guard.send(lambda sink: sink.picture(row, tag, path))
+        for guarded_sink in self._guarded_sinks:
+            guarded_sink.send(lambda sink: sink.picture(row, tag, path))
 
     def close(self, ending: Ending) -> None:
         """Close the sinks without a thread; the others begin to close. Further calls do nothing."""
         ending = replace(ending, error=redact(ending.error), summary=redact_nested(ending.summary))
-        for guard in self._guards:
-            guard.close(ending)
+        for guarded_sink in self._guarded_sinks:
+            guarded_sink.close(ending)
 
     def wait(self, is_stopping: Callable[[], bool]) -> None:
         """Wait until all sinks are closed, at most `FINISH_TIMEOUT_S`, or `STOP_TIMEOUT_S` once `is_stopping()`.
 
-        Then report incomplete ones. A sink that is not closed by then is abandoned: its thread ends with the process.
+        Then report incomplete ones. A sink that is still open is abandoned: its thread ends with the process.
         """
-        deadline, is_shortened = time.monotonic() + FINISH_TIMEOUT_S, False
-        while any(guard.is_closed and guard.is_busy for guard in self._guards) and time.monotonic() <= deadline:
-            if not is_shortened and is_stopping():
-                deadline, is_shortened = min(deadline, time.monotonic() + STOP_TIMEOUT_S), True
+        deadline, is_deadline_shortened = time.monotonic() + FINISH_TIMEOUT_S, False
+        while any(s.is_close_requested and s.is_busy for s in self._guarded_sinks) and time.monotonic() <= deadline:
+            if not is_deadline_shortened and is_stopping():
+                deadline, is_deadline_shortened = min(deadline, time.monotonic() + STOP_TIMEOUT_S), True
             time.sleep(_POLL_S)
-        for guard in self._guards:
-            if (problem := guard.describe_missing_rows()) is not None:
-                log.warning("%s %s; metrics.jsonl in the run folder has everything", guard.name, problem)
-            guard.abandon_if_busy()
-        self._guards = []
+        for guarded_sink in self._guarded_sinks:
+            if (problem := guarded_sink.describe_missing_rows()) is not None:
+                log.warning("%s %s; metrics.jsonl in the run folder has everything", guarded_sink.name, problem)
+            guarded_sink.abandon_if_busy()
+        self._guarded_sinks = []
 
     def _redact_tags(self, row: Row) -> Row:
         """Return a row whose tags hold no secret."""
@@ -112,9 +112,9 @@ class _GuardedSink:
         self._opening = opening
         self.n_delivered_rows = self.n_rows = 0  # rows passed to the sink, and all rows so far
         self.error = ""
-        self.is_closed = self.is_abandoned = False
-        self._message_queue: queue.Queue[Row | SinkCall | None] = queue.Queue()
-        self._thread = make_daemon_thread(f"llmrl-{name}", self._work) if sink.background else None
+        self.is_close_requested = self.is_abandoned = False
+        self._message_queue: queue.Queue[Row | SinkFunction | None] = queue.Queue()
+        self._thread = make_daemon_thread(f"llmrl-{name}", self._deliver_queued_messages) if sink.background else None
 
     @property
     def is_busy(self) -> bool:
@@ -123,8 +123,8 @@ class _GuardedSink:
 
     def open(self, kept_rows: Sequence[Row]) -> None:
         self.n_rows = len(kept_rows)
-        started = kept_rows[0].unix if kept_rows else self._opening.started
-        opening = replace(self._opening, kept=len(kept_rows), started=started)
+        started = kept_rows[0].unix_time if kept_rows else self._opening.started
+        opening = replace(self._opening, n_kept_rows=len(kept_rows), started=started)
 
         def open_sink(sink: Sink) -> None:
             sink.open(opening)
@@ -138,7 +138,7 @@ class _GuardedSink:
         self.n_rows = row.number + 1
         self.send(row)
 
-    def send(self, message: Row | SinkCall) -> None:
+    def send(self, message: Row | SinkFunction) -> None:
         """Pass a row to the sink, or call a function with the sink: now, or later in its thread."""
         if self._thread is None:
             self._deliver(message)
@@ -148,8 +148,8 @@ class _GuardedSink:
             self._message_queue.put(message)
 
     def close(self, ending: Ending) -> None:
-        if not self.is_closed:
-            self.is_closed = True
+        if not self.is_close_requested:
+            self.is_close_requested = True
             self.send(lambda sink: sink.close(ending))
             self._message_queue.put(None)
 
@@ -169,7 +169,7 @@ class _GuardedSink:
             self.error = ""
             self._deliver(lambda sink: sink.abandon())
 
-    def _work(self) -> None:
+    def _deliver_queued_messages(self) -> None:
         """Run the thread: deliver queued messages until one is None; consecutive rows are passed in one call."""
         while (message := self._message_queue.get()) is not None:
             if isinstance(message, Row):
@@ -185,7 +185,7 @@ class _GuardedSink:
             self.sink.rows(rows)
             self.n_delivered_rows = rows[-1].number + 1
 
-    def _deliver(self, message: Row | SinkCall) -> None:
+    def _deliver(self, message: Row | SinkFunction) -> None:
         """Pass a row to the sink or call a function with it, unless the sink has failed."""
         if self.error:
             return

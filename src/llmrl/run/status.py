@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 FILE_NAME = "status.json"
 SUMMARY_NAME = "summary.json"
 """File with the findings of a finished run, written before its status."""
-FORMAT = 2
+LAYOUT_VERSION = 2
 """Version of the run folder's layout; raised when an older llmrl could misread a newer folder."""
 StatusState = Literal["running", "finished", "failed", "stopped", "preempted", "budget_exhausted"]
 
@@ -83,7 +83,7 @@ class PrerequisiteRecord:
     """A run that another run needs.
 
     Attributes:
-        what: kind of work, e.g. `pre-training`.
+        what: purpose of the run, e.g. `pre-training`.
         name: name of the run, e.g. `preset:regimes/cleanup_pretrain, seed 0`.
         folder: run folder.
     """
@@ -98,21 +98,21 @@ class Status:
     """The content of `status.json`.
 
     Attributes:
-        state: state of the run. It is still `running` after a `kill -9`; `owner.json` shows whether the process exists.
+        state: state of the run. It remains `running` after a `kill -9`; `owner.json` shows whether the process exists.
             `budget_exhausted`: stopped before a call to a language model that could have cost more than allowed.
         attempt: 1 for the first start, one more for each resume or rerun.
         host, pid, job_id: host, process id and scheduler job of the latest attempt; `job_id` may be empty.
         llm: label of the run's language model; empty without one.
         progress: progress of the run.
         stage: stage while the run waits for a prerequisite; None while the run itself is computed.
-        prerequisites: runs that it needs, in order of computation.
+        prerequisites: other runs that the run needs, in order of computation.
         env: name of the environment; empty until it is built.
         overrides: Hydra overrides of the command.
         shared: random factors that other runs share, by level (`llmrl.run.shared_factors`).
         result: scalar result of a finished run.
         error: reason why the run failed or stopped, in one line.
         started, updated: start of the latest attempt and time of this content, Unix seconds.
-        format: version of the layout (`FORMAT`).
+        format: version of the layout (`LAYOUT_VERSION`).
     """
 
     state: StatusState = "running"
@@ -131,7 +131,7 @@ class Status:
     error: str = ""
     started: float = field(default_factory=time.time)
     updated: float = field(default_factory=time.time)
-    format: int = FORMAT
+    format: int = LAYOUT_VERSION
 
     def write(self, folder: Path, durable: bool = True) -> None:
         """Replace the status file of `folder`; `durable` as in `atomic_write`.
@@ -168,14 +168,14 @@ def read_status(folder: Path) -> Status | None:
     path = folder / FILE_NAME
     try:
         content = read_json_object(path)
-        if parse_value(content.get("format", FORMAT), int, "format") > FORMAT:
+        if parse_value(content.get("format", LAYOUT_VERSION), int, "format") > LAYOUT_VERSION:
             raise RunFolderError(
-                f"{folder} was written by a newer llmrl (layout {content['format']}, this one knows {FORMAT}); "
+                f"{folder} was written by a newer llmrl (layout {content['format']}, this one knows {LAYOUT_VERSION}); "
                 "use that version for it, or another output_root"
             )
         status = parse_record(Status, {"stage": None, "prerequisites": [], **content})
-        summary = folder / SUMMARY_NAME
-        if status.state == "finished" and (summary.is_symlink() or not summary.is_file()):
+        summary_path = folder / SUMMARY_NAME
+        if status.state == "finished" and (summary_path.is_symlink() or not summary_path.is_file()):
             raise ValueError(f"its state is finished, but there is no {SUMMARY_NAME}, which every finished run has")
         return status
     except FileNotFoundError:

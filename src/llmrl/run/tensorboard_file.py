@@ -1,7 +1,7 @@
 """TensorBoard event files, written record by record with TensorBoard's own protocol buffers (no TensorFlow, no torch).
 
-Unlike a summary writer, this keeps one file for each run, has no background thread whose queue a killed process would
-lose, and stores hyperparameters in the same file as the curves.
+Unlike a `SummaryWriter`, this module keeps one file for each run, has no background thread whose queue a killed process
+would lose, and stores hyperparameters in the same file as the curves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llmrl.core.secrets import redact, redact_nested
 from llmrl.run.folder import split_overrides
 from llmrl.run.sink import HyperParameters
 
-PATTERN = "events.out.tfevents.*"
+EVENT_FILE_PATTERN = "events.out.tfevents.*"
 _UNPUBLISHED_NAME = ".events.tmp"
 
 
@@ -53,28 +53,28 @@ class EventFile:
     def publish(self) -> None:
         """Replace all earlier event files of the folder by this one."""
         folder = self._path.parent
-        earlier_paths = list(folder.glob(PATTERN))
+        earlier_paths = list(folder.glob(EVENT_FILE_PATTERN))
         # A name that TensorBoard recognizes and sorts after the earlier ones.
-        name = PATTERN.replace("*", f"{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}")
+        name = EVENT_FILE_PATTERN.replace("*", f"{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}")
         with self._reporting_errors():
             self._path = self._path.rename(folder / name)
         for path in earlier_paths:
             remove_ignoring_errors(path)
 
-    def scalars(self, step: int, wall_time: float, values: Mapping[str, float]) -> None:
+    def write_scalars(self, step: int, wall_time: float, values: Mapping[str, float]) -> None:
         """Write one record with the scalars of a step; `values` by tag."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        value = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        self._write_summary(Summary(value=value), step, wall_time)
+        scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._write_summary(Summary(value=scalars), step, wall_time)
 
-    def text(self, step: int, wall_time: float, tag: str, markdown: str) -> None:
+    def write_text(self, step: int, wall_time: float, tag: str, markdown: str) -> None:
         """Write a Markdown text for the Text tab."""
         from tensorboard.plugins.text.summary_v2 import text_pb
 
         self._write_summary(text_pb(tag, redact(markdown)), step, wall_time)
 
-    def image(self, step: int, wall_time: float, tag: str, encoded: bytes, size: tuple[int, int]) -> None:
+    def write_image(self, step: int, wall_time: float, tag: str, encoded: bytes, size: tuple[int, int]) -> None:
         """Write an image for the Images tab: content of a PNG, JPEG or GIF file; `size` is (height, width), pixels."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -82,20 +82,20 @@ class EventFile:
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded)
         self._write_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step, wall_time)
 
-    def hyperparameters(self, values: HyperParameters) -> None:
+    def write_hyperparameters(self, values: HyperParameters) -> None:
         """Write the run's row of TensorBoard's HParams table."""
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
-        # With an empty id, the id of the row is the run's name, so runs with equal values are not merged.
+        # With an empty trial id, TensorBoard identifies the row by the run's name and merges no runs of equal values.
         self._write_summary(hparams_pb(redact_nested(values), trial_id="", start_time_secs=self._started))
 
-    def end(self, succeeded: bool) -> None:
+    def write_end(self, succeeded: bool) -> None:
         """Write the final status of the run for the HParams table."""
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
-        state = api_pb2.STATUS_SUCCESS if succeeded else api_pb2.STATUS_FAILURE
-        data = plugin_data_pb2.HParamsPluginData(session_end_info=plugin_data_pb2.SessionEndInfo(status=state))
+        status = api_pb2.STATUS_SUCCESS if succeeded else api_pb2.STATUS_FAILURE
+        data = plugin_data_pb2.HParamsPluginData(session_end_info=plugin_data_pb2.SessionEndInfo(status=status))
         value = Summary.Value(
             tag=metadata.SESSION_END_INFO_TAG,
             metadata=metadata.create_summary_metadata(data),
@@ -144,23 +144,23 @@ def parse_hyperparameters(overrides: list[str], seed: int) -> HyperParameters:
     return values | {"seed": seed}
 
 
-GIF_BYTES = 5_000_000
+MAX_GIF_BYTES = 5_000_000
 """Maximum size of an animation in the event file, bytes; TensorBoard sends all of it to each browser."""
-_MIN_FRAMES_TO_SKIP = 40
-"""Number of frames above which an animation is reduced by skipping frames instead of pixels."""
+_MAX_FRAMES_WITHOUT_SKIPPING = 40
+"""Number of frames above which an animation is reduced by skipping frames, and below which by skipping pixels."""
 
 
-def read_animation(gif: Path, max_bytes: int = GIF_BYTES) -> tuple[bytes, tuple[int, int]]:
+def read_animation(gif_path: Path, max_bytes: int = MAX_GIF_BYTES) -> tuple[bytes, tuple[int, int]]:
     """Return a GIF animation, reduced to at most `max_bytes` bytes, and its (height, width) in pixels."""
     import imageio.v3 as iio
 
-    animation = gif.read_bytes()
-    frames = iio.imread(gif, index=None)  # [frames, height, width, 3]
-    duration = float(iio.immeta(gif).get("duration", 50))  # of a frame, milliseconds
+    animation = gif_path.read_bytes()
+    frames = iio.imread(gif_path, index=None)  # [frames, height, width, 3]
+    frame_duration_ms = float(iio.immeta(gif_path).get("duration", 50))
     while len(animation) > max_bytes and frames.size > frames.shape[-1]:
-        if len(frames) > _MIN_FRAMES_TO_SKIP:
-            frames, duration = frames[::2], 2 * duration
+        if len(frames) > _MAX_FRAMES_WITHOUT_SKIPPING:
+            frames, frame_duration_ms = frames[::2], 2 * frame_duration_ms
         else:
             frames = frames[:, ::2, ::2]
-        animation = iio.imwrite("<bytes>", frames, extension=".gif", duration=duration, loop=0)
+        animation = iio.imwrite("<bytes>", frames, extension=".gif", duration=frame_duration_ms, loop=0)
     return animation, (frames.shape[1], frames.shape[2])

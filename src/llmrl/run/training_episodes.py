@@ -23,8 +23,8 @@ from llmrl.run.files import FilePosition, LineFile
 
 FILE_NAME = "training_episodes.tsv"
 INDEX_COLUMNS = ("game", "start", "length")
-_RESET_COMMENT = "# begun anew at step "
-_RESET_PATTERN = re.compile(f"^{_RESET_COMMENT}(\\d+)$", re.MULTILINE)
+_RESET_COMMENT_PREFIX = "# begun anew at step "
+_RESET_PATTERN = re.compile(f"^{_RESET_COMMENT_PREFIX}(\\d+)$", re.MULTILINE)
 _N_HEADER_LINES = 2  # lines before the episodes
 
 
@@ -33,7 +33,7 @@ class TrainingEpisodes(LineFile):
 
     Args:
         folder: run folder.
-        games: number of games that are played side by side.
+        n_games: number of games that are played side by side.
         horizon: maximum number of steps of an episode; None if unknown.
         metrics: names of the metrics of each episode.
         position: `position()` at the resumed checkpoint, to which an existing file is cut; None: a new file.
@@ -45,29 +45,29 @@ class TrainingEpisodes(LineFile):
     def __init__(
         self,
         folder: Path,
-        games: int,
+        n_games: int,
         horizon: int | None,
         metrics: Sequence[str],
         position: FilePosition | None = None,
     ) -> None:
         super().__init__(folder / FILE_NAME, position)
         if position is None:
-            header = json.dumps({"games": games, "horizon": horizon})
+            header = json.dumps({"games": n_games, "horizon": horizon})
             self.write([f"# {header}", "\t".join((*INDEX_COLUMNS, *metrics))])
 
     def record_reset(self, step: int) -> None:
         """Record that all games were reset after `step` steps of every game; episodes in progress have no end."""
-        self.write([f"{_RESET_COMMENT}{step}"])
+        self.write([f"{_RESET_COMMENT_PREFIX}{step}"])
 
-    def write_episodes(self, indices: Sequence[tuple[int, int, int]], values: Sequence[Sequence[float]]) -> None:
+    def write_episodes(self, indices: Sequence[tuple[int, int, int]], metric_values: Sequence[Sequence[float]]) -> None:
         """Append finished episodes.
 
         Args:
             indices: index of the game, first step and length of each episode, in steps. The first step is counted in
                 steps of the game from the beginning of the run.
-            values: metrics of each episode, in the order of their names; NaN where a metric is undefined.
+            metric_values: metrics of each episode, in the order of their names; NaN where a metric is undefined.
         """
-        rows = zip(indices, values, strict=True)
+        rows = zip(indices, metric_values, strict=True)
         self.write("\t".join((*map(str, index), *(f"{x:.9g}" for x in row_values))) for index, row_values in rows)
 
 
@@ -76,14 +76,14 @@ class TrainingEpisodeTable:
     """The content of a `training_episodes.tsv`.
 
     Attributes:
-        games: number of games that were played side by side.
+        n_games: number of games that were played side by side.
         horizon: maximum number of steps of an episode; None if unknown.
         reset_steps: steps of a game at which all games were reset, increasing, the first is 0, [n_resets] int64.
         indices: columns of `INDEX_COLUMNS` by name, [n_episodes] int64 each.
         metrics: metrics by name, including `length`, [n_episodes] float64 each.
     """
 
-    games: int
+    n_games: int
     horizon: int | None
     reset_steps: np.ndarray
     indices: dict[str, np.ndarray]
@@ -91,27 +91,27 @@ class TrainingEpisodeTable:
 
 
 def read_training_episodes(folder: Path) -> TrainingEpisodeTable | None:
-    """Return the content of a run's file up to its last complete line; None without a file or complete header.
+    """Return the content of a run's file up to its last complete line; None without a file or without its header.
 
     Raises:
         RunFolderError: the file is damaged.
     """
     path = folder / FILE_NAME
     try:
-        header_text, names, *remaining_lines = read_bytes(path).decode("utf-8").split("\n", _N_HEADER_LINES)
-        if not remaining_lines:
+        header_text, column_text, *episode_texts = read_bytes(path).decode("utf-8").split("\n", _N_HEADER_LINES)
+        if not episode_texts:
             return None
         header = json.loads(header_text.removeprefix("#"))
-        columns = names.split("\t")
-        complete_lines = remaining_lines[0][: remaining_lines[0].rfind("\n") + 1]
+        column_names = column_text.split("\t")
+        complete_lines = episode_texts[0][: episode_texts[0].rfind("\n") + 1]
         reset_steps = np.unique([0, *(int(step) for step in _RESET_PATTERN.findall(complete_lines))])
         with warnings.catch_warnings():
             warnings.simplefilter("error", DeprecationWarning)  # NumPy issues it for text that is not a number
-            numbers = np.fromstring(_RESET_PATTERN.sub("", complete_lines), dtype=np.float64, sep=" ")
-        table = numbers.reshape(-1, len(columns))
-        indices = {name: table[:, columns.index(name)].astype(np.int64) for name in INDEX_COLUMNS}
-        metrics = {name: table[:, i].copy() for i, name in enumerate(columns) if name not in INDEX_COLUMNS}
-        metrics["length"] = table[:, columns.index("length")].copy()
+            flat_numbers = np.fromstring(_RESET_PATTERN.sub("", complete_lines), dtype=np.float64, sep=" ")
+        table = flat_numbers.reshape(-1, len(column_names))
+        indices = {name: table[:, column_names.index(name)].astype(np.int64) for name in INDEX_COLUMNS}
+        metrics = {name: table[:, i].copy() for i, name in enumerate(column_names) if name not in INDEX_COLUMNS}
+        metrics["length"] = table[:, column_names.index("length")].copy()
         return TrainingEpisodeTable(int(header["games"]), header["horizon"], reset_steps, indices, metrics)
     except FileNotFoundError:
         return None
@@ -124,7 +124,7 @@ def read_training_metric_names(folder: Path) -> list[str]:
     try:
         with open_file(folder / FILE_NAME, "r") as file:
             file.readline()
-            names = file.readline().rstrip("\n").split("\t")
-            return [name for name in names if name == "length" or (name and name not in INDEX_COLUMNS)]
+            column_names = file.readline().rstrip("\n").split("\t")
+            return [name for name in column_names if name == "length" or (name and name not in INDEX_COLUMNS)]
     except (OSError, UnicodeDecodeError):
         return []

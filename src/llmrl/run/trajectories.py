@@ -21,7 +21,7 @@ from llmrl.core.records import State
 from llmrl.run.files import report_write_errors
 
 FOLDER = "trajectories"
-FORMAT = 1
+FORMAT_VERSION = 1
 # `zipfile` raises NotImplementedError for an unsupported compression method.
 _READ_ERRORS = (OSError, ValueError, KeyError, EOFError, NotImplementedError, zlib.error, zipfile.BadZipFile)
 """Exceptions of NumPy and the standard library for files that are cut off, altered, or not archives."""
@@ -77,11 +77,11 @@ class Trajectories:
 
     def select(self, selection: np.ndarray) -> Trajectories:
         """Return the rows in `selection` (indices, or [n] bool), with all prompts and action names."""
-        columns = {name: getattr(self, name)[selection] for name in _column_names()}
+        columns = {name: getattr(self, name)[selection] for name in _list_column_names()}
         return Trajectories(self.prompts, self.action_names, **columns)
 
 
-def _column_names() -> list[str]:
+def _list_column_names() -> list[str]:
     return [column.name for column in fields(Trajectories) if column.name not in Trajectories.TABLE_FIELDS]
 
 
@@ -90,7 +90,7 @@ class TrajectoryFiles:
 
     Args:
         folder: folder of the run or the evaluation.
-        state: `state_dict()` at the resumed checkpoint; files written later are removed. None: a new run.
+        state: `state_dict()` at the resumed checkpoint; files that were written later are removed. None: a new run.
 
     Raises:
         RunFolderError: the folder cannot be written, or a file of the checkpoint is missing.
@@ -108,7 +108,7 @@ class TrajectoryFiles:
             for path in self._folder.glob("*.npz"):
                 if path.stem.isdecimal() and int(path.stem) not in self._file_indices:
                     path.unlink()
-        missing_paths = [path for path in map(self._path, self._file_indices) if not path.is_file()]
+        missing_paths = [path for path in map(self._get_path, self._file_indices) if not path.is_file()]
         if missing_paths:
             raise RunFolderError(
                 f"{missing_paths[0]} existed at the checkpoint, but is missing now. Start this run anew "
@@ -122,7 +122,7 @@ class TrajectoryFiles:
             RunFolderError: the file cannot be written.
         """
         file_index = max(self._file_indices, default=-1) + 1
-        path = self._path(file_index)
+        path = self._get_path(file_index)
         with report_write_errors(path), atomic_write(path, self._folder.parent) as file:
             np.savez_compressed(file, **_to_arrays(trajectories))
         self._file_indices.append(file_index)
@@ -131,7 +131,7 @@ class TrajectoryFiles:
         """Return the indices of the files written so far, for a checkpoint."""
         return {"written": list(self._file_indices)}
 
-    def _path(self, file_index: int) -> Path:
+    def _get_path(self, file_index: int) -> Path:
         return self._folder / f"{file_index}.npz"
 
 
@@ -159,11 +159,11 @@ def read_trajectories(path: Path | str) -> Trajectories:
     Raises:
         RunFolderError: there are no such files, or a file was not written by this module.
     """
-    trajectories = [_read_file(file) for file in find_trajectory_files(Path(path))]
-    return concatenate(trajectories) if len(trajectories) > 1 else trajectories[0]
+    trajectories = [_read_trajectory_file(file) for file in find_trajectory_files(Path(path))]
+    return concatenate_trajectories(trajectories) if len(trajectories) > 1 else trajectories[0]
 
 
-def concatenate(parts: Sequence[Trajectories]) -> Trajectories:
+def concatenate_trajectories(parts: Sequence[Trajectories]) -> Trajectories:
     """Return the concatenation of `parts`, with one list of prompts.
 
     Raises:
@@ -171,19 +171,20 @@ def concatenate(parts: Sequence[Trajectories]) -> Trajectories:
     """
     if any(part.action_names != parts[0].action_names for part in parts):
         raise RunFolderError("trajectories with different action names cannot be concatenated")
-    indices: dict[str, int] = {}
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in _column_names()}
+    index_by_prompt: dict[str, int] = {}
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in _list_column_names()}
     for part in parts:
         # The last element, at index -1, maps missing prompts to themselves.
-        new_indices = [*(indices.setdefault(text, len(indices)) for text in part.prompts), -1]
-        for name, column in columns.items():
-            values = getattr(part, name)
-            column.append(np.array(new_indices, dtype=np.int64)[values] if name == "prompt" else values)
-    return Trajectories(list(indices), parts[0].action_names, **{n: np.concatenate(c) for n, c in columns.items()})
+        new_prompt_indices = [*(index_by_prompt.setdefault(text, len(index_by_prompt)) for text in part.prompts), -1]
+        for name, arrays in columns.items():
+            array = getattr(part, name)
+            arrays.append(np.array(new_prompt_indices, dtype=np.int64)[array] if name == "prompt" else array)
+    concatenated = {name: np.concatenate(arrays) for name, arrays in columns.items()}
+    return Trajectories(list(index_by_prompt), parts[0].action_names, **concatenated)
 
 
 def _to_arrays(trajectories: Trajectories) -> dict[str, Any]:
-    arrays: dict[str, Any] = {"format": np.array(FORMAT)}
+    arrays: dict[str, Any] = {"format": np.array(FORMAT_VERSION)}
     for array_field in fields(trajectories):
         value = getattr(trajectories, array_field.name)
         if array_field.name in (*Trajectories.TABLE_FIELDS, *Trajectories.TEXT_FIELDS):
@@ -196,7 +197,7 @@ def _decode_texts(array: np.ndarray) -> list[str]:
     return [text.decode("utf-8") for text in array.tolist()]
 
 
-def _read_file(path: Path) -> Trajectories:
+def _read_trajectory_file(path: Path) -> Trajectories:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
@@ -205,9 +206,9 @@ def _read_file(path: Path) -> Trajectories:
     names = [array_field.name for array_field in fields(Trajectories)]
     if missing_names := [name for name in ("format", *names) if name not in arrays]:
         raise RunFolderError(f"{path} is not a file of trajectories: it has no array {missing_names[0]!r}")
-    if int(arrays["format"]) > FORMAT:
-        raise RunFolderError(f"{path} is of a newer version ({int(arrays['format'])}) than this llmrl reads ({FORMAT})")
-    lengths = {name: len(arrays[name]) for name in _column_names()}
+    if (version := int(arrays["format"])) > FORMAT_VERSION:
+        raise RunFolderError(f"{path} is of a newer version ({version}) than this llmrl reads ({FORMAT_VERSION})")
+    lengths = {name: len(arrays[name]) for name in _list_column_names()}
     if len(set(lengths.values())) > 1:
         raise RunFolderError(
             f"{path} is damaged: its columns have {min(lengths.values())} to {max(lengths.values())} rows"
@@ -215,10 +216,10 @@ def _read_file(path: Path) -> Trajectories:
     prompt = arrays["prompt"]
     if len(prompt) and not -1 <= prompt.min() <= prompt.max() < len(arrays["prompts"]):
         raise RunFolderError(f"{path} is damaged: it refers to texts that it does not contain")
-    content: dict[str, Any] = {name: arrays[name] for name in names}
+    field_values: dict[str, Any] = {name: arrays[name] for name in names}
     for name in Trajectories.TABLE_FIELDS:
-        content[name] = _decode_texts(arrays[name])
+        field_values[name] = _decode_texts(arrays[name])
     for name in Trajectories.TEXT_FIELDS:
-        distinct, inverse_indices = np.unique(arrays[name], return_inverse=True)
-        content[name] = np.array(_decode_texts(distinct), dtype=object)[inverse_indices]
-    return Trajectories(**content)
+        distinct_texts, inverse_indices = np.unique(arrays[name], return_inverse=True)
+        field_values[name] = np.array(_decode_texts(distinct_texts), dtype=object)[inverse_indices]
+    return Trajectories(**field_values)

@@ -95,11 +95,11 @@ def proportion(successes: int, n: int) -> Interval:
     """
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"{successes} successes of {n} episodes")
-    low, high = wilson(np.array(successes / n), n)
+    low, high = wilson_bounds(np.array(successes / n), n)
     return Interval(successes / n, float(low), float(high))
 
 
-def wilson(proportions: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+def wilson_bounds(proportions: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the bounds, in [0, 1], of Wilson's 95% score interval (1927) of proportions of `n` trials, [...] each."""
     centers = (proportions + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
     half_width = Z95 / (1 + Z95**2 / n) * np.sqrt(proportions * (1 - proportions) / n + Z95**2 / (4 * n * n))
@@ -146,7 +146,7 @@ def analysis_of_variance(strata: Sequence[Sequence[np.ndarray]]) -> AnalysisOfVa
     Sums of squares and degrees of freedom are added over strata, so one test covers the differences in all strata.
 
     Args:
-        strata: for each stratum, the scores of its groups, [n_scores] each; one stratum needs two groups.
+        strata: for each stratum, the scores of its groups, [n_scores] each.
 
     Raises:
         ValueError: no stratum has two groups.
@@ -154,34 +154,34 @@ def analysis_of_variance(strata: Sequence[Sequence[np.ndarray]]) -> AnalysisOfVa
     from scipy.special import fdtrc  # lazy: importing it takes longer than most commands
 
     groups = [[validate_scores(scores) for scores in stratum] for stratum in strata]
-    between_groups, mean_deviation_squares = 0.0, 0.0
+    between_sum_of_squares, squared_deviations_of_means = 0.0, 0.0
     for stratum in groups:
         means = np.array([scores.mean() for scores in stratum])
         sizes = np.array([len(scores) for scores in stratum])
-        between_groups += float((sizes * (means - np.average(means, weights=sizes)) ** 2).sum())
-        mean_deviation_squares += float(((means - means.mean()) ** 2).sum())
-    flat = [scores for stratum in groups for scores in stratum]
-    df_between, df_within = len(flat) - len(groups), sum(len(scores) - 1 for scores in flat)
+        between_sum_of_squares += float((sizes * (means - np.average(means, weights=sizes)) ** 2).sum())
+        squared_deviations_of_means += float(((means - means.mean()) ** 2).sum())
+    all_groups = [scores for stratum in groups for scores in stratum]
+    df_between, df_within = len(all_groups) - len(groups), sum(len(scores) - 1 for scores in all_groups)
     if df_between < 1:
         raise ValueError("an analysis of variance needs a stratum with at least two groups")
-    spread = math.sqrt(mean_deviation_squares / df_between)
+    spread = math.sqrt(squared_deviations_of_means / df_between)
     if df_within < 1:
         return AnalysisOfVariance(spread, None, None)
-    within_groups = sum(float(((scores - scores.mean()) ** 2).sum()) for scores in flat) / df_within
-    noise = math.sqrt(within_groups * float(np.mean([1 / len(scores) for scores in flat])))
-    if not within_groups:  # no variation within groups
-        return AnalysisOfVariance(spread, 0.0, 0.0 if between_groups else 1.0)
+    within_mean_square = sum(float(((scores - scores.mean()) ** 2).sum()) for scores in all_groups) / df_within
+    noise = math.sqrt(within_mean_square * float(np.mean([1 / len(scores) for scores in all_groups])))
+    if not within_mean_square:  # no variation within groups
+        return AnalysisOfVariance(spread, 0.0, 0.0 if between_sum_of_squares else 1.0)
     return AnalysisOfVariance(
-        spread, noise, float(fdtrc(df_between, df_within, between_groups / df_between / within_groups))
+        spread, noise, float(fdtrc(df_between, df_within, between_sum_of_squares / df_between / within_mean_square))
     )
 
 
-def group_indices(groups: Sequence[object]) -> list[np.ndarray]:
-    """Return the indices of the runs of each group, groups in order of first appearance."""
+def group_indices(labels: Sequence[object]) -> list[np.ndarray]:
+    """Return the indices of equal labels, [n_members] each, in order of first appearance."""
     indices: dict[object, list[int]] = defaultdict(list)
-    for i, group in enumerate(groups):
-        indices[group].append(i)
-    return [np.array(members) for members in indices.values()]
+    for i, label in enumerate(labels):
+        indices[label].append(i)
+    return [np.array(member_indices) for member_indices in indices.values()]
 
 
 def validate_scores(scores: np.ndarray) -> np.ndarray:

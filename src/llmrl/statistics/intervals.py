@@ -60,13 +60,13 @@ class Difference:
         estimate: difference, [...].
         standard_error: standard error of the difference, [...]; NaN if a group has a single unit.
         degrees_of_freedom: degrees of freedom of its t distribution, [...].
-        units: number of units of the smaller group, or number of pairs.
+        n_units: number of units of the smaller group, or number of pairs.
     """
 
     estimate: np.ndarray
     standard_error: np.ndarray
     degrees_of_freedom: np.ndarray
-    units: int
+    n_units: int
 
 
 def t_quantile(degrees_of_freedom: np.ndarray) -> np.ndarray:
@@ -87,9 +87,10 @@ def mean_interval(scores: np.ndarray, units: Units = None) -> Band:
         scores: scores [..., n_runs]; a separate estimate is computed for each index of the leading axes.
         units: labels of the top-level units.
     """
-    values = average_by_unit(scores, units)
-    error, degrees_of_freedom = _standard_error_and_degrees([values])
-    return _make_band(np.asarray(values.mean(axis=-1)), t_quantile(degrees_of_freedom) * error, values.shape[-1])
+    unit_means = average_by_unit(scores, units)
+    error, degrees_of_freedom = _compute_standard_error_and_degrees([unit_means])
+    half_width = t_quantile(degrees_of_freedom) * error
+    return _make_band(np.asarray(unit_means.mean(axis=-1)), half_width, unit_means.shape[-1])
 
 
 def estimates(scores: np.ndarray, units: Units = None) -> dict[str, Band]:
@@ -99,9 +100,9 @@ def estimates(scores: np.ndarray, units: Units = None) -> dict[str, Band]:
     coverage of 93 % for normal and 67 % for bimodal distributions. An interval of the median of five scores at 95 %
     does not exist.
     """
-    no_bound = np.array(np.nan)
-    points = {"iqm": interquartile_mean(scores), "median": median(scores)}
-    bands = {name: Band(point, no_bound, no_bound) for name, point in points.items()}
+    missing_bound = np.array(np.nan)
+    point_estimates = {"iqm": interquartile_mean(scores), "median": median(scores)}
+    bands = {name: Band(point, missing_bound, missing_bound) for name, point in point_estimates.items()}
     return {**bands, "mean": mean_interval(scores, units)}
 
 
@@ -127,7 +128,7 @@ def compare_means(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: 
     else:
         samples = [average_by_unit(x, units_x), average_by_unit(y, units_y)]
         estimate = samples[0].mean(axis=-1) - samples[1].mean(axis=-1)
-    error, degrees_of_freedom = _standard_error_and_degrees(samples)
+    error, degrees_of_freedom = _compute_standard_error_and_degrees(samples)
     return Difference(np.asarray(estimate), error, degrees_of_freedom, min(sample.shape[-1] for sample in samples))
 
 
@@ -135,7 +136,7 @@ def difference_interval(x: np.ndarray, y: np.ndarray, units_x: Units = None, uni
     """Return `compare_means` with its t interval."""
     difference = compare_means(x, y, units_x, units_y)
     half_width = t_quantile(difference.degrees_of_freedom) * difference.standard_error
-    return _make_band(difference.estimate, half_width, difference.units)
+    return _make_band(difference.estimate, half_width, difference.n_units)
 
 
 def probability_of_improvement(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Units = None) -> Interval:
@@ -157,9 +158,9 @@ def probability_of_improvement(x: np.ndarray, y: np.ndarray, units_x: Units = No
         indices_x, indices_y = (
             dict(zip(dict.fromkeys(units), group_indices(units), strict=True)) for units in (units_x, units_y)
         )
-        shares = [_compare_pairs(x[i], y[indices_y[label]]).mean() for label, i in indices_x.items()]
+        shares = [_make_win_matrix(x[i], y[indices_y[label]]).mean() for label, i in indices_x.items()]
         return Interval(float(np.mean(shares)), math.nan, math.nan)
-    estimate = float(_compare_pairs(x, y).mean())
+    estimate = float(_make_win_matrix(x, y).mean())
     are_independent = all(labels is None or len(set(labels)) == len(labels) for labels in (units_x, units_y))
     if not are_independent or min(len(x), len(y)) < MINIMUM_UNITS:
         return Interval(estimate, math.nan, math.nan)
@@ -203,8 +204,8 @@ def describe(
         band = mean_interval(scores)
         row |= {
             "standard_error": standard_error_of_mean(scores),
-            "low": _or_none(band.low),
-            "high": _or_none(band.high),
+            "low": _nan_to_none(band.low),
+            "high": _nan_to_none(band.high),
         }
         if is_proportion and row["low"] is not None and np.isin(scores, (0.0, 1.0)).all():
             success_rate = proportion(int(scores.sum()), len(scores))
@@ -229,28 +230,28 @@ def describe_difference(
     if independent and min(len(x), len(reference)) > 1:
         band = difference_interval(x, reference)
         error = float(np.hypot(standard_error(x), standard_error(reference)))
-        row |= {"standard_error": error, "low": _or_none(band.low), "high": _or_none(band.high)}
+        row |= {"standard_error": error, "low": _nan_to_none(band.low), "high": _nan_to_none(band.high)}
     return row
 
 
-def _standard_error_and_degrees(samples: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _compute_standard_error_and_degrees(samples: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return the standard error of a sum of means of independent samples, and its degrees of freedom, both [...].
 
-    The samples have shapes [..., n_k] (Satterthwaite, 1946; Welch, 1947). Both are NaN if a sample has one value.
+    The samples have shapes [..., n_k]; both numbers are NaN if a sample has one value (Satterthwaite 1946, Welch 1947).
     """
     if min(sample.shape[-1] for sample in samples) < 2:
         unknown = np.full(samples[0].shape[:-1], np.nan)
         return unknown, unknown
     variances = np.stack([sample.var(axis=-1, ddof=1) / sample.shape[-1] for sample in samples])
-    degrees = np.array([sample.shape[-1] - 1 for sample in samples]).reshape(-1, *(1,) * (variances.ndim - 1))
+    sample_degrees = np.array([sample.shape[-1] - 1 for sample in samples]).reshape(-1, *(1,) * (variances.ndim - 1))
     total = variances.sum(axis=0)
     # Computed from shares of the total variance, because the square of a small variance underflows.
     shares = np.divide(variances, total, out=np.full_like(variances, 1 / len(samples)), where=total > 0)
-    return np.sqrt(total), 1 / (shares**2 / degrees).sum(axis=0)
+    return np.sqrt(total), 1 / (shares**2 / sample_degrees).sum(axis=0)
 
 
-def _make_band(estimate: np.ndarray, half_width: np.ndarray, units: int) -> Band:
-    half_width = half_width if units >= MINIMUM_UNITS else np.full(estimate.shape, np.nan)
+def _make_band(estimate: np.ndarray, half_width: np.ndarray, n_units: int) -> Band:
+    half_width = half_width if n_units >= MINIMUM_UNITS else np.full(estimate.shape, np.nan)
     return Band(estimate, np.asarray(estimate - half_width), np.asarray(estimate + half_width))
 
 
@@ -268,22 +269,22 @@ def _mann_whitney_bounds(estimate: float, n: int, m: int) -> tuple[float, float]
         return abs(estimate - p) - Z95 * math.sqrt(variance) < 0
 
     bounds = []
-    for limit in (0.0, 1.0):
-        inner, outer = estimate, limit
+    for extreme in (0.0, 1.0):
+        inner_bound, outer_bound = estimate, extreme
         for _ in range(50):
-            middle = (inner + outer) / 2
-            inner, outer = (middle, outer) if is_in_interval(middle) else (inner, middle)
-        bounds.append(limit if estimate == limit else outer)
+            middle = (inner_bound + outer_bound) / 2
+            inner_bound, outer_bound = (middle, outer_bound) if is_in_interval(middle) else (inner_bound, middle)
+        bounds.append(extreme if estimate == extreme else outer_bound)
     return bounds[0], bounds[1]
 
 
-def _compare_pairs(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _make_win_matrix(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return an array [n, m]: 1 where a score of x [n] is above one of y [m], 1/2 where they are equal, else 0."""
     x, y = validate_scores(x)[:, None], validate_scores(y)[None, :]
     return np.asarray((x > y) + 0.5 * (x == y))
 
 
-def _or_none(bound: np.ndarray) -> float | None:
+def _nan_to_none(bound: np.ndarray) -> float | None:
     return float(bound) if np.isfinite(bound) else None
 
 
@@ -305,7 +306,7 @@ def p_value(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Units 
     from scipy.special import stdtr  # lazy: importing it takes longer than most commands
 
     difference = compare_means(x, y, units_x, units_y)
-    if difference.units < MINIMUM_UNITS:
+    if difference.n_units < MINIMUM_UNITS:
         return math.nan
     estimate, error = float(difference.estimate), float(difference.standard_error)
     if error == 0:

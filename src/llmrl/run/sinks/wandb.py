@@ -19,7 +19,7 @@ from llmrl.run.sink import FOLDER, Ending, Opening, Row, Sink, flatten_config, r
 
 _SERVER_URL = "https://api.wandb.ai"
 _N_ROWS_KEY = "llmrl/rows"
-"""Key in the summary of a run at Weights & Biases: number of rows that it has."""
+"""Key of the number of stored rows in the summary of a run at Weights & Biases."""
 
 
 class WandB(Sink):
@@ -28,7 +28,7 @@ class WandB(Sink):
     The x axis of each metric is the counter of its rows. Runs that differ only in their seeds form a group. The command
     line, code, Git remote, installed packages and the machine's name are not sent; they are in the run folder.
 
-    Resuming, online: the sink continues the same run and skips the rows that this has. Weights & Biases deletes no
+    Resuming, online: the sink continues the same run and skips the rows that it has. Weights & Biases deletes no
     rows, so rows that were logged after the checkpoint keep their first values. Offline: new files with the rows before
     the checkpoint replace those of earlier attempts.
 
@@ -61,7 +61,7 @@ class WandB(Sink):
         self._finish_timeout, self._system_metrics = finish_timeout, system_metrics
 
     def open(self, opening: Opening) -> None:
-        folder = opening.sink_folder("wandb")
+        folder = opening.make_sink_folder("wandb")
         # The library's service reads these at its start; it then writes nothing to the home directory or the terminal.
         for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):
             os.environ.setdefault(name, str(folder))
@@ -69,8 +69,8 @@ class WandB(Sink):
         os.environ.setdefault("WANDB_SILENT", "true")
         import wandb
 
-        offline = self._mode == "offline"
-        if offline:
+        is_offline = self._mode == "offline"
+        if is_offline:
             for earlier_folder in folder.glob("offline-run-*"):
                 shutil.rmtree(earlier_folder)
         settings = wandb.Settings(
@@ -95,16 +95,16 @@ class WandB(Sink):
             # Weights & Biases refuses these characters.
             project=re.sub(r"[/\\#?%:]", "-", self._project or opening.name)[:128],
             entity=self._entity,
-            id=opening.run_id(),
+            id=opening.get_run_id(),
             name=opening.label,
             group=opening.label.rpartition("/")[0] or None,
             config={**flatten_config(opening.config), **opening.hyperparameters},
-            resume=None if offline else "allow",
+            resume=None if is_offline else "allow",
             reinit="create_new",
             settings=settings,
         )
-        self._n_logged_rows = 0 if offline else int(self._run.summary.get(_N_ROWS_KEY) or 0)
-        self._axes: set[str] = set()
+        self._n_logged_rows = 0 if is_offline else int(self._run.summary.get(_N_ROWS_KEY) or 0)
+        self._defined_names: set[str] = set()
 
     def rows(self, rows: Sequence[Row]) -> None:
         new_rows = [row for row in rows if row.number >= self._n_logged_rows]
@@ -118,7 +118,7 @@ class WandB(Sink):
 
         if row.number >= self._n_logged_rows:
             page = f"<pre style='white-space: pre-wrap'>{html.escape(markdown)}</pre>"
-            self._log(row, {tag: wandb.Html(page, inject=False)}, {row.x: row.place})
+            self._log(row, {tag: wandb.Html(page, inject=False)}, {row.x: row.x_value})
 
     def picture(self, row: Row, tag: str, path: Path) -> None:
         import wandb
@@ -126,13 +126,13 @@ class WandB(Sink):
         if row.number >= self._n_logged_rows:
             extension: Any = path.suffix.lstrip(".")
             media = wandb.Image(str(path)) if extension == "png" else wandb.Video(str(path), format=extension)
-            self._log(row, {tag: media}, {row.x: row.place})
+            self._log(row, {tag: media}, {row.x: row.x_value})
 
     def close(self, ending: Ending) -> None:
         summary = {
             key: value for key, value in flatten_config(ending.summary).items() if isinstance(value, int | float | str)
         }
-        self._run.summary.update({**summary, **ending.final, "state": ending.state})
+        self._run.summary.update({**summary, **ending.final_metrics, "state": ending.state})
         if ending.error:
             self._run.summary["error"] = ending.error
         self._run.finish(exit_code=0 if ending.succeeded else 1)
@@ -147,11 +147,11 @@ class WandB(Sink):
             connection._proc._process.kill()
 
     def _log(self, row: Row, values: dict[str, Any], counters: dict[str, int]) -> None:
-        for name in counters.keys() - self._axes:
+        for name in counters.keys() - self._defined_names:
             self._run.define_metric(name, hidden=True)
-        for tag in values.keys() - self._axes:
+        for tag in values.keys() - self._defined_names:
             self._run.define_metric(tag, step_metric=row.x)
-        self._axes |= {*values, *counters}
+        self._defined_names |= {*values, *counters}
         self._run.log({**counters, **values})
 
 
