@@ -67,7 +67,7 @@ def test_sweep_server_survives_interrupt_during_imports(tmp_path):
         "import multiprocessing, signal\n"
         "from llmrl.sweeps.backends import local\n"
         "local.PRELOAD_MODULE = 'interrupted'\n"
-        "local.preload([])\n"
+        "local.start_fork_server([])\n"
         "child = multiprocessing.get_context('forkserver').Process(target=print, args=('alive',))\n"
         "child.start()\n"
         "child.join()\n"

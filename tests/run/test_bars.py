@@ -16,7 +16,7 @@ from llmrl.run.bars import Bars
 from llmrl.run.progress_bar import ProgressBar, shorten_proposal
 from llmrl.run.status import RunProgress as Numbers
 from llmrl.run.status import Status, read_status
-from llmrl.sweeps.watch import summarize_running
+from llmrl.sweeps.watch import summarize_running_runs
 from run_folders import write_run
 
 
@@ -92,7 +92,7 @@ def test_long_vectors_are_truncated():
 
 def test_sweep_line_has_last_proposal(running):
     assert (
-        summarize_running(running)
+        summarize_running_runs(running)
         == "3 running, 10% done, 2:00 left, $0.25 spent; objective 9.5 with clean: 2, eat: 0.5"
     )
 

@@ -30,12 +30,19 @@ from llmrl.run.status import Status
 from llmrl.sweeps import scheduling
 from llmrl.sweeps.backends.here import Here
 from llmrl.sweeps.backends.local import Local
-from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, SchedulerError, qualified_backend_name
+from llmrl.sweeps.backends.protocol import (
+    Backend,
+    Hardware,
+    Job,
+    JobOutcome,
+    SchedulerError,
+    get_qualified_backend_name,
+)
 from llmrl.sweeps.jobs import record_launch
 from llmrl.sweeps.launch import launch
 from llmrl.sweeps.packing import BatchableRunFunction
 from llmrl.sweeps.payload import RunExit, RunFunction, RunPayload
-from llmrl.sweeps.run_control import cancel, query_run_records
+from llmrl.sweeps.run_control import cancel_runs, query_run_records
 
 PLACES = ("here", "local", "slurm")
 
@@ -175,7 +182,7 @@ class Sleepers:
     def find_job_ends(self, job_ids: Sequence[str]) -> Mapping[str, JobEnd]:
         return {}
 
-    def cancel(self, job_ids: Sequence[str]) -> None:
+    def cancel_runs(self, job_ids: Sequence[str]) -> None:
         for job_id in job_ids:
             os.kill(int(job_id), signal.SIGTERM)
 
@@ -230,7 +237,7 @@ def test_custom_scheduler_lifecycle(tmp_path, detached):
     assert [outcome.state for outcome in outcomes] == ["submitted"] * 2 and code == 0
     assert all(outcome.error == f"job {outcome.job_id}" for outcome in outcomes)
     assert [record.state for record in query_run_records(tmp_path / "outputs")] == ["queued"] * 2
-    assert read_launch_record(jobs[0].folder).backend == qualified_backend_name(backend)
+    assert read_launch_record(jobs[0].folder).backend == get_qualified_backend_name(backend)
 
     (state_folder / "silent").touch()
     assert [record.state for record in query_run_records(tmp_path / "outputs")] == ["queued"] * 2, "believed"
@@ -240,7 +247,7 @@ def test_custom_scheduler_lifecycle(tmp_path, detached):
 
     second_outcomes, code = launch(jobs, computes, tmp_path / "again")
     assert [outcome.state for outcome in second_outcomes] == ["elsewhere"] * 2 and code == 0
-    assert cancel(query_run_records(tmp_path / "outputs")[:1]) == (1, 0, [])
+    assert cancel_runs(query_run_records(tmp_path / "outputs")[:1]) == (1, 0, [])
     sweeping.wait_for(lambda: [r.state for r in query_run_records(tmp_path / "outputs")] == ["canceled", "queued"], 20)
 
     threading.Timer(0.5, write_finished_status, (state_folder, tmp_path / "scratch")).start()
@@ -264,14 +271,14 @@ def test_run_folder_has_no_code_reference(tmp_path, detached, monkeypatch):
     job_.folder.mkdir(parents=True)
     monkeypatch.setattr(scheduling, "NO_FURTHER_TRUST", Trust())
     for target, reason in (
-        (qualified_backend_name(backend), "outside the trusted"),
+        (get_qualified_backend_name(backend), "outside the trusted"),
         ("llmrl.teachers.schedules.Constant", "not a backend"),
     ):
         record_launch(job_, tmp_path, user="ada")
         record = json.loads((job_.folder / "queued.json").read_text())
         (job_.folder / "queued.json").write_text(json.dumps({**record, "backend": target, "job_id": "1"}))
         assert read_run(job_.folder).state == "queued" == query_run_records(tmp_path / "outputs")[0].state
-        jobs, n_notified, unreachable = cancel(query_run_records(tmp_path / "outputs"))
+        jobs, n_notified, unreachable = cancel_runs(query_run_records(tmp_path / "outputs"))
         assert (jobs, n_notified) == (0, 0) and "as job 1" in unreachable[0]
         with pytest.raises(ConfigError, match=reason):
             query_run_records(tmp_path / "outputs", strict=True)

@@ -29,9 +29,9 @@ from llmrl.sweeps.backends import slurm_submission
 from llmrl.sweeps.backends.local import BatchProcessPool, Local
 from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobBatch, JobOutcome
 from llmrl.sweeps.backends.slurm_submission import Slurm
-from llmrl.sweeps.launch import exit_code
-from llmrl.sweeps.run_control import cancel, query_run_records
-from llmrl.sweeps.scheduling import query_schedulers, read_job_outcome
+from llmrl.sweeps.launch import compute_exit_code
+from llmrl.sweeps.run_control import cancel_runs, query_run_records
+from llmrl.sweeps.scheduling import query_schedulers, read_outcome
 
 SLURM = "llmrl.sweeps.backends.slurm_submission.Slurm"
 
@@ -64,7 +64,7 @@ def test_launcher_stop_cancels_waiting_runs(tmp_path: Path, number: signal.Signa
     stopper.join()
     assert states == ["queued"]
     assert [outcome.state for outcome in outcomes] == ["canceled"] * 3
-    assert exit_code(outcomes) == 128 + signal.SIGINT
+    assert compute_exit_code(outcomes) == 128 + signal.SIGINT
     for job_ in jobs:
         record = read_run(job_.folder)
         assert record.state == "canceled" and "before" in record.error and record.attempt == 0
@@ -191,7 +191,7 @@ def test_sweep_cancel_is_persistent(
     in_slurm(waiting, "31")
     in_slurm(started_run, "32", attempt=0)
     Status("preempted", job_id="32").write(started_run)  # between two attempts
-    jobs, n_notified, unreachable = cancel(query_run_records(tmp_path / "outputs"))
+    jobs, n_notified, unreachable = cancel_runs(query_run_records(tmp_path / "outputs"))
     assert (jobs, n_notified, unreachable) == (2, 0, [])
     assert (bin_folder / "scancel.asked").read_text() == "31 32\n"
     (bin_folder / "squeue.said").write_text("")
@@ -210,7 +210,7 @@ def test_launcher_reports_job_outcomes(tmp_path: Path, cluster: Callable[[str, s
         queued = in_slurm(job_.folder, job_id)
         queues = query_schedulers([job_.folder])
         assert [queue.cluster for queue in queues] == ["atlas"]
-        outcome = read_job_outcome(JobOutcome(job_, job_.folder, "submitted", job_id=job_id), queued, queues)
+        outcome = read_outcome(JobOutcome(job_, job_.folder, "submitted", job_id=job_id), queued, queues)
         assert outcome.state == state and f"job {job_id}" in outcome.error
 
 
@@ -249,7 +249,7 @@ def test_only_job_ids_reach_scheduler(tmp_path: Path, cluster: Callable[[str, st
     bin_folder = cluster(f"{job_id}|RUNNING|None\n12_3|RUNNING|None\n13|PENDING|Priority\n", "")
     for i, id_ in enumerate((job_id, "12_3", "13")):
         in_slurm(tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}", id_)
-    jobs, n_notified, unreachable = cancel(query_run_records(tmp_path / "outputs"))
+    jobs, n_notified, unreachable = cancel_runs(query_run_records(tmp_path / "outputs"))
     assert (jobs, n_notified) == (2, 0) and len(unreachable) == 1
     assert (bin_folder / "scancel.asked").read_text().split() == ["12_3", "13"]
 
@@ -276,7 +276,7 @@ def test_foreign_process_is_not_signaled(tmp_path: Path, unrelated_process: subp
     (tmp_path / "launcher.alive").touch()
     records_ = query_run_records(tmp_path / "outputs")
     assert [record.state for record in records_] == ["running", "queued"]
-    jobs, n_notified, unreachable = cancel(records_)
+    jobs, n_notified, unreachable = cancel_runs(records_)
     assert (jobs, n_notified) == (0, 0) and len(unreachable) == 2
     assert unrelated_process.poll() is None
 
@@ -289,7 +289,7 @@ def test_owner_process_is_signaled(tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     owned = ownership.Ownership(folder)
     try:
-        assert cancel(query_run_records(tmp_path / "outputs")) == (0, 1, [])
+        assert cancel_runs(query_run_records(tmp_path / "outputs")) == (0, 1, [])
         assert received == [signal.SIGTERM]
     finally:
         owned.release()
@@ -309,7 +309,7 @@ def test_launcher_stops_runs_on_other_machines(tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     try:
         with (tmp_path / "launcher.alive").open("w"):
-            assert cancel(query_run_records(tmp_path / "outputs")) == (0, 1, [])
+            assert cancel_runs(query_run_records(tmp_path / "outputs")) == (0, 1, [])
         assert received == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, handler)

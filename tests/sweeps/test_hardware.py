@@ -14,7 +14,7 @@ from llmrl.experiment.resources import RunResources, count_game_processes
 from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.protocol import Hardware
 from llmrl.sweeps.backends.slurm_submission import Slurm
-from llmrl.sweeps.machine import N_PARALLEL_RUNS_VARIABLE, Machine
+from llmrl.sweeps.machine import N_PARALLEL_PROCESSES_VARIABLE, Machine
 
 CPU = Hardware(Local(), "cpu", "highest", threads=1, cores=None, memory_gb=2, gpus=0, parallel=None)
 GPU = replace(CPU, device="cuda", gpus=1)
@@ -37,24 +37,24 @@ AUTO = replace(CPU, device="auto", gpus=1)
     ],
 )
 def test_concurrent_runs_fit_resources(machine, hardware, cores, places):
-    assert machine.count_parallel(hardware, cores) == places
+    assert machine.count_parallel_runs(hardware, cores) == places
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hardware", ["cpu", "local", "slurm_cpu"])
 def test_runs_share_cores(monkeypatch, hardware):
     monkeypatch.setattr("llmrl.sweeps.machine._count_cores", lambda: 8)
-    monkeypatch.delenv(N_PARALLEL_RUNS_VARIABLE, raising=False)
+    monkeypatch.delenv(N_PARALLEL_PROCESSES_VARIABLE, raising=False)
     option = f"hardware={hardware}"
     assert RunResources(compose(option)).cores == 8 and RunResources(compose(option, "hardware.cores=3")).cores == 3
     for n_parallel, cores in ((2, 4), (3, 2), (16, 1)):
-        monkeypatch.setenv(N_PARALLEL_RUNS_VARIABLE, str(n_parallel))
+        monkeypatch.setenv(N_PARALLEL_PROCESSES_VARIABLE, str(n_parallel))
         assert RunResources(compose(option)).cores == cores
 
 
 def test_missing_gpus_raise_early():
     with pytest.raises(ConfigError, match=r"hardware\.gpus=2.* 1;"):
-        Machine(8, 64, ("0",)).count_parallel(replace(GPU, gpus=2), 1)
+        Machine(8, 64, ("0",)).count_parallel_runs(replace(GPU, gpus=2), 1)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_missing_gpus_raise_early():
 )
 def test_visible_gpus_match_cuda(monkeypatch, visible, gpus):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert Machine.detect().gpus == gpus
+    assert Machine.detect().gpu_ids == gpus
 
 
 def test_slurm_allocation_limits_machine(monkeypatch):
@@ -85,10 +85,10 @@ def test_slurm_allocation_limits_machine(monkeypatch):
 
 
 def test_cores_per_run():
-    assert CPU.cores_for(0) == 1 and CPU.cores_for(4) == 4
-    assert replace(CPU, threads=8).cores_for(4) == 8 and replace(CPU, cores=2).cores_for(4) == 2
+    assert CPU.count_cores(0) == 1 and CPU.count_cores(4) == 4
+    assert replace(CPU, threads=8).count_cores(4) == 8 and replace(CPU, cores=2).count_cores(4) == 2
     config = compose("env=cleanup", "env.engine=meltingpot", "env.n_envs=3")
-    assert RunResources(config).hardware.cores_for(count_game_processes(config)) == 3
+    assert RunResources(config).hardware.count_cores(count_game_processes(config)) == 3
     assert count_game_processes(compose("env=escape_room", "env.n_envs=64")) == 0
 
 

@@ -20,7 +20,7 @@ from llmrl.sweeps.backends.slurm_submission import Slurm, SlurmPayload
 from llmrl.sweeps.launch import launch
 from llmrl.sweeps.packing import BatchableRunFunction
 from llmrl.sweeps.payload import ProcessPayload, RunExit, RunPayload
-from llmrl.sweeps.run_control import cancel, query_run_records
+from llmrl.sweeps.run_control import cancel_runs, query_run_records
 
 pytest.importorskip("submitit")
 
@@ -92,9 +92,9 @@ def test_nine_runs_fit_two_jobs(tmp_path: Path, cluster: Path) -> None:
 
     waiting = jobs_per_id["77_0"]
     with pytest.raises(RunFolderError, match="77_0"):
-        cancel(query_run_records(waiting[0].folder))
+        cancel_runs(query_run_records(waiting[0].folder))
     assert not (cluster / "scancel.asked").exists()
-    assert cancel(query_run_records(tmp_path / "outputs")) == (2, 0, [])
+    assert cancel_runs(query_run_records(tmp_path / "outputs")) == (2, 0, [])
     assert (cluster / "scancel.asked").read_text().split() == ["77_0", "77_1"]
     assert [record.state for record in query_run_records(tmp_path / "outputs")].count("canceled") == 9
 
@@ -106,7 +106,7 @@ def test_finished_runs_do_not_block_cancel(tmp_path: Path, cluster: Path) -> Non
     for job in with_first[1:]:
         (job.folder / "summary.json").write_text("{}")
         Status("finished", attempt=1, result=1.0).write(job.folder)
-    assert cancel(query_run_records(with_first[0].folder)) == (1, 0, [])
+    assert cancel_runs(query_run_records(with_first[0].folder)) == (1, 0, [])
 
 
 def test_free_cluster_gets_job_per_run(tmp_path: Path, cluster: Path) -> None:

@@ -19,10 +19,10 @@ from llmrl.sweeps.backends.protocol import Hardware, Job, JobBatch
 from llmrl.sweeps.backends.slurm_submission import Slurm
 from llmrl.sweeps.packing import (
     BatchableRunFunction,
-    batch_for_machine,
-    batch_for_n_processes,
-    build_payload,
+    build_process_payload,
     distribute_round_robin,
+    make_batches_for_machine,
+    make_batches_for_n_processes,
 )
 from llmrl.sweeps.payload import RunExit, RunPayload
 
@@ -59,7 +59,7 @@ def test_round_robin_groups_are_even(n, n_groups):
 @given(KEYS, st.integers(1, 8))
 def test_runs_with_equal_key_are_distributed(keys, places):
     jobs_ = jobs(keys)
-    batches = batch_for_machine(jobs_, places, math.inf)
+    batches = make_batches_for_machine(jobs_, places, math.inf)
     check_complete(batches, jobs_)
     processes = Counter(batch.jobs[0].batch_key for batch in batches)
     for key, n in Counter(keys).items():
@@ -67,14 +67,14 @@ def test_runs_with_equal_key_are_distributed(keys, places):
 
 
 def test_processes_match_machine_slots():
-    assert [len(batch.jobs) for batch in batch_for_machine(jobs(["a"] * 32), 2, 100.0)] == [16, 16]
-    assert [len(batch.jobs) for batch in batch_for_machine(jobs(["a"] * 2), 2, 100.0)] == [1, 1]
+    assert [len(batch.jobs) for batch in make_batches_for_machine(jobs(["a"] * 32), 2, 100.0)] == [16, 16]
+    assert [len(batch.jobs) for batch in make_batches_for_machine(jobs(["a"] * 2), 2, 100.0)] == [1, 1]
 
 
 @given(KEYS, st.integers(1, 8), st.integers(1, 5))
 def test_row_limit(keys, places, rows):
     jobs_ = jobs(keys, replace(CPU, rows=rows))
-    for batches in (batch_for_machine(jobs_, places, 1.0), batch_for_n_processes(jobs_, places)):
+    for batches in (make_batches_for_machine(jobs_, places, 1.0), make_batches_for_n_processes(jobs_, places)):
         check_complete(batches, jobs_)
         assert max(len(batch.jobs) for batch in batches) <= rows
 
@@ -82,7 +82,7 @@ def test_row_limit(keys, places, rows):
 @given(KEYS, st.integers(1, 4), st.floats(0.1, 50.0), st.one_of(st.none(), st.floats(0.01, 3.0)))
 def test_rows_fit_memory_share(keys, places, memory_gb, additional_memory_gb):
     jobs_ = jobs(keys, additional_memory_gb=additional_memory_gb)
-    batches = batch_for_machine(jobs_, places, memory_gb)
+    batches = make_batches_for_machine(jobs_, places, memory_gb)
     check_complete(batches, jobs_)
     assert all(len(batch.jobs) == 1 or batch.memory_gb <= memory_gb / places + 1e-9 for batch in batches)
 
@@ -90,7 +90,7 @@ def test_rows_fit_memory_share(keys, places, memory_gb, additional_memory_gb):
 @given(KEYS, st.one_of(st.none(), st.integers(1, 50)))
 def test_cluster_job_limit(keys, n):
     jobs_ = jobs(keys)
-    batches = batch_for_n_processes(jobs_, n)
+    batches = make_batches_for_n_processes(jobs_, n)
     check_complete(batches, jobs_)
     if n is None or len(keys) <= n:
         assert len(batches) == len(keys), "nothing is packed that has a job of its own"
@@ -106,18 +106,22 @@ def test_free_cluster_gets_job_per_run():
 
 
 def test_process_resources_sum_rows():
-    [batch] = batch_for_machine(jobs(["a"] * 3), 1, 100.0)
+    [batch] = make_batches_for_machine(jobs(["a"] * 3), 1, 100.0)
     assert batch.memory_gb == pytest.approx(2 + 2 * 0.1)
-    [unknown] = batch_for_machine(jobs(["a"] * 3, additional_memory_gb=None), 1, 100.0)
+    [unknown] = make_batches_for_machine(jobs(["a"] * 3, additional_memory_gb=None), 1, 100.0)
     assert unknown.memory_gb == 6 and unknown.cores == 1
 
 
 def test_process_receives_batch_assignment():
     """Without their keys, runs would share a process and be executed sequentially."""
     jobs_ = jobs(["a"] * 3)
-    payload = build_payload(JobBatch(tuple(jobs_)), BatchableRunFunction(_run_single, _run_multiple), {"A": "1"})
+    payload = build_process_payload(
+        JobBatch(tuple(jobs_)), BatchableRunFunction(_run_single, _run_multiple), {"A": "1"}
+    )
     assert [run.batch_key for run in payload.payloads] == ["a"] * 3 and payload.batch_function is _run_multiple
-    assert all(run.environment == {"A": "1"} and run.run_function.single is _run_single for run in payload.payloads)
+    assert all(run.environment == {"A": "1"} for run in payload.payloads)
+    functions = [run.run_function for run in payload.payloads]
+    assert all(isinstance(f, BatchableRunFunction) and f.run_function is _run_single for f in functions)
 
 
 def _run_single(config: dict[str, Any], overrides: list[str]) -> float | None:
@@ -138,5 +142,5 @@ def test_jobs_require_submitting_backend():
 
 
 def test_job_array_requests_maximum(tmp_path: Path):
-    parameters = Slurm()._submitit_parameters(replace(CPU, jobs=2), 1, 3.25)
+    parameters = Slurm()._make_submitit_parameters(replace(CPU, jobs=2), 1, 3.25)
     assert parameters["mem"] == "3250M" and parameters["array_parallelism"] == 2

@@ -16,7 +16,7 @@ import pytest
 from experiments import load_comparable_metrics
 from llmrl.core.errors import RunFolderError
 from llmrl.run.queued import read_launch_record
-from llmrl.sweeps.run_control import cancel, query_run_records
+from llmrl.sweeps.run_control import cancel_runs, query_run_records
 from sweeping import load_status, run_sweep, run_sweep_command, start_sweep, wait_for
 
 ROOM = (
@@ -75,7 +75,7 @@ def test_rows_resume_after_process_death(tmp_path):
     wait_for(has_started)
     rows = load_status(tmp_path)
     with pytest.raises(RunFolderError, match=r" 2 more, .* cancel .*: "):
-        cancel(query_run_records(Path(rows[0]["folder"])))
+        cancel_runs(query_run_records(Path(rows[0]["folder"])))
     [pid] = {row["pid"] for row in rows}
     os.kill(pid, signal.SIGKILL)
     out, err = launcher.communicate(timeout=300)

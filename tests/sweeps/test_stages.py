@@ -10,7 +10,7 @@ from llmrl.cli.sweep import to_json
 from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.run.queued import LaunchRecord
 from llmrl.run.status import PrerequisiteRecord, RunProgress, RunStage, Status, read_status
-from llmrl.sweeps.watch import find_stage, format_stage, format_stage_counts, summarize_running
+from llmrl.sweeps.watch import find_stage, format_stage, format_stage_counts, summarize_running_runs
 from run_folders import write_run
 
 SCAN = RunStage("reference lines: coarse scan", "coarse scan of 8 vectors", 1, 3, 0.45, 120.0)
@@ -39,8 +39,8 @@ def test_runs_are_counted_by_stage(tmp_path: Path) -> None:
     records += [record(tmp_path, 3, "running"), record(tmp_path, 4, "queued"), record(tmp_path, 5, "finished", SCAN)]
     text = format_stage_counts(records)
     assert text == "5 runs: 3 in reference lines: coarse scan 45% (2:00 left), 1 running, 1 waiting"
-    assert summarize_running(records).startswith(text) and "1 running" in summarize_running(records)
-    assert summarize_running(records[:3]) == "3 runs: 3 in reference lines: coarse scan 45% (2:00 left)"
+    assert summarize_running_runs(records).startswith(text) and "1 running" in summarize_running_runs(records)
+    assert summarize_running_runs(records[:3]) == "3 runs: 3 in reference lines: coarse scan 45% (2:00 left)"
     assert {format_stage(find_stage(running)) for running in records[:3]} == {"1/3 reference lines: coarse scan 45%"}
     assert to_json(records[0])["stage"]["fraction"] == 0.45 and to_json(records[3])["stage"] is None
 

@@ -83,7 +83,7 @@ def test_seeds_share_composition(monkeypatch):
         )
     for run, job in zip(runs, build_jobs(runs, {"design.steps"}), strict=True):
         [single_job] = build_jobs([run], {"design.steps"})
-        assert job == single_job and (job.digest, job.folder) == (single_job.digest, single_job.folder)
+        assert job == single_job and (job.config_digest, job.folder) == (single_job.config_digest, single_job.folder)
 
 
 def test_seed_dependent_values_have_separate_compositions():

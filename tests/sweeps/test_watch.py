@@ -11,7 +11,7 @@ import pytest
 from llmrl.results.run_records import read_runs
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.status import RunProgress as Numbers
-from llmrl.sweeps.watch import SweepWatch, find_latest_value, summarize_running
+from llmrl.sweeps.watch import SweepWatch, find_latest_value, summarize_running_runs
 from run_folders import write_run
 
 
@@ -27,13 +27,13 @@ def running(tmp_path: Path):
 
 
 def test_summary_describes_slowest_run(running) -> None:
-    assert summarize_running(running) == "5 running, 60% done, 4:00 left, $1.25 spent"
+    assert summarize_running_runs(running) == "5 running, 60% done, 4:00 left, $1.25 spent"
 
 
 def test_summary_omits_finished_runs(running) -> None:
     completed = [replace(record, state="finished", result=3.0) for record in running]
-    assert summarize_running(completed) == "" and find_latest_value(completed[0], {}) == 3.0
-    assert summarize_running([running[1], *completed]) == "1 running, 55% done, 1:00 left, $0.25 spent"
+    assert summarize_running_runs(completed) == "" and find_latest_value(completed[0], {}) == 3.0
+    assert summarize_running_runs([running[1], *completed]) == "1 running, 55% done, 1:00 left, $0.25 spent"
 
 
 def test_lines_are_rate_limited(running, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:

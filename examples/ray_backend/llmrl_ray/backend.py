@@ -24,14 +24,14 @@ from llmrl.sweeps.jobs import (
     BatchLaunch,
     cancel_before_start,
     describe_outcome,
-    has_ended,
+    has_run_ended,
     outcome_from_exit,
     record_batch_launch,
     redirect_output,
     write_log_header,
 )
 from llmrl.sweeps.machine import THREAD_VARIABLES
-from llmrl.sweeps.packing import build_payload
+from llmrl.sweeps.packing import build_process_payload
 from llmrl.sweeps.payload import RunExit, RunFunction
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ def _submit(launch: BatchLaunch, run_function: RunFunction) -> Any:
 
     batch = launch.batch
     environment = dict.fromkeys(THREAD_VARIABLES, str(batch.hardware.threads or batch.cores))
-    payload = pickle.dumps(build_payload(batch, run_function, environment))
+    payload = pickle.dumps(build_process_payload(batch, run_function, environment))
     # Each worker computes a single run, so that runs do not share state.
     worker = ray.remote(max_calls=1, max_retries=0)(compute).options(
         name=str(batch.folders[0]), num_cpus=batch.cores, num_gpus=batch.hardware.gpus, memory=batch.memory_gb * 1e9
@@ -167,7 +167,7 @@ def _get_run_exit(reference: Any, launch: BatchLaunch) -> RunExit:
         return RunExit(job.folder, EXIT_FAILED, summarize_error(error.cause))
     except ray.exceptions.RayError as error:
         release_ended_job(job.folder, reference.task_id().hex())
-        if has_ended(job, launch.attempts[job.folder]):
+        if has_run_ended(job, launch.attempts[job.folder]):
             return RunExit(job.folder, 0)
         return RunExit(job.folder, -signal.SIGKILL, summarize_error(error))
     return run_exit

@@ -198,12 +198,12 @@ def retry(args: argparse.Namespace) -> int:
     return code
 
 
-def cancel(args: argparse.Namespace) -> int:
+def cancel_runs(args: argparse.Namespace) -> int:
     """Cancel runs; print the numbers of canceled jobs and signaled processes; return 1 if a run cannot be reached."""
     from llmrl.display.console import print_line
-    from llmrl.sweeps.run_control import cancel, query_run_records
+    from llmrl.sweeps.run_control import cancel_runs, query_run_records
 
-    jobs, processes, unreachable = cancel(query_run_records(args.folder))
+    jobs, processes, unreachable = cancel_runs(query_run_records(args.folder))
     print_line(f"canceled {jobs} jobs; {processes} processes of this machine save and stop")
     for run in unreachable:
         print_line(f"not reached: {run}")
@@ -272,7 +272,7 @@ def main(argv: list[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     from llmrl.core.privacy import restrict_permissions_like
 
-    commands = {"status": status, "retry": retry, "cancel": cancel, "logs": logs, "clean": clean}
+    commands = {"status": status, "retry": retry, "cancel": cancel_runs, "logs": logs, "clean": clean}
     from llmrl.experiment.run_lookup import resolve_folder
 
     args.folder = resolve_folder(args.folder, args.output_root)

@@ -221,7 +221,7 @@ def find_separate_process_reason(config: Config) -> SeparateProcessReason | None
         return SeparateProcessReason.THREADS
     # For `hardware.device=auto`, a run has a GPU if this machine has one.
     if hardware.device not in ("auto", "cpu") or (
-        hardware.device == "auto" and hardware.gpus > 0 and Machine.detect().gpus
+        hardware.device == "auto" and hardware.gpus > 0 and Machine.detect().gpu_ids
     ):
         return SeparateProcessReason.GPU
     # The requests of several runs to a language model are answered concurrently, which saves time.

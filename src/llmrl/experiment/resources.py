@@ -17,7 +17,7 @@ from llmrl.core.processes import local_device
 from llmrl.llms.client import ChatClient
 from llmrl.run.sink import Sink
 from llmrl.sweeps.backends.protocol import Hardware
-from llmrl.sweeps.machine import N_PARALLEL_RUNS_VARIABLE, Machine
+from llmrl.sweeps.machine import N_PARALLEL_PROCESSES_VARIABLE, Machine
 
 if TYPE_CHECKING:
     from llmrl.loops.batched_executor import RunConnection
@@ -74,8 +74,8 @@ class RunResources:
         Raises:
             ConfigError: the device is a GPU, and torch sees none on this machine.
         """
-        n_cores = self.hardware.cores_for(count_game_processes(self.config, self.builder))
-        return local_device(replace(self.hardware, cores=n_cores).apply(dry=bool(self.config["dry_run"])))
+        n_cores = self.hardware.count_cores(count_game_processes(self.config, self.builder))
+        return local_device(replace(self.hardware, cores=n_cores).configure_torch(dry_run=bool(self.config["dry_run"])))
 
     @cached_property
     def cores(self) -> int:
@@ -86,7 +86,7 @@ class RunResources:
         """
         if self.hardware.cores is not None:
             return self.hardware.cores
-        return max(1, Machine.detect().cores // int(os.environ.get(N_PARALLEL_RUNS_VARIABLE, "1")))
+        return max(1, Machine.detect().cores // int(os.environ.get(N_PARALLEL_PROCESSES_VARIABLE, "1")))
 
     @cached_property
     def model(self) -> Model:

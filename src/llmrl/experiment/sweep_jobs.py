@@ -85,7 +85,7 @@ def build_job(experiment: Experiment, label_overrides: Sequence[str]) -> Job:
     job_config = {**config, "output_root": str(Path(config["output_root"]).expanduser().absolute())}
     check_command_lines(config)
     hardware = experiment.resources.hardware
-    cores = hardware.cores_for(count_game_processes(config))
+    cores = hardware.count_cores(count_game_processes(config))
     batch_key = find_batch_key(config, experiment.environment)
     is_batching_faster = find_separate_process_reason(config) is not SeparateProcessReason.NO_GAIN
     return Job(

@@ -78,7 +78,7 @@ def plan_sweep(
     missing_jobs, other_jobs = find_missing_jobs(jobs, query_schedulers({job.folder for job in jobs}))
     jobs_by_digest: dict[str, list[Job]] = {}
     for job in missing_jobs:
-        jobs_by_digest.setdefault(job.digest, []).append(job)
+        jobs_by_digest.setdefault(job.config_digest, []).append(job)
     estimates = {
         digest: _estimate_run(experiments[digest_jobs[0].folder]) for digest, digest_jobs in jobs_by_digest.items()
     }
@@ -89,7 +89,7 @@ def plan_sweep(
     batches, requests = make_batches_and_requests(missing_jobs)
     rows = [_build_experiment_row(digest_jobs, estimates[digest]) for digest, digest_jobs in jobs_by_digest.items()]
     rows += [[f"before them: {run.name}", "1", f"{run.env_steps:,}", "-", "-", ""] for run in unfinished_prerequisites]
-    rows.append(_build_row("in all", [estimates[job.digest] for job in missing_jobs], unfinished_prerequisites))
+    rows.append(_build_row("in all", [estimates[job.config_digest] for job in missing_jobs], unfinished_prerequisites))
     heading = "Plan of the sweep (dry_run=true: all parts were built, and a few steps were run to estimate the time)"
     summary = f"{len(missing_jobs):,} runs in {_format_processes(batches)}"
     summary += f"; {len(other_jobs):,} are finished or computed by another process" if other_jobs else ""
@@ -185,14 +185,14 @@ def _format_time(
     def rate_of(batch: JobBatch) -> float | None:
         """Return the environment steps per second of a process, measured once for each batch key and number of runs."""
         job = batch.jobs[0]
-        key = (job.batch_key or job.digest, len(batch.jobs))
+        key = (job.batch_key or job.config_digest, len(batch.jobs))
         if key not in rates:
             rates[key] = _measure_rate(experiments[job.folder].config, len(batch.jobs))
         return rates[key]
 
     seconds = []
     for batch in batches:
-        steps = sum(estimates[job.digest].env_steps for job in batch.jobs)
+        steps = sum(estimates[job.config_digest].env_steps for job in batch.jobs)
         rate = None if math.isnan(steps) else rate_of(batch)
         if rate is None:
             return "time: unknown, because the steps of some runs cannot be timed beforehand"
@@ -205,7 +205,7 @@ def _format_time(
         prerequisite_seconds = sum(run.env_steps for run in prerequisites) / single_run_rate
     n_parallel = batches[0].hardware.backend.count_parallel(batches)
     concurrency = f"{n_parallel:,} at once" if n_parallel is not None else "all at once, if the cluster has room"
-    uses_model = any(estimates[job.digest].uses_model for batch in batches for job in batch.jobs)
+    uses_model = any(estimates[job.config_digest].uses_model for batch in batches for job in batch.jobs)
     wait_note = ", and replies of language models" if uses_model else ""
     total_seconds = prerequisite_seconds + makespan(seconds, n_parallel or len(seconds))
     return f"time: about {format_duration(total_seconds)} at the speed of this machine, {concurrency}{wait_note}"

@@ -23,7 +23,7 @@ from llmrl.run.folder import LABEL_OPTIONS, create_run_folder, split_overrides
 from llmrl.run.provenance import compute_code_digest
 from llmrl.run.queued import LaunchRecord, record_cancellation
 from llmrl.run.status import PrerequisiteRecord, read_status
-from llmrl.sweeps.backends.protocol import Job, JobBatch, JobOutcome, qualified_backend_name
+from llmrl.sweeps.backends.protocol import Job, JobBatch, JobOutcome, get_qualified_backend_name
 
 CANCELLATION_REASON = "the sweep was stopped before this run started"
 
@@ -39,17 +39,18 @@ def find_differing_keys(overrides: Sequence[Sequence[str]]) -> set[str]:
     return {key for key in keys if len({values.get(key) for values in values_of_runs}) > 1}
 
 
-def select_label_overrides(overrides: Sequence[str], differing: set[str]) -> list[str]:
-    """Return the overrides for the label of a run folder: those of `differing` keys, or all if there are none.
+def select_label_overrides(overrides: Sequence[str], differing_keys: set[str]) -> list[str]:
+    """Return the overrides for the label of a run folder: those of `differing_keys`, or all if there are none.
 
     The study, the length of the run and the language model are always included (`llmrl.run.folder.LABEL_OPTIONS`).
     """
-    keys = {*differing, *LABEL_OPTIONS}
-    return [override for override in overrides if not differing or override.partition("=")[0].lstrip("+~") in keys]
+    if not differing_keys:
+        return list(overrides)
+    return [o for o in overrides if o.partition("=")[0].lstrip("+~") in {*differing_keys, *LABEL_OPTIONS}]
 
 
 def check_distinct_folders(jobs: Sequence[Job]) -> None:
-    """Raise ConfigError if jobs with different overrides have one run folder: a swept key cannot change results."""
+    """Raise ConfigError if jobs with different overrides have one run folder, because a swept key has no effect."""
     first_jobs: dict[Path, Job] = {}
     for job in jobs:
         first_job = first_jobs.setdefault(job.folder, job)
@@ -78,10 +79,9 @@ def find_missing_jobs(jobs: Sequence[Job], queues: Sequence[QueueSnapshot]) -> t
             outcomes.append(JobOutcome.from_record(job, record, skipped=True, seconds=None))
         elif record is not None and record.state in ("running", "queued"):
             process_text = f"process {record.pid} on {record.host}" if record.pid else f"on {record.host}"
-            text = f"{record.state} already, {f'job {record.job_id}' if record.job_id else process_text}"
-            outcomes.append(
-                JobOutcome.from_record(job, record, skipped=True, state="elsewhere", error=text, seconds=None)
-            )
+            error = f"{record.state} already, {f'job {record.job_id}' if record.job_id else process_text}"
+            changes = {"skipped": True, "state": "elsewhere", "error": error, "seconds": None}
+            outcomes.append(JobOutcome.from_record(job, record, **changes))
         else:
             missing_jobs.append(job)
     return missing_jobs, outcomes
@@ -117,7 +117,7 @@ class BatchLaunch:
 
 
 def record_batch_launch(
-    batch: JobBatch, sweep: Path, log: str = "", cluster: str = "", user: str = ""
+    batch: JobBatch, sweep_folder: Path, log_file: str = "", cluster: str = "", user: str = ""
 ) -> tuple[list[BatchLaunch], list[JobOutcome]]:
     """Record the launch of each run of a batch; arguments are those of `record_launch`.
 
@@ -128,7 +128,7 @@ def record_batch_launch(
     recorded, failures = [], []
     for job in batch.jobs:
         try:
-            recorded.append((job, record_launch(job, sweep, log, cluster, user, batch.folders)))
+            recorded.append((job, record_launch(job, sweep_folder, log_file, cluster, user, batch.folders)))
         except RunFolderError as error:
             failures.append(JobOutcome(job, job.folder, "failed", error=str(error)))
     if not recorded:
@@ -138,43 +138,43 @@ def record_batch_launch(
 
 
 def record_launch(
-    job: Job, sweep: Path, log: str = "", cluster: str = "", user: str = "", other_run_folders: Sequence[Path] = ()
+    job: Job, sweep_folder: Path, log: str = "", cluster: str = "", user: str = "", run_folders: Sequence[Path] = ()
 ) -> LaunchRecord:
     """Create the run folder and record in it that this process launches the run; return the record.
 
     Args:
         job: job of the run.
-        sweep: folder of the launch.
+        sweep_folder: folder of the launch.
         log: file for the output of the job; empty if unknown.
         cluster, user: cluster and user of the scheduler's queue; empty without a scheduler.
-        other_run_folders: folders of the runs that the process of the job computes.
+        run_folders: folders of all runs of the process of the job; empty: that of `job`.
 
     Raises:
         RunFolderError: the folder cannot be written, or another process has just created one for this run.
     """
     config = job.config
     root, is_private = Path(config["output_root"]), bool(config.get("private", True))
-    folder = create_run_folder(root, config["name"], job.digest, job.label_overrides, config["seed"], is_private)
+    folder = create_run_folder(root, config["name"], job.config_digest, job.label_overrides, config["seed"], is_private)
     if folder != job.folder:
         raise RunFolderError(f"another process has just created {folder} for this run; repeat the command")
     status = read_status(folder)
     pid = os.getpid()
     launch_record = LaunchRecord(
-        backend=qualified_backend_name(job.hardware.backend),
+        backend=get_qualified_backend_name(job.hardware.backend),
         attempt=status.attempt if status else 0,
         job_id="",
         machine=ownership.get_machine_id(),
         pid=pid,
         process_start=ownership.get_process_start(pid) or "",
         host=socket.gethostname(),
-        sweep=str(sweep),
+        sweep=str(sweep_folder),
         log=log,
         cluster=cluster,
         user=user,
         submitted=time.time(),
         code=compute_code_digest(),
         overrides=job.overrides,
-        other_run_folders=[str(run_folder) for run_folder in other_run_folders if run_folder != folder],
+        other_run_folders=[str(run_folder) for run_folder in run_folders if run_folder != folder],
         after=[PrerequisiteRecord(needed.purpose, needed.name, str(needed.folder)) for needed in job.prerequisites],
     )
     if not (folder / CONFIG_NAME).exists():
@@ -204,7 +204,7 @@ def outcome_from_exit(
         job: job of the run.
         attempt: number of attempts before the launch.
         exit_code: exit code of the process; negative: minus the number of the signal that killed it.
-        error: error text in case the run could not record its failure.
+        error: error text, used if the run could not record its failure.
         stop_signal: number of the signal that stopped the sweep; None without one.
         seconds: duration of the process; None if unknown.
     """
@@ -223,24 +223,24 @@ def outcome_from_exit(
     return outcome
 
 
-def has_ended(job: Job, attempt: int) -> bool:
-    """Return whether a run has ended in an attempt after number `attempt`."""
+def has_run_ended(job: Job, attempt: int) -> bool:
+    """Return whether the run of `job` has ended in an attempt later than number `attempt`."""
     record = read_run(job.folder)
     return record.attempt > attempt and record.state not in ("queued", "running", "lost", "unreadable")
 
 
-def write_log_header(log: Path, batch: JobBatch) -> None:
+def write_log_header(log_file: Path, batch: JobBatch) -> None:
     """Write a log file with the command and folder of each run of a batch."""
     lines = [f"{shlex.join([job.command, *job.overrides])}\n{job.folder}\n" for job in batch.jobs]
-    write_atomic(log, "".join([*lines, "\n"]))
+    write_atomic(log_file, "".join([*lines, "\n"]))
 
 
 def redirect_output(log_file: str) -> None:
     """Redirect standard output and standard error of this process to the end of a file."""
-    output = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
+    output_fd = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(output_fd, 1)
+    os.dup2(output_fd, 2)
+    os.close(output_fd)
 
 
 def describe_outcome(outcome: JobOutcome) -> str:
@@ -257,13 +257,14 @@ def group_into_waves(jobs: Sequence[Job]) -> list[list[Job]]:
     Prerequisites that are not in `jobs` are finished, or another process computes them.
     """
     folders = {job.folder for job in jobs}
-    wave_index: dict[Path, int] = {}
+    wave_index_by_folder: dict[Path, int] = {}
 
     def compute_wave_index(job: Job) -> int:
-        if job.folder not in wave_index:
+        if job.folder not in wave_index_by_folder:
             prerequisites = [prerequisite for prerequisite in job.prerequisites if prerequisite.folder in folders]
-            wave_index[job.folder] = max((1 + compute_wave_index(needed) for needed in prerequisites), default=0)
-        return wave_index[job.folder]
+            earlier_indices = map(compute_wave_index, prerequisites)
+            wave_index_by_folder[job.folder] = 1 + max(earlier_indices, default=-1)
+        return wave_index_by_folder[job.folder]
 
     waves: list[list[Job]] = [[] for _ in range(1 + max(map(compute_wave_index, jobs), default=-1))]
     for job in jobs:

@@ -30,7 +30,7 @@ from llmrl.sweeps.scheduling import query_schedulers, wait_for_jobs
 
 log = logging.getLogger(__name__)
 
-EXIT_CODES = {
+EXIT_CODE_BY_STATE = {
     "failed": 1,
     "lost": 1,
     "unreadable": 1,
@@ -90,8 +90,8 @@ def launch(
             outcomes += _launch_groups(groups, run_function, sweep_folder, wait)
     outcome_by_folder = {outcome.folder: outcome for outcome in outcomes}
     job_outcomes = [outcome_by_folder[job.folder] for job in jobs]
-    has_pending = wait and any(outcome.state == "submitted" for outcome in job_outcomes)
-    return job_outcomes, exit_code(job_outcomes) or (128 + signal.SIGINT if has_pending else 0)
+    has_pending_jobs = wait and any(outcome.state == "submitted" for outcome in job_outcomes)
+    return job_outcomes, compute_exit_code(job_outcomes) or (128 + signal.SIGINT if has_pending_jobs else 0)
 
 
 def group_by_backend(jobs: Sequence[Job]) -> list[list[Job]]:
@@ -114,15 +114,15 @@ def _launch_groups(
     """Launch all groups; return the outcomes of their jobs, with state `submitted` if a job has not ended yet."""
     outcomes: list[JobOutcome] = []
     submissions_by_group: list[list[JobOutcome]] = []
-    with StopFlag() as stop:  # the inner flag of a backend passes its signal to this one
+    with StopFlag() as stop_flag:  # the inner flag of a backend passes its signal to this one
         _record_pending_groups(groups, sweep_folder)
         for group in groups:
-            if stop.requested:
+            if stop_flag.requested:
                 outcomes += [cancel_before_start(job) for job in group]
                 continue
             if purposes := ", ".join(dict.fromkeys(job.purpose for job in group if job.purpose)):
-                n_dependent = sum(bool(job.prerequisites) for jobs in groups for job in jobs)
-                log.info("%s: %d runs; %d runs start after them", purposes, len(group), n_dependent)
+                n_dependent_jobs = sum(bool(job.prerequisites) for jobs in groups for job in jobs)
+                log.info("%s: %d runs; %d runs start after them", purposes, len(group), n_dependent_jobs)
             group_outcomes = _launch_group(group, run_function, sweep_folder)
             for outcome in (outcome for outcome in group_outcomes if outcome.state == "refused"):
                 log.error("%s", describe_outcome(outcome))
@@ -135,19 +135,19 @@ def _launch_groups(
                 )
                 submissions_by_group.append(submissions)
             outcomes += [outcome for outcome in group_outcomes if outcome.state != "submitted"]
-    pending = {outcome.folder: outcome for submissions in submissions_by_group for outcome in submissions}
-    is_interrupted = stop.requested
+    pending_outcomes = {outcome.folder: outcome for submissions in submissions_by_group for outcome in submissions}
+    is_interrupted = stop_flag.requested
     if wait and not is_interrupted:
         try:
             for submissions in submissions_by_group:
                 for outcome in wait_for_jobs(submissions):
-                    del pending[outcome.folder]
+                    del pending_outcomes[outcome.folder]
                     outcomes.append(outcome)
         except KeyboardInterrupt:
             is_interrupted = True
-    if is_interrupted and pending:
+    if is_interrupted and pending_outcomes:
         log.info("no longer waiting; the jobs continue (llmrl-sweep status, llmrl-sweep cancel)")
-    return outcomes + [replace(outcome, error=f"job {outcome.job_id}") for outcome in pending.values()]
+    return outcomes + [replace(outcome, error=f"job {outcome.job_id}") for outcome in pending_outcomes.values()]
 
 
 def _record_pending_groups(groups: Sequence[Sequence[Job]], sweep_folder: Path) -> None:
@@ -174,7 +174,7 @@ def _launch_group(jobs: Sequence[Job], run_function: RunFunction, sweep_folder: 
     ]
 
 
-def exit_code(outcomes: Sequence[JobOutcome]) -> int:
-    """Return the exit code of the most severe state (`EXIT_CODES`); 0 if no state has one."""
+def compute_exit_code(outcomes: Sequence[JobOutcome]) -> int:
+    """Return the exit code of the most severe state (`EXIT_CODE_BY_STATE`); 0 if no state has one."""
     states = {outcome.state for outcome in outcomes}
-    return next((code for state, code in EXIT_CODES.items() if state in states), 0)
+    return next((code for state, code in EXIT_CODE_BY_STATE.items() if state in states), 0)

@@ -18,8 +18,8 @@ from llmrl.sweeps.backends.protocol import Hardware
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Environment variables for the number of threads, which numerical libraries read only when they are loaded."""
 
-N_PARALLEL_RUNS_VARIABLE = "LLMRL_RUNS_BESIDE"
-"""Environment variable with the number of runs of a sweep that share this machine's cores, including the run itself."""
+N_PARALLEL_PROCESSES_VARIABLE = "LLMRL_RUNS_BESIDE"
+"""Environment variable with the number of processes of a sweep that share this machine's cores, this one included."""
 
 _GPU_ID_PATTERN = re.compile(r"\d+|(?:GPU|MIG)-.+")
 
@@ -31,32 +31,32 @@ class Machine:
     Attributes:
         cores: number of cores that this process may use.
         memory_gb: available memory, gigabytes; infinite if unknown.
-        gpus: ids of the visible GPUs, as in `CUDA_VISIBLE_DEVICES`.
+        gpu_ids: ids of the visible GPUs, as in `CUDA_VISIBLE_DEVICES`.
     """
 
     cores: int
     memory_gb: float
-    gpus: tuple[str, ...]
+    gpu_ids: tuple[str, ...]
 
     @staticmethod
     def detect() -> Machine:
         """Return the resources of this machine that this process may use."""
-        return Machine(_count_cores(), _available_memory_gb(), _visible_gpu_ids())
+        return Machine(_count_cores(), _measure_available_memory_gb(), _list_visible_gpu_ids())
 
-    def count_parallel(self, hardware: Hardware, cores: int) -> int:
+    def count_parallel_runs(self, hardware: Hardware, cores: int) -> int:
         """Return the number of runs with `cores` cores each that fit on this machine at once; at least 1.
 
         Raises:
             ConfigError: the machine has too few GPUs for one run.
         """
         limits = [max(1, self.cores // cores), max(1, int(self.memory_gb // hardware.memory_gb))]
-        if hardware.gpus and (self.gpus or hardware.device != "auto"):
-            if len(self.gpus) < hardware.gpus:
+        if hardware.gpus and (self.gpu_ids or hardware.device != "auto"):
+            if len(self.gpu_ids) < hardware.gpus:
                 raise ConfigError(
-                    f"a run needs hardware.gpus={hardware.gpus}, but this machine has {len(self.gpus)}; "
+                    f"a run needs hardware.gpus={hardware.gpus}, but this machine has {len(self.gpu_ids)}; "
                     "use hardware=local or hardware=cpu, or hardware=slurm_gpu on a cluster"
                 )
-            limits.append(len(self.gpus) // hardware.gpus)
+            limits.append(len(self.gpu_ids) // hardware.gpus)
         if hardware.parallel is not None:
             limits.append(hardware.parallel)
         return min(limits)
@@ -86,16 +86,16 @@ def _count_cores() -> int:
     return max(1, min(limits))
 
 
-def _available_memory_gb() -> float:
+def _measure_available_memory_gb() -> float:
     """Return the available memory, gigabytes, within the container's limit and SLURM's allocation."""
-    limits = [] if (free := free_memory("cpu")) is None else [free]
+    limits = [] if (free_bytes := free_memory("cpu")) is None else [free_bytes]
     slurm_mebibytes = os.environ.get("SLURM_MEM_PER_NODE", "")
     if slurm_mebibytes.isdecimal() and int(slurm_mebibytes) > 0:  # 0: no limit
         limits.append(int(slurm_mebibytes) * 1024**2)
     return min(limits) / 1e9 if limits else float("inf")
 
 
-def _visible_gpu_ids() -> tuple[str, ...]:
+def _list_visible_gpu_ids() -> tuple[str, ...]:
     """Return the ids of the GPUs that this process may use, without initializing CUDA."""
     visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible_devices is not None:

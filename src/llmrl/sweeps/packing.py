@@ -12,27 +12,27 @@ from llmrl.sweeps.payload import BatchFunction, ProcessPayload, RunExit, RunFunc
 
 T = TypeVar("T")
 
-_UNLIMITED_RUNS = 1_000_000
+_UNLIMITED_N_RUNS = 1_000_000
 """Number of runs that no batch reaches, in place of infinity."""
 
 
 @dataclass(frozen=True)
 class BatchableRunFunction:
-    """A `RunFunction` with a function that executes several runs as one batch.
+    """A `RunFunction` that also has a function for several runs as one batch.
 
     Attributes:
-        single: function that executes one run.
-        batch: function that executes several runs with equal batch keys.
+        run_function: function that executes one run.
+        batch_function: function that executes several runs with equal batch keys.
     """
 
-    single: RunFunction
-    batch: BatchFunction
+    run_function: RunFunction
+    batch_function: BatchFunction
 
     def __call__(self, config: dict[str, Any], overrides: list[str]) -> float | None:
-        return self.single(config, overrides)
+        return self.run_function(config, overrides)
 
 
-def build_payload(batch: JobBatch, run_function: RunFunction, environment: Mapping[str, str]) -> ProcessPayload:
+def build_process_payload(batch: JobBatch, run_function: RunFunction, environment: Mapping[str, str]) -> ProcessPayload:
     """Return the payload of the process that computes a batch.
 
     Args:
@@ -47,9 +47,9 @@ def build_payload(batch: JobBatch, run_function: RunFunction, environment: Mappi
         )
         for job in batch.jobs
     ]
-    return ProcessPayload(
-        payloads, run_function.batch if isinstance(run_function, BatchableRunFunction) else _raise_not_batchable
-    )
+    if isinstance(run_function, BatchableRunFunction):
+        return ProcessPayload(payloads, run_function.batch_function)
+    return ProcessPayload(payloads, _raise_not_batchable)
 
 
 def distribute_round_robin(items: Sequence[T], n_lists: int) -> list[list[T]]:
@@ -62,7 +62,7 @@ def distribute_round_robin(items: Sequence[T], n_lists: int) -> list[list[T]]:
     return [list(items[i::n_nonempty]) for i in range(n_nonempty)]
 
 
-def batch_for_machine(jobs: Sequence[Job], n_processes: int, memory_gb: float) -> list[JobBatch]:
+def make_batches_for_machine(jobs: Sequence[Job], n_processes: int, memory_gb: float) -> list[JobBatch]:
     """Divide jobs into batches for `n_processes` parallel processes with `memory_gb` gigabytes in total.
 
     Runs with equal batch keys are distributed evenly over `n_processes` batches, or over more if memory requires it.
@@ -74,11 +74,11 @@ def batch_for_machine(jobs: Sequence[Job], n_processes: int, memory_gb: float) -
     return batches
 
 
-def batch_for_n_processes(jobs: Sequence[Job], n_processes: int | None) -> list[JobBatch]:
+def make_batches_for_n_processes(jobs: Sequence[Job], n_processes: int | None) -> list[JobBatch]:
     """Divide jobs into `n_processes` batches; None: one batch for each job.
 
-    There are more batches if batch keys or `hardware.rows` require it, and fewer if there are fewer jobs. The group
-    with the largest batches is divided first.
+    There are more batches if batch keys or `hardware.rows` require it, and fewer if there are fewer jobs. The jobs with
+    the batch key of the largest batches are divided first.
     """
     if n_processes is None or len(jobs) <= n_processes:
         return [JobBatch((job,)) for job in jobs]
@@ -86,15 +86,15 @@ def batch_for_n_processes(jobs: Sequence[Job], n_processes: int | None) -> list[
     n_batches = [-(-len(group) // _compute_max_runs(group[0], None)) for group in groups]
     while sum(n_batches) < n_processes:
         max_runs, negative_index = max(
-            (-(-len(group) // k), -i) for i, (group, k) in enumerate(zip(groups, n_batches, strict=True))
+            (-(-len(group) // n), -i) for i, (group, n) in enumerate(zip(groups, n_batches, strict=True))
         )
         if max_runs == 1:
             break
         n_batches[-negative_index] += 1
     return [
         JobBatch(tuple(sublist))
-        for group, k in zip(groups, n_batches, strict=True)
-        for sublist in distribute_round_robin(group, k)
+        for group, n in zip(groups, n_batches, strict=True)
+        for sublist in distribute_round_robin(group, n)
     ]
 
 
@@ -121,15 +121,15 @@ def _group_by_batch_key(jobs: Sequence[Job]) -> list[list[Job]]:
 
 def _compute_max_runs(job: Job, memory_gb: float | None) -> int:
     """Return the maximum number of runs like `job` in a process with `memory_gb` gigabytes; None: unlimited memory."""
-    max_runs, run_gb = job.hardware.rows, job.hardware.memory_gb
+    max_runs, run_memory_gb = job.hardware.rows, job.hardware.memory_gb
     if max_runs != "auto":
         return max_runs
     if memory_gb is None:
-        return _UNLIMITED_RUNS
+        return _UNLIMITED_N_RUNS
     if not job.is_batching_faster:
         return 1
-    additional_gb = run_gb if job.additional_memory_gb is None else job.additional_memory_gb
-    return 1 + int(min(max(memory_gb - run_gb, 0.0) / additional_gb, _UNLIMITED_RUNS))
+    additional_gb = run_memory_gb if job.additional_memory_gb is None else job.additional_memory_gb
+    return 1 + int(min(max(memory_gb - run_memory_gb, 0.0) / additional_gb, _UNLIMITED_N_RUNS))
 
 
 def _raise_not_batchable(payloads: Sequence[RunPayload]) -> list[RunExit]:

@@ -33,10 +33,10 @@ class RunPayload:
 
     Attributes:
         run_function: function that executes the run.
-        config, overrides: arguments of `run_function`.
+        config, overrides: arguments for `run_function`.
         folder: run folder.
         environment: environment variables to set.
-        batch_key: runs in the same process are batched together if their keys are equal. None: never batched.
+        batch_key: runs of a process with equal keys are computed as one batch; None: the run is computed alone.
     """
 
     run_function: RunFunction
@@ -47,10 +47,7 @@ class RunPayload:
     batch_key: str | None = None
 
     def __call__(self) -> float | None:
-        """Prepare the process, execute the run and return its objective value.
-
-        Returns:
-            The scalar that a sweeper optimizes, or None.
+        """Prepare the process, execute the run and return the value of `run_function`.
 
         Raises:
             SystemExit: the run did not finish. The code is the exit code of `llmrl-train`.
@@ -66,13 +63,9 @@ class RunPayload:
         restrict_file_permissions(self.config.get("private", True))
 
     def execute_and_capture_exit(self, run_function: RunFunction) -> RunExit:
-        """Execute the run with `run_function`. Call `prepare` in this process first.
+        """Execute the run with `run_function`, such as a variant that joins a batch, and return the exit of the run.
 
-        Args:
-            run_function: function to call in place of `self.run_function`, such as a variant that joins a batch.
-
-        Returns:
-            Exit of the run. Exceptions are not raised but converted to exit codes.
+        Call `prepare` in this process first. Exceptions are not raised but converted to exit codes.
         """
         try:
             self._execute(run_function)
@@ -89,7 +82,7 @@ class RunPayload:
         """Execute the run with `run_function` and return its objective value; record and re-raise exceptions."""
         config = self.config
         if self._has_started():
-            # The job was requeued, so its earlier attempt must be resumed.
+            # The job was requeued, so the earlier attempt of the run must be resumed.
             config = {**config, "rerun": False, "resume": True}
         try:
             return run_function(config, self.overrides)
@@ -121,9 +114,8 @@ class RunPayload:
             launch_record = read_launch_record(self.folder)
             attempt = 1 + (launch_record.attempt if launch_record else 0)
             write_atomic(self.folder / "traceback.txt", "".join(traceback.format_exception(error)))
-            Status(state="failed", attempt=attempt, overrides=self.overrides, error=summarize_error(error)).write(
-                self.folder
-            )
+            status = Status(state="failed", attempt=attempt, overrides=self.overrides, error=summarize_error(error))
+            status.write(self.folder)
         except (OSError, RunFolderError) as write_error:
             log.error("could not record the failure in %s: %s", self.folder, write_error)
 

@@ -68,7 +68,7 @@ def _add_job_end(run: RunRecord, end: JobEnd) -> RunRecord:
     return replace(run, error=error)
 
 
-def cancel(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
+def cancel_runs(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
     """Stop the running and waiting runs of `runs`; running ones save first.
 
     Returns:
@@ -81,7 +81,7 @@ def cancel(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
         SchedulerError: a scheduler rejected the request.
     """
     active_runs = [run for run in runs if run.state in ("running", "queued")]
-    _check_includes_peers(active_runs)
+    _check_peers_are_included(active_runs)
     scheduled_runs: dict[str, list[RunRecord]] = {}  # by backend
     unreachable_texts: list[str] = []
     local_runs: list[RunRecord] = []
@@ -121,7 +121,7 @@ def cancel(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
     return n_jobs, len(pids), unreachable_texts
 
 
-def _check_includes_peers(active_runs: Sequence[RunRecord]) -> None:
+def _check_peers_are_included(active_runs: Sequence[RunRecord]) -> None:
     """Raise RunFolderError if the process or job of a run also computes active runs that are not in `active_runs`."""
     folders = {run.folder for run in active_runs}
     for run in active_runs:

@@ -14,7 +14,7 @@ from llmrl.core.trust import NO_FURTHER_TRUST
 from llmrl.results.run_records import JobEnd, QueueSnapshot, read_run
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.queued import LaunchRecord, read_launch_record
-from llmrl.sweeps.backends.protocol import Backend, JobOutcome, Scheduler, SchedulerError, qualified_backend_name
+from llmrl.sweeps.backends.protocol import Backend, JobOutcome, Scheduler, SchedulerError, get_qualified_backend_name
 from llmrl.sweeps.jobs import describe_outcome
 from llmrl.sweeps.watch import SweepWatch, name_progress_bar
 
@@ -55,14 +55,14 @@ def query_schedulers(folders: Iterable[Path], strict: bool = False) -> list[Queu
     Raises:
         SchedulerError: a scheduler cannot be queried, and `strict` is set.
     """
-    submissions: dict[str, list[LaunchRecord]] = {}  # by backend
+    launch_records_by_backend: dict[str, list[LaunchRecord]] = {}
     for folder in folders:
         with suppress(RunFolderError):  # the run's record reports this error
             launch_record = read_launch_record(folder)
             if launch_record is not None and launch_record.job_id:
-                submissions.setdefault(launch_record.backend, []).append(launch_record)
+                launch_records_by_backend.setdefault(launch_record.backend, []).append(launch_record)
     queues: list[QueueSnapshot] = []
-    for backend, launch_records in submissions.items():
+    for backend, launch_records in launch_records_by_backend.items():
         try:
             scheduler = load_scheduler(backend)
             queues += scheduler.query_queues(launch_records) if scheduler is not None else []
@@ -88,20 +88,20 @@ def find_job_ends(backend: str, job_ids: Collection[str], queues: Sequence[Queue
     return {**older_ends, **recent_ends}
 
 
-def wait_for_jobs(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
-    """Yield the outcome of each submitted run of one backend when its job has ended.
+def wait_for_jobs(submissions: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
+    """Yield the outcome of each submitted run when its job has ended; `submissions` are those of one backend.
 
     If a query fails, it is repeated later, because the jobs continue.
     """
-    pending = {outcome.folder: _read_submission_record(outcome) for outcome in submitted}
-    outcome_by_folder = {outcome.folder: outcome for outcome in submitted}
+    pending = {outcome.folder: _read_submission_record(outcome) for outcome in submissions}
+    outcome_by_folder = {outcome.folder: outcome for outcome in submissions}
     n_absent_polls = dict.fromkeys(pending, 0)
-    delay = _MIN_POLL_S
-    scheduler_class = submitted[0].job.hardware.backend.scheduler
+    delay_s = _MIN_POLL_S
+    scheduler_class = submissions[0].job.hardware.backend.scheduler
     assert scheduler_class is not None
     scheduler = scheduler_class()
-    with ProgressBar(len(pending), "runs", name_progress_bar([outcome.job for outcome in submitted])) as progress:
-        watch = SweepWatch(progress)
+    with ProgressBar(len(pending), "runs", name_progress_bar([outcome.job for outcome in submissions])) as progress:
+        sweep_watch = SweepWatch(progress)
         while pending:
             try:
                 queues = scheduler.query_queues(list(pending.values()))
@@ -114,14 +114,14 @@ def wait_for_jobs(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
                     continue
                 n_absent_polls[folder] = n_absent_polls[folder] + 1 if launch_record.job_id not in queue.states else 0
                 if n_absent_polls[folder] >= _MAX_ABSENT_POLLS:
-                    outcome = read_job_outcome(outcome_by_folder[folder], pending.pop(folder), queues)
+                    outcome = read_outcome(outcome_by_folder[folder], pending.pop(folder), queues)
                     progress.print_line(describe_outcome(outcome))
-                    progress.update(len(submitted) - len(pending))
+                    progress.update(len(submissions) - len(pending))
                     yield outcome
-            watch.update_if_due(list(pending))
+            sweep_watch.update_if_due(list(pending))
             if pending:
-                time.sleep(delay)
-                delay = min(delay * 1.3, _MAX_POLL_S)
+                time.sleep(delay_s)
+                delay_s = min(delay_s * 1.3, _MAX_POLL_S)
 
 
 def _read_submission_record(outcome: JobOutcome) -> LaunchRecord:
@@ -131,9 +131,9 @@ def _read_submission_record(outcome: JobOutcome) -> LaunchRecord:
     return replace(launch_record, job_id=outcome.job_id)
 
 
-def read_job_outcome(submitted: JobOutcome, launch_record: LaunchRecord, queues: Sequence[QueueSnapshot]) -> JobOutcome:
+def read_outcome(submission: JobOutcome, launch_record: LaunchRecord, queues: Sequence[QueueSnapshot]) -> JobOutcome:
     """Return the outcome of a run whose job is no longer in the queue."""
-    job = submitted.job
+    job = submission.job
     record = read_run(job.folder, queues)
     if record.state == "running":
         return JobOutcome.from_record(job, record, state="elsewhere", skipped=True, error="another process computes it")
@@ -141,7 +141,7 @@ def read_job_outcome(submitted: JobOutcome, launch_record: LaunchRecord, queues:
     if has_started and record.state in ("finished", "failed", "budget_exhausted"):
         return JobOutcome.from_record(job, record)
     job_id = launch_record.job_id
-    end = find_job_ends(qualified_backend_name(job.hardware.backend), [job_id], queues).get(job_id)
+    end = find_job_ends(get_qualified_backend_name(job.hardware.backend), [job_id], queues).get(job_id)
     error = record.error if has_started else f"job {job_id} left the queue before the run had started"
     is_cancellation = record.state == "canceled" or (end is not None and end.canceled)
     state = record.state if has_started else "canceled" if is_cancellation else "lost"

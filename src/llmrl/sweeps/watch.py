@@ -32,19 +32,19 @@ class SweepWatch:
     def __init__(self, progress: ProgressBar) -> None:
         self._progress = progress
         self._interval_s = _BAR_INTERVAL_S if progress.has_bar else _LOG_INTERVAL_S
-        self._last_update = time.monotonic()
+        self._last_update_time = time.monotonic()
 
     def update_if_due(self, folders: Sequence[Path]) -> None:
         """Show a summary of the runs with the run folders `folders`, which need not exist, if an update is due."""
-        if (now := time.monotonic()) - self._last_update < self._interval_s or not folders:
+        if (now := time.monotonic()) - self._last_update_time < self._interval_s or not folders:
             return
-        self._last_update = now
+        self._last_update_time = now
         records = [read_run(folder) for folder in folders if folder.is_dir()]
-        if text := summarize_running(records):
+        if text := summarize_running_runs(records):
             self._progress.show_activity(text)
 
 
-def summarize_running(records: Sequence[RunRecord]) -> str:
+def summarize_running_runs(records: Sequence[RunRecord]) -> str:
     """Return a summary of running runs as text; empty if there are none.
 
     It contains the number of runs in each stage, if any run waits for a prerequisite. For the other runs, it contains
@@ -54,17 +54,17 @@ def summarize_running(records: Sequence[RunRecord]) -> str:
     ''
     """
     stages = format_stage_counts(records)
-    running = [record for record in records if record.state == "running" and find_stage(record) is None]
-    if not running:
+    running_records = [record for record in records if record.state == "running" and find_stage(record) is None]
+    if not running_records:
         return stages
-    texts = [f"{len(running)} running"]
-    fractions = [min(r.progress.done / r.progress.total, 1.0) for r in running if r.progress.total]
+    texts = [f"{len(running_records)} running"]
+    fractions = [min(r.progress.done / r.progress.total, 1.0) for r in running_records if r.progress.total]
     if fractions:
         texts.append(f"{sum(fractions) / len(fractions):.0%} done")
-    slowest_progress = max(running, key=lambda record: record.progress.eta_s or 0.0).progress
+    slowest_progress = max(running_records, key=lambda record: record.progress.eta_s or 0.0).progress
     if slowest_progress.eta_s is not None:
         texts.append(f"{format_clock(slowest_progress.eta_s)} left")
-    costs = [record.last_metrics().get(_COST_METRIC) for record in running]
+    costs = [record.last_metrics().get(_COST_METRIC) for record in running_records]
     if any(costs):
         texts.append(f"${sum(cost or 0.0 for cost in costs):,.2f} spent")
     result_text = f"; {slowest_progress.result_text}" if slowest_progress.result_text else ""

@@ -13,7 +13,7 @@ from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobBatch, JobOutcome
 from llmrl.sweeps.jobs import BatchLaunch, cancel_before_start, describe_outcome, outcome_from_exit, record_batch_launch
 from llmrl.sweeps.machine import Machine, preserve_environment
-from llmrl.sweeps.packing import batch_for_machine, build_payload
+from llmrl.sweeps.packing import build_process_payload, make_batches_for_machine
 from llmrl.sweeps.payload import RunFunction
 
 log = logging.getLogger(__name__)
@@ -34,38 +34,38 @@ class Here(Backend):
             )
 
     def make_batches(self, jobs: Sequence[Job]) -> list[JobBatch]:
-        return batch_for_machine(jobs, 1, Machine.detect().memory_gb)
+        return make_batches_for_machine(jobs, 1, Machine.detect().memory_gb)
 
     def count_parallel(self, batches: Sequence[JobBatch]) -> int | None:
         return 1
 
     def launch(self, jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path) -> list[JobOutcome]:
         outcomes: list[JobOutcome] = []
-        with StopFlag("no further run is started") as stop:
+        with StopFlag("no further run is started") as stop_flag:
             waiting: list[BatchLaunch] = []
             for batch in self.make_batches(jobs):
                 launches, failures = record_batch_launch(batch, sweep_folder)
                 waiting += launches
                 outcomes += failures
             for launch in waiting:
-                if stop.requested:
+                if stop_flag.requested:
                     batch_outcomes = [cancel_before_start(job) for job in launch.batch.jobs]
                 else:
-                    batch_outcomes = _compute(launch, run_function, stop)
+                    batch_outcomes = _compute_batch(launch, run_function, stop_flag)
                 outcomes += batch_outcomes
                 for outcome in batch_outcomes:
                     log.info("%s", describe_outcome(outcome))  # not by a progress bar, because the run shows its own
         return outcomes
 
 
-def _compute(launch: BatchLaunch, run_function: RunFunction, stop: StopFlag) -> list[JobOutcome]:
+def _compute_batch(launch: BatchLaunch, run_function: RunFunction, stop_flag: StopFlag) -> list[JobOutcome]:
     """Compute the runs of a batch and return their outcomes; exceptions of runs are not raised."""
     start = time.monotonic()
     with preserve_environment():
-        run_exits = build_payload(launch.batch, run_function, {})()
+        run_exits = build_process_payload(launch.batch, run_function, {})()
     seconds = time.monotonic() - start
-    attempts, job_by_folder = launch.attempts, {job.folder: job for job in launch.batch.jobs}
-    return [
-        outcome_from_exit(job_by_folder[e.folder], attempts[e.folder], e.exit_code, e.error, stop.signal, seconds)
-        for e in run_exits
-    ]
+    job_by_folder, outcomes = {job.folder: job for job in launch.batch.jobs}, []
+    for run_exit in run_exits:
+        job, attempt = job_by_folder[run_exit.folder], launch.attempts[run_exit.folder]
+        outcomes.append(outcome_from_exit(job, attempt, run_exit.exit_code, run_exit.error, stop_flag.signal, seconds))
+    return outcomes

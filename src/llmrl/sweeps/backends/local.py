@@ -31,14 +31,14 @@ from llmrl.sweeps.jobs import (
     BatchLaunch,
     cancel_before_start,
     describe_outcome,
-    has_ended,
+    has_run_ended,
     outcome_from_exit,
     record_batch_launch,
     redirect_output,
     write_log_header,
 )
-from llmrl.sweeps.machine import N_PARALLEL_RUNS_VARIABLE, THREAD_VARIABLES, Machine, preserve_environment
-from llmrl.sweeps.packing import batch_for_machine, build_payload
+from llmrl.sweeps.machine import N_PARALLEL_PROCESSES_VARIABLE, THREAD_VARIABLES, Machine, preserve_environment
+from llmrl.sweeps.packing import build_process_payload, make_batches_for_machine
 from llmrl.sweeps.payload import ProcessPayload, RunExit, RunFunction
 from llmrl.sweeps.watch import SweepWatch, name_progress_bar
 
@@ -58,30 +58,30 @@ class RunProcess:
     Args:
         launch: batch of the process, with launch records.
         run_function: function that executes a run; a `BatchableRunFunction` for several.
-        gpus: ids of the GPUs that the process may use; empty: no restriction.
+        gpu_ids: ids of the GPUs that the process may use; empty: no restriction.
         n_processes: number of processes that share the machine's cores, including this one.
     """
 
     def __init__(
-        self, launch: BatchLaunch, run_function: RunFunction, gpus: tuple[str, ...], n_processes: int = 1
+        self, launch: BatchLaunch, run_function: RunFunction, gpu_ids: tuple[str, ...], n_processes: int = 1
     ) -> None:
-        self.launch, self.batch, self.gpus = launch, launch.batch, gpus
+        self.launch, self.batch, self.gpu_ids = launch, launch.batch, gpu_ids
         batch, log_file = launch.batch, launch.records[0].log
         environment = dict.fromkeys(THREAD_VARIABLES, str(batch.hardware.threads or batch.cores))
-        environment[N_PARALLEL_RUNS_VARIABLE] = str(n_processes)
-        if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        payload = build_payload(batch, run_function, environment)
+        environment[N_PARALLEL_PROCESSES_VARIABLE] = str(n_processes)
+        if gpu_ids:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu_ids)
+        payload = build_process_payload(batch, run_function, environment)
         context = multiprocessing.get_context("forkserver")
         self._pipe, child_pipe = context.Pipe(duplex=False)
         self._report: str | list[RunExit] = ""
         self._process: ForkServerProcess = context.Process(target=_run_process, args=(payload, log_file, child_pipe))
-        self._start_seconds = time.monotonic()
+        self._start_time = time.monotonic()
         with _hide_main_module():
             self._process.start()
         child_pipe.close()
         assert self._process.pid is not None
-        self._pid, self._start_time = self._process.pid, get_process_start(self._process.pid)
+        self._pid, self._process_start = self._process.pid, get_process_start(self._process.pid)
 
     @property
     def sentinel(self) -> int:
@@ -91,7 +91,7 @@ class RunProcess:
     @property
     def is_running(self) -> bool:
         """True while the process exists."""
-        return self._start_time is not None and get_process_start(self._pid) == self._start_time
+        return self._process_start is not None and get_process_start(self._pid) == self._process_start
 
     def send_signal(self, signal_number: int) -> None:
         """Send the process a signal, if it exists."""
@@ -107,7 +107,7 @@ class RunProcess:
         except EOFError:
             self._pipe.close()
 
-    def outcomes(self, stop_signal: int | None) -> tuple[list[JobOutcome], list[Job]]:
+    def collect_outcomes(self, stop_signal: int | None) -> tuple[list[JobOutcome], list[Job]]:
         """Return the outcomes of the runs after the process has ended.
 
         Args:
@@ -120,7 +120,7 @@ class RunProcess:
         self._process.join(timeout=10)
         self.receive_report()
         self._pipe.close()
-        code, seconds = self._process.exitcode or 0, time.monotonic() - self._start_seconds
+        code, seconds = self._process.exitcode or 0, time.monotonic() - self._start_time
         is_shared = len(self.batch.jobs) > 1
         exits = {run_exit.folder: run_exit for run_exit in self._report} if isinstance(self._report, list) else {}
         attempts = self.launch.attempts
@@ -128,7 +128,7 @@ class RunProcess:
         for job in self.batch.jobs:
             attempt, run_exit = attempts[job.folder], exits.get(job.folder, RunExit(job.folder, code, self._error))
             if is_shared and not exits:
-                if has_ended(job, attempt):
+                if has_run_ended(job, attempt):
                     run_exit = RunExit(job.folder, 0)
                 elif stop_signal is None:
                     retry_jobs.append(job)
@@ -149,8 +149,8 @@ class RunProcess:
         return self._report if isinstance(self._report, str) else ""
 
 
-def preload(jobs: Sequence[Job]) -> None:
-    """Start the fork server, which imports the modules of `jobs`; do nothing if it is running.
+def start_fork_server(jobs: Sequence[Job]) -> None:
+    """Start the fork server, which imports the modules of `jobs`, unless it is running.
 
     It starts with `SIGNALS` blocked, because a terminal sends Ctrl-C to it, too. `_run_process` unblocks them.
     """
@@ -180,7 +180,7 @@ def _hide_main_module() -> Iterator[None]:
 
 
 def _run_process(payload: ProcessPayload, log_file: str, pipe: Connection) -> None:
-    """Execute the runs of a process and send their exits to the launcher, also if a full disk prevents records."""
+    """Execute the runs of a process and send their exits to the launcher, even if a full disk prevents records."""
     os.setpgid(0, 0)  # no Ctrl-C of the terminal reaches this process, because the launcher forwards it
     for signal_number in _SIGNAL_NUMBERS:  # the server ignores and blocks these signals
         signal.signal(signal_number, signal.default_int_handler if signal_number == signal.SIGINT else signal.SIG_DFL)
@@ -206,16 +206,16 @@ class Local(Backend):
     def prepare(self, jobs: Sequence[Job]) -> None:
         machine = Machine.detect()
         for job in jobs:
-            machine.count_parallel(job.hardware, job.cores)
+            machine.count_parallel_runs(job.hardware, job.cores)
 
     def make_batches(self, jobs: Sequence[Job]) -> list[JobBatch]:
         machine = Machine.detect()
-        n_processes = min(machine.count_parallel(job.hardware, job.cores) for job in jobs)
-        return batch_for_machine(jobs, n_processes, machine.memory_gb)
+        n_processes = min(machine.count_parallel_runs(job.hardware, job.cores) for job in jobs)
+        return make_batches_for_machine(jobs, n_processes, machine.memory_gb)
 
     def count_parallel(self, batches: Sequence[JobBatch]) -> int | None:
         machine = Machine.detect()
-        return min(len(batches), *(machine.count_parallel(batch.hardware, batch.cores) for batch in batches))
+        return min(len(batches), *(machine.count_parallel_runs(batch.hardware, batch.cores) for batch in batches))
 
     def launch(self, jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path) -> list[JobOutcome]:
         return BatchProcessPool(self.make_batches(jobs), run_function, sweep_folder).run()
@@ -238,9 +238,9 @@ class BatchProcessPool:
         self.machine = Machine.detect()
         self.batches, self.run_function, self.log_folder = batches, run_function, sweep_folder / "logs"
         self.jobs = [job for batch in batches for job in batch.jobs]
-        self.free_gpus = list(self.machine.gpus)
-        self.waiting: list[BatchLaunch] = []
-        self.running: list[RunProcess] = []
+        self.free_gpu_ids = list(self.machine.gpu_ids)
+        self.waiting_launches: list[BatchLaunch] = []
+        self.running_processes: list[RunProcess] = []
         self.outcomes: list[JobOutcome] = []
 
     def run(self) -> list[JobOutcome]:
@@ -249,48 +249,49 @@ class BatchProcessPool:
         Raises:
             RunFolderError: `sweep_folder` cannot be written.
         """
-        threads = max((job.hardware.threads or job.cores for job in self.jobs), default=1)
+        n_threads = max((job.hardware.threads or job.cores for job in self.jobs), default=1)
         # The flag is entered before launches are recorded, so that waiting runs are recorded as canceled after a stop.
-        with preserve_environment(), StopFlag() as stop:
-            os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))  # for libraries that the server loads
+        with preserve_environment(), StopFlag() as stop_flag:
+            os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(n_threads)))  # for libraries that the server loads
             try:
                 self.log_folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise make_write_error(self.log_folder, error) from error
             for batch_index, batch in enumerate(self.batches):
-                if stop.requested:
+                if stop_flag.requested:
                     self.outcomes += [cancel_before_start(job) for job in batch.jobs]
                 else:
                     self._record_and_queue(batch_index, batch)
-            preload(self.jobs)
-            self._run_processes(stop)
-        return self.outcomes + [cancel_before_start(job) for launch in self.waiting for job in launch.batch.jobs]
+            start_fork_server(self.jobs)
+            self._run_processes(stop_flag)
+        waiting_jobs = [job for launch in self.waiting_launches for job in launch.batch.jobs]
+        return self.outcomes + [cancel_before_start(job) for job in waiting_jobs]
 
-    def _run_processes(self, stop: StopFlag) -> None:
+    def _run_processes(self, stop_flag: StopFlag) -> None:
         """Start processes and collect their outcomes, until all runs have ended or a signal stops the sweep."""
         with ProgressBar(len(self.jobs), "runs", name_progress_bar(self.jobs), done=len(self.outcomes)) as progress:
             is_stopping, watch = False, SweepWatch(progress)
-            while self.running or (self.waiting and not stop.requested):
+            while self.running_processes or (self.waiting_launches and not stop_flag.requested):
                 try:
-                    if not stop.requested:
+                    if not stop_flag.requested:
                         self._start_processes()
-                    self._wait()
-                    watch.update_if_due([job.folder for process in self.running for job in process.batch.jobs])
-                    if stop.signal is not None and not is_stopping:
+                    self._wait_for_processes()
+                    running_jobs = [job for process in self.running_processes for job in process.batch.jobs]
+                    watch.update_if_due([job.folder for job in running_jobs])
+                    if stop_flag.signal is not None and not is_stopping:
                         is_stopping = True
-                        n_waiting = sum(len(pending.batch.jobs) for pending in self.waiting)
-                        n_running = sum(len(process.batch.jobs) for process in self.running)
+                        n_waiting = sum(len(pending.batch.jobs) for pending in self.waiting_launches)
                         progress.print_line(
-                            f"{n_running} runs save and stop within {MAX_STOP_S} s (at once on a second Ctrl-C); "
-                            f"{n_waiting} waiting runs are canceled"
+                            f"{len(running_jobs)} runs save and stop within {MAX_STOP_S} s (at once on a second "
+                            f"Ctrl-C); {n_waiting} waiting runs are canceled"
                         )
-                        self._send_signal(stop.signal)
+                        self._send_signal(stop_flag.signal)
                 except KeyboardInterrupt:
                     self._send_signal(signal.SIGINT)
-                for process in [process for process in self.running if not process.is_running]:
-                    self.running.remove(process)
-                    self.free_gpus += process.gpus
-                    process_outcomes, retry_jobs = process.outcomes(stop.signal)
+                for process in [process for process in self.running_processes if not process.is_running]:
+                    self.running_processes.remove(process)
+                    self.free_gpu_ids += process.gpu_ids
+                    process_outcomes, retry_jobs = process.collect_outcomes(stop_flag.signal)
                     self.outcomes += process_outcomes
                     for outcome in process_outcomes:
                         progress.print_line(describe_outcome(outcome))
@@ -309,48 +310,48 @@ class BatchProcessPool:
         log_file = self.log_folder / f"{batch_index:04d}-{name}.log"
         write_log_header(log_file, batch)
         launches, failures = record_batch_launch(batch, self.log_folder.parent, str(log_file))
-        self.waiting += launches
+        self.waiting_launches += launches
         self.outcomes += failures
 
     def _requeue(self, launch: BatchLaunch, jobs: Sequence[Job]) -> None:
-        """Queue the runs of a killed process first, each in a process of its own, because one may be the cause."""
+        """Queue the runs of a killed process first, each for a process of its own, because one may be the cause."""
         requeued: list[BatchLaunch] = []
         for job in jobs:
             try:
                 requeued.append(launch.split_off(job))
             except RunFolderError as error:
                 self.outcomes.append(JobOutcome(job, job.folder, "failed", error=str(error)))
-        self.waiting = requeued + self.waiting
+        self.waiting_launches = requeued + self.waiting_launches
 
     def _start_processes(self) -> None:
-        while self.waiting and self._fits(self.waiting[0].batch):
-            launch = self.waiting.pop(0)
+        while self.waiting_launches and self._has_room_for(self.waiting_launches[0].batch):
+            launch = self.waiting_launches.pop(0)
             hardware = launch.batch.hardware
-            gpus = tuple(self.free_gpus[: hardware.gpus])
-            del self.free_gpus[: hardware.gpus]
-            n_processes = min(self.machine.count_parallel(hardware, launch.batch.cores), len(self.batches))
-            self.running.append(RunProcess(launch, self.run_function, gpus, n_processes))
+            gpu_ids = tuple(self.free_gpu_ids[: hardware.gpus])
+            del self.free_gpu_ids[: hardware.gpus]
+            n_processes = min(self.machine.count_parallel_runs(hardware, launch.batch.cores), len(self.batches))
+            self.running_processes.append(RunProcess(launch, self.run_function, gpu_ids, n_processes))
 
-    def _fits(self, batch: JobBatch) -> bool:
+    def _has_room_for(self, batch: JobBatch) -> bool:
         """Return whether cores, memory and GPUs suffice for one more process; the first process always fits."""
-        if not self.running:
+        if not self.running_processes:
             return True
-        if len(self.running) >= self.machine.count_parallel(batch.hardware, batch.cores):
+        if len(self.running_processes) >= self.machine.count_parallel_runs(batch.hardware, batch.cores):
             return False
-        if self.machine.gpus and len(self.free_gpus) < batch.hardware.gpus:
+        if self.machine.gpu_ids and len(self.free_gpu_ids) < batch.hardware.gpus:
             return False
-        cores = sum(process.batch.cores for process in self.running) + batch.cores
-        memory = sum(process.batch.memory_gb for process in self.running) + batch.memory_gb
+        cores = sum(process.batch.cores for process in self.running_processes) + batch.cores
+        memory = sum(process.batch.memory_gb for process in self.running_processes) + batch.memory_gb
         return cores <= self.machine.cores and memory <= self.machine.memory_gb
 
-    def _wait(self) -> None:
+    def _wait_for_processes(self) -> None:
         """Wait until a process may have ended, or for `_POLL_S`."""
-        ready = wait([process.sentinel for process in self.running], _POLL_S)
-        for process in self.running:
+        ready = wait([process.sentinel for process in self.running_processes], _POLL_S)
+        for process in self.running_processes:
             process.receive_report()
-        if ready and all(process.is_running for process in self.running):
+        if ready and all(process.is_running for process in self.running_processes):
             time.sleep(_POLL_S)  # the fork server has ended, so all sentinels are ready
 
     def _send_signal(self, signal_number: int) -> None:
-        for process in self.running:
+        for process in self.running_processes:
             process.send_signal(signal_number)

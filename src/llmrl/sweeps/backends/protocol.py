@@ -146,7 +146,7 @@ class Hardware:
         cores: number of CPU cores of one run; None: the larger of its number of game processes and `threads`.
         memory_gb: memory of one run, gigabytes.
         gpus: number of GPUs of one run.
-        parallel: maximum number of processes of a sweep at once; None: limited by the machine or the scheduler.
+        parallel: maximum number of processes or jobs of a sweep at once; None: limited by the machine or the scheduler.
         rows: maximum number of runs that share one process; `auto`: as many as memory allows.
         jobs: maximum number of scheduler jobs of a sweep; further runs share jobs. None: one job for each run.
     """
@@ -175,15 +175,15 @@ class Hardware:
         """Maximum number of scheduler jobs at once, the smaller of `parallel` and `jobs`; None: no limit."""
         return min((limit for limit in (self.parallel, self.jobs) if limit is not None), default=None)
 
-    def cores_for(self, game_processes: int) -> int:
-        """Return the number of cores for a run with `game_processes` processes of games."""
-        return self.cores or max(self.threads or 1, game_processes)
+    def count_cores(self, n_game_processes: int) -> int:
+        """Return the number of cores for a run with `n_game_processes` processes of games."""
+        return self.cores or max(self.threads or 1, n_game_processes)
 
-    def apply(self, dry: bool = False) -> str:
+    def configure_torch(self, dry_run: bool = False) -> str:
         """Set the number of threads and the precision of torch in this process; return the torch device.
 
         Args:
-            dry: whether the run is only planned; the device is then `cpu` if a GPU is missing.
+            dry_run: whether the run is only planned; the device is then `cpu` if a GPU is missing.
 
         Raises:
             ConfigError: the device is a GPU, and torch sees none on this machine.
@@ -197,7 +197,7 @@ class Hardware:
         if self.device == "auto":
             return "cuda" if has_gpu else "cpu"
         if self.device == "cuda" and not has_gpu:
-            if dry:
+            if dry_run:
                 return "cpu"
             raise ConfigError(
                 f"hardware.device={self.device}, but torch {torch.__version__} sees no GPU here; use hardware=cpu"
@@ -247,17 +247,17 @@ class Job:
         """
         job = replace(self, config={**self.config, "seed": seed}, overrides=overrides, label_overrides=label_overrides)
         # The hash and the folder of an experiment do not depend on the seed.
-        vars(job).update(digest=self.digest, folder=self.folder.parent / format_seed_folder(seed))
+        vars(job).update(config_digest=self.config_digest, folder=self.folder.parent / format_seed_folder(seed))
         return job
 
     @cached_property
     def folder(self) -> Path:
         """The run folder, which need not exist yet."""
         root, name, seed = (self.config[key] for key in ("output_root", "name", "seed"))
-        return find_run_folder(Path(root), name, self.digest, self.label_overrides, seed)
+        return find_run_folder(Path(root), name, self.config_digest, self.label_overrides, seed)
 
     @cached_property
-    def digest(self) -> str:
+    def config_digest(self) -> str:
         """Hash of the config (`llmrl.run.config_hash.config_hash`)."""
         return config_hash(self.config)
 
@@ -284,15 +284,15 @@ class JobBatch:
 
     @property
     def cores(self) -> int:
-        """Number of CPU cores: that of one run, because the runs of a batch share one main thread."""
+        """Number of CPU cores: as for one run, because the runs of a batch share one main thread."""
         return self.jobs[0].cores
 
     @property
     def memory_gb(self) -> float:
         """Memory in gigabytes: that of one run, plus the additional memory of each further run."""
-        run_gb = self.hardware.memory_gb
-        return run_gb + sum(
-            run_gb if job.additional_memory_gb is None else job.additional_memory_gb for job in self.jobs[1:]
+        run_memory_gb = self.hardware.memory_gb
+        return run_memory_gb + sum(
+            run_memory_gb if job.additional_memory_gb is None else job.additional_memory_gb for job in self.jobs[1:]
         )
 
     @property
@@ -306,7 +306,7 @@ class JobOutcome:
     """The outcome of a job.
 
     Attributes:
-        job: job.
+        job: job that was to compute the run.
         folder: run folder of the job.
         state: state of the run (`OutcomeState`).
         skipped: whether the run was not launched, because it is finished or another process computes it.
@@ -329,10 +329,10 @@ class JobOutcome:
     def from_record(job: Job, record: RunRecord, **changes: Any) -> JobOutcome:
         """Return the outcome of `job` from the record of its run; `changes` replace fields."""
         seconds = record.updated - record.started if record.started else None
-        outcome = JobOutcome(job, record.folder, record.state, False, record.result, record.error, seconds)
-        return replace(outcome, **changes)
+        outcome = JobOutcome(job, record.folder, record.state, result=record.result, error=record.error)
+        return replace(outcome, **{"seconds": seconds, **changes})
 
 
-def qualified_backend_name(backend: Backend) -> str:
+def get_qualified_backend_name(backend: Backend) -> str:
     """Return the dotted name of a backend's class, as in launch records."""
     return f"{type(backend).__module__}.{type(backend).__qualname__}"

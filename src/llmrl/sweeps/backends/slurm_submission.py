@@ -30,7 +30,7 @@ from llmrl.run.status import read_status
 from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobBatch, JobOutcome, Scheduler, SchedulerError
 from llmrl.sweeps.jobs import BatchLaunch, cancel_before_start, record_batch_launch
 from llmrl.sweeps.machine import THREAD_VARIABLES, preserve_environment
-from llmrl.sweeps.packing import batch_for_n_processes, build_payload, group_by_key
+from llmrl.sweeps.packing import build_process_payload, group_by_key, make_batches_for_n_processes
 from llmrl.sweeps.payload import ProcessPayload, RunFunction, is_main_process
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ ENDED_STATES = {
 """SLURM's states of jobs that have ended."""
 
 
-class SlurmQueue:
+class SlurmScheduler:
     """A `Scheduler` that uses SLURM's commands on this machine."""
 
     @cached_property
@@ -65,10 +65,10 @@ class SlurmQueue:
             raise SchedulerError("squeue does not answer on this machine")
         states = {job: state for job, (state, _) in jobs.items()}
         reasons = {job: reason for job, (state, reason) in jobs.items() if state == "PENDING" and reason != "None"}
-        ends = {job: _to_job_end(state) for job, state in states.items() if state in ENDED_STATES}
-        active_states = {job: state for job, state in states.items() if job not in ends}
+        job_ends = {job: _make_job_end(state) for job, state in states.items() if state in ENDED_STATES}
+        active_states = {job: state for job, state in states.items() if job not in job_ends}
         backends = dict.fromkeys(launch_record.backend for launch_record in launch_records)
-        return [QueueSnapshot(backend, self.cluster, users, active_states, ends, reasons) for backend in backends]
+        return [QueueSnapshot(backend, self.cluster, users, active_states, job_ends, reasons) for backend in backends]
 
     def find_job_ends(self, job_ids: Sequence[str]) -> Mapping[str, JobEnd]:
         """Return the ends of jobs from the accounting database; empty if the cluster has none."""
@@ -78,7 +78,7 @@ class SlurmQueue:
         text = run_slurm_command(["sacct", "--noheader", "--parsable2", "--allocations", *arguments])
         pairs = (line.split("|", 1) for line in (text or "").splitlines() if "|" in line)
         return {
-            job: _to_job_end(state.split()[0])
+            job: _make_job_end(state.split()[0])
             for jobs, state in pairs
             if state.strip()
             for job in expand_array_job_ids(jobs)
@@ -96,7 +96,7 @@ class SlurmQueue:
             raise SchedulerError(f"scancel failed: {getattr(error, 'stderr', '') or error}") from error
 
 
-def _to_job_end(state: str) -> JobEnd:
+def _make_job_end(state: str) -> JobEnd:
     return JobEnd(f"SLURM: {state}", state.startswith("CANCELLED"))  # sacct appends the name of the user
 
 
@@ -142,9 +142,9 @@ def run_slurm_command(command: list[str]) -> str | None:
         return None
 
 
-_SBATCH_OPTION_NAME = re.compile(r"[A-Za-z][\w-]*")
+_SBATCH_OPTION_NAME_PATTERN = re.compile(r"[A-Za-z][\w-]*")
 _REQUIRED_COMMANDS = ("sbatch", "srun", "squeue")
-_SUBMITIT_PARAMETERS = ("array_parallelism", "signal_delay_s", "srun_args", "stderr_to_stdout")
+_SUBMITIT_ONLY_PARAMETERS = ("array_parallelism", "signal_delay_s", "srun_args", "stderr_to_stdout")
 """Parameters of submitit that are not options of sbatch."""
 
 PEER_EXIT_TIMEOUT_S = 60
@@ -169,7 +169,7 @@ class Slurm(Backend):
             number of cores of each process; memory and GPUs are per machine.
     """
 
-    scheduler: ClassVar[type[Scheduler] | None] = SlurmQueue
+    scheduler: ClassVar[type[Scheduler] | None] = SlurmScheduler
     command_lines: ClassVar[Mapping[str, Any]] = {
         "setup": None,
         "srun_args": ["--cpu-bind=none"],  # the default of the shipped options
@@ -197,7 +197,7 @@ class Slurm(Backend):
             if not str(getattr(self, name)).isprintable():
                 raise ConfigError(f"hardware.backend.{name}={getattr(self, name)!r} must be one line of text")
         for key, value in (self.extra or {}).items():
-            if not _SBATCH_OPTION_NAME.fullmatch(key) or not str(value).isprintable():
+            if not _SBATCH_OPTION_NAME_PATTERN.fullmatch(key) or not str(value).isprintable():
                 raise ConfigError(
                     f"hardware.backend.extra: {key!r}: {value!r} must be an option of sbatch with a value on one line"
                 )
@@ -238,18 +238,19 @@ class Slurm(Backend):
         return [
             batch
             for hardware_jobs in groups
-            for batch in batch_for_n_processes(hardware_jobs, hardware_jobs[0].hardware.jobs)
+            for batch in make_batches_for_n_processes(hardware_jobs, hardware_jobs[0].hardware.jobs)
         ]
 
     def describe_requests(self, batches: Sequence[JobBatch]) -> list[str]:
         texts = []
         for array in group_by_key(batches, _get_job_requirements):
             hardware = array[0].hardware
-            parameters = self._submitit_parameters(hardware, array[0].cores, max(batch.memory_gb for batch in array))
+            memory_gb = max(batch.memory_gb for batch in array)
+            parameters = self._make_submitit_parameters(hardware, array[0].cores, memory_gb)
             setup, extra = parameters.pop("setup"), parameters.pop("additional_parameters")
-            limit = "" if hardware.max_parallel_jobs is None else f", at most {hardware.max_parallel_jobs} at once"
-            jobs = f"an array of {len(array):,} jobs{limit}, each" if len(array) > 1 else "1 job"
-            options = {name: value for name, value in parameters.items() if name not in _SUBMITIT_PARAMETERS} | extra
+            limit_text = "" if hardware.max_parallel_jobs is None else f", at most {hardware.max_parallel_jobs} at once"
+            jobs = f"an array of {len(array):,} jobs{limit_text}, each" if len(array) > 1 else "1 job"
+            options = {name: x for name, x in parameters.items() if name not in _SUBMITIT_ONLY_PARAMETERS} | extra
             values = {name: str(x).lower() if isinstance(x, bool) else x for name, x in options.items()}
             option_text = " ".join(f"--{name.replace('_', '-')}={value}" for name, value in values.items())
             texts.append(f"sbatch: {jobs} with {option_text}; before it starts: {'; '.join(setup)}")
@@ -263,22 +264,23 @@ class Slurm(Backend):
         folder = sweep_folder / "slurm"
         outcomes: list[JobOutcome] = []
         launches: list[BatchLaunch] = []
-        cluster, user = SlurmQueue().cluster, getpass.getuser()
+        cluster, user = SlurmScheduler().cluster, getpass.getuser()
         max_array_size = int(read_cluster_setting("MaxArraySize") or 1000)
         # A signal does not interrupt a submission before it is recorded.
-        with StopFlag("no more runs are submitted") as stop:
+        with StopFlag("no more runs are submitted") as stop_flag:
             for batch in self.make_batches(jobs):
                 batch_launches, failures = record_batch_launch(batch, sweep_folder, cluster=cluster, user=user)
                 launches += batch_launches
                 outcomes += failures
             for array in group_by_key(launches, lambda launch: _get_job_requirements(launch.batch)):
-                previous_id = ""
+                previous_array_id = ""
                 for chunk in (array[i : i + max_array_size] for i in range(0, len(array), max_array_size)):
-                    if stop.requested:
+                    if stop_flag.requested:
                         outcomes += [cancel_before_start(job) for launch in chunk for job in launch.batch.jobs]
                         continue
                     try:
-                        ids = self._submit_array([launch.batch for launch in chunk], run_function, folder, previous_id)
+                        batches = [launch.batch for launch in chunk]
+                        job_ids = self._submit_array(batches, run_function, folder, previous_array_id)
                     except SchedulerError as error:
                         for launch in chunk:
                             outcomes += [
@@ -286,8 +288,8 @@ class Slurm(Backend):
                             ]
                             launch.update_records(error=str(error))
                         continue
-                    previous_id = ids[0].partition("_")[0]
-                    for launch, job_id in zip(chunk, ids, strict=True):
+                    previous_array_id = job_ids[0].partition("_")[0]
+                    for launch, job_id in zip(chunk, job_ids, strict=True):
                         outcomes += [
                             JobOutcome(job, job.folder, "submitted", job_id=job_id) for job in launch.batch.jobs
                         ]
@@ -298,24 +300,25 @@ class Slurm(Backend):
         return outcomes
 
     def _submit_array(
-        self, batches: Sequence[JobBatch], run_function: RunFunction, folder: Path, previous_id: str
+        self, batches: Sequence[JobBatch], run_function: RunFunction, folder: Path, previous_array_id: str
     ) -> list[str]:
         """Submit one array, or one job, of batches with equal requirements; return the job ids.
 
         The jobs wait until the jobs of their prerequisites have ended, successfully or not, because a run checks its
         prerequisites when it starts. If the number of parallel jobs is limited, an array also waits for the array
-        `previous_id`, because SLURM limits each array separately.
+        `previous_array_id`, because SLURM limits each array separately.
         """
         import submitit
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
         hardware = batches[0].hardware
-        payloads = [SlurmPayload(build_payload(batch, run_function, {})) for batch in batches]
-        parameters = self._submitit_parameters(hardware, batches[0].cores, max(batch.memory_gb for batch in batches))
+        payloads = [SlurmPayload(build_process_payload(batch, run_function, {})) for batch in batches]
+        memory_gb = max(batch.memory_gb for batch in batches)
+        parameters = self._make_submitit_parameters(hardware, batches[0].cores, memory_gb)
         prerequisites = [prerequisite for batch in batches for job in batch.jobs for prerequisite in job.prerequisites]
         records, sweep = [read_launch_record(prerequisite.folder) for prerequisite in prerequisites], str(folder.parent)
         dependencies = list(dict.fromkeys(r.job_id for r in records if r is not None and r.job_id and r.sweep == sweep))
-        dependencies += [previous_id] if previous_id and hardware.max_parallel_jobs is not None else []
+        dependencies += [previous_array_id] if previous_array_id and hardware.max_parallel_jobs is not None else []
         if dependencies:
             parameters["dependency"] = f"afterany:{':'.join(dependencies)}"
         try:
@@ -334,7 +337,7 @@ class Slurm(Backend):
                 f"cannot write the job's files to {folder}: {describe_write_error(folder, error)}"
             ) from error
 
-    def _submitit_parameters(self, hardware: Hardware, cores: int, memory_gb: float) -> dict[str, Any]:
+    def _make_submitit_parameters(self, hardware: Hardware, cores: int, memory_gb: float) -> dict[str, Any]:
         """Return submitit's parameters for a job with `cores` cores per process and `memory_gb` gigabytes."""
         threads = hardware.threads or cores
         peer_wait_options = [f"--wait={PEER_EXIT_TIMEOUT_S}"] if self.processes > 1 else []
@@ -396,17 +399,17 @@ class SlurmPayload:
 
             TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
         # submitit's handler counts time-outs and requeues the job. During the runs it is replaced by `StopFlag`.
-        requeue = signal.getsignal(signal.SIGUSR2)
+        requeue_job = signal.getsignal(signal.SIGUSR2)
         exit_codes = [run_exit.exit_code for run_exit in self.payload() if run_exit.exit_code]
         if not exit_codes:
             return
-        is_warned = 128 + signal.SIGUSR2 in exit_codes or (
+        should_requeue = 128 + signal.SIGUSR2 in exit_codes or (
             128 + signal.SIGTERM in exit_codes and is_main_process() and _is_job_running()
         )
-        if is_main_process() and is_warned and callable(requeue):
+        if is_main_process() and should_requeue and callable(requeue_job):
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # ignore further warnings
             try:
-                requeue(signal.SIGUSR2, None)
+                requeue_job(signal.SIGUSR2, None)
             except Exception as error:
                 self._record_requeue_error(f"{type(error).__name__}: {error}")
                 raise
