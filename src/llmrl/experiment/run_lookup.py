@@ -179,6 +179,8 @@ def format_runs(runs: Sequence[Path]) -> str:
     """Format runs for an error message, one a line: reference, state and folder."""
     from llmrl.results.run_records import read_run
 
-    lines = [f"\n  run:{parse_config_hash(run)}/{run.name}  {read_run(run).state}  {run}" for run in runs[:_MAX_LISTED_RUNS]]
+    lines = [
+        f"\n  run:{parse_config_hash(run)}/{run.name}  {read_run(run).state}  {run}" for run in runs[:_MAX_LISTED_RUNS]
+    ]
     omission_note = f"\n  and {len(runs) - _MAX_LISTED_RUNS:,} more" if len(runs) > _MAX_LISTED_RUNS else ""
     return f"{len(runs):,} runs:{''.join(lines)}{omission_note}"

@@ -50,7 +50,7 @@ def summarize_running_runs(records: Sequence[RunRecord]) -> str:
     It contains the number of runs in each stage, if any run waits for a prerequisite. For the other runs, it contains
     their number and mean progress, the time left and latest result of the slowest run, and the costs so far.
 
-    >>> summarize_running([])
+    >>> summarize_running_runs([])
     ''
     """
     stages = format_stage_counts(records)
