@@ -81,7 +81,7 @@ def test_the_last_choice_keeps_the_previous_number():
 
 @pytest.mark.parametrize(("spec", "shape"), [(CLEANUP, (3, 22)), (ESCAPE_ROOM, (5, 7)), (make_toy_spec(), (2, 97))])
 def test_paper_network_sizes(spec, shape):
-    assert build_principal("dual_rl", spec, Seeds(0)).network.shape == shape
+    assert build_principal("dual_rl", spec, Seeds(0)).network.logits_shape == shape
 
 
 def test_standardized_payoffs():

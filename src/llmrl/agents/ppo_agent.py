@@ -204,7 +204,7 @@ def _check_settings(settings: PPOAgentSettings, freeze: Freeze, teacher: Teacher
 def _list_part_names(network: ActorCritic) -> list[str]:
     """Return the names of a network's parts, for display."""
     names = [type(network.core).__name__]
-    names += [] if network.memory is None else [f"LSTM {network.memory.layers}x{network.memory.units}"]
+    names += [] if network.memory is None else [f"LSTM {network.memory.n_layers}x{network.memory.n_units}"]
     return [*names, "central critic"] if network.has_central_critic else names
 
 

@@ -19,7 +19,7 @@ from llmrl.loops.societies import AdaptationRounds
 from llmrl.rollout.collector import Collector
 
 TIMED_STEPS = 50
-"""Minimum number of timed steps of every game; more if an update needs more."""
+"""Number of timed steps of every game; fewer if a rollout is shorter, more if an update needs more."""
 _WARMUP_STEPS = 5
 """Steps before the timed ones, in which libraries initialize themselves."""
 _TIMED_EPISODES = 4
@@ -34,20 +34,20 @@ def measure_steps_per_second(adaptation: AdaptationRounds, seeds: Seeds) -> floa
     spec, societies = adaptation.collector.spec, adaptation.societies
     assert spec.mechanism is not None
     vectors = np.stack([spec.mechanism.neutral] * societies.candidates)
-    nodes = [seeds] * societies.candidates
+    seed_nodes = [seeds] * societies.candidates
 
     min_steps = min_rollout_steps(societies.agents, societies.games)
 
-    def time_round(steps: int) -> Requests[float]:
+    def measure_round_seconds(steps: int) -> Requests[float]:
         start = time.perf_counter()
-        rollout = yield adaptation.episode_request(steps, nodes, vectors, None, learn=societies.agents[0].learns)
+        rollout = yield adaptation.episode_request(steps, seed_nodes, vectors, None, learn=societies.agents[0].learns)
         if societies.agents[0].learns:
-            yield societies.update_request(rollout, nodes)
+            yield societies.update_request(rollout, seed_nodes)
         return time.perf_counter() - start
 
-    serve(time_round(max(_WARMUP_STEPS, min_steps)))
+    serve(measure_round_seconds(max(_WARMUP_STEPS, min_steps)))
     steps = max(TIMED_STEPS, min_steps)
-    return steps * spec.n_envs / serve(time_round(steps))
+    return steps * spec.n_envs / serve(measure_round_seconds(steps))
 
 
 def estimate_seconds(loop: Loop, seeds: Seeds) -> float | None:
@@ -65,7 +65,7 @@ def estimate_seconds(loop: Loop, seeds: Seeds) -> float | None:
     if isinstance(loop, SearchLoop):
         return _estimate_search_seconds(loop)
     if isinstance(loop, PlayLoop) and loop.env.spec.horizon is not None:
-        seconds = serve(_time_steps(loop.collector, TIMED_STEPS, seeds, _WARMUP_STEPS))
+        seconds = serve(_measure_seconds(loop.collector, TIMED_STEPS, seeds, _WARMUP_STEPS))
         return seconds / TIMED_STEPS * loop.env.spec.horizon * loop.n_waves
     return None
 
@@ -73,10 +73,10 @@ def estimate_seconds(loop: Loop, seeds: Seeds) -> float | None:
 def _estimate_learning_seconds(loop: LearnLoop, seeds: Seeds) -> float:
     spec, settings = loop.env.spec, loop.settings
     steps = min(loop.rollout_steps, max(TIMED_STEPS, min_rollout_steps([loop.agent], spec.n_envs)))
-    update_seconds = serve(_time_steps(loop.collector, steps, seeds, min(steps, _WARMUP_STEPS), loop.agent))
-    seconds = update_seconds / steps * loop.rollout_steps * loop.updates
+    rollout_seconds = serve(_measure_seconds(loop.collector, steps, seeds, min(steps, _WARMUP_STEPS), loop.agent))
+    seconds = rollout_seconds / steps * loop.rollout_steps * loop.updates
     if spec.horizon is not None:
-        play_seconds = serve(_time_steps(loop.collector, TIMED_STEPS, seeds, 0))
+        play_seconds = serve(_measure_seconds(loop.collector, TIMED_STEPS, seeds, 0))
         n_evaluations = 1 + (
             max(0, loop.updates - 1) // settings.evaluation_interval if settings.evaluation_interval else 0
         )
@@ -91,29 +91,31 @@ def _estimate_search_seconds(loop: SearchLoop) -> float | None:
     vectors = draw_warmup_vectors(loop.space, "uniform", 1, np.random.default_rng(0))
     seeds = np.arange(_TIMED_EPISODES, dtype=np.uint64)
 
-    def time_play() -> Requests[float]:
+    def measure_seconds_per_step() -> Requests[float]:
         yield loop.play_request(vectors, seeds)  # not timed, because it also starts the worker processes
         start = time.perf_counter()
-        batch = yield loop.play_request(vectors, seeds)
-        return (time.perf_counter() - start) / float(batch.lengths.sum())
+        evaluation = yield loop.play_request(vectors, seeds)
+        return (time.perf_counter() - start) / float(evaluation.lengths.sum())
 
-    episodes = loop.total_episodes + loop.settings.evaluate_episodes
-    return serve(time_play()) * episodes * loop.env.spec.horizon
+    n_episodes = loop.total_episodes + loop.settings.evaluate_episodes
+    return serve(measure_seconds_per_step()) * n_episodes * loop.env.spec.horizon
 
 
-def _time_steps(collector: Collector, steps: int, seeds: Seeds, n_warmup: int, agent: Any = None) -> Requests[float]:
-    """Play `steps` steps of every game and update an agent from them; return the duration in seconds.
+def _measure_seconds(
+    collector: Collector, steps: int, seeds: Seeds, n_warmup_steps: int, agent: Any = None
+) -> Requests[float]:
+    """Play `steps` steps of every game and update `agent` on them; return the duration in seconds.
 
     Args:
         collector: collector of the loop.
         steps: number of timed steps.
         seeds: seed node.
-        n_warmup: number of steps before the timed ones.
-        agent: agent that is updated; None: the steps are only played.
+        n_warmup_steps: number of steps before the timed ones.
+        agent: agent to update; None: the steps are only played.
     """
     yield Begin(collector, seeds.integer("games"))
     start = time.perf_counter()
-    for n_steps in filter(None, (n_warmup, steps)):
+    for n_steps in filter(None, (n_warmup_steps, steps)):
         start = time.perf_counter()
         rollout = yield PlaySteps(
             collector=collector, steps=n_steps, action_seeds=[seeds.integer("actions")], learn=agent is not None

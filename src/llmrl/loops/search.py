@@ -82,7 +82,7 @@ class SearchLoop(StateFields):
         if not isinstance(parts.env, SupportsEvaluator):
             raise Incompatible(
                 IncompatibilityReason.WRONG_GAME,
-                f"policy search needs an environment of Gymnasium, and env={parts.env.spec.name} is none; choose "
+                f"policy search needs an environment of Gymnasium, but env={parts.env.spec.name} is not one; choose "
                 "another env, or agent=ppo",
             )
         if settings.candidates > 1 and not principal.parallel:
@@ -175,14 +175,14 @@ class SearchLoop(StateFields):
                     yield from self._iterate(run, progress)
                 if self.settings.race:
                     yield from self._run_race(progress)
-            yield SafePoint(self._n_finished, self.state_dict, always=True)
-            final: EvaluationBatch = yield self._evaluation_request()
+            yield SafePoint(self._n_finished_iterations_and_rounds, self.state_dict, always=True)
+            final_evaluation: EvaluationBatch = yield self._evaluation_request()
         finally:
             self.proposals_file.close()
-        metrics = measure_incumbent(final)
+        metrics = measure_incumbent(final_evaluation)
         yield self._log_request("evaluation", metrics)
         write_trained_adapter(run, self.principal)
-        run.summary = {**self._summary(metrics), RESULT_EPISODES: final.returns.tolist()}
+        run.summary = {**self._summarize(metrics), RESULT_EPISODES: final_evaluation.returns.tolist()}
         return metrics["search/incumbent_return"]
 
     def _warm_up(self, progress: ProgressBar) -> Requests[None]:
@@ -203,9 +203,11 @@ class SearchLoop(StateFields):
             self.space.round_values(proposals, clip=False), seeds, replace_invalid=True
         )
         if self.settings.extra_rollout:
-            self._count((yield self.play_request(vectors[-1:], self._episode_seeds(f"extra {self.iteration}", 1))))
+            self._count_episodes(
+                (yield self.play_request(vectors[-1:], self._episode_seeds(f"extra {self.iteration}", 1)))
+            )
         self.iteration += 1
-        metrics = self._tell_principal(vectors, batch, _describe_origins(self.principal, len(vectors)))
+        metrics = self._tell_principal(vectors, batch, _build_reasoning_fields(self.principal, len(vectors)))
         self.returns.append(float(batch.returns.mean()))
         best = self._best_estimate()
         self.agent.set_parameters(np.array(best.vector))
@@ -240,11 +242,11 @@ class SearchLoop(StateFields):
             self.race.tell(list(batch.returns))
             yield self._log_request("race", self.race.metrics())
             progress.update(self.counters["episodes"])
-            yield SafePoint(self._n_finished, self.state_dict)
+            yield SafePoint(self._n_finished_iterations_and_rounds, self.state_dict)
         self.agent.set_parameters(np.array(self._best_estimate().vector))
 
     @property
-    def _n_finished(self) -> int:
+    def _n_finished_iterations_and_rounds(self) -> int:
         """Number of finished iterations plus finished rounds of the race."""
         return self.iteration + (0 if self.race is None else self.race.round)
 
@@ -270,7 +272,7 @@ class SearchLoop(StateFields):
                 f"an episode of env={self.env.spec.name} has no finite return under the parameters "
                 f"{vectors[is_invalid][0].tolist()}; try a smaller agent.bound or agent.clip_actions=true"
             )
-        self._count(batch)
+        self._count_episodes(batch)
         return vectors, batch
 
     def play_request(self, vectors: np.ndarray, seeds: np.ndarray) -> EvaluateController:
@@ -279,14 +281,14 @@ class SearchLoop(StateFields):
             env=self.env, controller=self.agent.controller, vectors=vectors, seeds=seeds, workers=self.cores
         )
 
-    def _count(self, batch: EvaluationBatch) -> None:
+    def _count_episodes(self, batch: EvaluationBatch) -> None:
         self.counters["episodes"] += batch.returns.size
         self.counters["env_steps"] += int(batch.lengths.sum())
 
     def _tell_principal(
-        self, vectors: np.ndarray, batch: EvaluationBatch, origins: Sequence[dict[str, Any]]
+        self, vectors: np.ndarray, batch: EvaluationBatch, extra_fields: Sequence[dict[str, Any]]
     ) -> dict[str, float]:
-        """Pass outcomes to the principal, write them with the fields `origins` to `proposals.jsonl`; return metrics."""
+        """Pass outcomes to the principal, write them with `extra_fields` to `proposals.jsonl`; return metrics."""
         iteration = self.iteration if self.is_warmed_up else 0
         outcomes = [make_outcome(vector, batch, i, self._draw_name(iteration)) for i, vector in enumerate(vectors)]
         metrics = self.principal.tell(outcomes) | ({} if self.meter is None else self.meter.metrics())
@@ -300,7 +302,7 @@ class SearchLoop(StateFields):
                 "vector": outcome.vector.tolist(),
                 "returns": outcome.values.tolist(),
             }
-            self.proposals_file.write_object(proposal | origins[i])
+            self.proposals_file.write_object(proposal | extra_fields[i])
             self._add_estimate(proposal)
         values = [outcome.value for outcome in outcomes]
         metrics["search/return"] = float(np.mean(values))
@@ -346,10 +348,10 @@ class SearchLoop(StateFields):
     def _episode_seeds(self, name: str, n: int) -> np.ndarray:
         return draw_episode_seeds(self.seeds.child(name), n)
 
-    def _summary(self, final: dict[str, float]) -> dict[str, Any]:
+    def _summarize(self, final_metrics: dict[str, float]) -> dict[str, Any]:
         best, race_rows = self._best_estimate(), [] if self.race is None else self.race.summarize_contestants()
         return {
-            **{name.removeprefix("search/"): value for name, value in final.items()},
+            **{name.removeprefix("search/"): value for name, value in final_metrics.items()},
             "best_return": self.best_returns[-1],
             "highest_return": self.highest_return,
             **summarize_curve(self.returns),
@@ -388,7 +390,7 @@ class SearchLoop(StateFields):
             self._add_estimate(proposal)
 
 
-def _describe_origins(principal: Proposer, n: int) -> list[dict[str, Any]]:
+def _build_reasoning_fields(principal: Proposer, n: int) -> list[dict[str, Any]]:
     """Return the fields `reasoning` and `fallback` of each of `n` proposals in `proposals.jsonl`."""
     reasons = [*getattr(principal, "reasons", []), *[""] * n]
     fallbacks = [*getattr(principal, "fallbacks", []), *[False] * n]

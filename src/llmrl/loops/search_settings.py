@@ -12,7 +12,7 @@ from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.spaces import ParameterSpace
 from llmrl.core.unit_cube import from_unit
 
-Distribution = Literal["uniform", "normal3_round1", "uniform3.5_round4"]
+WarmupDistribution = Literal["uniform", "normal3_round1", "uniform3.5_round4"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class SearchSettings:
     """Budget and evaluation settings of a policy search (config section `search`).
 
     Attributes:
-        iterations: number of iterations; in each, the principal (the optimizer that proposes vectors) is queried once.
+        iterations: number of iterations; in each, `principal.ask` is called once.
         candidates: number of vectors proposed in each iteration.
         episodes: number of episodes of each vector. All vectors of an iteration are evaluated on the same seeds.
         episode_seeds: `fresh`: new seeds in every iteration; `common`: the same seeds in all iterations.
@@ -46,7 +46,7 @@ class SearchSettings:
     episode_seeds: Literal["fresh", "common"] = "fresh"
     warmup: NonNegativeInt = 0
     warmup_episodes: PositiveInt | None = None
-    warmup_draw: Distribution = "uniform"
+    warmup_draw: WarmupDistribution = "uniform"
     extra_rollout: bool = False
     target_return: float | Literal["max"] | None = "max"
     race: NonNegativeInt = 5
@@ -54,19 +54,21 @@ class SearchSettings:
     evaluation_interval: NonNegativeInt = 0
     evaluate_episodes: PositiveInt = 100
 
-    def is_evaluation_due(self, iterations: int) -> bool:
-        """Return whether the best proposal is evaluated after `iterations` iterations, before the end of the search."""
+    def is_evaluation_due(self, iteration: int) -> bool:
+        """Return whether the best proposal is evaluated after iteration `iteration`, from 1; False for the last one."""
         interval = self.evaluation_interval
-        return interval > 0 and iterations % interval == 0 and iterations < self.iterations
+        return interval > 0 and iteration % interval == 0 and iteration < self.iterations
 
     @property
     def evaluation_text(self) -> str:
         """Description of all evaluations for the printed plan."""
-        times = 1 + sum(self.is_evaluation_due(iterations) for iterations in range(1, self.iterations))
-        return f"played {times:,} x {self.evaluate_episodes:,} episodes on unseen seeds"
+        n_evaluations = 1 + sum(self.is_evaluation_due(iteration) for iteration in range(1, self.iterations))
+        return f"played {n_evaluations:,} x {self.evaluate_episodes:,} episodes on unseen seeds"
 
 
-def draw_warmup_vectors(space: ParameterSpace, draw: Distribution, n: int, rng: np.random.Generator) -> np.ndarray:
+def draw_warmup_vectors(
+    space: ParameterSpace, distribution: WarmupDistribution, n: int, rng: np.random.Generator
+) -> np.ndarray:
     """Return `n` random vectors, [n, d].
 
     `uniform`: uniform over the allowed values within the bounds. The other two come from two published implementations
@@ -74,16 +76,16 @@ def draw_warmup_vectors(space: ParameterSpace, draw: Distribution, n: int, rng: 
     to one decimal, and `uniform3.5_round4` is U(-3.5, 3.5), rounded to four.
 
     Raises:
-        ConfigError: `draw` is not `uniform` and the space has integer parameters.
+        ConfigError: `distribution` is not `uniform` and the space has integer parameters.
     """
     shape = (n, space.dim)
-    if draw == "uniform":
+    if distribution == "uniform":
         return from_unit(space, rng.random(shape))
     if any(p.decimals == 0 for p in space.parameters):
         raise ConfigError(
-            f"search.warmup_draw={draw} samples non-integer values, but {space.name} has integer parameters; "
+            f"search.warmup_draw={distribution} samples non-integer values, but {space.name} has integer parameters; "
             "use uniform"
         )
-    if draw == "normal3_round1":
+    if distribution == "normal3_round1":
         return rng.normal(0.0, 3.0, shape).round(1) + 0.0  # turns -0.0 into 0.0
     return rng.uniform(-3.5, 3.5, shape).round(4) + 0.0  # turns -0.0 into 0.0

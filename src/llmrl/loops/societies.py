@@ -60,15 +60,15 @@ class Societies:
         for i in range(self.replicates, len(self.agents)):
             self.agents[i].load_state_dict(copy.deepcopy(self.agents[i % self.replicates].state_dict()))
 
-    def shared_or_society_seeds(self, nodes: Sequence[Seeds], name: str) -> list[int]:
+    def shared_or_society_seeds(self, seed_nodes: Sequence[Seeds], name: str) -> list[int]:
         """Return the seed `name` of each society from its proposal's node; a single seed if all are equal."""
-        if self.replicates == 1 and all(node is nodes[0] for node in nodes):
-            return [nodes[0].integer(name)]
-        return self._society_seeds(nodes, name)
+        if self.replicates == 1 and all(node is seed_nodes[0] for node in seed_nodes):
+            return [seed_nodes[0].integer(name)]
+        return self._society_seeds(seed_nodes, name)
 
-    def update_request(self, rollout: Rollout, nodes: Sequence[Seeds]) -> Update:
-        """Return the request of an update of every society on its games; `nodes` [candidates] seed the minibatches."""
-        minibatch_seeds = self._society_seeds(nodes, "minibatches")
+    def update_request(self, rollout: Rollout, seed_nodes: Sequence[Seeds]) -> Update:
+        """Return the request to update every society on its games; `seed_nodes` [candidates] seed the minibatches."""
+        minibatch_seeds = self._society_seeds(seed_nodes, "minibatches")
         return Update(agents=self.agents, rollout=rollout, minibatch_seeds=minibatch_seeds, stacked=True)
 
     def split_by_proposal(self, rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
@@ -77,9 +77,9 @@ class Societies:
         starts = range(0, len(self.agents), self.replicates)
         return [list(itertools.chain(*society_rollouts[i : i + self.replicates])) for i in starts]
 
-    def _society_seeds(self, nodes: Sequence[Seeds], name: str) -> list[int]:
+    def _society_seeds(self, seed_nodes: Sequence[Seeds], name: str) -> list[int]:
         """Return the seed `name` of every society, [candidates x replicates], in the order of the agents."""
-        return [replicate.integer(name) for node in nodes for replicate in node.replicates(self.replicates)]
+        return [replicate.integer(name) for node in seed_nodes for replicate in node.replicates(self.replicates)]
 
 
 class AdaptationRounds:
@@ -89,7 +89,7 @@ class AdaptationRounds:
         collector: collector that plays the societies' policy in all their games.
         societies: societies of the games.
         horizon: steps of an episode.
-        rollout_steps: steps of every game before each update, which divide an episode; None: a full episode.
+        rollout_steps: steps of every game before each update, a divisor of the horizon; None: a full episode.
 
     Attributes:
         rollout_lengths: steps of every game before each update of an episode; their sum is the horizon.
@@ -103,19 +103,19 @@ class AdaptationRounds:
         self.rollout_lengths = [rollout_length] * (horizon // rollout_length)
 
     def play_round(
-        self, nodes: Sequence[Seeds], vectors: np.ndarray, context: int | None, learner: MetaLearner | None = None
+        self, seed_nodes: Sequence[Seeds], vectors: np.ndarray, context: int | None, learner: MetaLearner | None = None
     ) -> Requests[tuple[list[Episode], list[dict[str, float]]]]:
         """Play an episode in every game, and update every society after each rollout of it.
 
         Agents that do not learn play full episodes and are not updated.
 
         Args:
-            nodes: seed node of each proposal, [candidates], for games, actions and minibatches. Proposals with the same
-                node object draw the same random numbers.
+            seed_nodes: seed node of each proposal, [candidates], for games, actions and minibatches. Proposals with the
+                same node object draw the same random numbers.
             vectors: proposals that govern the societies, [candidates, d].
             context: context index of all games; None without contexts.
-            learner: meta-learner that makes the updates and differentiates them by the mechanism; None: the agents make
-                ordinary updates.
+            learner: meta-learner that makes the updates and differentiates them with respect to the mechanism; None:
+                the agents make ordinary updates.
 
         Returns:
             The episodes, and the metrics of each update of each society.
@@ -123,25 +123,25 @@ class AdaptationRounds:
         agent = self.societies.agents[0]
         learns, reward_jacobian = agent.learns, learner is not None
         # Agents that learn from groups of episodes record them themselves, and need exactly one episode of each game.
-        compares_episodes = isinstance(agent, LearnsFromEpisodeGroups) and agent.group_size is not None
+        learns_from_groups = isinstance(agent, LearnsFromEpisodeGroups) and agent.group_size is not None
         episodes: list[Episode] = []
         update_metrics: list[dict[str, float]] = []
-        is_split = learns and not compares_episodes
-        for i, steps in enumerate(self.rollout_lengths if is_split else [sum(self.rollout_lengths)]):
+        learns_from_rollouts = learns and not learns_from_groups
+        for i, steps in enumerate(self.rollout_lengths if learns_from_rollouts else [sum(self.rollout_lengths)]):
             if i == 0:
-                fields = {"learn": is_split, "restart": not compares_episodes}
+                fields = {"learn": learns_from_rollouts, "restart": not learns_from_groups}
                 rollout = yield self.episode_request(
-                    steps, nodes, vectors, context, reward_jacobian=reward_jacobian, **fields
+                    steps, seed_nodes, vectors, context, reward_jacobian=reward_jacobian, **fields
                 )
             else:
                 rollout = yield PlaySteps(
                     collector=self.collector, steps=steps, action_seeds=None, reward_jacobian=reward_jacobian
                 )
             episodes += rollout.episodes
-            rollout_nodes = nodes
+            rollout_nodes = seed_nodes
             if i > 0:  # proposals with the same node must get the same child object
-                children = {id(node): node.child("piece").child(i) for node in nodes}
-                rollout_nodes = [children[id(node)] for node in nodes]
+                children = {id(node): node.child("piece").child(i) for node in seed_nodes}
+                rollout_nodes = [children[id(node)] for node in seed_nodes]
             if learner is not None:
                 [generator] = make_generators([rollout_nodes[0].integer("minibatches")])
                 update_metrics.append((yield Call(partial(learner.update, rollout, generator))))
@@ -150,15 +150,15 @@ class AdaptationRounds:
         return episodes, update_metrics
 
     def episode_request(
-        self, steps: int, nodes: Sequence[Seeds], vectors: np.ndarray, context: int | None, **fields: bool
+        self, steps: int, seed_nodes: Sequence[Seeds], vectors: np.ndarray, context: int | None, **fields: bool
     ) -> PlayEpisode:
-        """Return the request of `steps` steps of new episodes; `fields` are further fields of `PlayEpisode`."""
-        game_seeds = self.societies.shared_or_society_seeds(nodes, "env")
+        """Return the request to play `steps` steps of new episodes; `fields` are further fields of `PlayEpisode`."""
+        game_seeds = self.societies.shared_or_society_seeds(seed_nodes, "env")
         return PlayEpisode(
             collector=self.collector,
             steps=steps,
             seed=game_seeds if len(game_seeds) > 1 else game_seeds[0],
-            action_seeds=self.societies.shared_or_society_seeds(nodes, "actions"),
+            action_seeds=self.societies.shared_or_society_seeds(seed_nodes, "actions"),
             mechanism=np.repeat(vectors, self.societies.replicates * self.societies.games, axis=0),
             context=context,
             **fields,
@@ -194,10 +194,10 @@ class VectorMeasurer:
     def measure(self, run: Run, trial: Trial) -> Requests[list[TrialScore]]:
         """Adapt societies to the vectors of a trial and validate them; return the scores of the vectors."""
         is_proposal = trial.phase == "proposal"
-        learner = self._meta_learner(trial.vectors[0]) if is_proposal and self.needs_gradient else None
+        learner = self._make_meta_learner(trial.vectors[0]) if is_proposal and self.needs_gradient else None
         yield from self._adapt(run, trial, learner)
         rollouts = yield from self._validate(trial)
-        scores = self._scores(trial, rollouts)
+        scores = self._score_vectors(trial, rollouts)
         if is_proposal:
             for i, score in enumerate(scores):
                 if self.record.training:
@@ -215,8 +215,8 @@ class VectorMeasurer:
             outcome.gradient = learner.gradient(rollouts, self.record.objective, self.record.spending_cost, outcome)
         return scores
 
-    def _meta_learner(self, vector: np.ndarray) -> MetaLearner:
-        """Return a learner that updates the agent under a proposal, [d], and differentiates the updates by it."""
+    def _make_meta_learner(self, vector: np.ndarray) -> MetaLearner:
+        """Return a learner that updates the agent and differentiates the updates with respect to a proposal, [d]."""
         agent, principal = self.societies.agents[0], self.progress.principal
         assert isinstance(agent, DifferentiableAgent) and isinstance(principal, GradientProposer)
         return agent.meta_learner(vector, principal.meta_settings)
@@ -228,16 +228,16 @@ class VectorMeasurer:
         early_validation_rounds = self.schedule.early_validation_rounds if is_proposal else ()
         while progress.round < self.schedule.adapt_rounds:
             if progress.round in early_validation_rounds and progress.round not in record.early_values:
-                scores = self._scores(trial, (yield from self._validate(trial)))
+                scores = self._score_vectors(trial, (yield from self._validate(trial)))
                 record.early_values[progress.round] = [score.outcome.value for score in scores]
                 record.early_kind_returns[progress.round] = [score.kind_returns(self.spec) for score in scores]
             # Checkpoints hold no games within an episode, so a round interrupted between updates must start again.
             is_pinned = has_several_updates and progress.pinned_resume_point is None
             if is_pinned:
                 progress.pin_resume_point(run)
-            nodes = trial.seed_nodes(self.seeds, "adapt", progress.round)
+            seed_nodes = trial.seed_nodes(self.seeds, "adapt", progress.round)
             episodes, update_metrics = yield from self.adaptation.play_round(
-                nodes, trial.vectors, trial.context, learner
+                seed_nodes, trial.vectors, trial.context, learner
             )
             if is_pinned:
                 progress.pinned_resume_point = None
@@ -256,11 +256,11 @@ class VectorMeasurer:
         keep_gradient = self.needs_gradient and trial.phase == "proposal"
         rollouts = []
         for i in range(self.schedule.n_validation_rounds):
-            nodes = trial.seed_nodes(self.seeds, "validate", i)
+            seed_nodes = trial.seed_nodes(self.seeds, "validate", i)
             # The gradient needs the rollouts of all validation rounds, so each is copied.
             request: PlayEpisode = self.adaptation.episode_request(
                 self.schedule.horizon,
-                nodes,
+                seed_nodes,
                 trial.vectors,
                 trial.context,
                 learn=keep_gradient,
@@ -271,9 +271,9 @@ class VectorMeasurer:
                 rollouts.append((yield request))
         return rollouts
 
-    def _scores(self, trial: Trial, rollouts: Sequence[Rollout]) -> list[TrialScore]:
-        """Return the score of each slot of a trial."""
-        welfare_measure, replicates = (self.record.objective, self.record.spending_cost), self.societies.replicates
+    def _score_vectors(self, trial: Trial, rollouts: Sequence[Rollout]) -> list[TrialScore]:
+        """Return the score of each vector of a trial."""
+        welfare_arguments = (self.record.objective, self.record.spending_cost)
         draw_names = [
             format_draw_name(trial.index + 1, draw)
             if trial.phase == "proposal"
@@ -282,6 +282,8 @@ class VectorMeasurer:
         ]
         vector_rollouts = self.societies.split_by_proposal(rollouts)
         return [
-            score_vector(vector, rollouts_of_vector, self.spec, trial.context, *welfare_measure, replicates, draw_name)
-            for vector, rollouts_of_vector, draw_name in zip(trial.vectors, vector_rollouts, draw_names, strict=True)
+            score_vector(
+                vector, rollouts_, self.spec, trial.context, *welfare_arguments, self.societies.replicates, name
+            )
+            for vector, rollouts_, name in zip(trial.vectors, vector_rollouts, draw_names, strict=True)
         ]

@@ -1,7 +1,7 @@
 """Action distributions, parameterized by the outputs of a network: one discrete choice, or several numbers.
 
 An action of several numbers is a product of independent distributions: a Gaussian for each real number, and a
-categorical distribution for each integer. Mixed actions therefore need no separate class.
+categorical distribution for each integer with few values. Mixed actions therefore need no separate class.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class CategoricalDistribution:
         The sample is computed by the Gumbel-max trick.
         """
         limits = torch.finfo(outputs.dtype)
-        exponential = uniform.clamp(limits.tiny, 1 - limits.eps).log_().neg_()
-        return (outputs - exponential.log_()).argmax(-1)
+        exponential_sample = uniform.clamp(limits.tiny, 1 - limits.eps).log_().neg_()
+        return (outputs - exponential_sample.log_()).argmax(-1)
 
     @staticmethod
     def mode(outputs: torch.Tensor) -> torch.Tensor:
@@ -87,15 +87,18 @@ class NumericDistribution:
     def __post_init__(self) -> None:
         space = self.action_space
         low, high = np.array(space.low), np.array(space.high)
-        counts = high - low + 1
-        self.real_indices = [i for i in range(space.dim) if not space.is_integer[i] or counts[i] > MAX_CATEGORIES]
-        self.categorical_integers = [(i, int(counts[i])) for i in range(space.dim) if i not in self.real_indices]
-        bounded = np.isfinite(low) & np.isfinite(high)
+        n_values = high - low + 1
+        self.real_indices = [i for i in range(space.dim) if not space.is_integer[i] or n_values[i] > MAX_CATEGORIES]
+        self.categorical_integers = [(i, int(n_values[i])) for i in range(space.dim) if i not in self.real_indices]
+        is_bounded = np.isfinite(low) & np.isfinite(high)
         self._low = low
         # Indices of the real numbers in an action; a slice needs no index tensor on the device.
         self._real_selector: slice | list[int] = self.real_indices if self.categorical_integers else slice(None)
-        self._bound_tensors: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
-        lower, upper = np.where(bounded, low, -1.0)[self.real_indices], np.where(bounded, high, 1.0)[self.real_indices]
+        self._range_tensors_by_key: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
+        lower, upper = (
+            np.where(is_bounded, low, -1.0)[self.real_indices],
+            np.where(is_bounded, high, 1.0)[self.real_indices],
+        )
         self.center, self.half_range = (lower + upper) / 2, (upper - lower) / 2
         self.n_real = len(self.real_indices)
         self.n_outputs = 2 * self.n_real + sum(n for _, n in self.categorical_integers)
@@ -130,8 +133,8 @@ class NumericDistribution:
             log_prob, entropy = log_prob + log_density.sum(-1), entropy + gaussian_entropy.sum(-1)
         for (i, n), choice_logits in zip(self.categorical_integers, logits, strict=True):
             choice = (action[..., i] - self._low[i]).round().long().clamp(0, n - 1)
-            choice_terms = CategoricalDistribution.log_prob_entropy(choice_logits, choice)
-            log_prob, entropy = log_prob + choice_terms[0], entropy + choice_terms[1]
+            choice_log_prob, choice_entropy = CategoricalDistribution.log_prob_entropy(choice_logits, choice)
+            log_prob, entropy = log_prob + choice_log_prob, entropy + choice_entropy
         return log_prob, entropy
 
     def _split(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
@@ -153,13 +156,13 @@ class NumericDistribution:
         """Return `center` and `half_range` with device and dtype of `x`."""
         # They are cached, because a blocking host-to-device copy synchronizes with the GPU.
         key = x.dtype, x.device
-        if key not in self._bound_tensors:
+        if key not in self._range_tensors_by_key:
             with torch.inference_mode(False):  # the tensors are also used with gradients
                 center, half_range = (
                     torch.as_tensor(array, dtype=x.dtype, device=x.device) for array in (self.center, self.half_range)
                 )
-            self._bound_tensors[key] = center, half_range
-        return self._bound_tensors[key]
+            self._range_tensors_by_key[key] = center, half_range
+        return self._range_tensors_by_key[key]
 
 
 ActionDistribution = CategoricalDistribution | NumericDistribution

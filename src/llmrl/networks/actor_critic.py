@@ -50,9 +50,9 @@ NON_NUMERIC_CHANNELS = ("text", "prompt", "state", "action_mask", MISSION_CHANNE
 MAX_CELLS_PER_PASS = 2**15
 """Maximum number of map cells in one forward pass of a core on the CPU without gradients."""
 
-Critic = Literal["own", "separate", "central"]
+CriticType = Literal["own", "separate", "central"]
 CoreType = Literal["auto", "mlp", "planes", "film"]
-Encoding = Literal["onehot", "codes"]
+MapEncoding = Literal["onehot", "codes"]
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class NetworkSettings:
     observation_channels: Sequence[str] | None = None
     memory: PositiveInt | None = None
     memory_layers: PositiveInt = 1
-    critic: Critic = "own"
+    critic: CriticType = "own"
     core: CoreType = "auto"
-    encoding: Encoding = "onehot"
+    encoding: MapEncoding = "onehot"
     film: FilmSettings | None = None
     map_channels: Sequence[PositiveInt] = MAP_CONV_CHANNELS
     planes: Sequence[str] | None = None
@@ -119,7 +119,8 @@ class ActorCritic(nn.Module):
             normalizer.
         spatial_channel, instruction_channel: names of the map or image and of the instruction that the core reads;
             None: it reads none.
-        vector_channels: names of all other channels that are read, without `player`.
+        vector_channels: names of all other channels of the environment that are read.
+        vector_inputs: the same names, and `player` if there are several players.
         mechanism_columns: columns of the features that contain the unchanged values of the mechanism; None: none do.
         joint_columns: columns of a central critic's channel `joint` that contain these values, ordered by agent.
 
@@ -138,10 +139,10 @@ class ActorCritic(nn.Module):
         if s.core == "film":
             _check_mission(spec, s.observation_channels)
         channel_names = list_readable_channels(spec, s.observation_channels)
-        spatial = [name for name in channel_names if s.core != "mlp" and len(spec.observation[name].shape) == 3]
-        _check_spatial_channels(spec, s, channel_names, spatial)
-        self.spatial_channel = spatial[0] if spatial else None
-        self.vector_channels = tuple(name for name in channel_names if name not in spatial)
+        spatial_names = [name for name in channel_names if s.core != "mlp" and len(spec.observation[name].shape) == 3]
+        _check_spatial_channels(spec, s, channel_names, spatial_names)
+        self.spatial_channel = spatial_names[0] if spatial_names else None
+        self.vector_channels = tuple(name for name in channel_names if name not in spatial_names)
         self.instruction_channel = MISSION_CHANNEL if s.core == "film" else None
         # With a single agent the index carries no information.
         self.vector_inputs = (*self.vector_channels, PLAYER_CHANNEL) if spec.n_players > 1 else self.vector_channels
@@ -161,10 +162,10 @@ class ActorCritic(nn.Module):
             self.core = mlp([width, *s.core_hidden, self.n_features], generator, s.activation)
         else:
             self.core, self.n_features = _build_spatial_core(spec, self.spatial_channel, generator, s)
-            image_channel = spec.observation[self.spatial_channel]
+            image_shape = spec.observation[self.spatial_channel].shape
             # A film core may use batch normalization, and splitting images does not make them faster.
             is_single_pass = s.core == "film" or self.spatial_channel == "pixels"
-            n_cells = image_channel.shape[0] * image_channel.shape[1]
+            n_cells = image_shape[0] * image_shape[1]
             self._max_samples_per_pass = 0 if is_single_pass else max(1, MAX_CELLS_PER_PASS // n_cells)
             if MECHANISM_CHANNEL in widths:
                 self.mechanism_columns = slice(
@@ -176,8 +177,10 @@ class ActorCritic(nn.Module):
         )
         head_widths = [self.n_features if s.memory is None else s.memory, *s.head_hidden]
         n_std = self.distribution.n_real if isinstance(self.distribution, NumericDistribution) else 0
-        last = nn.Linear(head_widths[-1], self.distribution.n_outputs - n_std)
-        self.actor = nn.Sequential(*mlp(head_widths, generator, s.activation), initialize(last, POLICY_GAIN, generator))
+        last_layer = nn.Linear(head_widths[-1], self.distribution.n_outputs - n_std)
+        self.actor = nn.Sequential(
+            *mlp(head_widths, generator, s.activation), initialize(last_layer, POLICY_GAIN, generator)
+        )
         self.std: LogStd | None = LogStd(n_std, math.log(s.initial_std)) if n_std else None
         joint_width = spec.n_agents * vector_width + spec.n_players
         self.joint_columns = [
@@ -250,7 +253,7 @@ class ActorCritic(nn.Module):
 
     @property
     def has_normalizers(self) -> bool:
-        """True if observations are normalized by running moments (`update_normalizers`)."""
+        """Whether observations are normalized by running moments (`update_normalizers`)."""
         return self.normalizer is not None or self.joint_normalizer is not None
 
     def update_normalizers(self, samples: dict[str, torch.Tensor]) -> None:
@@ -292,16 +295,16 @@ class ActorCritic(nn.Module):
 
 
 class LogStd(nn.Module):
-    """Layer that appends parameters, logarithms of standard deviations, to outputs: [..., n] -> [..., n + n_std].
+    """Layer that appends learned logarithms of standard deviations to outputs: [..., n] -> [..., n + n_std].
 
     Args:
         n_std: number of standard deviations.
-        initial: initial value of each logarithm.
+        initial_log_std: initial value of each logarithm.
     """
 
-    def __init__(self, n_std: int, initial: float) -> None:
+    def __init__(self, n_std: int, initial_log_std: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.full((n_std,), initial))
+        self.weight = nn.Parameter(torch.full((n_std,), initial_log_std))
 
     def forward(self, outputs: torch.Tensor) -> torch.Tensor:
         return torch.cat([outputs, self.weight.expand(*outputs.shape[:-1], -1)], dim=-1)
@@ -348,15 +351,15 @@ def _check_mission(spec: EnvSpec, observation_channels: Sequence[str] | None) ->
 
 
 def _build_spatial_core(
-    spec: EnvSpec, image_channel: str, generator: torch.Generator, settings: NetworkSettings
+    spec: EnvSpec, channel_name: str, generator: torch.Generator, settings: NetworkSettings
 ) -> tuple[nn.Module, int]:
-    """Return the core for the map or image `image_channel` and the width of its output."""
-    s, channel = settings, spec.observation[image_channel]
+    """Return the core for the map or image `channel_name` and the width of its output."""
+    s, channel = settings, spec.observation[channel_name]
     codes = channel.codes if s.encoding == "onehot" else ()
     if s.core == "planes":
         features = s.features or 64
-        return PlanesCore(channel.shape, _select_planes(spec, image_channel, s.planes), features, generator), features
-    if image_channel == "pixels":
+        return PlanesCore(channel.shape, _select_planes(spec, channel_name, s.planes), features, generator), features
+    if channel_name == "pixels":
         features = s.features or 512
         return PixelCore(channel.shape, features, generator), features
     if s.core == "film":
@@ -368,9 +371,7 @@ def _build_spatial_core(
 
 
 def _select_planes(spec: EnvSpec, name: str, selection: Sequence[str] | None) -> list[tuple[int, int, int]]:
-    """Return the planes of the map `name` that a `planes` core reads: `selection`, or all if None.
-
-    A plane is a binary fact about each cell.
+    """Return the planes (`Channel.planes`) of the map `name` that a `planes` core reads: `selection`, or all if None.
 
     Raises:
         ConfigError: the map has no such plane or no planes at all, or `selection` is empty.

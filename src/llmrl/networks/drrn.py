@@ -18,14 +18,14 @@ from llmrl.networks.layers import initialize_uniform
 
 PADDING, UNKNOWN = 0, 1
 
-_WORD = re.compile(r"[^\W\d_]+|\d+")
+_WORD_PATTERN = re.compile(r"[^\W\d_]+|\d+")
 
 
 class Vocabulary:
     """Vocabulary of at most `size` words with their indices.
 
-    Index 0 is padding, 1 an unknown word; others are words in the order of their first occurrence. A word is a sequence
-    of letters or of digits, in lower case.
+    Index 0 is padding, 1 any unknown word; the others are words in the order of their first occurrence. A word is a
+    sequence of letters or of digits, in lower case.
 
     Attributes:
         n_committed_words: number of words that `roll_back` retains.
@@ -36,10 +36,10 @@ class Vocabulary:
             raise ValueError(f"size={size} must be from 3 to {np.iinfo(np.int16).max}")
         self.size = size
         self.n_committed_words = 0
-        self._id_by_word: dict[str, int] = {}
+        self._index_by_word: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._id_by_word)
+        return len(self._index_by_word)
 
     def encode(self, text: str, add_words: bool = True) -> bytes:
         """Return the indices of a text's words as the bytes of an int16 array, which are hashable.
@@ -47,28 +47,28 @@ class Vocabulary:
         A text without words is one unknown word. With `add_words`, new words are added until the vocabulary is full;
         otherwise they are unknown.
         """
-        id_by_word = self._id_by_word
-        word_ids = []
-        for word in _WORD.findall(text.lower()):
-            if word not in id_by_word and add_words and len(id_by_word) + 2 < self.size:
-                id_by_word[word] = len(id_by_word) + 2
-            word_ids.append(id_by_word.get(word, UNKNOWN))
-        return np.array(word_ids or [UNKNOWN], dtype=np.int16).tobytes()
+        index_by_word = self._index_by_word
+        text_indices = []
+        for word in _WORD_PATTERN.findall(text.lower()):
+            if word not in index_by_word and add_words and len(index_by_word) + 2 < self.size:
+                index_by_word[word] = len(index_by_word) + 2
+            text_indices.append(index_by_word.get(word, UNKNOWN))
+        return np.array(text_indices or [UNKNOWN], dtype=np.int16).tobytes()
 
     def commit(self) -> None:
         """Mark all current words, so that `roll_back` retains them."""
-        self.n_committed_words = len(self._id_by_word)
+        self.n_committed_words = len(self._index_by_word)
 
     def roll_back(self) -> None:
         """Remove the words added since the last `commit`."""
-        self._id_by_word = dict(list(self._id_by_word.items())[: self.n_committed_words])
+        self._index_by_word = dict(list(self._index_by_word.items())[: self.n_committed_words])
 
     def state_dict(self) -> list[str]:
         """Return the words in the order of their indices."""
-        return list(self._id_by_word)
+        return list(self._index_by_word)
 
     def load_state_dict(self, words: Sequence[str]) -> None:
-        self._id_by_word = {word: i + 2 for i, word in enumerate(words)}
+        self._index_by_word = {word: i + 2 for i, word in enumerate(words)}
         self.commit()
 
 
@@ -79,10 +79,10 @@ def pad_texts(encoded_texts: Sequence[bytes]) -> tuple[torch.Tensor, torch.Tenso
     """
     arrays = [np.frombuffer(encoded_text, dtype=np.int16) for encoded_text in encoded_texts]
     lengths = np.array([len(array) for array in arrays])
-    words = np.full((len(arrays), lengths.max()), PADDING, dtype=np.int64)
-    for encoded_text, array in zip(words, arrays, strict=True):
-        encoded_text[: len(array)] = array
-    return torch.from_numpy(words), torch.from_numpy(lengths)
+    word_indices = np.full((len(arrays), lengths.max()), PADDING, dtype=np.int64)
+    for row, array in zip(word_indices, arrays, strict=True):
+        row[: len(array)] = array
+    return torch.from_numpy(word_indices), torch.from_numpy(lengths)
 
 
 class DRRN(nn.Module):
@@ -116,8 +116,8 @@ class DRRN(nn.Module):
         """Return Q of every action in every state, [n, n_actions], for texts from `pad_texts`."""
         state = compute_last_states(self.prompt, self.embedding.weight, *prompts)
         action = compute_last_states(self.action, self.embedding.weight, *actions)
-        n, m = len(state), len(action)
-        pairs = torch.cat([state[:, None].expand(n, m, -1), action[None].expand(n, m, -1)], dim=2)
+        n, n_actions = len(state), len(action)
+        pairs = torch.cat([state[:, None].expand(n, n_actions, -1), action[None].expand(n, n_actions, -1)], dim=2)
         return self.out(self.hidden(pairs).relu()).squeeze(-1)
 
 
@@ -133,7 +133,7 @@ def compute_last_states(
     Args:
         gru: GRU with one layer and one direction.
         embeddings: embeddings of all words, [n_words, width].
-        words: [n, longest] int64, padded with any word.
+        words: word indices of the texts, [n, longest] int64, padded with any index.
         lengths: number of words in each text, [n] int64, each at least 1.
     """
     device = embeddings.device
@@ -146,8 +146,8 @@ def compute_last_states(
     word_indices, lengths = word_indices[order], lengths[order]
     n_shared_words = 0
     if len(words) > 1:
-        prefix = (word_indices == word_indices[:1]).all(0).int().cumprod(0).sum()
-        n_shared_words = min(int(prefix), int(lengths[-1]) - 1)
+        shared_prefix_length = (word_indices == word_indices[:1]).all(0).int().cumprod(0).sum()
+        n_shared_words = min(int(shared_prefix_length), int(lengths[-1]) - 1)
     weights = (parameters["weight_hh_l0"], parameters["bias_hh_l0"])
     state = inputs.new_zeros(1, gru.hidden_size)
     if n_shared_words:
@@ -159,7 +159,7 @@ def compute_last_states(
 
 
 class _GRULastState(torch.autograd.Function):
-    """GRU over texts sorted by length, longest first; the first `counts[t]` of them have a word at position t."""
+    """GRU over texts sorted by length, longest first; the first `active_counts[t]` texts have a word at position t."""
 
     @staticmethod
     def forward(
@@ -223,4 +223,5 @@ class _GRULastState(torch.autograd.Function):
 
 
 def _run_gru(*arguments: Any) -> torch.Tensor:
+    """Return the last states [n, units]; the arguments are those of `_GRULastState.forward` after `ctx`."""
     return _GRULastState.apply(*arguments)  # type: ignore[no-untyped-call]

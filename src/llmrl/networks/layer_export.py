@@ -1,7 +1,8 @@
-"""Export of a network's actor as a list of layers, each a function of PyTorch, for other programs.
+"""Export of a network's actor as a list of layers for other programs.
 
-The input of a layer is the output of the previous layer. The input of the first layer is the map or image that the
-network reads or, without one, an empty vector. `docs/with_other_tools.md` has a program that computes such layers.
+A layer is a function of PyTorch, or `planes` or `append_numbers`. Its input is the output of the previous layer. The
+input of the first layer is the map or image that the network reads or, without one, an empty vector.
+`docs/with_other_tools.md` has a program that computes such layers.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class ActorLayers:
             self._add_numeric_actions(network.distribution)
 
     def _add_layer(self, function: str, weights: dict[str, torch.Tensor] | None = None, **options: Any) -> None:
-        names = {f"{len(self.layers)}.{name}": tensor for name, tensor in (weights or {}).items()}
-        self.layers.append({"function": function, "weights": list(names), "options": options})
-        self.tensors |= {name: tensor.detach() for name, tensor in names.items()}
+        named_tensors = {f"{len(self.layers)}.{name}": tensor for name, tensor in (weights or {}).items()}
+        self.layers.append({"function": function, "weights": list(named_tensors), "options": options})
+        self.tensors |= {name: tensor.detach() for name, tensor in named_tensors.items()}
 
     def _add_modules(self, modules: nn.Module) -> None:
         for module in modules.children():
@@ -98,9 +99,9 @@ class ActorLayers:
             self._add_modules(core.convolutions)
             self._add_layer("flatten")
         elif isinstance(core, GridCore):
-            encoder = core.codes
-            if isinstance(encoder, OneHots) and encoder.n_columns:
-                offsets = [*encoder.first_code.tolist(), encoder.n_columns]
+            one_hots = core.one_hots
+            if isinstance(one_hots, OneHots) and one_hots.n_columns:
+                offsets = [*one_hots.first_code.tolist(), one_hots.n_columns]
                 self._add_layer("one_hot", codes=[high - low for low, high in itertools.pairwise(offsets)])
             self._add_layer("permute", dims=[2, 0, 1])
             self._add_modules(core.convolutions)
@@ -116,6 +117,6 @@ class ActorLayers:
             )
         for name in self.layers[-1]["weights"]:
             self.tensors[name] = self.tensors[name][: distribution.n_real]
-        bounds = distribution.center, distribution.half_range
-        center, half_range = (torch.tensor(x, dtype=torch.float32) for x in bounds)
+        arrays = distribution.center, distribution.half_range
+        center, half_range = (torch.tensor(x, dtype=torch.float32) for x in arrays)
         self._add_layer("linear", {"weight": half_range.diag(), "bias": center})

@@ -62,11 +62,11 @@ class IndependentHeads(nn.Module):
         self.trunk = mlp(sizes, generator)
         self.actor = initialize(nn.Linear(sizes[-1], n_heads * n_choices), POLICY_GAIN, generator)
         self.critic = initialize(nn.Linear(sizes[-1], 1), VALUE_GAIN, generator)
-        self.shape = (n_heads, n_choices)
+        self.logits_shape = (n_heads, n_choices)
 
     def forward(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         features = self.trunk(observations)
-        return self.actor(features).unflatten(-1, self.shape), self.critic(features).squeeze(-1)
+        return self.actor(features).unflatten(-1, self.logits_shape), self.critic(features).squeeze(-1)
 
 
 class BoxHead(nn.Module):
@@ -98,29 +98,29 @@ class RecurrentLayer(nn.Module):
 
     Args:
         n_in: width of the input.
-        units: units of each layer, which is the width of the output.
-        layers: number of stacked layers.
-        generator: random generator for the initial weights, uniform within 1 / sqrt(units), torch's default.
+        n_units: units of each layer, which is the width of the output.
+        n_layers: number of stacked layers.
+        generator: random generator for the initial weights, uniform within 1 / sqrt(n_units), torch's default.
     """
 
-    def __init__(self, n_in: int, units: int, layers: int, generator: torch.Generator) -> None:
+    def __init__(self, n_in: int, n_units: int, n_layers: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.units, self.layers = units, layers
-        self.lstm = nn.LSTM(n_in, units, layers)
-        initialize_uniform(self.lstm, units**-0.5, generator)
+        self.n_units, self.n_layers = n_units, n_layers
+        self.lstm = nn.LSTM(n_in, n_units, n_layers)
+        initialize_uniform(self.lstm, n_units**-0.5, generator)
 
     @property
     def state_size(self) -> int:
         """Length of the state vector: hidden and cell states of all layers."""
-        return 2 * self.layers * self.units
+        return 2 * self.n_layers * self.n_units
 
     def step(self, features: torch.Tensor, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map features [batch, n_in] and state [batch, state_size] (None: zeros) to output [batch, units] and state."""
-        output, next_state = self.lstm(features.unsqueeze(0), self._split(state))
-        return output.squeeze(0), self._merge(next_state)
+        """Return output [batch, n_units] and next state, given features [batch, n_in] and state (None: zeros)."""
+        output, next_state = self.lstm(features.unsqueeze(0), self._split_state(state))
+        return output.squeeze(0), self._merge_state(next_state)
 
     def unroll(self, features: torch.Tensor, lengths: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """Return outputs [n, units] of concatenated sequences.
+        """Return outputs [n, n_units] of concatenated sequences.
 
         Args:
             features: input [n, n_in]: all steps of the first sequence, then of the second, ...
@@ -128,16 +128,16 @@ class RecurrentLayer(nn.Module):
             state: state before the first step of each sequence, [n_sequences, state_size].
         """
         packed = pack_sequence(list(torch.split(features, lengths.tolist())), enforce_sorted=False)
-        output, _ = self.lstm(packed, self._split(state))
+        output, _ = self.lstm(packed, self._split_state(state))
         return torch.cat(unpack_sequence(output))
 
-    def _split(self, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _split_state(self, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
         if state is None:
             return None
-        pair = state.reshape(-1, 2, self.layers, self.units).permute(1, 2, 0, 3).contiguous()
+        pair = state.reshape(-1, 2, self.n_layers, self.n_units).permute(1, 2, 0, 3).contiguous()
         return pair[0], pair[1]
 
-    def _merge(self, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def _merge_state(self, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return torch.stack(pair).permute(2, 0, 1, 3).flatten(1)
 
 
@@ -150,7 +150,7 @@ MAX_NORMALIZED_VALUE = 10.0
 class RunningMoments(nn.Module):
     """Mean and (population) standard deviation of all samples so far, elementwise.
 
-    They are float64 buffers, so they are saved with a network's weights.
+    Its float64 buffers (`squares` is the sum of squared deviations from the mean) are saved with a network's weights.
 
     Args:
         shape: shape of a sample.
@@ -177,9 +177,9 @@ class RunningMoments(nn.Module):
         """Add samples [n, *shape], n >= 1 (Chan, Golub & LeVeque 1983: moments of two merged samples)."""
         batch = samples.double()
         n, mean = len(batch), batch.mean(0)
-        squares = (batch - mean).square().sum(0)
+        squared_deviations = (batch - mean).square().sum(0)
         total, shift = self.count + n, mean - self.mean
-        self.squares += squares + shift.square() * self.count * n / total
+        self.squares += squared_deviations + shift.square() * self.count * n / total
         self.mean += shift * n / total
         self.count += n
 

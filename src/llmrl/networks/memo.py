@@ -29,7 +29,7 @@ class Memo(Generic[Key]):
 
     @property
     def is_active(self) -> bool:
-        """True within a `fixed_weights` block."""
+        """Whether outputs are cached, within a `fixed_weights` block."""
         return self._outputs_by_key is not None
 
     @contextmanager

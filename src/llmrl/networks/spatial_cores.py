@@ -19,41 +19,41 @@ from llmrl.networks.layers import HIDDEN_GAIN, initialize, initialize_uniform
 
 MAP_CONV_CHANNELS = (16, 32, 64)
 """Output channels of the 3x3 convolutions, as for students in LLM4Teach (arXiv 2311.13373)."""
-KERNEL = 3
+MAP_KERNEL_SIZE = 3
 """Kernel size of convolutions over a map, in cells."""
 MAX_TABLE_SIZE = 2**20
 """Maximum size of a table of cell kinds; with a larger one, one-hots are computed cell by cell."""
 
 
 class OneHots(nn.Module):
-    """Encoding of integer codes [..., k] as k concatenated one-hots [..., n_entries].
+    """Encoding of integer codes [..., k] as k concatenated one-hots [..., n_columns].
 
     Args:
-        codes: number of codes of each of the k numbers; empty: codes are returned unchanged.
+        n_codes: number of codes of each of the k numbers; empty: codes are returned unchanged.
 
     Attributes:
         n_columns: width of the output; 0 if codes are not changed.
         n_kinds: number of distinct outputs; 0 if there are too many for a table.
-        table: [n_kinds, n_entries], the encoding of each kind.
+        table: [n_kinds, n_columns], the encoding of each kind.
     """
 
     first_code: torch.Tensor
     radix: torch.Tensor
     table: torch.Tensor
 
-    def __init__(self, codes: Sequence[int]) -> None:
+    def __init__(self, n_codes: Sequence[int]) -> None:
         super().__init__()
         # Code c of number i becomes element first_code[i] + c of one long one-hot.
-        offsets = torch.tensor([sum(codes[:i]) for i in range(len(codes))], dtype=torch.int64)
+        offsets = torch.tensor([sum(n_codes[:i]) for i in range(len(n_codes))], dtype=torch.int64)
         self.register_buffer("first_code", offsets, persistent=False)
-        self.n_columns = sum(codes)
-        n_kinds = math.prod(codes) if codes else 0
+        self.n_columns = sum(n_codes)
+        n_kinds = math.prod(n_codes) if n_codes else 0
         self.n_kinds = n_kinds if n_kinds * self.n_columns <= MAX_TABLE_SIZE else 0
-        radix = torch.tensor([math.prod(codes[:i]) for i in range(len(codes))], dtype=torch.int64)
+        radix = torch.tensor([math.prod(n_codes[:i]) for i in range(len(n_codes))], dtype=torch.int64)
         self.register_buffer("radix", radix, persistent=False)
         table = torch.zeros(self.n_kinds, self.n_columns)
         if self.n_kinds:
-            digits = torch.arange(n_kinds)[:, None] // radix % torch.tensor(codes)
+            digits = torch.arange(n_kinds)[:, None] // radix % torch.tensor(n_codes)
             table.scatter_(1, digits + offsets, 1.0)
         self.register_buffer("table", table, persistent=False)
 
@@ -68,8 +68,8 @@ class OneHots(nn.Module):
             return nn.functional.embedding(self.compute_kinds(codes), self.table)
         if not self.n_columns:
             return codes
-        entries = codes.long() + self.first_code
-        return self.table.new_zeros((*codes.shape[:-1], self.n_columns)).scatter_(-1, entries, 1.0)
+        columns = codes.long() + self.first_code
+        return self.table.new_zeros((*codes.shape[:-1], self.n_columns)).scatter_(-1, columns, 1.0)
 
 
 class GridCore(nn.Module):
@@ -85,7 +85,7 @@ class GridCore(nn.Module):
         generator: random numbers of the initial weights.
         codes: number of codes of each of the n_codes numbers, for one-hots as input; empty: the codes are input as
             numbers (as published), so that a key, 5, lies between a door, 4, and a ball, 6.
-        hidden: output channels of each convolution.
+        conv_channels: output channels of each convolution.
 
     Attributes:
         n_features: width of the output.
@@ -97,16 +97,16 @@ class GridCore(nn.Module):
         features: int | None,
         generator: torch.Generator,
         codes: Sequence[int] = (),
-        hidden: Sequence[int] = MAP_CONV_CHANNELS,
+        conv_channels: Sequence[int] = MAP_CONV_CHANNELS,
     ) -> None:
         super().__init__()
         width, height, channels = shape
         layers: list[nn.Module] = []
-        self.codes = OneHots(codes)
-        channels = self.codes.n_columns or channels
-        for n_out in hidden:
+        self.one_hots = OneHots(codes)
+        channels = self.one_hots.n_columns or channels
+        for n_out in conv_channels:
             layers += [
-                initialize(nn.Conv2d(channels, n_out, KERNEL, padding=1), HIDDEN_GAIN, generator),
+                initialize(nn.Conv2d(channels, n_out, MAP_KERNEL_SIZE, padding=1), HIDDEN_GAIN, generator),
                 nn.ReLU(),
             ]
             channels = n_out
@@ -119,7 +119,7 @@ class GridCore(nn.Module):
         self.n_features = features or n_flat
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        map_ = self.codes(codes)
+        map_ = self.one_hots(codes)
         if len(self.convolutions):
             map_ = self.convolutions(map_.movedim(-1, -3).to(self.convolutions[0].weight.dtype))
         return self.linear(map_.reshape(*codes.shape[:-3], -1))
@@ -128,8 +128,8 @@ class GridCore(nn.Module):
 class PlanesCore(nn.Module):
     """Core with binary features of each cell of a map, and one linear layer with ReLU.
 
-    It maps [batch, width, height, n_codes] uint8 to [batch, features] and is the fastest core for a map, because it has
-    neither convolutions nor one-hots of irrelevant codes.
+    The core maps [batch, width, height, n_codes] uint8 to [batch, features]. It is the fastest core for a map, because
+    it has neither convolutions nor one-hots of irrelevant codes.
 
     Args:
         shape: shape of the map, (width, height, n_codes).
@@ -169,7 +169,7 @@ class PlanesCore(nn.Module):
 
 
 PIXEL_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""Output channels, kernel size and stride of each layer, as in Mnih et al. (2015)."""
+"""Output channels, kernel size and stride of each convolution, as in Mnih et al. (2015)."""
 
 
 class PixelCore(nn.Module):
@@ -262,9 +262,9 @@ class FilmCore(nn.Module):
         if min(map_size) < 1:
             raise ConfigError(f"maps of {shape[0]}x{shape[1]} are too small for agent.core=film (3x3 at least)")
         self.n_features = width * (map_size[0] * map_size[1] if self.output == "map" else 1)
-        self.codes = OneHots(codes)
+        self.one_hots = OneHots(codes)
         self.convolutions = nn.Sequential(
-            *_build_layer(self.codes.n_columns or shape[-1], width, 2, normalization, generator),
+            *_build_layer(self.one_hots.n_columns or shape[-1], width, 2, normalization, generator),
             *(nn.ReLU(), nn.MaxPool2d(2)),
             *_build_layer(width, width, 3, normalization, generator),
             *(nn.ReLU(), nn.MaxPool2d(2)),
@@ -277,7 +277,7 @@ class FilmCore(nn.Module):
 
     def forward(self, codes: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         sentence = self.encode_instruction(words)
-        map_ = self.convolutions(self.codes(codes).permute(0, 3, 1, 2).to(self.words.weight.dtype))
+        map_ = self.convolutions(self.one_hots(codes).permute(0, 3, 1, 2).to(self.words.weight.dtype))
         for block in self.blocks:
             map_ = block(map_, sentence)
         return map_.flatten(1) if self.output == "map" else map_.amax((2, 3))
@@ -303,7 +303,7 @@ class FilmBlock(nn.Module):
         self.convolution = initialize(nn.Conv2d(channels, channels, 3, padding=1), HIDDEN_GAIN, generator)
         self.scale = initialize(nn.Linear(channels, channels), 1.0, generator)
         self.shift = initialize(nn.Linear(channels, channels), 1.0, generator)
-        # Without an instruction, the map passes through unchanged.
+        # An instruction that is encoded as zeros does not change the features.
         nn.init.ones_(self.scale.bias)  # type: ignore[arg-type]
         self.after = nn.Sequential(*_build_normalization(channels, normalization), nn.ReLU())
 
