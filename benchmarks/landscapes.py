@@ -88,10 +88,10 @@ class ReportedNoisePrincipal(GaussianProcessPrincipal):
         from botorch.models.gp_regression import SingleTaskGP
         from gpytorch.mlls import ExactMarginalLogLikelihood
 
-        mean, scale = self._value_moments()
+        mean, scale = self._compute_value_moments()
         values = torch.tensor((np.array(self.values) - mean) / scale)[:, None]
         noise = torch.tensor(np.maximum(np.array(self.variances) / scale**2, MIN_VARIANCE))[:, None]
-        inputs = self._inputs(self.rows, self.vectors)
+        inputs = self._build_inputs(self.rows, self.vectors)
         model = SingleTaskGP(inputs, values, noise, covar_module=self._build_kernel(), outcome_transform=None)
         fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         return model

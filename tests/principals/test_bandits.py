@@ -14,17 +14,17 @@ from llmrl.principals.grid import (
     FINE_GRID_POINTS,
     choose_arms,
     choose_grid_points,
-    default_points,
-    grid_vectors,
-    max_points_per_axis,
-    representative_vectors,
+    compute_max_points_per_axis,
+    find_default_grid_points,
+    list_representative_vectors,
+    make_grid_vectors,
 )
 from societies import CLEANUP, ESCAPE_ROOM, make_outcome, make_toy_spec
 
 
 class TestGrid:
     def test_first_coordinate_is_most_significant(self):
-        vectors = grid_vectors(make_toy_spec(d=3, low=0.0, high=1.0).mechanism, 11)
+        vectors = make_grid_vectors(make_toy_spec(d=3, low=0.0, high=1.0).mechanism, 11)
         assert len(vectors) == 1331
         assert vectors[0].tolist() == [0, 0, 0]
         assert vectors[1].tolist() == [0, 0, 0.1]
@@ -37,23 +37,23 @@ class TestGrid:
         bandit = EpsilonGreedyPrincipal(mechanism, Seeds(0), points=points)
         arm = data.draw(st.integers(0, bandit.n_arms - 1))
         vector = mechanism.check(bandit.arms[arm])
-        assert bandit.arm_index(vector) == arm
+        assert bandit.find_arm(vector) == arm
 
     def test_off_grid_vectors_raise(self):
         bandit = EpsilonGreedyPrincipal(make_toy_spec().mechanism, Seeds(0), points=5)
         for wrong in ([0.5, 0.1], [-2.0, 0.0], [4.0, 0.0]):
             with pytest.raises(ValueError, match="none of"):
-                bandit.arm_index(np.array(wrong))
+                bandit.find_arm(np.array(wrong))
 
     def test_limits(self):
         with pytest.raises(ConfigError, match="at least 2"):
-            grid_vectors(make_toy_spec().mechanism, 1)
+            make_grid_vectors(make_toy_spec().mechanism, 1)
         with pytest.raises(ConfigError, match=r"principal\.points=400 .*64,000,000 .*158"):
-            grid_vectors(make_toy_spec(d=3).mechanism, 400)
+            make_grid_vectors(make_toy_spec(d=3).mechanism, 400)
 
     @given(st.integers(1, 8), st.integers(1, 10**6))
     def test_largest_points(self, dim, arms):
-        n = max_points_per_axis(dim, arms)
+        n = compute_max_points_per_axis(dim, arms)
         assert n**dim <= arms < (n + 1) ** dim
 
     @pytest.mark.parametrize(
@@ -120,8 +120,11 @@ class TestGrid:
         st.sampled_from([FINE_GRID_POINTS, COARSE_GRID_POINTS]),
     )
     def test_maximum_points(self, d, proposals, contexts, default_points_):
-        space = make_toy_spec(d=d, contexts=tuple("abcd"[:contexts])).proposal_space
-        points, maximum = choose_grid_points(space, default_points_, proposals), default_points(space, default_points_)
+        space = make_toy_spec(d=d, contexts=tuple("abcd"[:contexts])).proposals
+        points, maximum = (
+            choose_grid_points(space, default_points_, proposals),
+            find_default_grid_points(space, default_points_),
+        )
         per_context = proposals / max(contexts, 1)
         assert 2 <= points <= maximum
         assert points == 2 or 3 * points**d <= per_context
@@ -142,8 +145,8 @@ class TestGrid:
 class TestVectorList:
     @given(st.integers(1, 6), st.integers(2, 40))
     def test_vectors_are_distinct_in_bounds(self, d, n):
-        space = make_toy_spec(d=d).proposal_space
-        vectors = representative_vectors(space, n)
+        space = make_toy_spec(d=d).proposals
+        vectors = list_representative_vectors(space, n)
         assert vectors.shape == (n, d) and len(np.unique(vectors, axis=0)) == n
         assert not space.is_out_of_bounds(vectors).any()
 
@@ -151,24 +154,24 @@ class TestVectorList:
     def test_coarse_scan_comes_first(self, d, n_extra):
         space = make_toy_spec(d=d).proposal_space
         scan = space.probe_vectors
-        assert np.array_equal(representative_vectors(space, len(scan) + n_extra)[: len(scan)], scan)
-        fewer = representative_vectors(space, len(scan) - 1)
+        assert np.array_equal(list_representative_vectors(space, len(scan) + n_extra)[: len(scan)], scan)
+        fewer = list_representative_vectors(space, len(scan) - 1)
         assert np.array_equal(fewer[:3], scan[:3])
         assert not any((vector == scan_vector).all() for vector in fewer[3:] for scan_vector in scan)
 
     def test_longer_lists_extend_shorter_ones(self):
-        space = make_toy_spec(d=3).proposal_space
-        assert np.array_equal(representative_vectors(space, 20)[:9], representative_vectors(space, 9))
+        space = make_toy_spec(d=3).proposals
+        assert np.array_equal(list_representative_vectors(space, 20)[:9], list_representative_vectors(space, 9))
 
     def test_small_space_is_enumerated(self):
         space = ParameterSpace("digits", tuple(Parameter(f"x{i}", 0.0, 2.0, "", "", decimals=0) for i in range(2)))
-        vectors = representative_vectors(space, 20)
+        vectors = list_representative_vectors(space, 20)
         assert sorted(map(tuple, vectors.tolist())) == [(float(i), float(j)) for i in range(3) for j in range(3)]
 
     def test_dimensions_exceed_sobol(self):
         space = ParameterSpace("many", tuple(Parameter(f"x{i}", 0.0, 1.0, "", "") for i in range(21_202)))
         with pytest.raises(ConfigError):
-            representative_vectors(space, 4)
+            list_representative_vectors(space, 4)
 
 
 def play(principal, spec, payoffs, context=None):
@@ -200,7 +203,7 @@ class TestEpsilonGreedy:
             spec = make_toy_spec()
             principal = EpsilonGreedyPrincipal(spec.proposal_space, Seeds(0), epsilon=0.0, points=3)
             play(principal, spec, [(4, 20.0 * sign), (7, 30.0 * sign)])
-            assert principal.arm_index(principal.ask()[0]) == (7 if sign == 1 else 4)
+            assert principal.find_arm(principal.ask()[0]) == (7 if sign == 1 else 4)
 
     def test_optimistic_start_with_ordered_ties(self):
         spec = make_toy_spec()
@@ -210,7 +213,7 @@ class TestEpsilonGreedy:
         arms = []
         for _ in range(4):
             vector = principal.ask()[0]
-            arms.append(principal.arm_index(vector))
+            arms.append(principal.find_arm(vector))
             principal.tell([make_outcome(spec, vector, value=-5.0)])
         assert arms == [0, 1, 2, 3]
 
@@ -218,13 +221,13 @@ class TestEpsilonGreedy:
         spec = make_toy_spec()
         principal = EpsilonGreedyPrincipal(spec.proposal_space, Seeds(0), epsilon=0.0, points=3)
         play(principal, spec, [(2, 1.0), (5, 1.0)])
-        assert {principal.arm_index(principal.ask()[0]) for _ in range(50)} == {2, 5}
+        assert {principal.find_arm(principal.ask()[0]) for _ in range(50)} == {2, 5}
 
     def test_epsilon_is_random_arm_probability(self):
         spec = make_toy_spec()
         principal = EpsilonGreedyPrincipal(spec.proposal_space, Seeds(0), epsilon=0.3, points=3)
         play(principal, spec, [(4, 1.0)])
-        arms = np.array([principal.arm_index(principal.ask()[0]) for _ in range(4000)])
+        arms = np.array([principal.find_arm(principal.ask()[0]) for _ in range(4000)])
         # Away from arm 4 with probability 0.3 x 8/9; the bound is 5 standard errors.
         assert abs((arms != 4).mean() - 0.3 * 8 / 9) < 5 * 0.007
 
@@ -245,7 +248,7 @@ class TestUCB:
                 if arm_payoffs
                 else np.inf
             )
-            assert principal.index(0)[arm] == pytest.approx(reference, abs=1e-8)
+            assert principal.compute_upper_bounds(0)[arm] == pytest.approx(reference, abs=1e-8)
 
     @pytest.mark.parametrize("order", ["ascending", "shuffled"])
     def test_plays_all_arms_then_highest_index(self, order):
@@ -254,11 +257,11 @@ class TestUCB:
         arms = []
         for _ in range(9):
             vector = principal.ask()[0]
-            arms.append(principal.arm_index(vector))
+            arms.append(principal.find_arm(vector))
             principal.tell([make_outcome(spec, vector)])
         assert sorted(arms) == list(range(9))
         assert (arms == list(range(9))) is (order == "ascending")
-        assert principal.arm_index(principal.ask()[0]) == int(principal.index(0).argmax())
+        assert principal.find_arm(principal.ask()[0]) == int(principal.compute_upper_bounds(0).argmax())
 
     def test_order_differs_between_contexts(self):
         spec = make_toy_spec(contexts=("a", "b"))
@@ -275,7 +278,7 @@ class TestUCB:
             )
             play(principal, spec, payoffs, context=0)
             play(principal, spec, payoffs * 2, context=1)
-            bonus[shared] = principal.index(0)[3] - 3.0
+            bonus[shared] = principal.compute_upper_bounds(0)[3] - 3.0
         assert bonus == {False: pytest.approx(np.log(4) ** 0.5), True: pytest.approx(np.log(12) ** 0.5)}
 
 
@@ -339,7 +342,7 @@ def test_candidates_covering_all_arms(name, extra):
         vectors = principal.ask(None, n)
         principal.tell([make_outcome(spec, vector) for vector in vectors])
         if step:
-            counts += np.bincount([principal.arm_index(vector) for vector in vectors], minlength=principal.n_arms)
+            counts += np.bincount([principal.find_arm(vector) for vector in vectors], minlength=principal.n_arms)
     assert counts.argmax() == values.argmax() and counts.max() >= 2 * counts.mean()
     assert counts[values.argsort()[: principal.n_arms // 2]].sum() < counts.sum() / 3
 
@@ -354,8 +357,8 @@ def test_second_step_skips_arms(name):
 
 class TestBatchedUCB:
     def test_first_step_repeats_no_arm(self):
-        principal = shipped.build_ucb(make_toy_spec().proposal_space, Seeds(0), points=2)
-        arms = [principal.arm_index(vector) for vector in principal.ask(None, 10)]
+        principal = shipped.build_ucb(make_toy_spec().proposals, Seeds(0), points=2)
+        arms = [principal.find_arm(vector) for vector in principal.ask(None, 10)]
         assert sorted(arms[:4]) == sorted(arms[4:8]) == [0, 1, 2, 3] and len(set(arms[8:])) == 2
 
     def test_pending_plays_change_only_bonus(self):
@@ -365,8 +368,8 @@ class TestBatchedUCB:
         play(principal, spec, [(0, 1.0), (1, 0.8)])
         pending = np.array([2, 1])
         reference = [1.0 + 0.3 * np.sqrt(np.log(5) / 3), 0.8 + 0.3 * np.sqrt(np.log(5) / 2)]
-        assert principal.index(0, pending) == pytest.approx(reference)
-        arms = [principal.arm_index(vector) for vector in principal.ask(None, 20)]
+        assert principal.compute_upper_bounds(0, pending) == pytest.approx(reference)
+        arms = [principal.find_arm(vector) for vector in principal.ask(None, 20)]
         counts = np.ones(2)
         for arm in arms:
             index = np.array([1.0, 0.8]) + 0.3 * np.sqrt(np.log(counts.sum()) / counts)
@@ -378,7 +381,7 @@ class TestBatchedUCB:
         spec = make_toy_spec(d=1)
         principal = shipped.build_ucb(spec.proposal_space, Seeds(0), points=3)
         play(principal, spec, [(0, 1.0)])
-        arms = [principal.arm_index(vector) for vector in principal.ask(None, 5)]
+        arms = [principal.find_arm(vector) for vector in principal.ask(None, 5)]
         assert sorted(arms[:2]) == [1, 2] and arms[2:] == [0, 0, 0]
 
     @settings(max_examples=30)
@@ -410,5 +413,5 @@ def test_thompson_recommends_posterior_mean():
     for arm, value in ((0, 6.0), (3, 5.0), (3, 5.0), (7, -1.0)):
         estimates.add(principal.arms[arm], value, None, 1, 1)
     recommendations = principal.recommend(None, 5, estimates)
-    assert [principal.arm_index(vector) for vector in recommendations] == [3, 0, 7]  # 10 / 3, 6 / 2, -1 / 2
-    assert [principal.arm_index(vector) for vector in principal.recommend(None, 1, estimates)] == [3]
+    assert [principal.find_arm(vector) for vector in recommendations] == [3, 0, 7]  # 10 / 3, 6 / 2, -1 / 2
+    assert [principal.find_arm(vector) for vector in principal.recommend(None, 1, estimates)] == [3]

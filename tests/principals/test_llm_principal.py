@@ -197,7 +197,7 @@ class TestHistory:
     def test_generation_records_have_unique_ids(self):
         """A window or a truncation removes some of the three proposals of a generation."""
         principal = principal_after(make_toy_spec(), self.VECTORS, batch_size=3)
-        assert principal.history.generations == 2 and len(principal.history.records) == 6
+        assert principal.history.n_generations == 2 and len(principal.history.records) == 6
         assert [line.split(":")[0] for line in self.lines(principal)[3:]] == [
             f"Generation 2, proposal {i}" for i in (1, 2, 3)
         ]
@@ -303,7 +303,7 @@ class TestRepeatedMeasurements:
         mean = "Generation 5: x0=1, x1=0 -> payoff 140.9 (mean of 3 measurements, in generations 1, 3, 5, that"
         assert first.startswith(mean) and "deviation of 16.5)" in line and "over 12 episodes" in line
         assert "Shown are the 2 best proposals." in principal.build_prompt(None).text
-        assert principal.history.best(None).tolist() == self.GOOD
+        assert principal.history.find_best_vector(None).tolist() == self.GOOD
 
     @pytest.mark.parametrize("history", ["all", "last"])
     def test_rows_precede_means(self, history):
@@ -321,12 +321,12 @@ class TestRepeatedMeasurements:
         principal = build_llm_principal(make_toy_spec(), make_scripted_client())
         for vector, value in ((self.LUCKY, 120.0), (self.GOOD, 145.0), (self.LUCKY, 160.0)):
             principal.tell([result(make_toy_spec(), vector, value=value, n=2)])
-        assert principal.history.noise is None and "standard error" not in self.means(principal)
+        assert principal.history.payoff_noise is None and "standard error" not in self.means(principal)
         principal.brief(PrincipalBriefing(6, 2, 2, 1, True, noise=30.0))
         assert "with 145 (standard error 30), measured once" in self.means(principal)
         assert "same numbers differed by a standard deviation of 30; the" in principal.build_prompt(None).text
         principal.tell([result(make_toy_spec(), self.GOOD, value=105.0, n=2)])
-        assert principal.history.noise == pytest.approx(np.sqrt((800 + 800) / 2))
+        assert principal.history.payoff_noise == pytest.approx(np.sqrt((800 + 800) / 2))
         assert self.means(principal).count("2 times (4 episodes)") == 2
         assert self.means(principal).count("standard error 20") == 3
 
@@ -361,7 +361,7 @@ class TestRepeatedMeasurements:
         principal = self.principal(history="best", window=3, measurements="separate")
         assert [row.split("payoff ")[1].split(" (")[0] for row, _ in self.rows(principal)] == ["145", "152.2", "148.6"]
         assert "mean of" not in principal.build_prompt(None).text
-        assert principal.history.best(None).tolist() == self.GOOD, "what is proposed again is no matter of prompts"
+        assert principal.history.find_best_vector(None).tolist() == self.GOOD, "proposals do not depend on prompts"
 
     def test_observations_are_averaged(self):
         principal = build_llm_principal(make_toy_spec(), make_scripted_client(), history="best")

@@ -84,7 +84,7 @@ class PromptFormat:
             proposer.history.add([Outcome(trial.vector, trial.value, trial.returns, standard_error)])
         proposer.iteration = len(example.trials)
         prompt = proposer.build_prompt(None)
-        records = proposer.history.trim(proposer.select_records(), proposer.settings.history, proposer.n_records)
+        records = proposer.history.trim(proposer.select_records(), proposer.settings.history, proposer.n_shown_records)
         shown_trials = tuple(_merge_trials([example.trials[int(i)] for i in record["measured"]]) for record in records)
         if not shown_trials:
             raise ConfigError(
@@ -120,11 +120,11 @@ class PromptFormat:
         Raises:
             InvalidReply: the reply does not contain d numbers.
         """
-        return parse_answer(text, self.proposer.parser(), is_truncated).answer
+        return parse_answer(text, self.proposer.make_parser(), is_truncated).answer
 
     def to_evaluated_vector(self, vector: np.ndarray) -> np.ndarray | None:
         """Return the rounded and clipped vector that the search evaluates; None if `out_of_range` rejects `vector`."""
-        if self.proposer.has_refused_numbers(vector):
+        if self.proposer.has_invalid_numbers(vector):
             return None
         return self.space.round_values(vector, clip=self.proposer.settings.out_of_range != "accept")
 

@@ -75,7 +75,7 @@ class RunBatch:
         Args:
             requests: requests with equal numbers of steps and options; if one starts new episodes (`PlayEpisode`), all
                 do, and every run has one.
-            absent_runs: indices of runs that did not request these steps: their games are played, without calls to their
+            absent_runs: indices of runs that did not request these steps: their games are played, without calls of the
                 observers.
         """
         first = requests[0]

@@ -19,19 +19,19 @@ from llmrl.principals.grid import COARSE_GRID_POINTS, FINE_GRID_POINTS, choose_a
 
 
 class BanditPrincipal(StateFields, ABC):
-    """Base class of the bandits; a subclass chooses an arm in `_select`.
+    """Base class of the bandits; a subclass chooses an arm in `_select_arm`.
 
     The candidates of a step are chosen one after the other; if an arm is chosen repeatedly, it is measured as often.
     The recommendation is the vector with the highest mean, unless a subclass implements `Recommender`.
-
-    Attributes:
-        counts: number of plays of each arm, [n_contexts or 1, n_arms] int64.
-        means: mean payoff of each arm, [n_contexts or 1, n_arms] float64; 0 for arms that were never played.
 
     Args:
         space: parameter space of the proposals.
         seeds: seed tree; choices are drawn from its stream `principal`.
         arms: vectors of the arms, [n_arms, d].
+
+    Attributes:
+        counts: number of plays of each arm, [n_contexts or 1, n_arms] int64.
+        means: mean payoff of each arm, [n_contexts or 1, n_arms] float64; 0 for arms that were never played.
     """
 
     _state_fields: ClassVar[tuple[str, ...]] = ("counts", "means", "rng")
@@ -50,25 +50,24 @@ class BanditPrincipal(StateFields, ABC):
         return len(self.arms)
 
     @abstractmethod
-    def _select(self, row: int, pending: np.ndarray) -> int:
-        """Return the index of the arm to play in the context with row `row` of the tables.
+    def _select_arm(self, row: int, pending: np.ndarray) -> int:
+        """Return the index of the arm to play in the context with row `row` (`ParameterSpace.find_row`).
 
-        `pending` [n_arms] int64 is the number of plays of each arm that were chosen in this step, and have no payoff
-        yet.
+        `pending` [n_arms] int64 counts the plays of each arm that were chosen in this step and have no payoff yet.
         """
 
     def _update_statistics(self, row: int, arm: int, payoff: float) -> None:
-        """Update statistics of a subclass; called before `counts` and `means` include the payoff."""
+        """Update further statistics of a subclass with a payoff that `counts` and `means` do not include yet."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row, indices = self.space.find_context_row(context), list[int]()
         pending = np.zeros(self.n_arms, dtype=np.int64)
         for _ in range(n):
-            indices.append(self._select(row, pending))
+            indices.append(self._select_arm(row, pending))
             pending[indices[-1]] += 1
         return self.arms[indices]
 
-    def arm_index(self, vector: np.ndarray) -> int:
+    def find_arm(self, vector: np.ndarray) -> int:
         """Return the index of the arm `vector` [d].
 
         Raises:
@@ -85,7 +84,7 @@ class BanditPrincipal(StateFields, ABC):
         They are principal/arms_played (number of arms with a play) and principal/best_mean (highest mean payoff).
         """
         for outcome in outcomes:
-            row, arm = self.space.find_context_row(outcome.context), self.arm_index(outcome.vector)
+            row, arm = self.space.find_context_row(outcome.context), self.find_arm(outcome.vector)
             self._update_statistics(row, arm, outcome.value)
             self.counts[row, arm] += 1
             self.means[row, arm] += (outcome.value - self.means[row, arm]) / self.counts[row, arm]
@@ -132,7 +131,7 @@ class EpsilonGreedyPrincipal(BanditPrincipal):
         super().__init__(space, seeds, choose_arms(space, points, FINE_GRID_POINTS, proposals))
         self.epsilon, self.initial_value, self.ties = epsilon, initial_value, ties
 
-    def _select(self, row: int, pending: np.ndarray) -> int:
+    def _select_arm(self, row: int, pending: np.ndarray) -> int:
         explores = self.rng.random() < self.epsilon
         unplayed_value = -np.inf if self.initial_value is None else self.initial_value
         values = np.where(self.counts[row] > 0, self.means[row], unplayed_value)
@@ -189,10 +188,10 @@ class UCBPrincipal(BanditPrincipal):
         rng, is_shuffled = seeds.numpy("arm_order"), settings.arm_order == "shuffled"
         arm_orders = [rng.permutation(n_arms) if is_shuffled else np.arange(n_arms) for _ in range(n_contexts)]
         self.arm_order = np.stack(arm_orders)
-        self.lowest = np.full(n_contexts, np.inf)  # lowest and highest payoff of each context so far
+        self.lowest = np.full(n_contexts, np.inf)  # lowest payoff of each context so far; `highest`: the highest
         self.highest = np.full(n_contexts, -np.inf)
 
-    def index(self, row: int, pending: np.ndarray | None = None) -> np.ndarray:
+    def compute_upper_bounds(self, row: int, pending: np.ndarray | None = None) -> np.ndarray:
         """Return the upper confidence bound of every arm in a context, [n_arms].
 
         The bound of an unplayed arm is infinite. The bound of an arm that has only pending plays is minus infinity,
@@ -212,12 +211,12 @@ class UCBPrincipal(BanditPrincipal):
             bonus = self.settings.coefficient * scale * np.sqrt(np.log(n_plays) / plays)
         return np.where(is_played, self.means[row] + bonus, np.where(plays > 0, -np.inf, np.inf))
 
-    def _select(self, row: int, pending: np.ndarray) -> int:
+    def _select_arm(self, row: int, pending: np.ndarray) -> int:
         plays, arm_order = (self.counts[row] + pending)[self.arm_order[row]], self.arm_order[row]
         # Unplayed arms come first. If all arms are pending and none has a payoff, choose that with the fewest plays.
         if (plays == 0).any() or not self.counts[row].any():
             return int(arm_order[plays.argmin()])
-        return self._argmax(self.index(row, pending))
+        return self._argmax(self.compute_upper_bounds(row, pending))
 
     def _update_statistics(self, row: int, arm: int, payoff: float) -> None:
         self.lowest[row] = min(self.lowest[row], payoff)
@@ -288,8 +287,8 @@ class ThompsonPrincipal(BanditPrincipal):
         ranked = estimates.ranked(context)
         counts = np.array([estimate.measurements for estimate in ranked], dtype=np.float64)
         means = np.array([estimate.value for estimate in ranked], dtype=np.float64)
-        best = np.argsort(-self._posterior_mean(counts, means), kind="stable")[:n]
-        return np.array([ranked[i].vector for i in best], dtype=np.float64).reshape(-1, self.space.dim)
+        best_indices = np.argsort(-self._posterior_mean(counts, means), kind="stable")[:n]
+        return np.array([ranked[i].vector for i in best_indices], dtype=np.float64).reshape(-1, self.space.dim)
 
     def _posterior_mean(self, counts: np.ndarray, means: np.ndarray) -> np.ndarray:
         """Return the posterior mean of each arm from its number of payoffs and their mean, each [n_arms]."""
@@ -297,7 +296,7 @@ class ThompsonPrincipal(BanditPrincipal):
         posterior: np.ndarray = (n0 * m0 + counts * means) / (n0 + counts)
         return np.trunc(posterior) if self.settings.integer_posterior else posterior
 
-    def _select(self, row: int, pending: np.ndarray) -> int:
+    def _select_arm(self, row: int, pending: np.ndarray) -> int:
         mean, strength, shape, rate = self.posterior(row)
         precision = self.rng.standard_gamma(shape) / rate
         # A precision that underflows to 0 would make the standard deviation infinite.
@@ -327,7 +326,7 @@ class ScanPrincipal(BanditPrincipal):
         super().__init__(space, seeds, space.probe_vectors)
         self.repeats = repeats
 
-    def _select(self, row: int, pending: np.ndarray) -> int:
+    def _select_arm(self, row: int, pending: np.ndarray) -> int:
         plays, is_played = self.counts[row] + pending, self.counts[row] > 0
         # A first step with more candidates than the scan has no payoffs yet, so it repeats the scan.
         if (plays < self.repeats).any() or not is_played.any():

@@ -20,7 +20,7 @@ from llmrl.core.spaces import ParameterSpace
 from llmrl.core.state_fields import StateFields
 from llmrl.core.unit_cube import from_unit, to_unit
 
-Population = Annotated[int, Ge(4)]
+PopulationSize = Annotated[int, Ge(4)]
 
 
 class Search(Protocol):
@@ -50,8 +50,8 @@ class _ContextSearch(StateFields):
         n_proposed: number of candidates proposed so far.
         pending: unrounded candidates of the last `ask` in the unit cube, [n, d].
         vectors, values: vectors [d] in the unit cube, and values, of all outcomes in order of time.
-        n_used: number of outcomes with which the search was updated.
-        generations: number of updates.
+        n_used_outcomes: number of outcomes with which the search was updated.
+        n_generations: number of updates, one for each complete generation.
         spread: standard deviation of the candidates of the last complete generation, mean over dimensions.
         search: distribution of the candidates; None before the first `ask`.
     """
@@ -63,18 +63,18 @@ class _ContextSearch(StateFields):
     pending: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     vectors: list[np.ndarray] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
-    n_used: int = 0
-    generations: int = 0
+    n_used_outcomes: int = 0
+    n_generations: int = 0
     spread: float = 0.0
     search: Search | None = None
 
     def update(self) -> None:
         """Update the search with the complete generations."""
         assert self.search is not None
-        while len(self.values) - self.n_used >= self.search.population:
-            generation_slice = slice(self.n_used, self.n_used + self.search.population)
+        while len(self.values) - self.n_used_outcomes >= self.search.population:
+            generation_slice = slice(self.n_used_outcomes, self.n_used_outcomes + self.search.population)
             vectors = np.array(self.vectors[generation_slice])
-            self.n_used, self.generations = generation_slice.stop, self.generations + 1
+            self.n_used_outcomes, self.n_generations = generation_slice.stop, self.n_generations + 1
             self.spread = float(vectors.std(0).mean())
             self.search.update(vectors, np.array(self.values[generation_slice]))
 
@@ -89,8 +89,8 @@ class EvolutionPrincipal(StateFields, ABC):
     A search is updated with unrounded candidates, because rounding (of integer parameters) changes the standard
     deviation of the candidates.
 
-    The random numbers of a candidate are determined by its index in its context, so the outcomes are the complete
-    state; a restored search is updated with them again, generation by generation.
+    The random numbers of a candidate are determined by its index in its context, so checkpoints contain no
+    distribution: a restored search is updated with the saved outcomes again, generation by generation.
     """
 
     _state_fields = ("contexts",)
@@ -131,8 +131,8 @@ class EvolutionPrincipal(StateFields, ABC):
         context_search.vectors += list(context_search.pending if are_pending else to_unit(self.space, vectors))
         context_search.values += [outcome.value for outcome in outcomes]
         context_search.update()
-        metrics = {"principal/generation": float(context_search.generations)}
-        return metrics | ({"principal/spread": context_search.spread} if context_search.generations else {})
+        metrics = {"principal/generation": float(context_search.n_generations)}
+        return metrics | ({"principal/spread": context_search.spread} if context_search.n_generations else {})
 
     def load_state_dict(self, state: State) -> None:
         self.contexts = [_ContextSearch() for _ in self.contexts]
@@ -143,7 +143,7 @@ class EvolutionPrincipal(StateFields, ABC):
                 context_search.update()
 
 
-def round_up(population: int, factor: int) -> int:
+def round_up_to_multiple(population: int, factor: int) -> int:
     """Return `population` rounded up to a multiple of `factor`."""
     return -(-population // factor) * factor
 
@@ -160,7 +160,7 @@ class CEMSettings:
             It decreases linearly to 0 over `noise_generations` generations.
     """
 
-    population: Population | None
+    population: PopulationSize | None
     elite: UnitFraction
     smoothing: UnitFraction
     sigma: PositiveFloat
@@ -189,7 +189,7 @@ class CEMPrincipal(EvolutionPrincipal):
         self.population = settings.population or 10 + math.isqrt(space.dim)
 
     def _create_search(self, row: int, batch_size: int) -> Search:
-        return _CEMSearch(self.settings, self.space.dim, round_up(self.population, batch_size))
+        return _CEMSearch(self.settings, self.space.dim, round_up_to_multiple(self.population, batch_size))
 
 
 class _CEMSearch:
@@ -206,12 +206,12 @@ class _CEMSearch:
 
     def update(self, vectors: np.ndarray, values: np.ndarray) -> None:
         settings = self.settings
-        elite = np.argsort(-values, kind="stable")[: max(2, round(settings.elite * self.population))]
+        elite_indices = np.argsort(-values, kind="stable")[: max(2, round(settings.elite * self.population))]
         noise_fraction = (
             max(0.0, 1 - self.generation / settings.noise_generations) if settings.noise_generations else 0.0
         )
-        elite_std = np.sqrt(vectors[elite].var(0) + (settings.noise * noise_fraction) ** 2)
-        self.mean = settings.smoothing * vectors[elite].mean(0) + (1 - settings.smoothing) * self.mean
+        elite_std = np.sqrt(vectors[elite_indices].var(0) + (settings.noise * noise_fraction) ** 2)
+        self.mean = settings.smoothing * vectors[elite_indices].mean(0) + (1 - settings.smoothing) * self.mean
         self.std = np.maximum(settings.smoothing * elite_std + (1 - settings.smoothing) * self.std, settings.min_sigma)
         self.generation += 1
 
@@ -245,7 +245,7 @@ class CMAESPrincipal(EvolutionPrincipal):
         self,
         space: ParameterSpace,
         seeds: Seeds,
-        population: Population | None = None,
+        population: PopulationSize | None = None,
         sigma: PositiveFloat = 0.25,
         restarts: bool = True,
     ) -> None:
@@ -266,7 +266,7 @@ class CMAESPrincipal(EvolutionPrincipal):
         self.sigma, self.restarts = sigma, restarts
 
     def _create_search(self, row: int, batch_size: int) -> Search:
-        population = round_up(self.population, batch_size)
+        population = round_up_to_multiple(self.population, batch_size)
         return _CMASearch(self.space.dim, population, self.sigma, self.restarts, self.seeds.child(row))
 
 
@@ -281,8 +281,8 @@ class _CMASearch:
     def _create_optimizer(self, mean: np.ndarray) -> None:
         from cmaes import CMA
 
-        box = np.tile([0.0, 1.0], (self.dim, 1))
-        self.optimizer = CMA(mean, self.sigma, bounds=box, population_size=self.population, seed=0)
+        bounds = np.tile([0.0, 1.0], (self.dim, 1))
+        self.optimizer = CMA(mean, self.sigma, bounds=bounds, population_size=self.population, seed=0)
 
     def sample(self, seed: int) -> np.ndarray:
         self.optimizer.reseed_rng(seed)

@@ -39,7 +39,7 @@ class GaussianProcessPrincipal(StateFields):
     The acquisition function is the log noisy expected improvement: over the highest mean, which is unknown, of the
     vectors measured in the context (Letham et al. 2019; logarithm by Ament et al. 2023, arXiv 2310.20708).
 
-    The model is refitted at every `ask`, so the state consists of the data only. It has a constant mean, a squared
+    The model is refitted at every `ask`, so the state contains no model. The model has a constant mean, a squared
     exponential kernel with one length scale per parameter, and homoscedastic noise. All hyperparameters are maximum a
     posteriori estimates under the dimension-scaled prior of Hvarfner et al. 2024 (arXiv 2402.02229), which works in
     tens of dimensions. Vectors are scaled to the unit cube, values standardized. The kernel is multiplied by a kernel
@@ -64,18 +64,13 @@ class GaussianProcessPrincipal(StateFields):
     parallel = True
     learns_from_others = True
 
-    def __init__(
-        self,
-        space: ParameterSpace,
-        seeds: Seeds,
-        initial: PositiveInt | None = None,
-    ) -> None:
+    def __init__(self, space: ParameterSpace, seeds: Seeds, initial: PositiveInt | None = None) -> None:
         try:
             import botorch  # noqa: F401
         except ModuleNotFoundError as error:
             raise ConfigError("principal=gp needs BoTorch: pip install 'llmrl[search]'") from error
         self.space, self.seeds = space, seeds.child("principal")
-        self.initial = min(2 * (space.dim + 1), 10) if initial is None else initial
+        self.n_initial = min(2 * (space.dim + 1), 10) if initial is None else initial
         self.n_proposed = [0] * space.n_context_rows
         self.rows: list[int] = []  # context row, vector [d] in the unit cube, and value of each outcome
         self.vectors: list[np.ndarray] = []
@@ -84,8 +79,8 @@ class GaussianProcessPrincipal(StateFields):
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row = self.space.find_context_row(context)
-        if len(self.values) < self.initial:
-            unit_vectors, self.model_metrics = self._sobol_points(row, n), {}
+        if len(self.values) < self.n_initial:
+            unit_vectors, self.model_metrics = self._draw_sobol_points(row, n), {}
         else:
             unit_vectors, self.model_metrics = self._maximize_acquisition(row, n)
         self.n_proposed[row] += n
@@ -114,13 +109,13 @@ class GaussianProcessPrincipal(StateFields):
             estimates: pooled measurements so far.
         """
         vectors = np.array([estimate.vector for estimate in estimates.ranked(context)]).reshape(-1, self.space.dim)
-        if len(vectors) and len(self.values) >= self.initial:
+        if len(vectors) and len(self.values) >= self.n_initial:
             # A stable sort, so that equal means keep the order of the estimates.
             means = self._posterior_means(self.space.find_context_row(context), vectors)
             vectors = vectors[np.argsort(-means, kind="stable")]
         return vectors[:n]
 
-    def _sobol_points(self, row: int, n: int) -> np.ndarray:
+    def _draw_sobol_points(self, row: int, n: int) -> np.ndarray:
         """Return the next points of the Sobol sequence of a context, [n, d]."""
         import torch
         from torch.quasirandom import SobolEngine
@@ -145,10 +140,10 @@ class GaussianProcessPrincipal(StateFields):
             warnings.simplefilter("ignore", BotorchWarning)
             warnings.simplefilter("ignore", RuntimeWarning)
             model = self._fit_model()
-            box = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, self.space.dim + len(context_features))
-            candidate, _ = optimize_acqf(
+            bounds = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, self.space.dim + len(context_features))
+            candidates, _ = optimize_acqf(
                 self._build_acquisition(model, row, seed),
-                box,
+                bounds,
                 q=n,
                 num_restarts=N_RESTARTS,
                 raw_samples=N_RAW_SAMPLES,
@@ -158,11 +153,11 @@ class GaussianProcessPrincipal(StateFields):
                 retry_on_optimization_warning=False,
             )
             with torch.no_grad():
-                predicted_value = float(model.posterior(candidate).mean.mean())
+                predicted_value = float(model.posterior(candidates).mean.mean())
                 noise = float(model.likelihood.noise.mean().sqrt())
-        mean, scale = self._value_moments()
+        mean, scale = self._compute_value_moments()
         model_metrics = {"predicted_objective": mean + scale * predicted_value, "noise": scale * noise}
-        return candidate[:, : self.space.dim].numpy(), model_metrics
+        return candidates[:, : self.space.dim].numpy(), model_metrics
 
     def _posterior_means(self, row: int, vectors: np.ndarray) -> np.ndarray:
         """Return the posterior means, [n], of vectors [n, d] in a context, in units of standardized values."""
@@ -171,7 +166,7 @@ class GaussianProcessPrincipal(StateFields):
 
         seed = self.seeds.child("recommendation").integer(row)
         unit_vectors = list(to_unit(self.space, vectors))
-        inputs = self._inputs([row] * len(unit_vectors), unit_vectors)
+        inputs = self._build_inputs([row] * len(unit_vectors), unit_vectors)
         # BoTorch repeats a failed fit from random parameters, which it draws from torch's global generator.
         with hold_process_lock(), manual_seed(seed), torch.no_grad():
             with torch.enable_grad():
@@ -186,20 +181,20 @@ class GaussianProcessPrincipal(StateFields):
         from gpytorch.priors import LogNormalPrior
 
         d, n_contexts = self.space.dim, len(self.space.contexts)
-        number_kernel: Kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=d, active_dims=list(range(d)))
+        parameter_kernel: Kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=d, active_dims=list(range(d)))
         if not n_contexts:
-            return number_kernel
+            return parameter_kernel
         # The dimension-scaled prior for one dimension.
         prior = LogNormalPrior(loc=2**0.5, scale=3**0.5)
-        return number_kernel * RBFKernel(active_dims=list(range(d, d + n_contexts)), lengthscale_prior=prior)
+        return parameter_kernel * RBFKernel(active_dims=list(range(d, d + n_contexts)), lengthscale_prior=prior)
 
-    def _value_moments(self) -> tuple[float, float]:
+    def _compute_value_moments(self) -> tuple[float, float]:
         """Return mean and standard deviation of the observed values; the standard deviation of equal values is 1."""
         values = np.array(self.values)
         std = float(values.std(ddof=1)) if len(values) > 1 else 0.0
         return float(values.mean()), std if std > 1e-12 * np.abs(values).max() else 1.0
 
-    def _inputs(self, rows: list[int], unit_vectors: list[np.ndarray]) -> torch.Tensor:
+    def _build_inputs(self, rows: list[int], unit_vectors: list[np.ndarray]) -> torch.Tensor:
         """Return n points [d] of the unit cube and their one-hot contexts as model inputs, [n, d + n_contexts]."""
         import torch
 
@@ -214,10 +209,13 @@ class GaussianProcessPrincipal(StateFields):
 
         # Values are standardized here instead of by the model, because BoTorch's tolerances are absolute numbers in the
         # units of the model's posterior.
-        mean, scale = self._value_moments()
+        mean, scale = self._compute_value_moments()
         values = torch.tensor((np.array(self.values) - mean) / scale)[:, None]
         model = SingleTaskGP(
-            self._inputs(self.rows, self.vectors), values, covar_module=self._build_kernel(), outcome_transform=None
+            self._build_inputs(self.rows, self.vectors),
+            values,
+            covar_module=self._build_kernel(),
+            outcome_transform=None,
         )
         fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), optimizer_kwargs={"options": FIT_OPTIONS})
         return model
@@ -229,7 +227,7 @@ class GaussianProcessPrincipal(StateFields):
 
         sampler = SobolQMCNormalSampler(torch.Size([N_POSTERIOR_SAMPLES]), seed=seed)
         # Baseline points of the improvement: vectors measured in this context, or, if there are none, in any context.
-        inputs = self._inputs(self.rows, self.vectors)
+        inputs = self._build_inputs(self.rows, self.vectors)
         baseline = inputs[torch.tensor(self.rows) == row]
         if not len(baseline):
             baseline = inputs.clone()

@@ -22,8 +22,8 @@ MAX_ARMS = 4_000_000
 """Maximum number of arms of a grid, whose tables take several hundred MB of memory."""
 
 
-def grid_vectors(space: ParameterSpace, points: int) -> np.ndarray:
-    """Return the vectors of an evenly spaced grid over a space, both bounds included, [points^d, d].
+def make_grid_vectors(space: ParameterSpace, n_points: int) -> np.ndarray:
+    """Return the vectors of an evenly spaced grid over a space, both bounds included, [n_points^d, d].
 
     The vectors are in the order of `itertools.product`: the last coordinate changes fastest. Numbers are rounded to the
     decimals of the space.
@@ -31,90 +31,91 @@ def grid_vectors(space: ParameterSpace, points: int) -> np.ndarray:
     Raises:
         ConfigError: fewer than 2 points, more points than a parameter has values, or more than `MAX_ARMS` arms.
     """
-    n_arms: int = points**space.dim
-    if points < 2:
-        raise ConfigError(f"principal.points must be at least 2 (both bounds), got {points}")
+    n_arms: int = n_points**space.dim
+    if n_points < 2:
+        raise ConfigError(f"principal.points must be at least 2 (both bounds), got {n_points}")
     if n_arms > MAX_ARMS:
-        max_points = max_points_per_axis(space.dim, MAX_ARMS)
+        max_points = compute_max_points_per_axis(space.dim, MAX_ARMS)
         hint = f"set principal.points to {max_points} or less, or " if max_points >= 2 else ""
         raise ConfigError(
-            f"principal.points={points} results in {n_arms:,} arms for the {space.dim} numbers of {space.name}, "
+            f"principal.points={n_points} results in {n_arms:,} arms for the {space.dim} numbers of {space.name}, "
             f"more than {MAX_ARMS:,}; {hint}choose a principal without a grid (cem, cmaes, gp, llm)"
         )
-    min_values = count_values(space).min()
-    if points > min_values:
+    min_n_values = count_values(space).min()
+    if n_points > min_n_values:
         raise ConfigError(
-            f"principal.points={points}: a number of {space.name} has only {min_values:g} values; "
-            f"set principal.points to {min_values:g} or less"
+            f"principal.points={n_points}: a number of {space.name} has only {min_n_values:g} values; "
+            f"set principal.points to {min_n_values:g} or less"
         )
-    digits = np.stack(np.unravel_index(np.arange(n_arms), (points,) * space.dim), axis=1)
+    grid_indices = np.stack(np.unravel_index(np.arange(n_arms), (n_points,) * space.dim), axis=1)
     # A weighted mean of the bounds, so that the last point is the upper bound without rounding error.
-    weight = digits / (points - 1)
+    weight = grid_indices / (n_points - 1)
     return space.round_values(space.low * (1.0 - weight) + space.high * weight)
 
 
-def default_points(space: ParameterSpace, published: Mapping[int, int]) -> int:
+def find_default_grid_points(space: ParameterSpace, published_points: Mapping[int, int]) -> int:
     """Return the default number of grid points per parameter.
 
     If all parameters are integers with k values each, it is k. For published dimensions it is the published number. For
     other dimensions it is the largest number, at most 101, that gives no more arms than the largest published grid.
     """
-    if has_only_integers(space):
+    if has_equal_integer_parameters(space):
         return int(count_values(space)[0])
-    if space.dim in published:
-        return published[space.dim]
-    max_arms = max(points**dim for dim, points in published.items())
-    return max(2, min(101, max_points_per_axis(space.dim, max_arms)))
+    if space.dim in published_points:
+        return published_points[space.dim]
+    max_arms = max(points**dim for dim, points in published_points.items())
+    return max(2, min(101, compute_max_points_per_axis(space.dim, max_arms)))
 
 
-def choose_grid_points(space: ParameterSpace, published: Mapping[int, int], proposals: int | None) -> int:
-    """Return the largest number of points, from 2 to `default_points`, with `MIN_PLAYS` measurements per arm.
+def choose_grid_points(space: ParameterSpace, published_points: Mapping[int, int], proposals: int | None) -> int:
+    """Return the largest number of points, from 2 to `find_default_grid_points`, with `MIN_PLAYS` measurements per arm.
 
     If all parameters are integers with equally many values, it is the number of values, even if there are fewer
     measurements; `choose_arms` then selects some of the vectors.
 
     Args:
         space: parameter space of the proposals.
-        published: from the number of parameters to the published number of points per parameter.
+        published_points: from the number of parameters to the published number of points per parameter.
         proposals: number of proposals of the run, in all contexts together; None: unknown, the grid is not limited.
     """
-    max_points = default_points(space, published)
-    if proposals is None or has_only_integers(space):
+    max_points = find_default_grid_points(space, published_points)
+    if proposals is None or has_equal_integer_parameters(space):
         return max_points
-    return max(2, min(max_points, max_points_per_axis(space.dim, proposals // space.n_context_rows // MIN_PLAYS)))
+    max_arms = proposals // space.n_context_rows // MIN_PLAYS
+    return max(2, min(max_points, compute_max_points_per_axis(space.dim, max_arms)))
 
 
 def choose_arms(
-    space: ParameterSpace, points: int | None, published: Mapping[int, int], proposals: int | None
+    space: ParameterSpace, points: int | None, published_points: Mapping[int, int], proposals: int | None
 ) -> np.ndarray:
     """Return the vectors of the arms of a bandit, [n_arms, d].
 
     With `points`, the arms are the grid with this number of points per parameter. Otherwise they are the grid of
     `choose_grid_points`, if it has at least three points per parameter (two would be only the corners of the box) and
-    `MIN_PLAYS` measurements per arm in each context. Else they are `representative_vectors`: as many as give
+    `MIN_PLAYS` measurements per arm in each context. Else they are `list_representative_vectors`: as many as give
     2 `MIN_PLAYS` measurements per arm, but at least 2 (d + 1) if `MIN_PLAYS` measurements remain, and at least 2.
 
     Args:
         space: parameter space of the proposals.
         points: number of grid points per parameter; None: depends on `proposals`.
-        published: from the number of parameters to the published number of points per parameter.
+        published_points: from the number of parameters to the published number of points per parameter.
         proposals: number of proposals of the run, in all contexts together; None: unknown, the grid is not limited.
 
     Raises:
-        ConfigError: the grid is invalid (`grid_vectors`).
+        ConfigError: the grid is invalid (`make_grid_vectors`).
     """
     if points is not None:
-        return grid_vectors(space, points)
-    n_points = choose_grid_points(space, published, proposals)
+        return make_grid_vectors(space, points)
+    n_points = choose_grid_points(space, published_points, proposals)
     if proposals is not None:
         n_plays = proposals // space.n_context_rows
-        if n_points**space.dim > n_plays // MIN_PLAYS or (n_points < 3 and not has_only_integers(space)):
+        if n_points**space.dim > n_plays // MIN_PLAYS or (n_points < 3 and not has_equal_integer_parameters(space)):
             n_arms = min(n_plays // MIN_PLAYS, max(2 * (space.dim + 1), n_plays // (2 * MIN_PLAYS)))
-            return representative_vectors(space, max(2, n_arms))
-    return grid_vectors(space, n_points)
+            return list_representative_vectors(space, max(2, n_arms))
+    return make_grid_vectors(space, n_points)
 
 
-def representative_vectors(space: ParameterSpace, n: int) -> np.ndarray:
+def list_representative_vectors(space: ParameterSpace, n: int) -> np.ndarray:
     """Return `n` different vectors that cover a space, [n, d]; fewer if the space has fewer.
 
     The first are those of `ParameterSpace.probe_vectors`: the neutral vector, the center, all upper bounds, and each
@@ -150,15 +151,15 @@ def representative_vectors(space: ParameterSpace, n: int) -> np.ndarray:
     return np.array(list(vectors)[:n])
 
 
-def has_only_integers(space: ParameterSpace) -> bool:
+def has_equal_integer_parameters(space: ParameterSpace) -> bool:
     """Return whether all parameters of the space are integers with equally many values each."""
     n_values = count_values(space)
     return all(p.decimals == 0 for p in space.parameters) and bool((n_values == n_values[0]).all())
 
 
-def max_points_per_axis(dim: int, arms: int) -> int:
-    """Return the largest integer n with n^dim <= arms."""
-    n = int(arms ** (1.0 / dim)) + 1
-    while n**dim > arms:
+def compute_max_points_per_axis(dim: int, max_arms: int) -> int:
+    """Return the largest integer n with n^dim <= max_arms."""
+    n = int(max_arms ** (1.0 / dim)) + 1
+    while n**dim > max_arms:
         n -= 1
     return n

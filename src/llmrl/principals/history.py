@@ -15,7 +15,7 @@ from llmrl.core.welfare_measures import MEASURES
 
 SelectionPolicy = Literal["all", "last", "best", "best_and_last"]
 Record = dict[str, Any]
-"""Fields of an outcome (`History._record`) with its `index` among all records; `measured` in selected records."""
+"""Fields of an outcome (`History._make_record`) with its `index` among all records; `measured` in selected records."""
 
 MIN_VALUES_FOR_ERROR = 3
 """Minimum number of independent values for which a standard error is shown, because that of two is too uncertain."""
@@ -40,12 +40,12 @@ WELFARE_DESCRIPTIONS = {
     measure.name: measure.prompt_text for measure in MEASURES if measure.prompt_text and measure.name != "spending"
 }
 """From the names of the welfare measures that are shown with a payoff to their descriptions for prompts."""
-SPENDING_DESCRIPTION = {measure.name: measure.prompt_text for measure in MEASURES if measure.name == "spending"}
+SPENDING_DESCRIPTIONS = {measure.name: measure.prompt_text for measure in MEASURES if measure.name == "spending"}
 """The same mapping for spending, which is shown only if the objective contains a cost of spending."""
 
 
 class History(StateFields):
-    """Outcomes in chronological order, as serializable records (see `_record`).
+    """Outcomes in chronological order, as serializable records (see `_make_record`).
 
     Args:
         spec: specification of the environment.
@@ -66,10 +66,10 @@ class History(StateFields):
         self.records: list[Record] = []
         # If the payoff is a sum over agents and steps, other measures of welfare are redundant.
         welfare = {} if spec.objective.step is not None else WELFARE_DESCRIPTIONS
-        self.welfare = welfare | (SPENDING_DESCRIPTION if spec.spending_cost else {})
+        self.welfare_descriptions = welfare | (SPENDING_DESCRIPTIONS if spec.spending_cost else {})
 
     @property
-    def generations(self) -> int:
+    def n_generations(self) -> int:
         """Number of generations (calls of `add`) so far."""
         return int(self.records[-1]["generation"]) if self.records else 0
 
@@ -80,26 +80,26 @@ class History(StateFields):
             outcomes: outcomes of the proposals.
             notes: remark on each outcome for the prompt, "" for no remark; empty: there are no remarks.
         """
-        generation = self.generations + 1
+        generation = self.n_generations + 1
         for proposal, outcome in enumerate(outcomes, 1):
-            numbering = {"index": len(self.records), "generation": generation, "proposal": proposal}
+            identifiers = {"index": len(self.records), "generation": generation, "proposal": proposal}
             note = {"note": notes[proposal - 1]} if notes and notes[proposal - 1] else {}
-            self.records.append(numbering | {"of": len(outcomes)} | self._record(outcome) | note)
+            self.records.append(identifiers | {"of": len(outcomes)} | self._make_record(outcome) | note)
 
-    def selectable_records(self, context: str | None, policy: SelectionPolicy) -> list[Record]:
+    def list_selectable_records(self, context: str | None, policy: SelectionPolicy) -> list[Record]:
         """Return the records from which `policy` selects; `measured` lists the indices of records that each pools."""
         if self.pooled and policy not in CHRONOLOGICAL_POLICIES:
             return self._pool_by_vector(context)
-        return [record | {"measured": [record["index"]]} for record in self.records_in_context(context)]
+        return [record | {"measured": [record["index"]]} for record in self.list_records_in_context(context)]
 
     def pool_repeated(self, policy: SelectionPolicy) -> list[Record]:
-        """Return a record with means of each repeatedly measured vector; [] if `selectable_records` have the means."""
+        """Return a record with means of each repeatedly measured vector; [] if they are selectable themselves."""
         if not self.pooled or policy not in CHRONOLOGICAL_POLICIES:
             return []
         return [record for record in self._pool_all() if len(record["measured"]) > 1]
 
     @property
-    def noise(self) -> float | None:
+    def payoff_noise(self) -> float | None:
         """Standard deviation of payoffs of the same vector, pooled over vectors and contexts.
 
         None: measurements are not pooled, or there are fewer than `MIN_VALUES_FOR_ERROR` - 1 repeated measurements.
@@ -116,23 +116,23 @@ class History(StateFields):
     def _pool_by_vector(self, context: str | None) -> list[Record]:
         """Return one record for each vector of a context, in the order of their newest measurements."""
         groups: dict[VectorKey, list[Record]] = {}
-        for record in self.records_in_context(context):
+        for record in self.list_records_in_context(context):
             groups.setdefault(make_vector_key(record["vector"]), []).append(record)
         return sorted((_merge_records(group) for group in groups.values()), key=_record_index)
 
     def _pool_all(self) -> list[Record]:
         """Return one record for each vector and context."""
-        return [record for context in self.contexts for record in self._pool_by_vector(context)]
+        return [record for context in self.context_names for record in self._pool_by_vector(context)]
 
     def select(self, policy: SelectionPolicy, window: int, newest: int = 0) -> list[Record]:
         """Return the records to show, oldest first.
 
         The selection of each context is: `all` records; the `window` newest (`last`); the `window` with the highest
         payoffs (`best`); or the `newest` newest and the `window` best of the others (`best_and_last`). Unless
-        `sliding`, the number of newest records varies up to almost twice this number (`_count_recent`).
+        `sliding`, the number of newest records varies up to almost twice this number (`_count_newest_records`).
         """
         selection = [
-            record for context in self.contexts for record in self._select_from(policy, window, newest, context)
+            record for context in self.context_names for record in self._select_from(policy, window, newest, context)
         ]
         return sorted(selection, key=_record_index)
 
@@ -150,32 +150,33 @@ class History(StateFields):
         return [record for record in records if record["index"] in indices]
 
     @property
-    def contexts(self) -> list[str | None]:
+    def context_names(self) -> list[str | None]:
         """Names of the contexts that have records, in order of their first record; [None] without contexts."""
         return list(dict.fromkeys(record["context"] for record in self.records))
 
-    def records_in_context(self, context: str | None) -> list[Record]:
+    def list_records_in_context(self, context: str | None) -> list[Record]:
         return [record for record in self.records if record["context"] == context]
 
-    def best(self, context: str | None) -> np.ndarray | None:
+    def find_best_vector(self, context: str | None) -> np.ndarray | None:
         """Return the vector with the highest mean payoff in a context, [d]; None without records.
 
         Only vectors with at least as many episodes as the measurement with the most episodes are considered.
         """
-        records = self.records_in_context(context)
-        best = _pool_estimates(records, max((record["episodes"] for record in records), default=1)).best(context)
-        return None if best is None else np.array(best.vector)
+        records = self.list_records_in_context(context)
+        min_episodes = max((record["episodes"] for record in records), default=1)
+        estimate = _pool_estimates(records, min_episodes).best(context)
+        return None if estimate is None else np.array(estimate.vector)
 
-    def best_record(self, context: str | None) -> Record | None:
-        """Return a record of the vector that `best` returns, with means over its measurements; None without records."""
-        best = self.best(context)
-        if best is None:
+    def pool_best_record(self, context: str | None) -> Record | None:
+        """Return a record of `find_best_vector` with means over the vector's measurements; None without records."""
+        best_vector = self.find_best_vector(context)
+        if best_vector is None:
             return None
         return _merge_records(
             [
                 record
-                for record in self.records_in_context(context)
-                if make_vector_key(record["vector"]) == make_vector_key(best)
+                for record in self.list_records_in_context(context)
+                if make_vector_key(record["vector"]) == make_vector_key(best_vector)
             ]
         )
 
@@ -188,7 +189,9 @@ class History(StateFields):
             )
             for aggregate_name, description in AGGREGATE_DESCRIPTIONS.items()
         ]
-        kinds.append(("of an episode", [f"{name} ({description})" for name, description in self.welfare.items()]))
+        kinds.append(
+            ("of an episode", [f"{name} ({description})" for name, description in self.welfare_descriptions.items()])
+        )
         return [(description, names) for description, names in kinds if names]
 
     def make_typical_outcome(self, space: ParameterSpace, generation: int) -> Outcome:
@@ -209,28 +212,28 @@ class History(StateFields):
             returns=np.full(self.spec.n_agents, TYPICAL_PAYOFF),
             trajectories=dict.fromkeys(self.spec.principal_metrics, steps),
             summaries=dict.fromkeys(self.spec.principal_metrics, TYPICAL_PAYOFF),
-            welfare=dict.fromkeys(self.welfare, TYPICAL_PAYOFF),
+            welfare=dict.fromkeys(self.welfare_descriptions, TYPICAL_PAYOFF),
             training_objectives=(TYPICAL_PAYOFF, TYPICAL_PAYOFF),
         )
 
     def _select_from(self, policy: SelectionPolicy, window: int, newest: int, context: str | None) -> list[Record]:
-        records = self.selectable_records(context, policy)
+        records = self.list_selectable_records(context, policy)
         if policy == "best":
             return sorted(records, key=_negative_payoff)[:window]
         if policy == "best_and_last":
-            n_older = len(records) - self._count_recent(len(records), newest)
-            return sorted(records[:n_older], key=_negative_payoff)[:window] + records[n_older:]
+            n_older_records = len(records) - self._count_newest_records(len(records), newest)
+            return sorted(records[:n_older_records], key=_negative_payoff)[:window] + records[n_older_records:]
         if policy == "last":
-            return records[len(records) - self._count_recent(len(records), window) :]
+            return records[len(records) - self._count_newest_records(len(records), window) :]
         return records
 
-    def _count_recent(self, n_records: int, window: int) -> int:
+    def _count_newest_records(self, n_records: int, window: int) -> int:
         """Return the number of newest records to show; unless `sliding`, the first changes every `window` records."""
         if self.sliding or window == 0:
             return min(n_records, window)
         return n_records if n_records < 2 * window else window + n_records % window
 
-    def _record(self, outcome: Outcome) -> Record:
+    def _make_record(self, outcome: Outcome) -> Record:
         """Convert an outcome to numbers, strings and lists; only metrics with the aggregate `last` have curves."""
         curves = {
             name: _sample_curve(outcome.trajectories[name])
@@ -240,7 +243,9 @@ class History(StateFields):
         # The summary of a metric with a curve is the last value of the curve, so it is omitted.
         summaries = {name: float(value) for name, value in outcome.summaries.items() if name not in curves}
         # Four decimals, so that the spending of a fully redistributed tax is 0 in spite of rounding errors.
-        welfare = {name: round(outcome.welfare[name], 4) for name in self.welfare if name in outcome.welfare}
+        welfare = {
+            name: round(outcome.welfare[name], 4) for name in self.welfare_descriptions if name in outcome.welfare
+        }
         return {
             "context": None if outcome.context is None else self.spec.contexts[outcome.context],
             "vector": np.asarray(outcome.vector, dtype=np.float64).tolist(),
@@ -270,16 +275,16 @@ def _merge_records(group: Sequence[Record]) -> Record:
     # Measurements with the same random numbers are equal, so they count once.
     records_by_draw = {record["draw"] or f"record {record['index']}": record for record in reversed(group)}
     records = sorted(records_by_draw.values(), key=_record_index)
-    row = newest | {"measured": [record["index"] for record in records]}
+    merged_record = newest | {"measured": [record["index"] for record in records]}
     if len(records) == 1:
-        return row
+        return merged_record
     estimate = _pool_estimates(records).get(newest["vector"], newest["context"])
     weights = [record["episodes"] for record in records]
 
     def mean(values: Sequence[Any]) -> Any:
         return np.average(np.array(values, dtype=np.float64), axis=0, weights=weights).tolist()
 
-    return row | {
+    return merged_record | {
         "payoff": estimate.value,
         "standard_error": estimate.standard_error,
         "episodes": estimate.episodes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ class LLMMechanismPrincipal(LLMPrincipal):
 
     def __init__(self, spec: EnvSpec, llm: ChatModel, settings: LLMSettings, prompt_folder: Path | None = None) -> None:
         self.prompts = PromptFamily(PROMPT_FAMILY, PROMPTS_DIR, prompt_folder)
-        self.prompt = self._prompt_name(spec, settings.prompt)
+        self.prompt = self._choose_prompt(spec, settings.prompt)
         self.reply_model = create_reply_model(spec.proposal_space)
         self.briefing: PrincipalBriefing | None = None
         super().__init__(spec, spec.proposal_space, llm, settings)
@@ -54,14 +53,14 @@ class LLMMechanismPrincipal(LLMPrincipal):
         """Store the briefing, which prompts contain."""
         self.briefing = briefing
 
-    def reply_schema(self) -> dict[str, Any] | None:
+    def make_reply_schema(self) -> dict[str, Any] | None:
         return json_schema(self.reply_model)
 
     def render(
-        self, context: str | None, proposal: int, proposals: int, records: Sequence[Record], selection: str | None
+        self, context: str | None, proposal_number: int, n_proposals: int, records: list[Record], selection: str | None
     ) -> Prompt:
         spec, history, observations, briefing = self.spec, self.history, self.settings.observations, self.briefing
-        noise = history.noise
+        noise = history.payoff_noise
         if noise is None and briefing is not None and history.pooled:
             noise = briefing.noise
         repeated_records = history.pool_repeated(self.history_settings.history)
@@ -82,38 +81,38 @@ class LLMMechanismPrincipal(LLMPrincipal):
             numbers_seen="mechanism" in spec.observation and (briefing is None or briefing.observes_mechanism),
             briefing=briefing,
             repeats=self.settings.duplicates == "accept",
-            generation=history.generations + 1,
-            proposal=proposal,
-            proposals=proposals,
+            generation=history.n_generations + 1,
+            proposal=proposal_number,
+            proposals=n_proposals,
             made=len(history.records),
-            made_here=len(history.records_in_context(context)),
+            made_here=len(history.list_records_in_context(context)),
             history=[self._format_record(record) for record in records],
             repeated=[
                 self._format_record(record, noise)
                 for record in history.trim(repeated_records, "best", min(len(repeated_records), MAX_LISTED_REPEATS))
             ],
-            best=None if (best := history.best_record(context)) is None else self._format_record(best, noise),
+            best=None if (best := history.pool_best_record(context)) is None else self._format_record(best, noise),
             measures=history.describe_measures() if observations else [],
             selection=selection,
             step_size=self.settings.step_size,
             optimum=self.settings.optimum,
         )
 
-    def parser(self, context: str | None = None, proposal: int | None = None) -> VectorParser:
+    def make_parser(self, context: str | None = None, proposal_number: int | None = None) -> VectorParser:
         parameters = self.space.parameters
         return VectorParser(
             self.space.names,
             [(p.low, p.high) for p in parameters],
             VectorQuestion(
-                turn=self.history.generations + 1,
-                proposal=proposal,
+                turn=self.history.n_generations + 1,
+                proposal=proposal_number,
                 context=context,
                 contexts=self.spec.contexts,
                 history=[record["vector"] for record in self.history.records],
             ),
         )
 
-    def repair(self, reason: str) -> Prompt:
+    def render_repair_prompt(self, reason: str) -> Prompt:
         return self.prompts.render("_repair", fault=reason, parameters=self.space.parameters)
 
     def _format_record(self, record: Record, noise: float | None = None) -> Record:
@@ -143,7 +142,7 @@ class LLMMechanismPrincipal(LLMPrincipal):
         }
         return fields if self.settings.observations else {**fields, "curves": [], "summaries": [], "returns": []}
 
-    def _prompt_name(self, spec: EnvSpec, prompt: str | None) -> str:
+    def _choose_prompt(self, spec: EnvSpec, prompt: str | None) -> str:
         available = self.prompts.names
         if prompt is None:
             return spec.name if spec.name in available else "generic"

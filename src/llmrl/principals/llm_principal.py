@@ -42,8 +42,8 @@ class LLMSettings:
 
     Attributes:
         history: selection of the proposals that prompts show, see `History.select`.
-        fallback: proposal if no reply is valid: the `best` vector of the context so far (`History.best`), its `last`
-            vector, or none (`stop`: an error). Without earlier vectors it is the center of the bounds.
+        fallback: proposal if no reply is valid: the `best` vector of the context so far (`find_best_vector`), its
+            `last` vector, or none (`stop`: an error). Without earlier vectors it is the center of the bounds.
         prompt_iterations: number of iterations stated in prompts; None: the number of the run.
     """
 
@@ -131,13 +131,7 @@ class LLMPrincipal(StateFields, ABC):
     """
 
     _state_fields: ClassVar[tuple[str, ...]] = (
-        "history",
-        "structured_query",
-        "iteration",
-        "counters",
-        "notes",
-        "fallbacks",
-        "learning",
+        *("history", "structured_query", "iteration", "counters", "notes", "fallbacks", "learning"),
     )
 
     parallel = True
@@ -156,38 +150,38 @@ class LLMPrincipal(StateFields, ABC):
         self.learning: ProposalLearning | None = None
         self.structured_query = self._new_structured_query()
         self.history_settings = settings  # settings of the selection of records in the last prompt
-        self.n_records = 0  # number of records in the last prompt
+        self.n_shown_records = 0  # number of records in the last prompt
         self._tokens_per_record: float | None = None
 
     @abstractmethod
     def render(
-        self, context: str | None, proposal: int, proposals: int, records: Sequence[Record], selection: str | None
+        self, context: str | None, proposal_number: int, n_proposals: int, records: list[Record], selection: str | None
     ) -> Prompt:
         """Return the prompt for one proposal of a step.
 
         Args:
             context: name of the context; None: the environment has no contexts.
-            proposal: number of the proposal within the step, from 1 to `proposals`.
-            proposals: number of proposals in the step.
+            proposal_number: number of the proposal within the step, from 1 to `n_proposals`.
+            n_proposals: number of proposals in the step.
             records: records of the history to show.
             selection: sentence that describes the selection of `records`; None: they are all records.
         """
 
     @abstractmethod
-    def reply_schema(self) -> dict[str, Any] | None:
+    def make_reply_schema(self) -> dict[str, Any] | None:
         """Return the JSON schema of a reply; None: free text."""
 
     @abstractmethod
-    def parser(self, context: str | None = None, proposal: int | None = None) -> VectorParser:
+    def make_parser(self, context: str | None = None, proposal_number: int | None = None) -> VectorParser:
         """Return the parser of replies to the prompt of a proposal.
 
         Args:
             context: name of the context; None: the environment has no contexts.
-            proposal: number of the proposal within the step, from 1; None: the step has a single proposal.
+            proposal_number: number of the proposal within the step, from 1; None: the step has a single proposal.
         """
 
     @abstractmethod
-    def repair(self, reason: str) -> Prompt:
+    def render_repair_prompt(self, reason: str) -> Prompt:
         """Return the repair prompt after an invalid reply; `reason` is the error of the reply."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
@@ -196,9 +190,9 @@ class LLMPrincipal(StateFields, ABC):
         proposal_numbers = range(1, n + 1)
         if self.learning is not None:
             self.learning.check_group_size(n)
-        parsers = [self.parser(context_name, k if n > 1 else None) for k in proposal_numbers]
+        parsers = [self.make_parser(context_name, k if n > 1 else None) for k in proposal_numbers]
         prompts = [self.build_prompt(context_name, k, n) for k in proposal_numbers]
-        replies = self.structured_query.ask(prompts, [self._make_parse_fn(parser) for parser in parsers])
+        replies = self.structured_query.ask(prompts, [self._make_parse_function(parser) for parser in parsers])
         proposals = [self._apply_fallback(reply, context_name, k) for k, reply in enumerate(replies, 1)]
         vectors = np.array([proposal.vector for proposal in proposals])
         self.reasons = [proposal.reasoning for proposal in proposals]
@@ -217,29 +211,33 @@ class LLMPrincipal(StateFields, ABC):
             self.learning.record_replies([stats.samples for stats in self.structured_query.query_stats])
         return vectors
 
-    def _apply_fallback(self, parsed_reply: ParsedReply | None, context: str | None, question: int) -> ParsedReply:
+    def _apply_fallback(
+        self, parsed_reply: ParsedReply | None, context: str | None, proposal_number: int
+    ) -> ParsedReply:
         """Return `parsed_reply`, or the fallback if it is None; raise LLMError with `fallback=stop`."""
         if parsed_reply is not None:
             return parsed_reply
-        position = (self.history.generations + 1, question)
+        generation = self.history.n_generations + 1
         if self.settings.fallback == "stop":
             raise LLMError(
-                f"no valid reply for step {position[0]}, question {question}, in {self.settings.repair_turns + 1} "
-                "turns; principal.fallback=stop ends the run then, use principal.fallback=best to continue"
+                f"no valid reply for generation {generation}, proposal {proposal_number}, in "
+                f"{self.settings.repair_turns + 1} turns; principal.fallback=stop ends the run, so use best"
             )
         vector = self.choose_fallback(context)
-        logger.warning("no valid reply for generation %d, proposal %d; proposing %s", *position, vector.tolist())
+        logger.warning(
+            "no valid reply for generation %d, proposal %d; proposing %s", generation, proposal_number, vector.tolist()
+        )
         return ParsedReply(vector)
 
     def choose_fallback(self, context: str | None) -> np.ndarray:
         """Return the fallback vector [d]: the last or the best of the context, or the center of the bounds."""
-        records = self.history.records_in_context(context)
-        best = (
+        records = self.history.list_records_in_context(context)
+        vector = (
             np.array(records[-1]["vector"])
             if self.settings.fallback == "last" and records
-            else self.history.best(context)
+            else self.history.find_best_vector(context)
         )
-        return self.space.round_values((self.space.low + self.space.high) / 2) if best is None else best
+        return self.space.round_values((self.space.low + self.space.high) / 2) if vector is None else vector
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         """Add outcomes to the history and return metrics. The vectors need not be proposals of this principal.
@@ -248,13 +246,15 @@ class LLMPrincipal(StateFields, ABC):
         clipped to the bounds), and llm/repeated_proposals (equal to an earlier proposal, or to one of the same step).
         """
         notes, self.notes = self.notes, []
-        is_last_ask = bool(notes) and len(notes) == len(outcomes)  # whether the outcomes are those of the last `ask`
-        self.history.add(outcomes, notes if is_last_ask else [])
+        matches_last_ask = bool(notes) and len(notes) == len(
+            outcomes
+        )  # whether the outcomes are those of the last `ask`
+        self.history.add(outcomes, notes if matches_last_ask else [])
         self.proposed_vectors |= {make_vector_key(outcome.vector) for outcome in outcomes}
         metrics = self.structured_query.metrics() | {
             f"llm/{name}": float(count) for name, count in self.counters.items()
         }
-        if self.learning is None or not is_last_ask:
+        if self.learning is None or not matches_last_ask:
             return metrics
         outcomes_and_fallbacks = zip(outcomes, self.fallbacks, strict=True)
         values = [float("nan") if is_fallback else outcome.value for outcome, is_fallback in outcomes_and_fallbacks]
@@ -285,21 +285,21 @@ class LLMPrincipal(StateFields, ABC):
                 simulated.history.add([simulated.history.make_typical_outcome(self.space, simulated.iteration)] * n)
                 simulated.iteration += 1
             prompt_sizes.append(estimate_tokens(simulated.build_prompt(context, n, n).text))
-        calls = steps * n
+        n_calls = steps * n
         prompt_tokens = n * int(np.interp(np.arange(steps), iterations, prompt_sizes).sum())
         reply_tokens = TYPICAL_REPLY_TOKENS + TOKENS_PER_NUMBER * max(0, self.space.dim - 10)
-        return CallEstimate(calls, calls * (1 + self.settings.repair_turns), prompt_tokens, calls * reply_tokens)
+        return CallEstimate(n_calls, n_calls * (1 + self.settings.repair_turns), prompt_tokens, n_calls * reply_tokens)
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self.proposed_vectors = {make_vector_key(record["vector"]) for record in self.history.records}
 
-    def build_prompt(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt:
-        """Return the prompt for proposal number `proposal`, from 1, of the `proposals` of the next step."""
+    def build_prompt(self, context: str | None, proposal_number: int = 1, n_proposals: int = 1) -> Prompt:
+        """Return the prompt for proposal `proposal_number`, from 1, of the `n_proposals` proposals of the next step."""
         self.history_settings = self._select_history_settings(context)
         selected = self.select_records()
-        prompt, self.n_records = self.structured_query.fit_to_context(
-            lambda n: self._render(context, selected, n, proposal, proposals), len(selected)
+        prompt, self.n_shown_records = self.structured_query.fit_to_context(
+            lambda n: self._render_with_records(context, selected, n, proposal_number, n_proposals), len(selected)
         )
         return prompt
 
@@ -323,27 +323,29 @@ class LLMPrincipal(StateFields, ABC):
             sample = [record | {"measured": [record["index"]]} for record in records[:N_SAMPLED_RECORDS]]
             self.history_settings = settings
             sample_tokens, base_tokens = (
-                estimate_tokens(self._render(context, sample, n).text) for n in (len(sample), 0)
+                estimate_tokens(self._render_with_records(context, sample, n).text) for n in (len(sample), 0)
             )
             self._tokens_per_record = max(1.0, (sample_tokens - base_tokens) / len(sample))
-        n_contexts = max(1, len(self.history.contexts))
+        n_contexts = max(1, len(self.history.context_names))
         max_records = max(MIN_PROMPT_RECORDS, int(settings.history_tokens / self._tokens_per_record) // n_contexts)
-        if max(len(self.history.records_in_context(name)) for name in self.history.contexts) <= max_records:
+        if max(len(self.history.list_records_in_context(name)) for name in self.history.context_names) <= max_records:
             return settings
         # A quarter, because up to twice as many of the newest records are shown (`History._count_recent`).
         return replace(settings, history="best_and_last", window=max_records // 2, n_recent=max_records // 4)
 
-    def _render(
-        self, context: str | None, selected: list[Record], n: int, proposal: int = 1, proposals: int = 1
+    def _render_with_records(
+        self, context: str | None, selected: list[Record], n: int, proposal_number: int = 1, n_proposals: int = 1
     ) -> Prompt:
         """Render the prompt with `n` of the `selected` records."""
         records = self.history.trim(selected, self.history_settings.history, n)
-        return self.render(context, proposal, proposals, records, self._describe_selection(selected, n))
+        return self.render(context, proposal_number, n_proposals, records, self._describe_selection(selected, n))
 
     def _describe_selection(self, selected: list[Record], n: int) -> str | None:
         """Return a sentence about the records omitted if `n` of `selected` are shown; None if all are shown."""
         settings = self.history_settings
-        available = sum(len(self.history.selectable_records(name, settings.history)) for name in self.history.contexts)
+        available = sum(
+            len(self.history.list_selectable_records(name, settings.history)) for name in self.history.context_names
+        )
         if n < len(selected):
             subset = {"best": "the best", "last": "the newest"}.get(settings.history, "the best and the newest")
             return f"There is room for {n} of the {available} proposals: {subset} of them are shown."
@@ -369,21 +371,21 @@ class LLMPrincipal(StateFields, ABC):
             f"tenth is above {high}."
         )
 
-    def parse_reply(self, text: str, cut: bool = False, parser: VectorParser | None = None) -> ParsedReply:
+    def parse_reply(self, text: str, is_truncated: bool = False, parser: VectorParser | None = None) -> ParsedReply:
         """Return the vector of a reply, rounded and clipped as it will be measured.
 
         Args:
             text: the reply.
-            cut: whether the reply was truncated at the maximum number of tokens.
+            is_truncated: whether the reply was truncated at the maximum number of tokens.
             parser: parser of the reply; None: the parser for a single proposal without context.
 
         Raises:
             InvalidReply: the reply contains no vector; or, depending on the settings, a number is out of bounds or the
                 vector was measured before.
         """
-        answer = parse_answer(text, parser or self.parser(), cut)
+        answer = parse_answer(text, parser or self.make_parser(), is_truncated)
         numbers = answer.answer
-        if self.has_refused_numbers(numbers):
+        if self.has_invalid_numbers(numbers):
             try:
                 self.space.check(numbers)
             except ConfigError as error:
@@ -394,22 +396,17 @@ class LLMPrincipal(StateFields, ABC):
         n_clipped = self.space.is_out_of_bounds(numbers).sum() if self.settings.out_of_range == "clamp" else 0
         return ParsedReply(vector, answer.reasons, int(n_clipped))
 
-    def has_refused_numbers(self, vector: np.ndarray) -> bool:
+    def has_invalid_numbers(self, vector: np.ndarray) -> bool:
         """Return whether a reply with these numbers, [d], is invalid because some are out of bounds."""
         invalid = self.space.is_out_of_bounds(vector) & (self.space.choices | (self.settings.out_of_range == "reask"))
         return self.settings.out_of_range != "clamp" and bool(invalid.any())
 
     def _new_structured_query(self) -> StructuredQuery[ParsedReply]:
-        return StructuredQuery(
-            self.llm,
-            self.purpose,
-            self._make_parse_fn(None),
-            self.repair,
-            self.reply_schema(),
-            self.settings.repair_turns,
-        )
+        functions = self._make_parse_function(None), self.render_repair_prompt
+        schema, repair_turns = self.make_reply_schema(), self.settings.repair_turns
+        return StructuredQuery(self.llm, self.purpose, *functions, schema, repair_turns)
 
-    def _make_parse_fn(self, parser: VectorParser | None) -> Callable[[ChatReply], ParsedReply]:
+    def _make_parse_function(self, parser: VectorParser | None) -> Callable[[ChatReply], ParsedReply]:
         return lambda reply: self.parse_reply(reply.text, reply.is_truncated, parser)
 
 

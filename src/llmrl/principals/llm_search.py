@@ -99,11 +99,11 @@ class LLMSearch(LLMPrincipal):
             self.reasons[i], self.fallbacks[i], self.notes[i] = "", True, UNPLAYABLE_NOTE
         return np.where(has_failed[:, None], vector, vectors)
 
-    def reply_schema(self) -> dict[str, Any] | None:
+    def make_reply_schema(self) -> dict[str, Any] | None:
         return None if self.settings.reply == "lines" else json_schema(Proposal)
 
     def render(
-        self, context: str | None, proposal: int, proposals: int, records: Sequence[Record], selection: str | None
+        self, context: str | None, proposal_number: int, n_proposals: int, records: list[Record], selection: str | None
     ) -> Prompt:
         spec, text = self.spec, self.spec.text
         return self.prompts.render(
@@ -134,11 +134,11 @@ class LLMSearch(LLMPrincipal):
             selection=selection,
             iteration=self.iteration + self.settings.first_iteration,
             iterations=self.settings.prompt_iterations or self.iterations,
-            proposal=proposal,
-            proposals=proposals,
+            proposal=proposal_number,
+            proposals=n_proposals,
         )
 
-    def parser(self, context: str | None = None, proposal: int | None = None) -> VectorParser:
+    def make_parser(self, context: str | None = None, proposal_number: int | None = None) -> VectorParser:
         parameters = self.space.parameters
         actions = self.spec.action_names
         choices = all(p.choice and p.low == 0 and p.high < len(actions) for p in parameters)
@@ -147,13 +147,13 @@ class LLMSearch(LLMPrincipal):
             bounds=[(p.low, p.high) for p in parameters],
             question=VectorQuestion(
                 turn=self.iteration + self.settings.first_iteration,
-                proposal=proposal,
+                proposal=proposal_number,
                 history=[[float(format_number(x)) for x in record["vector"]] for record in self.history.records],
             ),
             words=actions if choices else (),
         )
 
-    def repair(self, reason: str) -> Prompt:
+    def render_repair_prompt(self, reason: str) -> Prompt:
         return self.prompts.render("_repair", fault=reason, **self._constant_fields())
 
     def _constant_fields(self) -> dict[str, Any]:
@@ -172,8 +172,8 @@ class LLMSearch(LLMPrincipal):
 
     def _format_record(self, record: Record) -> str:
         """Return the row of a record in the table of proposals."""
-        arrow = " -> " if self.settings.rows == "compact" else "; f(params): "
-        return f"{self._format_numbers(record['vector'])}{arrow}{record['payoff']:.2f}{self._format_notes(record)}"
+        separator = " -> " if self.settings.rows == "compact" else "; f(params): "
+        return f"{self._format_numbers(record['vector'])}{separator}{record['payoff']:.2f}{self._format_notes(record)}"
 
     def _format_numbers(self, vector: Sequence[float]) -> str:
         numbers = [format_number(value) for value in vector]
@@ -199,8 +199,8 @@ class LLMSearch(LLMPrincipal):
         return f"- {self._format_numbers(record['vector'])}: {count_text}, values spread by {record['spread']:.3g}"
 
     def _format_best(self) -> str | None:
-        """Return a text with the best vector of the history (`History.best`) and its mean; None if there is none."""
-        best = self.history.best_record(None)
+        """Return a text with the vector `History.find_best_vector` and its mean; None if there is none."""
+        best = self.history.pool_best_record(None)
         if best is None:
             return None
         n_measurements = len(best["measured"])

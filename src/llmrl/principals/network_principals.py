@@ -18,7 +18,7 @@ from llmrl.core.records import MetaSettings, Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.state_fields import StateFields
-from llmrl.principals.grid import FINE_GRID_POINTS, default_points
+from llmrl.principals.grid import FINE_GRID_POINTS, find_default_grid_points
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class ObserveSettings:
     """Settings of the observation of a network principal.
 
-    Args:
+    Attributes:
         metrics: names of metrics in `spec.principal_metrics`; None: all.
         moments: number of windows, of almost equal length, over which a metric's trajectory is averaged; at most its
             number of steps. None: no averaging, every step is an input.
@@ -86,7 +86,7 @@ class ObservationEncoder(StateFields):
     def size(self) -> int:
         return len(self.space.contexts) + len(self.metrics) * self.n_windows
 
-    def vector(self, context: int | None) -> np.ndarray:
+    def encode(self, context: int | None) -> np.ndarray:
         """Return the observation before a proposal in `context`, [size] float32."""
         one_hot = np.zeros(len(self.space.contexts))
         if self.space.contexts:
@@ -167,23 +167,25 @@ class DualRLPrincipal(StateFields):
         self.space = spec.proposal_space
         self.settings = settings
         self.encoder = ObservationEncoder(spec, settings.observe)
-        self.points = default_points(self.space, FINE_GRID_POINTS) if settings.points is None else settings.points
+        self.points = (
+            find_default_grid_points(self.space, FINE_GRID_POINTS) if settings.points is None else settings.points
+        )
         if self.points < 2:
             raise ConfigError(f"principal.points must be at least 2 (both bounds), got {self.points}")
-        weights = seeds.torch("weights")
-        self.network = IndependentHeads(self.encoder.size, settings.hidden, self.space.dim, self.points + 1, weights)
+        generator = seeds.torch("weights")
+        self.network = IndependentHeads(self.encoder.size, settings.hidden, self.space.dim, self.points + 1, generator)
         self.updater = OptimizerStep(self.network, settings.learning_rate, settings.adam_eps, settings.max_grad_norm)
         self.generator = seeds.torch("principal")
         self.previous = np.zeros((0, self.space.dim))  # vectors of the last `ask`, [n, d]
         self.last_proposal: State | None = None  # observation, choices and network outputs of the last `ask`
-        self.count, self.mean, self.squares = 0, 0.0, 0.0  # number, mean and squared deviations of all payoffs
+        self.count, self.mean, self.squares = 0, 0.0, 0.0  # payoffs: number, mean, sum of squared deviations
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         import torch
 
         from llmrl.networks.action_distributions import CategoricalDistribution, sample_categorical
 
-        observation = torch.as_tensor(self.encoder.vector(context))
+        observation = torch.as_tensor(self.encoder.encode(context))
         with torch.no_grad():
             logits, value = self.network(observation)
             logits = logits.expand(n, -1, -1)
@@ -195,7 +197,7 @@ class DualRLPrincipal(StateFields):
             "log_prob": log_prob.sum(-1),
             "value": value,
         }
-        self.previous = self._vectors_of_choices(choice.numpy())
+        self.previous = self._choices_to_vectors(choice.numpy())
         return self.previous.copy()
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -218,10 +220,10 @@ class DualRLPrincipal(StateFields):
             logits, value = self.network(proposal["observation"])
             log_prob, entropy = CategoricalDistribution.log_prob_entropy(logits.expand(n, -1, -1), proposal["choice"])
             ratio = (log_prob.sum(-1) - proposal["log_prob"]).exp()
-            error = value_error(value.expand(n), proposal["value"], payoff, settings.value_clip)
+            squared_error = value_error(value.expand(n), proposal["value"], payoff, settings.value_clip)
             loss = (
                 -surrogate(ratio, advantage, settings.clip).mean()
-                + settings.value_coefficient * 0.5 * error.mean()
+                + settings.value_coefficient * 0.5 * squared_error.mean()
                 - settings.entropy_coefficient * entropy.sum(-1).mean()
             )
             gradient_norms.append(float(self.updater.step_on_loss(loss)))
@@ -236,20 +238,20 @@ class DualRLPrincipal(StateFields):
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the vector of the most probable choice of each head, [1, d]; [0, d] before the first update.
 
-        If the most probable choice of a head is to keep the previous value, it is that of the first proposal of the
-        last step.
+        A head whose most probable choice is to keep the previous value gives that of the first proposal of the last
+        step.
         """
         import torch
 
         vectors = []
         if self.count:
             with torch.no_grad():
-                logits, _ = self.network(torch.as_tensor(self.encoder.vector(context)))
-            vectors = [self._vectors_of_choices(logits.argmax(-1).numpy()[None])[0]]
+                logits, _ = self.network(torch.as_tensor(self.encoder.encode(context)))
+            vectors = [self._choices_to_vectors(logits.argmax(-1).numpy()[None])[0]]
         return np.array(vectors[:n], dtype=np.float64).reshape(-1, self.space.dim)
 
-    def _vectors_of_choices(self, choice: np.ndarray) -> np.ndarray:
-        """Return the vectors of choices, both [n, d]. Choice `points` keeps the value of the previous step."""
+    def _choices_to_vectors(self, choice: np.ndarray) -> np.ndarray:
+        """Return the vectors that choices select, both [n, d]. Choice `points` keeps the value of the previous step."""
         low, high = self.space.low, self.space.high
         n = len(choice)
         previous_vectors = np.tile(np.clip(0.0, low, high), (n, 1))
@@ -351,18 +353,18 @@ class MetaGradPrincipal(StateFields):
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         import torch
 
-        observation = torch.as_tensor(self.encoder.vector(context))
+        observation = torch.as_tensor(self.encoder.encode(context))
         self.last_proposal = {"observation": observation, "row": self.space.find_context_row(context)}
-        return self._network_vector(observation)[None]
+        return self._compute_vector(observation)[None]
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the output of the network in a context, [1, d]; [0, d] before the first update."""
         import torch
 
-        vectors = [self._network_vector(torch.as_tensor(self.encoder.vector(context)))] if self.counts.any() else []
+        vectors = [self._compute_vector(torch.as_tensor(self.encoder.encode(context)))] if self.counts.any() else []
         return np.array(vectors[:n], dtype=np.float64).reshape(-1, self.space.dim)
 
-    def _network_vector(self, observation: torch.Tensor) -> np.ndarray:
+    def _compute_vector(self, observation: torch.Tensor) -> np.ndarray:
         """Return the vector that the network proposes, [d]."""
         import torch
 

@@ -18,7 +18,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
 from llmrl.core.state_fields import StateFields
 from llmrl.core.unit_cube import from_unit
-from llmrl.principals.grid import grid_vectors
+from llmrl.principals.grid import make_grid_vectors
 
 
 class _NonadaptivePrincipal(StateFields):
@@ -57,18 +57,18 @@ class FixedPrincipal(_NonadaptivePrincipal):
                     f"principal.contexts needs a list for each of the {len(space.contexts)} contexts of {space.name} "
                     f"({', '.join(space.contexts) or 'it has none: use principal.values'}), got {len(contexts)} lists"
                 )
-            self.table = np.stack([space.check(row) for row in contexts])
+            self.context_vectors = np.stack([space.check(row) for row in contexts])
         else:
             vector = space.low if values is None else space.check(values)
-            self.table = np.tile(vector, (space.n_context_rows, 1))
-        space.check_decimals(self.table, "principal.values")
+            self.context_vectors = np.tile(vector, (space.n_context_rows, 1))
+        space.check_decimals(self.context_vectors, f"principal.{'values' if contexts is None else 'contexts'}")
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        return np.tile(self.table[self.space.find_context_row(context)], (n, 1))
+        return np.tile(self.context_vectors[self.space.find_context_row(context)], (n, 1))
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the vector of a context, [1, d]; [0, d] for n = 0."""
-        return np.array(self.table[self.space.find_context_row(context)][None][:n])
+        return np.array(self.context_vectors[self.space.find_context_row(context)][None][:n])
 
 
 class ListedPrincipal(_NonadaptivePrincipal):
@@ -102,7 +102,7 @@ class ListedPrincipal(_NonadaptivePrincipal):
                     f"({', '.join(space.names)}), got {len(grid)} lists"
                 )
             vectors = [list(vector) for vector in itertools.product(*grid)]
-        self.vectors = space.check_decimals(space.check(vectors), "principal.vectors")
+        self.vectors = space.check_decimals(space.check(vectors), f"principal.{'vectors' if grid is None else 'grid'}")
         self.n_proposed = 0
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
@@ -124,7 +124,7 @@ class RandomPrincipal(_NonadaptivePrincipal):
 
     def __init__(self, space: ParameterSpace, seeds: Seeds, points: PositiveInt | None = None) -> None:
         self.space = space
-        self.vectors = None if points is None else grid_vectors(space, points)
+        self.vectors = None if points is None else make_grid_vectors(space, points)
         self.rng = seeds.numpy("principal")
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
@@ -158,7 +158,7 @@ class SobolPrincipal(_NonadaptivePrincipal):
                 "use principal=random"
             )
         self.space, self.seeds = space, seeds.child("principal")
-        self.counts = [0] * space.n_context_rows
+        self.counts = [0] * space.n_context_rows  # number of proposals so far in each context
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         from scipy.stats.qmc import Sobol

@@ -15,7 +15,7 @@ from llmrl.llms.local.learning import ChatLearners, TrajectoryBuffer
 
 
 class ProposalLearning(StateFields):
-    """Training of a chat model on the proposals of each step; a group of proposals is a group of the learner.
+    """Training of a chat model on the proposals of each step, which form groups of `llm.learn.group_size`.
 
     The reward of a proposal is its value, standardized by the mean and standard deviation of all values so far, so the
     unit of `llm.learn.invalid_reward` is a standard deviation. A proposal without a value (no valid reply, or no finite
@@ -38,9 +38,9 @@ class ProposalLearning(StateFields):
                 "episode, turn or anchor"
             )
         self._learners, self._learner, self._seeds = learners, learners.learner(""), seeds
-        self._recorder = TrajectoryBuffer()  # replies of the last step
+        self._recorder = TrajectoryBuffer()  # replies of the last step; proposal i is game i of agent 0
         self._values: list[float] = []  # values of all proposals so far, without NaN
-        self._updates = 0
+        self._updates = 0  # number of updates so far
 
     def check_group_size(self, n_proposals: int) -> None:
         """Raise ConfigError if the proposals of a step cannot be divided into groups."""
@@ -55,7 +55,7 @@ class ProposalLearning(StateFields):
         self._recorder = TrajectoryBuffer()
         for i, samples in enumerate(replies):
             for turn, (sample, is_valid) in enumerate(samples):
-                self._recorder.add_reply(i, 0, sample, f"turn {turn}", is_valid, turn)
+                self._recorder.add_reply(i, 0, sample, observation=f"turn {turn}", is_valid=is_valid, step=turn)
 
     def update(self, values: Sequence[float]) -> dict[str, float]:
         """Train on the recorded replies; return metrics (`learn/...`).

@@ -92,10 +92,10 @@ class SaezPrincipal(StateFields):
         step: UnitInterval = 0.5,
     ) -> None:
         self.space = spec.proposal_space
-        names = [f"{name}_{k + 1}" for name in BRACKET_METRICS for k in range(self.space.dim)]
-        missing = [name for name in names if name not in spec.principal_metrics]
-        if missing or self.space.contexts:
-            reason = f"has no metric {missing[0]!r}" if missing else "has contexts"
+        metric_names = [f"{name}_{k + 1}" for name in BRACKET_METRICS for k in range(self.space.dim)]
+        missing_metrics = [name for name in metric_names if name not in spec.principal_metrics]
+        if missing_metrics or self.space.contexts:
+            reason = f"has no metric {missing_metrics[0]!r}" if missing_metrics else "has contexts"
             raise Incompatible(
                 IncompatibilityReason.WRONG_GAME,
                 f"principal=saez needs the incomes in each tax bracket and no contexts, but env={spec.name} {reason}; "
@@ -112,18 +112,18 @@ class SaezPrincipal(StateFields):
             raise ConfigError("principal.step=0 never changes the first rates; use a number in (0, 1]")
         self.elasticity, self.step = elasticity, step
         self.n_proposed = 0
-        self.rates = self._flat_rates(0)  # the last proposal, [K]
+        self.rates = self._make_flat_rates(0)  # the last proposal, [K]
         self.formula_rates = self.rates  # the formula's rates for the last outcome, [K]
         self.log_points: list[list[float]] = []  # for each outcome: log (1 - mean marginal rate), log mean income
 
-    def _flat_rates(self, index: int) -> np.ndarray:
+    def _make_flat_rates(self, index: int) -> np.ndarray:
         fraction = MAX_INITIAL_RATE * index / max(self.n_initial - 1, 1)
         return self.space.round_values(self.space.low + fraction * (self.space.high - self.space.low))
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         self.space.find_context_row(context)
         if self.n_proposed < self.n_initial:
-            self.rates = self._flat_rates(self.n_proposed)
+            self.rates = self._make_flat_rates(self.n_proposed)
         else:
             self.rates = self.space.round_values(self.rates + self.step * (self.formula_rates - self.rates))
         self.n_proposed += 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmrl.llms.scripted import UnreadPromptError, first_prompt, require
-from llmrl.principals.scripted_search import EMPTY_TABLE_TEXT, QUESTION_NUMBER_PATTERN, rng_of_text
+from llmrl.principals.scripted_search import EMPTY_TABLE_TEXT, QUESTION_NUMBER_PATTERN, make_rng_from_text
 
 _PARAMETER_PATTERN = re.compile(r"^- (\S+): from (\S+) to (\S+) \(", re.MULTILINE)
 _CONTEXTS_HEADING = "## Context\n"
@@ -28,8 +28,8 @@ _RECORD_PATTERN = re.compile(
 
 MAX_CORNERS = 8
 """Maximum number of corners of the box for which the initial design contains all corners (up to three numbers)."""
-N_INITIAL = 10
-"""Number of points of the initial design for more numbers."""
+N_DESIGN_POINTS = 10
+"""Number of points of the initial design for more than three numbers."""
 INITIAL_STEP, MIN_STEP = 0.3, 0.03
 """Initial and minimum standard deviation of changes, as a share of each range."""
 STEP_DECAY = 0.93
@@ -60,7 +60,7 @@ class _Trials:
         """Return the indices [n] of the points in descending order of smoothed payoffs.
 
         The smoothing is Nadaraya-Watson regression with a Gaussian kernel of `width`, a share of each range. It
-        prevents that a single high payoff among low ones ranks high.
+        keeps a single high payoff among low ones from ranking high.
         """
         distances = ((self.points[:, None] - self.points[None]) ** 2).mean(-1)
         weights = np.exp(-distances / (2 * width**2)) * self.counts
@@ -70,8 +70,8 @@ class _Trials:
 def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[str], None] = lambda text: None) -> str:
     """Return a principal's reply in JSON.
 
-    The first proposals are an initial design. For up to three numbers it has all corners of the box, in random order,
-    and the center (a two-level factorial design). For more numbers it has ten points: the center and a random Latin
+    The first proposals are an initial design. For up to three numbers it has all corners of the box, in random
+    order, and the center (a two-level factorial design). For more numbers it has ten points: the center and a Latin
     hypercube (McKay, Beckman & Conover 1979). Later proposals are random changes, of decreasing size, to some numbers
     of the best proposals of this context: proposal 1 of a generation changes the best, proposal 2 the second best,
     proposal 3 the third, proposal 4 the best again, and so on. Earlier proposals are ranked by smoothed payoffs
@@ -98,17 +98,18 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
         n_proposals = _read_proposal_count(prompt, _CONTEXT_COUNT_PATTERN)
     trials = _read_trials(prompt, names, context, low, high)
     # Seeded by what is constant in a context, so that all prompts of the context give the same design.
-    design = _initial_design(len(names), rng_of_text(f"{seed}\0{parameters}\0{context}"))
+    design = _initial_design(len(names), make_rng_from_text(f"{seed}\0{parameters}\0{context}"))
     step = _step_size(n_proposals - len(design))
-    order = trials.rank_points(max(step / 2, MIN_KERNEL_WIDTH))[:N_PARENTS]
+    parent_indices = trials.rank_points(max(step / 2, MIN_KERNEL_WIDTH))[:N_PARENTS]
+    parents = trials.points[parent_indices] if len(parent_indices) else np.full((1, len(names)), 0.5)
     # All prompts of a generation get the same random numbers.
-    rng = rng_of_text(f"{seed}\0{QUESTION_NUMBER_PATTERN.sub('', prompt)}")
+    rng = make_rng_from_text(f"{seed}\0{QUESTION_NUMBER_PATTERN.sub('', prompt)}")
     proposals: list[list[float]] = []
     for i in range(n_proposals, n_proposals + _read_proposal_number(prompt)):
         step = _step_size(i - len(design))
-        base = trials.points[order[(i - n_proposals) % len(order)]] if len(order) else np.full(len(names), 0.5)
+        parent = parents[(i - n_proposals) % len(parents)]
         for _ in range(MAX_DRAWS):
-            point = design[i] if i < len(design) else _perturb(rng, base, step)
+            point = design[i] if i < len(design) else _perturb(rng, parent, step)
             # Rounded before clipping, because bounds may have more than four decimals.
             numbers = np.clip((low + point * (high - low)).round(4), low, high).tolist()
             if i < len(design) or numbers not in proposals:
@@ -116,7 +117,7 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
         proposals.append(numbers)
     reason = "a first spread of points over the ranges"
     if i >= len(design):
-        base_label = "one of the best proposals so far" if len(order) else "the center of the ranges"
+        base_label = "one of the best proposals so far" if len(parent_indices) else "the center of the ranges"
         reason = f"a change of about {100 * step:.0f} % of the ranges to {base_label}"
     return json.dumps({"reasoning": f"By rule, not by thought: {reason}.", **dict(zip(names, numbers, strict=True))})
 
@@ -163,7 +164,7 @@ def _initial_design(d: int, rng: np.random.Generator) -> np.ndarray:
     if 2**d <= MAX_CORNERS:
         corners = np.array(list(itertools.product((0.0, 1.0), repeat=d)))
         return np.concatenate([rng.permutation(corners), np.full((1, d), 0.5)])
-    n = N_INITIAL - 1
+    n = N_DESIGN_POINTS - 1
     strata = rng.permuted(np.tile(np.arange(n), (d, 1)), axis=1).T
     return np.concatenate([np.full((1, d), 0.5), (strata + rng.random((n, d))) / n])
 
@@ -173,8 +174,8 @@ def _step_size(n_proposals: int) -> float:
     return float(max(INITIAL_STEP * STEP_DECAY ** max(n_proposals, 0), MIN_STEP))
 
 
-def _perturb(rng: np.random.Generator, base: np.ndarray, step: float) -> np.ndarray:
-    """Return `base` [d] with each number changed with probability 1/2, and at least one, clipped to the unit cube."""
-    is_changed = rng.random(len(base)) < 0.5
-    is_changed[rng.integers(len(base))] = True
-    return np.clip(np.where(is_changed, base + rng.normal(0.0, step, len(base)), base), 0.0, 1.0)
+def _perturb(rng: np.random.Generator, parent: np.ndarray, step: float) -> np.ndarray:
+    """Return `parent` [d] with each number changed with probability 1/2, and at least one, clipped to the unit cube."""
+    is_changed = rng.random(len(parent)) < 0.5
+    is_changed[rng.integers(len(parent))] = True
+    return np.clip(np.where(is_changed, parent + rng.normal(0.0, step, len(parent)), parent), 0.0, 1.0)

@@ -12,7 +12,7 @@ import numpy as np
 
 from llmrl.llms.scripted import UnreadPromptError, first_prompt, require
 
-_COUNT_PATTERN = re.compile(r"^(\d+) numbers, called params\[0\] to params\[\d+\]\.", re.MULTILINE)
+_DIMENSION_PATTERN = re.compile(r"^(\d+) numbers, called params\[0\] to params\[\d+\]\.", re.MULTILINE)
 _COMMON_RANGE_PATTERN = re.compile(
     r"Each is a (whole )?number from (\S+) to ([^\s,]+?)(?:, with (\d+) digits? after the point)?\.\s*$", re.MULTILINE
 )
@@ -67,17 +67,17 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
         UnreadPromptError: a part of the prompt does not have the format of `principals/search_prompts`.
     """
     prompt = first_prompt(messages)
-    count_match = require(
-        _COUNT_PATTERN.search(prompt), "how many numbers there are (`3 numbers, called params[0] to params[2].`)"
+    dimension_match = require(
+        _DIMENSION_PATTERN.search(prompt), "how many numbers there are (`3 numbers, called params[0] to params[2].`)"
     )
     n_trials = int(require(_TRIAL_COUNT_PATTERN.search(prompt), "how many lists of numbers were tried so far")[1])
-    task = _parse_task(prompt, int(count_match.group(1)))
+    task = _parse_task(prompt, int(dimension_match.group(1)))
     if n_trials and not len(task.values) and EMPTY_TABLE_TEXT not in prompt:
         raise UnreadPromptError("the rows of the table of what was tried")
     question_number_match = QUESTION_NUMBER_PATTERN.search(prompt)
     # All prompts of an iteration get the same random numbers, and proposal k is computed after proposals 1 to k - 1.
     # A repair turn gets different random numbers.
-    rng = rng_of_text("\0".join(QUESTION_NUMBER_PATTERN.sub("", message["content"]) for message in messages))
+    rng = make_rng_from_text("\0".join(QUESTION_NUMBER_PATTERN.sub("", message["content"]) for message in messages))
     if _PARALLEL_TEXT in prompt:
         require(question_number_match, "which proposal of the iteration is asked for")
     proposed_vectors = {tuple(row) for row in task.vectors.tolist()}
@@ -98,10 +98,10 @@ def _parse_task(prompt: str, d: int) -> _Task:
     step = _STEP_PATTERN.search(instructions)
     table, _, repeats_text = table.partition("## Measured several times")
     rows = [(_parse_list(numbers), value) for numbers, value in _LIST_ROW_PATTERN.findall(table)]
-    rows += [(_parse_named(numbers), value) for numbers, value in _NAMED_ROW_PATTERN.findall(table)]
+    rows += [(_parse_named_numbers(numbers), value) for numbers, value in _NAMED_ROW_PATTERN.findall(table)]
     # Vectors with several measurements get one row, with their mean, at the position of the newest measurement.
     means = {
-        _parse_list(numbers[1:-1]) if numbers[0] == "[" else _parse_named(numbers): mean
+        _parse_list(numbers[1:-1]) if numbers[0] == "[" else _parse_named_numbers(numbers): mean
         for numbers, _, mean in _REPEATS_PATTERN.findall(repeats_text)
     }
     unique_rows: list[tuple[tuple[str, ...], str]] = []
@@ -125,7 +125,7 @@ def _parse_list(numbers: str) -> tuple[str, ...]:
     return tuple(number.strip() for number in numbers.split(","))
 
 
-def _parse_named(numbers: str) -> tuple[str, ...]:
+def _parse_named_numbers(numbers: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\]: ([^;]+)", numbers))
 
 
@@ -143,7 +143,7 @@ def _propose(
             vector = _redraw(task, rng, attempt)
         else:
             vector = _perturb(task, rng, attempt)
-        vector = _round(np.clip(vector, task.low, task.high), task.digits)
+        vector = _round_to_digits(np.clip(vector, task.low, task.high), task.digits)
         if tuple(vector.tolist()) not in proposed_vectors:
             break
     return list(vector.tolist())
@@ -178,7 +178,7 @@ def _redraw(task: _Task, rng: np.random.Generator, attempt: int) -> np.ndarray:
     return vector
 
 
-def _round(vector: np.ndarray, digits: np.ndarray) -> np.ndarray:
+def _round_to_digits(vector: np.ndarray, digits: np.ndarray) -> np.ndarray:
     scale = 10.0 ** np.where(digits < 0, 4, digits)
     return np.round(vector * scale) / scale + 0.0  # + 0.0 turns -0.0 into 0.0
 
@@ -190,6 +190,6 @@ def _format_reply(prompt: str, vector: list[float], reason: str) -> str:
     return "; ".join(f"params[{i}]: {x:g}" for i, x in enumerate(vector)) + f"\n{reason}"
 
 
-def rng_of_text(text: str) -> np.random.Generator:
+def make_rng_from_text(text: str) -> np.random.Generator:
     """Return a generator of random numbers whose seed is a hash of a text."""
     return np.random.default_rng(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from llmrl.llms.scripted import require
 
-N_EXPLORATION = 4
+N_EXPLORATION_GENERATIONS = 4
 """Number of first generations in which all citizens vote for the same random option."""
 _PARAMETER_PATTERN = re.compile(r"^- (\S+): from (\S+) to (\S+) \(", re.MULTILINE)
 _GENERATION_PATTERN = re.compile(
@@ -36,24 +36,24 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     Raises:
         UnreadPromptError: a part of the prompt does not have the format of `prompts/_ballot.j2`.
     """
-    text = messages[0]["content"]
+    prompt = messages[0]["content"]
     bounds = {
         name: (float(low), float(high))
-        for name, low, high in require(_PARAMETER_PATTERN.findall(text), "the numbers (`- name: from 0 to 1 (`)")
+        for name, low, high in require(_PARAMETER_PATTERN.findall(prompt), "the numbers (`- name: from 0 to 1 (`)")
     }
-    voter = require(_VOTER_PATTERN.search(text), "who votes (`You are agent 1 of `)")[1]
-    returns = {generation: float(value) for value, generation in _CITIZEN_RETURN_PATTERN.findall(text)}
-    generations = [  # vector and return of each generation
-        (_parse_numbers(values), returns[generation]) for generation, values in _GENERATION_PATTERN.findall(text)
+    voter = require(_VOTER_PATTERN.search(prompt), "who votes (`You are agent 1 of `)")[1]
+    returns = {generation: float(value) for value, generation in _CITIZEN_RETURN_PATTERN.findall(prompt)}
+    outcomes = [  # vector and return of each generation
+        (_parse_numbers(values), returns[generation]) for generation, values in _GENERATION_PATTERN.findall(prompt)
     ]
-    options = _OPTION_PATTERN.findall(text)
+    options = _OPTION_PATTERN.findall(prompt)
     reasoning = {"reasoning": "By rule, not by thought."}
     if not options:
-        return json.dumps({**reasoning, **_nominate(bounds, f"{seed} {voter} {len(generations)}")})
-    if len(generations) < N_EXPLORATION:
-        choice = options[_hash_to_int(f"{len(generations)}") * len(options) // 2**32][0]
+        return json.dumps({**reasoning, **_nominate(bounds, f"{seed} {voter} {len(outcomes)}")})
+    if len(outcomes) < N_EXPLORATION_GENERATIONS:
+        choice = options[_hash_to_int(f"{len(outcomes)}") * len(options) // 2**32][0]
         return json.dumps({**reasoning, "choice": choice})
-    best_vector = max(generations, key=lambda pair: pair[1])[0]
+    best_vector = max(outcomes, key=lambda pair: pair[1])[0]
     choice = min(options, key=lambda option: _squared_distance(_parse_numbers(option[1]), best_vector, bounds))[0]
     return json.dumps({**reasoning, "choice": choice})
 

@@ -95,12 +95,12 @@ class VotePrincipal(StateFields):
                 spec.name,
             )
         self.spec, self.space, self.llm, self.seeds = spec, spec.proposal_space, llm, seeds
-        self.settings, self.voters = settings, settings.voters or spec.n_agents
+        self.settings, self.n_voters = settings, settings.voters or spec.n_agents
         self.prompts = PromptFamily("principal", PROMPTS_DIR, prompt_folder)
         self.briefing: PrincipalBriefing | None = None
         self.records: list[dict[str, Any]] = []  # generation, context, vector and returns of each outcome
-        self.votes = 0  # number of votes so far
-        self.last_metrics: dict[str, float] = {}  # metrics of the last vote
+        self.votes = 0  # number of elections so far
+        self.last_metrics: dict[str, float] = {}  # metrics of the last election
         self.totals = {"abstentions": 0, "unchanged": 0}
         self.nominator: StructuredQuery[np.ndarray] = StructuredQuery(
             llm,
@@ -110,9 +110,9 @@ class VotePrincipal(StateFields):
             json_schema(create_reply_model(self.space)),
             settings.repair_turns,
         )
-        self.voter = self._vote_query(["option_1"])
+        self.voter = self._make_vote_query(["option_1"])
         # Render every prompt once, so that errors in prompts are found before the run.
-        self._render_ballot(0, None, self._build_options([self.space.neutral]))
+        self._render_ballot(0, None, self._build_option_fields([self.space.neutral]))
         self._render_nomination_prompt(0, None)
         self.voter.repair("-")
         self.nominator.repair("-")
@@ -137,29 +137,31 @@ class VotePrincipal(StateFields):
             self.last_metrics = {"vote/options": 1.0, "vote/winner_share": 1.0, "vote/turnout": 0.0}
             self.votes += 1
             return ballot
-        options = self._build_options(list(ballot), status_quo_vector)
-        voter = self._vote_query([option["name"] for option in options])
-        voter.load_state_dict(self.voter.state_dict())
-        self.voter = voter
-        votes = voter.ask([self._render_ballot(agent, context_name, options) for agent in range(self.voters)])
-        valid_votes = [vote for vote in votes if vote is not None]
+        options = self._build_option_fields(list(ballot), status_quo_vector)
+        vote_query = self._make_vote_query([option["name"] for option in options])
+        vote_query.load_state_dict(self.voter.state_dict())
+        self.voter = vote_query
+        citizen_votes = vote_query.ask(
+            [self._render_ballot(agent, context_name, options) for agent in range(self.n_voters)]
+        )
+        valid_votes = [vote for vote in citizen_votes if vote is not None]
         vote_counts = np.bincount(np.array(valid_votes, dtype=np.int64), minlength=len(ballot))
-        winners = np.flatnonzero(vote_counts == vote_counts.max())
-        is_status_quo = (ballot[winners] == self.space.round_values(status_quo_vector)).all(axis=1)
-        winner = int(winners[is_status_quo.argmax()])  # the first winner if none is the status quo
-        n_abstentions = len(votes) - len(valid_votes)
+        winner_indices = np.flatnonzero(vote_counts == vote_counts.max())
+        is_status_quo = (ballot[winner_indices] == self.space.round_values(status_quo_vector)).all(axis=1)
+        winner_index = int(winner_indices[is_status_quo.argmax()])  # the first winner if none is the status quo
+        n_abstentions = len(citizen_votes) - len(valid_votes)
         self.totals["abstentions"] += n_abstentions
         self.totals["unchanged"] += int(is_status_quo.any())
         self.last_metrics = {
             "vote/options": float(len(ballot)),
-            "vote/winner_share": float(vote_counts[winner] / max(len(valid_votes), 1)),
-            "vote/turnout": 1 - n_abstentions / self.voters,
+            "vote/winner_share": float(vote_counts[winner_index] / max(len(valid_votes), 1)),
+            "vote/turnout": 1 - n_abstentions / self.n_voters,
         }
         self.votes += 1
-        return ballot[[winner]]
+        return ballot[[winner_index]]
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Store the outcomes; return the metrics of the last vote and counts of votes and replies since the start."""
+        """Store the outcomes; return metrics of the last election, and counts of votes and replies since the start."""
         for outcome in outcomes:
             self.records.append(
                 {
@@ -173,27 +175,27 @@ class VotePrincipal(StateFields):
         return call_metrics | self.last_metrics | {f"vote/{name}": float(n) for name, n in self.totals.items()}
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
-        """Return the vector of the last vote in a context, [1, d]; [0, d] before the first vote."""
+        """Return the vector of the last election in a context, [1, d]; [0, d] before the first outcome."""
         row = self.space.find_context_row(context)
         context_name = self.spec.contexts[row] if self.spec.contexts else None
         elected_vectors = [record["vector"] for record in self.records if record["context"] == context_name]
         return np.array(elected_vectors[-1:][:n], dtype=np.float64).reshape(-1, self.space.dim)
 
     def estimate(self, steps: int, n: int, n_earlier_outcomes: int = 0) -> CallEstimate:
-        """Return the estimate for `steps` votes, from prompts with the average number of records of such a run."""
+        """Return the estimate for `steps` elections, from prompts with the average number of records of such a run."""
         vector = self.space.neutral
         n_records = min(self.settings.memory, (steps + n_earlier_outcomes) // 2)
         record = {"generation": 1, "context": None, "vector": vector.tolist(), "returns": [0.0] * self.spec.n_agents}
         records, self.records = self.records, [record] * n_records
-        options = self._build_options([vector] * (self.settings.nominations + 1))
+        options = self._build_option_fields([vector] * (self.settings.nominations + 1))
         ballot_tokens = estimate_tokens(self._render_ballot(0, None, options).text)
         nomination_tokens = estimate_tokens(self._render_nomination_prompt(0, None).text)
         self.records = records
         n_nominations = self.settings.nominations if self.settings.nominate == "citizens" else 0
-        calls = steps * (self.voters + n_nominations)
-        max_calls = calls * (1 + self.settings.repair_turns)
-        prompt_tokens = steps * (self.voters * ballot_tokens + n_nominations * nomination_tokens)
-        return CallEstimate(calls, max_calls, prompt_tokens, calls * TYPICAL_REPLY_TOKENS)
+        n_calls = steps * (self.n_voters + n_nominations)
+        max_calls = n_calls * (1 + self.settings.repair_turns)
+        prompt_tokens = steps * (self.n_voters * ballot_tokens + n_nominations * nomination_tokens)
+        return CallEstimate(n_calls, max_calls, prompt_tokens, n_calls * TYPICAL_REPLY_TOKENS)
 
     def _collect_nominations(self, seeds: Seeds, context: str | None) -> list[np.ndarray]:
         """Return the nominations, each [d]; citizens without a valid nomination are omitted."""
@@ -207,7 +209,7 @@ class VotePrincipal(StateFields):
         )
         return [vector for vector in replies if vector is not None]
 
-    def _build_options(
+    def _build_option_fields(
         self, vectors: Sequence[np.ndarray], status_quo_vector: np.ndarray | None = None
     ) -> list[dict[str, Any]]:
         return [
@@ -222,7 +224,7 @@ class VotePrincipal(StateFields):
             for i, vector in enumerate(vectors)
         ]
 
-    def _vote_query(self, options: Sequence[str]) -> StructuredQuery[int]:
+    def _make_vote_query(self, options: Sequence[str]) -> StructuredQuery[int]:
         """Return the query for votes on `options`, whose parser, repair prompt and schema depend on them."""
         return StructuredQuery(
             self.llm,
@@ -234,12 +236,12 @@ class VotePrincipal(StateFields):
         )
 
     def _render_ballot(self, agent: int, context: str | None, options: list[dict[str, Any]]) -> Prompt:
-        return self.prompts.render("_ballot", options=options, **self._citizen_facts(agent, context))
+        return self.prompts.render("_ballot", options=options, **self._build_prompt_fields(agent, context))
 
     def _render_nomination_prompt(self, agent: int, context: str | None) -> Prompt:
-        return self.prompts.render("_nomination", **self._citizen_facts(agent, context))
+        return self.prompts.render("_nomination", **self._build_prompt_fields(agent, context))
 
-    def _citizen_facts(self, agent: int, context: str | None) -> dict[str, Any]:
+    def _build_prompt_fields(self, agent: int, context: str | None) -> dict[str, Any]:
         """Return the template fields of a citizen's prompts; `agent` is its index, from 0."""
         spec = self.spec
         return {
@@ -283,7 +285,7 @@ def build_vote_schema(options: Sequence[str]) -> dict[str, Any]:
 
 
 class BallotParser(ChoiceParser):
-    """Parser of one of the options of a ballot."""
+    """Parser of a vote, the name of one of the options on a ballot."""
 
     answer_name = "option"
     has_labels = True

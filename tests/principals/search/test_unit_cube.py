@@ -15,7 +15,7 @@ from llmrl.core.unit_cube import count_values, from_unit, to_unit
 from llmrl.principals.bandits import EpsilonGreedyPrincipal
 from llmrl.principals.evolution import CMAESPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
-from llmrl.principals.grid import default_points, grid_vectors
+from llmrl.principals.grid import find_default_grid_points, make_grid_vectors
 from llmrl.principals.nonadaptive import FixedPrincipal, RandomPrincipal
 from societies import make_toy_spec
 
@@ -115,12 +115,12 @@ class TestGrids:
     def test_points_have_space_decimals(self):
         bandit = EpsilonGreedyPrincipal(space((-1.0, 1.0, 1), (0.0, 3.0, 0)), Seeds(0), points=4)
         assert {vector[0] for vector in bandit.arms} == {-1.0, -0.3, 0.3, 1.0}
-        assert [bandit.arm_index(vector) for vector in bandit.arms] == list(range(16))
+        assert [bandit.find_arm(vector) for vector in bandit.arms] == list(range(16))
         with pytest.raises(ValueError, match="none of"):
-            bandit.arm_index(np.array([-0.4, 1.0]))
+            bandit.find_arm(np.array([-0.4, 1.0]))
 
     def test_default_grid_covers_integers(self):
-        assert default_points(TABLE, {3: 21, 5: 6}) == 4
+        assert find_default_grid_points(TABLE, {3: 21, 5: 6}) == 4
         bandit = EpsilonGreedyPrincipal(TABLE, Seeds(0), proposals=3 * 4**6)
         assert bandit.n_arms == 4**6
         vectors = bandit.ask(None, 3)
@@ -135,7 +135,7 @@ class TestGrids:
 
     def test_points_exceed_values(self):
         with pytest.raises(ConfigError, match=r"principal.points=5.*4"):
-            grid_vectors(TABLE, 5)
+            make_grid_vectors(TABLE, 5)
 
     def test_no_small_grid(self):
         wide = space(*[(-6.0, 6.0, 1)] * 30)
