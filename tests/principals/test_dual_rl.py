@@ -70,13 +70,13 @@ def test_the_last_choice_keeps_the_previous_number():
     society = make_toy_spec()  # two numbers in [-1, 3]
     principal = build_principal("dual_rl", society, Seeds(0), points=5)
     choices = np.array([[0, 5], [4, 2]])
-    principal.previous = principal._vectors_of_choices(choices)
+    principal.previous = principal._choices_to_vectors(choices)
     assert principal.previous.tolist() == [[-1.0, 0.0], [3.0, 1.0]]  # no number before: 0
     # Each proposal of a step follows the one in its place; a third one has none before it.
-    vectors = principal._vectors_of_choices(np.array([[5, 1], [5, 5], [5, 5]]))
+    vectors = principal._choices_to_vectors(np.array([[5, 1], [5, 5], [5, 5]]))
     assert vectors.tolist() == [[-1.0, 0.0], [3.0, 1.0], [0.0, 0.0]]
     positive_space = build_principal("dual_rl", make_toy_spec(low=0.5), Seeds(0), points=5)
-    assert positive_space._vectors_of_choices(np.array([[5, 5]])).tolist() == [[0.5, 0.5]]
+    assert positive_space._choices_to_vectors(np.array([[5, 5]])).tolist() == [[0.5, 0.5]]
 
 
 @pytest.mark.parametrize(("spec", "shape"), [(CLEANUP, (3, 22)), (ESCAPE_ROOM, (5, 7)), (make_toy_spec(), (2, 97))])

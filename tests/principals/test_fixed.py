@@ -7,7 +7,8 @@ import pytest
 
 from experiments import find_run_folder, run
 from llmrl.core.errors import ConfigError
-from llmrl.principals.nonadaptive import ListedPrincipal
+from llmrl.core.spaces import Parameter, ParameterSpace
+from llmrl.principals.nonadaptive import FixedPrincipal, ListedPrincipal
 from societies import make_outcome, make_toy_spec
 
 VECTORS = [[0.0, 1.0], [1.0, 0.0], [3.0, 3.0]]
@@ -56,3 +57,11 @@ def test_list_is_single_batch(tmp_path):
     )  # fmt: skip
     history = json.loads((find_run_folder(tmp_path) / "summary.json").read_text())["history"]
     assert [list(row["mechanism"].values()) for row in history] == 2 * [[0] * 5, [5, 0, 0, 0, 0], [0, 0, 0, 0, 5]]
+
+
+def test_excess_decimals_name_their_option():
+    parameters = tuple(Parameter(f"x{i}", 0.0, 2.0, "", "", decimals=0) for i in range(2))
+    with pytest.raises(ConfigError, match=r"^principal\.grid: "):
+        ListedPrincipal(ParameterSpace("digits", parameters), grid=[[0.5], [1.0]])
+    with pytest.raises(ConfigError, match=r"^principal\.contexts: "):
+        FixedPrincipal(ParameterSpace("digits", parameters, ("a",)), contexts=[[0.5, 1.0]])

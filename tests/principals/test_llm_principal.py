@@ -257,7 +257,7 @@ class TestHistory:
         for vector in self.VECTORS:
             principal.tell([make_outcome(make_toy_spec(), np.array(vector), n=2)])
         records = principal.history.select(history, 50)
-        prompts = [principal._render(None, records, n).text for n in range(len(records) + 1)]
+        prompts = [principal._render_with_records(None, records, n).text for n in range(len(records) + 1)]
         tokens = [model.count_tokens([{"role": "user", "content": prompt}]) for prompt in prompts]
         fits = len(generations)
         assert tokens[: fits + 2] == sorted(tokens[: fits + 2])

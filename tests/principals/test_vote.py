@@ -172,7 +172,7 @@ class TestVotes:
         spec = NativeEnv(settings, Seeds(0), tiles="plain").spec
         proposer = principal(Citizens(lambda agent: {}, largest), spec=spec)
         proposer.brief(PrincipalBriefing(7, 1, 1, 1, True))
-        text = proposer._render_ballot(0, None, proposer._build_options([spec.mechanism.neutral])).text
+        text = proposer._render_ballot(0, None, proposer._build_option_fields([spec.mechanism.neutral])).text
         assert "a river at one end and an orchard" in text and "This is generation 1 of 7" in text
 
     @pytest.mark.parametrize(("nominate", "repair_purpose"), [("citizens", "nomination"), ("random", "vote")])

@@ -253,7 +253,7 @@ class ActorCritic(nn.Module):
 
     @property
     def has_normalizers(self) -> bool:
-        """Whether observations are normalized by running moments (`update_normalizers`)."""
+        """True if observations are normalized by running moments (`update_normalizers`)."""
         return self.normalizer is not None or self.joint_normalizer is not None
 
     def update_normalizers(self, samples: dict[str, torch.Tensor]) -> None:

@@ -29,7 +29,7 @@ class Memo(Generic[Key]):
 
     @property
     def is_active(self) -> bool:
-        """Whether outputs are cached, within a `fixed_weights` block."""
+        """True if outputs are cached, within a `fixed_weights` block."""
         return self._outputs_by_key is not None
 
     @contextmanager

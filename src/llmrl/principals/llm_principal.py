@@ -221,7 +221,7 @@ class LLMPrincipal(StateFields, ABC):
         if self.settings.fallback == "stop":
             raise LLMError(
                 f"no valid reply for generation {generation}, proposal {proposal_number}, in "
-                f"{self.settings.repair_turns + 1} turns; principal.fallback=stop ends the run, so use best"
+                f"{self.settings.repair_turns + 1} turns; set principal.fallback=best to continue the run instead"
             )
         vector = self.choose_fallback(context)
         logger.warning(
@@ -330,7 +330,7 @@ class LLMPrincipal(StateFields, ABC):
         max_records = max(MIN_PROMPT_RECORDS, int(settings.history_tokens / self._tokens_per_record) // n_contexts)
         if max(len(self.history.list_records_in_context(name)) for name in self.history.context_names) <= max_records:
             return settings
-        # A quarter, because up to twice as many of the newest records are shown (`History._count_recent`).
+        # A quarter, because up to twice as many of the newest records are shown (`History._count_newest_records`).
         return replace(settings, history="best_and_last", window=max_records // 2, n_recent=max_records // 4)
 
     def _render_with_records(
