@@ -51,7 +51,7 @@ class BanditPrincipal(StateFields, ABC):
 
     @abstractmethod
     def _select_arm(self, row: int, pending: np.ndarray) -> int:
-        """Return the index of the arm to play in the context with row `row` (`ParameterSpace.find_row`).
+        """Return the index of the arm to play in the context with row `row` (`ParameterSpace.find_context_row`).
 
         `pending` [n_arms] int64 counts the plays of each arm that were chosen in this step and have no payoff yet.
         """
