@@ -128,7 +128,7 @@ def main() -> None:
         pairwise_seconds = measure_seconds(args.device, score_pairs) / min(args.games, len(prompts)) * frames
         update_seconds = measure_seconds(args.device, lambda: agent.update(rollouts[0], Seeds(0).torch("minibatches")))
         description = agent.describe()
-        lengths = scorer.lengths(prompts)
+        lengths = scorer.count_prompt_tokens(prompts)
     device_name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} threads"
     tokens, ratio = sum(lengths) / len(lengths), pairwise_seconds / rollout_seconds
     print(f"architecture of Flan-T5-{args.shape}, RANDOM weights, {args.precision}, tune={args.tune}; {device_name}")

@@ -130,7 +130,7 @@ def test_schedules_follow_episodes(algorithm, rates):
         return len(progress_values) < 10
 
     learner._build_model = stack_envs
-    learner.fit(parts.env.single, limit_length, 10)
+    learner.fit(parts.env.make_gymnasium_env, limit_length, 10)
     parts.close()
     # The rate that follows from the end of an episode is that of the next step.
     assert progress_values == pytest.approx(rates, abs=1e-6)

@@ -67,7 +67,7 @@ def test_preset_builds(study, treatment):
         assert parts.env.spec.name == study
         assert (agent.policy.settings.lessons > 0) == (treatment == "lessons")
         if treatment == "observation_only":
-            assert (parts.env.spec.horizon, loop.episodes, agent.policy.settings.history) == PUBLISHED_SETTINGS[study]
+            assert (parts.env.spec.horizon, loop.n_episodes, agent.policy.settings.history) == PUBLISHED_SETTINGS[study]
             assert (config["llm"]["temperature"], config["llm"]["max_tokens"]) == (0.0, 256)
             assert agent.policy.structured_query.repair_turns == 0 and not agent.policy.requires_reflection
             system = agent.policy.prompts.render_system(0, ()).text

@@ -9,7 +9,7 @@ import torch
 from learning_chats import QUESTIONS, make_request, make_settings, sample_trajectories
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.llms.local.learning import token_sequences
+from llmrl.llms.local.learning import build_token_sequences
 
 NAMES = ("society_0", "society_1")
 
@@ -106,7 +106,7 @@ def test_sampling_and_update_agree_for_each_adapter(make_chat):
     for k, name in enumerate(NAMES):
         chat.learners.adapters.activate(name)
         for reply in replies[k::2]:
-            [sequence] = token_sequences([reply.sample])
+            [sequence] = build_token_sequences([reply.sample])
             logits = chat.module(input_ids=torch.tensor([sequence.tokens])).logits[0]
             log_probs = logits.log_softmax(-1)[sequence.positions - 1, np.array(sequence.tokens)[sequence.positions]]
             np.testing.assert_allclose(log_probs.detach().numpy(), sequence.log_probs, atol=1e-5)

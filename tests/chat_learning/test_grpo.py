@@ -10,7 +10,7 @@ from learning_chats import compute_log_probs, make_settings, sample_trajectories
 from llmrl.chat_learning.token_network import TokenNetwork
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import ProcessGroup
-from llmrl.llms.local.learning import token_sequences
+from llmrl.llms.local.learning import build_token_sequences
 from llmrl.llms.local.lora import Lora
 from llmrl.llms.local.prefix_cache import MIN_PREFIX_LENGTH, shared_prefix_length
 
@@ -23,7 +23,7 @@ def weights(chat):
 def test_network_equals_plain_passes(reuse_prefix, make_chat):
     chat = make_chat(learn=make_settings())
     samples = [turn.sample for t in sample_trajectories(chat) for turn in t.turns]
-    sequences = [sequence for s in samples for sequence in token_sequences([s])]
+    sequences = [sequence for s in samples for sequence in build_token_sequences([s])]
     assert shared_prefix_length([sequence.tokens for sequence in sequences]) > MIN_PREFIX_LENGTH
     network = TokenNetwork(chat.module, 1.0, 4096, "float32", reuse_prefix, False, ProcessGroup())
     log_probs = network(sequences)
@@ -51,12 +51,12 @@ def test_rewarded_replies_become_more_likely(advantage, tune, make_chat):
     chat = make_chat(learn=make_settings(advantage=advantage, tune=tune, kl=0.0, learning_rate=1e-2))
     trajectories = sample_trajectories(chat, reward=lambda game, step, reply: float(game == 0))
     log_prob = {}
-    sequences = [s for t in trajectories for s in token_sequences([turn.sample for turn in t.turns])]
+    sequences = [s for t in trajectories for s in build_token_sequences([turn.sample for turn in t.turns])]
     for stage in ("before", "after"):
         log_prob[stage] = [x.sum() for x in compute_log_probs(chat, sequences)]
         if stage == "before":
             metrics = chat.learners.learner("").update(trajectories, torch.Generator().manual_seed(0))
-    rewarded = len(token_sequences([turn.sample for turn in trajectories[0].turns]))
+    rewarded = len(build_token_sequences([turn.sample for turn in trajectories[0].turns]))
     change = np.array(log_prob["after"]) - np.array(log_prob["before"])
     assert change[:rewarded].mean() > change[rewarded:].mean()
     assert metrics["learn/log_prob_error"] < 1e-5
@@ -179,9 +179,9 @@ def test_turn_credit_beats_episode_credit(make_chat):
             32,
             reward=lambda game, step, reply, luck=luck: float(reply.sample.tokens[0] % 2) if step else luck[game],
         )
-        sequences = token_sequences([])
+        sequences = build_token_sequences([])
         for trajectory in trajectories:
-            sequences += token_sequences([trajectory.turns[1].sample])
+            sequences += build_token_sequences([trajectory.turns[1].sample])
         before = compute_log_probs(chat, sequences)
         chat.learners.learner("").update(trajectories, torch.Generator().manual_seed(0))
         after = compute_log_probs(chat, sequences)

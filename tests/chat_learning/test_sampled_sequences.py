@@ -7,7 +7,7 @@ import pytest
 
 from learning_chats import FORGETFUL_TEMPLATE, QUESTIONS, compute_log_probs, make_request
 from llmrl.core.records import TokenSample
-from llmrl.llms.local.learning import token_sequences
+from llmrl.llms.local.learning import build_token_sequences
 
 
 class Recorder:
@@ -45,7 +45,7 @@ def test_sequences_of_conversation(template, n_sequences, make_chat):
         contents.append('{"action": "left"}')
         ids = tuple(chat.encode_reply(make_request(*contents[:-1]).messages, contents[-1]))
         samples.append(TokenSample(reply.sample.prompt, ids, np.zeros(len(ids), np.float32)))
-    sequences = token_sequences(samples, first_reply=5)
+    sequences = build_token_sequences(samples, first_reply_index=5)
     assert len(sequences) == n_sequences
     assert np.concatenate([s.reply_indices for s in sequences]).tolist() == [
         5 + i for i, turn_sample in enumerate(samples) for _ in turn_sample.tokens
@@ -58,7 +58,7 @@ def test_sampled_log_probs_equal_plain_passes(make_chat):
     chat = make_chat(learn=Recorder())
     replies = chat.complete([make_request(QUESTIONS[i % 2], repeat=i) for i in range(6)])
     for reply in replies:
-        sequences = token_sequences([reply.sample])
+        sequences = build_token_sequences([reply.sample])
         [expected] = compute_log_probs(chat, sequences)
         np.testing.assert_allclose(sequences[0].log_probs, expected, atol=1e-5)
         assert reply.completion_tokens == len(reply.sample.tokens)

@@ -22,7 +22,7 @@ def scan(objectives):
 def test_reference_lines_state_the_error():
     """Pairs that differ by 2 have a standard deviation of the square root of 2; the means have a range of 10."""
     references = References.from_histories(scan([(0.0, 2.0), (10.0, 12.0), (5.0, 7.0)]), [])
-    assert references.measurement_error(1) == pytest.approx(2**0.5)
+    assert references.compute_measurement_error(1) == pytest.approx(2**0.5)
     assert relative_standard_error(references, 1) == pytest.approx(2**0.5 / 10)
     assert relative_standard_error(references, 4) == pytest.approx(2**0.5 / 20)
 

@@ -239,7 +239,7 @@ def test_abandonment_reason_reaches_seat():
         finally:
             connection.close()
 
-    rows.fail_all(ConfigError("all end"))
+    rows.fail_all_requests(ConfigError("all end"))
     thread = threading.Thread(target=live)
     thread.start()
     rows.run()

@@ -89,7 +89,7 @@ class TestPool:
 class TestRules:
     def test_only_clearly_worse_are_dropped(self):
         rng = np.random.default_rng(0)
-        race = Race(np.arange(4.0)[:, None], rounds=3)
+        race = Race(np.arange(4.0)[:, None], max_rounds=3)
         shared = rng.normal(0, 50, 20)  # luck that all have in common
         race.tell([shared + rng.normal(mean, 1, 20) for mean in (0.0, 10.0, 9.9, 5.0)])
         assert race.remaining == [1, 2] and not race.is_finished
@@ -99,7 +99,7 @@ class TestRules:
         assert [row["measured"] for row in race.summarize_contestants()] == [20, 60, 60, 20]
 
     def test_two_numbers_drop_no_contestant(self):
-        race = Race(np.arange(2.0)[:, None], rounds=5)
+        race = Race(np.arange(2.0)[:, None], max_rounds=5)
         race.tell([np.array([0.0, 0.0]), np.array([9.0, 9.0])])
         assert race.remaining == [0, 1]
         race.tell([np.array([0.0]), np.array([9.0])])
@@ -107,7 +107,7 @@ class TestRules:
 
     def test_single_contestant_skips_race(self):
         assert Race(np.zeros((1, 2)), 3).is_finished and Race(np.zeros((1, 2)), 3).summarize_contestants() == []
-        race = Race(np.arange(3.0)[:, None], rounds=1)
+        race = Race(np.arange(3.0)[:, None], max_rounds=1)
         race.tell([np.full(5, 2.0)] * 3)
         assert race.is_finished and race.leader == 0 and race.remaining == [0, 1, 2]
 

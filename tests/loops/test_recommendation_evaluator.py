@@ -9,7 +9,7 @@ from llmrl.loops.recommendation import (
     ANYTIME_RELATIVE_ERROR,
     MAX_ANYTIME_EVALUATIONS,
     RecommendationEvaluator,
-    max_trials_per_context,
+    count_max_trials,
 )
 
 
@@ -35,12 +35,12 @@ def test_vectors_get_equal_evaluations(minimum, slots, contexts):
     vectors = {i: np.array([i + 1.0]) for i in range(contexts)} or {None: np.array([1.0])}
     trials, evaluator = play(RecommendationEvaluator({10: vectors}, minimum, slots, None), noisy)
     n = -(-minimum // slots) * slots
-    assert len(trials) == evaluator.trials == n // slots * len(vectors)
+    assert len(trials) == evaluator.n_trials == n // slots * len(vectors)
     assert {len(estimate.values) for estimate in evaluator.evaluations_by_context(10).values()} == {n}
     assert evaluator.summary(10)["objective"] == pytest.approx(
         np.mean([np.mean([noisy(c, v, draw) for draw in range(n)]) for c, v in vectors.items()])
     )
-    assert evaluator.trials <= max_trials_per_context(minimum, slots, 1, False) * len(vectors)
+    assert evaluator.n_trials <= count_max_trials(minimum, slots, 1, False) * len(vectors)
 
 
 def test_equal_vectors_share_evaluations():

@@ -238,7 +238,7 @@ def test_objective_response_detection():
 
 def test_single_measurement_is_inconclusive():
     references = References.from_histories(history([[0.0], [5.0]]), history([[1.0]]))
-    assert references.objective_responds is None and references.warning is None and references.variance.noise is None
+    assert references.objective_responds is None and references.warning is None and references.anova.noise is None
     assert references.contexts[0].no_mechanism.standard_error == 0.5  # of its own episodes
 
 

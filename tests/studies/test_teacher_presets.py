@@ -72,7 +72,7 @@ def test_treatment_builds(case):
         assert config["name"] == parts.env.spec.name
         agent, teacher = parts.agents[0], parts.teacher
         if treatment in ("teacher_plays", "rules_play"):
-            assert isinstance(agent, TeacherAgent) and isinstance(loop, PlayLoop) and loop.episodes == 1000
+            assert isinstance(agent, TeacherAgent) and isinstance(loop, PlayLoop) and loop.n_episodes == 1000
             return
         assert isinstance(loop, LearnLoop)
         assert isinstance(agent, PPOAgent)
@@ -92,7 +92,7 @@ def test_treatment_builds(case):
         )
         assert teacher.plan_policy.sharing == ("mixture" if "teacher.sharing=mixture" in extra else "own")
         assert teacher.plan_policy.domain.parity == (treatment in ("taught_flawed", "llm4teach"))
-        assert loop.updates > getattr(teacher.schedule, "cutoff", 0), "the student is never alone"
+        assert loop.n_updates > getattr(teacher.schedule, "cutoff", 0), "the student is never alone"
     finally:
         parts.close()
 

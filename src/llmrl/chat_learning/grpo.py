@@ -22,7 +22,7 @@ from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Unit
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.chat import LocalChat
-from llmrl.llms.local.learning import AdapterSharing, TokenSequence, Trajectory, Turn, token_sequences
+from llmrl.llms.local.learning import AdapterSharing, TokenSequence, Trajectory, Turn, build_token_sequences
 from llmrl.llms.local.loading import check_model_unchanged, copy_weights, enable_recomputation, folder_fingerprint
 from llmrl.llms.local.lora import AdapterSet, Lora, disable_adapters, write_adapter
 
@@ -189,7 +189,7 @@ class ChatGRPO:
         sequences: list[TokenSequence] = []
         for trajectory in trajectories:
             n_replies = 1 + int(sequences[-1].reply_indices[-1]) if sequences else 0
-            sequences += token_sequences([turn.sample for turn in trajectory.turns], n_replies)
+            sequences += build_token_sequences([turn.sample for turn in trajectory.turns], n_replies)
         if self.chat.settings.sampler is not None:
             # Log-probabilities of the sampling server differ by rounding, and because its weights may be older.
             old_log_probs = self._token_network().sampled_log_probs(sequences)
@@ -208,7 +208,7 @@ class ChatGRPO:
                 }
                 records.append(step.step(batch, self._loss))
         self.updates += 1
-        self.chat.weights_changed()
+        self.chat.discard_outdated_weights()
         return self._metrics(trajectories, turns, records) | {
             "learn/learning_rate": learning_rate,
             "learn/kl_coefficient": kl_coefficient,
@@ -249,7 +249,7 @@ class ChatGRPO:
             copy_weights(self._initial_weights, self._trained_parameters(), "the initial model", _WEIGHT_OPTIONS)
             self._optimizer = None
         self.updates = 0
-        self.chat.weights_changed()
+        self.chat.discard_outdated_weights()
 
     def write_adapter(self, folder: Path) -> None:
         """Write the trained adapter in peft's format; do nothing if all weights are trained."""
@@ -283,7 +283,7 @@ class ChatGRPO:
         copy_weights(state["weights"], self._trained_parameters(), "the checkpoint", _WEIGHT_OPTIONS)
         self._optimizer_step().load_state_dict(state["optimizer"])
         self.updates = state["updates"]
-        self.chat.weights_changed()
+        self.chat.discard_outdated_weights()
 
     def _loss(self, batch: Batch) -> tuple[torch.Tensor, Record]:
         """Return the contribution of a piece to the loss of its minibatch, and to the metrics of the minibatch."""
@@ -416,7 +416,7 @@ class ChatGRPO:
 
     def _fingerprint(self) -> str | None:
         """Return the fingerprint of the model's folder; None for a model of the Hugging Face hub."""
-        return folder_fingerprint(self.chat.model, sampled=True)
+        return folder_fingerprint(self.chat.model, hashes_blocks=True)
 
 
 def _check_model(chat: LocalChat, settings: GRPO) -> None:

@@ -85,7 +85,7 @@ def _run_threads(executor: BatchedExecutor, threads: Sequence[threading.Thread])
     while True:
         try:
             if error is not None:
-                executor.fail_all(error)
+                executor.fail_all_requests(error)
             for thread in threads:
                 if thread.ident is None:
                     thread.start()

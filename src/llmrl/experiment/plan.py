@@ -298,7 +298,7 @@ def relative_standard_error(references: References | None, replicates: int) -> f
 
     The range is that of the coarse scan, averaged over contexts. None if it is 0 or the standard error is unknown.
     """
-    error = None if references is None else references.measurement_error(replicates)
+    error = None if references is None else references.compute_measurement_error(replicates)
     if references is None or error is None:
         return None
     objective_range = float(np.mean([references.scan_range(context.context) for context in references.contexts]))

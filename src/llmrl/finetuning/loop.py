@@ -212,7 +212,7 @@ class FinetuneLoop(StateFields):
                 f"without a reason take about {n_tokens} tokens of {local_model.model}. Set llm.max_tokens to "
                 f"{n_tokens} or more"
             )
-        n_trainable = self.method.lora.count_trainable(
+        n_trainable = self.method.lora.count_trainable_parameters(
             load_meta_model(local_model.model, local_model.settings.revision)
         )
         log.info(
@@ -342,6 +342,6 @@ class FinetuneLoop(StateFields):
                 run.summary[f"{measure_name}_{phase}"] = main_results[phase][measure_name]["mean"]
         validity = Validity()
         for client_state in self.client_states.values():
-            validity.add_all(client_state["validity"])
+            validity.add_counts(client_state["validity"])
         run.summary |= {name.replace("/", "_"): value for name, value in validity.metrics().items()}
         return float(main_results["after"]["score"]["mean"])

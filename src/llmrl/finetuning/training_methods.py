@@ -181,7 +181,7 @@ class TrainingMethod(ABC):
 
         with _suppress_library_messages():
             trainer = self.build_trainer(
-                job, model=job.module, processing_class=job.chat.tokenizer, peft_config=self.lora.config()
+                job, model=job.module, processing_class=job.chat.tokenizer, peft_config=self.lora.peft_config()
             )
             for callback in (PrinterCallback, ProgressCallback):
                 trainer.remove_callback(callback)

@@ -1,4 +1,4 @@
-"""The loop of agents that an external library trains, with the episode budget of a policy search."""
+"""The loop of agents that an external library trains for as many episodes as a policy search plays."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ from llmrl.core.state_fields import StateFields
 from llmrl.loops.compute_requests import Delegate, EvaluateController, Log, Loop, Request, Requests, SafePoint
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.search_settings import SearchSettings
-from llmrl.rollout.batched_evaluator import (
-    SupportsEvaluator,
-    draw_evaluation_seeds,
-    measure_incumbent,
-    summarize_curve,
-)
+from llmrl.rollout.batched_evaluator import SupportsEvaluator, draw_evaluation_seeds, measure_incumbent, summarize_curve
 from llmrl.run.artifacts import RESULT_EPISODES
 from llmrl.run.run import Run
 
@@ -34,7 +29,7 @@ class ExternallyTrained(Protocol):
     """Protocol of agents that are trained by the loop of an external library."""
 
     def fit(self, make_env: Callable[[], Any], on_episode: EpisodeCallback, episodes: int) -> None:
-        """Train in environments that `make_env` returns, until `on_episode` returns False after `episodes` episodes."""
+        """Train for `episodes` episodes in environments that `make_env` returns; end if `on_episode` returns False."""
         ...
 
     @property
@@ -45,15 +40,15 @@ class ExternallyTrained(Protocol):
 
 @runtime_checkable
 class HasGymnasiumEnv(Protocol):
-    """Protocol of environments that can create environments of Gymnasium."""
+    """Protocol of environments of which a single game is available as a `gymnasium.Env`."""
 
-    def single(self) -> Any:
-        """Return a new `gymnasium.Env` of this game."""
+    def make_gymnasium_env(self) -> Any:
+        """Return a new `gymnasium.Env` of the same game."""
         ...
 
 
 class BaselineLoop(StateFields, Loop):
-    """Loop that trains with the number of episodes, and evaluates with the episodes, of a policy search.
+    """Loop that trains for the number of episodes of a policy search, and evaluates on the same episodes as the search.
 
     Episodes are logged in blocks of the size of a search iteration, as mean returns of the exploring policy. The policy
     is evaluated without exploration, on the seeds on which a search with the same seed evaluates its best proposal.
@@ -67,7 +62,7 @@ class BaselineLoop(StateFields, Loop):
             `race_rounds` have no effect, because there is only one policy.
 
     Raises:
-        ConfigError: the environment is no Gymnasium environment, or a setting applies to searches only.
+        ConfigError: the environment is not from Gymnasium, or a setting that applies only to searches is set.
     """
 
     _state_fields = ("is_trained", "returns", "env_steps", "agents")
@@ -80,7 +75,7 @@ class BaselineLoop(StateFields, Loop):
                 IncompatibilityReason.WRONG_GAME,
                 f"agent=sb3 cannot train on env={env.spec.name}, which is not a Gymnasium environment; choose env=gym",
             )
-        for name, is_set in {
+        for name, is_overridden in {
             "episode_seeds": settings.episode_seeds != "fresh",
             "warmup": settings.warmup > 0,
             "warmup_episodes": settings.warmup_episodes is not None,
@@ -88,7 +83,7 @@ class BaselineLoop(StateFields, Loop):
             "extra_rollout": settings.extra_rollout,
             "target_return": settings.target_return not in ("max", None),
         }.items():
-            if is_set:
+            if is_overridden:
                 raise ConfigError(
                     f"search.{name} has no effect with agent=sb3, which has no principal; remove this override"
                 )
@@ -114,23 +109,23 @@ class BaselineLoop(StateFields, Loop):
             yield Delegate(lambda answer: self._train(run, answer))
             self.is_trained = True
         yield SafePoint(self.n_blocks, self.state_dict, always=True)
-        final: EvaluationBatch = yield self._evaluation_request()
-        metrics = measure_incumbent(final)
-        yield self._log_request("evaluation", metrics)
+        final_batch: EvaluationBatch = yield self._make_evaluation_request()
+        metrics = measure_incumbent(final_batch)
+        yield self._make_log_request("evaluation", metrics)
         run.summary = {
             **{name.removeprefix("search/"): value for name, value in metrics.items()},
             "highest_return": max(self.returns),
             **summarize_curve(self.returns),
             "episodes": self.n_blocks * self.block_size,
             "env_steps": self.env_steps,
-            RESULT_EPISODES: final.returns.tolist(),
+            RESULT_EPISODES: final_batch.returns.tolist(),
         }
         return metrics["search/incumbent_return"]
 
     def _train(self, run: Run, answer: Callable[[Request], Any]) -> None:
         initial_state = {**self.state_dict(), **run.get_resume_position()}
-        returns: list[float] = []  # returns and lengths of the episodes of the current block
-        lengths: list[int] = []
+        returns: list[float] = []  # return of each episode of the current block
+        lengths: list[int] = []  # its number of steps
 
         def record_episode(episode_return: float, length: int) -> bool:
             if len(self.returns) == self.n_blocks:
@@ -147,7 +142,7 @@ class BaselineLoop(StateFields, Loop):
 
         with run.progress(self.n_blocks * self.block_size, "episodes", "baseline") as progress:
             assert isinstance(self.env, HasGymnasiumEnv)
-            self.agent.fit(self.env.single, record_episode, self.n_blocks * self.block_size)
+            self.agent.fit(self.env.make_gymnasium_env, record_episode, self.n_blocks * self.block_size)
 
     def _log_block(self, answer: Callable[[Request], Any], returns: list[float], lengths: list[int]) -> None:
         self.returns.append(float(np.mean(returns)))
@@ -156,17 +151,17 @@ class BaselineLoop(StateFields, Loop):
             "search/highest_return": max(self.returns),
             "search/length": float(np.mean(lengths)),
         }
-        answer(self._log_request("episode", metrics))
+        answer(self._make_log_request("episode", metrics))
         if self.settings.is_evaluation_due(len(self.returns)):
-            answer(self._log_request("evaluation", measure_incumbent(answer(self._evaluation_request()))))
+            answer(self._make_log_request("evaluation", measure_incumbent(answer(self._make_evaluation_request()))))
         returns.clear()
         lengths.clear()
 
-    def _log_request(self, kind: RowKind, metrics: dict[str, float]) -> Log:
+    def _make_log_request(self, kind: RowKind, metrics: dict[str, float]) -> Log:
         episodes = len(self.returns) * self.block_size
         return Log(kind, "episodes", metrics, {"episodes": episodes, "env_steps": self.env_steps})
 
-    def _evaluation_request(self) -> EvaluateController:
+    def _make_evaluation_request(self) -> EvaluateController:
         return EvaluateController(
             env=self.env,
             controller=self.agent.controller,

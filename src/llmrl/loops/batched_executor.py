@@ -22,25 +22,25 @@ from llmrl.loops.executor import Executor
 from llmrl.loops.run_batch import BatchedRun, RunBatch
 from llmrl.run.signals import WorkDiscarded
 
-State = Literal["running", "waiting", "detached", "finished"]
-"""State of a run. `running`: it computes in its own thread; `waiting`: for an answer; `detached`: it computes something
-slow, for which the executor does not wait; `finished`: it makes no more requests."""
+RunState = Literal["running", "waiting", "detached", "finished"]
+"""State of a run. `running`: it computes in its own thread; `waiting`: it waits for an answer; `detached`: it computes
+something slow, for which the executor does not wait; `finished`: it makes no more requests."""
 
 MIN_PATIENCE_SECONDS, PATIENCE_FRACTION = 0.1, 0.2
-"""The executor waits for a newly detached run for the longer of these times: a number of seconds, and a fraction of the
-duration of the last answer."""
+"""The executor waits for a newly detached run for the longer of two times: this number of seconds, and this fraction of
+the duration of the last answer."""
 MAX_SKIPS = 20
 """Maximum number of answers to other runs before a waiting run is answered: about one principal step of these runs."""
 MAX_CACHED_BATCHES = 2
-"""Maximum number of batches that are cached together with the memory of their rollouts."""
+"""Maximum number of `RunBatch` objects that are cached, each with the memory of its rollouts."""
 
 
 class BatchedExecutor:
     """Executor of the requests of several runs, which answers them in the thread that calls `run`.
 
     The executor waits until all runs wait for an answer, and then answers the largest group of requests that can be one
-    batch. This keeps similar runs in one batch. It does not wait for detached runs, which wait for a language model,
-    for the fit of a surrogate model or for another run; such a run joins a later batch.
+    batch (exceptions: `_priority`). So similar runs stay in one batch. It does not wait for detached runs, which wait
+    for a language model, for the fit of a surrogate model or for another run; such a run joins a later batch.
     """
 
     def __init__(self) -> None:
@@ -66,10 +66,10 @@ class BatchedExecutor:
         Raises:
             KeyboardInterrupt, WorkDiscarded: the process received a signal to stop.
         """
-        while (connections := self._next_group()) is not None:
+        while (connections := self._wait_for_next_group()) is not None:
             self._answer(connections)
 
-    def fail_all(self, error: BaseException) -> None:
+    def fail_all_requests(self, error: BaseException) -> None:
         """Answer every waiting and every later request with `error`."""
         with self._changed:
             self._error = error
@@ -78,8 +78,8 @@ class BatchedExecutor:
                     connection.deliver(None, error)
             self._changed.notify_all()
 
-    def _next_group(self) -> list[RunConnection] | None:
-        """Return the connections whose requests are answered next; None when all runs have ended."""
+    def _wait_for_next_group(self) -> list[RunConnection] | None:
+        """Wait for the connections whose requests are answered next, and return them; None when all runs have ended."""
         with self._changed:
             while True:
                 states = {connection.state for connection in self._connections}
@@ -94,11 +94,11 @@ class BatchedExecutor:
             for connection in self._connections:
                 if connection.state == "waiting":
                     groups.setdefault(connection.batch_key(), []).append(connection)
-        selected = max(groups.values(), key=self._priority)
+        selected_group = max(groups.values(), key=self._priority)
         for connections in groups.values():
             for connection in connections:
-                connection.n_skips = 0 if connections is selected else connection.n_skips + 1
-        return selected
+                connection.n_skips = 0 if connections is selected_group else connection.n_skips + 1
+        return selected_group
 
     @staticmethod
     def _priority(connections: Sequence[RunConnection]) -> tuple[bool, bool, bool, int]:
@@ -113,8 +113,8 @@ class BatchedExecutor:
         return any(connection.is_prerequisite for connection in connections), is_update, is_overdue, len(connections)
 
     def _remaining_patience_seconds(self) -> float:
-        """Return the seconds that remain of the wait for detached runs; 0 or negative: there is no wait."""
-        detach_times = [c.state_change_seconds for c in self._connections if c.state == "detached"]
+        """Return the seconds left to wait for newly detached runs; 0 or negative: there is no wait."""
+        detach_times = [c.state_change_time for c in self._connections if c.state == "detached"]
         patience_seconds = max(MIN_PATIENCE_SECONDS, PATIENCE_FRACTION * self._answer_seconds)
         return max(detach_times) + patience_seconds - time.monotonic() if detach_times else 0.0
 
@@ -144,7 +144,7 @@ class BatchedExecutor:
         """Play the games of all runs as one batch; return the rollout of each run."""
         requests: list[PlaySteps] = [connection.request for connection in connections]  # type: ignore[misc]
         if isinstance(requests[0], PlayEpisode):
-            batch = self._batch_of(connections)
+            batch = self._get_batch(connections)
             for i, connection in enumerate(connections):
                 connection.batch, connection.index = batch, i
         else:
@@ -157,7 +157,7 @@ class BatchedExecutor:
             connection.rollout = output.copy() if request.copy and isinstance(output, Rollout) else output
         return [connection.rollout for connection in connections]
 
-    def _batch_of(self, connections: Sequence[RunConnection]) -> RunBatch:
+    def _get_batch(self, connections: Sequence[RunConnection]) -> RunBatch:
         key = tuple(connections)
         batch = self._batches.pop(key, None)
         if batch is None:
@@ -188,11 +188,11 @@ class RunConnection:
     Attributes:
         unbatched_executor: executor of requests that are not computed in a batch.
         state: state of the run.
-        state_change_seconds: time of the last `_set_state`, in seconds of `time.monotonic`.
+        state_change_time: value of `time.monotonic` at the last `_set_state`.
         request: request that waits for an answer; None: no request is pending.
-        n_skips: number of answers to other runs since the request was made.
+        n_skips: number of groups that were answered since the request was made.
         is_prerequisite: whether other runs need the results of this one.
-        answer_or_error: answer to the request, and the error to raise instead (None: no error); None: no answer yet.
+        answer_or_error: (answer to the request, error to raise instead or None); None: no answer yet.
         batch, index, rollout: batch in which the run's games were last played, the run's index in it, and its rollout.
     """
 
@@ -200,8 +200,8 @@ class RunConnection:
         self._executor, self._key = executor, key
         self._context = contextvars.copy_context()
         self.unbatched_executor = Executor(None)
-        self.state: State = "running"
-        self.state_change_seconds = 0.0
+        self.state: RunState = "running"
+        self.state_change_time = 0.0
         self.n_skips = 0
         self.is_prerequisite = False
         self.request: Request | None = None
@@ -270,10 +270,10 @@ class RunConnection:
             if isinstance(request, Update) and self.batch is not None and request.rollout is self.rollout:
                 return (Update, id(self.batch))
             if isinstance(request, PlayEpisode) and self._can_be_batched(request):
-                is_unset = (request.mechanism is None, request.context is None)
-                return (PlayEpisode, self._key, request.collector.spec.n_envs, *is_unset, *_play_options(request))
+                key = (PlayEpisode, self._key, request.collector.spec.n_envs)
+                return (*key, request.mechanism is None, request.context is None, *_get_play_options(request))
             if type(request) is PlaySteps and self.batch is not None and request.action_seeds is None:
-                return (PlaySteps, id(self.batch), *_play_options(request))
+                return (PlaySteps, id(self.batch), *_get_play_options(request))
         return self
 
     @staticmethod
@@ -281,15 +281,15 @@ class RunConnection:
         collector = request.collector
         if not isinstance(collector.env, Resizable) or not isinstance(collector.policy, PartitionedPolicy):
             return False
-        is_unset = (request.mechanism is None, request.context is None)
-        is_absent = (collector.spec.mechanism is None, not collector.spec.contexts)
-        return is_unset == is_absent and collector.policy.is_stackable
+        unset_flags = (request.mechanism is None, request.context is None)
+        absence_flags = (collector.spec.mechanism is None, not collector.spec.contexts)
+        return unset_flags == absence_flags and collector.policy.is_stackable
 
-    def _set_state(self, state: State) -> None:
+    def _set_state(self, state: RunState) -> None:
         with self._executor._changed:
-            self.state, self.state_change_seconds = state, time.monotonic()
+            self.state, self.state_change_time = state, time.monotonic()
             self._executor._changed.notify_all()
 
 
-def _play_options(request: PlaySteps) -> tuple[object, ...]:
+def _get_play_options(request: PlaySteps) -> tuple[object, ...]:
     return (request.steps, request.learn, request.reward_jacobian, request.greedy, request.restart)

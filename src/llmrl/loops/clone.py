@@ -22,10 +22,10 @@ from llmrl.run.run import Run
 
 @runtime_checkable
 class Imitator(Protocol):
-    """An agent that learns from recorded trajectories."""
+    """Protocol of agents that learn from recorded trajectories."""
 
     def imitate(self, epochs: int) -> BehavioralCloning:
-        """Return the training of the agent on its recorded trajectories, with `epochs` passes over them."""
+        """Return the trainer of the agent on its recorded trajectories, for `epochs` passes over them."""
         ...
 
 
@@ -56,7 +56,7 @@ class CloneLoop(StateFields, Loop):
         settings: duration, logging and evaluation.
 
     Raises:
-        ConfigError: the agent is no `Imitator`, or its trajectories cannot be used.
+        ConfigError: the agent is not an `Imitator`, or its trajectories cannot be used.
     """
 
     _state_fields = ("agents", "recent")
@@ -71,7 +71,7 @@ class CloneLoop(StateFields, Loop):
         self.welfare_measure = parts.welfare_measure
         self.collector = Collector(self.env, agent.policy, parts.device, observers=parts.observers)
         self.cloning = agent.imitate(settings.epochs)
-        self.updates = 0
+        self.update_index = 0
         self.recent: list[dict[str, float]] = []  # metrics of each update since the last logged row
 
     def plan(self) -> list[tuple[str, str]]:
@@ -82,57 +82,58 @@ class CloneLoop(StateFields, Loop):
         ]
 
     def requests(self, run: Run) -> Requests[float]:
-        """Learn and evaluate; return the mean objective over episodes (by default an agent's base return)."""
-        self.updates = run.iteration
+        """Train and evaluate; return the mean objective of evaluated episodes (by default an agent's base return)."""
+        self.update_index = run.iteration
         if run.restored_state is not None:
             self.load_state_dict(run.restored_state)
-        total = self.cloning.n_updates
-        with run.progress(total, "updates", "clone", self.updates) as progress:
-            while self.updates < total:
-                self.recent.append((yield Call(partial(self.cloning.update, self.updates))))
-                self.updates += 1
-                progress.update(self.updates)
+        n_updates = self.cloning.n_updates
+        with run.progress(n_updates, "updates", "clone", self.update_index) as progress:
+            while self.update_index < n_updates:
+                self.recent.append((yield Call(partial(self.cloning.update, self.update_index))))
+                self.update_index += 1
+                progress.update(self.update_index)
                 yield from self._log()
-                yield SafePoint(self.updates, self.state_dict)
-        yield SafePoint(self.updates, self.state_dict, always=True)
-        episodes = yield self._evaluation_request()
+                yield SafePoint(self.update_index, self.state_dict)
+        yield SafePoint(self.update_index, self.state_dict, always=True)
+        episodes = yield self._make_evaluation_request()
         self.collector.close()
-        final = {**self._validation_metrics(), **summarize_evaluation(episodes, *self.welfare_measure)}
+        final_metrics = {**self._validation_metrics(), **summarize_evaluation(episodes, *self.welfare_measure)}
         objectives = write_trained_results(run, self.env.spec.name, self.agent, episodes, *self.welfare_measure)
-        yield self._log_request("evaluation", final)
-        run.summary = {"updates": self.updates, "samples": self._n_samples, **final, RESULT_EPISODES: [objectives]}
-        return final["evaluation/objective"]
+        yield self._make_log_request("evaluation", final_metrics)
+        run.summary = {"updates": self.update_index, "samples": self._n_samples, **final_metrics}
+        run.summary[RESULT_EPISODES] = [objectives]
+        return final_metrics["evaluation/objective"]
 
-    def _evaluation_request(self) -> Call:
-        seeds = self.seeds.child("evaluation").child(self.updates)
+    def _make_evaluation_request(self) -> Call:
+        seeds = self.seeds.child("evaluation").child(self.update_index)
         return Call(partial(evaluate_policy, self.collector, self.settings.evaluate_episodes, seeds))
 
     def _log(self) -> Requests[None]:
         """Log the mean update metrics, validate and evaluate, each if its interval ends with this update."""
-        if self.updates % self.settings.log_interval == 0 or self.updates == self.cloning.n_updates:
+        if self.update_index % self.settings.log_interval == 0 or self.update_index == self.cloning.n_updates:
             n = len(self.recent)
             update_metrics = {f"clone/{name}": sum(m[name] for m in self.recent) / n for name in self.recent[0]}
-            update_metrics["clone/epoch"] = self.updates / self.cloning.n_updates_per_epoch
+            update_metrics["clone/epoch"] = self.update_index / self.cloning.n_updates_per_epoch
             self.recent = []
-            yield self._log_request("update", update_metrics)
+            yield self._make_log_request("update", update_metrics)
         evaluation_metrics: dict[str, float] = {}
-        unfinished = self.updates < self.cloning.n_updates
-        if unfinished and self.settings.validation_interval and self.updates % self.settings.validation_interval == 0:
+        is_unfinished, settings = self.update_index < self.cloning.n_updates, self.settings
+        if is_unfinished and settings.validation_interval and self.update_index % settings.validation_interval == 0:
             evaluation_metrics |= self._validation_metrics()
-        if unfinished and self.settings.evaluation_interval and self.updates % self.settings.evaluation_interval == 0:
-            evaluation_metrics |= summarize_evaluation((yield self._evaluation_request()), *self.welfare_measure)
+        if is_unfinished and settings.evaluation_interval and self.update_index % settings.evaluation_interval == 0:
+            evaluation_metrics |= summarize_evaluation((yield self._make_evaluation_request()), *self.welfare_measure)
         if evaluation_metrics:
-            yield self._log_request("evaluation", evaluation_metrics)
+            yield self._make_log_request("evaluation", evaluation_metrics)
 
-    def _log_request(self, kind: RowKind, metrics: dict[str, float]) -> Log:
-        return Log(kind, "updates", metrics, {"updates": self.updates, "samples": self._n_samples})
+    def _make_log_request(self, kind: RowKind, metrics: dict[str, float]) -> Log:
+        return Log(kind, "updates", metrics, {"updates": self.update_index, "samples": self._n_samples})
 
     def _validation_metrics(self) -> dict[str, float]:
         return {f"held_out/{name}": x for name, x in self.cloning.validate().items()}
 
     @property
     def _n_samples(self) -> int:
-        """Number of samples learned from so far; a sample counts once for each pass."""
+        """Number of samples in all updates so far; a sample counts once for each epoch."""
         cloning = self.cloning
-        epochs, updates = divmod(self.updates, cloning.n_updates_per_epoch)
+        epochs, updates = divmod(self.update_index, cloning.n_updates_per_epoch)
         return epochs * cloning.n_train + min(updates * cloning.settings.batch_size, cloning.n_train)

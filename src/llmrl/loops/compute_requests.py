@@ -1,8 +1,8 @@
 """Requests of loops. A loop is a generator of these requests, and an executor (`llmrl.loops.executor`) answers each.
 
 There are no other types of requests. A request contains everything that determines its answer: the players and games,
-the seeds of random draws, mechanisms and contexts. So requests of several runs can be answered together, if their
-shapes are equal. A loop restored from the `state_dict` at any `SafePoint` makes the same requests as the original one.
+the seeds of random draws, mechanisms and contexts. So requests of several runs can be answered together if their shapes
+are equal. A loop restored from the `state_dict` at a `SafePoint` makes the same further requests as the original loop.
 
 An exception in an answer is raised at the `yield` of the request, so the loop can handle it.
 """
@@ -31,8 +31,8 @@ class Begin:
 
     Attributes:
         collector: collector of the run's games.
-        seed: seed of the games, or one for each equal group of them (`VecEnv.reset`); None: no episode begins.
-        games: mask of the games that begin, [n_envs] bool; other games do not play. None: all games begin.
+        seed: seed of the games, or one for each of several equal groups (`VecEnv.reset`); None: no episode begins.
+        games: mask of the games that begin an episode, [n_envs] bool; other games do not play. None: all games.
         state: state of the games (`Collector.state_dict`), restored after the reset; None: no state is restored.
         fork_seed: seed of the random numbers of the restored games (`Forkable.fork`); None: restored generators.
     """
@@ -78,7 +78,7 @@ class PlayEpisode(PlaySteps):
     The answer does not depend on what the games did before.
 
     Attributes:
-        seed: seed of the games, or one for each equal group of them (`VecEnv.reset`).
+        seed: seed of the games, or one for each of several equal groups (`VecEnv.reset`).
         mechanism: mechanism vector of each game, [n_envs, d]; None: unchanged.
         context: index of the context of all games; None: unchanged, or the environment has none.
     """
@@ -145,10 +145,10 @@ class Delegate:
     """Call a function that contains the training loop of a library; answered by its return value.
 
     Attributes:
-        work: function to call. Its argument is a function that answers a request, because `work` is no generator.
+        function: function to call. Its argument is a function that answers a request, because it cannot `yield` one.
     """
 
-    work: Callable[[Callable[[Request], Any]], Any]
+    function: Callable[[Callable[[Request], Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -157,13 +157,13 @@ class Log:
 
     Attributes:
         kind: kind of the row.
-        x: name of the counter that is its x coordinate.
+        x_counter: name of the counter that is the row's x coordinate in figures.
         metrics: metrics of the row by name.
-        counters: current counters by name, including `x`.
+        counters: current counters by name, including `x_counter`.
     """
 
     kind: RowKind
-    x: CounterName
+    x_counter: CounterName
     metrics: Mapping[str, Any]
     counters: Mapping[str, int]
 

@@ -74,31 +74,31 @@ class EpisodeGroups:
         start_seeds = [seeds.child("start").integer(i // self._group_size) for i in range(n_games)]
         yield from begin_games(self.collector, start_seeds, seeds.integer("start"))
         if self._can_fork:
-            # Equal seeds give the games of a group equal random numbers also after the start. New random numbers make
-            # the episodes of a group differ.
+            # With equal seeds, the games of a group would have equal random numbers also after the start. New random
+            # numbers make their episodes differ.
             yield Begin(self.collector, state=self.collector.state_dict(), fork_seed=seeds.integer("futures"))
         if not self._agent.n_continuations:
-            rollout = yield self._steps_request(self.max_steps, seeds.integer("actions"))
+            rollout = yield self._request_steps(self.max_steps, seeds.integer("actions"))
             self._agent.truncate_episodes()
             return rollout, _count_played_steps(rollout, n_games)
         states: list[State] = []
         rollouts: list[Rollout] = []
         while len(rollouts) < self.max_steps:
             state = {"games": self.collector.state_dict(), "agent": self._agent.policy.state_dict()}  # type: ignore[attr-defined]
-            rollout = yield self._steps_request(1, seeds.child("actions").integer(len(rollouts)))
+            rollout = yield self._request_steps(1, seeds.child("actions").integer(len(rollouts)))
             if not len(rollout.reward):  # all games have ended
                 break
             states.append(state)
             rollouts.append(rollout.copy())
         episodes = [episode for rollout in rollouts for episode in rollout.episodes]
         self._agent.truncate_episodes()
-        values, n_steps = yield from self._continuation_values(states, seeds.child("continuations"))
+        values, n_steps = yield from self._estimate_continuation_values(states, seeds.child("continuations"))
         self._agent.set_state_values(values)
         n_steps += sum(episode.length for episode in episodes) + (n_games - len(episodes)) * len(rollouts)
         return replace(rollouts[-1], episodes=episodes), n_steps
 
-    def _continuation_values(self, states: Sequence[State], seeds: Seeds) -> Requests[tuple[np.ndarray, int]]:
-        """Return mean discounted returns of continuations, [n_steps, n_envs, n_agents], and their number of steps."""
+    def _estimate_continuation_values(self, states: Sequence[State], seeds: Seeds) -> Requests[tuple[np.ndarray, int]]:
+        """Return mean discounted returns of continuations, [n_steps, n_envs, n_agents], and the steps played."""
         values, n_steps = [], 0
         with self._agent.pause_recording(), self.collector.disable_observers():
             for t, state in enumerate(states):
@@ -106,18 +106,18 @@ class EpisodeGroups:
                 for k in range(self._agent.n_continuations):
                     yield Begin(self.collector, state=state["games"], fork_seed=seeds.child(t).integer(k))
                     self._agent.policy.load_state_dict(state["agent"])  # type: ignore[attr-defined]
-                    rollout = yield self._steps_request(self.max_steps - t, seeds.child(t).child("actions").integer(k))
+                    rollout = yield self._request_steps(self.max_steps - t, seeds.child(t).child("actions").integer(k))
                     reward = rollout.reward.cpu().numpy()
                     returns.append(np.tensordot(self._agent.gamma ** np.arange(len(reward)), reward, 1))
                     n_steps += _count_played_steps(rollout, int((~state["games"]["ended"]).sum()), t)
                 values.append(np.mean(returns, axis=0))
         return np.array(values), n_steps
 
-    def _steps_request(self, steps: int, seed: int) -> PlaySteps:
+    def _request_steps(self, steps: int, seed: int) -> PlaySteps:
         return PlaySteps(collector=self.collector, steps=steps, action_seeds=[seed], learn=False, restart=False)
 
 
 def _count_played_steps(rollout: Rollout, n_games: int, start: int = 0) -> int:
-    """Return the steps of a rollout, summed over `n_games` games; it began at step `start` of their episodes."""
+    """Return the number of steps of `n_games` games in a rollout that began at step `start` of their episodes."""
     n_unfinished = n_games - len(rollout.episodes)
     return sum(episode.length - start for episode in rollout.episodes) + n_unfinished * len(rollout.reward)

@@ -13,7 +13,7 @@ from llmrl.core.protocols import AcceptsBriefing, EstimatesCalls, GradientPropos
 from llmrl.core.records import CallEstimate, PrincipalBriefing
 from llmrl.loops.compute_requests import Call, Log, Requests
 from llmrl.loops.design_progress import AdaptationRecord, DesignProgress, DesignSchedule, Trial
-from llmrl.loops.design_results import DesignResults, TrialScore, count_earlier_occurrences, proposal_metrics
+from llmrl.loops.design_results import DesignResults, TrialScore, compute_proposal_metrics, count_earlier_occurrences
 from llmrl.loops.design_settings import DesignSettings, check_differentiable, check_settings, count_confirmation_steps
 from llmrl.loops.loop_parts import LoopParts, check_rollout_steps, write_trained_adapter
 from llmrl.loops.recommendation import Confirmation, Context, RecommendationEvaluator
@@ -36,7 +36,7 @@ class DesignLoop:
 
     Several vectors of a step are measured in parallel: each governs equally many games and a separate society. All
     societies start from the same weights and draw the same random numbers, except repetitions of a vector within a
-    step, which draw different ones. If a vector governs several societies, its value is their mean (`Societies`).
+    step, which draw different ones. If a vector governs several societies, its objective is their mean (`Societies`).
 
     The last principal steps measure the leading candidates again (`Confirmation`); the principal then recommends one in
     each context (`Recommender`; without this protocol, the vector with the highest mean of all measurements). The
@@ -56,7 +56,7 @@ class DesignLoop:
         settings: section `design` of the config.
 
     Raises:
-        ConfigError: parts that cannot work together.
+        ConfigError: the parts and settings cannot work together.
     """
 
     def __init__(self, parts: LoopParts, settings: DesignSettings) -> None:
@@ -107,20 +107,20 @@ class DesignLoop:
                 confirmations=schedule.confirm_steps * settings.candidates,
                 pretraining=getattr(self.agents[0], "pretraining", None),
                 observes_mechanism=self.observes_mechanism,
-                noise=None if references is None else references.measurement_error(settings.replicates),
+                noise=None if references is None else references.compute_measurement_error(settings.replicates),
             )
             self.principal.brief(briefing)
 
     @property
     def observes_mechanism(self) -> bool:
-        """True unless the agents are networks that do not read the values of the mechanism."""
+        """Whether the agents read the values of the mechanism; false only for networks without these inputs."""
         channels, layouts = self.agents[0].policy.channels, self.env.spec.observation
         reads_texts = any(layouts[name].dtype == "object" for name in channels)
         return not self.agents[0].learns or reads_texts or "mechanism" in channels
 
     @property
     def updates_per_round(self) -> int:
-        """Updates of a society in a round; 0 if agents do not learn."""
+        """Number of updates of a society in a round; 0 if agents do not learn."""
         return len(self.adaptation.rollout_lengths) if self.agents[0].learns else 0
 
     @property
@@ -162,7 +162,7 @@ class DesignLoop:
         return CallEstimate.add_up(estimates) if estimates else None
 
     def requests(self, run: Run) -> Requests[float]:
-        """Run the loop; return the mean evaluated objective of the contexts, or else the online performance."""
+        """Run the loop; return the mean evaluated objective of the contexts or, without one, the online performance."""
         progress = self.progress
         if run.restored_state is not None:
             progress.load_state_dict(run.restored_state)
@@ -171,13 +171,13 @@ class DesignLoop:
         if self.references and self.references.warning:
             log.warning("%s", self.references.warning)
         with (
-            run.progress(self.env_steps, "steps", "design", progress.env_steps) as display,
+            run.progress(self.env_steps, "steps", "design", progress.env_steps) as progress_bar,
             self.collector.add_observers(
-                StepProgress(display, self.env.spec.n_envs), GracePeriodObserver(run, progress.resume_point)
+                StepProgress(progress_bar, self.env.spec.n_envs), GracePeriodObserver(run, progress.get_checkpoint)
             ),
         ):
             while progress.step < self.schedule.proposal_steps:
-                yield from self._run_principal_step(run, display)
+                yield from self._run_principal_step(run, progress_bar)
             if not progress.final_agents:
                 progress.final_agents = [copy.deepcopy(agent.state_dict()) for agent in self.agents]
             yield from confirm_candidates(run, self.measurer)
@@ -191,8 +191,8 @@ class DesignLoop:
         self.collector.close()
         return self._write_summary(run)
 
-    def _run_principal_step(self, run: Run, display: ProgressBar) -> Requests[None]:
-        """Get vectors from the principal, measure them, and pass their outcomes to the principal."""
+    def _run_principal_step(self, run: Run, progress_bar: ProgressBar) -> Requests[None]:
+        """Ask the principal for vectors, measure them, and tell the principal their outcomes."""
         progress, context = self.progress, self._choose_context()
         if progress.trial is None:
             with run.save_on_llm_error(progress.iteration, progress.state_dict):
@@ -202,11 +202,11 @@ class DesignLoop:
             if self.settings.reset_agents:
                 self.societies.reset()
         if self.measurer.needs_gradient:
-            progress.pin_resume_point(run)
+            progress.save_early_checkpoint(run)
         scores = yield from self.measurer.measure(run, progress.trial)
         yield self._tell_principal(scores, progress.trial)
-        best = max((score.outcome for score in scores), key=lambda outcome: outcome.value)
-        display.show_result(best.value, self.results.mechanism.format_vector(best.vector))
+        best_outcome = max((score.outcome for score in scores), key=lambda outcome: outcome.value)
+        progress_bar.show_result(best_outcome.value, self.results.mechanism.format_vector(best_outcome.vector))
         progress.finish_step()
         yield progress.safe_point_request()
 
@@ -218,8 +218,8 @@ class DesignLoop:
         summary["env_steps"] = self.progress.env_steps
         summary["evaluation_env_steps"] = self.schedule.count_env_steps(0, self.results.n_evaluation_trials)
         if self.references is not None:
-            evaluated = [row for row in summary["recommendations"] if row["evaluations"]]
-            summary["references"] = self.references.summary(evaluated, self.results.history.proposals, n_last_proposals)
+            rows = [row for row in summary["recommendations"] if row["evaluations"]]
+            summary["references"] = self.references.summary(rows, self.results.history.proposals, n_last_proposals)
         run.summary = summary
         return result
 
@@ -228,7 +228,7 @@ class DesignLoop:
         history, step = self.results.history, self.progress.step + 1
         metrics = self.principal.tell([score.outcome for score in scores])
         metrics |= {} if self.meter is None else self.meter.metrics()
-        metrics |= proposal_metrics(scores, self.results.mechanism)
+        metrics |= compute_proposal_metrics(scores, self.results.mechanism)
         metrics |= summarize([episode for score in scores for episode in score.episodes], "validation")
         metrics |= self.record.metrics
         history.add(step, scores, trial.draws)
@@ -284,7 +284,7 @@ def confirm_candidates(run: Run, measurer: VectorMeasurer) -> Requests[None]:
 
 
 def evaluate_recommendations(run: Run, measurer: VectorMeasurer, references: References | None) -> Requests[None]:
-    """Evaluate and log the recommendations; `references` (None without reference runs) widen the objective's range."""
+    """Evaluate and log the recommendations; with `references`, the objective's range includes that of the scan."""
     progress, settings = measurer.progress, measurer.schedule.settings
     results = progress.results
     if not settings.evaluations:
@@ -292,7 +292,7 @@ def evaluate_recommendations(run: Run, measurer: VectorMeasurer, references: Ref
     if results.evaluator is None:
         ranges = None
         if settings.anytime:
-            ranges = {context: _objective_range(context, results, references) for context in results.contexts}
+            ranges = {context: _compute_objective_range(context, results, references) for context in results.contexts}
         results.evaluator = RecommendationEvaluator(
             results.recommendations, settings.evaluations, settings.candidates, ranges
         )
@@ -316,11 +316,11 @@ def evaluate_recommendations(run: Run, measurer: VectorMeasurer, references: Ref
         yield Log("recommendation", "measurements", metrics, {**progress.counters, "measurements": n})
 
 
-def _objective_range(context: Context, results: DesignResults, references: References | None) -> float:
-    """Return the range of the objective in a context, over reference measurements and estimates."""
+def _compute_objective_range(context: Context, results: DesignResults, references: References | None) -> float:
+    """Return the range of the objective in a context: the larger of those of the reference scan and the estimates."""
     name = None if context is None else results.history.spec.contexts[context]
     scan_range = 0.0 if references is None else references.scan_range(name)
-    return max(scan_range, results.history.objective_range(context))
+    return max(scan_range, results.history.compute_objective_range(context))
 
 
 def _describe_adaptation(schedule: DesignSchedule, updates: int, unit: str) -> str:

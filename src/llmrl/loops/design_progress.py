@@ -18,7 +18,7 @@ from llmrl.loops.compute_requests import SafePoint
 from llmrl.loops.design_results import DesignResults
 from llmrl.loops.design_settings import DesignSettings
 from llmrl.loops.loop_parts import LoopParts
-from llmrl.loops.recommendation import ANYTIME_MEASUREMENTS, max_trials_per_context, reaches_anytime_measurement
+from llmrl.loops.recommendation import ANYTIME_MEASUREMENTS, count_max_trials, reaches_anytime_measurement
 from llmrl.rollout.episode_summaries import compute_objective, summarize
 from llmrl.run.run import Run
 
@@ -57,12 +57,12 @@ class DesignSchedule:
 
     @property
     def n_validation_rounds(self) -> int:
-        """Validation episodes of each game in a trial."""
+        """Number of validation episodes of each game in a trial."""
         return -(-self.settings.validate_episodes // self.games)
 
     @property
     def n_validation_episodes(self) -> int:
-        """Validation episodes of a society in a trial."""
+        """Number of validation episodes of a society in a trial."""
         return self.n_validation_rounds * self.games
 
     @property
@@ -77,7 +77,7 @@ class DesignSchedule:
         recommendations = 1
         if settings.anytime:
             recommendations += sum(n < settings.steps * settings.candidates for n in ANYTIME_MEASUREMENTS)
-        n_trials = max_trials_per_context(settings.evaluations, settings.candidates, recommendations, settings.anytime)
+        n_trials = count_max_trials(settings.evaluations, settings.candidates, recommendations, settings.anytime)
         return n_trials * max(1, self.n_contexts)
 
     @property
@@ -104,7 +104,7 @@ class Trial:
         context: context index of all games; None without contexts.
         vectors: vector of each slot (parallel measurement), [candidates, d].
         draws: index of the random numbers of each slot. Slots with equal indices draw common random numbers.
-        index: principal step of a proposal; 0 in other phases, where `draws` count over all trials of the phase.
+        index: index of the principal step; 0 in other phases than `proposal`, whose `draws` count over all trials.
     """
 
     phase: TrialPhase
@@ -113,25 +113,25 @@ class Trial:
     draws: Sequence[int]
     index: int = 0
 
-    def seed_nodes(self, seeds: Seeds, stage: str, index: int) -> list[Seeds]:
+    def get_seed_nodes(self, seeds: Seeds, stage: str, index: int) -> list[Seeds]:
         """Return the seed node of each slot for round or episode `index`; slots with equal draws get the same node.
 
         Args:
             seeds: root of the loop's random numbers.
             stage: `adapt` or `validate`.
-            index: adaptation round, or validation episode.
+            index: index of the adaptation round, or of the validation episode.
         """
-        seed_nodes = {draw: self._seed_node_of_draw(seeds, draw).child(stage).child(index) for draw in set(self.draws)}
-        return [seed_nodes[draw] for draw in self.draws]
+        nodes = {draw: self._get_seed_node_of_draw(seeds, draw).child(stage).child(index) for draw in set(self.draws)}
+        return [nodes[draw] for draw in self.draws]
 
-    def _seed_node_of_draw(self, seeds: Seeds, draw: int) -> Seeds:
+    def _get_seed_node_of_draw(self, seeds: Seeds, draw: int) -> Seeds:
         if self.phase == "proposal":
             step = seeds.child("step").child(self.index)
             return step.child("repetition").child(draw) if draw else step
         return seeds.child(self.phase).child(self.context or 0).child(draw)
 
     def state_dict(self) -> State:
-        """Return the arguments of the trial."""
+        """Return the constructor arguments of the trial."""
         return asdict(self) | {"draws": list(self.draws)}
 
 
@@ -146,8 +146,8 @@ class AdaptationRecord:
 
     Attributes:
         returns: metrics `adapt/first_return` and `adapt/last_return`.
-        training: mean objective of each vector in the first and in the last recorded round, [candidates][2]; empty if
-            a vector has no finished episode in a round.
+        training: mean objective of each vector in the first and in the last round, [candidates][2]; empty if a vector
+            has no finished episode in these rounds.
         early_values: from a number of adaptation rounds to the objective of each vector after these rounds, for the
             numbers of `design.validation_rounds` before the last round.
         early_kind_returns: from the same numbers to the mean return of each kind of players, for each vector.
@@ -211,8 +211,8 @@ class AdaptationRecord:
         self.early_kind_returns = dict(state.get("kinds", ()))  # missing in checkpoints of older versions
 
 
-ResumePoint = tuple[int, Callable[[], State]]
-"""Iteration from which an interrupted run continues, and a function that returns the state at this iteration."""
+Checkpoint = tuple[int, Callable[[], State]]
+"""Iteration from which an interrupted run continues, and a function that returns its state at this iteration."""
 
 
 class DesignProgress(StateFields):
@@ -229,8 +229,7 @@ class DesignProgress(StateFields):
         round: number of finished adaptation rounds of the trial in progress.
         trial: trial in progress; None between trials.
         final_agents: states of the agents after the last proposal; empty before all proposals are measured.
-        pinned_resume_point: earlier point from which an interrupted run continues; None: it continues from the current
-            point.
+        early_checkpoint: earlier state from which an interrupted run continues; None: it continues from the present.
     """
 
     _state_fields = ("step", "round", "record", "final_agents", "agents", "principal", "meter")
@@ -245,7 +244,7 @@ class DesignProgress(StateFields):
         self.round = 0
         self.trial: Trial | None = None
         self.final_agents: list[State] = []
-        self.pinned_resume_point: ResumePoint | None = None
+        self.early_checkpoint: Checkpoint | None = None
 
     @property
     def env_steps(self) -> int:
@@ -263,7 +262,7 @@ class DesignProgress(StateFields):
 
     @property
     def iteration(self) -> int:
-        """Index of the current resume point; there is one after each adaptation round and each trial."""
+        """Index of the current safe point; there is one after each adaptation round and each trial."""
         return (self.step + self.results.n_evaluation_trials) * (self.schedule.adapt_rounds + 1) + self.round
 
     def finish_trial(self) -> None:
@@ -273,23 +272,23 @@ class DesignProgress(StateFields):
     def finish_step(self) -> None:
         """Finish a principal step; with `design.anytime`, record a recommendation after `ANYTIME_MEASUREMENTS`."""
         self.finish_trial()
-        self.step, self.pinned_resume_point = self.step + 1, None
+        self.step, self.early_checkpoint = self.step + 1, None
         settings = self.schedule.settings
         if settings.anytime and reaches_anytime_measurement(self.results.history.n_measurements, settings.candidates):
             self.results.recommend(self.principal)
 
-    def resume_point(self) -> ResumePoint:
-        """Return the point from which a run that is interrupted now continues."""
-        return self.pinned_resume_point or (self.iteration, self.state_dict)
+    def get_checkpoint(self) -> Checkpoint:
+        """Return the iteration and state from which a run that is interrupted now would continue."""
+        return self.early_checkpoint or (self.iteration, self.state_dict)
 
     def safe_point_request(self, always: bool = False) -> SafePoint:
         """Return the request that marks a point from which the run can be resumed."""
-        return SafePoint(*self.resume_point(), always=always)
+        return SafePoint(*self.get_checkpoint(), always=always)
 
-    def pin_resume_point(self, run: Run) -> None:
-        """Save the current point and state as the resume point until the step ends or the pin is removed."""
+    def save_early_checkpoint(self, run: Run) -> None:
+        """Keep the present state as the checkpoint until the step ends or `early_checkpoint` is set to None."""
         state = copy.deepcopy({**self.state_dict(), **run.get_resume_position()})
-        self.pinned_resume_point = self.iteration, lambda: state
+        self.early_checkpoint = self.iteration, lambda: state
 
     def restore_final_agents(self) -> None:
         """Set the agents to their states after the last proposal."""

@@ -22,10 +22,10 @@ from llmrl.statistics.estimators import standard_error_of_mean
 
 @dataclass
 class TrialScore:
-    """The score of a vector in one trial.
+    """Score of a vector in one trial.
 
     Attributes:
-        outcome: outcome that the proposer receives.
+        outcome: outcome that the principal receives.
         episodes: validation episodes.
         society_values: mean objective of each society, [n_societies].
         value_by_rounds: from the number of adaptation rounds before a validation to its objective, for every validation
@@ -99,7 +99,7 @@ def score_vector(
     return TrialScore(outcome, episodes, means.tolist())
 
 
-def proposal_metrics(scores: Sequence[TrialScore], mechanism: ParameterSpace) -> dict[str, float]:
+def compute_proposal_metrics(scores: Sequence[TrialScore], mechanism: ParameterSpace) -> dict[str, float]:
     """Return the metrics of the proposals of a step.
 
     Objectives (`principal/objective...`) and `welfare/...` are means over proposals; `principal/<parameter>` is the
@@ -122,7 +122,7 @@ def proposal_metrics(scores: Sequence[TrialScore], mechanism: ParameterSpace) ->
 
 
 class DesignHistory:
-    """The measurements of a run, and the pooled estimate of each vector in each context.
+    """Measurements of a run, and the pooled estimate of each vector in each context.
 
     Args:
         spec: specification of an environment that has a mechanism.
@@ -152,7 +152,7 @@ class DesignHistory:
         Args:
             step: number of the step, from 1.
             scores: score of each candidate.
-            repetitions: for each score, the number of earlier candidates of the step with the same vector.
+            repetitions: `Trial.draws`; of a proposal, the number of earlier candidates of the step with its vector.
             is_confirmation: whether the step measures leading candidates again instead of new proposals.
         """
         for i, (score, repetition) in enumerate(zip(scores, repetitions, strict=True)):
@@ -185,7 +185,7 @@ class DesignHistory:
         values = dict(zip(self.spec.mechanism.names, np.asarray(vector).tolist(), strict=True))
         return {"mechanism": values, "context": None if context is None else self.spec.contexts[context]}
 
-    def objective_range(self, context: int | None) -> float:
+    def compute_objective_range(self, context: int | None) -> float:
         """Return the difference between the highest and the lowest estimate of a context; 0 without estimates."""
         values = [estimate.value for estimate in self.estimates.ranked(context)]
         return max(values) - min(values) if values else 0.0
@@ -243,7 +243,7 @@ class DesignResults:
 
     @property
     def n_evaluation_trials(self) -> int:
-        return 0 if self.evaluator is None else self.evaluator.trials
+        return 0 if self.evaluator is None else self.evaluator.n_trials
 
     def rank_candidates(self, principal: Proposer, context: Context) -> np.ndarray:
         """Return the ranking of a context (function `rank_candidates`) from all measurements so far, [m, d]."""
@@ -263,17 +263,17 @@ class DesignResults:
         """Return the JSON-serializable summary of a finished run, and the result of the run.
 
         The result is the mean over contexts of the evaluated objective of the recommendations. Without evaluations it
-        is the online performance, the mean objective of the last `n_last` proposals.
+        is the online performance, the mean objective of the last `n_last_proposals` proposals.
 
         Args:
-            n_last: number of proposals in the last fifth of the steps in which the principal proposes.
+            n_last_proposals: number of proposals in the last fifth of the steps in which the principal proposes.
         """
         history, evaluations, scores = self.history, self._final_evaluations(), dict[str, Any]()
         online_performance = float(np.mean([row["objective"] for row in history.proposals[-n_last_proposals:]]))
         if self.evaluator is not None:
-            final = self.evaluator.summary(history.n_measurements)
-            scores["recommendation"] = final["objective"]
-            scores["recommendation_standard_error"] = final.get("standard_error")
+            evaluation_summary = self.evaluator.summary(history.n_measurements)
+            scores["recommendation"] = evaluation_summary["objective"]
+            scores["recommendation_standard_error"] = evaluation_summary.get("standard_error")
             episodes = [returns for evaluation in evaluations.values() for returns in evaluation.episodes]
         else:
             values_by_proposal = [
@@ -296,16 +296,16 @@ class DesignResults:
     def describe_recommendations(self) -> list[dict[str, Any]]:
         """Return the `mechanism` and `context` of the recommendation of each context, highest estimate first.
 
-        Before the first recommendation, it is the vector with the highest mean over all its measurements.
+        If none was recorded after the last measurement, it is the vector with the highest mean over its measurements.
         """
-        final = self.recommendations.get(self.history.n_measurements)
-        if final is None:
+        recommendations = self.recommendations.get(self.history.n_measurements)
+        if recommendations is None:
             leading = [
                 estimate for context in self.contexts if (estimate := self.history.estimates.best(context)) is not None
             ]
             vectors = [(np.array(estimate.vector), cast(Context, estimate.context)) for estimate in leading]
         else:
-            vectors = [(vector, context) for context, vector in final.items()]
+            vectors = [(vector, context) for context, vector in recommendations.items()]
         ranked = sorted(vectors, key=lambda pair: self._sort_key(*pair), reverse=True)
         return [self.history.describe(vector, context) for vector, context in ranked]
 
@@ -321,23 +321,23 @@ class DesignResults:
         rows = []
         estimates = self.history.estimates
         for context, vector in self.recommendations[self.history.n_measurements].items():
-            evaluation, n = evaluations.get(context), estimates.count(vector, context)
+            evaluation, n_measurements = evaluations.get(context), estimates.count(vector, context)
             row = {
                 "objective": None if evaluation is None else evaluation.mean,
                 "standard_error": None if evaluation is None else evaluation.standard_error,
                 "evaluations": 0 if evaluation is None else len(evaluation.values),
                 "values": [] if evaluation is None else list(evaluation.values),
-                "measurements": n,
-                "measured": estimates.get(vector, context).value if n else None,
+                "measurements": n_measurements,
+                "measured": estimates.get(vector, context).value if n_measurements else None,
             }
             rows.append((self._sort_key(vector, context), self.history.describe(vector, context) | row))
         return [row for _, row in sorted(rows, key=lambda pair: pair[0], reverse=True)]
 
     def _sort_key(self, vector: np.ndarray, context: Context) -> tuple[bool, float]:
         """Return the descending sort key of a recommendation: measured vectors come first, then higher estimates."""
-        return self.history.estimates.count(vector, context) > 0, self._best_estimate(vector, context)
+        return self.history.estimates.count(vector, context) > 0, self._get_best_estimate(vector, context)
 
-    def _best_estimate(self, vector: np.ndarray, context: Context) -> float:
+    def _get_best_estimate(self, vector: np.ndarray, context: Context) -> float:
         """Return the mean of a vector's evaluations; without these, of its measurements; without both, -inf."""
         evaluation = self._final_evaluations().get(context)
         if evaluation is not None and evaluation.values:
@@ -373,7 +373,7 @@ class DesignResults:
 def rank_candidates(
     principal: Proposer, mechanism: ParameterSpace, estimates: PooledEstimates, context: Context
 ) -> np.ndarray:
-    """Return the different candidates of a context, best first, [m, d] with m >= 1.
+    """Return the distinct candidates of a context, best first, [m, d] with m >= 1.
 
     Vectors that the principal recommends (`Recommender.recommend`) come first, in its order. All other measured vectors
     follow, by descending mean of their measurements. If there are none, the only candidate is the neutral vector.

@@ -18,7 +18,7 @@ class DesignSettings:
 
     Attributes:
         steps: number of principal steps.
-        candidates: number of vectors proposed in each step.
+        candidates: number of vectors that the principal proposes in each step.
         adapt_rounds: number of episodes that each game plays before validation; agents are updated after each.
         validate_episodes: number of episodes of each society over which the objective of a vector is averaged; rounded
             up to a multiple of the society's games.
@@ -57,7 +57,7 @@ class DesignSettings:
 
 
 def check_settings(spec: EnvSpec, principal: Proposer, settings: DesignSettings) -> int:
-    """Check the parts and the settings of a run, and return the horizon.
+    """Check the parts and the settings of a run; return the horizon of the environment.
 
     Raises:
         ConfigError: the parts and the settings cannot work together.
@@ -66,10 +66,10 @@ def check_settings(spec: EnvSpec, principal: Proposer, settings: DesignSettings)
         raise ConfigError(
             f"a principal needs episodes of one length: set env.horizon (e.g. 1000), which is null for env={spec.name}"
         )
-    principal_type, has_reset, candidates = type(principal).__name__, settings.reset_agents, settings.candidates
+    principal_name, has_reset, candidates = type(principal).__name__, settings.reset_agents, settings.candidates
     late_rounds = [n for n in settings.validation_rounds or () if n > settings.adapt_rounds]
-    faults = {
-        f"design.candidates={candidates}: {principal_type} proposes one vector at a time; set design.candidates=1, "
+    is_fault_by_message = {
+        f"design.candidates={candidates}: {principal_name} proposes one vector at a time; set design.candidates=1, "
         "or a principal that can propose several (random, egreedy, ucb, thompson, gp, cem, cmaes, dual_rl, llm)": (
             candidates > 1 and not principal.parallel
         ),
@@ -77,7 +77,7 @@ def check_settings(spec: EnvSpec, principal: Proposer, settings: DesignSettings)
         "design.reset_agents=false does not restore; set design.reset_agents=true or design.candidates=1": (
             candidates > 1 and not has_reset
         ),
-        f"design.replicates={settings.replicates}: {principal_type} (principal=metagrad) differentiates the learning "
+        f"design.replicates={settings.replicates}: {principal_name} (principal=metagrad) differentiates the learning "
         "of one society; set design.replicates=1, or choose another principal": (
             settings.replicates > 1 and isinstance(principal, GradientProposer)
         ),
@@ -92,7 +92,7 @@ def check_settings(spec: EnvSpec, principal: Proposer, settings: DesignSettings)
         f"design.rollout_steps={settings.rollout_steps} must divide an episode of {spec.horizon} steps "
         "(env.horizon), or be null": settings.rollout_steps is not None and spec.horizon % settings.rollout_steps != 0,
     }
-    for message, is_fault in faults.items():
+    for message, is_fault in is_fault_by_message.items():
         if is_fault:
             raise ConfigError(message)
     return spec.horizon
@@ -101,27 +101,26 @@ def check_settings(spec: EnvSpec, principal: Proposer, settings: DesignSettings)
 def count_confirmation_steps(settings: DesignSettings, n_contexts: int) -> int:
     """Return the number of principal steps at the end that confirm candidates.
 
-    Each context needs at least one step and two measurements; if `confirm_steps` is None and a fifth of the steps is
-    too few for this, return 0.
+    Each context needs at least one step and two measurements. If `confirm_steps` is None, the number is a fifth of the
+    steps, or 0 if this is too few or agents are not reset.
 
     Raises:
         ConfigError: `confirm_steps` is too small for the contexts, or leaves no step for proposals.
     """
-    contexts = max(1, n_contexts)
-    confirm_steps = settings.confirm_steps
+    n_contexts, confirm_steps = max(1, n_contexts), settings.confirm_steps
     if confirm_steps is None:
         steps = settings.steps // 5 if settings.reset_agents else 0
-        return steps if steps // contexts * settings.candidates >= 2 else 0
+        return steps if steps // n_contexts * settings.candidates >= 2 else 0
     if confirm_steps >= settings.steps:
         raise ConfigError(
             f"design.confirm_steps={confirm_steps} leaves no step for proposals; it must be less than "
             f"design.steps={settings.steps}"
         )
-    if confirm_steps and confirm_steps // contexts * settings.candidates < 2:
-        min_steps = contexts * -(-2 // settings.candidates)
+    if confirm_steps and confirm_steps // n_contexts * settings.candidates < 2:
+        min_steps = n_contexts * -(-2 // settings.candidates)
         raise ConfigError(
             f"design.confirm_steps={confirm_steps} is too small to measure two candidates"
-            f"{f' in each of {contexts} contexts' if contexts > 1 else ''}; set it to {min_steps} or more, or to 0"
+            f"{f' in each of {n_contexts} contexts' if n_contexts > 1 else ''}; set it to {min_steps} or more, or to 0"
         )
     return confirm_steps
 

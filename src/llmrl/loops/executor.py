@@ -1,4 +1,4 @@
-"""Executor of the requests of a loop: it answers each of them, or passes it to a `BatchedExecutor`."""
+"""Executor of the requests of a loop, which answers each request or passes it to a `BatchedExecutor`."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def serve(requests: Requests[T], run: Run | None = None, connection: ExecutorCon
 
     Args:
         requests: loop, or a part of one.
-        run: run for logging and saving; None for a part of a loop that does neither.
+        run: run for logging and saving; None for a part of a loop that requests neither.
         connection: connection to an executor that answers the requests of several runs together; None: all are answered
             here.
 
     Raises:
-        Exception: raised by the answer of a request, if the loop does not catch it.
+        Exception: raised while a request was answered, and not caught by the loop.
     """
     executor = Executor(run, connection)
     resume, answer = requests.send, None
@@ -81,7 +81,7 @@ class Executor:
     """Executor of the requests of one loop.
 
     Args:
-        run: run for logging and saving; None: the loop does neither.
+        run: run for logging and saving; None: the loop requests neither.
         connection: connection to an executor that answers the requests of several runs together; None: all are answered
             here.
     """
@@ -117,7 +117,7 @@ class Executor:
             case EvaluateController():
                 return self._evaluate(request)
             case Delegate():
-                return request.work(self.answer)
+                return request.function(self.answer)
             case Log() | SafePoint():
                 self._record(request)
         return None
@@ -139,7 +139,7 @@ class Executor:
     def _record(self, request: Log | SafePoint) -> None:
         assert self._run is not None
         if isinstance(request, Log):
-            self._run.metrics.log(request.kind, request.x, request.metrics, **request.counters)
+            self._run.metrics.log(request.kind, request.x_counter, request.metrics, **request.counters)
         elif request.always:
             self._run.checkpoint(request.iteration, request.state())
         else:

@@ -1,7 +1,7 @@
 """Games played by a language model, each of which takes its next step as soon as its own replies have arrived.
 
-Only the thread that calls `advance` changes the state; other threads wait for replies. The result of an episode depends
-on its number and its replies, not on the times at which the replies arrive.
+Only the thread that calls `IndependentGames.advance` changes the state; other threads wait for replies. The result of
+an episode depends on its number and its replies, not on the times at which the replies arrive.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ class _Game:
     Attributes:
         index: index of the game.
         policy: player of the game.
-        precomputed_policy: policy of the collector; it returns the output that `policy` has computed in advance.
+        precomputed_policy: policy of the collector, which returns the output that `policy` has computed in advance.
         episode: number of the episode in progress; None: the game has played all its episodes.
         decision: generator of the requests for the pending decision; None: no decision is pending.
         pre_decision_state: state of the player before the pending decision.
         pending_replies: replies for the pending decision; the client counts them once the decision is complete.
         observers: observers of this game only.
-        episode_start: state of the player before the episode, for games that cannot be restored.
+        episode_start_state: state of the player before the episode, for games that cannot be restored.
     """
 
     index: int
@@ -107,7 +107,7 @@ class _Game:
     decision: ConversationGenerator[PolicyOutput] | None = None
     pre_decision_state: State = field(default_factory=dict)
     pending_replies: list[FetchedReplies] = field(default_factory=list)
-    episode_start: State = field(default_factory=dict)
+    episode_start_state: State = field(default_factory=dict)
 
 
 class _PrecomputedPolicy:
@@ -135,7 +135,7 @@ class _PrecomputedPolicy:
 
 
 class IndependentGames:
-    """Player of episodes 0 to `n_episodes` - 1, in as many parallel games as the environment has.
+    """Parallel games, as many as the environment has, in which episodes 0 to `n_episodes` - 1 are played.
 
     When an episode of a game ends, the game starts the episode with the lowest number that has not started. If the
     player keeps a state between episodes, game i instead plays the episodes i, i + n_games, i + 2 n_games, ..., so that
@@ -149,7 +149,7 @@ class IndependentGames:
         policy: policy that is copied for each game.
         device: torch device of the policy.
         n_episodes: number of episodes.
-        seed_fn: function from the number of an episode to its seed.
+        get_seed: function from the number of an episode to its seed.
         carries_state: whether the player keeps a state between episodes.
         make_observers: function that makes the observers of each game.
         shared_observers: observers that receive the transitions of all games, each transition with a single game.
@@ -162,7 +162,7 @@ class IndependentGames:
         policy: LanguageModelPolicy,
         device: str,
         n_episodes: int,
-        seed_fn: Callable[[int], int],
+        get_seed: Callable[[int], int],
         carries_state: bool = False,
         make_observers: ObserverFactory = lambda env, states: (),
         shared_observers: Sequence[Observer] = (),
@@ -170,7 +170,7 @@ class IndependentGames:
     ) -> None:
         assert isinstance(policy.llm, ChatClient)
         self.client: ChatClient = policy.llm
-        self._n_episodes, self._seed_fn, self._carries_state = n_episodes, seed_fn, carries_state
+        self._n_episodes, self._get_seed, self._carries_state = n_episodes, get_seed, carries_state
         self._dispatcher: RequestDispatcher[_Game] = RequestDispatcher(self.client)
         self._error: LLMError | None = None
         self.n_games = min(env.spec.n_envs, n_episodes)  # type: ignore[attr-defined]
@@ -217,7 +217,7 @@ class IndependentGames:
 
     @property
     def is_running(self) -> bool:
-        """True while an episode is in play."""
+        """Whether an episode is in progress."""
         return any(game.episode is not None for game in self.games)
 
     @property
@@ -229,7 +229,7 @@ class IndependentGames:
         return {k for i, last in enumerate(last_episodes) for k in range(i, last + 1, self.n_games)}
 
     def advance(self) -> dict[int, Any]:
-        """Start the decisions of games without one; if no game takes a step thereby, wait for replies and use them.
+        """Start the decision of each game without one; if no game takes a step thereby, wait for replies and use them.
 
         Returns:
             The player's counts (`LanguageModelPolicy.take_counts`) by number of the episodes that ended.
@@ -260,12 +260,12 @@ class IndependentGames:
         return finished_counts
 
     def state_dict(self) -> State:
-        """Return the state before pending decisions; of games that cannot be restored, before their episodes."""
+        """Return the state before pending decisions or, in games that cannot be restored, before their episodes."""
         return {
             "lanes": [
                 {
                     "episode": game.episode,
-                    "policy": self._player_state(game),
+                    "policy": self._get_player_state(game),
                     "collector": game.collector.state_dict(),
                     "observers": [observer.state_dict() for observer in game.observers],  # type: ignore[attr-defined]
                 }
@@ -281,10 +281,10 @@ class IndependentGames:
             if callable(close := getattr(game.env, "close", None)):
                 close()
 
-    def _player_state(self, game: _Game) -> State:
+    def _get_player_state(self, game: _Game) -> State:
         """Return the state from which a game's player would resume."""
         if not self._can_restore:
-            return game.episode_start
+            return game.episode_start_state
         return game.policy.state_dict() if game.decision is None else game.pre_decision_state
 
     def _begin_episode(self, game: _Game, episode: int) -> None:
@@ -296,8 +296,8 @@ class IndependentGames:
         for observer in game.observers:
             observer.first_episode = episode  # type: ignore[attr-defined]
         if not self._can_restore:
-            game.episode_start = game.policy.state_dict()
-        seed = self._seed_fn(episode)
+            game.episode_start_state = game.policy.state_dict()
+        seed = self._get_seed(episode)
         if isinstance(game.env, PerGameSeeding):
             game.env.seed_games(np.array([seed], dtype=np.int64))
         game.collector.reset(seed, reseed=True)

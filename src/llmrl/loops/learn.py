@@ -55,8 +55,8 @@ class Phase:
     """A phase of training with one distribution of mechanism vectors.
 
     Args:
-        mixture: boxes; each vector is drawn from one of them, selected at random by `weight`.
-        episodes: length of the phase in episodes of each game; None: until the end (last phase only).
+        mixture: boxes; each vector is drawn from one of them, selected with probability proportional to `weight`.
+        episodes: length of the phase in episodes of each game; None: until the end (only in the last phase).
     """
 
     mixture: Annotated[list[Box], MinLen(1)]
@@ -132,18 +132,18 @@ class MechanismSampler(StateFields):
         self.load_state_dict(training_state)
 
     def _select_phase(self, episode: int) -> Phase:
-        ends = itertools.accumulate(phase.episodes or 0 for phase in self.phases[:-1])
-        phases = zip(self.phases, ends, strict=False)
+        phase_ends = itertools.accumulate(phase.episodes or 0 for phase in self.phases[:-1])
+        phases = zip(self.phases, phase_ends, strict=False)
         return next((phase for phase, end in phases if episode < end and not self._use_last_phase), self.phases[-1])
 
     def _draw_vector(self, phase: Phase, rng: np.random.Generator) -> np.ndarray:
         weights = np.array([box.weight for box in phase.mixture])
         box = phase.mixture[int(rng.choice(len(weights), p=weights / weights.sum()))]
-        unit = rng.random(self.space.dim)
+        uniform_draws = rng.random(self.space.dim)
         if box.equal:
-            return np.full(self.space.dim, box.low[0] + unit[0] * (box.high[0] - box.low[0]))
+            return np.full(self.space.dim, box.low[0] + uniform_draws[0] * (box.high[0] - box.low[0]))
         low, high = np.array(box.low), np.array(box.high)
-        return np.asarray(low + unit * (high - low))
+        return np.asarray(low + uniform_draws * (high - low))
 
 
 @dataclass(frozen=True)
@@ -194,40 +194,40 @@ class LearnLoop(Loop):
             self.env, self.agent.policy, parts.device, parts.teacher_channels, before_reset, parts.observers
         )
         self.rollout_steps = settings.rollout_steps or self.env.spec.horizon or 256
-        self.groups: EpisodeGroups | None = None
+        self.episode_groups: EpisodeGroups | None = None
         if group_size is not None:
-            self.groups = EpisodeGroups(self.collector, self.agent, self.rollout_steps)
+            self.episode_groups = EpisodeGroups(self.collector, self.agent, self.rollout_steps)
         check_rollout_steps(parts.agents, self.rollout_steps, self.env.spec.n_envs)
-        self.updates = -(-settings.env_steps // (self.rollout_steps * self.env.spec.n_envs))
+        self.n_updates = -(-settings.env_steps // (self.rollout_steps * self.env.spec.n_envs))
         self.probes = None if settings.probes is None else Probes.load(settings.probes, self.env, self.agent.policy)
         self.iteration = self.env_steps = 0
 
     def plan(self) -> list[tuple[str, str]]:
-        steps = self.updates * self.rollout_steps * self.env.spec.n_envs
-        if self.groups is not None:
-            games = self.env.spec.n_envs
+        steps = self.n_updates * self.rollout_steps * self.env.spec.n_envs
+        if self.episode_groups is not None:
+            n_games = self.env.spec.n_envs
             return [
-                ("  updates", f"{self.updates:,} or more, of {games:,} episodes in groups with equal starts"),
+                ("  updates", f"{self.n_updates:,} or more, of {n_games:,} episodes in groups with equal starts"),
                 ("environment steps", f"{self.settings.env_steps:,}"),
             ]
         return [
-            ("  updates", f"{self.updates:,} of {self.rollout_steps:,} steps x {self.env.spec.n_envs} games"),
+            ("  updates", f"{self.n_updates:,} of {self.rollout_steps:,} steps x {self.env.spec.n_envs} games"),
             ("environment steps", f"{steps:,}"),
         ]
 
     def requests(self, run: Run) -> Requests[float]:
-        """Train, then evaluate; return the mean objective over episodes (by default an agent's base return)."""
+        """Train, then evaluate; return the mean objective of evaluated episodes (by default an agent's base return)."""
         yield from self._restore(run)
-        games = self.env.spec.n_envs
+        n_games = self.env.spec.n_envs
         if self.probes is not None:
             self.probes.write(run.folder)
             if self.iteration == 0:
-                yield self._log_request("probe", self.probes.metrics())
-        total_steps, has_groups = self.settings.env_steps, self.groups is not None
+                yield self._make_log_request("probe", self.probes.metrics())
+        total_steps, has_groups = self.settings.env_steps, self.episode_groups is not None
         if not has_groups:
-            total_steps = self.updates * self.rollout_steps * games
+            total_steps = self.n_updates * self.rollout_steps * n_games
         with run.progress(total_steps, "steps", "learn", self.env_steps) as progress:
-            step_counter = EpisodeProgress(progress, in_steps=True) if has_groups else StepProgress(progress, games)
+            step_counter = EpisodeProgress(progress, in_steps=True) if has_groups else StepProgress(progress, n_games)
             with self.collector.add_observers(self.episode_writer, step_counter):
                 while not self.is_complete:
                     yield from self._update(run, progress)
@@ -237,28 +237,29 @@ class LearnLoop(Loop):
         self.episode_writer.close()
         episodes = yield from self._evaluate()
         self.collector.close()
-        final = summarize_evaluation(episodes, *self.welfare_measure)
+        final_metrics = summarize_evaluation(episodes, *self.welfare_measure)
         objectives = write_trained_results(run, self.env.spec.name, self.agent, episodes, *self.welfare_measure)
         write_trained_adapter(run, self.agent)
-        yield self._log_request("evaluation", final)
+        yield self._make_log_request("evaluation", final_metrics)
         if self.probes is not None:
             from llmrl.analysis.probes import draw_probes
 
             draw_probes(run.folder)
-        run.summary = {"updates": self.iteration, "env_steps": self.env_steps, **final, RESULT_EPISODES: [objectives]}
-        return final["evaluation/objective"]
+        run.summary = {"updates": self.iteration, "env_steps": self.env_steps, **final_metrics}
+        run.summary[RESULT_EPISODES] = [objectives]
+        return final_metrics["evaluation/objective"]
 
     def _update(self, run: Run, progress: ProgressBar) -> Requests[None]:
         """Play a rollout and update the agent from it."""
         seeds = self.seeds.child("iteration").child(self.iteration)
         action_seeds = [seeds.integer("actions")]
         with self._save_on_llm_error(run):
-            if self.groups is not None:
+            if self.episode_groups is not None:
                 self.episode_writer.record_reset(self.env_steps // self.env.spec.n_envs)
                 if self.mechanism_sampler is not None:
                     # Only the resets of updates count, so that the seeds of vectors depend on the iteration alone.
                     self.mechanism_sampler.episodes[:] = self.iteration
-                rollout, n_steps = yield from self.groups.play(seeds)
+                rollout, n_steps = yield from self.episode_groups.play(seeds)
             else:
                 rollout = yield PlaySteps(collector=self.collector, steps=self.rollout_steps, action_seeds=action_seeds)
                 n_steps = self.rollout_steps * self.env.spec.n_envs
@@ -269,23 +270,23 @@ class LearnLoop(Loop):
         # Biased to short episodes, which end in a rollout more often. Figures use the file of training episodes.
         metrics |= summarize(rollout.episodes, "episode")
         metrics |= {} if self.meter is None else self.meter.metrics()
-        yield self._log_request("update", metrics)
+        yield self._make_log_request("update", metrics)
         if rollout.episodes:
             progress.show_result(metrics["episode/return"])
 
     def _probe_and_evaluate(self) -> Requests[None]:
         """Measure the probes and evaluate the agents, if they are due."""
         if self.probes is not None and self.iteration % self.settings.probe_interval == 0:
-            yield self._log_request("probe", self.probes.metrics())
+            yield self._make_log_request("probe", self.probes.metrics())
         interval = self.settings.evaluation_interval
         if interval and self.iteration % interval == 0 and not self.is_complete:
             episodes = yield from self._evaluate()
-            yield self._log_request("evaluation", summarize_evaluation(episodes, *self.welfare_measure))
+            yield self._make_log_request("evaluation", summarize_evaluation(episodes, *self.welfare_measure))
             self.episode_writer.record_reset(self.iteration * self.rollout_steps)
 
     @property
     def is_complete(self) -> bool:
-        """True once the budget of environment steps is used."""
+        """Whether the budget of environment steps is used."""
         return self.env_steps >= self.settings.env_steps
 
     def _evaluate(self) -> Requests[list[Episode]]:
@@ -303,7 +304,7 @@ class LearnLoop(Loop):
         yield Begin(self.collector, seeds.integer("after"))
         return episodes
 
-    def _log_request(self, kind: RowKind, metrics: dict[str, float]) -> Log:
+    def _make_log_request(self, kind: RowKind, metrics: dict[str, float]) -> Log:
         return Log(kind, "env_steps", metrics, {"env_steps": self.env_steps, "updates": self.iteration})
 
     def state_dict(self) -> State:

@@ -1,4 +1,4 @@
-"""The parts of a run, which every loop receives in addition to its settings, and files with results of training."""
+"""The parts of a run, which every loop receives in addition to its settings, and the files that training writes."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from llmrl.loops.reference_measurements import References
 
 
-def min_rollout_steps(agents: Sequence[Agent], games: int) -> int:
-    """Return the minimum number of rollout steps of each game from which all agents, with `games` games each, learn."""
+def min_rollout_steps(agents: Sequence[Agent], n_games: int) -> int:
+    """Return the minimum number of rollout steps of each game with which all agents, of `n_games` games each, learn."""
     return max(
-        (agent.min_rollout_steps(games) for agent in agents if isinstance(agent, RequiresMinRolloutSteps)), default=1
+        (agent.min_rollout_steps(n_games) for agent in agents if isinstance(agent, RequiresMinRolloutSteps)), default=1
     )
 
 
-def check_rollout_steps(agents: Sequence[Agent], steps: int, games: int) -> None:
-    """Check that agents with `games` games each can learn from `steps` rollout steps of each game.
+def check_rollout_steps(agents: Sequence[Agent], steps: int, n_games: int) -> None:
+    """Check that agents with `n_games` games each can learn from `steps` rollout steps of each game.
 
     Raises:
-        ConfigError: a minibatch has more samples than the rollout.
+        ConfigError: an agent drops all samples, because a minibatch has more samples than the rollout.
     """
-    if steps < (min_steps := min_rollout_steps(agents, games)):
+    if steps < (min_steps := min_rollout_steps(agents, n_games)):
         raise ConfigError(
-            f"agent.ppo.drop_last=true drops all samples: an update has {steps} steps of {games} games for each "
+            f"agent.ppo.drop_last=true drops all samples: an update has {steps} steps of {n_games} games for each "
             f"society, and a minibatch (agent.ppo.minibatch_size) needs {min_steps} steps. Use more games or steps, "
             "smaller minibatches or agent.ppo.drop_last=false"
         )

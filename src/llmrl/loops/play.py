@@ -83,28 +83,28 @@ class PlayLoop:
         self.collector = Collector(self.env, policy, parts.device, observers=parts.observers)
         # Names of the states that the agent keeps from one episode to the next.
         self._carried_states: tuple[str, ...] = getattr(self.agent, "carried", ())
-        self.episodes = settings.episodes
+        self.n_episodes = settings.episodes
         default_n_recorded = settings.episodes if "text" in policy.channels else settings.videos
         self.n_recorded_episodes = default_n_recorded if settings.records is None else settings.records
         self.plays_independently = IndependentGames.can_play(self.env, policy) and not parts.observers
         self.games: IndependentGames | None = None
-        # Counts of finished episodes by number. They wait here until all episodes with lower numbers have finished.
+        # The player's counts of finished episodes by number, until all episodes with lower numbers have finished.
         self._pending_counts: dict[int, Any] = {}
         self._n_counted_episodes = 0
-        self.wave = self.steps = self.env_steps = 0
+        self.wave_index = self.steps = self.env_steps = 0
         self._is_wave_in_progress = False
-        self._pinned_resume_point: tuple[int, Callable[[], State]] | None = None
+        self._wave_start_checkpoint: tuple[int, Callable[[], State]] | None = None
 
     @property
     def n_waves(self) -> int:
         """Number of waves of `env.n_envs` episodes."""
-        return -(-self.episodes // self.env.spec.n_envs)
+        return -(-self.n_episodes // self.env.spec.n_envs)
 
     def plan(self) -> list[tuple[str, str]]:
         games, horizon = self.env.spec.n_envs, self.env.spec.horizon
-        rows = [("  episodes", f"{self.episodes:,}, {min(games, self.episodes)} at once")]
+        rows = [("  episodes", f"{self.n_episodes:,}, {min(games, self.n_episodes)} at once")]
         if horizon is not None:
-            return [*rows, ("environment steps", f"at most {self.episodes * horizon:,}")]
+            return [*rows, ("environment steps", f"at most {self.n_episodes * horizon:,}")]
         reason = "episodes may never end" if self.env.spec.endless else "the game decides when an episode ends"
         rows.append(("environment steps", f"unknown, because env.horizon=null and {reason}"))
         if isinstance(self.agent, EstimatesCalls):
@@ -116,7 +116,7 @@ class PlayLoop:
         horizon = self.env.spec.horizon
         if horizon is None or not isinstance(self.agent, EstimatesCalls):
             return None
-        return self.agent.estimate(horizon, self.episodes)
+        return self.agent.estimate(horizon, self.n_episodes)
 
     def requests(self, run: Run) -> Requests[float]:
         """Play all episodes; return their mean objective (by default the mean base return of an agent)."""
@@ -128,22 +128,22 @@ class PlayLoop:
         assert self.episode_logger is not None
         writers = [self.episode_logger, *([] if self.trajectory_writer is None else [self.trajectory_writer])]
         with (
-            run.progress(self.episodes, "episodes", "play", self._n_finished_episodes) as progress,
+            run.progress(self.n_episodes, "episodes", "play", self._n_finished_episodes) as progress,
             self.collector.add_observers(*writers, EpisodeProgress(progress)),
         ):
-            while self.wave < self.n_waves:
+            while self.wave_index < self.n_waves:
                 yield from self._begin_wave()
                 while self._is_wave_in_progress:
                     yield from self._step(run)
                     if self.env.spec.deterministic:
                         yield SafePoint(self.steps, self.state_dict)
                     else:
-                        run.stop_after_grace(*self._resume_point())
+                        run.stop_after_grace(*self._get_checkpoint())
                 counters = {"episodes": self._n_finished_episodes, "env_steps": self.env_steps}
-                metrics = average_episode_rows(self.files.finished) | self._player_metrics()
+                metrics = average_episode_rows(self.files.finished) | self._get_player_metrics()
                 metrics |= {} if self.meter is None else self.meter.metrics()
                 yield Log("episode", "episodes", metrics, counters)
-                self._pinned_resume_point = None
+                self._wave_start_checkpoint = None
                 yield SafePoint(self.steps, self.state_dict)
         yield SafePoint(self.steps, self.state_dict, always=True)
         for writer in writers:
@@ -153,7 +153,7 @@ class PlayLoop:
 
     def _play_independently(self, run: Run) -> Requests[None]:
         """Play the games without waiting for each other (`IndependentGames`)."""
-        with run.progress(self.episodes, "episodes", "play", self._n_finished_episodes) as progress:
+        with run.progress(self.n_episodes, "episodes", "play", self._n_finished_episodes) as progress:
             games = self._make_games(run, [EpisodeProgress(progress)])
             try:
                 while games.is_running:
@@ -186,21 +186,21 @@ class PlayLoop:
             self.env,  # type: ignore[arg-type]
             self.agent.policy,  # type: ignore[arg-type]
             self.device,
-            self.episodes,
-            self.seeds.child("episode").integer,
-            bool(self._carried_states),
-            make_observers,
-            observers,
-            self._games_state,
+            self.n_episodes,
+            get_seed=self.seeds.child("episode").integer,
+            carries_state=bool(self._carried_states),
+            make_observers=make_observers,
+            shared_observers=observers,
+            state=self._restored_games_state,
         )
-        if self._games_state is not None:
+        if self._restored_games_state is not None:
             for game in self.games.games:
                 for observer in game.observers:
                     if isinstance(observer, EpisodeLogger) and game.episode is not None:
                         observer.render_frames()
         if self.trajectory_queue is not None:
             excluded_episodes = self.games.started_episodes.difference(*(writer.open_episodes for writer in writers))
-            self.trajectory_queue.open(run.folder, self._trajectories_state, excluded_episodes)
+            self.trajectory_queue.open(run.folder, self._restored_trajectories_state, excluded_episodes)
         return self.games
 
     def _make_writer(self, env: VecEnv, state: State | None = None) -> TrajectoryWriter:
@@ -217,17 +217,16 @@ class PlayLoop:
             self.agent.policy.add_counts(self._pending_counts.pop(self._n_counted_episodes))  # type: ignore[attr-defined]
             self._n_counted_episodes += 1
             k = self._n_counted_episodes
-            if k % self.env.spec.n_envs and k < self.episodes:
+            if k % self.env.spec.n_envs and k < self.n_episodes:
                 continue
             rows = self.files.finished[:k]
             self.env_steps = sum(int(row["length"]) for row in rows)
             # Totals of the language model depend on the order of replies, so they are logged after the last episode
             # only. Costs and times differ between repeated runs in any case, so they are always logged.
             llm_metrics = {} if self.meter is None else self.meter.metrics()
-            logged_llm_metrics = {
-                name: x for name, x in llm_metrics.items() if k == self.episodes or name.startswith(("usage/", "time/"))
-            }
-            metrics = {**average_episode_rows(rows), **self._player_metrics(), **logged_llm_metrics}
+            logs_all, prefixes = k == self.n_episodes, ("usage/", "time/")
+            logged_llm_metrics = {name: x for name, x in llm_metrics.items() if logs_all or name.startswith(prefixes)}
+            metrics = {**average_episode_rows(rows), **self._get_player_metrics(), **logged_llm_metrics}
             yield Log("episode", "episodes", metrics, {"episodes": k, "env_steps": self.env_steps})
 
     def state_dict(self) -> State:
@@ -247,7 +246,7 @@ class PlayLoop:
             "pending_counts": [[k, counts] for k, counts in self._pending_counts.items()],
             "counted_episodes": self._n_counted_episodes,
             **trajectories_state,
-            "wave": self.wave,
+            "wave": self.wave_index,
             "steps": self.steps,
             "env_steps": self.env_steps,
             "is_wave_in_progress": self._is_wave_in_progress and self.env.spec.deterministic,
@@ -258,8 +257,8 @@ class PlayLoop:
         return len(self.files.finished)
 
     def _set_policy_episodes(self) -> range:
-        """Return the episode number of each game of this wave; set them as `episodes` of a policy that has these."""
-        episodes = range(self.wave * self.env.spec.n_envs, (self.wave + 1) * self.env.spec.n_envs)
+        """Return the episode number of each game of this wave; set `episodes` of a policy that has this attribute."""
+        episodes = range(self.wave_index * self.env.spec.n_envs, (self.wave_index + 1) * self.env.spec.n_envs)
         if hasattr(self.agent.policy, "episodes"):
             self.agent.policy.episodes = list(episodes)
         return episodes
@@ -270,14 +269,14 @@ class PlayLoop:
             return
         if not self.env.spec.deterministic:
             state = self.state_dict()
-            self._pinned_resume_point = self.steps, lambda: state
+            self._wave_start_checkpoint = self.steps, lambda: state
         episodes = self._set_policy_episodes()
         game_seeds = [self.seeds.child("episode").integer(episode) for episode in episodes]
         assert self.episode_logger is not None
         self.episode_logger.first_episode = episodes.start
         if self.trajectory_writer is not None:
             self.trajectory_writer.first_episode = episodes.start
-        seed, game_mask = self.seeds.child("wave").integer(self.wave), np.array(episodes) < self.episodes
+        seed, game_mask = self.seeds.child("wave").integer(self.wave_index), np.array(episodes) < self.n_episodes
         yield from begin_games(self.collector, game_seeds, seed, game_mask)
         self._is_wave_in_progress = True
 
@@ -298,9 +297,9 @@ class PlayLoop:
         self.env_steps += n_playing
         if not self.episode_logger.playing.any():
             self._is_wave_in_progress = False
-            self.wave += 1
+            self.wave_index += 1
 
-    def _player_metrics(self) -> dict[str, float]:
+    def _get_player_metrics(self) -> dict[str, float]:
         """Return the metrics that the agent counts itself; empty for most agents."""
         return getattr(self.agent, "metrics", dict[str, float])()
 
@@ -311,7 +310,7 @@ class PlayLoop:
         # Whether all episodes use the same trained weights or sampled plans, and so are not independent.
         shares_learning = bool(getattr(self.agent, "shares_learning", False))
         write_results(run.folder, rows, learned=shares_learning, about=description, carried=self._carried_states)
-        run.summary = {"episodes": len(rows), "env_steps": self.env_steps, **metrics, **self._player_metrics()}
+        run.summary = {"episodes": len(rows), "env_steps": self.env_steps, **metrics, **self._get_player_metrics()}
         run.summary[RESULT_EPISODES] = [[row["objective"] for row in rows]]
         return metrics["evaluation/objective"]
 
@@ -319,17 +318,17 @@ class PlayLoop:
         """Return a context that saves the run if the language model cannot be reached; a null context without one."""
         if self.meter is None:
             return nullcontext()
-        return run.save_on_llm_error(*self._resume_point())
+        return run.save_on_llm_error(*self._get_checkpoint())
 
-    def _resume_point(self) -> tuple[int, Callable[[], State]]:
+    def _get_checkpoint(self) -> tuple[int, Callable[[], State]]:
         """Return the step from which a run interrupted now would resume, and a function that returns its state."""
-        return self._pinned_resume_point or (self.steps, self.state_dict)
+        return self._wave_start_checkpoint or (self.steps, self.state_dict)
 
     def _restore(self, run: Run) -> Requests[None]:
         state = run.restored_state
         self._log_settings = EpisodeLogSettings(self.n_recorded_episodes, self.settings.videos, self.settings.fps)
-        self._games_state: State | None = None if state is None else state["games"]
-        self._trajectories_state: State | None = None if state is None else state.get("trajectories")
+        self._restored_games_state: State | None = None if state is None else state["games"]
+        self._restored_trajectories_state: State | None = None if state is None else state.get("trajectories")
         if state is not None:
             # The original run decides how episodes are played: observers must not change results.
             self.plays_independently = state["games"] is not None
@@ -345,18 +344,18 @@ class PlayLoop:
                 self.env, self.files, None if state is None else state["log"], self._log_settings, *self.welfare_measure
             )
             if self.trajectory_queue is not None:
-                self.trajectory_writer = self._make_writer(self.env, self._trajectories_state)
+                self.trajectory_writer = self._make_writer(self.env, self._restored_trajectories_state)
                 n_episodes = self.trajectory_writer.first_episode
-                if self._trajectories_state is None and state is not None:
+                if self._restored_trajectories_state is None and state is not None:
                     n_episodes = (state["wave"] + state["is_wave_in_progress"]) * self.env.spec.n_envs
                 excluded_episodes = set(range(n_episodes)) - self.trajectory_writer.open_episodes
-                self.trajectory_queue.open(run.folder, self._trajectories_state, excluded_episodes)
+                self.trajectory_queue.open(run.folder, self._restored_trajectories_state, excluded_episodes)
         if state is None:
             return
         self.agent.load_state_dict(state["agents"][0])
         if self.meter is not None:
             self.meter.load_state_dict(state["meter"])
-        self.wave, self.steps, self.env_steps = state["wave"], state["steps"], state["env_steps"]
+        self.wave_index, self.steps, self.env_steps = state["wave"], state["steps"], state["env_steps"]
         self._is_wave_in_progress = state["is_wave_in_progress"]
         self._pending_counts = {int(k): counts for k, counts in state["pending_counts"]}
         self._n_counted_episodes = int(state["counted_episodes"])

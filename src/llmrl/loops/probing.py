@@ -1,4 +1,4 @@
-"""Probes: a policy's action probabilities after fixed prompts, measured while the policy learns."""
+"""Probes: fixed prompts after which a policy's action probabilities are measured while the policy learns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmrl.run.files import write_json
 if TYPE_CHECKING:
     import torch
 
-BUILTIN_LISTS_DIR = resources.files("llmrl.loops") / "probes"
+BUILTIN_PROBE_LISTS_DIR = resources.files("llmrl.loops") / "probes"
 log = logging.getLogger(__name__)
 _PROBE_KEYS = ("name", "prompt", "goal", "observations", "actions", "intended")
 
@@ -133,7 +133,7 @@ def metric_name(probe: str, action: str) -> str:
 
 def builtin_probe_list_names() -> list[str]:
     """Return the names of the lists of probes in the package."""
-    return sorted(f.name.removesuffix(".yaml") for f in BUILTIN_LISTS_DIR.iterdir() if f.name.endswith(".yaml"))
+    return sorted(f.name.removesuffix(".yaml") for f in BUILTIN_PROBE_LISTS_DIR.iterdir() if f.name.endswith(".yaml"))
 
 
 def _read_probe_list(source: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -145,7 +145,7 @@ def _read_probe_list(source: str) -> list[tuple[str, Mapping[str, Any]]]:
         raise ConfigError(
             f"learn.probes={source} is unknown; use {', '.join(builtin_probe_list_names())}, or a file ending in .yaml"
         )
-    path = Path(source).expanduser() if is_file else BUILTIN_LISTS_DIR / f"{source}.yaml"
+    path = Path(source).expanduser() if is_file else BUILTIN_PROBE_LISTS_DIR / f"{source}.yaml"
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -11,9 +11,9 @@ from llmrl.core.state_fields import StateFields
 from llmrl.statistics.estimators import standard_error, standard_error_of_mean
 
 ELIMINATION_ERRORS = 3.0
-"""A contestant is dropped if its mean paired difference to the leader exceeds this number of standard errors."""
+"""A contestant is dropped if the mean of the leader's paired differences to it exceeds this many standard errors."""
 MIN_PAIRS = 3
-"""Minimum number of pairs to drop a contestant, because standard errors of fewer pairs are unreliable."""
+"""Minimum number of pairs with which a contestant is dropped; standard errors of fewer pairs are unreliable."""
 
 
 class Race(StateFields):
@@ -27,8 +27,8 @@ class Race(StateFields):
     the caller evaluates the winner once more.
 
     Args:
-        vectors: contestants, [k, d], in descending order of earlier estimates; of equal means, the first vector wins.
-        rounds: maximum number of rounds.
+        vectors: contestants, [k, d], in descending order of earlier estimates; if means are equal, the first one leads.
+        max_rounds: maximum number of rounds.
 
     Attributes:
         remaining: indices of the remaining contestants, in the order of `vectors`.
@@ -38,15 +38,15 @@ class Race(StateFields):
 
     _state_fields = ("vectors", "remaining", "round", "values")
 
-    def __init__(self, vectors: np.ndarray, rounds: int) -> None:
-        self.vectors, self.rounds = np.asarray(vectors, dtype=np.float64), rounds
+    def __init__(self, vectors: np.ndarray, max_rounds: int) -> None:
+        self.vectors, self.max_rounds = np.asarray(vectors, dtype=np.float64), max_rounds
         self.remaining = list(range(len(self.vectors)))
         self.round = 0
         self.values: list[list[float]] = [[] for _ in self.remaining]
 
     @property
     def is_finished(self) -> bool:
-        return len(self.remaining) == 1 or self.round >= self.rounds
+        return len(self.remaining) == 1 or self.round >= self.max_rounds
 
     @property
     def leader(self) -> int:
@@ -59,8 +59,8 @@ class Race(StateFields):
         """Add a round of measurements, and drop contestants that are clearly behind the leader.
 
         Args:
-            values: measurements of each remaining contestant, in the order of `remaining`, [m] each; measurement j of
-                all contestants has the same random numbers.
+            values: measurements of each remaining contestant, in the order of `remaining`, [m] each; measurements j of
+                all contestants have the same random numbers.
         """
         for i, measurements in zip(self.remaining, values, strict=True):
             self.values[i] += np.asarray(measurements, dtype=np.float64).tolist()

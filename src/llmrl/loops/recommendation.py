@@ -18,12 +18,12 @@ class SuccessiveHalving(StateFields):
     """Successive halving of a few candidates within a fixed number of measurements.
 
     The highest of many noisy estimates is biased upwards. So the leading candidates are measured again with fresh
-    random numbers, in rounds. After each round, the half of the candidates with the higher means over all measurements
-    remains (Karnin, Koren & Somekh 2013, "Almost optimal exploration in multi-armed bandits", figure 3). The number of
-    candidates is about the square root of the number of measurements, so that each gets about as many measurements.
+    random numbers, in rounds. After each round but the last, the half of the candidates with the higher means over all
+    measurements remains (Karnin, Koren & Somekh 2013, "Almost optimal exploration in multi-armed bandits", figure 3).
+    The number of candidates is the square root of the number of measurements, so each gets about as many measurements.
 
     Args:
-        vectors: candidates, [m, d], best first. Only the first `count_candidates` take part.
+        vectors: candidates, [m, d], best first. Only the first `count_candidates(steps, slots)` take part.
         steps: number of trials, >= 1.
         slots: number of measurements of a trial, which are made in parallel, >= 1.
 
@@ -67,10 +67,10 @@ class SuccessiveHalving(StateFields):
             self.counts[candidate] += 1
         self.step += 1
         self.survivors.sort(key=lambda i: (-value_fn(self.vectors[i]), i))
-        if not self.is_finished and self._round(self.step) > self._round(self.step - 1):
+        if not self.is_finished and self._get_round(self.step) > self._get_round(self.step - 1):
             self.survivors = self.survivors[: math.ceil(len(self.survivors) / 2)]
 
-    def _round(self, step: int) -> int:
+    def _get_round(self, step: int) -> int:
         rounds = max(1, min(self.steps, math.ceil(math.log2(max(2, len(self.vectors))))))
         return step * rounds // self.steps
 
@@ -145,11 +145,12 @@ ANYTIME_RELATIVE_ERROR = 0.03
 """Standard error, as a fraction of the objective's range, at which evaluations end if `design.anytime` is set."""
 
 Context = int | None
+"""Index of a context; None in environments without contexts."""
 
 
 @dataclass
 class VectorEvaluation:
-    """The evaluations of one vector in one context.
+    """Evaluations of one vector in one context.
 
     Attributes:
         values: objective of each evaluation.
@@ -184,7 +185,7 @@ class RecommendationEvaluator:
         min_evaluations: minimum number of evaluations of each vector, >= 1, rounded up to whole trials.
         slots: number of evaluations of a trial.
         ranges: range of the objective in each context. Evaluations of a vector continue until their standard error is
-            a small fraction of it (`ANYTIME_RELATIVE_ERROR`). None: each vector is evaluated `min_evaluations` times.
+            less than `ANYTIME_RELATIVE_ERROR` of this range. None: each vector is evaluated `min_evaluations` times.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class RecommendationEvaluator:
         self.recommendations = {n: dict(vectors) for n, vectors in recommendations.items()}
         self.min_evaluations, self.slots = -(-min_evaluations // slots) * slots, slots
         self.ranges = None if ranges is None else dict(ranges)
-        self.trials = 0
+        self.n_trials = 0
         self._evaluations_by_key: dict[tuple[Context, VectorKey], VectorEvaluation] = {}
         # The last recommendations are evaluated first, because they are the result of the run.
         for n in sorted(self.recommendations, reverse=True):
@@ -234,7 +235,7 @@ class RecommendationEvaluator:
             evaluation.first_standard_error = standard_error
         evaluation.values += [float(value) for value in values]
         evaluation.episodes += [np.asarray(episodes).tolist() for slot in society_values for episodes in slot]
-        self.trials += 1
+        self.n_trials += 1
 
     def evaluations_by_context(self, n: int) -> dict[Context, VectorEvaluation]:
         """Return the evaluations of the recommendations after n measurements, by context."""
@@ -256,8 +257,8 @@ class RecommendationEvaluator:
             "evaluations": float(min(len(evaluation.values) for evaluation in evaluations)),
         }
         if all(error is not None for error in errors):
-            squares = [float(error) ** 2 for error in errors if error is not None]
-            summary["standard_error"] = float(np.sqrt(np.sum(squares)) / len(evaluations))
+            squared_errors = [float(error) ** 2 for error in errors if error is not None]
+            summary["standard_error"] = float(np.sqrt(np.sum(squared_errors)) / len(evaluations))
         return summary
 
     @property
@@ -267,10 +268,10 @@ class RecommendationEvaluator:
 
     def _is_complete(self, key: tuple[Context, VectorKey]) -> bool:
         evaluation = self._evaluations_by_key[key]
-        n = len(evaluation.values)
-        if n < self.min_evaluations:
+        n_evaluations = len(evaluation.values)
+        if n_evaluations < self.min_evaluations:
             return False
-        if self.ranges is None or n >= MAX_ANYTIME_EVALUATIONS:
+        if self.ranges is None or n_evaluations >= MAX_ANYTIME_EVALUATIONS:
             return True
         error = evaluation.standard_error
         return error is not None and error < ANYTIME_RELATIVE_ERROR * self.ranges[key[0]]
@@ -284,7 +285,7 @@ class RecommendationEvaluator:
             "minimum": self.min_evaluations,
             "slots": self.slots,
             "ranges": None if self.ranges is None else list(self.ranges.items()),
-            "trials": self.trials,
+            "trials": self.n_trials,
             "evaluations": [
                 [
                     context,
@@ -303,25 +304,25 @@ class RecommendationEvaluator:
         recommendations = {n: dict(vectors) for n, vectors in state["recommendations"]}
         ranges = None if state["ranges"] is None else dict(state["ranges"])
         evaluator = cls(recommendations, state["minimum"], state["slots"], ranges)
-        evaluator.trials = state["trials"]
+        evaluator.n_trials = state["trials"]
         for context, key, values, episodes, error in state["evaluations"]:
             evaluator._evaluations_by_key[context, tuple(key)] = VectorEvaluation(values, episodes, error)
         return evaluator
 
 
-def max_trials_per_context(evaluations: int, slots: int, recommendations: int, anytime: bool) -> int:
+def count_max_trials(min_evaluations: int, slots: int, n_recommendations: int, anytime: bool) -> int:
     """Return the maximum number of trials that evaluate the recommendations of one context.
 
     Args:
-        evaluations: minimum number of evaluations of each recommendation, >= 0.
+        min_evaluations: minimum number of evaluations of each recommendation, >= 0.
         slots: number of evaluations of a trial.
-        recommendations: number of different recommendations.
+        n_recommendations: number of different recommendations.
         anytime: whether evaluations continue until they are precise enough, up to `MAX_ANYTIME_EVALUATIONS`.
     """
-    n_evaluations = max(evaluations, MAX_ANYTIME_EVALUATIONS) if anytime and evaluations else evaluations
-    return -(-n_evaluations // slots) * recommendations
+    n_evaluations = max(min_evaluations, MAX_ANYTIME_EVALUATIONS) if anytime and min_evaluations else min_evaluations
+    return -(-n_evaluations // slots) * n_recommendations
 
 
-def reaches_anytime_measurement(measurements: int, candidates: int) -> bool:
-    """Return whether the last `candidates` of `measurements` measurements include one of `ANYTIME_MEASUREMENTS`."""
-    return any(measurements - candidates < n <= measurements for n in ANYTIME_MEASUREMENTS)
+def reaches_anytime_measurement(n_measurements: int, n_candidates: int) -> bool:
+    """Return whether one of the last `n_candidates` of `n_measurements` measurements is in `ANYTIME_MEASUREMENTS`."""
+    return any(n_measurements - n_candidates < n <= n_measurements for n in ANYTIME_MEASUREMENTS)

@@ -23,7 +23,7 @@ HistoryRows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class VectorMeasurements:
-    """The measurements of one vector.
+    """Pooled measurements of one vector.
 
     Attributes:
         mechanism: values of the vector by parameter name.
@@ -42,7 +42,7 @@ class VectorMeasurements:
 
 @dataclass(frozen=True)
 class ContextReferences:
-    """The reference lines of one context.
+    """Reference lines of one context.
 
     Attributes:
         context: name of the context; None without contexts.
@@ -68,12 +68,12 @@ class References:
 
     Attributes:
         contexts: reference lines of each context.
-        variance: analysis of variance between the scan's vectors, stratified by context; None if the scan has the
-            neutral vector only.
+        anova: analysis of variance between the scan's vectors, stratified by context; None if the scan has
+            only the neutral vector.
     """
 
     contexts: list[ContextReferences]
-    variance: AnalysisOfVariance | None
+    anova: AnalysisOfVariance | None
 
     @classmethod
     def from_histories(cls, scan: HistoryRows, untrained: HistoryRows) -> References:
@@ -101,14 +101,14 @@ class References:
 
     @property
     def noise(self) -> float | None:
-        """Standard error of the mean of a vector of the scan, pooled over vectors; None if unknown."""
-        return None if self.variance is None else self.variance.noise
+        """Standard error of the mean objective of a vector of the scan, pooled over vectors; None if unknown."""
+        return None if self.anova is None else self.anova.noise
 
-    def measurement_error(self, societies: int = 1) -> float | None:
-        """Return the standard error of a measurement that averages over `societies`; None if `noise` is unknown."""
+    def compute_measurement_error(self, n_societies: int = 1) -> float | None:
+        """Return the standard error of a measurement that averages `n_societies`; None if `noise` is unknown."""
         if self.noise is None:
             return None
-        return self.noise * math.sqrt(self.contexts[0].scan[0].measurements / societies)
+        return self.noise * math.sqrt(self.contexts[0].scan[0].measurements / n_societies)
 
     @property
     def no_mechanism_values(self) -> dict[str | None, float]:
@@ -117,8 +117,8 @@ class References:
 
     @property
     def objective_responds(self) -> bool | None:
-        """True if the objective differs significantly between the vectors of the scan; None if unknown."""
-        return None if self.variance is None or self.variance.p is None else self.variance.p < SIGNIFICANCE_LEVEL
+        """Whether the objective differs significantly between the vectors of the scan; None if unknown."""
+        return None if self.anova is None or self.anova.p is None else self.anova.p < SIGNIFICANCE_LEVEL
 
     def scan_range(self, context: str | None) -> float:
         """Return the difference between the highest and the lowest mean of the scan in a context."""
@@ -130,7 +130,7 @@ class References:
         references = self._references_in_context(context)
         measurements = {"no_mechanism": references.no_mechanism, "untrained": references.untrained}
         measurements["scan_best"] = references.best
-        return {f"reference/{name}": line.value for name, line in measurements.items() if line is not None}
+        return {f"reference/{name}": pooled.value for name, pooled in measurements.items() if pooled is not None}
 
     def summary(self, recommendations: HistoryRows, history: HistoryRows, n_last_proposals: int) -> dict[str, Any]:
         """Return the reference lines for `summary.json`, and the results of the run relative to them.
@@ -138,16 +138,16 @@ class References:
         Args:
             recommendations: evaluated recommendation of each context.
             history: history of the run.
-            n_last_proposals: number of proposals in the last fifth of its steps.
+            n_last_proposals: number of proposals in the last fifth of the run's steps.
         """
         return {
             "contexts": [
                 self._context_summary(references, recommendations, history, n_last_proposals)
                 for references in self.contexts
             ],
-            "spread": None if self.variance is None else self.variance.spread,
+            "spread": None if self.anova is None else self.anova.spread,
             "noise": self.noise,
-            "p": None if self.variance is None else self.variance.p,
+            "p": None if self.anova is None else self.anova.p,
             "responds": self.objective_responds,
             "warning": self.warning,
             "learned": self._has_learned(history, n_last_proposals),
@@ -182,27 +182,27 @@ class References:
         if noise is None:
             return {"standard_error": None, "beyond_noise": None}
         n_evaluations, evaluation_error = recommendation["evaluations"], recommendation["standard_error"] or 0.0
-        pooled_error = (self.measurement_error(_count_societies(history)) or 0.0) / math.sqrt(n_evaluations)
+        pooled_error = (self.compute_measurement_error(_count_societies(history)) or 0.0) / math.sqrt(n_evaluations)
         error = math.hypot(noise, max(pooled_error, evaluation_error))
         return {"standard_error": error, "beyond_noise": gain > MIN_SIGNIFICANT_ERRORS * error}
 
     def _has_learned(self, history: HistoryRows, n_last_proposals: int) -> bool | None:
         """Return whether the last proposals are significantly better than the first ones, or than the scan's mean.
 
-        None: the noise is unknown, there are too few proposals, or each context has only one vector.
+        Return None if the noise is unknown, there are too few proposals, or each context has only one vector.
         """
         vectors = {(row["context"], *row["mechanism"].values()) for row in history}
         contexts = {row["context"] for row in history}
         if self.noise is None or len(history) < 2 * n_last_proposals or len(vectors) == len(contexts):
             return None
-        means = {
+        scan_means = {
             references.context: float(np.mean([measurements.value for measurements in references.scan]))
             for references in self.contexts
         }
-        gains = [{**row, "objective": row["objective"] - means[row["context"]]} for row in history]
+        gains = [{**row, "objective": row["objective"] - scan_means[row["context"]]} for row in history]
         first_gains, last_gains = gains[:n_last_proposals], gains[-n_last_proposals:]
-        measurement_error = (self.measurement_error(_count_societies(history)) or 0.0) / math.sqrt(n_last_proposals)
-        errors = [max(_standard_error(rows), measurement_error) for rows in (first_gains, last_gains)]
+        pooled_error = (self.compute_measurement_error(_count_societies(history)) or 0.0) / math.sqrt(n_last_proposals)
+        errors = [max(_standard_error(rows), pooled_error) for rows in (first_gains, last_gains)]
         return bool(
             _mean_objective(last_gains) > MIN_SIGNIFICANT_ERRORS * errors[1]
             or _mean_objective(last_gains) - _mean_objective(first_gains) > MIN_SIGNIFICANT_ERRORS * math.hypot(*errors)
@@ -214,12 +214,12 @@ class References:
     @property
     def warning(self) -> str | None:
         """Warning, without a final full stop, that the scan shows no response; None if it shows one or is unknown."""
-        if self.objective_responds is not False or self.variance is None:
+        if self.objective_responds is not False or self.anova is None:
             return None
-        noise, p = self.variance.noise, self.variance.p
+        noise, p = self.anova.noise, self.anova.p
         return (
             "the coarse scan does not show that the objective responds to the mechanism: its standard deviation "
-            f"between {len(self.contexts[0].scan)} vectors is {self.variance.spread:.3g}, and the noise of each is "
+            f"between {len(self.contexts[0].scan)} vectors is {self.anova.spread:.3g}, and the noise of each is "
             f"{noise:.3g} (F test, p = {p:.2g})"
         )
 

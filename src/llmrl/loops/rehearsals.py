@@ -74,11 +74,11 @@ def _estimate_learning_seconds(loop: LearnLoop, seeds: Seeds) -> float:
     spec, settings = loop.env.spec, loop.settings
     steps = min(loop.rollout_steps, max(TIMED_STEPS, min_rollout_steps([loop.agent], spec.n_envs)))
     rollout_seconds = serve(_measure_seconds(loop.collector, steps, seeds, min(steps, _WARMUP_STEPS), loop.agent))
-    seconds = rollout_seconds / steps * loop.rollout_steps * loop.updates
+    seconds = rollout_seconds / steps * loop.rollout_steps * loop.n_updates
     if spec.horizon is not None:
         play_seconds = serve(_measure_seconds(loop.collector, TIMED_STEPS, seeds, 0))
         n_evaluations = 1 + (
-            max(0, loop.updates - 1) // settings.evaluation_interval if settings.evaluation_interval else 0
+            max(0, loop.n_updates - 1) // settings.evaluation_interval if settings.evaluation_interval else 0
         )
         n_waves = -(-settings.evaluate_episodes // spec.n_envs)
         seconds += play_seconds / TIMED_STEPS * spec.horizon * n_waves * n_evaluations

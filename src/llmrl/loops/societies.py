@@ -232,15 +232,15 @@ class VectorMeasurer:
                 record.early_values[progress.round] = [score.outcome.value for score in scores]
                 record.early_kind_returns[progress.round] = [score.kind_returns(self.spec) for score in scores]
             # Checkpoints hold no games within an episode, so a round interrupted between updates must start again.
-            is_pinned = has_several_updates and progress.pinned_resume_point is None
+            is_pinned = has_several_updates and progress.early_checkpoint is None
             if is_pinned:
-                progress.pin_resume_point(run)
-            seed_nodes = trial.seed_nodes(self.seeds, "adapt", progress.round)
+                progress.save_early_checkpoint(run)
+            seed_nodes = trial.get_seed_nodes(self.seeds, "adapt", progress.round)
             episodes, update_metrics = yield from self.adaptation.play_round(
                 seed_nodes, trial.vectors, trial.context, learner
             )
             if is_pinned:
-                progress.pinned_resume_point = None
+                progress.early_checkpoint = None
             if is_proposal and (metrics := record.add_round(progress.round, episodes, update_metrics)) is not None:
                 counters = {
                     "rounds": progress.step * self.schedule.adapt_rounds + progress.round + 1,
@@ -256,7 +256,7 @@ class VectorMeasurer:
         keep_gradient = self.needs_gradient and trial.phase == "proposal"
         rollouts = []
         for i in range(self.schedule.n_validation_rounds):
-            seed_nodes = trial.seed_nodes(self.seeds, "validate", i)
+            seed_nodes = trial.get_seed_nodes(self.seeds, "validate", i)
             # The gradient needs the rollouts of all validation rounds, so each is copied.
             request: PlayEpisode = self.adaptation.episode_request(
                 self.schedule.horizon,

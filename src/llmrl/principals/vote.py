@@ -288,4 +288,4 @@ class BallotParser(ChoiceParser):
     """Parser of a vote, the name of one of the options on a ballot."""
 
     answer_name = "option"
-    has_labels = True
+    question_labels_options = True

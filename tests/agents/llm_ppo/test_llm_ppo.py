@@ -173,7 +173,7 @@ def test_microbatches_contain_full_joint_actions(folders, seed, players, piece_t
         prompts, places = piece["prompt"].unique()
         numbers = piece.get("joint_action_index", torch.arange(len(places)))
         read = {frozenset(places[numbers == number].tolist()) for number in numbers.tolist()}
-        assert len(read) == 1 or len(prompts) * max(network.scorer.lengths(prompts)) <= piece_tokens
+        assert len(read) == 1 or len(prompts) * max(network.scorer.count_prompt_tokens(prompts)) <= piece_tokens
     assert sorted(batches) == list(range(n))
 
 

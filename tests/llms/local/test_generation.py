@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from llmrl.core.records import ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.by_name import build_model
-from llmrl.llms.local.generation import FinishedReplies, plan_batches
+from llmrl.llms.local.generation import FinishedRepliesCriterion, plan_batches
 from tiny_models import make_tiny_causal
 
 MAX_TOKENS, ROWS = 60, 4
@@ -124,7 +124,7 @@ def test_joined_conversations_are_continued_from_cache(llama):
 
 
 def test_criterion_ends_batch_when_enough_are_finished():
-    finished = FinishedReplies([3, 2, 3], [7], n_finished=2)
+    finished = FinishedRepliesCriterion([3, 2, 3], [7], min_finished=2)
     tokens = torch.tensor([[1, 1], [1, 1], [1, 7]])
     assert finished(tokens, torch.empty(0)).tolist() == [False, False, True]
     assert finished(tokens, torch.empty(0)).tolist() == [True, True, True]  # the second one is at its limit

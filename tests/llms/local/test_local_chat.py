@@ -252,6 +252,6 @@ def test_batches_partition_requests(lengths, reply, limit):
 
 
 def test_prompt_padding_precedes_text():
-    ids, mask = pad_left([[5, 6], [7, 8, 9, 5]], pad=0)
+    ids, mask = pad_left([[5, 6], [7, 8, 9, 5]], pad_token=0)
     assert ids.tolist() == [[0, 0, 5, 6], [7, 8, 9, 5]]
     assert mask.tolist() == [[0, 0, 1, 1], [1, 1, 1, 1]]

@@ -20,7 +20,7 @@ def test_large_file_fingerprints_use_samples(tmp_path):
             if changed is not None:
                 file.seek(changed)
                 file.write(b"x")
-        return folder_fingerprint(str(tmp_path), sampled=True)
+        return folder_fingerprint(str(tmp_path), hashes_blocks=True)
 
     original = fingerprint()
     assert fingerprint() == original
@@ -29,8 +29,8 @@ def test_large_file_fingerprints_use_samples(tmp_path):
     assert fingerprint() != original
     small = 1 << 20
     assert fingerprint(small // 2 + 77, small) != fingerprint(None, small)  # small files are read as a whole
-    assert folder_fingerprint(str(tmp_path)) == folder_fingerprint(str(tmp_path), sampled=True)
-    assert folder_fingerprint("google/flan-t5-small", sampled=True) is None
+    assert folder_fingerprint(str(tmp_path)) == folder_fingerprint(str(tmp_path), hashes_blocks=True)
+    assert folder_fingerprint("google/flan-t5-small", hashes_blocks=True) is None
 
 
 @pytest.mark.parametrize("name", ["google/flan-t5-small", "gpt2", "Qwen/Qwen2.5-0.5B"])

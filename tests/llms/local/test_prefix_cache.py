@@ -87,11 +87,11 @@ def test_prefix_is_computed_for_first_batch(folder):
     prompts = [[*range(5, 5 + MIN_PREFIX_LENGTH + 4), i] for i in range(3)]
     cache = PrefixCache(100)
     for _ in range(2):
-        lengths, cached = cache.find(model, prompts, [""] * 3)
+        lengths, cached = cache.fetch(model, prompts, [""] * 3)
         assert lengths == [MIN_PREFIX_LENGTH + 4] * 3 and cached.get_seq_length() == MIN_PREFIX_LENGTH + 4
     assert len(passes) == 1
     cache.clear()
-    cache.find(model, prompts, [""] * 3)
+    cache.fetch(model, prompts, [""] * 3)
     assert len(passes) == 2
 
 
@@ -99,8 +99,8 @@ def test_keys_and_values_belong_to_one_adapter(folder):
     model = build(folder).module
     prompts = [[*range(5, 5 + MIN_PREFIX_LENGTH), i] for i in range(2)]
     cache = PrefixCache(100)
-    assert cache.find(model, prompts, ["a", "a"])[0] == [MIN_PREFIX_LENGTH] * 2
-    assert cache.find(model, prompts, ["a", "b"])[0] == [MIN_PREFIX_LENGTH, 0]
+    assert cache.fetch(model, prompts, ["a", "a"])[0] == [MIN_PREFIX_LENGTH] * 2
+    assert cache.fetch(model, prompts, ["a", "b"])[0] == [MIN_PREFIX_LENGTH, 0]
 
 
 def test_oldest_tokens_are_removed(folder):
@@ -108,16 +108,20 @@ def test_oldest_tokens_are_removed(folder):
     prompts = [[[*range(start, start + MIN_PREFIX_LENGTH), i] for i in range(2)] for start in (5, 6, 7)]
     cache = PrefixCache(2 * MIN_PREFIX_LENGTH)
     for pair in (prompts[0], prompts[1], prompts[0], prompts[2]):
-        cache.find(model, pair, [""] * 2)
+        cache.fetch(model, pair, [""] * 2)
     assert cache.n_tokens == 2 * MIN_PREFIX_LENGTH
-    assert [cache.find(model, pair[:1], [""])[0] for pair in prompts] == [[MIN_PREFIX_LENGTH], [0], [MIN_PREFIX_LENGTH]]
+    assert [cache.fetch(model, pair[:1], [""])[0] for pair in prompts] == [
+        [MIN_PREFIX_LENGTH],
+        [0],
+        [MIN_PREFIX_LENGTH],
+    ]
 
 
 @pytest.mark.parametrize(
     "prompts", [[[1, 2, 3], [1, 2, 4]], [list(range(40))]], ids=["too short", "shared with no other prompt"]
 )
 def test_unused_beginnings_are_not_cached(folder, prompts):
-    lengths, cached = PrefixCache(100).find(build(folder).module, prompts, [""] * len(prompts))
+    lengths, cached = PrefixCache(100).fetch(build(folder).module, prompts, [""] * len(prompts))
     assert cached is None and set(lengths) == {0}
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.core.records import TokenSample
-from llmrl.llms.local.learning import TrajectoryBuffer, merge_turns, token_sequences
+from llmrl.llms.local.learning import TrajectoryBuffer, build_token_sequences, group_mergeable_turns
 
 
 def sample(prompt, tokens):
@@ -18,8 +18,8 @@ def add(buffer, game):
 
 def test_merge_turns():
     first, second = sample([1, 2], [3]), sample([1, 2, 3, 4], [5])
-    assert merge_turns([first, second]) == [[0, 1]]
-    assert merge_turns([first, sample([1, 2, 4], [5]), sample([1, 2, 4, 5, 6], [7])]) == [[0], [1, 2]]
+    assert group_mergeable_turns([first, second]) == [[0, 1]]
+    assert group_mergeable_turns([first, sample([1, 2, 4], [5]), sample([1, 2, 4, 5, 6], [7])]) == [[0], [1, 2]]
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.booleans()), min_size=1, max_size=5))
@@ -29,7 +29,7 @@ def test_merged_sequences_contain_each_reply(turns):
         prompt = (*(history if keeps_history else ()), 9)
         samples.append(sample(prompt, tokens))
         history = (*prompt, *tokens)
-    sequences = token_sequences(samples)
+    sequences = build_token_sequences(samples)
     for i, original in enumerate(samples):
         [sequence] = [s for s in sequences if i in s.reply_indices]
         positions = sequence.positions[sequence.reply_indices == i]

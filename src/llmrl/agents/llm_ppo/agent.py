@@ -111,7 +111,7 @@ class LanguagePPOAgent:
         name_parts = [f"society_{society_index}"] * has_principal + [f"member_{member}"] * (member is not None)
         self._adapter_name = "_".join(name_parts)
         if tune == "lora":
-            self._adapter_set = scorer.adapters(settings.lora, seeds.integer("adapter"))
+            self._adapter_set = scorer.get_adapters(settings.lora, seeds.integer("adapter"))
         else:
             module.requires_grad_(tune == "full")
         self._activate_adapter()
@@ -123,9 +123,9 @@ class LanguagePPOAgent:
         self.learns = tune != self.no_learning_setting[1]
         self.tune, self.label = tune, scorer.label
         self._lora_settings, self._revision = settings.lora, scorer.settings.revision
-        self._model, self._model_fingerprint = scorer.model, folder_fingerprint(scorer.model, sampled=True)
+        self._model, self._model_fingerprint = scorer.model, folder_fingerprint(scorer.model, hashes_blocks=True)
         self._trained_parameters = {
-            AdapterSet.general_name(name, self._adapter_name): p
+            AdapterSet.generic_parameter_name(name, self._adapter_name): p
             for name, p in self.policy.named_parameters()
             if p.requires_grad
         }

@@ -160,7 +160,7 @@ class LanguageActorCritic(nn.Module):
         """
         n_samples, world_size = len(batch["action"]), self.processes.world_size
         prompts, prompt_indices = batch[self.channel].unique()
-        lengths = self.scorer.lengths(prompts)
+        lengths = self.scorer.count_prompt_tokens(prompts)
         joint_indices = batch.get("joint_action_index", torch.arange(n_samples)).to(prompt_indices.device)
         prompt_indices_by_joint: list[set[int]] = [set() for _ in range(int(joint_indices.max()) + 1)]
         for joint_index, i in zip(joint_indices.tolist(), prompt_indices.tolist(), strict=True):

@@ -197,7 +197,7 @@ class GymnasiumEnv(ReplayableEnv):
         """Return a new environment with the same options and one game, not reset yet."""
         return name_env_in_errors(GymnasiumEnv(replace(self.settings, n_envs=1), self._seed_tree, self._trust))
 
-    def single(self) -> gymnasium.Env[Any, Any]:
+    def make_gymnasium_env(self) -> gymnasium.Env[Any, Any]:
         """Return a new Gymnasium environment with the same options."""
         return make_gymnasium_env(replace(self.env_factory, engine="stock"), render=False)
 

@@ -18,16 +18,16 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.loading import (
     Dtype,
+    LoadedWeights,
     ModelKind,
-    Weights,
     check_model,
     enable_recomputation,
     load_model,
     load_tokenizer,
 )
 from llmrl.llms.local.lora import AdapterSet, Lora
-from llmrl.llms.local.small import SmallModelFactory, SmallModelSettings, find_model
-from llmrl.llms.local.token_tree import TokenIds, TokenTree, TreeBatch, token_tree
+from llmrl.llms.local.small import SmallModelFactory, SmallModelSettings, resolve_model
+from llmrl.llms.local.token_tree import TokenIds, TokenTree, TreeBatch, build_token_tree
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ScoringQuery:
         return len(self.prompt) + self.tree.n_nodes
 
 
-def candidate_lists(n_prompts: int, candidates: Sequence[str] | Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+def normalize_candidates(n_prompts: int, candidates: Sequence[str] | Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     """Return one tuple of candidates per prompt.
 
     Raises:
@@ -67,8 +67,8 @@ def candidate_lists(n_prompts: int, candidates: Sequence[str] | Sequence[Sequenc
     return candidates_by_prompt
 
 
-def length_batches(queries: Sequence[ScoringQuery], max_positions: int) -> list[list[int]]:
-    """Return batches of indices of queries; one of several queries has at most `max_positions`, padding included."""
+def batch_by_length(queries: Sequence[ScoringQuery], max_positions: int) -> list[list[int]]:
+    """Return batches of indices of queries; two or more queries together have at most `max_positions` with padding."""
     batches: list[list[int]] = []
     for i in sorted(range(len(queries)), key=lambda i: queries[i].n_positions):
         batch = [*batches[-1], i] if batches else []
@@ -92,7 +92,7 @@ class ScorerOutput:
 
     Attributes:
         log_probs: log p(candidate | prompt), [n_prompts, n_candidates] float32, -inf for padding.
-        state: hidden state of the prompt, [n_prompts, d], in the dtype of the weights, as input of a value head.
+        state: hidden state of each prompt, [n_prompts, d], in the dtype of the weights, e.g. as input of a value head.
             Seq2seq: last decoder layer at decoder position 0. Causal: last layer at the last prompt token.
         n_positions: number of positions that the model computed, padding included.
     """
@@ -115,7 +115,7 @@ class ScorerSettings:
             logits, plus 1 for each token by which a candidate is shorter than the longest one; prompt and candidate are
             tokenized separately, without special tokens around the prompt.
         batch_tokens: maximum number of positions in one forward pass. A longer prompt is computed alone.
-        weights: weights that are loaded; the others are randomly initialized (`load_model`).
+        weights: which weights are loaded; the others are randomly initialized (`load_model`).
         make: small model that is created instead of loaded; None: `model` is loaded.
     """
 
@@ -124,7 +124,7 @@ class ScorerSettings:
     dtype: Dtype
     length_normalization: Literal["none", "tokens", "words"]
     batch_tokens: PositiveInt
-    weights: Weights
+    weights: LoadedWeights
     parity: bool
     make: SmallModelSettings | None
 
@@ -133,7 +133,7 @@ class LocalScorer(ABC):
     """Scorer that computes log p(candidate | prompt) = sum_k log softmax(logits_k)[token_k], with gradients.
 
     One forward pass computes a batch of distinct prompts with the token trees of their candidates. Weights are loaded
-    at the first use, or by `load`. Dropout is never active, so scores are deterministic.
+    at first use, or by `load`. Dropout is never active, so scores are deterministic.
 
     Args:
         settings: options.
@@ -156,17 +156,17 @@ class LocalScorer(ABC):
                 "set it to none"
             )
         self.settings, self.device, self._model_factory = settings, device, model_factory
-        self.model = find_model(settings.model, settings.make, self.kind, model_factory)
+        self.model = resolve_model(settings.model, settings.make, self.kind, model_factory)
         self._seed = seeds.integer("weights")
         suffixes = {"pretrained": "", "embeddings": ", drawn weights but for its words", "random": ", drawn weights"}
         model_title = self.model if settings.make is None else settings.make.label
         self.label = f"{model_title} (local scorer{suffixes[settings.weights]})"
         self._module: Any = None
         self._tokenizer: Any = None
-        self._recompute = False
+        self._recomputes_activations = False
         self._adapters: AdapterSet | None = None
         self._tokenize_prompt = functools.lru_cache(_MAX_CACHED_TEXTS)(self._compute_prompt_tokens)
-        self._tokenize_after = functools.lru_cache(_MAX_CACHED_TEXTS)(self._compute_candidate_tokens)
+        self._cached_candidate_tokens = functools.lru_cache(_MAX_CACHED_TEXTS)(self._compute_candidate_tokens)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -179,7 +179,7 @@ class LocalScorer(ABC):
         check_model(self.model, is_created=self.settings.make is not None)
 
     def load(self) -> None:
-        """Load tokenizer and weights, if not yet loaded, and compare scores of trees with those of plain sequences.
+        """Load tokenizer and weights, if not yet loaded, and check scores of trees against those of plain sequences.
 
         Raises:
             LLMError: tokenizer or weights cannot be loaded, or the architecture does not support token trees.
@@ -201,26 +201,26 @@ class LocalScorer(ABC):
             self._module = None
             raise
 
-    def adapters(self, lora: Lora, seed: int) -> AdapterSet:
+    def get_adapters(self, lora: Lora, seed: int) -> AdapterSet:
         """Return the adapters of the model. Only the first call uses `lora` and `seed` (see `AdapterSet`)."""
         if self._adapters is None:
             self._adapters = AdapterSet(self.module, lora, seed)
         return self._adapters
 
     def replace_module(self, module: torch.nn.Module) -> None:
-        """Use `module`, a copy of the model (e.g. with frozen weights), for scoring from now on."""
+        """Score with `module`, a copy of the model (e.g. with frozen weights), from now on."""
         self._module = module
 
     def recompute_activations(self) -> None:
         """Enable gradient checkpointing: less memory, about a third more time.
 
         Raises:
-            LLMError: the model does not support it.
+            LLMError: the model does not support gradient checkpointing.
         """
         enable_recomputation(self.module, f"{self.label}: agent.recompute=true")
-        self._recompute = True
+        self._recomputes_activations = True
 
-    def lengths(self, prompts: Sequence[str]) -> list[int]:
+    def count_prompt_tokens(self, prompts: Sequence[str]) -> list[int]:
         """Return the number of tokens of each prompt."""
         self.load()
         return [len(self._tokenize_prompt(self._split_prompt(prompt)[0])) for prompt in prompts]
@@ -241,14 +241,14 @@ class LocalScorer(ABC):
         return self.forward(prompts, candidates).log_probs
 
     def forward(self, prompts: Sequence[str], candidates: Sequence[str] | Sequence[Sequence[str]] = ()) -> ScorerOutput:
-        """Return the scores of `score` and the hidden state of each prompt; scores are empty without candidates."""
+        """Return the log-probabilities of `score` ([n_prompts, 0] without candidates) and hidden states of prompts."""
         self.load()
         if not prompts:
             raise ConfigError("there are no prompts to score; give at least one")
-        candidates_by_prompt = candidate_lists(len(prompts), candidates)
+        candidates_by_prompt = normalize_candidates(len(prompts), candidates)
         queries, query_indices = self._build_queries(prompts, candidates_by_prompt)
         n_candidates = max(len(texts) for texts in candidates_by_prompt)
-        batches = length_batches(queries, self.settings.batch_tokens)
+        batches = batch_by_length(queries, self.settings.batch_tokens)
         outputs = [self._score_batch([queries[i] for i in batch], n_candidates) for batch in batches]
         # Outputs are in the order of batches; these indices restore the order of prompts.
         row_indices = np.argsort(np.concatenate(batches))[query_indices]
@@ -264,23 +264,23 @@ class LocalScorer(ABC):
         """Raise LLMError if `_run_model` does not support the architecture."""
 
     @abstractmethod
-    def _prompt_tokens(self, ids: list[int], special: list[int]) -> list[int]:
-        """Return the prompt's `ids` without unwanted special tokens; `special` is 1 for tokens that were added."""
+    def _select_prompt_tokens(self, ids: list[int], special_mask: list[int]) -> list[int]:
+        """Return a prompt's `ids` without unwanted special tokens; `special_mask` is 1 for special tokens, else 0."""
 
     def _split_prompt(self, prompt: str) -> tuple[str, str]:
         """Split a prompt into the text that is tokenized as prompt and the text that is prepended to candidates."""
         return prompt, ""
 
-    def _candidate_context(self, prefix: str) -> str:
-        """Return the last part of the prompt, with which candidates are tokenized together; "": none."""
+    def _candidate_tokenization_context(self, prefix: str) -> str:
+        """Return the end of the prompt with which candidates are tokenized together; "": they are tokenized alone."""
         return ""
 
     def _tokenize_continuations(self, context: str, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of texts that follow `context`."""
+        """Return the tokens of each of `texts` as continuation of `context`."""
         return self._tokenize_without_special(texts)
 
     @abstractmethod
-    def _max_length(self) -> int | None:
+    def _max_sequence_length(self) -> int | None:
         """Return the maximum number of tokens of prompt and candidate together; None: no limit."""
 
     @abstractmethod
@@ -298,33 +298,33 @@ class LocalScorer(ABC):
 
     def _score_batch(self, queries: Sequence[ScoringQuery], n_candidates: int) -> ScorerOutput:
         """Return the scores and states of one batch of queries."""
-        self._module.train(self._recompute and torch.is_grad_enabled())
+        self._module.train(self._recomputes_activations and torch.is_grad_enabled())
         trees = TreeBatch.stack([query.tree for query in queries], n_candidates, self._module.device)
         logits, state, n_positions = self._run_model([query.prompt for query in queries], trees)
         log_probs = trees.logit_sums(logits) if self.settings.parity else trees.log_probs(logits)
         if self.settings.length_normalization == "tokens":
             log_probs = log_probs / trees.lengths.clamp(min=1)
         elif self.settings.length_normalization == "words":
-            counts = [[*query.word_counts, *[1] * (n_candidates - len(query.word_counts))] for query in queries]
-            log_probs = log_probs / torch.tensor(counts, device=log_probs.device)
+            word_counts = [[*query.word_counts, *[1] * (n_candidates - len(query.word_counts))] for query in queries]
+            log_probs = log_probs / torch.tensor(word_counts, device=log_probs.device)
         return ScorerOutput(log_probs, state, n_positions)
 
     def _build_queries(
         self, prompts: Sequence[str], candidates_by_prompt: Sequence[tuple[str, ...]]
     ) -> tuple[list[ScoringQuery], list[int]]:
-        """Return the distinct queries, and the index of the query of each prompt."""
+        """Return the distinct queries, and for each prompt the index of its query."""
         pairs = list(zip(prompts, candidates_by_prompt, strict=True))
         query_index_by_pair = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
         queries = [
             ScoringQuery(
                 self._tokenize_prompt(self._split_prompt(prompt)[0]),
-                token_tree(self._tokenize_candidates(prompt, texts)),
+                build_token_tree(self._tokenize_candidates(prompt, texts)),
                 tuple(max(len(text.split()), 1) for text in texts),
             )
             for prompt, texts in query_index_by_pair
         ]
         query_indices = [query_index_by_pair[pair] for pair in pairs]
-        limit = self._max_length()
+        limit = self._max_sequence_length()
         for (prompt, _), query in zip(query_index_by_pair, queries, strict=True):
             if limit is not None and len(query.prompt) + query.tree.max_length > limit:
                 excerpt = prompt if len(prompt) <= 80 else f"{prompt[:40]} ... {prompt[-40:]}"
@@ -336,27 +336,27 @@ class LocalScorer(ABC):
         return queries, query_indices
 
     def _compute_prompt_tokens(self, prompt: str) -> TokenIds:
-        """Return the tokens of a prompt."""
+        """Tokenize a prompt, and raise ConfigError if it has no tokens."""
         encoding = self._tokenizer(prompt, add_special_tokens=not self.settings.parity, return_special_tokens_mask=True)
-        tokens = tuple(self._prompt_tokens(encoding["input_ids"], encoding["special_tokens_mask"]))
+        tokens = tuple(self._select_prompt_tokens(encoding["input_ids"], encoding["special_tokens_mask"]))
         if not tokens:
             raise ConfigError(f"a prompt is empty ({prompt!r}); give at least one token")
         return tokens
 
     def _compute_candidate_tokens(self, context: str, spaces: str, texts: tuple[str, ...]) -> tuple[TokenIds, ...]:
-        """Return the tokens of texts after `context` and `spaces`."""
-        tokens = tuple(map(tuple, self._tokenize_continuations(context, [f"{spaces}{text}" for text in texts])))
-        for i, (text, ids) in enumerate(zip(texts, tokens, strict=True)):
+        """Return the tokens of each candidate in `texts`, with `spaces` before it, as continuation of `context`."""
+        candidates = tuple(map(tuple, self._tokenize_continuations(context, [f"{spaces}{text}" for text in texts])))
+        for i, (text, ids) in enumerate(zip(texts, candidates, strict=True)):
             if not text or not ids:
                 raise ConfigError(f"candidate {i} ({text!r}) is empty: it has no tokens to score")
-        return tokens
+        return candidates
 
     def _tokenize_candidates(self, prompt: str, texts: tuple[str, ...]) -> tuple[TokenIds, ...]:
         """Return the tokens of candidates after a prompt, from the cache where possible."""
         if not texts:
             return ()
         prefix, trailing_spaces = self._split_prompt(prompt)
-        return self._tokenize_after(self._candidate_context(prefix), trailing_spaces, texts)
+        return self._cached_candidate_tokens(self._candidate_tokenization_context(prefix), trailing_spaces, texts)
 
     def _tokenize_without_special(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokenize texts without special tokens."""
@@ -364,11 +364,11 @@ class LocalScorer(ABC):
 
     @torch.no_grad()
     def _check_tree_scores(self) -> None:
-        """Raise LLMError if scores of a small tree show that the model ignores the tree's mask or positions."""
+        """Raise LLMError if scores of a small tree show that the model ignores the tree's mask or its positions."""
         vocabulary = self._module.config.get_text_config().vocab_size
         prompts = [tuple(t % vocabulary for t in range(start, stop)) for start, stop in ((5, 16), (20, 25))]
         candidates = tuple(tuple(t % vocabulary for t in ids) for ids in ((31, 32, 33), (31, 34, 35), (36, 37), (38,)))
-        tree = token_tree(candidates)
+        tree = build_token_tree(candidates)
         trees = TreeBatch.stack([tree], len(candidates), self._module.device)
         tree_scores = trees.log_probs(self._run_model(prompts, trees)[0])
         scores = []
@@ -395,7 +395,7 @@ class LocalScorer(ABC):
 
 @contextmanager
 def last_hidden_states(module: Any) -> Iterator[list[torch.Tensor]]:
-    """Return a context that collects the output of the last decoder layer, [batch, n_positions, d] per pass."""
+    """Yield a list that collects the last decoder layer's output, [batch, n_positions, d] for each forward pass."""
     hidden_states: list[torch.Tensor] = []
     handle = module.get_decoder().register_forward_hook(lambda _module, _args, output: hidden_states.append(output[0]))
     try:

@@ -18,12 +18,12 @@ from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest, TokenSample
 from llmrl.core.seeding import Seeds
 from llmrl.llms.cache import request_key
-from llmrl.llms.local.generation import Generator, SamplingSettings, TokenPrompt, request_stream
+from llmrl.llms.local.generation import ReplyGenerator, SamplingSettings, TokenPrompt, make_request_generator
 from llmrl.llms.local.learning import ChatLearners, LearnerFactory
 from llmrl.llms.local.loading import Dtype, check_model, folder_fingerprint, load_config, load_model, load_tokenizer
 from llmrl.llms.local.lora import adapter_fingerprint, check_adapter, check_base_model, load_adapter
 from llmrl.llms.local.prefix_cache import PrefixCache
-from llmrl.llms.local.small import SmallChatSettings, SmallModelFactory, find_model
+from llmrl.llms.local.small import SmallChatSettings, SmallModelFactory, resolve_model
 from llmrl.llms.local.vllm_sampler import VLLMClient, VLLMSampler
 from llmrl.llms.provider import Provider
 
@@ -72,7 +72,7 @@ class LocalChat(Provider):
 
     Raises:
         ConfigError: options are incompatible, or the chat template cannot be read. At the first request: the model's
-            context window is smaller than `context_window`.
+            context window is smaller than the option `context_window`.
         LLMError: a file of the adapter cannot be read.
     """
 
@@ -87,13 +87,13 @@ class LocalChat(Provider):
         )
         self.settings, self.device, self._seeds = settings, device, seeds.child("local_chat")
         self._model_factory, adapter, template_path = model_factory, settings.adapter, settings.chat_template
-        self.model = find_model(settings.model, settings.make, "chat", model_factory)
+        self.model = resolve_model(settings.model, settings.make, "chat", model_factory)
         # Caches distinguish adapters by this fingerprint. If the folder is missing, `check` raises an error.
         has_adapter = adapter is not None and Path(adapter).expanduser().is_dir()
-        self._adapter_digest = adapter_fingerprint(str(adapter)) if has_adapter else None
+        self._adapter_fingerprint = adapter_fingerprint(str(adapter)) if has_adapter else None
         self.label = f"{self.model if settings.make is None else settings.make.label} (local chat)"
         if adapter is not None:
-            self.label = f"{self.model} + adapter {(self._adapter_digest or 'missing')[:8]} (local chat)"
+            self.label = f"{self.model} + adapter {(self._adapter_fingerprint or 'missing')[:8]} (local chat)"
         try:
             self._template_text = None if template_path is None else Path(template_path).expanduser().read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -101,7 +101,7 @@ class LocalChat(Provider):
         self._identity: dict[str, Any] | None = None
         self._tokenizer: Any = None
         self._model: Any = None
-        self._generator: Generator | None = None
+        self._generator: ReplyGenerator | None = None
         self._prefix_cache = PrefixCache(settings.prefix_cache_tokens)
         learners = None if settings.learn is None else settings.learn.learners(self, self._seeds)
         self.learners: ChatLearners | None = learners
@@ -123,7 +123,7 @@ class LocalChat(Provider):
             model: Any = load_model("causal", self.model, self.settings.revision, self.device, self.settings.dtype)
             if self.settings.adapter is not None:
                 model = load_adapter(model, self.settings.adapter, self.device)
-            self._end_tokens = _token_set(model.generation_config.eos_token_id) | _token_set(tokenizer.eos_token_id)
+            self._end_tokens = _as_set(model.generation_config.eos_token_id) | _as_set(tokenizer.eos_token_id)
             if not self._end_tokens:
                 raise LLMError(
                     f"{self.model}: neither model nor tokenizer has an end-of-sequence token; choose another model"
@@ -141,18 +141,17 @@ class LocalChat(Provider):
         """Discard the keys and values of earlier prompts."""
         self._prefix_cache.clear()
 
-    def weights_changed(self) -> None:
+    def discard_outdated_weights(self) -> None:
         """Discard cached keys and values, and adapters on the server, because the weights have changed."""
         self.clear_cache()
         if self._sampler is not None:
-            self._sampler.adapters_changed()
+            self._sampler.increment_adapter_version()
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Fields that identify the replies in caches.
+        """Fields that determine replies, for the keys of caches; `files` is the fingerprint of the model's folder.
 
-        Device and batch size are not included, because they change only rounding errors. `files` is the fingerprint of
-        the model's folder.
+        Device and batch size are not included, because they change only rounding errors.
         """
         if self._identity is None:
             template = self._template_text
@@ -167,16 +166,14 @@ class LocalChat(Provider):
                 "top_p": self.settings.top_p,
                 "max_tokens": self.settings.max_tokens,
             }
-            if (
-                self.settings.adapter is not None
-            ):  # added only if set, so that caches from before this option stay valid
-                self._identity["adapter"] = self._adapter_digest or adapter_fingerprint(self.settings.adapter)
+            if self.settings.adapter is not None:  # only if set, so that caches from before this option stay valid
+                self._identity["adapter"] = self._adapter_fingerprint or adapter_fingerprint(self.settings.adapter)
         return self._identity
 
     def check(self) -> None:
         """Raise LLMError if a package, model or adapter is missing, or the adapter was trained on another model.
 
-        This does not check that a model of the hub exists.
+        Whether a model of the hub exists is not checked.
         """
         check_model(self.model, is_created=self.settings.make is not None)
         if self.settings.adapter is not None:
@@ -194,7 +191,7 @@ class LocalChat(Provider):
         return super().fits(messages)
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Return replies in the order of `requests`; `finish` is "length" for a reply cut at `max_tokens`, else "stop".
+        """Return replies in the order of `requests`; `finish` is "length" for replies cut at `max_tokens`, else "stop".
 
         Raises:
             LLMError: the model cannot be loaded or has no chat template, a prompt and `max_tokens` exceed the context
@@ -210,7 +207,7 @@ class LocalChat(Provider):
                 )
         streams: Sequence[np.random.Generator | None] = [None] * len(requests)
         if self.settings.temperature > 0 or self._sampler is not None:  # else the most probable tokens are selected
-            streams = self._random_generators(requests)
+            streams = self._make_random_generators(requests)
         prompts = [
             TokenPrompt(
                 tokens,
@@ -249,7 +246,8 @@ class LocalChat(Provider):
         model, learners = self.module, self.learners
         if self._generator is None:
             use_adapters = (lambda _: nullcontext()) if learners is None else learners.use_adapters
-            self._generator = Generator(model, self.settings, self._prefix_cache, use_adapters, learners is not None)
+            records = learners is not None
+            self._generator = ReplyGenerator(model, self.settings, self._prefix_cache, use_adapters, records)
         try:
             replies = self._generator.generate(prompts)
         except torch.cuda.OutOfMemoryError as error:
@@ -266,12 +264,12 @@ class LocalChat(Provider):
             for prompt, reply in zip(prompts, replies, strict=True)
         ]
 
-    def _random_generators(self, requests: Sequence[ChatRequest]) -> list[np.random.Generator]:
+    def _make_random_generators(self, requests: Sequence[ChatRequest]) -> list[np.random.Generator]:
         """Return the random generator of each request."""
         seeds = [self._seeds if self.learners is None else self.learners.seeds(request.adapter) for request in requests]
-        # Without the adapter, so that societies under different proposals have common random numbers.
+        # Keys do not contain the adapter, so that societies under different proposals have common random numbers.
         keys = [request_key({}, replace(request, adapter="")) for request in requests]
-        return [request_stream(*pair) for pair in zip(seeds, keys, strict=True)]
+        return [make_request_generator(*pair) for pair in zip(seeds, keys, strict=True)]
 
     def _decode_reply(self, prompt: Sequence[int], tokens: list[int], log_probs: np.ndarray | None) -> ChatReply:
         """Decode `tokens` up to the first end token, after which there may be padding."""
@@ -320,7 +318,7 @@ class LocalChat(Provider):
         Raises:
             LLMError: there is no chat template, or it does not accept these messages.
         """
-        return self._tokenize_rendered(self._render_template(messages, open_reply=True))
+        return self._tokenize_rendered(self._render_template(messages, begins_reply=True))
 
     def encode_reply(self, messages: Sequence[Mapping[str, str]], reply: str) -> list[int]:
         """Return the token ids of `reply` as the model would generate them, including the end token.
@@ -328,8 +326,8 @@ class LocalChat(Provider):
         Raises:
             LLMError: there is no chat template, it does not accept these messages, or there is no end token.
         """
-        prompt = self._render_template(messages, open_reply=True)
-        dialogue = self._render_template([*messages, {"role": "assistant", "content": reply}], open_reply=False)
+        prompt = self._render_template(messages, begins_reply=True)
+        dialogue = self._render_template([*messages, {"role": "assistant", "content": reply}], begins_reply=False)
         # Some templates do not render the prompt as a prefix of the complete dialogue.
         text = dialogue[len(prompt) :] if dialogue.startswith(prompt) else reply
         end_token = self.tokenizer.eos_token_id
@@ -338,14 +336,14 @@ class LocalChat(Provider):
         ids = self._tokenize_rendered(text)
         return [*ids[: ids.index(end_token)], int(end_token)] if end_token in ids else [*ids, int(end_token)]
 
-    def _render_template(self, messages: Sequence[Mapping[str, str]], open_reply: bool) -> str:
-        """Return `messages` in the chat template; `open_reply` appends the text that begins a reply."""
+    def _render_template(self, messages: Sequence[Mapping[str, str]], begins_reply: bool) -> str:
+        """Return `messages` in the chat template, with the text that begins a reply at the end if `begins_reply`."""
         from jinja2 import TemplateError
 
         tokenizer = self.tokenizer
         try:
             return tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=open_reply
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=begins_reply
             )
         except TemplateError as error:
             raise LLMError(
@@ -358,7 +356,7 @@ class LocalChat(Provider):
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def _token_set(value: int | Sequence[int] | None) -> set[int]:
-    if value is None:
+def _as_set(tokens: int | Sequence[int] | None) -> set[int]:
+    if tokens is None:
         return set()
-    return {value} if isinstance(value, int) else set(value)
+    return {tokens} if isinstance(tokens, int) else set(tokens)

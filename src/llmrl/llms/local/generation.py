@@ -1,6 +1,6 @@
 """Generation of replies by a causal model in batches in which waiting prompts replace finished replies.
 
-`Generator` is the entry point. A logits processor (`GumbelNoise`) samples each reply from its own random stream.
+`ReplyGenerator` is the entry point. A logits processor (`GumbelNoise`) samples each reply from its own random stream.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SamplingSettings:
 
 @dataclass(frozen=True)
 class TokenPrompt:
-    """Prompt of a reply.
+    """Prompt as token ids, with the settings of its reply.
 
     Attributes:
         tokens: token ids.
@@ -62,11 +62,11 @@ class TokenPrompt:
 
 @dataclass
 class SampledReply:
-    """Reply under construction.
+    """Sampled tokens of a reply, to which `ReplyGenerator` appends.
 
     Attributes:
-        tokens: token ids; the last one is an end token unless the reply has the maximum length.
-        log_probs: log-probabilities of the tokens, if they are recorded.
+        tokens: token ids; the last one of a finished reply is an end token unless the reply has the maximum length.
+        log_probs: log-probabilities of the tokens; empty if they are not recorded.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -78,10 +78,10 @@ class Batch:
     """Prompts with their replies so far, padded on the left to a common width.
 
     Attributes:
-        indices: indices of the prompts, [n].
+        indices: indices of the prompts in the argument of `ReplyGenerator.generate`, [n].
         ids: token ids with padding, [n, width] int64.
         mask: 1 for tokens, 0 for padding, [n, width] int64.
-        cache: transformers cache of the keys and values of the first columns; None: none are computed.
+        cache: transformers cache of the keys and values of the first columns; None: no keys and values are computed.
     """
 
     indices: Sequence[int]
@@ -110,14 +110,14 @@ class Batch:
         from transformers import DynamicCache
 
         width = max(self.ids.shape[1], other.ids.shape[1])
-        pads = [width - batch.ids.shape[1] for batch in (self, other)]
+        n_padding = [width - batch.ids.shape[1] for batch in (self, other)]
         ids, mask = (
-            torch.cat([pad(getattr(batch, name), (n, 0)) for batch, n in zip((self, other), pads, strict=True)])
+            torch.cat([pad(getattr(batch, name), (n, 0)) for batch, n in zip((self, other), n_padding, strict=True)])
             for name in ("ids", "mask")
         )
         layers = [
             tuple(
-                torch.cat([pad(getattr(layer, name), (0, 0, n, 0)) for layer, n in zip(pair, pads, strict=True)])
+                torch.cat([pad(getattr(layer, name), (0, 0, n, 0)) for layer, n in zip(pair, n_padding, strict=True)])
                 for name in ("keys", "values")
             )
             for pair in zip(self.cache.layers, other.cache.layers, strict=True)
@@ -125,7 +125,7 @@ class Batch:
         return Batch([*self.indices, *other.indices], ids, mask, DynamicCache(layers))
 
 
-class Generator:
+class ReplyGenerator:
     """Generator of replies by continuous batching (iteration-level scheduling; Yu et al. 2022, Orca).
 
     Waiting prompts join a batch when replies have ended, so that a long reply delays no other prompts. Models whose
@@ -167,48 +167,49 @@ class Generator:
         waiting = deque(sorted(range(len(prompts)), key=lambda i: len(prompts[i].tokens)))
         batch: Batch | None = None
         while waiting or batch is not None:
-            joining = self._pop_fitting(waiting, prompts, batch)
+            new_indices = self._pop_fitting(waiting, prompts, batch)
             if batch is None:
-                batch = self._prepare_batch(joining, prompts)
-            elif joining:
+                batch = self._prepare_batch(new_indices, prompts)
+            elif new_indices:
                 # Compute the keys and values of the new prompts, and one token, so that the caches can be joined.
-                new_batch = self._extend(self._prepare_batch(joining, prompts), prompts, replies, n_tokens=1)
-                batch = batch if new_batch is None else batch.join(new_batch)
-            n_finished = len(batch.indices)
+                new_batch = self._prepare_batch(new_indices, prompts)
+                unfinished_batch = self._generate_tokens(new_batch, prompts, replies, n_tokens=1)
+                batch = batch if unfinished_batch is None else batch.join(unfinished_batch)
+            min_finished = len(batch.indices)
             if waiting and self._can_join_batches:
-                n_finished = max(1, round(MIN_FINISHED_FRACTION * n_finished))
-            batch = self._extend(batch, prompts, replies, n_finished=n_finished)
+                min_finished = max(1, round(MIN_FINISHED_FRACTION * min_finished))
+            batch = self._generate_tokens(batch, prompts, replies, min_finished=min_finished)
         return replies
 
     def _pop_fitting(self, waiting: deque[int], prompts: Sequence[TokenPrompt], batch: Batch | None) -> list[int]:
         """Remove the prompts for which the batch has room from `waiting`, and return their indices."""
         if batch is not None and not self._can_join_batches:
             return []
-        joining: list[int] = []
+        new_indices: list[int] = []
         n_rows, width = (0, 0) if batch is None else batch.ids.shape
         while waiting:
             width = max(width, len(prompts[waiting[0]].tokens))
-            n_tokens = (n_rows + len(joining) + 1) * (width + self._settings.max_tokens)
-            if n_rows + len(joining) and n_tokens > self._settings.batch_tokens:
+            n_tokens = (n_rows + len(new_indices) + 1) * (width + self._settings.max_tokens)
+            if n_rows + len(new_indices) and n_tokens > self._settings.batch_tokens:
                 break
-            joining.append(waiting.popleft())
-        return joining
+            new_indices.append(waiting.popleft())
+        return new_indices
 
     def _prepare_batch(self, indices: Sequence[int], prompts: Sequence[TokenPrompt]) -> Batch:
         """Return a new batch of the prompts with the given indices."""
         tokens, adapters = [prompts[i].tokens for i in indices], [prompts[i].adapter for i in indices]
         with self._use_adapters(adapters):
-            n_cached, cache = self._prefix_cache.find(self._model, tokens, adapters)
+            n_cached, cache = self._prefix_cache.fetch(self._model, tokens, adapters)
         ids, mask = pad_left(tokens, self._pad_token, n_cached)
         return Batch(indices, ids.to(self._model.device), mask.to(self._model.device), cache)
 
-    def _extend(
+    def _generate_tokens(
         self,
         batch: Batch,
         prompts: Sequence[TokenPrompt],
         replies: Sequence[SampledReply],
         n_tokens: int | None = None,
-        n_finished: int | None = None,
+        min_finished: int | None = None,
     ) -> Batch | None:
         """Generate tokens; return a batch of the replies that are not finished, or None if all are finished.
 
@@ -217,7 +218,7 @@ class Generator:
             prompts: prompts of all batches.
             replies: replies of all batches, to which the new tokens are appended.
             n_tokens: maximum number of new tokens of each reply; None: until its maximum length.
-            n_finished: number of finished replies at which generation is interrupted; None: all.
+            min_finished: number of finished replies at which generation is interrupted; None: all.
         """
         import torch
         from transformers import StoppingCriteriaList
@@ -225,7 +226,8 @@ class Generator:
         max_lengths = [self._settings.max_tokens - len(replies[i].tokens) for i in batch.indices]
         streams = [stream for i in batch.indices if (stream := prompts[i].stream) is not None]
         noise = GumbelNoise(streams, self._record_log_probs) if streams else None
-        criterion = FinishedReplies(max_lengths, self._end_tokens, n_finished or len(max_lengths), self._model.device)
+        n_finished, device = min_finished or len(max_lengths), self._model.device
+        criterion = FinishedRepliesCriterion(max_lengths, self._end_tokens, n_finished, device)
         with self._use_adapters([prompts[i].adapter for i in batch.indices]):
             # `generate` computes the positions of tokens from the mask, so padding does not change them.
             output = self._model.generate(
@@ -253,8 +255,8 @@ class Generator:
         if all(is_finished):
             return None
         mask = torch.cat([batch.mask, torch.ones_like(new_tokens)], dim=1)
-        extended = replace(batch, ids=output.sequences, mask=mask, cache=output.past_key_values)
-        return extended.select(np.flatnonzero(np.logical_not(is_finished)).tolist())
+        extended_batch = replace(batch, ids=output.sequences, mask=mask, cache=output.past_key_values)
+        return extended_batch.select(np.flatnonzero(np.logical_not(is_finished)).tolist())
 
     def _logits_processors(self, noise: GumbelNoise | None) -> Any:
         """Return the processors of logits. `generate` selects the maximum, which is a sample if `noise` is added."""
@@ -269,14 +271,14 @@ class Generator:
         return LogitsProcessorList(processors)
 
 
-class FinishedReplies:
+class FinishedRepliesCriterion:
     """Stopping criterion of `generate`: ends each reply at its limit, and all replies when enough are finished.
 
     Args:
         max_lengths: maximum number of new tokens of each reply, [n].
         end_tokens: token ids that end a reply.
-        n_finished: number of finished replies at which generation ends.
-        device: device of the token ids, on which all computation stays.
+        min_finished: number of finished replies at which generation ends.
+        device: device of the token ids and of all computation.
 
     Attributes:
         is_finished: whether each reply has an end token or its maximum length, [n] bool.
@@ -284,11 +286,15 @@ class FinishedReplies:
     """
 
     def __init__(
-        self, max_lengths: Sequence[int], end_tokens: Sequence[int], n_finished: int, device: torch.device | str = "cpu"
+        self,
+        max_lengths: Sequence[int],
+        end_tokens: Sequence[int],
+        min_finished: int,
+        device: torch.device | str = "cpu",
     ) -> None:
         import torch
 
-        self._max_lengths, self._n_finished = torch.tensor(max_lengths, device=device), n_finished
+        self._max_lengths, self._min_finished = torch.tensor(max_lengths, device=device), min_finished
         self._end_tokens = torch.tensor(end_tokens, device=device)
         self.is_finished = torch.zeros(len(max_lengths), dtype=torch.bool, device=device)
         self.lengths = torch.zeros(len(max_lengths), dtype=torch.long, device=device)
@@ -300,11 +306,11 @@ class FinishedReplies:
         self.lengths += ~self.is_finished
         is_end_token = torch.isin(input_ids[:, -1], self._end_tokens)
         self.is_finished |= is_end_token | (self.lengths >= self._max_lengths)
-        return self.is_finished | (self.is_finished.sum() >= self._n_finished)
+        return self.is_finished | (self.is_finished.sum() >= self._min_finished)
 
 
-def request_stream(seeds: Seeds, key: str) -> np.random.Generator:
-    """Return the random generator of a request, seeded by all bits of `key`, the request's hexadecimal hash."""
+def make_request_generator(seeds: Seeds, key: str) -> np.random.Generator:
+    """Return a random generator seeded by `seeds` and all bits of `key`, the hexadecimal hash of a request."""
     *chunks, last_chunk = (int(key[max(0, end - 8) : end], 16) for end in range(len(key), 0, -8))
     return functools.reduce(Seeds.child, chunks, seeds).numpy(last_chunk)
 
@@ -314,7 +320,7 @@ class GumbelNoise:
 
     argmax(log p + G) with independent Gumbel(0, 1) noise G is a sample of p (the Gumbel-max trick; Gumbel 1954). In
     contrast to inversion of the distribution function, a small change of log p changes the sample only if the two
-    largest sums are almost equal, so that replies rarely depend on rounding errors.
+    largest values of log p + G are almost equal, so replies rarely depend on rounding errors.
 
     Args:
         streams: random generator of each sequence; each step draws one number per token of the vocabulary.
@@ -354,19 +360,19 @@ class NanCheck:
         return scores
 
 
-def plan_batches(lengths: Sequence[int], reply_tokens: int, batch_tokens: int) -> list[list[int]]:
+def plan_batches(lengths: Sequence[int], max_reply_tokens: int, batch_tokens: int) -> list[list[int]]:
     """Group the indices of prompts with similar lengths into batches.
 
-    A batch of n >= 2 prompts satisfies n x (max(lengths) + reply_tokens) <= batch_tokens, where `lengths` are the
-    numbers of tokens of its prompts and `reply_tokens` is the maximum number of tokens of a reply.
+    A batch of n >= 2 prompts satisfies n x (max(lengths) + max_reply_tokens) <= batch_tokens, where `lengths` are the
+    numbers of tokens of its prompts and `max_reply_tokens` is the maximum number of tokens of a reply.
 
-    >>> plan_batches([5, 1, 5, 2], reply_tokens=1, batch_tokens=12)
+    >>> plan_batches([5, 1, 5, 2], max_reply_tokens=1, batch_tokens=12)
     [[1, 3], [0, 2]]
     """
     batches: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
         # The new prompt is the longest, because prompts are sorted by length.
-        if batches and (len(batches[-1]) + 1) * (lengths[i] + reply_tokens) <= batch_tokens:
+        if batches and (len(batches[-1]) + 1) * (lengths[i] + max_reply_tokens) <= batch_tokens:
             batches[-1].append(i)
         else:
             batches.append([i])
@@ -374,15 +380,15 @@ def plan_batches(lengths: Sequence[int], reply_tokens: int, batch_tokens: int) -
 
 
 def pad_left(
-    prompts: Sequence[Sequence[int]], pad: int, n_cached: Sequence[int] | None = None
+    prompts: Sequence[Sequence[int]], pad_token: int, n_cached: Sequence[int] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return token ids [n_prompts, width] int64 padded on the left, and a mask of the same shape: 1 token, 0 padding.
 
-    The cached prefixes and the rest of the prompts are padded separately, so that all prefixes end at one position.
+    Cached prefixes and the rest of the prompts are padded separately, so that all prefixes end at the same column.
 
     Args:
         prompts: token ids, [n_prompts] of different lengths.
-        pad: token id of the padding.
+        pad_token: token id of the padding.
         n_cached: number of tokens at the beginning of each prompt that are in a cache; None: 0 for all prompts.
 
     >>> pad_left([[1, 2, 3], [4, 5]], 0, [1, 0])[0].tolist()
@@ -390,12 +396,12 @@ def pad_left(
     """
     import torch
 
-    n_prefix = [0] * len(prompts) if n_cached is None else n_cached
-    max_prefix = max(n_prefix)
-    max_suffix = max(len(prompt) - n for prompt, n in zip(prompts, n_prefix, strict=True))
+    prefix_lengths = [0] * len(prompts) if n_cached is None else n_cached
+    max_prefix_length = max(prefix_lengths)
+    max_suffix_length = max(len(prompt) - n for prompt, n in zip(prompts, prefix_lengths, strict=True))
     ids, mask = [], []
-    for prompt, n in zip(prompts, n_prefix, strict=True):
-        pads = max_prefix - n, max_suffix - len(prompt) + n
-        ids.append([*[pad] * pads[0], *prompt[:n], *[pad] * pads[1], *prompt[n:]])
-        mask.append([*[0] * pads[0], *[1] * n, *[0] * pads[1], *[1] * (len(prompt) - n)])
+    for prompt, n in zip(prompts, prefix_lengths, strict=True):
+        n_pads = max_prefix_length - n, max_suffix_length - len(prompt) + n
+        ids.append([*[pad_token] * n_pads[0], *prompt[:n], *[pad_token] * n_pads[1], *prompt[n:]])
+        mask.append([*[0] * n_pads[0], *[1] * n, *[0] * n_pads[1], *[1] * (len(prompt) - n)])
     return torch.tensor(ids), torch.tensor(mask)

@@ -1,6 +1,6 @@
-"""Training of a local chat model from its replies: trajectories, token sequences, and the interface of learners.
+"""Trajectories of replies, their token sequences, and the interface of learners that train a local chat model on them.
 
-`TrajectoryBuffer` records the replies of players, and a `ChatLearner` trains the model on complete trajectories.
+`TrajectoryBuffer` records the replies of players; a `ChatLearner` trains the model on complete trajectories.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Turn:
         observation: text that identifies the observation, for advantages that compare turns with equal observations.
         is_valid: whether the reply could be parsed.
         step: step of the episode in which the reply was given.
-        reward: sum of the rewards of the steps from this reply until before the next one.
+        reward: sum of the player's rewards from this reply until its next one.
         value: estimated value of the state in which the reply was given; NaN: unknown.
     """
 
@@ -44,7 +44,7 @@ class Turn:
 
 @dataclass
 class Trajectory:
-    """Replies of one player in one episode, in their order.
+    """Replies of one player in one episode, in chronological order.
 
     Attributes:
         turns: the replies.
@@ -104,7 +104,7 @@ class TrajectoryBuffer:
             self._complete += [self._unfinished.pop(key) for key in sorted(self._unfinished) if key[0] == game]
 
     def set_state_values(self, values: np.ndarray) -> None:
-        """Set the values of all turns of complete trajectories; `values` is [n_steps, n_envs, n_agents]."""
+        """Set `Turn.value` of all turns of complete trajectories; `values` is [n_steps, n_envs, n_agents]."""
         for trajectory in self._complete:
             for turn in trajectory.turns:
                 turn.value = float(values[turn.step, trajectory.game, trajectory.agent])
@@ -118,21 +118,21 @@ class TrajectoryBuffer:
         trajectories = [*self._complete, *(self._unfinished[key] for key in sorted(self._unfinished))]
         return {
             "n_complete": len(self._complete),
-            "trajectories": [_to_state(trajectory) for trajectory in trajectories],
+            "trajectories": [_trajectory_to_state(trajectory) for trajectory in trajectories],
         }
 
     def load_state_dict(self, state: State) -> None:
-        trajectories = [_from_state(trajectory_state) for trajectory_state in state["trajectories"]]
+        trajectories = [_trajectory_from_state(trajectory_state) for trajectory_state in state["trajectories"]]
         self._complete = trajectories[: state["n_complete"]]
         self._unfinished = {(t.game, t.agent): t for t in trajectories[state["n_complete"] :]}
 
 
 _STORED_FIELDS = ("observation", "is_valid", "step", "reward")
-"""Fields of a turn that `_to_state` stores without conversion."""
+"""Fields of a turn that `_trajectory_to_state` stores without conversion."""
 
 
-def _to_state(trajectory: Trajectory) -> State:
-    """Return a trajectory as arrays and plain data."""
+def _trajectory_to_state(trajectory: Trajectory) -> State:
+    """Convert a trajectory into arrays, numbers, texts and containers of these, for a checkpoint."""
     turns = [
         {
             "prompt": np.array(turn.sample.prompt),
@@ -145,8 +145,8 @@ def _to_state(trajectory: Trajectory) -> State:
     return {"game": trajectory.game, "agent": trajectory.agent, "turns": turns}
 
 
-def _from_state(state: State) -> Trajectory:
-    """Return the trajectory with the state that `_to_state` returned."""
+def _trajectory_from_state(state: State) -> Trajectory:
+    """Return the trajectory from which `_trajectory_to_state` computed `state`."""
     turns = []
     for turn in state["turns"]:
         prompt, tokens = tuple(turn["prompt"].tolist()), tuple(turn["tokens"].tolist())
@@ -163,7 +163,7 @@ class TokenSequence:
         tokens: token ids.
         positions: positions of the sampled tokens in `tokens`, [n_sampled] int64, increasing, >= 1.
         reply_indices: index of the reply that contains each sampled token, [n_sampled] int64.
-        log_probs: log-probabilities of the sampled tokens when they were sampled, [n_sampled] float32.
+        log_probs: log-probabilities with which the tokens were sampled, [n_sampled] float32.
         old_log_probs: log-probabilities of the sampled tokens under the trained policy before the update, [n_sampled]
             float32, for tokens sampled by a server; None: equal to `log_probs`.
     """
@@ -175,14 +175,14 @@ class TokenSequence:
     old_log_probs: np.ndarray | None = None
 
 
-def merge_turns(samples: Sequence[TokenSample]) -> list[list[int]]:
+def group_mergeable_turns(samples: Sequence[TokenSample]) -> list[list[int]]:
     """Return groups of indices of consecutive turns that form one token sequence.
 
     A turn belongs to the group of the previous turn if its prompt begins with the tokens of the previous prompt and
     reply. This is not so if the chat template omits earlier reasoning or a limited history omits earlier turns.
 
     Args:
-        samples: turns of one trajectory, in their order.
+        samples: turns of one trajectory, in chronological order.
     """
     groups: list[list[int]] = []
     previous_tokens: tuple[int, ...] = ()
@@ -195,22 +195,22 @@ def merge_turns(samples: Sequence[TokenSample]) -> list[list[int]]:
     return groups
 
 
-def token_sequences(samples: Sequence[TokenSample], first_reply: int = 0) -> list[TokenSequence]:
-    """Return the token sequences of a trajectory, each with the turns of one group of `merge_turns`.
+def build_token_sequences(samples: Sequence[TokenSample], first_reply_index: int = 0) -> list[TokenSequence]:
+    """Return the token sequences of a trajectory, each with the turns of one group of `group_mergeable_turns`.
 
     Args:
-        samples: turns of one trajectory, in their order.
-        first_reply: index of the first reply in `reply_indices`.
+        samples: turns of one trajectory, in chronological order.
+        first_reply_index: value of `TokenSequence.reply_indices` for the first reply.
     """
     sequences = []
-    for indices in merge_turns(samples):
-        last = samples[indices[-1]]
+    for indices in group_mergeable_turns(samples):
+        last_sample = samples[indices[-1]]
         positions_by_turn = [np.arange(len(samples[i].tokens)) + len(samples[i].prompt) for i in indices]
         sequences.append(
             TokenSequence(
-                tokens=(*last.prompt, *last.tokens),
+                tokens=(*last_sample.prompt, *last_sample.tokens),
                 positions=np.concatenate(positions_by_turn),
-                reply_indices=np.repeat(np.array(indices) + first_reply, [len(x) for x in positions_by_turn]),
+                reply_indices=np.repeat(np.array(indices) + first_reply_index, list(map(len, positions_by_turn))),
                 log_probs=np.concatenate([samples[i].log_probs for i in indices]).astype(np.float32),
             )
         )
@@ -218,7 +218,7 @@ def token_sequences(samples: Sequence[TokenSample], first_reply: int = 0) -> lis
 
 
 AdapterSharing = Literal["shared", "per_player", "per_member"]
-"""Adapters of the players of a society: one for all, one for each player, or one for each member of `agent=mixed`."""
+"""Adapters of a society: one for all players, one for each player, or one for each member of `agent=mixed`."""
 
 
 class ChatLearner(Stateful, Protocol):
@@ -280,5 +280,5 @@ class LearnerFactory(Protocol):
     """Settings of learners, an option of `llm/learn`."""
 
     def learners(self, chat: Any, seeds: Seeds) -> ChatLearners:
-        """Return learners of the weights of `chat`, a `LocalChat`."""
+        """Return learners that train the weights of `chat`, a `LocalChat`, with the seed tree `seeds`."""
         ...

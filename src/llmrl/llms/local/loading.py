@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 ModelKind = Literal["causal", "seq2seq"]
 Dtype = Literal["float32", "bfloat16", "float16"]
-Weights = Literal["pretrained", "embeddings", "random"]
-"""Weights that are loaded: all, the input embeddings, or none. The others are randomly initialized."""
+LoadedWeights = Literal["pretrained", "embeddings", "random"]
+"""Weights that are loaded: all, only the input embeddings, or none. The others are randomly initialized."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _ACCEPTED_SOURCES = (
@@ -32,7 +32,7 @@ def check_model(model: str, is_created: bool = False) -> None:
 
     Args:
         model: folder or hub name.
-        is_created: whether the folder is created when the model is first needed, so that it may be missing.
+        is_created: whether the folder is created when the model is first needed, so that it may be missing before.
 
     Raises:
         LLMError: transformers is not installed, the folder does not exist or contains no model, or `model` is not a
@@ -99,7 +99,7 @@ def load_meta_model(model: str, revision: str | None) -> torch.nn.Module:
         with torch.device("meta"):
             module: torch.nn.Module = model_class.from_config(config, trust_remote_code=False)
     except ValueError as error:
-        raise LLMError(f"{model} is not a causal language model: {_join_lines(error)}") from error
+        raise LLMError(f"{model} is not a causal language model: {_one_line_message(error)}") from error
     return module
 
 
@@ -109,10 +109,10 @@ def load_model(
     revision: str | None,
     device: str,
     dtype: Dtype,
-    weights: Weights = "pretrained",
+    weights: LoadedWeights = "pretrained",
     seed: int = 0,
 ) -> torch.nn.Module:
-    """Return the model in eval mode (no dropout) with its weights on `device`. Code from the hub is never executed.
+    """Load a model in eval mode (no dropout) with its weights on `device`. Code from the hub is never executed.
 
     Args:
         kind: `causal` (decoder-only) or `seq2seq` (encoder-decoder).
@@ -132,10 +132,11 @@ def load_model(
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     model_class: Any = AutoModelForCausalLM if kind == "causal" else AutoModelForSeq2SeqLM
-    options: dict[str, Any] = {"dtype": getattr(torch, dtype)}
+    load_options: dict[str, Any] = {"dtype": getattr(torch, dtype)}
+    component = f"{kind} language model"
     module: torch.nn.Module
     if weights == "pretrained":
-        module = _load_pretrained(model_class.from_pretrained, f"{kind} language model", model, revision, **options)
+        module = _load_pretrained(model_class.from_pretrained, component, model, revision, **load_options)
     else:
         config = load_config(model, revision)
         with torch.random.fork_rng(devices=[]):
@@ -144,20 +145,20 @@ def load_model(
                 module = model_class.from_config(config, trust_remote_code=False, dtype=torch.float32)
             except ValueError as error:
                 raise LLMError(
-                    f"{model} is no {kind} language model: {_join_lines(error)} {_ACCEPTED_SOURCES}"
+                    f"{model} is no {kind} language model: {_one_line_message(error)} {_ACCEPTED_SOURCES}"
                 ) from error
             _untie_output_layer(module)
             # Weights are drawn in float32, because draws in half precision are slower and depend on the torch version.
             for parameter in module.parameters():
-                parameter.data = parameter.data.to(options["dtype"])
-            module.config.dtype = options["dtype"]
+                parameter.data = parameter.data.to(load_options["dtype"])
+            module.config.dtype = load_options["dtype"]
         if weights == "embeddings":
-            source = _load_pretrained(model_class.from_pretrained, f"{kind} language model", model, revision, **options)
+            source = _load_pretrained(model_class.from_pretrained, component, model, revision, **load_options)
             _copy_embeddings(source, module)
     try:
         return module.to(device).eval()
     except (RuntimeError, AssertionError) as error:  # no such device, a torch without CUDA, out of memory
-        raise LLMError(f"{model} cannot be moved to device {device}: {_join_lines(error)}") from error
+        raise LLMError(f"{model} cannot be moved to device {device}: {_one_line_message(error)}") from error
 
 
 def _untie_output_layer(module: Any) -> None:
@@ -186,9 +187,9 @@ def _copy_embeddings(source: Any, target: Any) -> None:
     excluded_weight = None if output_weight is target.get_input_embeddings().weight else output_weight
     with torch.no_grad():
         for name, parameter in target.named_parameters():
-            is_word = parameter.shape[0] == target.config.get_text_config().vocab_size and parameter.dim() == 2
-            is_position = name.endswith(("wpe.weight", "embed_positions.weight"))
-            if (is_word and parameter is not excluded_weight) or is_position:
+            embeds_words = parameter.shape[0] == target.config.get_text_config().vocab_size and parameter.dim() == 2
+            embeds_positions = name.endswith(("wpe.weight", "embed_positions.weight"))
+            if (embeds_words and parameter is not excluded_weight) or embeds_positions:
                 parameter.copy_(parameters[name])
 
 
@@ -201,11 +202,11 @@ def _load_pretrained(from_pretrained: Any, component: str, model: str, revision:
     source = str(folder) if folder.is_dir() else model
     try:
         return from_pretrained(source, revision=revision or "main", trust_remote_code=False, **options)
-    # OSError: the model is missing or gated, or there is no network; ValueError: another kind of model or a damaged
-    # file; ImportError: the model or tokenizer needs a package that is not installed.
+    # OSError: the model is missing or gated, or the hub cannot be reached; ValueError: another kind of model or a
+    # damaged file; ImportError: the model or tokenizer needs a package that is not installed.
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise LLMError(
-            f"{model}: its {component} cannot be loaded: {_join_lines(error)} {_ACCEPTED_SOURCES}"
+            f"{model}: its {component} cannot be loaded: {_one_line_message(error)} {_ACCEPTED_SOURCES}"
         ) from error
 
 
@@ -216,24 +217,25 @@ def disable_progress_bars() -> None:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _join_lines(error: Exception) -> str:
+def _one_line_message(error: Exception) -> str:
+    """Return the message of `error` in one line, cut at 500 characters."""
     line = " ".join(str(error).split())
     return line if len(line) <= 500 else line[:500] + " ..."
 
 
 MODEL_FILE_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt", ".safetensors", ".bin", ".gguf"})
 """Suffixes of files that contain models and tokenizers; others are e.g. notes, logs and optimizer states."""
-_MIN_SAMPLED_BYTES, _N_SAMPLES, _SAMPLE_BYTES = 64 << 20, 256, 16 << 10
-"""Size above which only blocks of a file are hashed, number of blocks, and size of a block."""
+_MAX_FULLY_HASHED_BYTES, _N_BLOCKS, _BLOCK_BYTES = 64 << 20, 256, 16 << 10
+"""Maximum size of a file that is hashed completely; number and size of the blocks that are hashed of larger files."""
 
 
-def folder_fingerprint(model: str, sampled: bool = False) -> str | None:
+def folder_fingerprint(model: str, hashes_blocks: bool = False) -> str | None:
     """Return the hexadecimal SHA-256 of names and contents of the files in a model's folder; None for a hub name.
 
     Args:
         model: folder or hub name.
-        sampled: whether only the size and 256 evenly spaced blocks of 16 KiB are hashed of files above 64 MiB. This is
-            fast, and is enough because retrained weights differ almost everywhere.
+        hashes_blocks: whether only the size and 256 evenly spaced blocks of 16 KiB of files above 64 MiB are hashed.
+            This is fast, and is enough because retrained weights differ almost everywhere.
 
     Raises:
         LLMError: a file cannot be read.
@@ -247,11 +249,11 @@ def folder_fingerprint(model: str, sampled: bool = False) -> str | None:
             if path.suffix in MODEL_FILE_SUFFIXES and path.is_file():
                 with path.open("rb") as file:
                     size = path.stat().st_size
-                    if sampled and size > _MIN_SAMPLED_BYTES:
+                    if hashes_blocks and size > _MAX_FULLY_HASHED_BYTES:
                         file_digest = hashlib.sha256(f"{size}:".encode())
-                        for i in range(_N_SAMPLES):  # the first block begins the file, the last one ends it
-                            file.seek((size - _SAMPLE_BYTES) * i // (_N_SAMPLES - 1))
-                            file_digest.update(file.read(_SAMPLE_BYTES))
+                        for i in range(_N_BLOCKS):  # the first block begins the file, the last one ends it
+                            file.seek((size - _BLOCK_BYTES) * i // (_N_BLOCKS - 1))
+                            file_digest.update(file.read(_BLOCK_BYTES))
                     else:
                         file_digest = hashlib.file_digest(file, "sha256")
                     digest.update(f"{path.name}:{file_digest.hexdigest()}\n".encode())
@@ -261,7 +263,7 @@ def folder_fingerprint(model: str, sampled: bool = False) -> str | None:
 
 
 def check_model_unchanged(model: str, stored_fingerprint: str | None, fingerprint: str | None) -> None:
-    """Raise ConfigError if the fingerprints in a checkpoint and of the model's folder differ; None: unknown."""
+    """Raise ConfigError if the fingerprint in a checkpoint differs from that of the model's folder; None: unknown."""
     if None not in (stored_fingerprint, fingerprint) and stored_fingerprint != fingerprint:
         raise ConfigError(
             f"the files of llm.model={model} have changed since this run was created; restore them, or restart the run "
@@ -311,8 +313,8 @@ def enable_recomputation(module: Any, source: str) -> None:
 
     # transformers checkpoints only in training mode, in which dropout would be active.
     for submodule in module.modules():
-        for name, value in vars(submodule).items():
-            if "dropout" in name and isinstance(value, float):
+        for name, attribute in vars(submodule).items():
+            if "dropout" in name and isinstance(attribute, float):
                 setattr(submodule, name, 0.0)
         if isinstance(submodule, torch.nn.Dropout):
             submodule.p = 0.0

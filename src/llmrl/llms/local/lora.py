@@ -20,16 +20,18 @@ from llmrl.llms.local.loading import folder_fingerprint
 if TYPE_CHECKING:
     import torch
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+ADAPTER_WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 BASE_MODEL_FILE = "trained_on.json"
 """File in an adapter's folder that identifies the weights on which the adapter was trained.
 
 It contains `model`, `revision`, and `files`, the fingerprint of the model's folder (null for a model of the hub).
 """
 
-_REMEDY = "Use the folder `adapter` in the run folder of llmrl-finetune, or one that peft's save_pretrained wrote."
-Targets = list[str] | Literal["all-linear"]
+_FOLDER_ADVICE = (
+    "Use the folder `adapter` in the run folder of llmrl-finetune, or one that save_pretrained of peft wrote."
+)
+TargetLayers = list[str] | Literal["all-linear"]
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,10 @@ class Lora:
     rank: PositiveInt = 16
     alpha: PositiveFloat = 32.0
     dropout: UnitInterval = 0.0
-    targets: Targets = "all-linear"
+    targets: TargetLayers = "all-linear"
 
-    def config(self, **options: Any) -> Any:
-        """Return peft's `LoraConfig` with these settings, of a causal model; `options` replace and complete them."""
+    def peft_config(self, **options: Any) -> Any:
+        """Return peft's `LoraConfig` with these settings for a causal model; `options` replace and complete them."""
         from peft import LoraConfig, TaskType
 
         settings: dict[str, Any] = {"r": self.rank, "lora_alpha": self.alpha, "lora_dropout": self.dropout}
@@ -60,7 +62,7 @@ class Lora:
         return LoraConfig(**settings | options)
 
     def inject(self, module: torch.nn.Module, seed: int, name: str = "default") -> None:
-        """Insert an adapter with the given name into `module`. Its weights, drawn with `seed`, do not change outputs.
+        """Insert an adapter with the given name into `module`. Its initial weights, from `seed`, do not change outputs.
 
         Afterwards only parameters of adapters require gradients; they are float32 for every dtype of the model. If
         `module` already has an adapter, that one stays active.
@@ -70,12 +72,12 @@ class Lora:
         """
         if importlib.util.find_spec("peft") is None:
             raise ConfigError("adapters need the optional package peft: pip install 'llmrl[finetune]'")
-        self.count_trainable(module)
+        self.count_trainable_parameters(module)
         import torch
         from peft import inject_adapter_in_model
 
         all_linear = self.targets == "all-linear"
-        config = self.config(target_modules=sorted(self._target_layers(module)) if all_linear else self.targets)
+        config = self.peft_config(target_modules=sorted(self._target_layers(module)) if all_linear else self.targets)
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # peft warns if there already is an adapter
             torch.manual_seed(seed)
@@ -86,7 +88,7 @@ class Lora:
                 # Half precision would round small updates to 0. peft converts inputs to float32 and outputs back.
                 parameter.data = parameter.data.float()
 
-    def count_trainable(self, module: torch.nn.Module) -> int:
+    def count_trainable_parameters(self, module: torch.nn.Module) -> int:
         """Return the number of parameters that `inject` would add to `module`.
 
         Raises:
@@ -100,9 +102,9 @@ class Lora:
                 f"lora.targets={self.targets}: the model has no such layers; use all-linear or some of "
                 f"{', '.join(layer_suffixes)}"
             )
-        if (head := _output_layer_name(module, linear_layers)) in targets:
+        if (output_name := _output_layer_name(module, linear_layers)) in targets:
             raise ConfigError(
-                f"lora.targets={self.targets}: {head} is the output layer, which cannot have an adapter; leave it out"
+                f"lora.targets={self.targets}: {output_name} is the output layer, which cannot have an adapter; omit it"
             )
         return sum(self.rank * sum(linear_layers[name].weight.shape) for name in targets)
 
@@ -149,18 +151,18 @@ class AdapterSet:
         self._active_name = ""
 
     def parameters(self, name: str) -> Mapping[str, torch.nn.Parameter]:
-        """Return the parameters of an adapter by `general_name`."""
+        """Return the parameters of an adapter, created if missing, by their `generic_parameter_name`."""
         self._add_adapter(name)
         adapter_infix = f".{_peft_name(name)}."
         return {
-            self.general_name(parameter_name, name): parameter
+            self.generic_parameter_name(parameter_name, name): parameter
             for parameter_name, parameter in self._module.named_parameters()
             if ".lora_" in parameter_name and adapter_infix in parameter_name
         }
 
     @staticmethod
-    def general_name(parameter_name: str, name: str) -> str:
-        """Return a parameter's name in which `default` replaces the name of its adapter `name`."""
+    def generic_parameter_name(parameter_name: str, name: str) -> str:
+        """Return a parameter's name with `default` in place of the name of its adapter, `name`."""
         return parameter_name.replace(f".{_peft_name(name)}.", ".default.")
 
     def activate(self, name: str) -> None:
@@ -182,10 +184,10 @@ class AdapterSet:
             self._add_adapter(name)
         adapter_names = [_peft_name(name) for name in names]
 
-        def add_names(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        def add_adapter_names(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             return args, kwargs | {"adapter_names": adapter_names}
 
-        handles = [layer.register_forward_pre_hook(add_names, with_kwargs=True) for layer in self._layers]
+        handles = [layer.register_forward_pre_hook(add_adapter_names, with_kwargs=True) for layer in self._layers]
         try:
             yield
         finally:
@@ -224,44 +226,44 @@ def check_adapter(adapter: str) -> None:
         raise LLMError(f"llm.adapter={adapter} needs the optional package peft: pip install 'llmrl[finetune]'")
     folder = Path(adapter).expanduser()
     if not folder.is_dir():
-        raise LLMError(f"llm.adapter={adapter}: there is no such folder. {_REMEDY}")
-    missing = [] if (folder / CONFIG_FILE).is_file() else [CONFIG_FILE]
-    if not any((folder / name).is_file() for name in WEIGHT_FILES):
-        missing.append(WEIGHT_FILES[0])
+        raise LLMError(f"llm.adapter={adapter}: there is no such folder. {_FOLDER_ADVICE}")
+    missing = [] if (folder / ADAPTER_CONFIG_FILE).is_file() else [ADAPTER_CONFIG_FILE]
+    if not any((folder / name).is_file() for name in ADAPTER_WEIGHT_FILES):
+        missing.append(ADAPTER_WEIGHT_FILES[0])
     if missing:
-        raise LLMError(f"llm.adapter={adapter} holds no adapter: it has no {' and no '.join(missing)}. {_REMEDY}")
+        raise LLMError(f"llm.adapter={adapter} holds no adapter: {' and '.join(missing)} is missing. {_FOLDER_ADVICE}")
 
 
-def check_base_model(adapter: str, model: str, revision: str | None, files: str | None) -> None:
+def check_base_model(adapter: str, model: str, revision: str | None, fingerprint: str | None) -> None:
     """Check that an adapter was trained on the given weights, if its folder has the file `BASE_MODEL_FILE`.
 
     Args:
         adapter: folder of the adapter.
         model: model to use the adapter with, as in the config.
         revision: revision of a model of the hub; None: the default one.
-        files: fingerprint of the model's folder; None for a model of the hub.
+        fingerprint: fingerprint of the model's folder; None for a model of the hub.
 
     Raises:
-        LLMError: the adapter was trained on other weights, or the file cannot be read.
+        LLMError: the adapter was trained on other weights, or `BASE_MODEL_FILE` cannot be read.
     """
     base_model_path = Path(adapter).expanduser() / BASE_MODEL_FILE
     if not base_model_path.is_file():
         return
     try:
         base_model = json.loads(base_model_path.read_text(encoding="utf-8"))
-        name, base_revision, trained_files = str(base_model["model"]), base_model["revision"], base_model["files"]
+        base_name, base_revision, base_fingerprint = (base_model[key] for key in ("model", "revision", "files"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LLMError(
             f"{base_model_path} cannot be read ({error!r}); restore the file or train the adapter again"
         ) from error
-    if None not in (files, trained_files):
-        is_base = files == trained_files
+    if None not in (fingerprint, base_fingerprint):
+        is_same_model = fingerprint == base_fingerprint
     else:
-        is_base = files is trained_files and (model, revision) == (name, base_revision)
-    if not is_base:
+        is_same_model = fingerprint is base_fingerprint and (model, revision) == (base_name, base_revision)
+    if not is_same_model:
         trained_model, used_model = (
-            x if commit is None else f"{x} llm.revision={commit}"
-            for x, commit in ((name, base_revision), (model, revision))
+            name if commit is None else f"{name} llm.revision={commit}"
+            for name, commit in ((base_name, base_revision), (model, revision))
         )
         raise LLMError(
             f"llm.adapter={adapter} was trained on {trained_model}, but llm.model={used_model} has other weights; use "
@@ -292,7 +294,7 @@ def write_adapter(
 
     weights = {name: parameter.detach().cpu().contiguous() for name, parameter in parameters.items()}
     is_seq2seq = bool(getattr(module.config, "is_encoder_decoder", False))
-    config = lora.config(
+    config = lora.peft_config(
         target_modules=sorted({name.partition(".lora_")[0] for name in weights}),
         task_type=TaskType.SEQ_2_SEQ_LM if is_seq2seq else TaskType.CAUSAL_LM,
         base_model_name_or_path=model,
@@ -302,7 +304,7 @@ def write_adapter(
     def save(path: Path) -> None:
         config.save_pretrained(str(path))
         peft_weights = {f"base_model.model.{name.replace('.default', '')}": x for name, x in weights.items()}
-        save_file(peft_weights, path / WEIGHT_FILES[0])
+        save_file(peft_weights, path / ADAPTER_WEIGHT_FILES[0])
 
     save_adapter(save, folder, model, revision, folder_fingerprint(model))
 
@@ -312,7 +314,7 @@ def save_adapter(
 ) -> None:
     """Write an adapter to `folder` atomically, and replace an existing one.
 
-    Equal weights give equal files, so the fingerprints of adapters differ only if their weights differ.
+    Equal adapters give equal files, and therefore equal fingerprints.
 
     Args:
         save: function that writes the adapter into an existing folder, e.g. `save_pretrained` of a `PeftModel`.
@@ -320,33 +322,34 @@ def save_adapter(
         model, revision, fingerprint: fields `model`, `revision` and `files` of `BASE_MODEL_FILE`.
 
     Raises:
-        RunFolderError: the adapter cannot be written.
+        RunFolderError: the operating system cannot write the files.
     """
-    temporary = folder.with_name(f".{folder.name}.tmp")
+    temporary_folder = folder.with_name(f".{folder.name}.tmp")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        save(temporary)
-        (temporary / "README.md").unlink(missing_ok=True)  # an empty model card
-        settings = json.loads((temporary / CONFIG_FILE).read_text(encoding="utf-8"))
+        shutil.rmtree(temporary_folder, ignore_errors=True)
+        temporary_folder.mkdir(parents=True)
+        save(temporary_folder)
+        (temporary_folder / "README.md").unlink(missing_ok=True)  # an empty model card
+        settings = json.loads((temporary_folder / ADAPTER_CONFIG_FILE).read_text(encoding="utf-8"))
         # peft writes names from sets, whose order differs between processes.
-        is_name_list = {k: isinstance(v, list) and all(isinstance(x, str) for x in v) for k, v in settings.items()}
-        settings = {k: sorted(v) if is_name_list[k] else v for k, v in settings.items()}
-        (temporary / CONFIG_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        content = {"model": model, "revision": revision, "files": fingerprint}
-        (temporary / BASE_MODEL_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        are_names = {k: isinstance(v, list) and all(isinstance(x, str) for x in v) for k, v in settings.items()}
+        settings = {k: sorted(v) if are_names[k] else v for k, v in settings.items()}
+        config_text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+        (temporary_folder / ADAPTER_CONFIG_FILE).write_text(config_text, encoding="utf-8")
+        base_model = {"model": model, "revision": revision, "files": fingerprint}
+        (temporary_folder / BASE_MODEL_FILE).write_text(json.dumps(base_model, indent=2) + "\n", encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)
-        temporary.replace(folder)
+        temporary_folder.replace(folder)
         fsync_folder(folder.parent)
     except OSError as error:
         raise RunFolderError(f"cannot write the adapter to {folder}: {describe_write_error(folder, error)}") from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary_folder, ignore_errors=True)
 
 
 def merge_adapter(module: torch.nn.Module, adapter: str) -> torch.nn.Module:
-    """Add the adapter in the folder `adapter` to the weights of `module`; return a model without layers of peft."""
+    """Add the adapter in the folder `adapter` to the weights of `module`; return the model without layers of peft."""
     from peft import PeftModel
 
     return PeftModel.from_pretrained(module, adapter).merge_and_unload()
@@ -360,7 +363,7 @@ def adapter_fingerprint(adapter: str) -> str:
     """
     fingerprint = folder_fingerprint(adapter)
     if fingerprint is None:
-        raise LLMError(f"llm.adapter={adapter}: there is no such folder. {_REMEDY}")
+        raise LLMError(f"llm.adapter={adapter}: there is no such folder. {_FOLDER_ADVICE}")
     return fingerprint
 
 
@@ -370,7 +373,7 @@ def load_adapter(module: torch.nn.Module, adapter: str, device: str) -> torch.nn
     The adapter is not merged into the weights, because in half precision the sum would lose digits of the adapter.
 
     Raises:
-        LLMError: the adapter is missing or damaged, is not a weight adapter, or belongs to another architecture.
+        LLMError: the adapter is missing or damaged, adapts prompts instead of weights, or belongs to another model.
     """
     check_adapter(adapter)
     import torch
@@ -408,7 +411,7 @@ def disable_adapters(module: Any) -> Iterator[None]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
-    trainable = [p for p in module.parameters() if p.requires_grad]
+    trainable_parameters = [p for p in module.parameters() if p.requires_grad]
     for layer in layers:
         layer.enable_adapters(False)
     try:
@@ -416,5 +419,5 @@ def disable_adapters(module: Any) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
-        for parameter in trainable:  # peft has frozen them
+        for parameter in trainable_parameters:  # peft has frozen them
             parameter.requires_grad_(True)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 MIN_PREFIX_LENGTH = 16
-"""Minimum number of tokens at the beginning of a prompt whose keys and values are reused."""
+"""Minimum length, in tokens, of a prefix whose keys and values are reused."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class PrefixCache:
     (sliding windows, state spaces) are not cached.
 
     Args:
-        max_tokens: maximum number of tokens in the cache, >= 0; the least recently used entries are removed.
+        max_tokens: maximum number of tokens in the cache, >= 0; if exceeded, the least recently used entry is removed.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -56,10 +56,11 @@ class PrefixCache:
         """Discard all tokens, e.g. because the weights have changed."""
         self._entries.clear()
 
-    def find(self, model: Any, prompts: Sequence[Sequence[int]], adapters: Sequence[str]) -> tuple[list[int], Any]:
+    def fetch(self, model: Any, prompts: Sequence[Sequence[int]], adapters: Sequence[str]) -> tuple[list[int], Any]:
         """Return the keys and values of the longest cached prefix of each prompt.
 
-        If a prompt has none and all prompts have a common prefix, its keys and values are computed and cached.
+        If a prompt has no cached prefix, the common prefix of all prompts is computed and cached, provided that there
+        are several prompts, all with the same adapter.
 
         Args:
             model: causal language model.
@@ -71,23 +72,23 @@ class PrefixCache:
             the left, or None if no tokens are cached.
         """
         arrays = [np.array(prompt) for prompt in prompts]
-        matches = [self._longest_match(tokens[:-1], name) for tokens, name in zip(arrays, adapters, strict=True)]
+        matches = [self._use_longest_match(tokens[:-1], name) for tokens, name in zip(arrays, adapters, strict=True)]
         if any(entry is None for entry, _ in matches) and len(prompts) > 1 and len(set(adapters)) == 1:
             prefix_length = shared_prefix_length(prompts)
             if MIN_PREFIX_LENGTH <= prefix_length <= self._max_tokens:
-                shared_entry = self._compute(model, arrays[0][:prefix_length], adapters[0])
+                shared_entry = self._compute_and_add(model, arrays[0][:prefix_length], adapters[0])
                 matches = [
                     (shared_entry, prefix_length) if shared_entry and match[0] is None else match for match in matches
                 ]
         return [prefix_length for _, prefix_length in matches], _build_padded_cache(matches)
 
     def store(self, cache: Any, row: int, mask: torch.Tensor, tokens: Sequence[int], adapter: str) -> None:
-        """Store the tokens of a conversation in place of its earlier turns.
+        """Store the tokens of a conversation, and remove those of its earlier turns.
 
         Args:
             cache: transformers cache of a batch.
             row: index of the conversation in the batch.
-            mask: mask of its prompt, [width] int64: 1 token, 0 padding; the reply begins at position `width`.
+            mask: mask of the padded prompt, [width] int64: 1 token, 0 padding; the reply begins at position `width`.
             tokens: token ids of prompt and reply whose keys and values are in `cache`, [n_tokens].
             adapter: name of the adapter of the conversation.
         """
@@ -96,7 +97,7 @@ class PrefixCache:
         if len(tokens) > self._max_tokens or not keeps_all_tokens(cache):
             return
         token_array = np.array(tokens)
-        previous_turns, common_length = self._longest_match(token_array, adapter)
+        previous_turns, common_length = self._use_longest_match(token_array, adapter)
         if previous_turns is not None and not previous_turns.is_shared and common_length == len(previous_turns.tokens):
             self._entries.remove(previous_turns)
         prompt_positions = mask.nonzero().flatten()
@@ -106,19 +107,19 @@ class PrefixCache:
         layers = [(layer.keys[row][:, positions], layer.values[row][:, positions]) for layer in cache.layers]
         self._add(CachedTokens(token_array, layers, adapter, is_shared=False))
 
-    def _longest_match(self, tokens: np.ndarray, adapter: str) -> tuple[CachedTokens | None, int]:
-        """Return the entry with the longest common prefix and its length; (None, 0) below MIN_PREFIX_LENGTH."""
+    def _use_longest_match(self, tokens: np.ndarray, adapter: str) -> tuple[CachedTokens | None, int]:
+        """Return the entry with the longest common prefix, marked as used, and this length; (None, 0) if too short."""
         candidates = [entry for entry in self._entries if entry.adapter == adapter]
         lengths = [_common_prefix_length(tokens, entry.tokens) for entry in candidates]
         if max(lengths, default=0) < MIN_PREFIX_LENGTH:
             return None, 0
-        best = candidates[int(np.argmax(lengths))]
-        self._entries.remove(best)
-        self._entries.append(best)
-        return best, max(lengths)
+        best_entry = candidates[int(np.argmax(lengths))]
+        self._entries.remove(best_entry)
+        self._entries.append(best_entry)
+        return best_entry, max(lengths)
 
-    def _compute(self, model: Any, tokens: np.ndarray, adapter: str) -> CachedTokens | None:
-        """Compute and store the keys and values of `tokens`; return None if the model cannot be cached."""
+    def _compute_and_add(self, model: Any, tokens: np.ndarray, adapter: str) -> CachedTokens | None:
+        """Compute and cache the keys and values of a shared prefix; return None if the model does not keep them all."""
         import torch
 
         with torch.no_grad():
@@ -140,7 +141,7 @@ def _build_padded_cache(matches: Sequence[tuple[CachedTokens | None, int]]) -> A
     """Return a transformers cache of prefixes, padded on the left; None if no row has one.
 
     Args:
-        matches: for each row, an entry and the number of its first tokens to use, or (None, 0), [n_rows].
+        matches: for each row of the batch, an entry and the number of its first tokens to use, or (None, 0).
     """
     import torch
     from transformers import DynamicCache

@@ -1,4 +1,4 @@
-"""Small language models that can be trained from scratch on a CPU, and their pretraining.
+"""Creation and pretraining of small language models that can be trained from scratch on a CPU.
 
 Their tokenizers are trained on the texts of an environment, their weights are randomly initialized. Small chat models
 (`SmallChatSettings`) are then trained on the format of replies, but not on the task.
@@ -18,12 +18,12 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.llms.local.loading import disable_progress_bars
 
-PAD, END, START = "<pad>", "</s>", "<s>"
+PAD_TOKEN, END_TOKEN, START_TOKEN = "<pad>", "</s>", "<s>"
 SmallKind = Literal["causal", "seq2seq", "chat"]
 """Architecture of a small model; a `chat` model is a causal one with a chat template."""
 TokenUnit = Literal["phrases", "words", "messages"]
 _DISTANCE_PATTERN = r"\d+ (?:steps?|pas)(?: (?:\p{L}+|à \p{L}+))?(?: and| et)?,?"
-_UNIT_PATTERNS: dict[TokenUnit, str] = {
+_TEXT_UNIT_PATTERNS: dict[TokenUnit, str] = {
     "phrases": rf"{_DISTANCE_PATTERN}|[\p{{L}}'][\p{{L}}' ]*\p{{L}}|\p{{L}}|[^\p{{L}}\s]|\s+",
     "words": rf"You see an?|You carry an?|Tu vois une?|Tu portes une?|{_DISTANCE_PATTERN}|\p{{L}}+|[^\p{{L}}\s]|\s+",
     "messages": r'\d+|"[\p{L}_]+"(?!:)|(?:"[\p{L}_]+":|[^\p{L}\d"])+|\p{L}[\p{L}_ ]*|"',
@@ -38,7 +38,7 @@ fixed phrase such as "You see a", or a word; `messages`: a number, a quoted word
 ROLES = ("user", "assistant")
 CHAT_TEMPLATE = (
     "{% for message in messages if message.role != 'system' %}<|{{ message.role }}|>{{ message.content }}"
-    f"{{% if message.role == 'assistant' %}}{END}{{% endif %}}{{% endfor %}}"
+    f"{{% if message.role == 'assistant' %}}{END_TOKEN}{{% endif %}}{{% endfor %}}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 """Chat template in which the tokens of a conversation are a prefix of the tokens of its continuation.
@@ -53,11 +53,11 @@ class SmallModelShape:
     """Sizes of a small model and of its tokenizer.
 
     Attributes:
-        width: size of the hidden states, an even multiple of `heads`.
+        width: size of the hidden states; `width / heads` must be an even integer.
         layers, heads: number of layers, and number of attention heads per layer.
         vocabulary: maximum number of tokens in the vocabulary, >= 300.
-        tokens: largest unit of text of a token. With `phrases`, prompts have half as many tokens and training takes
-            fewer steps; with `words`, new texts have more tokens in common with the training texts.
+        tokens: largest unit of text that can be one token. With `phrases`, prompts have half as many tokens and
+            training takes fewer steps; with `words`, new texts have more tokens in common with the training texts.
         longest: context window of a causal model, in tokens.
     """
 
@@ -112,7 +112,7 @@ class SmallChatSettings(SmallModelShape):
 
 
 class SmallModelFactory(Protocol):
-    """Factory of small models for the environment of a run. `model`: `SmallModelSettings` or `SmallChatSettings`."""
+    """Factory of small models for a run's environment; `model` is `SmallModelSettings` or `SmallChatSettings`."""
 
     def folder(self, kind: SmallKind, model: Any) -> Path:
         """Return the model's folder, which may not exist yet."""
@@ -123,11 +123,11 @@ class SmallModelFactory(Protocol):
         ...
 
 
-def find_model(model: str | None, make: Any, kind: SmallKind, model_factory: SmallModelFactory | None) -> str:
+def resolve_model(model: str | None, make: Any, kind: SmallKind, model_factory: SmallModelFactory | None) -> str:
     """Return `model` (folder or hub name), or the folder of the small model with the settings `make`.
 
     Raises:
-        ConfigError: both or none of the two are given, or `model_factory` is needed but None.
+        ConfigError: not exactly one of `model` and `make` is given, or `model_factory` is needed but None.
     """
     if (model is None) == (make is None):
         raise ConfigError(
@@ -174,7 +174,7 @@ def make_small_model(
     disable_progress_bars()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return int(sum(p.numel() for p in model.parameters()))
+    return int(sum(parameter.numel() for parameter in model.parameters()))
 
 
 def make_tokenizer(texts: list[str], shape: SmallModelShape) -> Any:
@@ -198,23 +198,23 @@ def make_tokenizer(texts: list[str], shape: SmallModelShape) -> Any:
     tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            # A unit includes the space before it.
-            pre_tokenizers.Split(Regex(rf"\s?({_UNIT_PATTERNS[shape.tokens]})"), behavior="isolated"),
+            # A unit includes the whitespace character before it.
+            pre_tokenizers.Split(Regex(rf"\s?({_TEXT_UNIT_PATTERNS[shape.tokens]})"), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=shape.vocabulary,
-        special_tokens=[PAD, END, START],
+        special_tokens=[PAD_TOKEN, END_TOKEN, START_TOKEN],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    end_token_id = tokenizer.token_to_id(END)
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, end_token_id)])
+    end_tokens = [(END_TOKEN, tokenizer.token_to_id(END_TOKEN))]
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END_TOKEN}", special_tokens=end_tokens)
     tokenizer_class: Any = PreTrainedTokenizerFast
-    return tokenizer_class(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, bos_token=START)
+    return tokenizer_class(tokenizer_object=tokenizer, pad_token=PAD_TOKEN, eos_token=END_TOKEN, bos_token=START_TOKEN)
 
 
 def _make_t5(tokenizer: Any, shape: SmallModelShape) -> Any:
@@ -279,11 +279,7 @@ def single_thread() -> Iterator[None]:
 
 
 def train_on_texts(
-    folder: Path,
-    texts: Sequence[str],
-    steps: PositiveInt,
-    seed: int,
-    learning_rate: PositiveFloat = 1e-3,
+    folder: Path, texts: Sequence[str], steps: PositiveInt, seed: int, learning_rate: PositiveFloat = 1e-3
 ) -> tuple[float, float]:
     """Train the causal model in `folder` on texts by next-token prediction, and save it in the same folder.
 
@@ -291,7 +287,7 @@ def train_on_texts(
 
     Args:
         folder: folder in the format of `save_pretrained`.
-        texts: training texts; the last tenth is held out.
+        texts: training texts; the last tenth is held out to measure the loss.
         steps: number of training steps, each on `BATCH_SIZE` texts.
         seed: seed of the order of texts.
         learning_rate: peak learning rate.

@@ -1,7 +1,7 @@
-"""Token trees of candidates, in which common prefixes of candidates are computed once.
+"""Token trees of candidates, with which a model computes common prefixes of candidates only once.
 
 Node 0 is the root, whose output predicts the first tokens of candidates. Every other node is a token after which some
-candidate continues. The last token of a candidate is predicted but is no input, so it has a node only if another
+candidate continues. The last token of a candidate is predicted but not an input, so it has a node only if another
 candidate continues after it. All candidates of a prompt are scored in one sequence of nodes, in which a node attends
 only to its ancestors.
 
@@ -29,7 +29,7 @@ class TokenTree:
         tokens: input token of each node, [n_nodes] int64; 0 at the root, which the scorer replaces.
         depths: distance from the root, [n_nodes] int64.
         ancestors: whether node j is node i or one of its ancestors, [n_nodes (i), n_nodes (j)] bool.
-        parents: node that predicts each token of each candidate, [n_candidates, max_length] int64, padded with 0.
+        parents: node index that predicts each token of each candidate, [n_candidates, max_length] int64, padded with 0.
         targets: token ids of each candidate, [n_candidates, max_length] int64, padded with 0.
         lengths: number of tokens of each candidate, [n_candidates] int64, >= 1.
     """
@@ -53,8 +53,8 @@ class TokenTree:
 
 
 @lru_cache(maxsize=1024)
-def token_tree(candidates: tuple[TokenIds, ...]) -> TokenTree:
-    """Return the token tree of `candidates`, each with at least one token. Equal arguments return the same object."""
+def build_token_tree(candidates: tuple[TokenIds, ...]) -> TokenTree:
+    """Return the token tree of `candidates`, each with at least one token; the same object for equal candidates."""
     max_length = max((len(ids) for ids in candidates), default=0)
     parents = np.zeros((len(candidates), max_length), np.int64)
     targets = np.zeros((len(candidates), max_length), np.int64)
@@ -120,19 +120,19 @@ class TreeBatch:
         """Return log p of each candidate, [batch, n_candidates] float32; -inf for padding candidates.
 
         Args:
-            logits: [batch, n_nodes, vocabulary], of any float type; probabilities are normalized in float32.
+            logits: logits at each node, [batch, n_nodes, vocabulary], of any float type; the softmax is in float32.
         """
         node_scores = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
-        return self._sums(node_scores, 0.0).masked_fill(self.lengths == 0, -torch.inf)
+        return self._sum_token_scores(node_scores, 0.0).masked_fill(self.lengths == 0, -torch.inf)
 
     def logit_sums(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the sum of each candidate's logits, [batch, n_candidates] float32; -inf for padding candidates.
 
-        As in the published code, 1 is added for each token by which a candidate is shorter than the longest one.
+        1 is added for each token by which a candidate is shorter than the longest one (`ScorerSettings.parity`).
         """
-        return self._sums(logits.float(), 1.0).masked_fill(self.lengths == 0, -torch.inf)
+        return self._sum_token_scores(logits.float(), 1.0).masked_fill(self.lengths == 0, -torch.inf)
 
-    def _sums(self, node_scores: torch.Tensor, padding_score: float) -> torch.Tensor:
+    def _sum_token_scores(self, node_scores: torch.Tensor, padding_score: float) -> torch.Tensor:
         """Sum `node_scores` [batch, n_nodes, vocabulary] over the tokens of each candidate.
 
         Each position after the end of a candidate contributes `padding_score`.

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class VLLMSampler:
-    """Settings of a vLLM server; meanings, units and ranges are in `conf/llm/sampler/vllm.yaml`.
+    """Settings of a vLLM server that samples replies; meanings, units and ranges: `conf/llm/sampler/vllm.yaml`.
 
     Raises:
         ConfigError: base_url is not an http(s) address.
@@ -43,18 +43,18 @@ class VLLMSampler:
     max_importance: PositiveFloat
 
     def __post_init__(self) -> None:
-        check_transport_security(self.base_url, True, "llm.sampler.base_url")
+        check_transport_security(self.base_url, plain_http=True, option_name="llm.sampler.base_url")
 
 
 class VLLMClient:
     """Client that sends prompts as token ids, and receives token ids with their log-probabilities.
 
-    The server samples from the complete distribution at temperature 1. After `VLLMSampler.max_staleness` updates, the
-    server loads the new version of an adapter under a new name, and unloads the old version.
+    The server samples from the complete distribution at temperature 1. If its version of an adapter is more than
+    `VLLMSampler.max_staleness` updates old, it loads the new version under a new name and unloads the old one.
 
     Args:
         settings: options.
-        model: name or folder of the model.
+        model: name or folder of the model, which identifies it on the server unless `settings.model` is set.
         write_adapter: function that writes the adapter with a given name into a folder, in peft's format.
     """
 
@@ -84,7 +84,7 @@ class VLLMClient:
                 "llm.model, or set llm.sampler.model to the name of the same weights"
             )
 
-    def adapters_changed(self) -> None:
+    def increment_adapter_version(self) -> None:
         """Increase the version of all adapters, because their weights have changed."""
         self._version += 1
 
@@ -94,13 +94,13 @@ class VLLMClient:
         """Return token ids of each reply and their log-probabilities, [n_tokens] float32.
 
         Args:
-            prompts: prompts, [n_prompts]; the server's seed for each prompt is drawn from the prompt's stream.
+            prompts: prompts; the server's seed for each prompt is drawn from the prompt's `stream`.
             max_tokens: maximum number of tokens of a reply, >= 1.
-            should_stop: function that returns whether the run is to stop.
+            should_stop: function that returns whether the run is stopping.
 
         Raises:
             LLMError: the server cannot be reached, refuses a request, or does not return token ids.
-            CallInterrupted: the run is to stop, and replies have not arrived within a few seconds.
+            CallInterrupted: the run is stopping, and some replies have not arrived within a few seconds.
         """
         for name in sorted({prompt.adapter for prompt in prompts}):
             self._load_adapter(name)
@@ -128,7 +128,7 @@ class VLLMClient:
             self._adapter_folder = None
 
     def _load_adapter(self, name: str) -> None:
-        """Load the current version of an adapter into the server if the loaded one is missing or too old."""
+        """Load the current version of an adapter into the server if none is loaded or the loaded one is too old."""
         loaded_version = self._version_by_adapter.get(name)
         if loaded_version is not None and self._version - loaded_version <= self.settings.max_staleness:
             return
@@ -177,7 +177,7 @@ class VLLMClient:
         return tokens, log_probs
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
-        """Return the JSON response to a request; None if it is not JSON, as for requests about adapters."""
+        """Return the JSON response to a request; None if it is not JSON, as after loading or unloading an adapter."""
 
         def attempt(attempt_number: int) -> Any:
             url = f"{self._url}/{path}"

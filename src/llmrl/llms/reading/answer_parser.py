@@ -1,4 +1,4 @@
-"""Search of a reply for its answer; a reply with different answers of equal rank is invalid."""
+"""Search for the answer in a reply; a reply with several different answers of equal rank is invalid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from llmrl.llms.reading.non_answer_text import (
     is_placeholder,
     is_quoted,
     is_reopened,
-    sentence_around,
+    split_sentence_around,
 )
 from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import CleanedReply, clean_reply, to_ascii
@@ -31,21 +31,22 @@ from llmrl.llms.reply_cleaning import CleanedReply, clean_reply, to_ascii
 T = TypeVar("T")
 
 MAX_REASONS_LENGTH = 2000
-"""Maximum number of characters of the text around an answer that are its reasons if it has no separate reasons."""
+"""Maximum length of the text around an answer that is returned as its reasons if it has no separate reasons."""
 _CONTEXT_CHARACTERS = 160
-"""Number of characters before a value that are searched for words that introduce it."""
+"""Number of characters before a candidate that are searched for words that introduce it."""
 
-_DECISION = load_pattern("decisions")
-_NEXT_STEP = re.compile(
+_DECISION_PHRASE = load_pattern("decisions")
+_NEXT_STEP_PHRASE = re.compile(
     r"\b(?:next(?:,| step\b| turn\b| time\b)|after that\b|afterwards\b|later\b|then,)", re.IGNORECASE
 )
-_ALTERNATIVE = re.compile(r"\W*(?:or|oder|ou|o|eller|\u6216|\u307e\u305f\u306f)\W*", re.IGNORECASE)
-_ECHO = re.compile(r"\bas (?:in|stated|shown|given|listed)\b[^.\n]{0,30}\b(?:json|above|before)\b", re.IGNORECASE)
-REFUSAL = load_pattern("refusals")
-"""Phrases that state that there is no decision, or that request one from the reader."""
+_OR_CONJUNCTION = re.compile(r"\W*(?:or|oder|ou|o|eller|\u6216|\u307e\u305f\u306f)\W*", re.IGNORECASE)
+_RESTATEMENT = re.compile(
+    r"\bas (?:in|stated|shown|given|listed)\b[^.\n]{0,30}\b(?:json|above|before)\b", re.IGNORECASE
+)
+REFUSAL_PHRASE = load_pattern("refusals")
+"""Phrases that state that there is no decision, or that ask the reader for one."""
 
-
-# Options that a reply labels itself, e.g. "Option A", and the choice of one of these labels.
+# Labels that the reply itself gives to options, e.g. "Option A", and the choice of one of these labels.
 _OPTION_NOUN = r"(?:option|candidate|plan|choice|alternative|variant|strategy|approach|possibility|idea)"
 _OPTION_LABEL = r"(?:\d{1,2}|one|two|three|four|five|six|(?-i:[A-H]))"
 _OPTION_MENTION = re.compile(
@@ -87,9 +88,9 @@ class CandidateAnswer(Generic[T]):
         certainty: 2 for an unambiguous form, e.g. the requested one; 1 for a form that is ignored if there are
             candidates with certainty 2.
         is_object: whether it is a JSON object, the requested form; other candidates before an object are ignored.
-        is_fallback: whether it is ignored if there are others, e.g. because its reasons are a placeholder.
+        is_fallback: whether it is ignored if there are other candidates, e.g. because its reasons are a placeholder.
         is_announced: whether the reply states that this is the answer to the present question.
-        error: reason why the answer cannot be used; "" if it can.
+        error: reason why the answer cannot be used; "" if it can be used.
         recipient: recipient of a message, a text under one of `AnswerParser.recipient_keys`; "" if there is none.
     """
 
@@ -121,16 +122,16 @@ class AnswerParser(ABC, Generic[T]):
         answer_name: name of the answer in error messages.
         reason_keys: normalized names of fields with reasons.
         recipient_keys: normalized names of fields with the recipient of a message.
-        next_turn: pattern of the start of a further turn of the dialogue, after which answers are ignored; None: there
-            are no further turns.
-        has_labels: whether the question labels options, so that labels in a reply are answers.
+        next_turn_pattern: pattern of the start of a further turn of the dialogue, after which answers are ignored;
+            None: there are no further turns.
+        question_labels_options: whether the question labels options, so that labels in a reply are answers.
     """
 
     answer_name: str
     reason_keys = load_word_list("reasons")
     recipient_keys: tuple[str, ...] = ()
-    next_turn: re.Pattern[str] | None = None
-    has_labels = False
+    next_turn_pattern: re.Pattern[str] | None = None
+    question_labels_options = False
 
     @abstractmethod
     def parse_value(self, value: Any) -> T | None:
@@ -141,14 +142,14 @@ class AnswerParser(ABC, Generic[T]):
         """
 
     def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[T]]:
-        """Return the answers in a text that are not JSON-like, e.g. after a label; `truncated`: its end is missing."""
+        """Return the answers in `text` that are not JSON-like, e.g. after a label; `truncated`: the end is missing."""
         return []
 
     def parse_prose(self, text: str) -> T | None:
-        """Return the answer in prose; None if there is none or it is not certain."""
+        """Return the answer in prose; None if there is none or if it is uncertain."""
         return None
 
-    def hint(self, text: str) -> str:
+    def describe_missing_answer(self, text: str) -> str:
         """Return the error message for a reply without an answer; "": the default message."""
         return ""
 
@@ -157,13 +158,13 @@ class AnswerParser(ABC, Generic[T]):
         return None
 
     def contradicts(self, text: str, answer: T) -> bool:
-        """Return whether `text`, which follows an answer, contains another value for the answer or a part of it."""
+        """Return whether `text`, which follows `answer`, contains another value of the answer or of a part of it."""
         return False
 
 
 @dataclass
 class _Errors:
-    """Positions and messages of unusable answers, and whether candidates were excluded, e.g. as examples."""
+    """(Position, message) of each unusable answer, and whether candidates were excluded, e.g. as examples."""
 
     messages: list[tuple[int, str]] = field(default_factory=list)
     has_exclusions: bool = False
@@ -173,12 +174,12 @@ def parse_answer(text: str, parser: AnswerParser[T], truncated: bool = False) ->
     """Return the answer in a reply, in time linear in its length.
 
     Answers after the last thought take precedence. Of two different answers the second one is returned if the words
-    between them correct the first, e.g. "actually". Otherwise the reply is invalid.
+    between them correct the first one (e.g. "actually") or announce a decision. Otherwise the reply is invalid.
 
     Args:
         text: the complete text of the reply.
         parser: parser for the kind of question.
-        truncated: whether the reply ended at the limit of tokens.
+        truncated: whether the reply was cut off at the maximum number of tokens.
 
     Raises:
         InvalidReply: the reply contains no usable answer, or different answers without a decision.
@@ -191,40 +192,39 @@ def parse_answer(text: str, parser: AnswerParser[T], truncated: bool = False) ->
     if not truncated:
         with contextlib.suppress(InvalidReply):
             return _parse_cleaned_reply(reply, parser, use_prose=False)
-        if (answer := _read_reasoning(reply.unclosed_thought, parser)) is not None:
+        if (answer := _parse_unclosed_thought(reply.unclosed_thought, parser)) is not None:
             return answer
     raise InvalidReply(f"the reply ends inside a thought: there is no {parser.answer_name} after it")
 
 
-def _read_reasoning(reasoning: str, parser: AnswerParser[T]) -> ParsedAnswer[T] | None:
+def _parse_unclosed_thought(reasoning: str, parser: AnswerParser[T]) -> ParsedAnswer[T] | None:
     """Return the answer with certainty 2 at the end of an unclosed thought; None if there is none."""
-    complete_candidates = [c for c in _find_candidates(reasoning, parser, False, _Errors()) if c.certainty == 2]
-    if not complete_candidates:
+    candidates = [c for c in _find_candidates(reasoning, parser, truncated=False, errors=_Errors()) if c.certainty == 2]
+    if not candidates:
         return None
-    candidate = complete_candidates[-1]
+    candidate = candidates[-1]
     ending = reasoning[candidate.end :].strip("`~\"'.}> ")
     context = to_ascii(reasoning[max(0, candidate.start - _CONTEXT_CHARACTERS) : candidate.start])
-    is_announced = bool(_DECISION.search(context))
-    is_reason = ending[:1] == "\n" and len(ending) <= 100 and "\n" not in ending.strip() and not is_reopened(ending)
-    is_last = not ending.strip() or (is_announced and is_reason)
-    is_draft = is_doubtful(sentence_around(reasoning, candidate.start, candidate.end)[0])
+    is_announced = bool(_DECISION_PHRASE.search(context))
+    is_one_line = ending[:1] == "\n" and len(ending) <= 100 and "\n" not in ending.strip()
+    is_last = not ending.strip() or (is_announced and is_one_line and not is_reopened(ending))
+    is_draft = is_doubtful(split_sentence_around(reasoning, candidate.start, candidate.end)[0])
     is_answer = is_last and not is_draft and (candidate.is_object or is_announced)
     return ParsedAnswer(candidate.answer, candidate.reasons, candidate.recipient) if is_answer else None
 
 
 def _parse_cleaned_reply(reply: CleanedReply, parser: AnswerParser[T], use_prose: bool = True) -> ParsedAnswer[T]:
-    """Return the answer in `reply`; only if `use_prose`, options with labels and prose are parsed."""
+    """Return the answer in `reply`; options with labels and prose are parsed only if `use_prose`."""
     text, errors = reply.text, _Errors()
     candidates = _find_candidates(text, parser, reply.truncated, errors)
-    if use_prose and not parser.has_labels and (end := _end_of_option_references(text[reply.answer_start :])):
+    if use_prose and not parser.question_labels_options and (end := _find_options_end(text[reply.answer_start :])):
         # Candidates inside the options are not answers.
         end += reply.answer_start
         candidates = [c for c in candidates if c.is_object or (c.certainty == 2 and c.start >= end)]
-        option = None if candidates else _find_chosen_option(to_ascii(text[reply.answer_start :]))
-        if option is not None:
-            return ParsedAnswer(
-                _parse_cleaned_reply(CleanedReply(option), parser).answer, " ".join(text.split())[:MAX_REASONS_LENGTH]
-            )
+        chosen_option = None if candidates else _find_chosen_option(to_ascii(text[reply.answer_start :]))
+        if chosen_option is not None:
+            answer = _parse_cleaned_reply(CleanedReply(chosen_option), parser).answer
+            return ParsedAnswer(answer, " ".join(text.split())[:MAX_REASONS_LENGTH])
         if not candidates:
             raise InvalidReply(f"the reply lists options under labels of its own; give the {parser.answer_name} itself")
     late_candidates = [candidate for candidate in candidates if candidate.end > reply.answer_start]
@@ -236,14 +236,14 @@ def _parse_cleaned_reply(reply: CleanedReply, parser: AnswerParser[T], use_prose
         return ParsedAnswer(decision.answer, decision.reasons or context, decision.recipient)
     if use_prose and not errors.messages and not errors.has_exclusions and not reply.truncated:
         sentences = text[reply.answer_start :] if text[reply.answer_start :].strip() else text
-        answer = parser.parse_prose(to_ascii(strip_tags(sentences)))
-        if answer is not None:
-            return ParsedAnswer(answer, " ".join(sentences.split())[:MAX_REASONS_LENGTH])
+        prose_answer = parser.parse_prose(to_ascii(strip_tags(sentences)))
+        if prose_answer is not None:
+            return ParsedAnswer(prose_answer, " ".join(sentences.split())[:MAX_REASONS_LENGTH])
     raise InvalidReply(_describe_problem(text, parser, errors))
 
 
-def _end_of_option_references(text: str) -> int:
-    """Return the end of the last mention of an option that the text labels itself; 0 without several options."""
+def _find_options_end(text: str) -> int:
+    """Return the end of the last mention of an option with a label of the text's own; 0 without several options."""
     mentions = list(_OPTION_MENTION.finditer(text))
     n_options = len({(match["label"] or match["order"]).casefold() for match in mentions})
     n_items = len({match["label"] for match in _LIST_LABEL.finditer(text)})
@@ -261,7 +261,7 @@ def _find_chosen_option(text: str) -> str | None:
 
 
 def _find_candidates(text: str, parser: AnswerParser[T], truncated: bool, errors: _Errors) -> list[CandidateAnswer[T]]:
-    """Return all possible answers, ordered by their ends, without quotations and examples; add errors to `errors`."""
+    """Return all possible answers, ordered by their ends, without quotations and examples; add to `errors`."""
     values = find_outermost_values(blank_brace_escapes(text), truncated)
     error_spans: list[tuple[int, int]] = []
     candidates: list[CandidateAnswer[T]] = []
@@ -275,7 +275,7 @@ def _find_candidates(text: str, parser: AnswerParser[T], truncated: bool, errors
             continue
         if answer is not None:
             is_object = isinstance(found_value.value, dict)
-            reasons = _find_text(found_value.value, parser.reason_keys) or ""
+            reasons = _find_field_text(found_value.value, parser.reason_keys) or ""
             candidates.append(
                 CandidateAnswer(
                     found_value.start,
@@ -285,7 +285,7 @@ def _find_candidates(text: str, parser: AnswerParser[T], truncated: bool, errors
                     certainty=2 if is_object else 1,
                     is_object=is_object,
                     is_fallback=reasons != "" and is_placeholder(reasons),
-                    recipient=_find_text(found_value.value, parser.recipient_keys) or "",
+                    recipient=_find_field_text(found_value.value, parser.recipient_keys) or "",
                 )
             )
     # Texts inside an object that is not an answer are not answers.
@@ -310,7 +310,7 @@ def _exclude_examples(
 ) -> list[CandidateAnswer[T]]:
     """Return the candidates that are neither examples nor answers to other questions.
 
-    `value_ends` are the sorted end positions of all JSON-like values.
+    `value_ends` are the sorted end positions of all JSON-like values. `is_announced` of the candidates is set.
     """
     remaining: list[CandidateAnswer[T]] = []
     last_end = excluded_end = 0
@@ -325,10 +325,10 @@ def _exclude_examples(
         is_partial = truncated and candidate.certainty == 1 and text[: candidate.start].strip()
         if answers_this_question is False or is_partial:
             continue
-        before, after = sentence_around(text, candidate.start, candidate.end)
-        if remaining and _ALTERNATIVE.fullmatch(text[remaining[-1].end : candidate.start]):
+        before, after = split_sentence_around(text, candidate.start, candidate.end)
+        if remaining and _OR_CONJUNCTION.fullmatch(text[remaining[-1].end : candidate.start]):
             before = ""  # keep both alternatives, "A or B", so that they make the reply invalid
-        is_alternative = excluded_end and _ALTERNATIVE.fullmatch(text[excluded_end : candidate.start])
+        is_alternative = excluded_end and _OR_CONJUNCTION.fullmatch(text[excluded_end : candidate.start])
         if (
             is_alternative
             or is_non_answer(context, text[candidate.end : candidate.end + 60])
@@ -356,13 +356,14 @@ def _choose_answer(
     """
     if not candidates:
         return None
+    next_turn = parser.next_turn_pattern
     answer, has_conflict, last_end, end = candidates[0], False, candidates[0].end, len(text)
     for candidate in candidates[1:]:
         gap, gap_start, last_end = text[last_end : candidate.start], last_end, max(last_end, candidate.end)
-        if _NEXT_STEP.search(gap) or (parser.next_turn is not None and parser.next_turn.search(gap)):
+        if _NEXT_STEP_PHRASE.search(gap) or (next_turn is not None and next_turn.search(gap)):
             end = gap_start
             break
-        is_decisive = _is_decisive(gap) and not _ECHO.search(text[candidate.end : candidate.end + 80])
+        is_decisive = _is_decisive(gap) and not _RESTATEMENT.search(text[candidate.end : candidate.end + 80])
         if np.all(answer.answer == candidate.answer):
             has_conflict = has_conflict and not is_decisive
             if candidate.end > answer.end and not (candidate.reasons == "" and answer.reasons):
@@ -372,7 +373,7 @@ def _choose_answer(
     if errors.messages:
         start, error = errors.messages[-1]
         gap = to_ascii(text[max(answer.end, start - 300) : start])
-        if _is_decisive(gap) and not (parser.next_turn is not None and parser.next_turn.search(gap)):
+        if _is_decisive(gap) and not (next_turn is not None and next_turn.search(gap)):
             raise InvalidReply(error)  # an answer that cannot be used corrects this one
     if has_conflict:
         raise InvalidReply(
@@ -380,30 +381,30 @@ def _choose_answer(
             f"{parser.answer_name}"
         )
     following_text = text[answer.end : end]
-    if parser.next_turn is not None and (next_turn := parser.next_turn.search(following_text)):
-        following_text = following_text[: next_turn.start()]
+    if next_turn is not None and (turn_start := next_turn.search(following_text)):
+        following_text = following_text[: turn_start.start()]
     if is_reopened(following_text) or parser.contradicts(following_text, answer.answer):
         raise InvalidReply(f"the reply takes its answer back; give one {parser.answer_name}")
     return answer
 
 
 def _is_decisive(gap: str) -> bool:
-    """Return whether the text between two answers corrects the first one or announces the second one."""
-    return has_correction(gap) or bool(_DECISION.search(to_ascii(gap)))
+    """Return whether `gap`, the text between two answers, corrects the first one or announces the second one."""
+    return has_correction(gap) or bool(_DECISION_PHRASE.search(to_ascii(gap)))
 
 
-def _find_text(value: Any, keys: Sequence[str], depth: int = 0) -> str | None:
-    """Return the first text or integer under one of `keys`, at most three levels deep; None if there is none."""
+def _find_field_text(value: Any, keys: Sequence[str], depth: int = 0) -> str | None:
+    """Return the first text or integer of a field named in `keys`, at most four levels deep; None if there is none."""
     if depth > 3 or not isinstance(value, dict | list):
         return None
     if isinstance(value, list):
-        return _find_text(value[0], keys, depth + 1) if len(value) == 1 else None
+        return _find_field_text(value[0], keys, depth + 1) if len(value) == 1 else None
     for key, inner in value.items():
         if "".join(c for c in key.casefold() if c.isalpha()) in keys:
             [inner] = inner if isinstance(inner, list) and len(inner) == 1 else [inner]
             if isinstance(inner, str | int) and not isinstance(inner, bool):
                 return str(inner)
-    texts = (_find_text(inner, keys, depth + 1) for inner in value.values())
+    texts = (_find_field_text(inner, keys, depth + 1) for inner in value.values())
     return next((text for text in texts if text is not None), None)
 
 
@@ -411,7 +412,7 @@ def _describe_problem(text: str, parser: AnswerParser[Any], errors: _Errors) -> 
     """Return the error message for a reply without an answer, with the position of its first JSON error."""
     start = text.find("{")
     missing = f"there is no {parser.answer_name} in the reply"
-    message = errors.messages[-1][1] if errors.messages else parser.hint(text) or missing
+    message = errors.messages[-1][1] if errors.messages else parser.describe_missing_answer(text) or missing
     if start < 0:
         return f"{message}, and no JSON object" if message == missing else message
     try:

@@ -1,4 +1,4 @@
-"""Search of a text for structured values: valid or invalid JSON, markup elements, YAML, and Python calls."""
+"""Search for structured values in a text: valid or invalid JSON, markup elements, YAML, and Python calls."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MAX_DEPTH = 50
 """Maximum nesting depth of objects and lists; deeper values cannot be answers."""
 MAX_INTEGER_DIGITS = 300
 """Maximum number of digits of an integer; longer ones are read as floats, because Python limits their conversion."""
-MAX_PASSES = 64
-"""Number of characters that the search for JSON may read, as a multiple of the length of the text."""
+MAX_READ_FACTOR = 64
+"""Maximum number of characters that the search for JSON reads, with repetitions, as a multiple of the text's length."""
 MAX_REPAIR_LENGTH = 8000
 """Maximum number of characters of an invalid value that is repaired."""
 MAX_TOTAL_REPAIR_LENGTH = 16_000
 """Maximum number of characters of all repaired values of a reply; repair takes more than linear time."""
-MAX_BRACKETS = 400
+MAX_REPAIR_BRACKETS = 400
 """Maximum number of brackets of an invalid value that is repaired."""
 TRUNCATION_MARKER = "\x00cut"
 """Last element of a list that is incomplete because the reply was truncated."""
@@ -48,7 +48,7 @@ _OBJECT_BREAK = re.compile(r"\n[ \t]{0,20}(?:```|~~~)|\n[ \t]{0,20}\n(?![ \t\n]{
 _COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*"|(?P<comment>//[^\n]*|/\*.*?\*/|(?<![^\s,\[{])#[^\n]*)', re.DOTALL)
 _LIST_REPETITION = re.compile(r"(\[[-+\d.,\s]*\])\s*\*\s*(\d{1,4})")
 _LIST_SUM = re.compile(r"\](\s*)\+(\s*)\[")
-_ESCAPE = re.compile(r"\\[^\\'\"nrtu]")
+_NON_PYTHON_ESCAPE = re.compile(r"\\[^\\'\"nrtu]")
 _TRAILING_COMMA = re.compile(r'"(?:[^"\\]|\\.)*"|,(?=\s*[}\]])', re.DOTALL)
 _UNQUOTED_TOKEN = re.compile(
     rf'"(?:[^"\\]|\\.)*"|(?P<lead>[:,\[]\s*)(?P<token>(?!{_NUMBER}\s*[,\]}}\n])[^\s"\'\[\]{{}},:][^"\'\[\]{{}},:\n]*)'
@@ -61,7 +61,7 @@ _MARKUP_TAG = re.compile(
 )
 _ATTRIBUTE = re.compile(r"([A-Za-z_][\w.\-]{0,40})\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
 _ACTION_ATTRIBUTES = ("skill", "action", "verb", "do", "name")
-"""Attributes with an action; the text of an element with such an attribute is the object of the action."""
+"""Attributes that name an action; the text of an element with such an attribute is the object of the action."""
 _PARAMETER_TAGS = ("parameter", "param", "arg", "argument", "field")
 _PARAMETER_NAME = re.compile(r"(?:name\s*=\s*)?[\"']?([\w .\-]+)")
 _TEXT_TAGS = frozenset(load_word_list("tags"))
@@ -76,7 +76,7 @@ _OpenElement = tuple[str, str, int, int, list[tuple[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True)
 class FoundValue:
-    """Value with its span in the text; `is_repaired` states whether the text was invalid JSON."""
+    """JSON-like value with its span in the text; `is_repaired`: the text of the span was invalid JSON."""
 
     start: int
     end: int
@@ -89,9 +89,9 @@ class ConflictingValues:
 
 
 def find_outermost_values(text: str, truncated: bool = False) -> list[FoundValue]:
-    """Return all outermost values in `text`, ordered by their ends.
+    """Return all outermost structured values in `text`, ordered by their ends.
 
-    If the text is `truncated`, an incomplete list has `TRUNCATION_MARKER` as last element.
+    If the text is `truncated`, an incomplete list has `TRUNCATION_MARKER` as its last element.
     """
     calls = list(_find_calls(text))
     text_without_calls = blank_spans(text, ((found_value.start, found_value.end) for found_value in calls))
@@ -101,7 +101,7 @@ def find_outermost_values(text: str, truncated: bool = False) -> list[FoundValue
 
 
 def _parse_nested_json(value: Any, truncated: bool, depth: int = 0) -> Any:
-    """Return `value` in which parsed JSON replaces each string that consists of JSON."""
+    """Return `value` with each string that consists of JSON replaced by the parsed JSON."""
     if isinstance(value, dict):
         return {key: _parse_nested_json(inner, truncated, depth) for key, inner in value.items()}
     if isinstance(value, list):
@@ -123,9 +123,9 @@ def strip_tags(text: str) -> str:
 def _find_json(text: str, truncated: bool) -> Iterator[FoundValue]:
     """Yield the outermost JSON objects and lists of a text; repair invalid ones."""
     ascii_text = to_ascii(text)
-    # Limits on the numbers of characters that are decoded and repaired, so that the time is linear.
-    position, n_readable, n_repairable = 0, MAX_PASSES * len(text), MAX_TOTAL_REPAIR_LENGTH
-    while n_readable > 0 and (opening := _OPENING_BRACKET.search(ascii_text, position)):
+    # Remaining numbers of characters that may be decoded and repaired, so that the time is linear.
+    position, max_read_characters, max_repair_characters = 0, MAX_READ_FACTOR * len(text), MAX_TOTAL_REPAIR_LENGTH
+    while max_read_characters > 0 and (opening := _OPENING_BRACKET.search(ascii_text, position)):
         start = opening.start()
         position = start + 1
         if _LATEX_COMMAND.search(text[max(start - 13, 0) : start]):
@@ -138,9 +138,9 @@ def _find_json(text: str, truncated: bool) -> Iterator[FoundValue]:
                 break
             except json.JSONDecodeError as error:
                 # Count the characters that were read. For an unterminated string, the decoder read to the end.
-                n_readable -= (len(text) if error.msg.startswith("Unterminated") else error.pos) - start
+                max_read_characters -= (len(text) if error.msg.startswith("Unterminated") else error.pos) - start
             except RecursionError:
-                n_readable -= len(text) - start
+                max_read_characters -= len(text) - start
                 value = None
         if value is not None:
             yield FoundValue(start, end, value)
@@ -148,15 +148,15 @@ def _find_json(text: str, truncated: bool) -> Iterator[FoundValue]:
             continue
         if ascii_text[start] == '"':
             continue
-        end, is_closed, is_possible = _find_value_end(ascii_text, start)
-        n_readable -= end - start
-        if not is_possible:
+        end, is_closed, is_possible_step = _find_value_end(ascii_text, start)
+        max_read_characters -= end - start
+        if not is_possible_step:
             position = end
             continue
         candidate = ascii_text[start:end]
-        if len(candidate) > min(MAX_REPAIR_LENGTH, n_repairable) or not _is_plausible_json(candidate):
+        if len(candidate) > min(MAX_REPAIR_LENGTH, max_repair_characters) or not _is_plausible_json(candidate):
             continue
-        n_repairable -= len(candidate)
+        max_repair_characters -= len(candidate)
         value = repair_json(candidate, truncated and not is_closed and not ascii_text[end:].strip("`~ \n"))
         if isinstance(value, dict | list) and value:
             yield FoundValue(start, end, value, is_repaired=True)
@@ -195,19 +195,19 @@ def _parse_python(text: str) -> Any:
     Raises:
         ValueError, SyntaxError, RecursionError, MemoryError: the text is not a valid literal.
     """
-    if _ESCAPE.search(text):
+    if _NON_PYTHON_ESCAPE.search(text):
         raise ValueError("invalid escape sequence")
     return ast.literal_eval(text.strip())
 
 
 def _expand_repetition(match: re.Match[str]) -> str:
-    """Return the list that a repetition such as `[1, 2] * 2` means; the unchanged text if it is too long."""
+    """Return the list that a repetition such as `[1, 2] * 2` means; the unchanged text if the list is too long."""
     inner, times = match[1][1:-1].strip(" ,\n"), int(match[2])
     return f"[{', '.join([inner] * times)}]" if times * (inner.count(",") + 1) <= 2000 else match[0]
 
 
 def _quote_token(match: re.Match[str]) -> str:
-    """Return a token in quotation marks if it is neither a number nor a JSON constant."""
+    """Return a token in quotation marks if it is no JSON scalar but contains a digit, an ellipsis or `<`."""
     token = match["token"]
     if token is None or _JSON_SCALAR.fullmatch(token) or not re.search(r"\d|\.\.\.|\u2026|<", token):
         return match[0]
@@ -231,7 +231,7 @@ def _close_brackets(text: str) -> str:
 
 
 def _unclosed_brackets(text: str) -> list[str]:
-    """Return the unclosed brackets, from the outermost to the innermost."""
+    """Return the unclosed brackets of a text, from the outermost to the innermost."""
     open_brackets: list[str] = []
     for token in _STRING_OR_BRACKET.finditer(text):
         if token[0] in "{[":
@@ -251,9 +251,9 @@ def _is_plausible_json(text: str) -> bool:
 
 
 def _find_value_end(text: str, start: int) -> tuple[int, bool, bool]:
-    """Return the end of the value whose bracket is at `start`, whether it is closed, and whether it is possible.
+    """Return the end of the value whose bracket is at `start`, whether it is closed, and whether it can be repaired.
 
-    It is impossible if it exceeds `MAX_DEPTH` or `MAX_BRACKETS`; its end is then the position of the excess.
+    It cannot if it exceeds `MAX_DEPTH` or `MAX_REPAIR_BRACKETS`; its end is then the position of the excess.
     """
     limit = min(len(text), start + MAX_REPAIR_LENGTH + 1)
     for pattern in (_STRING_OR_BRACKET, _BRACKET):
@@ -265,7 +265,7 @@ def _find_value_end(text: str, start: int) -> tuple[int, bool, bool]:
             depth += 1 if token[0] in "{[" else -1
             if depth <= 0:
                 return token.end(), True, True
-            if depth > MAX_DEPTH or n_brackets > MAX_BRACKETS:
+            if depth > MAX_DEPTH or n_brackets > MAX_REPAIR_BRACKETS:
                 return token.end(), False, False
     object_break = _OBJECT_BREAK.search(text, start, limit)
     return object_break.start() if object_break else limit, False, True
@@ -275,11 +275,11 @@ def _find_calls(text: str) -> Iterator[FoundValue]:
     """Yield Python calls with named arguments, `act(action="left")`, and arrays, `np.array([1, 2])`."""
     if len(text) > MAX_REPAIR_LENGTH:
         return
-    text, position, attempts = to_ascii(text), 0, 0
-    while attempts < 20 and (call := _PYTHON_CALL.search(text, position)):
-        attempts, position = attempts + 1, call.end()
+    text, position, n_attempts = to_ascii(text), 0, 0
+    while n_attempts < 20 and (call := _PYTHON_CALL.search(text, position)):
+        n_attempts, position = n_attempts + 1, call.end()
         end = _closing_position(text, text.index("(", call.start()))
-        if end is None or _ESCAPE.search(text, call.start(), end):
+        if end is None or _NON_PYTHON_ESCAPE.search(text, call.start(), end):
             continue
         try:
             node = ast.parse(text[call.start() : end], mode="eval").body
@@ -305,7 +305,7 @@ def _closing_position(text: str, start: int) -> int | None:
 
 
 def _parse_literal(node: ast.expr) -> Any:
-    """Return the value of an argument, or its source text if it is not a literal."""
+    """Return the value of a call's argument, or its source text if it is not a literal."""
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
@@ -318,7 +318,7 @@ def _parse_literal(node: ast.expr) -> Any:
 def _find_elements(text: str) -> list[FoundValue]:
     """Return the outermost markup elements as objects; adjacent elements are merged into one object.
 
-    An object maps the names of elements to their texts or nested elements. HTML tags for text layout are ignored.
+    An object maps names of elements to texts, attributes or nested elements. HTML tags for text layout are ignored.
     """
     elements: list[FoundValue] = []
     open_elements: list[_OpenElement] = []
@@ -364,7 +364,7 @@ def _find_elements(text: str) -> list[FoundValue]:
 
 
 def _add_element(elements: list[FoundValue], open_elements: list[_OpenElement], text: str, element: FoundValue) -> None:
-    """Add `element`, whose value is (key, value), to the innermost open element and to `elements`."""
+    """Add `element`, with value (key, value), to the innermost open element, and to `elements` instead of its parts."""
     key, value = element.value
     if open_elements:
         open_elements[-1][4].append((key, value))
@@ -390,7 +390,7 @@ def _merge_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _find_yaml(text: str) -> Iterator[FoundValue]:
-    """Yield nested YAML in a fenced block or as the whole text. Parsers find flat YAML as labels (`find_in_text`)."""
+    """Yield the nested YAML in a fenced block or the whole text. Parsers find flat YAML as labels (`find_in_text`)."""
     fences = list(_CODE_FENCE.finditer(text))
     blocks = [(opening.end(), closing.start()) for opening, closing in pairwise(fences) if not closing[1]]
     for start, end in [*blocks, (0, len(text))]:
@@ -411,7 +411,7 @@ def _find_yaml(text: str) -> Iterator[FoundValue]:
 
 
 def _clean_strings(value: Any, depth: int = 0) -> Any:
-    """Return a parsed value whose strings have no control characters.
+    """Return a parsed value without control characters in its strings.
 
     Raises:
         RecursionError: the value is nested deeper than `MAX_DEPTH`.

@@ -10,17 +10,17 @@ _TABLE_ROW = re.compile(r"^[ \t>]*\|?[^\n|]*\|[^\n]*$", re.MULTILINE)
 _TABLE_RULE = re.compile(r"[\s|:+\-=\u2014]+")
 MAX_TABLE_ROWS = 500
 """Maximum number of rows of a table; longer tables are split."""
-_STYLES = (
+_STYLE_NAMES = (
     r"text(?:bf|tt|it|rm|sf|normal)?|math(?:bf|rm|tt|it|sf|bb|cal)?|operatorname|boldsymbol|bm|mbox|emph|underline|"
     r"textcolor\{\w{1,20}\}|fbox"
 )
-_STYLE_COMMAND = re.compile(rf"\\(?:{_STYLES})\*?[ ]?\{{([^{{}}]{{0,2000}})\}}")
+_STYLE_COMMAND = re.compile(rf"\\(?:{_STYLE_NAMES})\*?[ ]?\{{([^{{}}]{{0,2000}})\}}")
 _FRACTION = re.compile(r"\\[dt]?frac[ ]?\{([^{}]{1,40})\}[ ]?\{([^{}]{1,40})\}")
 _MATRIX = re.compile(
     r"\\begin\{(?P<kind>[pbvB]?(?:small)?matrix|array)\}(?:\{[clr|]{1,40}\})?(?P<inner>(?:(?!\\end\{)[\s\S]){0,4000})"
     r"\\end\{(?P=kind)\}"
 )
-_ALIGNED_ROWS = re.compile(r"\\(?:begin|end)\{(?:aligned|align\*?|gathered|gather\*?|cases|equation\*?|split)\}")
+_ALIGNMENT = re.compile(r"\\(?:begin|end)\{(?:aligned|align\*?|gathered|gather\*?|cases|equation\*?|split)\}")
 _SIZE_COMMAND = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?=\s?[\[\](){}|.\\])")
 _COMMAND_BY_SIGN = {
     "->": r"\\(?:long|Long)?(?:right|Right)arrow(?![a-z])|\\to(?![a-z])|\\mapsto(?![a-z])|\\implies(?![a-z])",
@@ -31,7 +31,7 @@ _COMMAND_BY_SIGN = {
     "\u00b0": r"\^\{?\\circ\}?",
     "": r"\\q?quad(?![a-z])|\\[,;:! ]",
 }
-_ESCAPED = re.compile(r"(?<!\\)\\([{}_%$#&])")
+_ESCAPED_CHARACTER = re.compile(r"(?<!\\)\\([{}_%$#&])")
 _LINE_BREAK = re.compile(r"\\\\(?:\[[^\[\]]{0,10}\])?")
 
 
@@ -46,18 +46,18 @@ def strip_latex(text: str) -> str:
     if "\\" not in text:
         return text
     text = _MATRIX.sub(_format_matrix, text)
-    if _ALIGNED_ROWS.search(text):
-        text = _ALIGNED_ROWS.sub(lambda m: _pad("", m), text)
-        text = _LINE_BREAK.sub(lambda m: _pad("\n", m), text).replace("&", " ")
+    if _ALIGNMENT.search(text):
+        text = _ALIGNMENT.sub(lambda m: _pad_to_match("", m), text)
+        text = _LINE_BREAK.sub(lambda m: _pad_to_match("\n", m), text).replace("&", " ")
     for _ in range(3):
-        text, count = _STYLE_COMMAND.subn(lambda m: _pad(" " * (m.start(1) - m.start()) + m[1], m), text)
-        text, fractions = _FRACTION.subn(lambda m: _pad(f"{m[1].strip()}/{m[2].strip()}", m), text)
-        if not count + fractions:
+        text, n_styles = _STYLE_COMMAND.subn(lambda m: _pad_to_match(" " * (m.start(1) - m.start()) + m[1], m), text)
+        text, n_fractions = _FRACTION.subn(lambda m: _pad_to_match(f"{m[1].strip()}/{m[2].strip()}", m), text)
+        if not n_styles + n_fractions:
             break
-    text = _SIZE_COMMAND.sub(lambda m: _pad("", m), text)
+    text = _SIZE_COMMAND.sub(lambda m: _pad_to_match("", m), text)
     for sign, command in _COMMAND_BY_SIGN.items():
-        text = re.sub(command, lambda m, sign=sign: _pad(sign, m), text)  # type: ignore[misc]
-    return _ESCAPED.sub(lambda m: f" {m[1]}", text)
+        text = re.sub(command, lambda m, sign=sign: _pad_to_match(sign, m), text)  # type: ignore[misc]
+    return _ESCAPED_CHARACTER.sub(lambda m: f" {m[1]}", text)
 
 
 def blank_brace_escapes(text: str) -> str:
@@ -65,14 +65,14 @@ def blank_brace_escapes(text: str) -> str:
     return re.sub(r"(?<!\\)\\([{}])", r" \1", text) if "\\{" in text else text
 
 
-def _pad(text: str, match: re.Match[str]) -> str:
-    """Return `text` with appended spaces, so that it has the length of a match."""
+def _pad_to_match(text: str, match: re.Match[str]) -> str:
+    """Append spaces to `text` up to the length of `match`."""
     return text.ljust(len(match[0]))
 
 
 def _format_matrix(match: re.Match[str]) -> str:
     """Return a matrix as the list of its entries, row by row, padded to the same length."""
-    inner = _LINE_BREAK.sub(lambda m: _pad(",", m), match["inner"].replace("&", ","))
+    inner = _LINE_BREAK.sub(lambda m: _pad_to_match(",", m), match["inner"].replace("&", ","))
     if inner.rstrip().endswith(","):
         inner = inner.rstrip()[:-1].ljust(len(inner))
     prefix_length = match.start("inner") - match.start()
@@ -95,7 +95,7 @@ class Table:
     rows: list[list[str]]
 
     def column_index(self, names: Sequence[str]) -> int | None:
-        """Return the index of the column whose header is the first possible one of `names` (lower case); else None."""
+        """Return the index of the column with the first of `names` (lower case) that is a heading; None if none is."""
         headings = [cell.casefold() for cell in self.header]
         return next((headings.index(name) for name in names if name in headings), None)
 

@@ -44,7 +44,7 @@ _ANSWER_LABEL = re.compile(
 
 
 def is_non_answer(before: str, after: str) -> bool:
-    """Return whether the text around a value states that it is an example, of another agent, a past value, or wrong.
+    """Return whether the text around a value states that it is an example, past, wrong, or by another agent.
 
     Args:
         before: text between the previous answer and the value, at most some sentences.
@@ -82,13 +82,11 @@ def is_doubtful(before: str, after: str = "") -> bool:
 
     `before` and `after` are the parts of the sentence before and after the value.
     """
-    before, after = (
-        to_ascii(before),
-        re.sub(r"->\s*\?", "", to_ascii(after)),
-    )  # "-> ?" is an unknown measurement, not a question
-    decision = max((match.end() for match in _DECISION.finditer(before)), default=0)
-    conditions = re.sub(r"\bor rather\b", "", before)
-    return bool(_CONDITION.search(conditions) or _DOUBT.search(before, decision) or _REPORT.search(after))
+    # "-> ?" is an unknown measurement, not a question.
+    before, after = to_ascii(before), re.sub(r"->\s*\?", "", to_ascii(after))
+    decision_end = max((match.end() for match in _DECISION.finditer(before)), default=0)
+    condition_text = re.sub(r"\bor rather\b", "", before)
+    return bool(_CONDITION.search(condition_text) or _DOUBT.search(before, decision_end) or _REPORT.search(after))
 
 
 def is_placeholder(text: str) -> bool:
@@ -96,16 +94,17 @@ def is_placeholder(text: str) -> bool:
     return bool(_PLACEHOLDER.match(text))
 
 
-def sentence_around(text: str, start: int, end: int) -> tuple[str, str]:
-    """Return the parts of a sentence before and after a span in it, each at most 300 characters."""
+def split_sentence_around(text: str, start: int, end: int) -> tuple[str, str]:
+    """Return the parts of a sentence before and after the span `start`, `end` in it, each at most 300 characters."""
     end -= text[start:end].endswith(".")  # the span of a number may include the period
-    first = max((match.end() for match in _SENTENCE_BREAK.finditer(text, max(start - 300, 0), start)), default=0)
-    last = _SENTENCE_BREAK.search(text, end, end + 300)
-    return text[max(first, start - 300) : start], text[end : last.end() if last else end + 300]
+    breaks = _SENTENCE_BREAK.finditer(text, max(start - 300, 0), start)
+    sentence_start = max((match.end() for match in breaks), default=0)
+    next_break = _SENTENCE_BREAK.search(text, end, end + 300)
+    return text[max(sentence_start, start - 300) : start], text[end : next_break.end() if next_break else end + 300]
 
 
 def is_example(before: str) -> bool:
-    """Return whether `before`, the text before a value, introduces an example."""
+    """Return whether the text `before` a value introduces an example."""
     for example in _EXAMPLE.finditer(before):
         after = before[example.end() :]
         is_answer = (
@@ -126,7 +125,7 @@ def is_quoted(text: str, start: int, end: int) -> bool:
     start += len(text[start:end]) - len(to_ascii(text[start:end]).lstrip(' *`"'))
     line = to_ascii(text[max(text.rfind("\n", 0, start) + 1, start - 1000) : start])
     after = to_ascii(text[end : end + 3]).lstrip(" .!?)")
-    opening = line.rstrip()
-    if not after.startswith('"') or not opening or line.count('"') % 2 == 0:
+    preceding_text = line.rstrip()
+    if not after.startswith('"') or not preceding_text or line.count('"') % 2 == 0:
         return False
-    return not opening.endswith('"') or bool(opening[:-1].strip("`*-> \t"))
+    return not preceding_text.endswith('"') or bool(preceding_text[:-1].strip("`*-> \t"))

@@ -22,11 +22,10 @@ _CHANGE_NOTE = re.compile(
     re.IGNORECASE,
 )
 _EXPRESSION = re.compile(r"[\s\d.()+\-*/eE]{3,80}")
-_COMPARISON = re.compile(rf"\b(?:{'|'.join(load_word_list('comparisons'))})\b", re.IGNORECASE)
-"""Words after a number that is a bound, a difference or a direction; other words are units."""
+_COMPARISON_WORD = re.compile(rf"\b(?:{'|'.join(load_word_list('comparisons'))})\b", re.IGNORECASE)
+"""Words after a number that is a bound, a difference or a direction; other words after a number are units."""
 _NUMBER_WITH_UNIT = re.compile(
-    rf"({_NUMBER})\s*(%|per ?cent|percent|[A-Za-z\u00b0\u00b5][A-Za-z\u00b0/\u00b2*^ "
-    rf"]{{0,24}})?\s*\.?"
+    rf"({_NUMBER})\s*(%|per ?cent|percent|[A-Za-z\u00b0\u00b5][A-Za-z\u00b0/\u00b2*^ ]{{0,24}})?\s*\.?"
 )
 _RANGE = re.compile(
     r"\d\s*(?:-|\u2013|\u2014|\.\.|to|bis|and|or|~|\u223c)\s*[-+.]?\d|[<>\u2264\u2265~\u2248]|\bbetween\b|"
@@ -34,7 +33,7 @@ _RANGE = re.compile(
 )
 
 _DIFFERENCE = re.compile(rf"{_NUMBER}\s*-\s*{_NUMBER}")
-"""Arithmetic expression that may also be a range of numbers."""
+"""Two numbers with a minus sign, which may also be a range."""
 
 SMALL_NUMBERS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
@@ -73,15 +72,15 @@ NUMBER_IN_DIGITS = rf"{_NUMBER}(?:\s?/\s?[0-9]{{1,9}})?(?:,(?=[0-9])[0-9]{{1,9}}
 
 
 def parse_number(value: Any, is_fraction: bool = False) -> float | None:
-    """Return the finite number in `value`; None if there is none or it is not certain.
+    """Return the finite number in `value`; None if there is none or if it is uncertain.
 
     Args:
         value: number, or text such as `"0.8 N"`, `"3/4"`, `"0,25"`, `"-50%"`, `"one half"`, `"0.25 + 0.1"`.
-        is_fraction: whether percentages are divided by 100; otherwise they are not accepted.
+        is_fraction: whether percentages are accepted, and divided by 100.
     """
     if isinstance(value, str) and len(value) <= 1000:
         text = _CHANGE_NOTE.sub("", value)
-        value = _parse_text(" ".join(text.split()).strip("$\u20ac\u00a3\u00a5`*\"'= \\"), is_fraction)
+        value = _parse_number_text(" ".join(text.split()).strip("$\u20ac\u00a3\u00a5`*\"'= \\"), is_fraction)
     if isinstance(value, int | float) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):
             return float(value) if math.isfinite(value) else None
@@ -93,24 +92,24 @@ def evaluate_arithmetic(text: str) -> float | None:
     if not _EXPRESSION.fullmatch(text):
         return None
     try:
-        return _evaluate(ast.parse(text.strip(), mode="eval").body)
+        return _evaluate_tree(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, OverflowError, RecursionError, MemoryError):
         return None
 
 
-def _evaluate(node: ast.expr) -> float:
+def _evaluate_tree(node: ast.expr) -> float:
     """Return the value of a syntax tree of numbers and the four operations; raise ValueError for another tree."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         return float(node.value)
     if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY_OPERATORS:
-        return _UNARY_OPERATORS[type(node.op)](_evaluate(node.operand))
+        return _UNARY_OPERATORS[type(node.op)](_evaluate_tree(node.operand))
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY_OPERATORS:
-        return _BINARY_OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
+        return _BINARY_OPERATORS[type(node.op)](_evaluate_tree(node.left), _evaluate_tree(node.right))
     raise ValueError("the text is not an arithmetic expression")
 
 
-def _parse_text(text: str, is_fraction: bool) -> float | None:
-    """Return the number in a text without surrounding signs; see `parse_number`."""
+def _parse_number_text(text: str, is_fraction: bool) -> float | None:
+    """Return the number in a text without surrounding signs; None if there is none (`parse_number`)."""
     if _PLAIN_NUMBER.fullmatch(text):
         return float(text.replace(" ", ""))
     if decimal_match := _DECIMAL_COMMA.fullmatch(text):
@@ -123,7 +122,7 @@ def _parse_text(text: str, is_fraction: bool) -> float | None:
     if (value := parse_number_words(text)) is not None:
         return value
     unit_match = _NUMBER_WITH_UNIT.fullmatch(re.sub(r"\A([+-]?\d{1,20}),(?=\d{1,20}\s?[A-Za-z%])", r"\1.", text))
-    if unit_match is None or _RANGE.search(text) or _COMPARISON.search(unit_match[2] or ""):
+    if unit_match is None or _RANGE.search(text) or _COMPARISON_WORD.search(unit_match[2] or ""):
         return None
     number = float(unit_match[1].replace(" ", ""))
     if unit_match[2] and unit_match[2].replace(" ", "") in ("%", "percent"):

@@ -1,4 +1,4 @@
-"""Parsers of objects of pydantic models, and of single texts, in replies."""
+"""Parsers of replies that contain an object of a pydantic model, or a single text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer, parse_answer
+from llmrl.llms.reading.answer_parser import REFUSAL_PHRASE, AnswerParser, CandidateAnswer, parse_answer
 from llmrl.llms.reading.name_matcher import normalize_name
 from llmrl.llms.reading.non_answer_text import is_placeholder
 from llmrl.llms.reply_cleaning import to_ascii
@@ -21,7 +21,7 @@ _MAX_DEPTH = 5
 
 
 class ObjectParser(AnswerParser[Model]):
-    """Parser of objects of a pydantic model; all spellings of field names are accepted, unknown fields are ignored."""
+    """Parser of objects of a pydantic model; it accepts all spellings of field names and ignores unknown fields."""
 
     answer_name = "JSON object of the form asked for"
 
@@ -41,9 +41,11 @@ class ObjectParser(AnswerParser[Model]):
             try:
                 return self.model.model_validate(fields)
             except ValidationError as validation_error:
-                # Without any field of the model it is another object, which may contain the answer.
+                # An object without any field of the model is not the answer, but may contain it.
                 if any(key in fields for key in self._fields.values()):
-                    error = InvalidReply("; ".join(_describe(detail) for detail in validation_error.errors()[:10]))
+                    error = InvalidReply(
+                        "; ".join(_describe_error(detail) for detail in validation_error.errors()[:10])
+                    )
         # In a list of several objects, it is unclear which one is the answer.
         nested = value.values() if isinstance(value, dict) else value if len(value) == 1 else ()
         instances = (self.parse_value(inner, depth + 1) for inner in nested)
@@ -54,7 +56,7 @@ class ObjectParser(AnswerParser[Model]):
 
 
 class TextParser(AnswerParser[str]):
-    """Parser of one named text, e.g. a message; a short reply without a name is itself the text.
+    """Parser of one named text, e.g. a message; a short reply in which the name does not occur is itself the text.
 
     Args:
         name: name of the text.
@@ -99,8 +101,8 @@ class TextParser(AnswerParser[str]):
         # A brace indicates invalid JSON; one or two words are probably a remark such as "Sure!". Quotation marks and
         # words about the text, such as "say", indicate that it is only a part of the reply, or not in it.
         is_text = len(prose) <= self.max_length and not set('{"?') & set(prose) and len(prose.split()) > 2
-        words = re.compile(rf"\b(?:{re.escape(self.name)}|sa(?:ys?|ying|id)|silent)\b", re.IGNORECASE)
-        return prose if is_text and not REFUSAL.search(prose) and not words.search(prose) else None
+        speech_words = re.compile(rf"\b(?:{re.escape(self.name)}|sa(?:ys?|ying|id)|silent)\b", re.IGNORECASE)
+        return prose if is_text and not REFUSAL_PHRASE.search(prose) and not speech_words.search(prose) else None
 
 
 def parse_object(text: str, model: type[Model], truncated: bool = False) -> Model:
@@ -109,15 +111,15 @@ def parse_object(text: str, model: type[Model], truncated: bool = False) -> Mode
     Args:
         text: the reply.
         model: pydantic model of the object.
-        truncated: whether the reply ended at the limit of tokens.
+        truncated: whether the reply was cut off at the maximum number of tokens.
 
     Raises:
-        InvalidReply: there is no such object. The message contains the position of invalid JSON, or wrong fields.
+        InvalidReply: there is no such object. The message contains the position of invalid JSON, or the wrong fields.
     """
     return parse_answer(text, ObjectParser(model), truncated).answer
 
 
-def _describe(error: Any) -> str:
+def _describe_error(error: Any) -> str:
     """Return one line about a pydantic error: field, reason and value."""
     field = ".".join(str(part) for part in error["loc"])
     if error["type"] == "missing":

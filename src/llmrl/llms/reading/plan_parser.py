@@ -1,4 +1,4 @@
-"""Parser of plans in replies: steps in JSON, after labels, in lists, as calls, in tables, and in sentences."""
+"""Parser of replies that contain plans: steps in JSON, after labels, in lists, as calls, in tables, or in sentences."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import pairwise
 from typing import Any
 
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer
+from llmrl.llms.reading.answer_parser import REFUSAL_PHRASE, AnswerParser, CandidateAnswer
 from llmrl.llms.reading.json_and_markup import strip_tags
 from llmrl.llms.reading.latex_and_tables import find_tables, strip_latex
 from llmrl.llms.reading.name_matcher import has_negation, normalize_name, split_words
 from llmrl.llms.reading.non_answer_text import is_conditional, is_doubtful, is_reopened
 from llmrl.llms.reading.number_parser import ORDINALS
-from llmrl.llms.reading.step_parser import OBJECT_KEYS, SKILL_KEYS, STEP_SEPARATOR, Step, StepParser, is_possible
+from llmrl.llms.reading.step_parser import OBJECT_KEYS, SKILL_KEYS, STEP_SEPARATOR, Step, StepParser, is_possible_step
 from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import blank_spans, to_ascii
 
@@ -23,18 +23,17 @@ Plan = tuple[Step, ...]
 PlanCandidates = list[CandidateAnswer[Plan]]
 
 _PLAN_KEYS = load_word_list("plans")
-_CALL_KEYS = ("arguments", "parameters", "input", "function", "functioncall")
-_AGENT = re.compile(r"\bthe agent is (\w+)", re.IGNORECASE)
-_STATE = re.compile(
+_TOOL_CALL_KEYS = ("arguments", "parameters", "input", "function", "functioncall")
+_AGENT_NAME = re.compile(r"\bthe agent is (\w+)", re.IGNORECASE)
+_STATE_DESCRIPTION = re.compile(
     r"^[ \t*]*State\W{1,4}(?P<line>[^\n]+)$|\bstate\b[^\n\"]{0,20}\"(?P<quoted>[^\"\n]{1,300})\"",
     re.MULTILINE | re.IGNORECASE,
 )
 _PLACEHOLDER = re.compile(r"<\s*(?:skill|object|action|why|at most[^<>]*)\s*\d?\s*>", re.IGNORECASE)
 _PLAN_LABEL = re.compile(
     r"(?:^|(?<=[.!?]\s)|(?<=\*\*))[ \t>*#_\-\u2022\d.)]{0,20}(?:step[ \t]*\d{1,2}[.:)][ \t]*)?(?:the |my |final |"
-    r"revised |new |corrected |next |best |own ){0,3}(?:actions?|plans?|answer|steps|sequence|skills|"
-    r"\u8ba1\u5212|\u884c\u52a8)\b"
-    r"[ \t]*(?:\([^()\n]{0,60}\))?[ \t]*[*_`]{0,3}[ \t]*(?:[:=]|\bis\b:?|\n)[ \t*_`]*(?:\n[ \t]*){0,3}",
+    r"revised |new |corrected |next |best |own ){0,3}(?:actions?|plans?|answer|steps|sequence|skills|\u8ba1\u5212|"
+    r"\u884c\u52a8)\b[ \t]*(?:\([^()\n]{0,60}\))?[ \t]*[*_`]{0,3}[ \t]*(?:[:=]|\bis\b:?|\n)[ \t*_`]*(?:\n[ \t]*){0,3}",
     re.IGNORECASE | re.MULTILINE,
 )
 _PLAN_PREFIX = re.compile(
@@ -45,10 +44,13 @@ _LIST_MARKER = (
     r"(?:[-*\u2022\u25cf]|\(?\d{1,2}[.):,]\)?|\(\d{1,2}\)|[\u2460-\u2473]|\d\u20e3)"
     r"[ \t]*[*_]{0,2}(?=[^\d\s]|[ \t])[ \t]*"
 )
-_STEP = r"(?:step|schritt|\u6b65\u9aa4)[ \t]*\#?\d{1,2}\b[ \t*_]*(?:[.):\u2013\u2014-][ \t*_]*)?"
-_ORDER = rf"(?:{'|'.join(ORDINALS)}|finally|then|next|last(?:ly)?|after that)(?:ly)?[ \t*_]*[:\u2013\u2014-][ \t*_]*"
+_STEP_MARKER = r"(?:step|schritt|\u6b65\u9aa4)[ \t]*\#?\d{1,2}\b[ \t*_]*(?:[.):\u2013\u2014-][ \t*_]*)?"
+_RANK_MARKER = (
+    rf"(?:{'|'.join(ORDINALS)}|finally|then|next|last(?:ly)?|after that)(?:ly)?[ \t*_]*[:\u2013\u2014-][ \t*_]*"
+)
 _LIST_ITEM = re.compile(
-    rf"^[ \t>#*_]*(?:{_LIST_MARKER}[*_]{{0,2}}(?:{_STEP}|{_ORDER})?|{_STEP}|{_ORDER})([^\n]{{1,400}})$",
+    rf"^[ \t>#*_]*(?:{_LIST_MARKER}[*_]{{0,2}}(?:{_STEP_MARKER}|{_RANK_MARKER})?|{_STEP_MARKER}|{_RANK_MARKER})"
+    r"([^\n]{1,400})$",
     re.MULTILINE | re.IGNORECASE,
 )
 _STEP_NUMBER = re.compile(r"\A\W*(?:step\W*)?(\d{1,2})|\A\W*([\u2460-\u2473])", re.IGNORECASE)
@@ -61,17 +63,15 @@ _SEPARATOR = re.compile(
 )
 _SUBCLAUSE = load_pattern("subclauses")
 _REASON_START = re.compile(
-    r"[.!;](?:\s|\Z)|\s[-\u2013\u2014]\s|:\s|\s\((?=[a-zA-Z ])|,?\s+(?:because|since|so that|as (?=it|the|there|"
-    r"this|we|that)|"
-    r"in order|which|where|while|for (?:it|the agent) to)\b|,\s+(?:as|so|to|and now|now|it|the|this)\b|"
-    r"\s+to (?:get|see|find|free|make|"
-    r"be able|reveal|look|check)\b|\s+(?:that|who) ",
+    r"[.!;](?:\s|\Z)|\s[-\u2013\u2014]\s|:\s|\s\((?=[a-zA-Z ])|,?\s+(?:because|since|so that|as (?=it|the|there|this|"
+    r"we|that)|in order|which|where|while|for (?:it|the agent) to)\b|,\s+(?:as|so|to|and now|now|it|the|this)\b|"
+    r"\s+to (?:get|see|find|free|make|be able|reveal|look|check)\b|\s+(?:that|who) ",
     re.IGNORECASE,
 )
-_OPEN_PLAN = load_pattern("open_plans")
+_OPEN_PLAN_PHRASE = load_pattern("open_plans")
 _NON_PLAN_HEADING = re.compile(
-    r"\b(?:skills|available|possible|options?|vocabulary|objects|sees|allowed|rules|example|not|cannot|can't|never|don't|"
-    r"wrong|impossible|if|other agents?|others)\b[^\n]*:?\s*\Z",
+    r"\b(?:skills|available|possible|options?|vocabulary|objects|sees|allowed|rules|example|not|cannot|can't|never|"
+    r"don't|wrong|impossible|if|other agents?|others)\b[^\n]*:?\s*\Z",
     re.IGNORECASE,
 )
 _CONSEQUENCE = re.compile(
@@ -80,7 +80,7 @@ _CONSEQUENCE = re.compile(
 
 
 class PlanParser(AnswerParser[Plan]):
-    """Parser of plans, tuples of steps (skill, object) with names of `skills` and `objects`; "" means no object.
+    """Parser of plans. A plan is a tuple of steps (skill, object) with names of `skills` and `objects`; "": no object.
 
     Steps with objects that are absent in the present state are skipped. A plan ends before its first invalid step, and
     after `max_steps` steps.
@@ -99,15 +99,15 @@ class PlanParser(AnswerParser[Plan]):
     ) -> None:
         self.step_parser = StepParser(skills, objects, max_steps)
         self.state = normalize_name(state)
-        agent_match = _AGENT.search(state)
-        self._cue = _build_cue_pattern(agent_match[1] if agent_match else "")
-        self.next_turn = re.compile(r"^[ \t*]*(?:(?:next |new )?state|agent sees)\b", re.MULTILINE | re.IGNORECASE)
+        agent_match = _AGENT_NAME.search(state)
+        self._instruction_pattern = _build_cue_pattern(agent_match[1] if agent_match else "")
+        self.next_turn_pattern = re.compile(r"(?im)^[ \t*]*(?:(?:next |new )?state|agent sees)\b")
 
     def answers_this_question(self, text: str, candidate: CandidateAnswer[Plan]) -> bool | None:
         """Return False for a plan after another state, True after a line with this state, None otherwise."""
         if not self.state:
             return None
-        states = list(_STATE.finditer(to_ascii(text[max(candidate.start - 3000, 0) : candidate.start])))
+        states = list(_STATE_DESCRIPTION.finditer(to_ascii(text[max(candidate.start - 3000, 0) : candidate.start])))
         if not states:
             return None
         sentence = normalize_name(states[-1]["line"] or states[-1]["quoted"])
@@ -140,7 +140,7 @@ class PlanParser(AnswerParser[Plan]):
         return self._parse_nested(value.values(), depth)
 
     def _parse_steps_object(self, value: dict[Any, Any], depth: int) -> Plan | None:
-        """Return the plan in an object that is one step, has one key per step, or contains a plan."""
+        """Return the plan in an object that is one step, has one key per step, or contains a plan; else None."""
         if self._is_step(value):
             return self.step_parser.parse_plan([value])
         if value and all(str(key).strip().lower().removeprefix("step").strip(" _").isdigit() for key in value):
@@ -148,7 +148,7 @@ class PlanParser(AnswerParser[Plan]):
         return self.parse_value(value, depth + 1)
 
     def _parse_nested(self, values: Iterable[Any], depth: int) -> Plan | None:
-        """Return the only plan inside `values`; None if there is none. Raise InvalidReply for different plans."""
+        """Return the only plan inside `values`; None if there is none. Different plans raise InvalidReply."""
         nested = [inner for inner in values if isinstance(inner, dict | list)]
         plans = {plan for inner in nested if (plan := self.parse_value(inner, depth + 1))}
         if len(plans) > 1:
@@ -160,11 +160,13 @@ class PlanParser(AnswerParser[Plan]):
         keys = [normalize_name(str(key)) for raw_step in value if isinstance(raw_step, dict) for key in raw_step]
         can_be_steps = all(isinstance(item, dict | str) for item in value)
         are_steps = can_be_steps and any(isinstance(item, str) or self._is_step(item) for item in value)
-        if are_steps and not set(keys) & set(_CALL_KEYS):
-            is_plan = isinstance(value[0], dict) or is_possible(self.step_parser.parse_step(value[0]))
+        if are_steps and not set(keys) & set(_TOOL_CALL_KEYS):
+            is_plan = isinstance(value[0], dict) or is_possible_step(self.step_parser.parse_step(value[0]))
             return self.step_parser.parse_plan(value) if is_plan else None
         if value and all(isinstance(pair, list) and 1 <= len(pair) <= 2 for pair in value):
-            return self.step_parser.parse_plan(value) if is_possible(self.step_parser.parse_step(value[0])) else None
+            return (
+                self.step_parser.parse_plan(value) if is_possible_step(self.step_parser.parse_step(value[0])) else None
+            )
         return self._parse_nested(value, depth)
 
     def _is_step(self, value: Any) -> bool:
@@ -176,7 +178,7 @@ class PlanParser(AnswerParser[Plan]):
         text = strip_latex(to_ascii(strip_tags(text)))
         candidates = []
         for match in _LATEX_BOX.finditer(text):
-            candidates += self._parse_line(match.start(), match.end(), _PLAN_PREFIX.sub("", match[1]).strip(" {}"))
+            candidates += self._parse_plan_text(match.start(), match.end(), _PLAN_PREFIX.sub("", match[1]).strip(" {}"))
         for match in _PLAN_LABEL.finditer(text):
             candidates += self._find_labeled_plans(text, match.start(), match.end(), truncated)
         if not truncated:
@@ -187,12 +189,12 @@ class PlanParser(AnswerParser[Plan]):
         return self._find_list_plans(text) or self._find_call_plans(text) or self._find_bare_plan(text)
 
     def parse_prose(self, text: str) -> Plan | None:
-        if REFUSAL.search(text) or _OPEN_PLAN.search(text) or is_reopened(text):
+        if REFUSAL_PHRASE.search(text) or _OPEN_PLAN_PHRASE.search(text) or is_reopened(text):
             return None
         steps: list[Step] = []
         for sentence in re.split(r"(?<=[.!?])\s+|\n+|\u3002", text)[:100]:
             for part in _CONSEQUENCE.split(sentence):
-                if (cue := self._cue.search(part)) is None:
+                if (cue := self._instruction_pattern.search(part)) is None:
                     continue
                 instruction = _SUBCLAUSE.split(part[cue.end() :], maxsplit=1)[0]
                 if has_negation(f"{part[: cue.end()]}{instruction}"):
@@ -215,8 +217,8 @@ class PlanParser(AnswerParser[Plan]):
                 steps.append(step)
         return steps
 
-    def _parse_line(self, start: int, end: int, text: str) -> PlanCandidates:
-        """Return the plan that `text`, with the span `start`, `end`, consists of; with an error if it is invalid."""
+    def _parse_plan_text(self, start: int, end: int, text: str) -> PlanCandidates:
+        """Return the plan or the error of `text`, a list of steps with the span `start`, `end`; [] if it is empty."""
         if _PLACEHOLDER.search(text):
             return []
         try:
@@ -242,7 +244,7 @@ class PlanParser(AnswerParser[Plan]):
             if '"' in inner or ":" in inner or (truncated and closing < 0):
                 return []
             end = content_start + (closing + 1 if closing >= 0 else len(content))
-            return self._parse_line(start, end, inner)
+            return self._parse_plan_text(start, end, inner)
         items, last_end = [], content_start
         for item in _LIST_ITEM.finditer(content):
             if content[last_end - content_start : item.start()].strip():
@@ -255,11 +257,11 @@ class PlanParser(AnswerParser[Plan]):
             return self._parse_items(start, last_end, items) if last_end < complete_end else []
         line = content.split("\n", 1)[0]
         end = content_start + len(line)
-        candidates = self._parse_line(start, end, line.strip(" *`")) if line.strip() and end < complete_end else []
+        candidates = self._parse_plan_text(start, end, line.strip(" *`")) if line.strip() and end < complete_end else []
         return [candidate for candidate in candidates if not candidate.error]
 
     def _parse_items(self, start: int, end: int, items: Sequence[str], certainty: int = 2) -> PlanCandidates:
-        """Return the plan whose steps are `items`; none if it is invalid or only lists all skills."""
+        """Return the plan whose steps are `items`; [] if it is invalid or only lists all skills."""
         instructions = [_strip_reason(item) for item in items]
         skills = [self.step_parser.skill_matcher.find_exact(instruction) for instruction in instructions]
         is_skill_list = len(skills) > 2 and skills == list(range(len(self.step_parser.skills)))
@@ -271,23 +273,23 @@ class PlanParser(AnswerParser[Plan]):
     def _find_list_plans(self, text: str) -> PlanCandidates:
         """Return the plans of lists whose items begin with steps."""
         items = list(_LIST_ITEM.finditer(text))[:300]
-        if not items or REFUSAL.search(text) or _OPEN_PLAN.search(text):
+        if not items or REFUSAL_PHRASE.search(text) or _OPEN_PLAN_PHRASE.search(text):
             return []
         candidates = []
-        for lines in _split_lists(text, items):
-            heading = text[max(text.rfind("\n\n", 0, lines[0].start()), lines[0].start() - 200, 0) : lines[0].start()]
-            heading = heading.strip().rsplit("\n", 1)[-1]
+        for list_items in _split_lists(text, items):
+            start = list_items[0].start()
+            heading = text[max(text.rfind("\n\n", 0, start), start - 200, 0) : start].strip().rsplit("\n", 1)[-1]
             if _NON_PLAN_HEADING.search(heading) or (heading.endswith(":") and is_doubtful(heading)):
                 continue
-            instructions = [_strip_reason(item[1]) for item in lines]
+            instructions = [_strip_reason(item[1]) for item in list_items]
             steps = [self.step_parser.parse_step(instruction) for instruction in instructions]
-            if all(isinstance(step, str) for step in steps) or not is_possible(steps[0]):
+            if all(isinstance(step, str) for step in steps) or not is_possible_step(steps[0]):
                 continue
-            invalid_texts = [line for line, step in zip(instructions, steps, strict=True) if isinstance(step, str)]
-            are_short = len(lines) > 1 and all(len(split_words(instruction)) <= 7 for instruction in invalid_texts)
-            if all(map(is_possible, steps)) or are_short:
-                line_texts = [line[1] for line in lines]
-                candidates += self._parse_items(lines[0].start(), lines[-1].end(), line_texts, certainty=1)
+            invalid_texts = [text for text, step in zip(instructions, steps, strict=True) if isinstance(step, str)]
+            are_short = len(list_items) > 1 and all(len(split_words(text)) <= 7 for text in invalid_texts)
+            if all(map(is_possible_step, steps)) or are_short:
+                item_texts = [item[1] for item in list_items]
+                candidates += self._parse_items(start, list_items[-1].end(), item_texts, certainty=1)
         return candidates
 
     def _find_call_plans(self, text: str) -> PlanCandidates:
@@ -304,16 +306,16 @@ class PlanParser(AnswerParser[Plan]):
             groups[-1].append((start, call.end(), text[start : call.end(1)]))
         candidates = []
         for calls in groups[:50]:
-            begin, end = calls[0][0], calls[-1][1]
-            line = text[text.rfind("\n", 0, begin) + 1 : begin]
+            start, end = calls[0][0], calls[-1][1]
+            line = text[text.rfind("\n", 0, start) + 1 : start]
             if len(calls) == 1 and not (
                 _SEPARATOR.fullmatch(line) and _SEPARATOR.fullmatch(text[end:].split("\n", 1)[0])
             ):
                 continue
             if find_skill(calls[0][2]) is not None:
                 instructions = [text[first:last] for first, last, _ in calls]
-                candidates += self._parse_items(begin, end, instructions, certainty=1)
-        return candidates if not _OPEN_PLAN.search(text) else []
+                candidates += self._parse_items(start, end, instructions, certainty=1)
+        return candidates if not _OPEN_PLAN_PHRASE.search(text) else []
 
     def _find_table_plans(self, text: str) -> PlanCandidates:
         """Return the plans of tables with one row for each step."""
@@ -328,12 +330,12 @@ class PlanParser(AnswerParser[Plan]):
             else:
                 rows = [row for row in table.rows if max(skill_column, object_column) < len(row)]
                 instructions = [f"{row[skill_column]} <{row[object_column].strip(' <>-')}>" for row in rows]
-            if instructions and is_possible(self.step_parser.parse_step(instructions[0])):
+            if instructions and is_possible_step(self.step_parser.parse_step(instructions[0])):
                 candidates += self._parse_items(table.start, table.end, instructions, certainty=1)
         return candidates
 
     def _find_bare_plan(self, text: str) -> PlanCandidates:
-        """Return the plan of a text that consists only of steps."""
+        """Return the plan of a text that consists only of steps; [] for other texts."""
         lines = [line.strip(" *`.") for line in text.strip().splitlines() if line.strip(" *`.")]
         if not lines or len(lines) > self.step_parser.max_steps or len(text) > 2000:
             return []
@@ -344,7 +346,7 @@ class PlanParser(AnswerParser[Plan]):
             steps.append(
                 self.step_parser.parse_step(item, steps[-1][1] if steps and not isinstance(steps[-1], str) else "")
             )
-        are_possible = all(map(is_possible, steps)) and all(len(split_words(item)) <= 7 for item in items)
+        are_possible = all(map(is_possible_step, steps)) and all(len(split_words(item)) <= 7 for item in items)
         plan = tuple(step for step in steps if not isinstance(step, str))
         return [CandidateAnswer(0, len(text), plan, certainty=1)] if plan and are_possible else []
 
@@ -379,7 +381,7 @@ def _strip_reason(item: str) -> str:
 
 
 def _build_cue_pattern(agent_name: str) -> re.Pattern[str]:
-    """Return the pattern of beginnings of sentences that instruct the agent, e.g. "the agent should"."""
+    """Return a pattern of phrases that begin an instruction to the agent, e.g. "the agent should"."""
     agent = rf"(?:(?:the|this) agent|it|i|we{'|' + re.escape(agent_name) if agent_name else ''})"
     adjectives = r"(?:best|right|next|only|correct|optimal|sensible|natural|obvious|logical|safest|first)"
     nouns = r"(?:choice|thing to do|thing|step|action|move|option|plan|strategy|idea|course(?: of action)?)"

@@ -13,27 +13,26 @@ from llmrl.llms.reading.word_lists import load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
 
 Step = tuple[str, str]
-"""Skill and its object; "" for no object."""
+"""Name of a skill, and name of its object or "" for no object."""
 
 SKILL_KEYS, OBJECT_KEYS = load_word_list("skills"), load_word_list("objects")
 STEP_SEPARATOR = re.compile(
     r",\s*(?:and\s+)?(?:then\s+)?|;|\s*(?:->|\u2192|=>|\u27f6|>>)\s*|\n|\bthen\b|\bafter that\b|(?:^|(?<=\s)|"
-    r"(?<=,))\(?\d{1,2}[.)]\s+|"
-    r"\.(?:\s|$)"
+    r"(?<=,))\(?\d{1,2}[.)]\s+|\.(?:\s|$)"
 )
 _NO_OBJECT = frozenset(normalize_name(word) for word in ("", "none", "nothing", "null", "no object", "n/a", "nil"))
 _ARTICLES, _OBJECT_FILLERS = ("the", "a", "an"), ("object", "to", "it", "this", "that", "of")
 _LEAD_WORDS = load_word_list("leads")
 """Words that may precede the skill of a step."""
 _MAX_STEP_LENGTH = 300
-_UNDECIDED = re.compile(r"\W*(?:or|either|maybe|perhaps)\b", re.IGNORECASE)
+_UNDECIDED_WORD = re.compile(r"\W*(?:or|either|maybe|perhaps)\b", re.IGNORECASE)
 _PRONOUN = re.compile(r"\b(?:it|them)\b", re.IGNORECASE)
 _AND = re.compile(r"\band\s+(?:then\s+)?", re.IGNORECASE)
 _TOOL_PHRASE = re.compile(r"\b(?:with|using|by)\b.*", re.IGNORECASE | re.DOTALL)
 
 
-class _AbsentObject(str):
-    """Reason why a step is skipped: its object is absent in the present state, so it may be possible later."""
+class _AbsentObjectReason(str):
+    """Reason why a step is skipped: its object is absent in the present state, so the step may be possible later."""
 
 
 class StepParser:
@@ -54,13 +53,13 @@ class StepParser:
         """Return the steps before the first invalid one, without steps with absent objects.
 
         Raises:
-            InvalidReply: no step remains, or the plan is truncated or not decided.
+            InvalidReply: no step remains, the plan is truncated, or it contains alternatives.
         """
         if not raw_steps:
             raise InvalidReply(f"a plan has 1 to {self.max_steps} steps, and this one has 0")
         if any(raw_step == TRUNCATION_MARKER for raw_step in raw_steps):
             raise InvalidReply("the plan was cut off")
-        if any(isinstance(raw_step, str) and _UNDECIDED.match(raw_step) for raw_step in raw_steps):
+        if any(isinstance(raw_step, str) and _UNDECIDED_WORD.match(raw_step) for raw_step in raw_steps):
             raise InvalidReply("the plan is not decided")
         steps: list[Step] = []
         error = ""
@@ -70,14 +69,14 @@ class StepParser:
                 steps.append(step)
                 continue
             error = error or step
-            if not is_possible(step):
+            if not is_possible_step(step):
                 break
         if not steps:
             raise InvalidReply(error)
         return tuple(steps)
 
     def parse_text(self, text: str) -> tuple[Step, ...] | None:
-        """Return the plan of a text that consists of steps and separators; None if it is empty."""
+        """Return the plan of a text that consists of steps and separators; None if the text is empty."""
         texts = [part for part in STEP_SEPARATOR.split(to_ascii(text).strip(" .{}[]\n")) if part.strip(" .*`")]
         return self.parse_plan([step for part in texts for step in self._split_at_and(part)]) if texts else None
 
@@ -120,7 +119,7 @@ class StepParser:
         return self._match_step(f"{skill} <{object_name}>" if object_name else skill, skill, previous_object)
 
     def _match_step(self, text: str, skill: str, previous_object: str) -> Step | str:
-        """Return the step in `text`, or the reason why it is invalid, which quotes `skill`; see `parse_step`."""
+        """Return the step in `text`, or the reason why it is invalid; the reason quotes `skill` (`parse_step`)."""
         text = text[:_MAX_STEP_LENGTH]
         if "(" in text and not re.search(r"\w\(", text):
             text = re.sub(r"\((?![^()]*\d\))[^()]*\)", " ", text)
@@ -146,8 +145,8 @@ class StepParser:
         objects = ", ".join(self.objects) or "none"
         error = f"the skill {name!r} needs an object of this state, and {object_text!r} is none; there are: {objects}"
         tokens = [word for word, _, _ in split_words(rest) if word not in _ARTICLES]
-        is_invalid = normalize_name(object_text) in _NO_OBJECT or len(self._indices_with_ending(tokens)) > 1
-        return error if is_invalid else _AbsentObject(error)
+        is_invalid = normalize_name(object_text) in _NO_OBJECT or len(self._find_indices_with_ending(tokens)) > 1
+        return error if is_invalid else _AbsentObjectReason(error)
 
     def _begins_with_skill(self, text: str) -> bool:
         return any(start == 0 for start, _, _ in self.skill_matcher.find_mentions(text)[:1])
@@ -158,18 +157,18 @@ class StepParser:
         if not tokens or "".join(tokens) in _NO_OBJECT:
             return None
         index = self._object_matcher.find_exact(" ".join(tokens))
-        indices = [index] if index is not None else self._indices_with_ending(tokens)
+        indices = [index] if index is not None else self._find_indices_with_ending(tokens)
         if not indices and len(tokens) <= 6:
             indices = list({i for _, _, i in self._object_matcher.find_mentions(text)})
         return self.objects[indices[0]] if len(indices) == 1 else None
 
-    def _indices_with_ending(self, tokens: Sequence[str]) -> list[int]:
+    def _find_indices_with_ending(self, tokens: Sequence[str]) -> list[int]:
         """Return the indices of the objects whose names end with `tokens` and have further words before them."""
         ending = "".join(tokens)
         names = [[word for word, _, _ in split_words(name)] for name in self.objects]
         return [i for i, name in enumerate(names) if any("".join(name[k:]) == ending for k in range(1, len(name)))]
 
 
-def is_possible(step: Step | str) -> bool:
-    """Return whether a step of `parse_step` is valid, possibly with an absent object."""
-    return not isinstance(step, str) or isinstance(step, _AbsentObject)
+def is_possible_step(step: Step | str) -> bool:
+    """Return whether an output of `parse_step` is a valid step, or a step that only lacks its object in this state."""
+    return not isinstance(step, str) or isinstance(step, _AbsentObjectReason)

@@ -1,4 +1,4 @@
-"""Parser of lists of named numbers in replies: in JSON, with names, in lists, on lines, or in sentences."""
+"""Parser of replies that contain a list of named numbers: in JSON, with names, in lists, on lines, or in sentences."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer
+from llmrl.llms.reading.answer_parser import REFUSAL_PHRASE, AnswerParser, CandidateAnswer
 from llmrl.llms.reading.json_and_markup import TRUNCATION_MARKER, ConflictingValues, strip_tags
 from llmrl.llms.reading.name_matcher import NameMatcher, normalize_name
-from llmrl.llms.reading.number_list_parser import LIST_KEYS, MEASUREMENT, OPERATOR, NumberListFinder
+from llmrl.llms.reading.number_list_parser import LIST_KEYS, LIST_MEASUREMENT, LIST_OPERATOR, NumberListFinder
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, ORDINALS, parse_number
 from llmrl.llms.reading.word_lists import load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
@@ -29,8 +29,8 @@ _PROPOSAL_NUMBER = re.compile(
 _RESPECTIVELY = re.compile(
     rf"({NUMBER_IN_DIGITS}(?:\s*(?:,\s*and|,|and)\s*{NUMBER_IN_DIGITS}){{1,40}})\s*,?\s*respectively\b", re.IGNORECASE
 )
-_EXPECTED = re.compile(r"\b(?:expect\w*|predict\w*|estimat\w+|hope\w*|my guess)\b", re.IGNORECASE)
-"""Words after a value that is expected, not measured."""
+_EXPECTATION_WORD = re.compile(r"\b(?:expect\w*|predict\w*|estimat\w+|hope\w*|my guess)\b", re.IGNORECASE)
+"""Words after a list that introduce an expected, not a measured, value."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class VectorQuestion:
 
     Attributes:
         turn: number of the present generation or iteration; None: unknown.
-        proposal: number of the question among several questions of a turn, from 1; None: unknown.
+        proposal: number of the requested proposal among those of the turn, from 1; None: unknown.
         context, contexts: name of the present context (None: there is none), and names of all contexts.
         history: lists of numbers in the question; a quotation of one of them is not an answer.
     """
@@ -52,14 +52,14 @@ class VectorQuestion:
 
 
 class VectorParser(AnswerParser[np.ndarray]):
-    """Parser of lists of `d` named numbers, [d] float64, which may be out of bounds.
+    """Parser of replies that contain a list of `d` named numbers, [d] float64, which may be out of bounds.
 
     Args:
         names: names of the d numbers; indices in brackets count from 0.
-        bounds: (low, high) of each number; percentages are divided by 100 for numbers with bounds within [-1, 1].
+        bounds: (low, high) of each number; percentages are accepted only for bounds within [-1, 1], and divided by 100.
         question: properties of the question; None: all unknown.
         words: words that mean the numbers 0, 1, 2, ...
-        answer_name: name of the answer in error messages.
+        answer_name: name of the answer in error messages; "": "list of <d> numbers".
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         word_matcher, turn = NameMatcher(words, numbered=True) if words else None, self.question.turn
         self.finder = NumberListFinder(names, are_fractions, word_matcher, turn)
         lookahead = "" if turn is None else rf"(?!{turn}\b)"
-        self.next_turn = re.compile(
+        self.next_turn_pattern = re.compile(
             rf"^[ \t*#]*(?:iteration|generation|round)\W{{0,4}}{lookahead}\d+", re.IGNORECASE | re.MULTILINE
         )
 
@@ -91,7 +91,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         return self.finder.find_lists(to_ascii(strip_tags(text)) if "<" in text else to_ascii(text), truncated)
 
     def parse_prose(self, text: str) -> np.ndarray | None:
-        if REFUSAL.search(text):
+        if REFUSAL_PHRASE.search(text):
             return None
         if "respectively" in text and (enumeration := _RESPECTIVELY.search(text)) is not None:
             values = [parse_number(token) for token in re.findall(NUMBER_IN_DIGITS, enumeration[1])]
@@ -102,8 +102,8 @@ class VectorParser(AnswerParser[np.ndarray]):
     def contradicts(self, text: str, answer: np.ndarray) -> bool:
         return self.finder.contradicts(to_ascii(text), answer)
 
-    def hint(self, text: str) -> str:
-        return self.finder.describe_incomplete(to_ascii(text))
+    def describe_missing_answer(self, text: str) -> str:
+        return self.finder.describe_incomplete_list(to_ascii(text))
 
     def answers_this_question(self, text: str, candidate: CandidateAnswer[np.ndarray]) -> bool | None:
         line_start = max(text.rfind("\n", 0, candidate.start) + 1, candidate.start - 400)
@@ -115,9 +115,9 @@ class VectorParser(AnswerParser[np.ndarray]):
             number, ordinal = proposals[-1]["number"], proposals[-1]["ordinal"]
             return self.question.proposal == (int(number) if number else ORDINALS.index(ordinal.lower()) + 1)
         after = to_ascii(text[candidate.end : candidate.end + 80])
-        if candidate.certainty == 1 and (OPERATOR.search(line) or re.match(r"\s*(?:[+/]|\*(?!\*))", after)):
+        if candidate.certainty == 1 and (LIST_OPERATOR.search(line) or re.match(r"\s*(?:[+/]|\*(?!\*))", after)):
             return False
-        measurement = None if _EXPECTED.search(after) else MEASUREMENT.match(after)
+        measurement = None if _EXPECTATION_WORD.search(after) else LIST_MEASUREMENT.match(after)
         is_repeat = tuple(candidate.answer.tolist()) in self.history
         if (is_repeat or measurement) and (candidate.certainty == 1 or (is_repeat and measurement)):
             return False
@@ -125,7 +125,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         return None
 
     def _parse_list(self, value: Any, depth: int) -> list[float] | None:
-        """Return the only list of d numbers in a value; None if there is none."""
+        """Return the only list of `d` numbers in a JSON-like value; None if there is none."""
         if isinstance(value, dict) and depth <= 6:
             return self._parse_object(value, depth)
         if isinstance(value, list) and depth <= 6:
@@ -150,7 +150,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         if len(lists) > 1:
             raise InvalidReply("there are several different lists of numbers in one object")
         if not lists and (numbers or errors):
-            raise InvalidReply(self.finder.describe_missing(numbers) if numbers else errors[-1])
+            raise InvalidReply(self.finder.describe_missing_numbers(numbers) if numbers else errors[-1])
         return lists[0] if lists else None
 
     def _find_lists(self, value: Mapping[str, Any], depth: int) -> tuple[list[list[float]], list[str]]:
@@ -181,7 +181,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         return lists, errors
 
     def _collect_named_numbers(self, value: Any, numbers: dict[int, float], depth: int) -> None:
-        """Add the numbers in fields with their names, at most four levels deep, to `numbers`."""
+        """Add the numbers in fields with their names, at most five levels deep, to `numbers`, by index of the name."""
         if isinstance(value, list) and depth <= 4:
             for inner in value:
                 if isinstance(inner, dict):
@@ -191,14 +191,14 @@ class VectorParser(AnswerParser[np.ndarray]):
         fields = {normalize_name(str(key)): inner for key, inner in value.items()}
         if (
             isinstance(fields.get("name"), str)
-            and (i := self.finder.position_by_name.get(normalize_name(fields["name"]))) is not None
+            and (i := self.finder.index_by_name.get(normalize_name(fields["name"]))) is not None
         ):
             self._add_number(i, fields.get("value"), numbers)
         for key, inner in value.items():
             name = normalize_name(str(key))
             if name in _IGNORED_KEYS or name in self.contexts:
                 continue
-            if (i := self.finder.name_index(str(key))) is not None:
+            if (i := self.finder.find_name_index(str(key))) is not None:
                 self._add_number(i, _sole_number(inner) if isinstance(inner, dict) else inner, numbers)
             elif isinstance(inner, dict | list) and not name.startswith(_FOREIGN_KEYS):
                 self._collect_named_numbers(inner, numbers, depth + 1)
