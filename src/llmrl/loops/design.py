@@ -113,7 +113,7 @@ class DesignLoop:
 
     @property
     def observes_mechanism(self) -> bool:
-        """Whether the agents read the values of the mechanism; false only for networks without these inputs."""
+        """True if the agents read the values of the mechanism; False only for networks without these inputs."""
         channels, layouts = self.agents[0].policy.channels, self.env.spec.observation
         reads_texts = any(layouts[name].dtype == "object" for name in channels)
         return not self.agents[0].learns or reads_texts or "mechanism" in channels

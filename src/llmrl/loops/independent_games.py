@@ -217,7 +217,7 @@ class IndependentGames:
 
     @property
     def is_running(self) -> bool:
-        """Whether an episode is in progress."""
+        """True while an episode is in progress."""
         return any(game.episode is not None for game in self.games)
 
     @property

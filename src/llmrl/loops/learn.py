@@ -286,7 +286,7 @@ class LearnLoop(Loop):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the budget of environment steps is used."""
+        """True once the budget of environment steps is used."""
         return self.env_steps >= self.settings.env_steps
 
     def _evaluate(self) -> Requests[list[Episode]]:

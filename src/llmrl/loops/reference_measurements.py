@@ -117,7 +117,7 @@ class References:
 
     @property
     def objective_responds(self) -> bool | None:
-        """Whether the objective differs significantly between the vectors of the scan; None if unknown."""
+        """True if the objective differs significantly between the vectors of the scan; None if unknown."""
         return None if self.anova is None or self.anova.p is None else self.anova.p < SIGNIFICANCE_LEVEL
 
     def scan_range(self, context: str | None) -> float:
