@@ -1,4 +1,4 @@
-"""`python -m llmrl <command> ...`: the commands of the package, for when they are not on the path."""
+"""`python -m llmrl <command> ...`: the commands of the package, also where their scripts are not on `PATH`."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ COMMANDS = {
     "serve": ("llmrl.cli.serve", "serve an environment with the protocol of OpenEnv"),
     "finetune": ("llmrl.cli.finetune", "train the language model that proposes policies"),
 }
-"""Command -> module and description. Each is also a console script, such as `llmrl-train`."""
+"""Name of a command -> its module and description. Each is also a console script, such as `llmrl-train`."""
 
 
 def main() -> None:
     """Run the command that the first argument names."""
-    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
-    if name == "--version":
+    command = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if command == "--version":
         from llmrl import __version__
 
         sys.stdout.write(f"llmrl {__version__}\n")
-    elif name in COMMANDS:
-        sys.argv = [f"llmrl-{name}", *sys.argv[2:]]
+    elif command in COMMANDS:
+        sys.argv = [f"llmrl-{command}", *sys.argv[2:]]
         with handle_interrupt(sys.argv[0]):
-            import_module(COMMANDS[name][0]).main()
+            import_module(COMMANDS[command][0]).main()
     else:
-        lines = [f"  {command:<9} {description}" for command, (_, description) in COMMANDS.items()]
+        lines = [f"  {name:<9} {description}" for name, (_, description) in COMMANDS.items()]
         sys.stdout.write("\n".join(["python -m llmrl COMMAND ..., each with --help:", *lines, ""]))
-        raise SystemExit(0 if name in ("--help", "-h") else 2)
+        raise SystemExit(0 if command in ("--help", "-h") else 2)
 
 
 if __name__ == "__main__":

@@ -284,11 +284,11 @@ def test_epoch_visits_all_steps():
 def test_learning_rate_follows_schedule():
     samples = {"x": torch.zeros(100, 1), "action": torch.zeros(100, dtype=torch.int64)}
     settings = replace(QUICK, learning_rate=1.0, batch_size=1, warmup=0.1)
-    rates = BehavioralCloning(nn.Linear(1, 2), settings, samples, samples, Seeds(0), 1).learning_rate
+    rates = BehavioralCloning(nn.Linear(1, 2), settings, samples, samples, Seeds(0), 1).compute_learning_rate
     assert [rates(i) for i in (0, 4, 9, 10)] == pytest.approx([0.1, 0.5, 1.0, 1.0])
     assert rates(55) == pytest.approx(0.5) and 0 < rates(99) < 0.001
     constant = replace(settings, schedule="constant", warmup=0.0)
-    assert BehavioralCloning(nn.Linear(1, 2), constant, samples, samples, Seeds(0), 1).learning_rate(99) == 1.0
+    assert BehavioralCloning(nn.Linear(1, 2), constant, samples, samples, Seeds(0), 1).compute_learning_rate(99) == 1.0
 
 
 def test_validation_set_has_complete_episodes(data):
@@ -350,7 +350,7 @@ def test_rejects_different_prompts(data, tmp_path):
         ("language", "fr", "fr"),
         ("actions", "canonical", "canonical"),
         ("history", 1, "1"),
-        ("template", "plain", "plain"),
+        ("template", None, "null"),
         ("replace", {"key": "a chair", "ball": "x"}, "{key: a chair, ball: x}"),
     ):
         with pytest.raises(ConfigError) as error:

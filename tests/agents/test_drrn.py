@@ -222,7 +222,7 @@ def test_target_adds_discounted_next_value():
     batch = Transitions(
         [word] * 3, np.zeros(3, np.int64), np.ones(3, np.float32), [phrase] * 3, np.array([False, True, False]), legal
     )
-    targets = learner._targets(batch, actions)
+    targets = learner._compute_targets(batch, actions)
     expected = torch.stack([1 + 0.9 * q.max(), torch.tensor(1.0), 1 + 0.9 * q.min()])
     assert torch.allclose(targets, expected, atol=1e-6)
 

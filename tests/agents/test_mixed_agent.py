@@ -78,7 +78,7 @@ class TestPolicy:
         second_act = policy.act(inputs, act.state)
         assert second_act.state[0].tolist() == [[2, 0, 0], [4] * 3, [4] * 3, [2, 0, 0]]
         assert policy.values(inputs, act.state).tolist() == [[1, 2, 2, 1]] * 2
-        assert policy.widths == {0: 1, 1: 3}
+        assert policy.state_widths == {0: 1, 1: 3}
 
     def test_missing_outputs_are_merged(self):
         policy = MixedPolicy([SeatedPolicy(Constant(1), (0,)), SeatedPolicy(Constant(2), (1,))], 2)
@@ -152,7 +152,7 @@ def test_society_state_is_restorable():
     env, agent = make_agent(members)
     inputs = {name: torch.as_tensor(x) for name, x in env.reset(seed=0).items()}
     first = agent.policy.act(inputs, generator=torch.Generator().manual_seed(0))
-    assert first.state.shape[-1] == max(agent.policy.widths.values())
+    assert first.state.shape[-1] == max(agent.policy.state_widths.values())
     _, restored_agent = make_agent(members)
     restored_agent.load_state_dict(agent.state_dict())
     first_output, second_output = (

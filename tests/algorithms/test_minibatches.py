@@ -22,10 +22,10 @@ def test_epoch_covers_samples(n, size, drop_last):
     samples = Minibatches({"action": torch.arange(n)}, torch.arange(n), size, drop_last)
     if drop_last and batch_size > n:
         with pytest.raises(ConfigError, match=rf"drop_last=true .* {n} .*agent\.ppo\.minibatch_size={size}"):
-            list(samples.batches(permutation(n)))
+            list(samples.iterate_batches(permutation(n)))
         return
-    sizes = [len(batch["action"]) for batch in samples.batches(permutation(n))]
-    actions = torch.cat([batch["action"] for batch in samples.batches(permutation(n))])
+    sizes = [len(batch["action"]) for batch in samples.iterate_batches(permutation(n))]
+    actions = torch.cat([batch["action"] for batch in samples.iterate_batches(permutation(n))])
     rest = n % batch_size
     assert sizes == [batch_size] * (n // batch_size) + [rest] * bool(rest and not drop_last)
     assert len(set(actions.tolist())) == len(actions) == sum(sizes)
@@ -35,7 +35,7 @@ def test_omitted_samples_vary_between_epochs():
     samples = Minibatches({"action": torch.arange(11)}, torch.arange(11), 10, drop_last=True)
     omitted = set()
     for seed in range(20):
-        [batch] = samples.batches(permutation(11, seed))
+        [batch] = samples.iterate_batches(permutation(11, seed))
         omitted |= set(range(11)) - set(batch["action"].tolist())
     assert len(omitted) > 5
 
@@ -45,7 +45,7 @@ def test_stacked_networks_match_separate_minibatches():
     positions = torch.arange(14).view(2, 7)
     for drop_last, sizes in ((False, [3, 3, 1]), (True, [3, 3])):
         minibatches = Minibatches({"place": torch.arange(14)}, positions, 3, drop_last)
-        stacked_batches = [batch["place"] for batch in minibatches.batches(orders)]
+        stacked_batches = [batch["place"] for batch in minibatches.iterate_batches(orders)]
         assert [x.shape[1] for x in stacked_batches] == sizes
         for k in range(2):
             single_batches = split_minibatches(orders[k], 3, drop_last)

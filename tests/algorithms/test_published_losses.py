@@ -171,7 +171,7 @@ def stretches(rollout, size, epochs):
     return [
         batch
         for _ in range(epochs)
-        for batch in sequences.batches(torch.randperm(sequences.n_units, generator=generator))
+        for batch in sequences.iterate_batches(torch.randperm(sequences.n_units, generator=generator))
     ]
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrl.algorithms.minibatches import SequenceMinibatches, sample_indices
+from llmrl.algorithms.minibatches import SequenceMinibatches, index_network_samples
 from llmrl.algorithms.ppo import PPO, PPOSettings
 from llmrl.core.seeding import Seeds
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
@@ -69,7 +69,7 @@ def test_sequences_cover_samples_once(first, size):
     place = torch.arange(steps * rows)
     state = torch.arange(1.0, rows + 1)[:, None]
     minibatches = SequenceMinibatches({"action": place, "place": place}, place, size, first, state)
-    batches = list(minibatches.batches(torch.randperm(minibatches.n_units, generator=Seeds(3).torch("order"))))
+    batches = list(minibatches.iterate_batches(torch.randperm(minibatches.n_units, generator=Seeds(3).torch("order"))))
     assert sorted(torch.cat([b["place"] for b in batches]).tolist()) == place.tolist()
     assert all(len(b["place"]) >= (size or steps * rows) for b in batches[:-1])
     assert size is None or all(len(b["place"]) - b["lengths"][-1] < size for b in batches), (
@@ -98,10 +98,10 @@ def test_training_states_equal_rollout_states(share):
         advantage, _ = ppo.estimate_advantages(rollout)
         data = ppo.build_samples(rollout) | {"advantage": advantage.flatten()}
         groups = policy.list_networks()
-        indices = sample_indices(rollout.reward.shape, 1, len(groups))
+        indices = index_network_samples(rollout.reward.shape, 1, len(groups))
         for (network, agents), samples in zip(groups, indices, strict=True):
             minibatches = ppo.make_minibatches(rollout, data, samples, agents)
-            for batch in minibatches.batches(
+            for batch in minibatches.iterate_batches(
                 next(ppo.sample_permutations(minibatches.n_units, Seeds(9).torch("order")))
             ):
                 logits, value = network(batch)

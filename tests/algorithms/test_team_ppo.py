@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_ppo import make, train
 
-from llmrl.algorithms.advantages_and_losses import combine_joint_actions, surrogate, value_error
+from llmrl.algorithms.advantages_and_losses import combine_joint_actions, surrogate_objectives, value_losses
 from llmrl.algorithms.minibatches import Minibatches, SequenceMinibatches
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
@@ -20,10 +20,10 @@ from llmrl.core.seeding import Seeds
 def test_huber_matches_torch(errors, delta):
     value, target = torch.tensor(errors), torch.zeros(len(errors))
     library = torch.nn.functional.huber_loss(value, target, reduction="none", delta=delta)
-    torch.testing.assert_close(0.5 * value_error(value, target, target, None, delta), library)
+    torch.testing.assert_close(0.5 * value_losses(value, target, target, None, delta), library)
     # Clipped values are judged by the same loss.
     clipped = torch.nn.functional.huber_loss(value.clamp(-0.2, 0.2), target, reduction="none", delta=delta)
-    found = 0.5 * value_error(value, target, target, 0.2, delta)
+    found = 0.5 * value_losses(value, target, target, 0.2, delta)
     torch.testing.assert_close(found, torch.maximum(library, clipped))
 
 
@@ -85,7 +85,7 @@ def test_joint_action_ratio_is_product(team, n, seed):
 
 def test_minibatches_preserve_teams():
     data = {"action": torch.arange(12)}
-    batches = list(Minibatches(data, torch.arange(12), 6, team_size=3).batches(torch.tensor([2, 0, 3, 1])))
+    batches = list(Minibatches(data, torch.arange(12), 6, team_size=3).iterate_batches(torch.tensor([2, 0, 3, 1])))
     assert [len(batch["action"]) for batch in batches] == [6, 6]
     assert torch.equal(torch.cat([batch["action"] for batch in batches]).sort().values, torch.arange(12))
     for batch in batches:
@@ -102,7 +102,7 @@ def test_sequences_preserve_teams(seed, team, size):
     state = torch.arange(games * team, dtype=torch.float32)[:, None]
     minibatches = SequenceMinibatches({"action": place}, place, size, first, state, team)
     teams = []
-    for batch in minibatches.batches(torch.randperm(minibatches.n_units, generator=Seeds(seed).torch("order"))):
+    for batch in minibatches.iterate_batches(torch.randperm(minibatches.n_units, generator=Seeds(seed).torch("order"))):
         teams += batch["action"].tolist()
         assert int(batch["lengths"].sum()) == len(batch["action"])
         if team == 1:
@@ -124,7 +124,7 @@ def test_team_loss_matches_formula(signal_game):
     rollout = dataclasses.replace(rollout, log_prob=rollout.log_prob - 0.15)
     advantage, _ = ppo.estimate_advantages(rollout)
     ratio = math.exp(0.15 * policy.n_agents)
-    expected = -surrogate(torch.full_like(advantage[..., 0], ratio), advantage.mean(-1), 0.2).mean()
+    expected = -surrogate_objectives(torch.full_like(advantage[..., 0], ratio), advantage.mean(-1), 0.2).mean()
     metrics = ppo.update(rollout, Seeds(0).torch("minibatches"))
     assert metrics["loss/policy"] == pytest.approx(float(expected), rel=1e-4)
     assert metrics["loss/clip_fraction"] == 1.0

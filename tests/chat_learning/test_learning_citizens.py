@@ -9,7 +9,7 @@ import torch
 
 from experiments import find_run_folder, load_comparable_metrics, run_silently
 from kills import metrics_after_kills
-from llmrl.agents.llm_player.agent import action_diversity
+from llmrl.agents.llm_player.agent import compute_action_diversity
 from llmrl.core.errors import ConfigError, LlmrlError
 from llmrl.run.artifacts import load_saved_state
 from llmrl.run.run import Run
@@ -135,6 +135,6 @@ def test_diversity_of_actions():
     ended = torch.tensor([[False, True], [True, False]])
     rollout = SimpleNamespace(action=action, terminated=ended, truncated=torch.zeros_like(ended))
     # The last step of the second game is after its end.
-    assert action_diversity(rollout, 3) == pytest.approx(np.log(2))
+    assert compute_action_diversity(rollout, 3) == pytest.approx(np.log(2))
     rollout.action = torch.zeros_like(action)
-    assert action_diversity(rollout, 3) == pytest.approx(0.0)
+    assert compute_action_diversity(rollout, 3) == pytest.approx(0.0)

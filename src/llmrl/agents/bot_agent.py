@@ -17,17 +17,18 @@ from llmrl.core.state_fields import StateFields
 EXPERT_CHANNEL = "expert"
 """Channel with the index of the expert's action; -1: the expert has failed."""
 NO_OP_ACTION_NAMES = ("done", "turn left")
-"""Names of actions without an effect except on a player's heading, in order of priority."""
+"""Names of actions that change nothing except, perhaps, the player's heading, in order of priority."""
 
 
 class BotPolicy(PolicyWithoutValues, StateFields):
     """Policy that takes the action in the channel `expert`.
 
-    If the expert has failed, it takes the first existing action of `NO_OP_ACTION_NAMES`, else action 0. It is a
-    `StepObserver`, so that it counts only decisions in games whose episodes have not ended.
+    If the expert has failed, it takes the first existing action of `NO_OP_ACTION_NAMES`, else action 0. As a
+    `StepObserver` it counts only decisions in games whose episodes have not ended.
 
     Attributes:
-        given_up: number of decisions without an expert.
+        playing: whether an episode is in progress in each game, [n_envs] bool.
+        given_up: number of decisions for which the expert had failed.
         decisions: number of all decisions.
 
     Raises:
@@ -58,11 +59,11 @@ class BotPolicy(PolicyWithoutValues, StateFields):
         self.playing = np.zeros(spec.n_envs, dtype=bool)
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
-        """Start to count decisions in games in which an episode begins."""
+        """Count decisions in `games`, in which an episode begins, from now on."""
         self.playing |= games
 
     def on_step(self, transition: Transition) -> None:
-        """Stop to count decisions in games whose episode has ended."""
+        """Stop counting decisions in games whose episode has ended."""
         self.playing &= ~transition.ended
 
     def act(
@@ -72,13 +73,13 @@ class BotPolicy(PolicyWithoutValues, StateFields):
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> PolicyOutput:
-        """Return the expert's actions; they depend only on the observations."""
-        expert = observation[EXPERT_CHANNEL].long()
-        given_up_mask = expert < 0
-        playing = torch.from_numpy(self.playing)[:, None].expand_as(given_up_mask)
-        self.given_up += int((given_up_mask.cpu() & playing).sum())
+        """Return the expert's actions; the other arguments than `observation` are ignored."""
+        expert_actions = observation[EXPERT_CHANNEL].long()
+        expert_failed_mask = expert_actions < 0
+        playing = torch.from_numpy(self.playing)[:, None].expand_as(expert_failed_mask)
+        self.given_up += int((expert_failed_mask.cpu() & playing).sum())
         self.decisions += int(playing.sum())
-        return PolicyOutput(torch.where(given_up_mask, self.fallback_action, expert))
+        return PolicyOutput(torch.where(expert_failed_mask, self.fallback_action, expert_actions))
 
 
 class BotAgent(NonLearningAgent):
@@ -95,7 +96,7 @@ class BotAgent(NonLearningAgent):
         return {"policy": "the environment's own expert", "parameters": 0}
 
     def metrics(self) -> dict[str, float]:
-        """Return the number of decisions (`bot/decisions`), and of decisions without an expert (`bot/failures`)."""
+        """Return the number of decisions (`bot/decisions`), and of those without the expert (`bot/failures`)."""
         return {"bot/decisions": float(self.policy.decisions), "bot/failures": float(self.policy.given_up)}
 
     def state_dict(self) -> State:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,7 @@ class CloningAgent:
         env_options: options of the environment, as in the config; None: unknown.
 
     Raises:
-        ConfigError: the student is not such an agent, or there is a teacher.
+        ConfigError: the student has no such policy, or there is a teacher.
     """
 
     loop: ClassVar[AgentLoop] = "clone"
@@ -85,11 +86,11 @@ class CloningAgent:
         self.student, self.policy, self.spec, self.device = student, student.policy, spec, device
         self._seeds, self._settings, self._data = seeds, settings, settings.data
         self._env_options = env_options or {}
-        self._channel = _find_text_channel(student, spec)
-        self._cloning: BehavioralCloning | None = None
+        self._text_channel = _find_text_channel(student, spec)
+        self._learner: BehavioralCloning | None = None
 
     def imitate(self, epochs: int) -> BehavioralCloning:
-        """Read the trajectories from disk and return a learner for them.
+        """Read the trajectories from disk and return a learner that makes `epochs` passes over them.
 
         Raises:
             ConfigError: there are no trajectories to learn from, or they do not fit this agent.
@@ -111,13 +112,13 @@ class CloningAgent:
             prompt_indices = torch.from_numpy(trajectories.prompt[indices].astype(np.int64))
             batches.append(
                 {
-                    self._channel: TextArray(prompt_indices, table),
+                    self._text_channel: TextArray(prompt_indices, table),
                     "action": torch.from_numpy(actions[indices]).to(self.device),
                 }
             )
         [(network, _)] = self.policy.list_networks()  # type: ignore[attr-defined]
-        self._cloning = BehavioralCloning(network, self._settings.cloning, batches[0], batches[1], self._seeds, epochs)
-        return self._cloning
+        self._learner = BehavioralCloning(network, self._settings.cloning, batches[0], batches[1], self._seeds, epochs)
+        return self._learner
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Return no metrics: the agent does not learn from rollouts."""
@@ -144,12 +145,12 @@ class CloningAgent:
         return {**self.student.describe(), "imitates": self._data or "nobody"}
 
     def state_dict(self) -> State:
-        return {**self.student.state_dict(), "cloning": None if self._cloning is None else self._cloning.state_dict()}
+        return {**self.student.state_dict(), "cloning": None if self._learner is None else self._learner.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         self.student.load_state_dict(state)
-        if self._cloning is not None and state["cloning"] is not None:
-            self._cloning.load_state_dict(state["cloning"])
+        if self._learner is not None and state["cloning"] is not None:
+            self._learner.load_state_dict(state["cloning"])
 
     def _select_steps(self, trajectories: Trajectories) -> Trajectories:
         """Return the steps to learn from."""
@@ -175,10 +176,10 @@ class CloningAgent:
         return steps
 
     def _check_wording(self, recorded_options: Mapping[str, Any]) -> None:
-        """Raise an error if the prompts of the trajectories have other wording options than those of the environment.
+        """Raise ConfigError if the trajectories' prompts were built with other wording options than the environment's.
 
-        `recorded_options`: options of the environment of the trajectories. Options that only one of the environments
-        has are not compared.
+        `recorded_options`: options of the environment in which they were recorded. Options that only one of the
+        environments has are not compared.
         """
         env_options = self._env_options
         for name in PROMPT_WORDING_OPTIONS:
@@ -194,15 +195,15 @@ class CloningAgent:
 
     def _map_actions(self, trajectories: Trajectories) -> np.ndarray:
         """Return the recorded actions as indices of this environment's actions, [n] int64."""
-        index_by_name = {name: i for i, name in enumerate(self.spec.action_names)}
-        recorded = np.asarray(trajectories.action, dtype=np.int64)
-        unknown = [name for i in np.unique(recorded) if (name := trajectories.action_names[i]) not in index_by_name]
-        if unknown:
+        names, index_by_name = trajectories.action_names, {name: i for i, name in enumerate(self.spec.action_names)}
+        recorded_actions = np.asarray(trajectories.action, dtype=np.int64)
+        unknown_names = [names[i] for i in np.unique(recorded_actions) if names[i] not in index_by_name]
+        if unknown_names:
             raise ConfigError(
-                f"agent.data={self._data}: its action {unknown[0]!r} does not exist in env={self.spec.name}, which has "
-                f"{', '.join(index_by_name)}; use the env.actions and env.language of the data"
+                f"agent.data={self._data}: its action {unknown_names[0]!r} does not exist in env={self.spec.name}, "
+                f"which has {', '.join(index_by_name)}; use the env.actions and env.language of the data"
             )
-        return np.array([index_by_name.get(name, -1) for name in trajectories.action_names], dtype=np.int64)[recorded]
+        return np.array([index_by_name.get(name, -1) for name in names], dtype=np.int64)[recorded_actions]
 
     def _sample_validation_mask(self, trajectories: Trajectories) -> np.ndarray:
         """Return whether each step is used for validation, [n] bool, for random whole episodes."""
@@ -226,26 +227,26 @@ def _read_recorded_env_options(path: Path) -> Mapping[str, Any]:
 
 
 def _format_as_yaml(value: Any) -> str:
-    """Return a value as it is typed on the command line."""
+    """Return a value of YAML as it is typed on the command line."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key}: {_format_as_yaml(x)}' for key, x in value.items())}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(_format_as_yaml, value))}]"
-    return str(value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _find_text_channel(student: Agent, spec: EnvSpec) -> str:
-    """Return the single channel that the student reads.
+    """Return the text channel, the only channel that the student reads.
 
     Raises:
-        ConfigError: the student does not learn, has several networks, or reads inputs that trajectories do not contain.
+        ConfigError: the student does not learn, has several networks or a memory, or reads other inputs than one text.
     """
     policy: Any = student.policy
-    groups = policy.list_networks() if hasattr(policy, "list_networks") and student.learns else []
-    if len(groups) != 1:
+    networks = policy.list_networks() if hasattr(policy, "list_networks") and student.learns else []
+    if len(networks) != 1:
         raise ConfigError(
             f"agent.student: agent=bc trains an agent with one differentiable network, but {type(student).__name__} "
-            "has none; use agent@agent.student=llm_ppo"
+            f"has {len(networks)}; use agent@agent.student=llm_ppo"
         )
     channels: list[str] = [name for name in policy.channels if name != "action_mask"]
     if len(channels) != 1 or spec.observation[channels[0]].dtype != "object" or policy.recurrent:

@@ -23,34 +23,34 @@ from llmrl.networks.action_distributions import CategoricalDistribution, mask_lo
 from llmrl.networks.drrn import DRRN, Vocabulary, pad_texts
 from llmrl.networks.memo import Memo
 
-ACTION_MASK = "action_mask"
+ACTION_MASK_CHANNEL = "action_mask"
 
 
 class DRRNPolicy:
-    """Policy that samples actions from softmax(Q / temperature).
+    """Policy that samples actions with probabilities softmax(Q / temperature).
 
     Attributes:
         network: network that computes the values Q of actions after prompts.
         vocabulary: vocabulary of the texts.
         action_texts: encoded texts of the actions.
-        final_states: states of the newest rollout in which no action is taken, in the order in which `Collector`
-            requests their `values`. Each consists of the encoded texts [n_envs * n_agents], the legal actions, and
-            whether each text is empty.
+        final_states: states of the newest rollout in which no action is taken (after truncations and its last step), in
+            the order in which `Collector` requests their `values`. Each consists of the encoded texts
+            [n_envs * n_agents], the mask of legal actions (None: all are legal), and whether each text is empty.
     """
 
     def __init__(self, spec: EnvSpec, network: DRRN, vocabulary: Vocabulary, channel: str, temperature: float) -> None:
         self.network, self.vocabulary, self.temperature = network, vocabulary, temperature
         self.channel = channel
-        self.channels = (channel, *((ACTION_MASK,) if ACTION_MASK in spec.observation else ()))
+        self.channels = (channel, *((ACTION_MASK_CHANNEL,) if ACTION_MASK_CHANNEL in spec.observation else ()))
         self.action_texts = [vocabulary.encode(text) for text in spec.continuations(channel)]
         self.final_states: list[tuple[list[bytes], np.ndarray | None, np.ndarray]] = []
-        self._memo = Memo(self._compute_q)
+        self._output_memo = Memo(self._compute_q_of_texts)
 
     @contextmanager
     def fixed_weights(self) -> Iterator[None]:
-        """Return the context of a rollout, in which each text is encoded once (`Memoizing`)."""
+        """Return the context of a new rollout, in which each text is encoded once (`Memoizing`)."""
         self.final_states = []
-        with self._memo.fixed_weights():
+        with self._output_memo.fixed_weights():
             yield
 
     def act(
@@ -60,8 +60,8 @@ class DRRNPolicy:
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> PolicyOutput:
-        q, _ = self._evaluate(observation)
-        mask = observation.get(ACTION_MASK)
+        q, _ = self._compute_q_of_observation(observation)
+        mask = observation.get(ACTION_MASK_CHANNEL)
         logits, q = mask_logits(q / self.temperature, mask), mask_logits(q, mask)
         action = q.argmax(-1) if greedy else sample_categorical(logits, generator)
         log_prob, _ = CategoricalDistribution.log_prob_entropy(logits, action)
@@ -69,9 +69,9 @@ class DRRNPolicy:
 
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
         """Return the highest Q of each agent, [n_envs, n_agents]."""
-        q, texts = self._evaluate(observation)
-        mask = observation.get(ACTION_MASK)
-        if self._memo.is_active:
+        q, texts = self._compute_q_of_observation(observation)
+        mask = observation.get(ACTION_MASK_CHANNEL)
+        if self._output_memo.is_active:
             is_empty = np.asarray(observation[self.channel], dtype=object).ravel() == ""
             self.final_states.append((texts, None if mask is None else mask.flatten(0, 1).cpu().numpy(), is_empty))
         return mask_logits(q, mask).amax(-1)
@@ -87,14 +87,14 @@ class DRRNPolicy:
         return (q / self.temperature).softmax(-1)
 
     @torch.no_grad()
-    def _evaluate(self, observation: dict[str, Any]) -> tuple[torch.Tensor, list[bytes]]:
+    def _compute_q_of_observation(self, observation: dict[str, Any]) -> tuple[torch.Tensor, list[bytes]]:
         """Return Q [n_envs, n_agents, n_actions] and the encoded texts."""
         prompts = np.asarray(observation[self.channel], dtype=object)
         texts = [self.vocabulary.encode(prompt) for prompt in prompts.ravel()]
-        [q] = self._memo(texts)
+        [q] = self._output_memo(texts)
         return q.reshape(*prompts.shape, -1), texts
 
-    def _compute_q(self, texts: Sequence[bytes]) -> tuple[torch.Tensor]:
+    def _compute_q_of_texts(self, texts: Sequence[bytes]) -> tuple[torch.Tensor]:
         """Return Q of distinct texts, [n, n_actions]."""
         return (self.network(pad_texts(texts), pad_texts(self.action_texts)),)
 
@@ -144,13 +144,13 @@ class DRRNAgent:
         device: str,
     ) -> None:
         spec.require_discrete_actions("agent=drrn")
-        text_channel, vocabulary = settings.text_channel, settings.vocabulary
+        text_channel, vocabulary_size = settings.text_channel, settings.vocabulary
         spec.require_text_channel(text_channel, "agent=drrn")
-        network = DRRN(vocabulary, settings.units, seeds.torch("weights")).to(device)
-        self.policy = DRRNPolicy(spec, network, Vocabulary(vocabulary), text_channel, settings.temperature)
-        self._settings = settings.q
+        network = DRRN(vocabulary_size, settings.units, seeds.torch("weights")).to(device)
+        self.policy = DRRNPolicy(spec, network, Vocabulary(vocabulary_size), text_channel, settings.temperature)
+        self._q_settings = settings.q
         self._initial_weights = copy.deepcopy(network.state_dict())
-        self._initial_words = self.policy.vocabulary.state_dict()
+        self._initial_vocabulary = self.policy.vocabulary.state_dict()
         self._learner = QLearning(network, settings.q)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
@@ -169,8 +169,8 @@ class DRRNAgent:
 
     def reset(self) -> None:
         self.policy.network.load_state_dict(self._initial_weights)
-        self.policy.vocabulary.load_state_dict(self._initial_words)
-        self._learner = QLearning(self.policy.network, self._settings)
+        self.policy.vocabulary.load_state_dict(self._initial_vocabulary)
+        self._learner = QLearning(self.policy.network, self._q_settings)
 
     def describe(self) -> dict[str, Any]:
         n = sum(p.numel() for p in self.policy.network.parameters())
@@ -189,7 +189,7 @@ class DRRNAgent:
         self._learner.load_state_dict(state["learner"])
 
     def _build_transitions(self, rollout: Rollout) -> Transitions:
-        """Return the transitions of a rollout, at most T * n_envs * n_agents, the oldest first.
+        """Return the transitions of a rollout, at most n_steps * n_envs * n_agents, the oldest first.
 
         In a step with an empty text, the agent had no decision, as in another agent's turn. The reward of this step is
         added to the agent's previous decision, whose next state is that of its next decision. A decision whose next
@@ -197,7 +197,7 @@ class DRRNAgent:
         """
         policy, n_steps = self.policy, len(rollout.action)
         shape = rollout.action.shape
-        # Steps after whose next state the rollout has no action; see `Collector`.
+        # Steps after which there is a final state.
         has_final = rollout.truncated.any(1)
         has_final[-1] = True
         final_states = dict(
@@ -209,8 +209,8 @@ class DRRNAgent:
         prompts = [[encoded_texts[i] for i in row] for row in text_indices.flatten(1).tolist()]
         next_prompts = [*prompts[1:], final_states[n_steps - 1][0]]
         next_action_mask = None
-        if ACTION_MASK in rollout.observation:
-            mask = rollout.observation[ACTION_MASK].flatten(1, 2).cpu().numpy()
+        if ACTION_MASK_CHANNEL in rollout.observation:
+            mask = rollout.observation[ACTION_MASK_CHANNEL].flatten(1, 2).cpu().numpy()
             next_action_mask = np.concatenate([mask[1:], final_states[n_steps - 1][1][None]]).copy()
         truncated = rollout.truncated[:, :, None].expand(shape).flatten(1).cpu().numpy()
         is_idle = np.array([text == "" for text in unique_texts])[text_indices.flatten(1).cpu().numpy()]
@@ -223,21 +223,21 @@ class DRRNAgent:
                 next_action_mask[t, ended] = mask[ended]
             is_next_idle[t, ended] = is_empty[ended]
         terminal = rollout.terminated[:, :, None].expand(shape).flatten(1).cpu().numpy()
-        if not self._settings.bootstrap_truncation:
+        if not self._q_settings.bootstrap_truncation:
             terminal = terminal | truncated
         reward = rollout.reward.flatten(1).cpu().numpy().copy()
-        is_complete = ~is_next_idle | terminal
-        for t, i in np.argwhere(~is_complete & ~truncated)[::-1].tolist():
+        has_known_next_state = ~is_next_idle | terminal
+        for t, i in np.argwhere(~has_known_next_state & ~truncated)[::-1].tolist():
             if t < n_steps - 1:
                 reward[t, i] += reward[t + 1, i]
-                next_prompts[t][i], terminal[t, i], is_complete[t, i] = (
+                next_prompts[t][i], terminal[t, i], has_known_next_state[t, i] = (
                     next_prompts[t + 1][i],
                     terminal[t + 1, i],
-                    is_complete[t + 1, i],
+                    has_known_next_state[t + 1, i],
                 )
                 if next_action_mask is not None:
                     next_action_mask[t, i] = next_action_mask[t + 1, i]
-        is_decision = is_complete & ~is_idle
+        is_decision = has_known_next_state & ~is_idle
         indices = np.argwhere(is_decision).tolist()
         return Transitions(
             prompt=[prompts[t][i] for t, i in indices],

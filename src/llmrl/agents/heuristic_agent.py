@@ -27,12 +27,12 @@ from llmrl.envs.tax_economy import VECTOR_FIELDS
 Role = Literal["forager", "cleaner", "turn_taker"]
 PlayerRule = Callable[[np.ndarray], np.ndarray]
 """Function from observations [n, k] or states [n] of n players to actions [n]."""
-RuleFactory = Callable[[EnvSpec, EnvFactory | None], PlayerRule]
+PlayerRuleFactory = Callable[[EnvSpec, EnvFactory | None], PlayerRule]
 """Function that returns a rule, given the spec of an environment and the factory of its games."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class GameRule:
     """Rule for all players of a game.
 
     Attributes:
@@ -56,12 +56,12 @@ class Heuristic:
     Attributes:
         channels: channels that the rule reads; the arrays of several channels are concatenated.
         description: short description of the rule.
-        make_rule: function that returns the rule for an environment.
+        make_player_rule: function that returns the rule for an environment.
     """
 
     channels: tuple[str, ...]
     description: str
-    make_rule: RuleFactory
+    make_player_rule: PlayerRuleFactory
 
 
 class HeuristicPolicy(PolicyWithoutValues):
@@ -75,7 +75,7 @@ class HeuristicPolicy(PolicyWithoutValues):
         ConfigError: the environment lacks a channel that the rule reads.
     """
 
-    def __init__(self, spec: EnvSpec, rule: Rule) -> None:
+    def __init__(self, spec: EnvSpec, rule: GameRule) -> None:
         for channel in rule.channels:
             if channel not in spec.observation:
                 raise ConfigError(
@@ -131,7 +131,7 @@ class HeuristicAgent(NonLearningAgent):
         return {"policy": f"a rule: {self.policy.rule.description}", "parameters": 0}
 
 
-def _make_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
+def _make_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> GameRule:
     """Return the rule of `HEURISTICS` for an environment; `env_factory`: see `HeuristicAgent`.
 
     Raises:
@@ -145,20 +145,20 @@ def _make_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
             f"agent=heuristic has no rule for env={spec.name}; it has rules for {environments}",
         )
     spec.require_discrete_actions("agent=heuristic")
-    player_rule = heuristic.make_rule(spec, env_factory)
+    player_rule = heuristic.make_player_rule(spec, env_factory)
 
     def choose_actions(observations: np.ndarray, steps: np.ndarray, seats: Sequence[int]) -> np.ndarray:
         n_envs, n_players = observations.shape[:2]
         actions = np.asarray(player_rule(observations.reshape(n_envs * n_players, *observations.shape[2:])))
         return actions.reshape(n_envs, n_players)
 
-    return Rule(heuristic.channels, heuristic.description, choose_actions, counts_steps=False)
+    return GameRule(heuristic.channels, heuristic.description, choose_actions, counts_steps=False)
 
 
-_OWN_CELL = (9, 5)
+_PLAYER_CELL = (9, 5)
 """Row and column of the player in a view [11, 11]; row 0 is farthest ahead."""
 _MAX_PATH_STEPS = 30
-"""Maximum number of steps of a path to a target."""
+"""Maximum number of steps of a path to a target; targets farther away are ignored."""
 _MOVES = (("forward", -1, 0), ("step_left", 0, -1), ("step_right", 0, 1), ("backward", 1, 0))
 """Moves without a turn, with their changes of row and column, in order of priority among equally good moves."""
 
@@ -166,7 +166,7 @@ _BEAM_LINES = (((-1, 0), (-2, 0), (-3, 0)), ((0, -1), (-1, -1), (-2, -1)), ((0, 
 """Cells (row, column) of the three lines of the cleaning beam, relative to the player; a wall ends a line."""
 
 
-def _make_society_rule(spec: EnvSpec, role: Role | None, steps_per_turn: int, max_cleaners: int) -> Rule | None:
+def _make_society_rule(spec: EnvSpec, role: Role | None, steps_per_turn: int, max_cleaners: int) -> GameRule | None:
     """Return the rule for Clean Up, Harvest or the escape room; None for other environments.
 
     Args:
@@ -184,24 +184,24 @@ def _make_society_rule(spec: EnvSpec, role: Role | None, steps_per_turn: int, ma
         return _make_escape_room_rule(spec) if spec.name == "escape_room" else None
     if role in ("cleaner", "turn_taker") and "clean" not in spec.action_names:
         raise ConfigError(f"agent.role={role} needs a river to clean; use env=cleanup or agent.role=forager")
-    players = _GridPlayers(spec)
+    grid_rules = _GridRules(spec)
 
     def take_turns(views: np.ndarray, steps: np.ndarray, seats: Sequence[int]) -> np.ndarray:
         first_cleaner = (steps // steps_per_turn) * max_cleaners % spec.n_players
         is_cleaning = (np.asarray(seats)[None] - first_cleaner[:, None]) % spec.n_players < max_cleaners
-        return np.where(is_cleaning, players.clean(views), players.forage(views))
+        return np.where(is_cleaning, grid_rules.clean(views), grid_rules.forage(views))
 
     if role == "turn_taker":
         description = f"{max_cleaners} players at once clean in turn, {steps_per_turn} steps each, and forage otherwise"
-        return Rule(("grid",), description, take_turns)
+        return GameRule(("grid",), description, take_turns)
     if role == "cleaner":
         description = "cleans dirt in view, else looks for some"
-        return Rule(("grid",), description, lambda views, *_: players.clean(views))
+        return GameRule(("grid",), description, lambda views, *_: grid_rules.clean(views))
     description = "walks to the nearest apple in view, else looks for some"
-    return Rule(("grid",), description, lambda views, *_: players.forage(views))
+    return GameRule(("grid",), description, lambda views, *_: grid_rules.forage(views))
 
 
-def _make_escape_room_rule(spec: EnvSpec) -> Rule:
+def _make_escape_room_rule(spec: EnvSpec) -> GameRule:
     """Return the rule for an escape room: the first players go to the working lever, the others to the door."""
     min_players_at_lever, n_levers = int(spec.facts["min_agents_per_lever"]), spec.n_actions - 2
 
@@ -210,10 +210,10 @@ def _make_escape_room_rule(spec: EnvSpec) -> Rule:
         is_at_lever = np.asarray(seats) < min_players_at_lever
         return np.where(is_at_lever[None], working_lever[:, None], n_levers)
 
-    return Rule(("vector",), "enough players hold the lever, the others leave", choose_actions)
+    return GameRule(("vector",), "enough players hold the lever, the others leave", choose_actions)
 
 
-class _GridPlayers:
+class _GridRules:
     """Rules for players of Clean Up and Harvest, who walk to cells in their view (`grid_text.count_grid_codes`)."""
 
     def __init__(self, spec: EnvSpec) -> None:
@@ -225,7 +225,7 @@ class _GridPlayers:
 
     def forage(self, views: np.ndarray) -> np.ndarray:
         """Return the actions of foragers, [n_envs, k], given views [n_envs, k, 11, 11, 4]."""
-        return self._move_to(views, views[..., 0] == self._apple_code)
+        return self._find_moves_to(views, views[..., 0] == self._apple_code)
 
     def clean(self, views: np.ndarray) -> np.ndarray:
         """Return the actions of cleaners, [n_envs, k], given views [n_envs, k, 11, 11, 4]."""
@@ -236,31 +236,31 @@ class _GridPlayers:
             for d_row, d_column in line:
                 beam_cells |= is_reached & _shift_cells(dirt, d_row, d_column)
                 is_reached &= ~_shift_cells(wall, d_row, d_column)
-        y, x = _OWN_CELL
-        return np.where(beam_cells[..., y, x], self._action_index["clean"], self._move_to(views, beam_cells))
+        y, x = _PLAYER_CELL
+        return np.where(beam_cells[..., y, x], self._action_index["clean"], self._find_moves_to(views, beam_cells))
 
-    def _move_to(self, views: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Return the first moves of shortest paths to the cells where `targets` [..., 11, 11] is true.
+    def _find_moves_to(self, views: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Return the first moves of shortest paths to cells where `targets` [..., 11, 11] is true.
 
-        If no target is reachable, the player explores: it walks ahead until it is blocked, with occasional turns.
+        If no target is reachable, the player explores: it walks ahead, turns where blocked, and sometimes elsewhere.
         """
         is_free = (views[..., 0] != self._wall_code) & (views[..., 0] != 0) & (views[..., 1] <= 1)
-        reachable = targets & is_free
+        can_reach_target = targets & is_free
         first_moves = np.full(targets.shape[:-2], -1)
-        y, x = _OWN_CELL
+        y, x = _PLAYER_CELL
         for _ in range(_MAX_PATH_STEPS):
             is_undecided = first_moves < 0
             for name, d_row, d_column in _MOVES:
-                has_arrived = reachable[..., y + d_row, x + d_column] & is_undecided & (first_moves < 0)
-                first_moves[has_arrived] = self._action_index[name]
+                leads_to_target = can_reach_target[..., y + d_row, x + d_column] & is_undecided & (first_moves < 0)
+                first_moves[leads_to_target] = self._action_index[name]
             if (first_moves >= 0).all():
                 break
-            next_reachable = reachable.copy()
-            next_reachable[..., 1:, :] |= reachable[..., :-1, :]
-            next_reachable[..., :-1, :] |= reachable[..., 1:, :]
-            next_reachable[..., :, 1:] |= reachable[..., :, :-1]
-            next_reachable[..., :, :-1] |= reachable[..., :, 1:]
-            reachable = next_reachable & is_free
+            can_reach_next = can_reach_target.copy()
+            can_reach_next[..., 1:, :] |= can_reach_target[..., :-1, :]
+            can_reach_next[..., :-1, :] |= can_reach_target[..., 1:, :]
+            can_reach_next[..., :, 1:] |= can_reach_target[..., :, :-1]
+            can_reach_next[..., :, :-1] |= can_reach_target[..., :, 1:]
+            can_reach_target = can_reach_next & is_free
         is_blocked = ~is_free[..., y - 1, x]
         # Turns depend on a checksum of the view, as a substitute for random numbers, so that players leave cycles.
         checksum = (views.reshape(*first_moves.shape, -1).astype(np.int64) * np.arange(1, views[0, 0].size + 1)).sum(-1)
@@ -272,7 +272,7 @@ class _GridPlayers:
 def _shift_cells(cells: np.ndarray, d_row: int, d_column: int) -> np.ndarray:
     """Return cells [..., 11, 11] whose element (i, j) is element (i + `d_row`, j + `d_column`) of `cells`.
 
-    Elements outside are False.
+    It is False where that element is outside of `cells`.
     """
     height, width = cells.shape[-2:]
     n = max(abs(d_row), abs(d_column))
@@ -288,32 +288,32 @@ def _to_snake_case(name: str) -> str:
 
 def _play_blackjack(observation: np.ndarray) -> np.ndarray:
     """Return the actions of basic strategy without doubling and splitting; dealer cards from 2 to 6 are weak."""
-    player_sum, dealer_sum = observation[:, :32].argmax(1), observation[:, 32:43].argmax(1)
+    player_sum, dealer_card = observation[:, :32].argmax(1), observation[:, 32:43].argmax(1)
     is_soft = observation[:, 43:45].argmax(1) == 1
-    is_weak = (dealer_sum >= 2) & (dealer_sum <= 6)
+    is_dealer_weak = (dealer_card >= 2) & (dealer_card <= 6)
     hits_hard_hand = (
         (player_sum <= 11)
-        | ((player_sum == 12) & ((dealer_sum < 4) | (dealer_sum > 6)))
-        | ((player_sum <= 16) & (player_sum > 12) & ~is_weak)
+        | ((player_sum == 12) & ((dealer_card < 4) | (dealer_card > 6)))
+        | ((player_sum <= 16) & (player_sum > 12) & ~is_dealer_weak)
     )
-    hits_soft_hand = (player_sum <= 17) | ((player_sum == 18) & ((dealer_sum >= 9) | (dealer_sum == 1)))
+    hits_soft_hand = (player_sum <= 17) | ((player_sum == 18) & ((dealer_card >= 9) | (dealer_card == 1)))
     return np.asarray(np.where(is_soft, hits_soft_hand, hits_hard_hand), dtype=np.int64)
 
 
 def _play_cartpole(observation: np.ndarray) -> np.ndarray:
-    """Return pushes to the side to which the pole falls; weights (hand-tuned): position, velocity, angle, its rate."""
+    """Return pushes to where the pole falls; hand-tuned weights of position, velocity, angle and angular velocity."""
     return np.asarray(observation @ np.array([0.05, 0.15, 1.0, 0.35]) > 0, dtype=np.int64)
 
 
-def _make_energy_pumping_rule(speed_index: int) -> PlayerRule:
-    """Return a rule that pushes in the direction of the velocity `observation[:, speed_index]`, which adds energy."""
-    return lambda observation: np.where(observation[:, speed_index] >= 0, 2, 0)
+def _make_energy_pumping_rule(velocity_index: int) -> PlayerRule:
+    """Return a rule that adds energy by pushes in the direction of the velocity `observation[:, velocity_index]`."""
+    return lambda observation: np.where(observation[:, velocity_index] >= 0, 2, 0)
 
 
 def _play_lunar_lander(observation: np.ndarray) -> np.ndarray:
     """Return the actions of two proportional-derivative controllers: tilt against drift, and descent by height.
 
-    Numbers are those of the heuristic in Gymnasium's LunarLander, modified.
+    The gains are those of the heuristic in Gymnasium's LunarLander, modified.
     """
     x, y, vx, vy, angle, spin = observation[:, :6].T
     has_landed = observation[:, 6:8].sum(1) > 0
@@ -326,14 +326,14 @@ def _play_lunar_lander(observation: np.ndarray) -> np.ndarray:
 
 
 def _play_cliff_walking(states: np.ndarray) -> np.ndarray:
-    """Return the actions of the path up, right along the edge of the cliff, and down."""
+    """Return the actions of the path that goes up, right along the edge of the cliff, and down."""
     row, column = np.divmod(states, 12)
     return np.where(column == 11, 2, np.where(row == 3, 0, 1))
 
 
 _TAXI_STOP_CELLS = ((0, 0), (0, 4), (4, 0), (4, 3))  # (row, column) of the four locations
 _TAXI_WALLS = (":|::", ":|::", "::::", "|:|:", "|:|:")
-"""Borders between the cells of each row: `|` is a wall."""
+"""Borders between neighboring cells of each row: `|` is a wall."""
 
 
 def _make_taxi_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> PlayerRule:
@@ -371,7 +371,7 @@ def _find_first_moves(target: tuple[int, int]) -> np.ndarray:
 
 
 def _make_frozen_lake_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> PlayerRule:
-    """Return the optimal policy, computed by value iteration on the transition table of the environment."""
+    """Return the rule of the optimal policy, computed by value iteration on the transition table of the environment."""
     if env_factory is None:
         raise ConfigError(
             f"agent=heuristic needs Gymnasium's transition table of frozen_lake, but env={spec.name} has none; use "
@@ -384,7 +384,7 @@ def _make_frozen_lake_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> Pla
 
 
 def _make_commons_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> PlayerRule:
-    """Return a rule that takes the maximum amount with which the stock does not decrease if all players take it."""
+    """Return a rule that takes the largest amount that does not reduce the stock if all players take it."""
     amounts = np.array([int(name.removeprefix("take_")) for name in spec.action_names])
     capacity, growth = int(spec.facts["capacity"]), int(spec.facts["growth"])
 
@@ -397,40 +397,40 @@ def _make_commons_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> PlayerR
 
 
 def _make_tax_economy_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> PlayerRule:
-    """Return a rule that works the optimal hours for the rest of the year, assuming last year's transfer."""
+    """Return a rule that chooses the optimal hours for the rest of the year, if the transfer is that of last year."""
     economy_rules = EconomyRules.from_facts(spec.facts)
-    column = {name: i for i, name in enumerate(VECTOR_FIELDS)}
+    columns = {name: i for i, name in enumerate(VECTOR_FIELDS)}
     mean_wage, full_time = spec.facts["mean_wage"], spec.facts["full_time_income"]
 
     def rule(observation: np.ndarray) -> np.ndarray:
         observation = observation.astype(np.float64)
-        wage = mean_wage * np.exp(observation[:, column["wage"]])
-        transfer, earned = (full_time * np.expm1(observation[:, column[name]]) for name in ("last_transfer", "earned"))
+        wage = mean_wage * np.exp(observation[:, columns["wage"]])
+        transfer, income = (full_time * np.expm1(observation[:, columns[name]]) for name in ("last_transfer", "earned"))
         steps_left = economy_rules.steps_per_year - np.round(
-            observation[:, column["share_of_year"]] * economy_rules.steps_per_year
+            observation[:, columns["share_of_year"]] * economy_rules.steps_per_year
         )
-        return economy_rules.find_best_actions(wage, observation[:, len(VECTOR_FIELDS) :], transfer, earned, steps_left)
+        return economy_rules.find_best_actions(wage, observation[:, len(VECTOR_FIELDS) :], transfer, income, steps_left)
 
     return rule
 
 
-def _make_constant_factory(rule: PlayerRule) -> RuleFactory:
-    """Return the factory of a rule that does not depend on the options of an environment."""
+def _make_constant_factory(rule: PlayerRule) -> PlayerRuleFactory:
+    """Return a factory that returns `rule`, which does not depend on the spec of an environment."""
     return lambda spec, env_factory: rule
 
 
-_ACROBOT = _make_constant_factory(_make_energy_pumping_rule(speed_index=5))
-_MOUNTAIN_CAR = _make_constant_factory(_make_energy_pumping_rule(speed_index=1))
+_ACROBOT_FACTORY = _make_constant_factory(_make_energy_pumping_rule(velocity_index=5))
+_MOUNTAIN_CAR_FACTORY = _make_constant_factory(_make_energy_pumping_rule(velocity_index=1))
 _SUSTAINABLE_HARVEST = Heuristic(("vector",), "takes its sustainable share", _make_commons_rule)
 HEURISTICS: dict[str, Heuristic] = {
-    "acrobot": Heuristic(("vector",), "pumps energy", _ACROBOT),
+    "acrobot": Heuristic(("vector",), "pumps energy", _ACROBOT_FACTORY),
     "blackjack": Heuristic(("vector",), "basic strategy", _make_constant_factory(_play_blackjack)),
     "cartpole": Heuristic(("vector",), "pushes under the falling pole", _make_constant_factory(_play_cartpole)),
     "cliff_walking": Heuristic(("state",), "the shortest way", _make_constant_factory(_play_cliff_walking)),
     "fishery": _SUSTAINABLE_HARVEST,
     "frozen_lake": Heuristic(("state",), "the likeliest way", _make_frozen_lake_rule),
     "lunar_lander": Heuristic(("vector",), "two PD controllers", _make_constant_factory(_play_lunar_lander)),
-    "mountain_car": Heuristic(("vector",), "pumps energy", _MOUNTAIN_CAR),
+    "mountain_car": Heuristic(("vector",), "pumps energy", _MOUNTAIN_CAR_FACTORY),
     "pasture": _SUSTAINABLE_HARVEST,
     "pollution": _SUSTAINABLE_HARVEST,
     "tax_economy": Heuristic(
@@ -438,4 +438,4 @@ HEURISTICS: dict[str, Heuristic] = {
     ),
     "taxi": Heuristic(("state",), "the shortest way", _make_taxi_rule),
 }
-"""Name of the environment, or Gymnasium id in snake case (`_to_snake_case`) -> rule."""
+"""Name of the environment, or Gymnasium id in snake case (`_to_snake_case`) -> heuristic."""

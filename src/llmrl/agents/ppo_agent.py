@@ -165,24 +165,24 @@ class PPOAgent:
             raise ConfigError(f"agent.init_from={folder}: the agent of that run has no weights; use another run")
         if parts == "core":
             weights = {name: x for name, x in weights.items() if ".core." in name}
-        own_weights = self.policy.state_dict()
-        mismatched = [n for n, x in weights.items() if n not in own_weights or own_weights[n].shape != x.shape]
-        if mismatched or (parts == "all" and set(weights) != set(own_weights)):
-            first_difference = (mismatched or sorted(set(own_weights) ^ set(weights)))[0]
+        current_weights = self.policy.state_dict()
+        mismatched = [n for n, x in weights.items() if n not in current_weights or current_weights[n].shape != x.shape]
+        if mismatched or (parts == "all" and set(weights) != set(current_weights)):
+            first_difference = (mismatched or sorted(set(current_weights) ^ set(weights)))[0]
             core_fits = parts == "all" and not any(".core." in name for name in mismatched)
             raise ConfigError(
                 f"agent.init_from={folder}: its weights do not fit this agent (first difference: {first_difference}); "
                 "use the same env (and env.rules), agent.features and "
                 f"agent.share_parameters{', or agent.init_parts=core for the core alone' if core_fits else ''}"
             )
-        self.policy.load_state_dict({**own_weights, **weights})
+        self.policy.load_state_dict({**current_weights, **weights})
         learner_state = agent_state.get("learner") or {}
         if self._ppo is not None and parts == "all" and "scales" in learner_state:
-            self._ppo.set_initial_scales(learner_state["scales"])  # units of the loaded critic's values
+            self._ppo.set_initial_scales(learner_state["scales"])  # units of the loaded critic's predictions
 
 
 def _check_settings(settings: PPOAgentSettings, freeze: Freeze, teacher: Teacher | None) -> None:
-    """Raise ConfigError if options exclude each other; `freeze` must not be `auto`."""
+    """Raise ConfigError if options are invalid or exclude each other; `freeze` must not be `auto`."""
     if settings.critic != "own" and freeze == "core":
         raise ConfigError(
             f"agent.freeze=core needs a shared core, but agent.critic={settings.critic} has its own; use "
@@ -229,10 +229,10 @@ def read_pretraining(run: Path) -> Pretraining | None:
 
 
 def _iterate_boxes(mechanism: Any) -> Iterator[tuple[list[float], list[float]]]:
-    """Yield the lowest and highest values of each box of `learn.mechanism`; a list of values is one box."""
-    for entry in mechanism or ():
-        if not isinstance(entry, Mapping):  # one list of values
+    """Yield the lowest and highest values of each box of `learn.mechanism`; a list of values is one point."""
+    for distribution in mechanism or ():
+        if not isinstance(distribution, Mapping):  # one list of values
             yield list(mechanism), list(mechanism)
             return
-        for box in entry["mixture"]:
+        for box in distribution["mixture"]:
             yield box["low"], box["high"]

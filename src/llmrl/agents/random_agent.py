@@ -13,7 +13,7 @@ from llmrl.networks.action_distributions import mask_logits, sample_categorical
 
 
 class RandomPolicy:
-    """Policy that is uniform over actions (with `action_mask`, over legal ones) or within the bounds of numbers."""
+    """Policy that is uniform over discrete (and legal) actions, or over the range of each number of numeric actions."""
 
     def __init__(self, spec: EnvSpec) -> None:
         self.adapt(spec)
@@ -50,7 +50,7 @@ class RandomPolicy:
 
 
 class RandomAgent(NonLearningAgent):
-    """Agent with a `RandomPolicy` that never learns, `agent=random`."""
+    """Agent `agent=random`, with a `RandomPolicy`."""
 
     def __init__(self, spec: EnvSpec) -> None:
         self.policy = RandomPolicy(spec)

@@ -33,7 +33,7 @@ CONTRIB_ALGORITHMS = ("trpo", "ars")
 """Algorithms of sb3-contrib."""
 
 MAX_TRAINING_STEPS = 2**62
-"""Number of steps for `learn` of Stable-Baselines3; training ends before, after a number of episodes."""
+"""Number of steps for `learn` of Stable-Baselines3; training ends earlier, after a number of episodes."""
 
 
 class SB3Agent:
@@ -71,10 +71,10 @@ class SB3Agent:
             _import_library(algorithm)
         except ModuleNotFoundError as error:
             raise ConfigError("agent=sb3 needs Stable-Baselines3: pip install 'llmrl[sb3]'") from error
-        numbers = spec.continuous_actions
-        if numbers is not None and any(numbers.is_integer) and not all(numbers.is_integer):
+        numeric = spec.continuous_actions
+        if numeric is not None and any(numeric.is_integer) and not all(numeric.is_integer):
             raise ConfigError(
-                f"agent=sb3: an action of env={spec.name} is {numbers.description}, for which Stable-Baselines3 has no "
+                f"agent=sb3: an action of env={spec.name} is {numeric.description}, for which Stable-Baselines3 has no "
                 "policy; use agent=ppo"
             )
         if spec.n_agents != 1:
@@ -132,9 +132,9 @@ class SB3Agent:
             if is_flat:
                 return EpisodeCounter(env)
             # Texts and images cannot be flattened and are omitted, as in the channel `vector`.
-            numeric_space = select_numeric_part(space)
-            assert numeric_space is not None, "the environment has the channel `vector`"
-            return EpisodeCounter(FlattenObservation(TransformObservation(env, numeric_space[1], numeric_space[0])))
+            numeric_part = select_numeric_part(space)
+            assert numeric_part is not None, "the environment has the channel `vector`"
+            return EpisodeCounter(FlattenObservation(TransformObservation(env, numeric_part[1], numeric_part[0])))
 
         def update_progress(*_: int) -> None:
             model._current_progress_remaining = max(0.0, 1.0 - n_episodes / episodes)
@@ -184,7 +184,7 @@ class SB3Agent:
         vec_env = DummyVecEnv([lambda: next(env_iterator) for _ in envs])
         arguments = {"seed": self.seed, "device": self.device, **self.arguments}
         try:
-            # The types of networks in ProPS.
+            # The same types of networks as in ProPS.
             policy_name = "LinearPolicy" if self.algorithm == "ars" else "MlpPolicy"
             model: BaseAlgorithm = algorithm_class(policy_name, vec_env, **arguments)
         except (TypeError, ValueError, AssertionError) as error:
@@ -257,7 +257,7 @@ def _import_library(algorithm: str) -> ModuleType:
 
 
 def _make_placeholder_env(spec: EnvSpec, channel: str) -> gymnasium.Env[Any, Any]:
-    """Return an environment with the spaces of `spec`, from which networks are created; it is never stepped."""
+    """Return an environment with the spaces of `spec`, for which networks are created; it is never stepped."""
     import gymnasium
     from gymnasium import spaces
 

@@ -51,9 +51,9 @@ class ControllerPolicy(PolicyWithoutValues):
         import torch  # imported here, so that options are checked without torch
 
         inputs = observation[self.controller.channel].cpu().numpy()
-        flat = inputs.reshape(-1, *inputs.shape[2:])
-        flat = flat.astype(np.int64 if self.controller.channel == "state" else np.float64)
-        actions = self.controller.act(flat, np.tile(self.parameters, (len(flat), 1)))
+        flat_inputs = inputs.reshape(-1, *inputs.shape[2:])
+        flat_inputs = flat_inputs.astype(np.int64 if self.controller.channel == "state" else np.float64)
+        actions = self.controller.act(flat_inputs, np.tile(self.parameters, (len(flat_inputs), 1)))
         dtype = torch.int64 if actions.ndim == 1 else torch.float32
         return PolicyOutput(
             torch.as_tensor(actions, dtype=dtype).reshape(len(inputs), self.n_agents, *actions.shape[1:])
@@ -66,7 +66,7 @@ class SearchAgent(NonLearningAgent):
     The initial parameters are 0, or as close to 0 as the bounds allow.
 
     Attributes:
-        has_parameters: whether parameters were set.
+        has_parameters: whether `set_parameters` or a checkpoint has set the parameters.
     """
 
     loop: ClassVar[AgentLoop] = "search"
@@ -121,7 +121,7 @@ class Bins:
         n_states: number of states, the product of the numbers of bins.
 
     Raises:
-        ConfigError: the channel has another length, a range is empty, or there are too many states.
+        ConfigError: not every number has a range, a range is invalid, or there are too many states.
         Incompatible: there is no channel `vector`.
     """
 
@@ -145,22 +145,22 @@ class Bins:
                 )
         self._low = np.array([low for low, _, _ in ranges], dtype=np.float64)
         self._high = np.array([high for _, high, _ in ranges], dtype=np.float64)
-        self._counts = np.array([int(count) for _, _, count in ranges], dtype=np.int64)
-        self.n_states = int(np.prod(self._counts.astype(object)))
+        self._n_bins = np.array([int(count) for _, _, count in ranges], dtype=np.int64)
+        self.n_states = int(np.prod(self._n_bins.astype(object)))
         if self.n_states > MAX_STATES:
             raise ConfigError(
                 f"agent.bins results in {self.n_states:,} states; use fewer bins, at most {MAX_STATES:,} states"
             )
         # State index: the bin of the last number varies fastest, as in a C-ordered array.
-        self._strides = np.append(np.cumprod(self._counts[:0:-1])[::-1], 1)
-        self._names = names
+        self._strides = np.append(np.cumprod(self._n_bins[:0:-1])[::-1], 1)
+        self._input_names = names
 
     def compute_states(self, observation: np.ndarray) -> np.ndarray:
         """Return the states, [n] int64, of observations [n, k]."""
         fraction = (observation - self._low) / (self._high - self._low)
         # Clip before the conversion, because infinity cannot be converted to an integer.
-        bins = np.floor(np.clip(fraction, 0.0, 1.0) * self._counts).astype(np.int64)
-        return np.minimum(bins, self._counts - 1) @ self._strides
+        bins = np.floor(np.clip(fraction, 0.0, 1.0) * self._n_bins).astype(np.int64)
+        return np.minimum(bins, self._n_bins - 1) @ self._strides
 
     @property
     def description(self) -> str:
@@ -169,7 +169,7 @@ class Bins:
             "In state s each number of the observation lies in a bin, counted from 0 (// divides without a remainder, "
             "% is the remainder):"
         ]
-        dimensions = zip(self._names, self._low, self._high, self._counts, self._strides, strict=True)
+        dimensions = zip(self._input_names, self._low, self._high, self._n_bins, self._strides, strict=True)
         for name, low, high, count, stride in dimensions:
             index = f"(s // {stride}) % {count}" if stride > 1 else f"s % {count}"
             width = (high - low) / count
@@ -215,7 +215,7 @@ class TabularAgent(SearchAgent):
 
     Args:
         spec: spec of the environment.
-        bins: [low, high, number of bins] for each number of the channel `vector`; None: the channel `state` is used.
+        bins: [low, high, number of bins] of each number of the channel `vector`; None: the channel `state` is used.
 
     Raises:
         ConfigError, Incompatible: see `Bins` and `TabularController`.

@@ -1,4 +1,4 @@
-"""Agent `agent=teacher`, which follows a teacher's policy, so that this can be evaluated."""
+"""Agent `agent=teacher`, which follows a teacher's policy, so that the teacher can be evaluated."""
 
 from __future__ import annotations
 

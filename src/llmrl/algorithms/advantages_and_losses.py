@@ -31,7 +31,7 @@ def generalized_advantages(
         reward: r_t, [T, ...].
         value: V(s_t), [T, ...].
         next_value: V of the state reached by step t, before any reset, [T, ...]: 0 where the episode terminated,
-            V(s_{t+1}) everywhere else, also where it was truncated.
+            else V(s_{t+1}), also where it was truncated.
         done: whether the episode terminated or was truncated in step t, where the sum stops, [T, ...] bool.
         gamma: discount in [0, 1].
         lam: exponential weight in [0, 1]; 1 gives Monte-Carlo advantages, 0 one-step advantages.
@@ -42,35 +42,35 @@ def generalized_advantages(
     """
     delta = reward + gamma * next_value - value
     decay = gamma * lam * (~done).to(reward.dtype)
-    advantage = []
-    running = torch.zeros_like(delta[0])
+    reversed_advantages = []
+    running_sum = torch.zeros_like(delta[0])
     for t in range(delta.shape[0] - 1, -1, -1):
-        running = delta[t] + decay[t] * running
-        advantage.append(running)
-    return torch.stack(advantage[::-1])
+        running_sum = delta[t] + decay[t] * running_sum
+        reversed_advantages.append(running_sum)
+    return torch.stack(reversed_advantages[::-1])
 
 
 def discounted_returns(reward: torch.Tensor, done: torch.Tensor, gamma: float) -> torch.Tensor:
     """Return the discounted sum of the rewards so far, R_t = r_t + gamma R_(t-1), [T, n_envs, n_agents].
 
-    It is 0 before an episode or the rollout begins. Learners divide rewards by its running standard deviation, so that
-    hyperparameters do not depend on the units of rewards. As in Engstrom et al. (2020, arXiv 2005.12729, section 3),
-    rewards are not centered.
+    The sum starts at 0 in each episode and rollout. Learners divide rewards by its running standard deviation, so
+    that hyperparameters do not depend on the units of rewards. Rewards are not centered, as in Engstrom et al. (2020,
+    arXiv 2005.12729, section 3).
 
     Args:
         reward: r_t, [T, n_envs, n_agents].
         done: whether the episode terminated or was truncated in step t, [T, n_envs] bool.
         gamma: discount per step, [0, 1].
     """
-    running, returns = torch.zeros_like(reward[0]), []
-    for step_reward, is_end in zip(reward, done, strict=True):
-        running = step_reward + gamma * running
-        returns.append(running)
-        running = torch.where(is_end[:, None], 0.0, running)
+    running_return, returns = torch.zeros_like(reward[0]), []
+    for step_reward, has_ended in zip(reward, done, strict=True):
+        running_return = step_reward + gamma * running_return
+        returns.append(running_return)
+        running_return = torch.where(has_ended[:, None], 0.0, running_return)
     return torch.stack(returns)
 
 
-def surrogate(
+def surrogate_objectives(
     ratio: torch.Tensor, advantage: torch.Tensor, clip: float | None, clip_high: float | None = None
 ) -> torch.Tensor:
     """Return the objective of a policy update for each sample, min(r A, clip(r, 1 - clip, 1 + clip_high) A), [...].
@@ -94,7 +94,7 @@ def combine_joint_actions(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logarithm of the ratio of joint actions, and their advantage, each [m].
 
-    The ratio of a joint action is the product of its agents', its advantage the mean of theirs.
+    The ratio of a joint action is the product of its agents' ratios, its advantage the mean of their advantages.
 
     Args:
         log_ratio, advantage: logarithm of the probability ratio, and advantage, of each agent's action, [n].
@@ -106,22 +106,22 @@ def combine_joint_actions(
     return zeros.index_add(0, joint_indices, log_ratio), zeros.index_add(0, joint_indices, advantage) / n_agents
 
 
-def value_error(
+def value_losses(
     value: torch.Tensor, old_value: torch.Tensor, target: torch.Tensor, clip: float | None, huber: float | None = None
 ) -> torch.Tensor:
     """Return the squared error e^2 [...] of `value`, with e = `value` - `target`.
 
-    With `clip`, it is the maximum of this error and that of `value` clipped to `old_value` +- `clip`. With `huber`
-    d > 0, it is 2 d |e| - d^2 for |e| > d: twice the Huber loss, whose quadratic part is e^2 / 2.
+    With `huber` = d > 0, it is replaced by 2 d |e| - d^2 where |e| > d: this is twice the Huber loss. With `clip`, the
+    maximum of the losses of `value` and of `value` clipped to `old_value` +- `clip` is returned.
     """
-    error = _compute_error(value - target, huber)
+    losses = _compute_losses(value - target, huber)
     if clip is None:
-        return error
-    bounded = old_value + (value - old_value).clamp(-clip, clip)
-    return torch.maximum(error, _compute_error(bounded - target, huber))
+        return losses
+    clipped_value = old_value + (value - old_value).clamp(-clip, clip)
+    return torch.maximum(losses, _compute_losses(clipped_value - target, huber))
 
 
-def _compute_error(error: torch.Tensor, huber: float | None) -> torch.Tensor:
+def _compute_losses(error: torch.Tensor, huber: float | None) -> torch.Tensor:
     if huber is None:
         return error.square()
     return torch.where(error.abs() <= huber, error.square(), 2 * huber * error.abs() - huber**2)

@@ -11,7 +11,7 @@ from torch import nn
 
 from llmrl.algorithms.adam import Adam
 from llmrl.algorithms.minibatches import select_samples
-from llmrl.algorithms.optimizer_step import Batch, GradientAccumulation, OptimizerStep, Record
+from llmrl.algorithms.optimizer_step import Batch, GradientAccumulation, LossRecord, OptimizerStep
 from llmrl.core.errors import Diverged
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import State
@@ -43,7 +43,7 @@ class BehavioralCloning:
         epochs: number of passes over the training samples.
 
     Attributes:
-        n_updates: number of updates in all epochs.
+        n_updates, n_updates_per_epoch: number of updates in all epochs, and in one.
         n_train, n_validation: number of training and of held-out samples.
     """
 
@@ -60,7 +60,7 @@ class BehavioralCloning:
         self.n_train, self.n_validation = len(train_samples["action"]), len(validation_samples["action"])
         self.n_updates_per_epoch = -(-self.n_train // settings.batch_size)
         self.n_updates = epochs * self.n_updates_per_epoch
-        self._samples, self._validation_samples, self._seeds = train_samples, validation_samples, seeds
+        self._train_samples, self._validation_samples, self._seeds = train_samples, validation_samples, seeds
         self._updater = OptimizerStep(
             network, settings.learning_rate, settings.adam_eps, settings.max_grad_norm or math.inf
         )
@@ -80,9 +80,9 @@ class BehavioralCloning:
             Diverged: the loss or the gradient is not finite.
         """
         for group in self._updater.optimizer.param_groups:
-            group["lr"] = self.learning_rate(update_index)
+            group["lr"] = self.compute_learning_rate(update_index)
         record = self._updater.step(
-            select_samples(self._samples, self._sample_minibatch(update_index)), self._compute_loss
+            select_samples(self._train_samples, self._select_minibatch(update_index)), self._compute_loss
         )
         metrics = {name: float(x) for name, x in record.items()}
         if not all(math.isfinite(x) for x in metrics.values()):
@@ -91,9 +91,9 @@ class BehavioralCloning:
                 f"{metrics['grad_norm']:g}). Earlier checkpoints are intact: resume from one with a smaller "
                 "agent.cloning.learning_rate or agent.cloning.max_grad_norm"
             )
-        return {**metrics, "learning_rate": self.learning_rate(update_index)}
+        return {**metrics, "learning_rate": self.compute_learning_rate(update_index)}
 
-    def learning_rate(self, update_index: int) -> float:
+    def compute_learning_rate(self, update_index: int) -> float:
         """Return the learning rate of an update: a linear warm-up, then constant or a half cosine to 0 (`schedule`)."""
         s = self.settings
         n_warmup = math.ceil(s.warmup * self.n_updates)
@@ -121,8 +121,8 @@ class BehavioralCloning:
     def load_state_dict(self, state: State) -> None:
         self._updater.load_state_dict(state["optimizer"])
 
-    def _sample_minibatch(self, update_index: int) -> torch.Tensor:
-        """Return the indices of the samples of an update; every sample occurs once per epoch."""
+    def _select_minibatch(self, update_index: int) -> torch.Tensor:
+        """Return the indices of an update's samples; every sample occurs once per epoch."""
         epoch, batch_index = divmod(update_index, self.n_updates_per_epoch)
         if self._epoch_permutation is None or self._epoch_permutation[0] != epoch:
             permutation = torch.randperm(self.n_train, generator=self._seeds.child("order").torch(epoch))
@@ -130,17 +130,17 @@ class BehavioralCloning:
         start = batch_index * self.settings.batch_size
         return self._epoch_permutation[1][start : start + self.settings.batch_size]
 
-    def _compute_loss(self, batch: Batch) -> tuple[torch.Tensor, Record]:
+    def _compute_loss(self, batch: Batch) -> tuple[torch.Tensor, LossRecord]:
         logits, _ = self.network(batch)
         loss = nn.functional.cross_entropy(logits, batch["action"])
         accuracy = (logits.argmax(1) == batch["action"]).float().mean()
         return loss, {"loss": loss.detach(), "accuracy": accuracy.detach()}
 
-    def _evaluate_batch(self, batch: Batch) -> Record:
+    def _evaluate_batch(self, batch: Batch) -> LossRecord:
         """Return the record of a batch, averaged over all processes, without training."""
         if not isinstance(self.network, GradientAccumulation):
             return self._compute_loss(batch)[1]
-        record: Record = {}
+        record: LossRecord = {}
         for piece, share in self.network.pieces(batch):
             record = {name: x * share + record.get(name, 0.0) for name, x in self._compute_loss(piece)[1].items()}
         self.network.processes.all_reduce(list(record.values()))

@@ -16,7 +16,7 @@ from torch import nn
 from torch.func import functional_call
 
 from llmrl.algorithms.advantages_and_losses import generalized_advantages
-from llmrl.algorithms.optimizer_step import Batch, Loss, OptimizerStep, Record
+from llmrl.algorithms.optimizer_step import Batch, LossFunction, LossRecord, OptimizerStep
 from llmrl.algorithms.ppo import PPO
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import Array, MetaSettings, Outcome
@@ -94,7 +94,7 @@ class MetaGradient:
     def gradient(
         self, rollouts: Sequence[Rollout], objective: Objective, spending_cost: float, outcome: Outcome
     ) -> np.ndarray:
-        """Return the estimated derivative, [d] float64. Call it once: it frees the graph of the updates.
+        """Return the estimated derivative, [d] float64. Call this only once, because it frees the graph of the updates.
 
         Args:
             rollouts: validation episodes, with the contents that a learner needs and with `reward_jacobian`.
@@ -109,7 +109,7 @@ class MetaGradient:
                 updater.optimizer_step, self._observed_shift, self._mechanism_columns, self._joint_columns
             )
             inputs = [*final_step.weights.values(), self.tau]
-            sums = [torch.zeros_like(x) for x in inputs]
+            totals = [torch.zeros_like(x) for x in inputs]
             for rollout, credit in zip(rollouts, credits, strict=True):
                 samples = self.ppo.build_samples(rollout, agents)
                 weight = credit[:, :, None].expand(rollout.log_prob[:, :, agents].shape).flatten().to(self.tau.dtype)
@@ -122,11 +122,10 @@ class MetaGradient:
                     parts = torch.autograd.grad(
                         surrogate, inputs, allow_unused=True, retain_graph=self._observed_shift is not None
                     )
-                    sums = [x if part is None else x + part for x, part in zip(sums, parts, strict=True)]
-            total += sums.pop().double()
-            differentiable = [
-                (w, x) for w, x in zip(updater.weights.values(), sums, strict=True) if w.grad_fn is not None
-            ]
+                    totals = [x if part is None else x + part for x, part in zip(totals, parts, strict=True)]
+            total += totals.pop().double()
+            pairs = zip(updater.weights.values(), totals, strict=True)
+            differentiable = [(weight, x) for weight, x in pairs if weight.grad_fn is not None]
             if differentiable:
                 outputs, gradients = zip(*differentiable, strict=True)
                 [indirect_derivative] = torch.autograd.grad(
@@ -140,8 +139,8 @@ class MetaGradient:
 class DifferentiableStep:
     """Updater with the steps of `OptimizerStep` whose new weights are differentiable.
 
-    The weights depend on everything that the losses depend on. It starts from the weights and moments of an
-    `OptimizerStep`, which it changes only in `write_back`.
+    The weights depend on everything that the losses depend on. The updater starts from the weights and moments of
+    an `OptimizerStep`, which it changes only in `write_back`.
 
     Args:
         optimizer_step: updater whose steps are reproduced.
@@ -171,19 +170,20 @@ class DifferentiableStep:
         outputs, value = functional_call(self.network, self.weights, (batch,))
         return outputs, value
 
-    def step(self, batch: Batch, loss: Loss) -> Record:
+    def step(self, batch: Batch, loss: LossFunction) -> LossRecord:
         options = self.optimizer_step.optimizer.param_groups[0]
-        value, record = loss(batch)
-        raw_gradients = torch.autograd.grad(value, list(self.weights.values()), create_graph=True, allow_unused=True)
+        mean_loss, record = loss(batch)
+        weights = list(self.weights.values())
+        raw_gradients = torch.autograd.grad(mean_loss, weights, create_graph=True, allow_unused=True)
         gradients = {name: g for name, g in zip(self.weights, raw_gradients, strict=True) if g is not None}
         norms = []
         for names in self.optimizer_step.clipping_groups:
             group_gradients = {name: gradients[name] for name in names if name in gradients}
             if not group_gradients:
                 continue
-            clipped, norm = clip_by_norm(group_gradients, self.optimizer_step.max_grad_norm)
+            clipped_gradients, norm = clip_by_norm(group_gradients, self.optimizer_step.max_grad_norm)
             norms.append(norm.detach())
-            for name, gradient in clipped.items():
+            for name, gradient in clipped_gradients.items():
                 self.weights[name], self.moments[name] = adam_step(
                     self.weights[name], gradient, self.moments[name], options["lr"], options["eps"], options["betas"]
                 )
@@ -212,14 +212,14 @@ def _shift_mechanism(
     They are in the channel of the mechanism (and in that of a central critic), or in the features.
     """
     if MECHANISM_CHANNEL in batch:
-        shifted = {MECHANISM_CHANNEL: batch[MECHANISM_CHANNEL] + shift}
+        shifted_channels = {MECHANISM_CHANNEL: batch[MECHANISM_CHANNEL] + shift}
         if joint_columns:
             inputs = batch[JOINT_CHANNEL]
             column_indices = torch.tensor(joint_columns, device=inputs.device)
-            shifted[JOINT_CHANNEL] = inputs.index_add(
+            shifted_channels[JOINT_CHANNEL] = inputs.index_add(
                 1, column_indices, shift.repeat(len(joint_columns) // len(shift)).expand(len(inputs), -1)
             )
-        return {**batch, **shifted}
+        return {**batch, **shifted_channels}
     if "features" in batch and mechanism_columns is not None:
         padding = (mechanism_columns.start, batch["features"].shape[-1] - mechanism_columns.stop)
         return {**batch, "features": batch["features"] + nn.functional.pad(shift, padding)}
@@ -267,8 +267,8 @@ def adam_step(
     first_moment = betas[0] * moments.first + (1 - betas[0]) * gradient
     second_moment = betas[1] * moments.second + (1 - betas[1]) * gradient.square()
     denominator = safe_sqrt(second_moment) / (1 - betas[1] ** steps) ** 0.5 + eps
-    new = parameter - learning_rate / (1 - betas[0] ** steps) * first_moment / denominator
-    return new, Moments(steps, first_moment, second_moment)
+    new_parameter = parameter - learning_rate / (1 - betas[0] ** steps) * first_moment / denominator
+    return new_parameter, Moments(steps, first_moment, second_moment)
 
 
 def clip_by_norm(
@@ -309,8 +309,8 @@ def compute_step_credits(
     else:
         returns = _gather_welfare(rollouts, end_masks, outcome)
     episode_returns, end = torch.cat(returns, dim=1), torch.cat(end_masks, dim=1)
-    is_complete = _is_complete(end)
-    step_index = _steps_since_start(end)
+    is_complete = _mask_complete(end)
+    step_index = _count_steps_since_start(end)
     baseline = torch.full_like(episode_returns, settings.past_return)
     if settings.baseline == "others":
         if objective.step is not None:
@@ -328,26 +328,26 @@ def compute_step_credits(
 def compute_direct_derivative(rollouts: Sequence[Rollout], spending_cost: float) -> torch.Tensor:
     """Return the derivative of the objective with respect to the mechanism's values for fixed behavior, [d] float64.
 
-    It is the derivative of the cost of the payments.
+    For fixed behavior, only the cost of the payments depends on these values.
     """
-    total, episodes = torch.zeros((), dtype=torch.float64), 0
+    total, n_episodes = torch.zeros((), dtype=torch.float64), 0
     for rollout in rollouts:
         assert rollout.reward_jacobian is not None
         end_mask = rollout.terminated | rollout.truncated
-        jacobian = rollout.reward_jacobian.double() * _is_complete(end_mask)[..., None, None]
-        total, episodes = total - spending_cost * jacobian.sum((0, 1, 2)), episodes + int(end_mask.sum())
-    return total / max(episodes, 1)
+        jacobian = rollout.reward_jacobian.double() * _mask_complete(end_mask)[..., None, None]
+        total, n_episodes = total - spending_cost * jacobian.sum((0, 1, 2)), n_episodes + int(end_mask.sum())
+    return total / max(n_episodes, 1)
 
 
 def _compute_returns_to_go(
-    rollout: Rollout, end_mask: torch.Tensor, step: Callable[[Array], Array], spending_cost: float, gamma: float
+    rollout: Rollout, end_mask: torch.Tensor, payoff_of: Callable[[Array], Array], spending_cost: float, gamma: float
 ) -> torch.Tensor:
-    """Return the discounted sum of the objective's payoffs from each step to the end of its episode.
+    """Return the discounted sum of payoffs from each step to the end of its episode, [T, n_envs] float64.
 
-    The shape is [T, n_envs], float64.
+    A payoff is `payoff_of(base rewards)`, the objective's sum over steps, minus the cost of payments.
     """
     base, reward = rollout.base_reward.double(), rollout.reward.double()
-    payoff = step(base) - spending_cost * (reward - base).sum(-1)
+    payoff = payoff_of(base) - spending_cost * (reward - base).sum(-1)
     zeros = torch.zeros_like(payoff)
     return generalized_advantages(payoff, zeros, zeros, end_mask, gamma, 1.0)
 
@@ -356,29 +356,29 @@ def _gather_welfare(
     rollouts: Sequence[Rollout], end_masks: Sequence[torch.Tensor], outcome: Outcome
 ) -> list[torch.Tensor]:
     """Return the welfare of each step's episode, [T, n_envs] float64; 0 for unfinished episodes."""
-    values = iter(outcome.values.tolist())
+    welfare_values = iter(outcome.values.tolist())
     welfare = []
     for rollout, end in zip(rollouts, end_masks, strict=True):
-        steps, n_envs = end.shape
+        n_steps, n_envs = end.shape
         # Row k has the welfare of the k-th episode of each game.
-        welfare_table = torch.zeros((steps + 1, n_envs), dtype=torch.float64, device=end.device)
-        counts = [0] * n_envs
+        welfare_table = torch.zeros((n_steps + 1, n_envs), dtype=torch.float64, device=end.device)
+        n_episodes = [0] * n_envs
         for episode in rollout.episodes:
-            welfare_table[counts[episode.game], episode.game] = next(values)
-            counts[episode.game] += 1
+            welfare_table[n_episodes[episode.game], episode.game] = next(welfare_values)
+            n_episodes[episode.game] += 1
         n_ended = end.long().cumsum(0) - end.long()
         welfare.append(welfare_table.gather(0, n_ended))
     return welfare
 
 
-def _is_complete(end_mask: torch.Tensor) -> torch.Tensor:
+def _mask_complete(end_mask: torch.Tensor) -> torch.Tensor:
     """Return whether the episode of each step ends within the rollout, [T, n_envs] bool."""
     return end_mask.flip(0).cumsum(0).flip(0) > 0
 
 
-def _steps_since_start(end_mask: torch.Tensor) -> torch.Tensor:
+def _count_steps_since_start(end_mask: torch.Tensor) -> torch.Tensor:
     """Return the index of each step within its episode, [T, n_envs] int64. A rollout begins with new episodes."""
-    time = torch.arange(len(end_mask), device=end_mask.device)[:, None].expand(end_mask.shape)
-    begins = torch.cat([torch.ones_like(end_mask[:1]), end_mask[:-1]])
-    start = torch.where(begins, time, 0).cummax(0).values
-    return time - start
+    steps = torch.arange(len(end_mask), device=end_mask.device)[:, None].expand(end_mask.shape)
+    is_first = torch.cat([torch.ones_like(end_mask[:1]), end_mask[:-1]])
+    start_steps = torch.where(is_first, steps, 0).cummax(0).values
+    return steps - start_steps

@@ -15,10 +15,10 @@ from llmrl.networks.action_distributions import ActionDistribution
 
 Batch = dict[str, Any]
 """Name -> samples, each a tensor [n, ...] or a `TextArray` of n texts."""
-Record = dict[str, torch.Tensor]
+LossRecord = dict[str, torch.Tensor]
 """Name -> scalar diagnostics of a loss, detached from the graph."""
-Loss = Callable[[Batch], tuple[torch.Tensor, Record]]
-"""Function from samples to their mean loss and its record."""
+LossFunction = Callable[[Batch], tuple[torch.Tensor, LossRecord]]
+"""Function from samples to their mean loss and the record of the loss."""
 
 
 class Updater(Protocol):
@@ -28,17 +28,17 @@ class Updater(Protocol):
         """Return outputs [batch, n_outputs] and values [batch] of samples (see `ActorCritic.forward`)."""
         ...
 
-    def step(self, batch: Batch, loss: Loss) -> Record:
+    def step(self, batch: Batch, loss: LossFunction) -> LossRecord:
         """Take one step of Adam on the loss of a minibatch with a clipped gradient norm.
 
-        Return the loss's record with `grad_norm`, the norm before clipping.
+        Return the record of the loss with `grad_norm`, the gradient's norm before clipping.
         """
         ...
 
 
 @runtime_checkable
 class GradientAccumulation(Protocol):
-    """Network that processes a minibatch in several pieces, over which gradients are summed."""
+    """Network that processes a minibatch in several pieces, whose gradients are summed."""
 
     processes: ProcessGroup
 
@@ -74,7 +74,7 @@ class TrainedPolicy(Protocol):
         ...
 
     def extend_observation(self, observation: dict[str, Any]) -> dict[str, Any]:
-        """Return the observation [n, n_agents, ...] with the further channels that the networks read."""
+        """Return the observation [n, n_agents, ...] with the other channels that the networks read."""
         ...
 
 
@@ -87,7 +87,7 @@ class OptimizerStep:
     Args:
         network: network to train; parameters that require no gradient are not changed.
         learning_rate, eps: hyperparameters of Adam.
-        max_grad_norm: maximum norm of the gradient of all parameters together, which is clipped.
+        max_grad_norm: norm to which the gradient of all parameters together is clipped.
         separate_clipping: whether the gradients of the module `critic` and of other parameters are clipped separately.
 
     Attributes:
@@ -105,8 +105,8 @@ class OptimizerStep:
         self.network, self.max_grad_norm = network, max_grad_norm
         trainable = {name: p for name, p in network.named_parameters() if p.requires_grad}
         self.parameters = list(trainable.values())
-        critic = [name for name in trainable if separate_clipping and name.startswith("critic.")]
-        name_groups = (critic, [name for name in trainable if name not in critic])
+        critic_names = [name for name in trainable if separate_clipping and name.startswith("critic.")]
+        name_groups = (critic_names, [name for name in trainable if name not in critic_names])
         self.clipping_groups = [names for names in name_groups if names]
         self._parameters_by_group = [[trainable[name] for name in names] for names in self.clipping_groups]
         # Fused: one kernel for all parameters instead of several for each parameter.
@@ -116,16 +116,16 @@ class OptimizerStep:
         outputs, value = self.network(batch)
         return outputs, value
 
-    def step(self, batch: Batch, loss: Loss) -> Record:
+    def step(self, batch: Batch, loss: LossFunction) -> LossRecord:
         if not isinstance(self.network, GradientAccumulation):
-            value, record = loss(batch)
-            return record | {"grad_norm": self.step_on_loss(value)}
+            mean_loss, record = loss(batch)
+            return record | {"grad_norm": self.step_on_loss(mean_loss)}
         self.optimizer.zero_grad()
         record = {}
         for piece, share in self.network.pieces(batch):
-            value, parts = loss(piece)
-            (value * share).backward()  # type: ignore[no-untyped-call]
-            record = {name: x * share + record.get(name, 0.0) for name, x in parts.items()}
+            mean_loss, piece_record = loss(piece)
+            (mean_loss * share).backward()  # type: ignore[no-untyped-call]
+            record = {name: x * share + record.get(name, 0.0) for name, x in piece_record.items()}
         self.network.processes.all_reduce_gradients(self.parameters)
         self.network.processes.all_reduce(list(record.values()))
         return record | {"grad_norm": self._clip_and_step()}

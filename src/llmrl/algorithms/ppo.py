@@ -23,12 +23,12 @@ from llmrl.algorithms.advantages_and_losses import (
     discounted_returns,
     generalized_advantages,
     normalize_advantages,
-    surrogate,
+    surrogate_objectives,
     unexplained_variance,
-    value_error,
+    value_losses,
 )
-from llmrl.algorithms.minibatches import Minibatches, SequenceMinibatches, sample_indices
-from llmrl.algorithms.optimizer_step import Batch, OptimizerStep, Record, TrainedPolicy, Updater
+from llmrl.algorithms.minibatches import Minibatches, SequenceMinibatches, index_network_samples
+from llmrl.algorithms.optimizer_step import Batch, LossRecord, OptimizerStep, TrainedPolicy, Updater
 from llmrl.core.errors import ConfigError, Diverged
 from llmrl.core.protocols import Teacher
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
@@ -179,15 +179,15 @@ class PPO:
         """
         s = self.settings
         reward = rollout.reward / float(self.reward_moments.deviation) if s.scale_rewards else rollout.reward
-        is_end = rollout.terminated | rollout.truncated
-        done = is_end[..., None].expand_as(rollout.reward)
+        has_ended = rollout.terminated | rollout.truncated
+        done = has_ended[..., None].expand_as(rollout.reward)
         if s.baseline == "none":
             zeros = torch.zeros_like(reward)
-            to_go = generalized_advantages(reward, zeros, zeros, done, s.gamma, 1.0)
-            return to_go, to_go
+            rewards_to_go = generalized_advantages(reward, zeros, zeros, done, s.gamma, 1.0)
+            return rewards_to_go, rewards_to_go
         value, next_value = self.denormalize_values(rollout.value), self.denormalize_values(rollout.next_value)
-        is_final = is_end if not s.bootstrap_truncation else rollout.terminated
-        next_value = torch.where(is_final[..., None], 0.0, next_value)
+        is_terminal = has_ended if not s.bootstrap_truncation else rollout.terminated
+        next_value = torch.where(is_terminal[..., None], 0.0, next_value)
         advantage = generalized_advantages(reward, value, next_value, done, s.gamma, s.gae_lambda)
         return advantage, advantage + value
 
@@ -228,13 +228,13 @@ class PPO:
         episode_starts = rollout.episode_start[:, :, None].expand(-1, -1, state.shape[1]).flatten(1)
         return SequenceMinibatches(samples, indices, minibatch_size, episode_starts, state.flatten(0, 1), team_size)
 
-    def run_epochs(self, updater: Updater, epochs: Iterable[Iterable[Batch]]) -> list[Record]:
+    def run_epochs(self, updater: Updater, epochs: Iterable[Iterable[Batch]]) -> list[LossRecord]:
         """Take a gradient step on every minibatch and return its record; stop after an epoch that exceeds `target_kl`.
 
         For stacked networks, minibatches and records have one more leading axis.
         """
         s = self.settings
-        records: list[Record] = []
+        records: list[LossRecord] = []
         for epoch in epochs:
             for batch in epoch:
                 advantage = batch["advantage"]
@@ -245,10 +245,10 @@ class PPO:
                 break
         return records
 
-    def _compute_loss(self, updater: Updater, batch: Batch) -> tuple[torch.Tensor, Record]:
-        """Return the mean loss of samples [..., n] over the last axis, and its parts.
+    def _compute_loss(self, updater: Updater, batch: Batch) -> tuple[torch.Tensor, LossRecord]:
+        """Return the mean loss of samples [..., n] over the last axis, and its record.
 
-        The parts are policy, value, entropy, KL, clipped fraction and those of the teacher. `batch["weight"]` is the
+        The record has `DIAGNOSTIC_NAMES` without the gradient norm, and the teacher's metrics. `batch["weight"]` is the
         advantage, normalized with `normalize_advantage`.
         """
         s = self.settings
@@ -258,10 +258,10 @@ class PPO:
         if "joint_action_index" in batch:
             log_ratio, advantage = combine_joint_actions(log_ratio, advantage, batch["joint_action_index"])
         ratio = log_ratio.exp()
-        policy_loss = -surrogate(ratio, advantage, s.clip).mean(-1)
+        policy_loss = -surrogate_objectives(ratio, advantage, s.clip).mean(-1)
         mean_entropy = entropy.mean(-1)
         if s.baseline == "value":
-            value_loss = 0.5 * value_error(value, batch["value"], batch["target"], s.value_clip, s.huber).mean(-1)
+            value_loss = 0.5 * value_losses(value, batch["value"], batch["target"], s.value_clip, s.huber).mean(-1)
             loss = policy_loss + s.value_coefficient * value_loss - s.entropy_coefficient * mean_entropy
         else:
             value_loss = torch.zeros_like(policy_loss)
@@ -278,17 +278,17 @@ class PPO:
             record |= teacher_metrics
         return loss, {name: x.detach() for name, x in record.items()}
 
-    def summarize(self, means: Sequence[float], steps: int) -> dict[str, float] | Diverged:
+    def summarize(self, means: Sequence[float], n_steps: int) -> dict[str, float] | Diverged:
         """Return the metrics of an update, or the exception that ends training if a mean is not finite.
 
         Args:
             means: means of the steps' records, in the order of `DIAGNOSTIC_NAMES`, and the unexplained fraction of the
                 targets' variance (`unexplained_variance`).
-            steps: number of optimizer steps.
+            n_steps: number of optimizer steps.
         """
-        *losses, residual_variance = means
-        metrics = {f"loss/{name}": value for name, value in zip(DIAGNOSTIC_NAMES, losses, strict=True)}
-        if not all(math.isfinite(value) for value in losses):
+        *diagnostics, residual_variance = means
+        metrics = {f"loss/{name}": value for name, value in zip(DIAGNOSTIC_NAMES, diagnostics, strict=True)}
+        if not all(math.isfinite(value) for value in diagnostics):
             return Diverged(
                 f"update {self.n_updates}: losses are not finite ("
                 + ", ".join(f"{name} {value:g}" for name, value in metrics.items())
@@ -297,7 +297,7 @@ class PPO:
             )
         if self.settings.baseline == "value":
             metrics["loss/explained_variance"] = 1 - residual_variance
-        metrics["loss/updates"] = float(steps)
+        metrics["loss/updates"] = float(n_steps)
         return metrics
 
     def _set_learning_rate(self) -> None:
@@ -348,8 +348,8 @@ class PPO:
 
     def _make_updaters(self) -> list[OptimizerStep]:
         s = self.settings
-        adam = (s.learning_rate, s.adam_eps, s.max_grad_norm, s.separate_clipping)
-        return [OptimizerStep(network, *adam) for network, _ in self.policy.list_networks()]
+        optimizer_options = (s.learning_rate, s.adam_eps, s.max_grad_norm, s.separate_clipping)
+        return [OptimizerStep(network, *optimizer_options) for network, _ in self.policy.list_networks()]
 
 
 def fit(
@@ -370,7 +370,7 @@ def fit(
         advantage, target: estimates [T, n_envs, n_agents] (`PPO.estimate_advantages`).
         generators: generator of each learner's minibatches.
         updaters: factory of the updaters of all networks, ordered by learner.
-        indices: indices of the samples of each network, [K * G, n] int64; None: see `sample_indices`.
+        indices: indices of the samples of each network, [K * G, n] int64; None: see `index_network_samples`.
         advice: additional samples of a single learner's teacher, each [T, n_envs, n_agents, ...].
 
     Returns:
@@ -380,14 +380,14 @@ def fit(
         ConfigError: see `PPO.update`.
     """
     ppo, n_learners = learners[0], len(learners)
-    settings, groups = ppo.settings, ppo.policy.list_networks()
+    settings, networks = ppo.settings, ppo.policy.list_networks()
     if indices is None:
-        indices = sample_indices(rollout.reward.shape, n_learners, len(groups))
-    # The layout of a gathered tensor is that of its index. With a contiguous one, it is independent of other learners.
+        indices = index_network_samples(rollout.reward.shape, n_learners, len(networks))
+    # The layout of a gathered tensor is that of its index. A contiguous one does not depend on other learners.
     indices = indices.contiguous().to(advantage.device)
     targets_and_values = (target, ppo.denormalize_values(rollout.value))
-    flat = (x.detach().flatten()[indices].view(n_learners, -1) for x in targets_and_values)
-    residual_variance = unexplained_variance(*flat)
+    flat_tensors = (x.detach().flatten()[indices].view(n_learners, -1) for x in targets_and_values)
+    residual_variance = unexplained_variance(*flat_tensors)
     if settings.normalize_values:
         ppo.value_moments.update(target.detach().flatten().cpu())
         target = ppo.value_moments.normalize(target)
@@ -398,44 +398,44 @@ def fit(
     samples = ppo.build_samples(rollout) | {"advantage": normalized_advantage, "target": target.flatten()}
     samples |= {name: x.flatten(0, 2) for name, x in (advice or {}).items()}
     n_samples = indices.shape[1]
-    records: list[list[Record]] = []
+    records: list[list[LossRecord]] = []
     for index, updater in updaters(min(settings.minibatch_size or n_samples, n_samples)):
         if isinstance(index, slice):
             minibatches = ppo.make_minibatches(rollout, samples, indices[index], slice(None))
-            stack_generators = [generators[i // len(groups)] for i in range(len(indices))[index]]
+            stack_generators = [generators[i // len(networks)] for i in range(len(indices))[index]]
             # Random numbers are generated in the order of networks that are trained one after the other.
             n_units = minibatches.n_units
             permutations = torch.stack(
                 [torch.stack(list(ppo.sample_permutations(n_units, g))) for g in stack_generators]
             )
-            records.append(ppo.run_epochs(updater, map(minibatches.batches, permutations.unbind(1))))
+            records.append(ppo.run_epochs(updater, map(minibatches.iterate_batches, permutations.unbind(1))))
             continue
-        network, agents = groups[index]
+        network, agents = networks[index]
         minibatches = ppo.make_minibatches(rollout, samples, indices[index], agents)
         records.append(
             ppo.run_epochs(
-                updater, map(minibatches.batches, ppo.sample_permutations(minibatches.n_units, generators[0]))
+                updater, map(minibatches.iterate_batches, ppo.sample_permutations(minibatches.n_units, generators[0]))
             )
         )
         if isinstance(network, ActorCritic) and network.has_normalizers:
             network.update_normalizers({name: x[indices[index]] for name, x in samples.items()})
     network_means = torch.cat([_average_records(steps) for steps in records], dim=1)
     means = network_means.view(len(DIAGNOSTIC_NAMES), n_learners, -1).mean(2)
-    columns = torch.cat([means, residual_variance[None]]).T.tolist()  # one transfer for all minibatches
+    means_by_learner = torch.cat([means, residual_variance[None]]).T.tolist()  # one transfer for all minibatches
     n_steps = sum(len(steps) * steps[0]["policy"].numel() for steps in records) // n_learners
-    metrics = [learner.summarize(column, n_steps) for learner, column in zip(learners, columns, strict=True)]
+    metrics = [learner.summarize(x, n_steps) for learner, x in zip(learners, means_by_learner, strict=True)]
     if ppo.teacher is not None and isinstance(metrics[0], dict):
         metrics[0] |= _average_teacher_records(records) | ppo.teacher.metrics()
     return metrics
 
 
-def _average_records(records: Sequence[Record]) -> torch.Tensor:
+def _average_records(records: Sequence[LossRecord]) -> torch.Tensor:
     """Return the means over steps of the records of k networks, [len(DIAGNOSTIC_NAMES), k]."""
     steps = [torch.stack([record[name] for name in DIAGNOSTIC_NAMES]) for record in records]
     return torch.stack(steps, dim=-1).mean(-1).view(len(DIAGNOSTIC_NAMES), -1)
 
 
-def _average_teacher_records(records: Sequence[Sequence[Record]]) -> dict[str, float]:
-    steps = [record for part in records for record in part]
+def _average_teacher_records(records: Sequence[Sequence[LossRecord]]) -> dict[str, float]:
+    steps = [record for updater_records in records for record in updater_records]
     names = [name for name in steps[0] if name not in DIAGNOSTIC_NAMES]
     return {name: float(torch.stack([step[name] for step in steps]).double().mean()) for name in names}

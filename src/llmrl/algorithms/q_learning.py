@@ -48,9 +48,9 @@ class QLearning:
         self.network, self.settings = network, settings
         self.replay = ReplayBuffer(settings.capacity)
         self.optimizer = Adam(network.parameters(), lr=settings.learning_rate, fused=True)
-        self.target: nn.Module | None = None
+        self.target_network: nn.Module | None = None
         if settings.target_update_interval is not None:
-            self.target = copy.deepcopy(network).requires_grad_(False)
+            self.target_network = copy.deepcopy(network).requires_grad_(False)
         self.n_updates = 0
         self._updates_due = 0.0
 
@@ -90,7 +90,7 @@ class QLearning:
     def state_dict(self) -> State:
         return {
             "optimizer": self.optimizer.state_dict(),
-            "target": None if self.target is None else dict(self.target.state_dict()),
+            "target": None if self.target_network is None else dict(self.target_network.state_dict()),
             "replay": self.replay.state_dict(),
             "updates": self.n_updates,
             "updates_due": self._updates_due,
@@ -98,18 +98,18 @@ class QLearning:
 
     def load_state_dict(self, state: State) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.target is not None:
-            self.target.load_state_dict(state["target"])
+        if self.target_network is not None:
+            self.target_network.load_state_dict(state["target"])
         self.replay.load_state_dict(state["replay"])
         self.n_updates, self._updates_due = state["updates"], state["updates_due"]
 
-    def _step(self, batch: Transitions, actions: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def _step(self, batch: Transitions, action_inputs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Take one gradient step; return the loss, the mean Q of the actions taken, and the gradient norm, [3]."""
         s = self.settings
-        target = self._targets(batch, actions)
+        target = self._compute_targets(batch, action_inputs)
         device = target.device
         prompts, prompt_indices = _index_unique_texts(batch.prompt)
-        q = self.network(pad_texts(prompts), actions)
+        q = self.network(pad_texts(prompts), action_inputs)
         action_values = q[prompt_indices.to(device), torch.from_numpy(batch.action).to(device)]
         loss = nn.functional.huber_loss(action_values, target, delta=s.huber)
         self.optimizer.zero_grad()
@@ -117,21 +117,21 @@ class QLearning:
         grad_norm = nn.utils.clip_grad_norm_(self.network.parameters(), s.max_grad_norm)
         self.optimizer.step()
         self.n_updates += 1
-        if self.target is not None and self.n_updates % (s.target_update_interval or 1) == 0:
-            self.target.load_state_dict(self.network.state_dict())
+        if self.target_network is not None and self.n_updates % (s.target_update_interval or 1) == 0:
+            self.target_network.load_state_dict(self.network.state_dict())
         return torch.stack([loss, action_values.mean(), grad_norm]).detach()
 
     @torch.no_grad()
-    def _targets(self, batch: Transitions, actions: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def _compute_targets(self, batch: Transitions, action_inputs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Return r + gamma max Q of the next state, [n]."""
-        network = self.network if self.target is None else self.target
+        network = self.network if self.target_network is None else self.target_network
         device = next(network.parameters()).device
         reward = torch.from_numpy(batch.reward).to(device)
         nonterminal = np.flatnonzero(~batch.terminal)
         if not len(nonterminal):
             return reward
         prompts, prompt_indices = _index_unique_texts([batch.next_prompt[i] for i in nonterminal.tolist()])
-        q = network(pad_texts(prompts), actions)[prompt_indices.to(device)]
+        q = network(pad_texts(prompts), action_inputs)[prompt_indices.to(device)]
         if batch.next_action_mask is not None:
             q = q.masked_fill(~torch.from_numpy(batch.next_action_mask[nonterminal]).to(device), -torch.inf)
         return reward.index_add(0, torch.from_numpy(nonterminal).to(device), self.settings.gamma * q.amax(1))
@@ -224,10 +224,10 @@ class ReplayBuffer:
     def load_state_dict(self, state: State) -> None:
         self.n_added = state["added"]
         self._columns = {name: np.array(column) for name, column in state["columns"].items()}
-        compressed_texts = zlib.decompress(state["texts"].tobytes())
+        joined_texts = zlib.decompress(state["texts"].tobytes())
         ends = np.cumsum(state["lengths"], dtype=np.int64).tolist()
         starts = [0, *ends][: len(ends)]
-        self._stored_texts = [compressed_texts[start:end] for start, end in zip(starts, ends, strict=True)]
+        self._stored_texts = [joined_texts[start:end] for start, end in zip(starts, ends, strict=True)]
         self._text_indices = {text: i for i, text in enumerate(self._stored_texts)}
 
     def _to_text_indices(self, texts: Sequence[bytes]) -> np.ndarray:
@@ -239,7 +239,7 @@ class ReplayBuffer:
         return indices
 
     def _grow(self, n: int, examples: dict[str, np.ndarray]) -> None:
-        """Resize columns to at least `n` elements, doubling their size each time."""
+        """Resize columns to `n` or more elements, at least doubling them; `examples`: columns of the same dtypes."""
         old_size = len(next(iter(self._columns.values()))) if self._columns else 0
         if n <= old_size:
             return

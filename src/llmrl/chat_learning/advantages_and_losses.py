@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from llmrl.algorithms.advantages_and_losses import surrogate
+from llmrl.algorithms.advantages_and_losses import surrogate_objectives
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -172,7 +172,7 @@ def policy_loss(
     clip_above = clip if clip_high is None else clip_high
     ratio = log_ratio.exp()
     is_clipped = ((ratio < 1 - clip) & (advantage < 0)) | ((ratio > 1 + clip_above) & (advantage > 0))
-    return -surrogate(ratio, advantage, clip, clip_above), is_clipped
+    return -surrogate_objectives(ratio, advantage, clip, clip_above), is_clipped
 
 
 def importance_weights(old_log_prob: torch.Tensor, sampling_log_prob: torch.Tensor, maximum: float) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from llmrl.algorithms.optimizer_step import Batch, OptimizerStep, Record
+from llmrl.algorithms.optimizer_step import Batch, LossRecord, OptimizerStep
 from llmrl.chat_learning import advantages_and_losses
 from llmrl.chat_learning.token_network import Precision, TokenNetwork
 from llmrl.core.errors import ConfigError
@@ -195,7 +195,7 @@ class ChatGRPO:
             old_log_probs = self._token_network().sampled_log_probs(sequences)
             pairs = zip(sequences, old_log_probs, strict=True)
             sequences = [replace(sequence, old_log_probs=log_probs) for sequence, log_probs in pairs]
-        records: list[Record] = []
+        records: list[LossRecord] = []
         for _ in range(settings.epochs):
             order = torch.randperm(len(sequences), generator=generator).tolist()
             for minibatch in self._minibatches([sequences[i] for i in order]):
@@ -285,7 +285,7 @@ class ChatGRPO:
         self.updates = state["updates"]
         self.chat.discard_outdated_weights()
 
-    def _loss(self, batch: Batch) -> tuple[torch.Tensor, Record]:
+    def _loss(self, batch: Batch) -> tuple[torch.Tensor, LossRecord]:
         """Return the contribution of a piece to the loss of its minibatch, and to the metrics of the minibatch."""
         settings, network, sequences = self.settings, self._token_network(), batch["sequences"]
         log_probs = network(sequences)  # [n_tokens, vocabulary]
@@ -353,7 +353,7 @@ class ChatGRPO:
             yield minibatch
 
     def _metrics(
-        self, trajectories: Sequence[Trajectory], turns: Sequence[Turn], records: Sequence[Record]
+        self, trajectories: Sequence[Trajectory], turns: Sequence[Turn], records: Sequence[LossRecord]
     ) -> dict[str, float]:
         """Return the metrics of an update."""
         network = self._token_network()

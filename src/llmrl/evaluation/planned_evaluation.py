@@ -89,7 +89,7 @@ class PlannedEvaluation:
     @property
     def carried_states(self) -> list[str]:
         """Names of states that agents keep from one episode to the next; empty if no agents play."""
-        return list(getattr(self.parts.agents[0], "carried", ())) if "student" in self.players else []
+        return list(getattr(self.parts.agents[0], "carried_states", ())) if "student" in self.players else []
 
     def folder(self, mechanism: EvaluatedMechanism, subfolder: str = "") -> Path:
         """Return the folder for files of one mechanism, in `subfolder` of the folder of the results."""

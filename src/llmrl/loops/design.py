@@ -68,7 +68,7 @@ class DesignLoop:
         self.societies = Societies(env, self.agents, settings.candidates, settings.replicates)
         games, replicates = self.societies.games, self.societies.replicates
         # Agents that neither learn nor keep a state between episodes do not change in adaptation rounds.
-        has_adaptation = any(agent.learns or getattr(agent, "carried", ()) for agent in self.agents)
+        has_adaptation = any(agent.learns or getattr(agent, "carried_states", ()) for agent in self.agents)
         rounds, n_contexts = settings.adapt_rounds if has_adaptation else 0, len(env.spec.contexts)
         confirm_steps = count_confirmation_steps(settings, n_contexts)
         self.schedule = DesignSchedule(settings, horizon, env.spec.n_envs, games, n_contexts, confirm_steps, rounds)

@@ -82,7 +82,7 @@ class PlayLoop:
         self.trajectory_writer: TrajectoryWriter | None = None  # writer of episodes that are played in waves
         self.collector = Collector(self.env, policy, parts.device, observers=parts.observers)
         # Names of the states that the agent keeps from one episode to the next.
-        self._carried_states: tuple[str, ...] = getattr(self.agent, "carried", ())
+        self._carried_states: tuple[str, ...] = getattr(self.agent, "carried_states", ())
         self.n_episodes = settings.episodes
         default_n_recorded = settings.episodes if "text" in policy.channels else settings.videos
         self.n_recorded_episodes = default_n_recorded if settings.records is None else settings.records

@@ -208,7 +208,7 @@ class DualRLPrincipal(StateFields):
         """
         import torch
 
-        from llmrl.algorithms.advantages_and_losses import surrogate, value_error
+        from llmrl.algorithms.advantages_and_losses import surrogate_objectives, value_losses
         from llmrl.networks.action_distributions import CategoricalDistribution
 
         assert self.last_proposal is not None, "call ask() before tell()"
@@ -220,9 +220,9 @@ class DualRLPrincipal(StateFields):
             logits, value = self.network(proposal["observation"])
             log_prob, entropy = CategoricalDistribution.log_prob_entropy(logits.expand(n, -1, -1), proposal["choice"])
             ratio = (log_prob.sum(-1) - proposal["log_prob"]).exp()
-            squared_error = value_error(value.expand(n), proposal["value"], payoff, settings.value_clip)
+            squared_error = value_losses(value.expand(n), proposal["value"], payoff, settings.value_clip)
             loss = (
-                -surrogate(ratio, advantage, settings.clip).mean()
+                -surrogate_objectives(ratio, advantage, settings.clip).mean()
                 + settings.value_coefficient * 0.5 * squared_error.mean()
                 - settings.entropy_coefficient * entropy.sum(-1).mean()
             )

@@ -56,13 +56,13 @@ def make(tmp_path_factory):
 def count_calls(agent):
     """Record the texts that the network of `agent` reads from now on, in order."""
     read, policy = [], agent.policy
-    compute = policy._memo._compute
+    compute = policy._output_memo._compute
 
     def counting(texts):
         read.extend(texts)
         return compute(texts)
 
-    policy._memo._compute = counting
+    policy._output_memo._compute = counting
     return read
 
 

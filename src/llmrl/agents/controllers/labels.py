@@ -8,7 +8,7 @@ from llmrl.core.errors import IncompatibilityReason, Incompatible
 from llmrl.core.spaces import EnvSpec
 
 MAX_LISTED_NAMES = 12
-"""Maximum number of names in a list; of longer lists, the middle is omitted."""
+"""Maximum number of names in a list; the middle of longer lists is omitted."""
 
 
 def count_inputs(spec: EnvSpec, consumer: str) -> int:
@@ -43,7 +43,7 @@ def count_states(spec: EnvSpec, consumer: str) -> int:
 
 
 def describe_states(spec: EnvSpec) -> str:
-    """Return a line that explains state indices, from `EnvDescription.states`; "" if the environment has none."""
+    """Return a line that explains state indices, from `EnvDescription.states`; "" if that is missing or empty."""
     states_text = "" if spec.text is None else spec.text.states
     operator_note = " (// divides without a remainder, % is the remainder)" if "%" in states_text else ""
     return f"In state s: {states_text}{operator_note}.\n" if states_text else ""
@@ -61,8 +61,8 @@ def list_input_names(spec: EnvSpec) -> tuple[str, ...]:
         return tuple(leaf_names)
     names = [f"observation[{i}]" for i in range(n_elements)]
     for parts in spec.observation["vector"].parts[:1]:
-        for name, indices in parts.items():
-            element_indices = range(*indices.indices(n_elements))
+        for name, index_slice in parts.items():
+            element_indices = range(*index_slice.indices(n_elements))
             for k, i in enumerate(element_indices):
                 names[i] = name if len(element_indices) == 1 else f"{name}[{k}]"
     return tuple(names)
@@ -85,8 +85,8 @@ def join_abbreviated(names: Sequence[str]) -> str:
     """Join names with commas; the middle of a long list is omitted."""
     if len(names) <= MAX_LISTED_NAMES:
         return ", ".join(names)
-    n_ends = MAX_LISTED_NAMES // 2
-    return f"{', '.join(names[:n_ends])}, ..., {', '.join(names[-n_ends:])}"
+    n_names_per_end = MAX_LISTED_NAMES // 2
+    return f"{', '.join(names[:n_names_per_end])}, ..., {', '.join(names[-n_names_per_end:])}"
 
 
 def format_indices(first: int, last: int) -> str:

@@ -41,7 +41,7 @@ class LayerSettings:
         bias: whether layers have biases.
         bound: each parameter is between -bound and bound.
         decimals: number of digits after the decimal point of each parameter; None: no rounding.
-        output, clip_actions: map from the last layer's outputs to actions, see `ActionDecoder`.
+        output, clip_actions: `transform` and `clip_actions` of the `ActionDecoder`.
         hidden: number of units in each hidden layer; empty for a linear policy.
         activation: activation of hidden layers.
     """
@@ -70,7 +70,7 @@ class LayeredController:
         settings: shape and bounds.
 
     Raises:
-        ConfigError: the bound has more digits than the parameters, or `output` is `tanh` and actions are discrete.
+        ConfigError: `bound` has more decimals than `decimals`, or `output` is `tanh` and actions are discrete.
         Incompatible: the environment has no channel `vector`.
     """
 
@@ -103,14 +103,14 @@ class LayeredController:
     def bind_parameters(self, parameters: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """Return a function from observations [n, k] to actions with fixed parameters [n, d], faster than `act`."""
         # Games are the last axis, because NumPy is fastest if the last axis is the longest.
-        n, columns, offset = len(parameters), np.ascontiguousarray(parameters.T, dtype=np.float64), 0
+        n, parameter_columns, offset = len(parameters), np.ascontiguousarray(parameters.T, dtype=np.float64), 0
         layers = []
         for k, m in self.layer_sizes:
             # Biases, then the products of each input with its weights; they are summed in this order.
             terms = np.zeros((1 + k, m, n))
             if self.bias:
-                terms[0] = columns[offset + k * m : offset + (k + 1) * m]
-            layers.append((columns[offset : offset + k * m].reshape(k, m, n), terms, terms[1:]))
+                terms[0] = parameter_columns[offset + k * m : offset + (k + 1) * m]
+            layers.append((parameter_columns[offset : offset + k * m].reshape(k, m, n), terms, terms[1:]))
             offset += (k + self.bias) * m
 
         def act(observation: np.ndarray) -> np.ndarray:
@@ -154,14 +154,14 @@ class LayeredController:
         )
 
     def _describe_layer(self, layer_index: int, offset: int, k: int, m: int) -> list[str]:
-        is_last = layer_index == len(self.layer_sizes) - 1
+        is_output = layer_index == len(self.layer_sizes) - 1
         input_name = f"hidden{layer_index}" if layer_index else "observation"
-        output_name = "output" if is_last else f"hidden{layer_index + 1}"
+        output_name = "output" if is_output else f"hidden{layer_index + 1}"
         bias_text = f" + params[{offset + k * m} + j]" if self.bias else ""
         offset_text = f"{offset} + " if offset else ""
         sum_text = f"the sum over i of {input_name}[i] * params[{offset_text}{m} * i + j]{bias_text}"
         activation_text = "tanh" if self.activation == "tanh" else f"leaky ReLU (slope {LEAKY_SLOPE:g} below 0)"
-        prefix = "" if is_last else f"{activation_text} of "
+        prefix = "" if is_output else f"{activation_text} of "
         lines = [f"{output_name}[j], for j from 0 to {m - 1}, is {prefix}{sum_text}, with i from 0 to {k - 1}."]
         if layer_index == 0 and k <= MAX_LISTED_INPUTS:
             for i, name in enumerate(self.input_names):
@@ -176,8 +176,9 @@ class LayeredController:
     def _build_parameters(self, bound: float, decimals: int | None) -> list[Parameter]:
         parameters: list[Parameter] = []
         for layer_index, (k, m) in enumerate(self.layer_sizes):
-            is_last = layer_index == len(self.layer_sizes) - 1
-            outputs = self.action_decoder.names if is_last else [f"hidden {layer_index + 1}.{j}" for j in range(m)]
+            is_output = layer_index == len(self.layer_sizes) - 1
+            hidden_names = [f"hidden {layer_index + 1}.{j}" for j in range(m)]
+            outputs = self.action_decoder.output_names if is_output else hidden_names
             inputs = self.input_names if layer_index == 0 else [f"hidden {layer_index}.{i}" for i in range(k)]
             descriptions = [
                 f"weight of {input_name} on {output_name}" for input_name in inputs for output_name in outputs
@@ -206,7 +207,7 @@ class ActionDecoder:
     def __init__(self, spec: EnvSpec, clip_actions: bool, transform: OutputTransform = "raw") -> None:
         self.continuous_actions, self.clip_actions, self.transform = spec.continuous_actions, clip_actions, transform
         self.n_outputs = spec.n_actions if spec.continuous_actions is None else spec.continuous_actions.dim
-        self.names = list_output_names(spec)
+        self.output_names = list_output_names(spec)
         if spec.continuous_actions is not None:
             self.low, self.high = np.array(spec.continuous_actions.low), np.array(spec.continuous_actions.high)
 
@@ -233,24 +234,24 @@ class ActionDecoder:
             "leaky_relu": f"leaky ReLU (slope {LEAKY_SLOPE:g} below 0) of ",
         }[self.transform]
         if self.continuous_actions is None:
-            labels = [f"output[{j}] is of action {name}" for j, name in enumerate(self.names)]
+            labels = [f"output[{j}] is of action {name}" for j, name in enumerate(self.output_names)]
             return f"The action taken is the one whose output is largest: {join_abbreviated(labels)}."
         bounds = [
             f"output[{j}] is {name}, from {low:g} to {high:g}"
-            for j, (name, low, high) in enumerate(zip(self.names, self.low, self.high, strict=True))
+            for j, (name, low, high) in enumerate(zip(self.output_names, self.low, self.high, strict=True))
         ]
         all_integer, has_integer = all(self.continuous_actions.is_integer), any(self.continuous_actions.is_integer)
-        scaling = {"raw": "", "tanh": ", stretched over its bounds"}.get(self.transform, "")
-        clipping = "put inside these bounds" if self.clip_actions or all_integer else "given to the game as it is"
-        rounding = " rounded to a whole number and" if all_integer else ""
+        scale_text = {"raw": "", "tanh": ", stretched over its bounds"}.get(self.transform, "")
+        clip_text = "put inside these bounds" if self.clip_actions or all_integer else "given to the game as it is"
+        round_text = " rounded to a whole number and" if all_integer else ""
         action_text = (
-            f"The action is {transform_text}the outputs{scaling}: {join_abbreviated(bounds)}; each is{rounding} "
-            f"{clipping}."
+            f"The action is {transform_text}the outputs{scale_text}: {join_abbreviated(bounds)}; each is{round_text} "
+            f"{clip_text}."
         )
         if all_integer or not has_integer:
             return action_text
-        names = [self.names[i] for i in np.flatnonzero(self.continuous_actions.is_integer)]
-        return f"{action_text} Rounded to a whole number inside the bounds: {join_abbreviated(names)}."
+        integer_names = [self.output_names[j] for j in np.flatnonzero(self.continuous_actions.is_integer)]
+        return f"{action_text} Rounded to a whole number inside the bounds: {join_abbreviated(integer_names)}."
 
 
 def leaky_relu(x: np.ndarray) -> np.ndarray:
@@ -265,7 +266,7 @@ class ProjectedController:
     z = theta Q with theta from N(0, s^2) has the distribution N(0, s^2).
 
     Args:
-        inner: the policy.
+        inner: controller whose parameters are theta.
         seeds: seed tree for Q.
         rank: number of directions, at most d.
         bound: each element of z is between -bound and bound; theta may exceed the bounds of `inner`.

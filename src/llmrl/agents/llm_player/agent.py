@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 OBSERVATION_PLACEHOLDER = "?" * 200
 """Text that replaces an observation in estimates of prompt tokens, if the environment gives no example."""
 REPLY_TOKENS = 80
-"""Approximate tokens of a reply with a reflection."""
+"""Approximate number of tokens of a reply with a reflection."""
 LESSON_TOKENS = 80
-"""Approximate tokens of a lesson."""
+"""Approximate number of tokens of a lesson."""
 
 
 class LLMPlayer:
@@ -47,16 +47,16 @@ class LLMPlayer:
         settings: options.
         llm: the chat model.
         prompt_folder: folder of the user's prompts; None: there are none.
-        seeds: seeds for sampling replies; only used with a principal.
+        seeds: seed tree for sampling replies; only used with a principal.
         has_principal: whether a principal governs the agent.
         society_index: index of the agent's society; only used with a principal.
-        member: index of the agent among the members of `agent=mixed`; None outside of it.
+        member: index of the agent among the members of `agent=mixed`; None: it is not a member.
 
     Attributes:
         group_size, n_continuations, gamma: settings of the learner (`ComparesEpisodes`); `group_size` is None without
-            one.
-        carried: what is passed on from an episode to the next one of the same game: "last_episode", "lessons", or
-            nothing. If anything is, episodes depend on one another and on the number of parallel games.
+            a learner.
+        carried_states: names of the states that are passed on from an episode to the next one of the same game,
+            "last_episode" and "lessons". If there are any, episodes depend on one another and on the number of games.
 
     Raises:
         ConfigError: the environment has no description in words; a prompt template is invalid; an episode might never
@@ -120,13 +120,13 @@ class LLMPlayer:
                     f"env.n_envs gives {spec.n_envs} games to each society; this must be a multiple of "
                     f"llm.learn.group_size={self.group_size}, the number of episodes that are compared"
                 )
-            adapters = adapter_names(learners.sharing, spec, society_index if has_principal else None, member)
+            adapters = name_adapters(learners.sharing, spec, society_index if has_principal else None, member)
             reply_seeds = seeds.child("replies") if has_principal and seeds is not None else None
             self._learners = {name: learners.learner(name, reply_seeds) for name in adapters}
         self.policy = LLMPolicy(
             spec, llm, settings, resources, self._trajectory_buffer if self.learns else None, adapters
         )
-        self.carried = self.policy.carried
+        self.carried_states = self.policy.carried_states
 
     def pause_recording(self) -> AbstractContextManager[None]:
         """Return a context in which replies are not recorded for training, e.g. that of an evaluation."""
@@ -144,25 +144,25 @@ class LLMPlayer:
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Train the model on the episodes that have ended since the last update; return metrics.
 
-        The metrics (`learn/...`, under a principal `player/learn/...`) are means over the adapters of the players.
-        `learn/diversity` measures how much the players' actions differ (`action_diversity`).
+        The metrics (`learn/...`, under a principal `player/learn/...`) are means over the players' adapters.
+        `learn/diversity` measures how much the players' actions differ (`compute_action_diversity`).
         """
         if not self.learns:
             return {}
         trajectories = self._trajectory_buffer.pop_complete()
-        updates = [
+        learner_metrics = [
             learner.update([t for t in trajectories if self.policy.adapters[t.agent] == name], generator)
             for name, learner in self._learners.items()
         ]
-        names = dict.fromkeys(name for metrics in updates for name in metrics)
-        means = {name: statistics.fmean(metrics[name] for metrics in updates if name in metrics) for name in names}
+        names = dict.fromkeys(name for metrics in learner_metrics for name in metrics)
+        means = {name: statistics.fmean(x[name] for x in learner_metrics if name in x) for name in names}
         if self.policy.spec.n_agents > 1 and self.policy.spec.continuous_actions is None:
-            means["learn/diversity"] = action_diversity(rollout, self.policy.spec.n_actions)
+            means["learn/diversity"] = compute_action_diversity(rollout, self.policy.spec.n_actions)
         if not self._has_principal:
             return means | self.metrics()
         # `llm/` and `learn/` are the principal's metrics; those of its players have the prefix `player/`.
-        counts = {name: x for name, x in self.metrics().items() if name.startswith("player/")}
-        return counts | {f"player/{name}": x for name, x in means.items()}
+        player_metrics = {name: x for name, x in self.metrics().items() if name.startswith("player/")}
+        return player_metrics | {f"player/{name}": x for name, x in means.items()}
 
     def reset(self) -> None:
         """Restore the weights that the model had before training."""
@@ -184,7 +184,7 @@ class LLMPlayer:
     def estimate(self, steps: int, n: int, n_earlier_outcomes: int = 0) -> CallEstimate:
         """Estimate the calls for `n` episodes of `steps` steps, played in `n_envs` parallel games.
 
-        With an action mask an action may become illegal at any step, so one call per step is assumed. Prompts are
+        With an action mask, an action may become illegal at any step, so one call per step is assumed. Prompts are
         estimated from an example observation. `n_earlier_outcomes` has no effect, because players are shown no outcomes
         of proposals.
         """
@@ -221,14 +221,14 @@ class LLMPlayer:
         return CallEstimate(n_calls, max_n_calls, total_prompt_tokens, total_reply_tokens, n_shown_turns, model_shares)
 
     def _count_shown_turns(self, n_decisions: int) -> int:
-        """Return the number of earlier turns shown with the question after `n_decisions` decisions."""
+        """Return the number of earlier turns that are shown with the question after `n_decisions` decisions."""
         history, sliding = self.policy.settings.history, self.policy.settings.sliding_history
         if history == 0 or sliding or n_decisions < 2 * history:
             return min(n_decisions, history) if sliding or history == 0 else n_decisions
         return history + (n_decisions - history) % history
 
     def _estimate_turn_tokens(self, steps: int, n_observations: int) -> int:
-        """Estimate the tokens of a question with `n_observations` observations and all their extras."""
+        """Estimate the number of tokens of a question with `n_observations` observations and all their extras."""
         policy = self.policy
         conversation = PlayerConversation(steps=steps, episode_return=-float(steps) - 0.1, reward=-float(steps) - 0.1)
         has_mask = "action_mask" in policy.channels
@@ -259,7 +259,7 @@ class LLMPlayer:
             **({"personas": len(resources.personas)} if resources.personas else {}),
             **(next(iter(self._learners.values())).describe() if self.learns else {}),
             **({"adapters": len(self._learners)} if len(self._learners) > 1 else {}),
-            "from episode to episode": ", ".join(self.carried) or "nothing",
+            "from episode to episode": ", ".join(self.carried_states) or "nothing",
             "system prompt": f"about {estimate_tokens(policy.prompts.render_system(0, ()).text):,} tokens",
         }
 
@@ -278,7 +278,7 @@ class LLMPlayer:
             self._trajectory_buffer.load_state_dict(state["trajectories"])
 
 
-def action_diversity(rollout: Rollout, n_actions: int) -> float:
+def compute_action_diversity(rollout: Rollout, n_actions: int) -> float:
     """Return the Jensen-Shannon divergence between the distributions of the players' actions, in nats.
 
     It is the entropy of the mean distribution minus the mean entropy: 0 if all players have the same distribution, at
@@ -286,7 +286,7 @@ def action_diversity(rollout: Rollout, n_actions: int) -> float:
     """
     end_mask = (rollout.terminated | rollout.truncated).cpu().numpy()
     played_mask = np.cumsum(end_mask, axis=0) - end_mask == 0  # [T, n_envs]
-    actions = rollout.action.cpu().numpy()[played_mask]  # [n, n_agents]
+    actions = rollout.action.cpu().numpy()[played_mask]  # [n_played, n_agents]
     counts = np.stack([np.bincount(column, minlength=n_actions) for column in actions.T])
     from scipy.stats import entropy  # lazy: importing it takes longer than most commands
 
@@ -294,14 +294,14 @@ def action_diversity(rollout: Rollout, n_actions: int) -> float:
     return entropy(probabilities.mean(axis=0)) - entropy(probabilities, axis=1).mean()
 
 
-def adapter_names(sharing: AdapterSharing, spec: EnvSpec, society_index: int | None, member: int | None) -> list[str]:
+def name_adapters(sharing: AdapterSharing, spec: EnvSpec, society_index: int | None, member: int | None) -> list[str]:
     """Return the name of the adapter of each player.
 
     Args:
-        sharing: which players share an adapter.
+        sharing: players that share an adapter.
         spec: spec of the environment, or of the players of a member.
         society_index: index of the players' society; None: there is only one.
-        member: index of the entry of `members` of `agent=mixed` that these players belong to; None outside of it.
+        member: index of the entry of `members` of `agent=mixed` that these players belong to; None: to none.
     """
     name_parts = [] if society_index is None else [f"society_{society_index}"]
     if sharing == "per_member" and member is not None:
@@ -331,7 +331,7 @@ def read_personas(path: Path) -> tuple[str, ...]:
 
 
 def _list_player_models(players: dict[str, int] | list[str] | None, spec: EnvSpec) -> tuple[str, ...]:
-    """Return the model of each player; () if all are the chosen one.
+    """Return the name of each player's model; () if all have the chosen model.
 
     Raises:
         ConfigError: the number of models is not the number of players.

@@ -60,6 +60,7 @@ class DiscreteAnswerFormat:
 
     Attributes:
         parser: parser of the answer in a reply.
+        names: answer that means each action, as text.
         descriptions: pairs (answer, description of its effect).
         is_numbered: whether actions are answered by their number.
     """
@@ -77,13 +78,13 @@ class DiscreteAnswerFormat:
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of the reply's `action`.
 
-        It is the same in every state, whatever is legal, because providers cache it together with the prompt.
+        It does not depend on the legal actions, because providers cache it together with the prompt.
         """
         if self.is_numbered:
             return {"type": "integer", "enum": [int(name) for name in self.names]}
         return {"type": "string", "enum": self.names}
 
-    def example_actions(self) -> list[Action]:
+    def choose_example_actions(self) -> list[Action]:
         """Return one or two actions for examples in prompts, which are not always the first actions."""
         n = len(self.names)
         first = int.from_bytes(hashlib.sha256("|".join(self.names).encode()).digest()[:4], "big") % n
@@ -122,7 +123,7 @@ class AmountAnswerFormat(DiscreteAnswerFormat):
     """Format of actions that are amounts, answered by an integer; parsing accepts names of actions, too.
 
     Args:
-        descriptions: (name, effect) of each action; action i means i units.
+        descriptions: (name, description of the effect) of each action; action i means i units.
         amount: description of the amount in words.
     """
 
@@ -134,10 +135,10 @@ class AmountAnswerFormat(DiscreteAnswerFormat):
         return {"type": "integer", "minimum": 0, "maximum": len(self.names) - 1}
 
     def describe_accepted_answers(self, legal_mask: Sequence[bool] | None) -> str:
-        possible = self.format_legal_answers(
+        legal_text = self.format_legal_answers(
             legal_mask if legal_mask is not None and any(legal_mask) else [True] * len(self.names)
         )
-        return f"the action is a whole number: {possible}"
+        return f"the action is a whole number: {legal_text}"
 
     def format_legal_answers(self, legal_mask: Sequence[bool]) -> Any:
         amounts = [i for i, is_legal in enumerate(legal_mask) if is_legal]
@@ -182,7 +183,7 @@ class ContinuousAnswerFormat:
             for i, (key, description) in enumerate(descriptions)
         )
 
-    def example_actions(self) -> list[Action]:
+    def choose_example_actions(self) -> list[Action]:
         points = [self.low + fraction * (self.high - self.low) for fraction in (0.75, 0.25)]
         return [self.to_action(np.where(self.is_integer, np.round(point), point), None) for point in points]
 
@@ -223,7 +224,7 @@ class ContinuousAnswerFormat:
             return last_action
         return [float(value) for value in np.clip(0.0, self.low, self.high)]
 
-    def _format_bounds(self, i: Any) -> str:
+    def _format_bounds(self, i: int) -> str:
         return f"from {self.low[i]:g} to {self.high[i]:g}"
 
 
@@ -232,7 +233,7 @@ AnswerFormat = DiscreteAnswerFormat | ContinuousAnswerFormat
 
 
 def build_reply_schema(answers: AnswerFormat, has_reflection: bool) -> dict[str, Any]:
-    """Return the JSON schema of a complete reply; the reflection comes first, so that the action follows from it."""
+    """Return the JSON schema of a complete reply; the reflection comes first, so that the action can follow from it."""
     reflection = {"reflection": {"type": "string"}} if has_reflection else {}
     return build_object_schema({**reflection, "action": answers.schema()})
 

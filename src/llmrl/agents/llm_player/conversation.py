@@ -14,19 +14,19 @@ from llmrl.core.records import State, parse_if_json
 from llmrl.llms.images import IMAGES_KEY
 
 ObservationExtra = Literal["step", "reward", "return", "legal_actions", "last_episode"]
-"""Additions to an observation."""
+"""Names of additions to an observation."""
 MAX_INTERMEDIATE_FIELD_LENGTH = 120
 """Maximum characters, as JSON, of a field of an observation between two decisions; longer fields are omitted."""
 DEFAULT_OBSERVATION_EXTRAS: tuple[ObservationExtra, ...] = ("step", "reward", "return", "legal_actions")
-"""Default additions, which only concern the present episode."""
+"""Default additions; they concern only the present episode."""
 
 Message = dict[str, Any]
 
 
 def shorten_observation(observation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an observation between two decisions without long entries, such as maps.
+    """Return an observation between two decisions without its long fields, such as maps.
 
-    The newest observation repeats these entries.
+    The newest observation shows these fields.
     """
     fields_by_name = observation.get("observation")
     if not isinstance(fields_by_name, Mapping):
@@ -51,10 +51,10 @@ class PlayerConversation:
         action: last action; None before the first one of an episode.
         steps: number of steps of the episode.
         episode_return: sum of the episode's rewards; NaN if one of them is unknown.
-        reward: sum of the rewards since the last observation, or since the start of the episode; None without a step
-            since.
+        reward: sum of the rewards since the last observation, or since the start of the episode; None if there was no
+            step since then.
         steps_since_answer: number of steps since the last answer.
-        last_episode: result of the previous episode, until the first observation of this one; empty if unknown.
+        last_episode: result of the previous episode, kept until the first observation of this one; empty if unknown.
         n_answers: number of answers in the episode.
         first_shown_answer: index of the first answer that is still shown.
         replacement_notice: description of the last action if it replaced an invalid reply; else "".
@@ -94,12 +94,12 @@ class PlayerConversation:
         self.images = [*self.images, image][-max_images:]
 
     def add_observation(self, text: str | None, legal_answers: Any, extras: Sequence[ObservationExtra]) -> None:
-        """Add the present observation, with some additions.
+        """Add the present observation and the additions to it.
 
         Args:
             text: observation in words; None: there is none.
             legal_answers: legal answers as they are shown (`AnswerFormat.format_legal_answers`); None: all are legal.
-            extras: additions to the observation.
+            extras: names of the additions.
         """
         observation: dict[str, Any] = {} if text is None else {"observation": parse_if_json(text)}
         # If players take turns, the first observation may come after the first step.
@@ -119,16 +119,16 @@ class PlayerConversation:
         self.observations.append(observation)
         self.reward = None
 
-    def add_messages(self, sent: str, recipient: str, received: Sequence[dict[str, str]]) -> None:
-        """Add a round of talk: the player's own message, its recipient, and the messages from others."""
-        if sent:
-            self.observations[-1]["you_said"] = {"to": recipient, "message": sent} if recipient else sent
+    def add_messages(self, sent_text: str, recipient: str, received: Sequence[dict[str, str]]) -> None:
+        """Add a round of talk: the player's message, its recipient ("": all), and the others' messages."""
+        if sent_text:
+            self.observations[-1]["you_said"] = {"to": recipient, "message": sent_text} if recipient else sent_text
         if received:
             self.observations[-1]["heard"] = list(received)
 
     def render_question(self) -> str:
         """Return the user's present turn."""
-        *earlier, latest = self.observations
+        *earlier, newest = self.observations
         notice_field = {"no_usable_reply": self.replacement_notice} if self.replacement_notice else {}
         talk_field = {"talk": True} if self.is_talking else {}
         intermediate_observations = [shorten_observation(observation) for observation in earlier]
@@ -136,7 +136,7 @@ class PlayerConversation:
             {
                 **notice_field,
                 **({"since_your_last_action": intermediate_observations} if intermediate_observations else {}),
-                **latest,
+                **newest,
                 **talk_field,
             }
         )
@@ -144,8 +144,8 @@ class PlayerConversation:
     def count_shown_turns(self, history: int, sliding: bool) -> int:
         """Return the number of earlier turns to show.
 
-        With `sliding` these are the newest `history` turns. Otherwise their number grows to less than twice as many and
-        is then cut to `history`, so that most prompts begin like the previous one.
+        With `sliding` it is `history`. Otherwise it grows to less than twice as many and is then cut to `history`, so
+        that most prompts begin like the previous one.
         """
         n_turns = self.n_answers - self.first_shown_answer
         if sliding or n_turns >= 2 * history:

@@ -1,4 +1,4 @@
-"""Player of a Gymnasium environment for user programs."""
+"""Language model as the player of a Gymnasium environment, for user programs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Player:
     def reset(self) -> None:
         """Start a new episode.
 
-        The caller seeds the environment. The model's replies depend on the observations and on its own stream.
+        The caller seeds the environment. The model's replies depend on the observations and on its own random stream.
         """
         self.policy.on_reset(np.array([True]), {})
         self.note, self._is_episode_over, self._has_unreported_step = {}, False, False
@@ -98,9 +98,9 @@ class Player:
         return action
 
     def on_step(self, reward: float, terminated: bool = False, truncated: bool = False) -> None:
-        """Report the result of the action, which the next observation, lessons and `last_episode` use.
+        """Report the result of the last action, which the next observation, lessons and `last_episode` use.
 
-        Without these calls, the player acts without rewards, returns and ends of episodes.
+        Without these calls, the player learns nothing of rewards, returns and ends of episodes.
         """
         done = terminated or truncated
         rewards = np.array([[reward]], dtype=np.float32)
@@ -131,7 +131,7 @@ def make_player(
         success: criterion of a successful episode, as in `env.success`; it is part of the prompt.
         success_threshold: threshold of this criterion, as in `env.success_threshold`.
         prompts: folder of prompts that take precedence over the package's.
-        seed: seed of the model's stream.
+        seed: seed of the model's random stream.
         options: options that replace defaults of `agent=llm_player` (`history=5`) or, if `llm` is a name, of that model
             (`temperature=0.0`).
 

@@ -1,4 +1,4 @@
-"""Lessons that players write after episodes and are shown in later ones (Reflexion, arXiv 2303.11366)."""
+"""Lessons that players write after episodes and that later ones show them (Reflexion, arXiv 2303.11366)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_LESSON_LENGTH = 600
 _LESSON_PARSER = TextParser("lesson", MAX_LESSON_LENGTH)
 
 LessonRequest = tuple[PlayerConversation, int, str, str, str]
-"""Player with a completed episode: its conversation, index, model and adapter, and the identifier of the question."""
+"""Conversation, index, model and adapter of a player with a completed episode, and the identifier of the question."""
 
 
 class Lesson(BaseModel):
@@ -33,7 +33,7 @@ class Lesson(BaseModel):
 
 
 class LessonRequester:
-    """Requester of lessons from players, which adds them to the players' conversations.
+    """Object that requests lessons from players and adds them to the players' conversations.
 
     Args:
         llm: the chat model.
@@ -52,7 +52,8 @@ class LessonRequester:
             json_schema(Lesson),
             repair_turns,
         )
-        self.build_query(PlayerConversation(turns=[("{}", "{}")]), 0, "", "", "")  # raises early if the prompt is wrong
+        # Raises if the prompt is wrong, before the first episode.
+        self.build_query(PlayerConversation(turns=[("{}", "{}")]), agent=0, model="", adapter="", question_id="")
 
     def request_lessons(
         self, requests: Sequence[LessonRequest]
@@ -60,7 +61,7 @@ class LessonRequester:
         """Request a lesson from each completed episode, and add it to the conversation of the player.
 
         Returns:
-            Lesson of each player (None: no valid one), and the statistics of the question.
+            Lesson of each player (None: no valid reply), and the statistics of the question for it.
         """
         if not requests:
             return []

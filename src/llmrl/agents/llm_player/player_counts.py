@@ -15,7 +15,7 @@ class PlayerCounts:
     """Counters of a player since they were last reset.
 
     Args:
-        models: model of each agent, by the run's name of the model.
+        models: name of each agent's model in the run.
 
     Attributes:
         counts_by_model: counters by model, which may be changed in place.

@@ -40,8 +40,8 @@ class PlayerSettings:
         show: additions to an observation; None: `DEFAULT_OBSERVATION_EXTRAS`.
         show_frames: number of newest frames in a prompt; 0: none.
         frame_size: maximum pixels of the longer side of a frame.
-        players: model of each player: number of players by model name, in the order of players, or one name for each
-            player; `llm` is the chosen model. None: the chosen model for all.
+        players: number of players by name of their model, in the order of players, or one name for each player; `llm`
+            is the name of the chosen model. None: all players have the chosen model.
         show_text: whether observations are given in words.
         lessons: number of lessons from earlier episodes in a prompt; 0: none are drawn.
         action_format: whether choices are answered by name or by number.
@@ -86,7 +86,7 @@ class PlayerResources:
 
     Attributes:
         prompt_folder: folder of the user's prompts, `player/<name>.j2` in it; None: there are none.
-        models: model of each player, by the run's name of the model; (): the chosen one for all.
+        models: name of each player's model in the run; (): all have the chosen model.
         personas: texts that describe the players; (): there are none.
     """
 
@@ -102,7 +102,7 @@ class PlayerPrompts:
         spec: spec of the environment; its text is the description of the game.
         settings: options of the players.
         resources: personas and user's prompts.
-        answers: format of their answers.
+        answers: format of the players' answers.
         decimals: digits after the decimal point of the numbers of an action.
         channels: observation channels that are read.
         talk: rounds of talk; None: there are none.
@@ -136,7 +136,7 @@ class PlayerPrompts:
         spec, settings, text = self._spec, self._settings, self._spec.text
         assert text is not None
         personas = self._resources.personas
-        examples = [self._answers.to_answer(action) for action in self._answers.example_actions()]
+        examples = [self._answers.to_answer(action) for action in self._answers.choose_example_actions()]
         reflection_field = {"reflection": "..."} if settings.reflection else {}
         return self._prompt_family.render(
             "system",
@@ -178,7 +178,7 @@ class PlayerPrompts:
             conversation: conversation of the player.
             agent: index of the player.
             model: model of the player.
-            structured_query: sender of the questions for actions, which counts shortened prompts.
+            structured_query: sender of the questions for actions, which counts shortened prompts (`trimmed_prompts`).
             schema: JSON schema of the reply.
             question_id: identifier of the question in the run (`ChatRequest.question_id`).
 

@@ -48,8 +48,8 @@ class LLMPolicy:
     Inactive games are not part of the batch. A player with an empty text has nothing to decide (it is temporarily out
     of the game) and takes the first action; a player with a single legal action takes it. An invalid reply is returned
     to the model up to `repair_turns` times. If no reply is valid, the last action is repeated if it is legal, else the
-    first legal action is taken (for continuous actions the last numbers, else 0), and this is counted. Therefore a
-    reply never ends an experiment, only an unreachable model does.
+    first legal action is taken (for continuous actions the last numbers, else 0), and this is counted. Therefore no
+    reply ends an experiment; only an unreachable model or an exhausted budget does.
 
     With `lessons`, a player that starts another episode is first asked for a lesson from the last one. Its prompts
     contain the newest lessons (Reflexion, arXiv 2303.11366).
@@ -63,12 +63,12 @@ class LLMPolicy:
         adapters: name of the adapter of each player (`ChatRequest.adapter`); (): there are none.
 
     Raises:
-        ConfigError: the environment has no description in words, or a prompt is wrong.
+        ConfigError: the environment has no description in words, or a prompt template is invalid.
 
     Attributes:
         camera: function that renders the frames in prompts; None until a game is played.
-        episodes: number of each game's present episode, which identifies questions by their position in an episode;
-            None: equal questions are distinguished by counting them.
+        episodes: number of each game's present episode, with which questions are identified; None: questions have no
+            identifier, and equal ones are distinguished by counting them.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class LLMPolicy:
         self.talk_query: StructuredQuery[TalkMessage] = StructuredQuery(
             llm, "talk", lambda reply: TalkMessage(reply.text), self.prompts.render_repair, None, repair_turns
         )
-        self.lessons = LessonRequester(llm, self.prompts, settings.lessons, repair_turns)
-        # By their keys in the state of the policy.
+        self.lesson_requester = LessonRequester(llm, self.prompts, settings.lessons, repair_turns)
+        # The keys are those in the state of the policy.
         self._queries: dict[str, StructuredQuery[Any]] = {
             "structured_query": self.structured_query,
-            "pupil": self.lessons.structured_query,
+            "pupil": self.lesson_requester.structured_query,
             "speaker": self.talk_query,
         }
         # Number of turns to keep: as many as are shown, or are needed for a lesson.
@@ -129,7 +129,7 @@ class LLMPolicy:
         self.models = tuple(self.resources.models) or (CHOSEN_MODEL,) * spec.n_agents
         self.adapters = tuple(adapters) or ("",) * spec.n_agents
         self.counts = PlayerCounts(self.models)
-        # Raises if a prompt is wrong, before the first question.
+        # Raises if a prompt template is invalid, before the first question.
         for agent in range(spec.n_agents):
             self.prompts.render_system(agent, ())
         self.prompts.render_repair("-")
@@ -144,7 +144,7 @@ class LLMPolicy:
                 conversation.begin_episode()
 
     def on_step(self, transition: Transition) -> None:
-        """Add the results of the last actions."""
+        """Add the results of the last actions to conversations and trajectories."""
         step, done = transition.step, transition.ended
         reward, terminated = to_numpy(step.reward), np.asarray(step.terminated)
         for game in np.flatnonzero(self.playing).tolist():
@@ -181,7 +181,7 @@ class LLMPolicy:
         """Return a generator that yields requests, receives their replies, and returns the output of `act`."""
         notes: list[list[dict[str, Any]]] = [[{} for _ in players] for players in self.conversations]
         yield from self._request_lessons(notes)
-        pending: list[tuple[int, int, list[bool] | None]] = []
+        queried_players: list[tuple[int, int, list[bool] | None]] = []
         observing_players: list[tuple[int, int]] = []
         for game in np.flatnonzero(self.playing).tolist():
             images = self._encode_frames(observation, game)
@@ -203,7 +203,7 @@ class LLMPolicy:
                 if is_forced:
                     conversation.observations = conversation.observations[-MAX_FORCED_STEPS:]
                 elif self._needs_query(conversation, mask):
-                    pending.append((game, agent, mask))
+                    queried_players.append((game, agent, mask))
                     continue
                 assert conversation.action is not None
                 notes[game][agent] |= {
@@ -215,17 +215,17 @@ class LLMPolicy:
         yield from self._exchange_messages(observing_players, observation["text"], notes)
         queries = [
             self._make_query(game, agent, self.conversations[game][agent].n_answers, self._schema)
-            for game, agent, _ in pending
+            for game, agent, _ in queried_players
         ]
-        parsers = [functools.partial(self._parse_reply, legal_mask=mask) for *_, mask in pending]
+        parsers = [functools.partial(self._parse_reply, legal_mask=mask) for *_, mask in queried_players]
         decisions = (yield from self.structured_query.ask_generator(queries, parsers)) if queries else []
         for (game, agent, mask), decision, stats in zip(
-            pending, decisions, self.structured_query.query_stats, strict=False
+            queried_players, decisions, self.structured_query.query_stats, strict=False
         ):
             self._record_replies(game, agent, str(observation["text"][game, agent]), stats)
             notes[game][agent] |= self._apply_decision(game, agent, decision, mask, stats)
         actions = self._collect_actions()
-        # Rollouts of learners hold these; the learner of a chat model uses the log-probabilities of tokens instead.
+        # Rollouts need these fields; the learner of a chat model uses the log-probabilities of tokens instead.
         zeros = torch.zeros(actions.shape[:2]) if self._is_recording else None
         return PolicyOutput(actions, log_prob=zeros, value=zeros, notes=notes)
 
@@ -248,16 +248,13 @@ class LLMPolicy:
         )
 
     @property
-    def carried(self) -> tuple[str, ...]:
-        """Names of what an episode passes on to the next one of the same game.
-
-        These are "last_episode" and "lessons", or nothing.
-        """
+    def carried_states(self) -> tuple[str, ...]:
+        """Names of the states that an episode passes on to the next one of the same game, see `LLMPlayer`."""
         has_outcome = "last_episode" in self.settings.observation_extras
         return (*["last_episode"] * has_outcome, *["lessons"] * bool(self.settings.lessons))
 
     def make_single_game(self) -> LLMPolicy:
-        """Return a new policy with the same options for one game, with counters of its own."""
+        """Return a new policy for one game, with the same options and its own counters."""
         return LLMPolicy(replace(self.spec, n_envs=1), self.llm, self.settings, self.resources)
 
     def take_counts(self) -> CounterSnapshot:
@@ -324,7 +321,7 @@ class LLMPolicy:
         return replace(query, adapter=self.adapters[agent])
 
     def _format_question_id(self, game: int, agent: int, question_label: object) -> str:
-        """Return the identifier of a question in the run (`ChatRequest.question_id`); "" without numbers."""
+        """Return the identifier of a question in the run (`ChatRequest.question_id`); "" if `episodes` is None."""
         if self.episodes is None:
             return ""
         player = self.spec.seats[agent] if self.spec.seats else agent
@@ -333,7 +330,7 @@ class LLMPolicy:
     def _apply_decision(
         self, game: int, agent: int, decision: PlayerReply | None, mask: Sequence[bool] | None, stats: QueryStats
     ) -> dict[str, Any]:
-        """Take the decision of a reply or its fallback, and return the note on it."""
+        """Apply a decision, or the fallback if it is None, and return the note on it."""
         conversation = self.conversations[game][agent]
         reply = decision or PlayerReply(self.answers.choose_fallback(conversation.action, mask))
         answer = self.answers.to_answer(reply.action)
@@ -398,7 +395,7 @@ class LLMPolicy:
                     conversation.add_messages(sent_message.text, sent_message.recipient, received_messages)
 
     def _request_lessons(self, notes: list[list[dict[str, Any]]]) -> ConversationGenerator[None]:
-        """Draw a lesson from each completed episode of players that start another one."""
+        """Request a lesson on the completed episode of each player that starts another one."""
         if not self.settings.lessons:
             return
         lesson_players = [
@@ -412,7 +409,7 @@ class LLMPolicy:
             (self.conversations[game][agent], agent, self.models[agent], self.adapters[agent], question_id)
             for (game, agent), question_id in zip(lesson_players, question_ids, strict=True)
         ]
-        lessons = yield from self.lessons.request_lessons(requests)
+        lessons = yield from self.lesson_requester.request_lessons(requests)
         for (game, agent), (lesson, stats) in zip(lesson_players, lessons, strict=True):
             self.counts.count(self.models[agent], stats, lessons=lesson is not None)
             notes[game][agent] |= {"lesson": lesson or "", "lesson_cost": stats.counts}

@@ -1,4 +1,4 @@
-"""Scripted player: simple rules that read the game from the prompt and the last message, as a model would.
+"""Scripted player: simple rules that read the game from the prompt and the newest observation, as a model would.
 
 If no rule applies, it takes an action that the prompt or the observation names, selected by a hash of the observation.
 """
@@ -33,7 +33,7 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     Args:
         messages: the conversation.
         seed: ignored, so that similar observations get the same answer in all runs.
-        note: function that is called with a text if there is no rule for the game.
+        note: function that is called with a remark if there is no rule for the game.
 
     Raises:
         UnreadPromptError: a part of the prompt does not have the form of `agents/llm_player/prompts`.
@@ -79,7 +79,7 @@ def _choose_action(
 ) -> tuple[str, Any]:
     """Return a reason and an answer for a choice between actions."""
     legal_actions = user_turn.get("legal_actions", names)
-    legal = _expand_range(legal_actions) if isinstance(legal_actions, str) else [str(name) for name in legal_actions]
+    legal_answers = _expand_range(legal_actions) if isinstance(legal_actions, str) else list(map(str, legal_actions))
     # Missing if players are only shown frames.
     observation: Mapping[str, Any] = x if isinstance(x := user_turn.get("observation"), Mapping) else {}
     rule_actions = [
@@ -93,12 +93,12 @@ def _choose_action(
         action = rule_action if rule_action in names or numbered is None else numbered[1]
         if _AMOUNT_ACTION_TEXT in system:
             action = rule_action.removeprefix("take_")
-        if action in legal:
+        if action in legal_answers:
             return "a rule for this game", _to_json_value(action)
     if not rule_actions:
         note(_NO_RULE_NOTE)
     hash_value = int.from_bytes(hashlib.sha256(_format_with_rounded_numbers(user_turn).encode()).digest()[:8], "big")
-    return "any action that is legal", _to_json_value(legal[hash_value % len(legal)])
+    return "any action that is legal", _to_json_value(legal_answers[hash_value % len(legal_answers)])
 
 
 def _write_message(names: Sequence[str], system: str, user_turn: Mapping[str, Any]) -> dict[str, str]:
@@ -126,7 +126,7 @@ def _to_json_value(name: str) -> Any:
 
 def _choose_numbers(actions: Sequence[tuple[str, str]], user_turn: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
     """Return a reason and numbers within their bounds, selected by a hash of the observation."""
-    values = {}
+    number_by_name = {}
     for name, description in actions:
         bounds = require(_BOUNDS_PATTERN.search(description), "the bounds of each number (`(from 0 to 1)`)")
         low, high = float(bounds.group(1)), float(bounds.group(2))
@@ -134,10 +134,10 @@ def _choose_numbers(actions: Sequence[tuple[str, str]], user_turn: Mapping[str, 
         # Quarters of the range, so that numbers of an integer range stay integers.
         fraction = (digest[0] % 5) / 4
         value = low + fraction * (high - low)
-        values[name] = (
+        number_by_name[name] = (
             round(value) if low.is_integer() and high.is_integer() and "whole" in description else round(value, 2)
         )
-    return "numbers inside their bounds", values
+    return "numbers inside their bounds", number_by_name
 
 
 def _format_with_rounded_numbers(user_turn: Any) -> str:
@@ -170,13 +170,13 @@ def _play_cliff_walking(observation: Mapping[str, Any]) -> str:
 
 
 def _play_commons(observation: Mapping[str, Any]) -> str:
-    """Take an equal part of the complete stock, or the amount that the observation warns not to exceed."""
+    """Take an equal share of the whole stock, or the amount that the observation warns not to exceed."""
     warning = re.search(r"more than (\d+)", str(observation.get("if_everybody", "")))
     return f"take_{warning[1] if warning else int(observation['stock']) // int(observation['players'])}"
 
 
-def _play_village(observation: Mapping[str, Any]) -> str:
-    """Play Clean Up and Harvest: clean dirt ahead, else go to the nearest apple, else to dirt, else look around."""
+def _play_clean_up_or_harvest(observation: Mapping[str, Any]) -> str:
+    """Play Clean Up or Harvest: clean dirt ahead, else go to the nearest apple, else to dirt, else look around."""
     dirt = observation.get("nearest_dirt")
     if dirt is not None and dirt["right"] == 0 and 1 <= dirt["ahead"] <= 3:
         return "clean"
@@ -195,7 +195,7 @@ def _play_escape_room(observation: Mapping[str, Any]) -> str:
 
 
 def _play_tax_economy(observation: Mapping[str, Any]) -> str:
-    """Work full time, less the tax rate of last year's income, rounded to ten hours."""
+    """Work 40 hours less the share of last year's income that was paid as tax, rounded to ten hours."""
     last_year = observation["last_year"] or {"income": 0, "tax_paid": 0}
     tax_rate = last_year["tax_paid"] / last_year["income"] if last_year["income"] else 0.0
     return f"{10 * round(4 * (1 - tax_rate))}_hours"
@@ -207,7 +207,7 @@ _RULES: tuple[tuple[Rule, set[str], bool], ...] = (
     (_play_mountain_car, {"position", "speed"}, True),
     (_play_cliff_walking, {"row", "column"}, True),
     (_play_commons, {"players", "stock", "months_played"}, False),
-    (_play_village, {"map", "apples", "players"}, False),
+    (_play_clean_up_or_harvest, {"map", "apples", "players"}, False),
     (_play_escape_room, {"working_lever"}, False),
     (_play_tax_economy, {"hourly_wage"}, False),
 )

@@ -17,7 +17,7 @@ from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.name_matcher import normalize_name
 from llmrl.llms.reading.object_parser import TextParser
 
-_MESSAGE = re.compile(r'"message"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_MESSAGE_PATTERN = re.compile(r'"message"\s*:\s*"((?:[^"\\]|\\.)*)"')
 RecipientMode = Literal["all", "one"]
 """Recipients of a message: all players, or the one that the message names."""
 
@@ -36,7 +36,7 @@ class TalkMessage:
 
 
 MessagesByGame = Mapping[int, Sequence[TalkMessage | None]]
-"""Messages of some players in a round, by game; None for players that do not take part."""
+"""Messages of a round: by game, the message of each player (None: the player does not take part)."""
 
 
 class Talk:
@@ -52,7 +52,7 @@ class Talk:
         max_length: maximum number of characters of a message.
 
     Attributes:
-        names: names of all players that talk.
+        names: names of all players that talk, of all members.
 
     Raises:
         ConfigError: there is only one player.
@@ -105,7 +105,7 @@ class Talk:
         return TalkMessage(message_text, recipients[0])
 
     def exchange(self, messages: MessagesByGame) -> ConversationGenerator[dict[int, list[list[dict[str, str]]]]]:
-        """Return what each of this spec's players hears in a round, by game; wait for the players of other members.
+        """Return the messages that each of this spec's players hears, by game; wait for the players of other members.
 
         Args:
             messages: messages of this spec's players, by game.
@@ -119,11 +119,11 @@ class Talk:
             round_messages = message_board.take(round_index)
         received = {}
         for game in messages:
-            sent: list[TalkMessage | None] = [None] * len(self.names)
+            sent_messages: list[TalkMessage | None] = [None] * len(self.names)
             for talk, member_messages in round_messages:
                 for player, message in zip(talk._player_indices, member_messages.get(game, ()), strict=False):
-                    sent[player] = message
-            inboxes = self.deliver(sent)
+                    sent_messages[player] = message
+            inboxes = self.deliver(sent_messages)
             received[game] = [inboxes[player] for player in self._player_indices]
         return received
 
@@ -181,15 +181,15 @@ def connect_talks(talks: Sequence[Talk], seats: Sequence[Sequence[int]]) -> None
         seats: indices of each member's players in the game.
 
     Raises:
-        ConfigError: there is only one player, or the members' rounds differ.
+        ConfigError: there is only one player, or the members' settings differ.
     """
     sorted_seats = sorted(seat for member_seats in seats for seat in member_seats)
     talks[0]._check_n_players(len(sorted_seats))
-    options = {(talk.interval, talk.recipient_mode, talk.max_length) for talk in talks}
-    if len(options) > 1:
+    settings_of_talks = {(talk.interval, talk.recipient_mode, talk.max_length) for talk in talks}
+    if len(settings_of_talks) > 1:
         raise ConfigError(
             "members that talk need the same message_interval, message_recipients and max_message_length, got "
-            + "; ".join(", ".join(map(str, values)) for values in sorted(options))
+            + "; ".join(", ".join(map(str, values)) for values in sorted(settings_of_talks))
         )
     name_by_seat: dict[int, str] = {}
     for talk, member_seats in zip(talks, seats, strict=True):
@@ -202,5 +202,5 @@ def connect_talks(talks: Sequence[Talk], seats: Sequence[Sequence[int]]) -> None
 
 def has_only_empty_messages(text: str) -> bool:
     """Return whether a reply contains only empty messages."""
-    messages = _MESSAGE.findall(text)
+    messages = _MESSAGE_PATTERN.findall(text)
     return bool(messages) and not any(messages)

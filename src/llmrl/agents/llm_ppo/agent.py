@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from llmrl.agents.llm_ppo.network import LanguageActorCritic, LanguageNetworkSettings, LanguagePolicy, ReferenceKL
+from llmrl.agents.llm_ppo.network import KLPenalty, LanguageActorCritic, LanguageNetworkSettings, LanguagePolicy
 from llmrl.algorithms.ppo import PPO, PPOSettings
 from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.model_protocols import Scorer
@@ -40,7 +40,7 @@ class LanguagePPOSettings(LanguageNetworkSettings):
         kl_coefficient: weight of the divergence from the policy before training (for an adapter, the model without it);
             0: no divergence is computed.
         init_from: run folder whose newest checkpoint contains the initial values of the trained weights, read at every
-            start; None: those of the model.
+            start; None: those of the model, and random values of heads and adapters.
         init_from_seed: seed of that run; not used here, because `init_from` already names the run.
         ppo: hyperparameters.
     """
@@ -98,7 +98,7 @@ class LanguagePPOAgent:
             raise ConfigError(
                 "agent=llm_ppo needs a local scorer; use llm=local_scorer_seq2seq or llm=local_scorer_causal"
             )
-        _check_training(scorer, settings)
+        _check_settings(scorer, settings)
         tune = settings.tune
         if tune == "full" and (society_index or member):
             raise ConfigError(
@@ -121,7 +121,7 @@ class LanguagePPOAgent:
         network.activate_adapter = self._activate_adapter
         self.policy = LanguagePolicy(spec, network).to(device)
         self.learns = tune != self.no_learning_setting[1]
-        self.tune, self.label = tune, scorer.label
+        self.tune, self.model_label = tune, scorer.label
         self._lora_settings, self._revision = settings.lora, scorer.settings.revision
         self._model, self._model_fingerprint = scorer.model, folder_fingerprint(scorer.model, hashes_blocks=True)
         self._trained_parameters = {
@@ -136,8 +136,8 @@ class LanguagePPOAgent:
         )
         # Created before a checkpoint of this run is loaded, so that a resumed run has the same reference policy.
         weight = settings.kl_coefficient
-        reference_kl = ReferenceKL(network, weight, adapters=tune == "lora") if weight else None
-        self._ppo = PPO(self.policy, settings.ppo, reference_kl) if self.learns else None
+        kl_penalty = KLPenalty(network, weight, trains_adapters=tune == "lora") if weight else None
+        self._ppo = PPO(self.policy, settings.ppo, kl_penalty) if self.learns else None
 
     def _activate_adapter(self) -> None:
         """Make the model use this agent's adapter, whose parameters then require gradients."""
@@ -151,7 +151,7 @@ class LanguagePPOAgent:
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Update the policy by PPO.
 
-        `language/tokens` counts the positions that the model computed since the last update.
+        The metric `language/tokens` is the number of positions that the model has computed since the last update.
         """
         if self._ppo is None:
             return {}
@@ -186,11 +186,11 @@ class LanguagePPOAgent:
             write_adapter(network.language, weights, self._lora_settings, folder, self._model, self._revision)
 
     def describe(self) -> dict[str, Any]:
-        """Return a description of the policy, what is trained, and numbers of parameters."""
+        """Return a description of the policy, of its trained weights (`agent.tune`), and numbers of parameters."""
         parameters = list(self.policy.parameters())
-        output = "names of actions scored" if self.policy.network.scores_actions else "a head for the actions"
+        output_text = "names of actions scored" if self.policy.network.scores_actions else "a head for the actions"
         return {
-            "policy": f"{self.label}, {output}",
+            "policy": f"{self.model_label}, {output_text}",
             "tuned": self.tune,
             "parameters": sum(p.numel() for p in parameters),
             "trainable": sum(p.numel() for p in parameters if p.requires_grad) if self.learns else 0,
@@ -233,8 +233,8 @@ class LanguagePPOAgent:
         copy_weights(weights, self._trained_parameters, f"agent.init_from={run}", _WEIGHT_SHAPE_OPTIONS)
 
 
-def _check_training(scorer: LocalScorer, settings: LanguagePPOSettings) -> None:
-    """Raise ConfigError if nothing would be learned, or options are incompatible."""
+def _check_settings(scorer: LocalScorer, settings: LanguagePPOSettings) -> None:
+    """Raise ConfigError if no trained weight affects the actions, or options are incompatible."""
     tune, actions, lora, kl_coefficient = settings.tune, settings.actions, settings.lora, settings.kl_coefficient
     if scorer.settings.dtype != "float32" and tune == "full":
         raise ConfigError(

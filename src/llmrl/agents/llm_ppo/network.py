@@ -43,13 +43,13 @@ class LanguageNetworkSettings:
 
     Attributes:
         text_channel: text channel that the model reads.
-        actions: source of action probabilities: `scores` of the actions' names by the model, or a `head`.
+        actions: source of action probabilities: the model's `scores` of the actions' names, or a `head`.
         temperature: temperature of the scores, > 0.
         head_hidden: hidden widths of the heads.
         head_activation: activation between the heads' layers.
         precision: precision of the model's computation; `bfloat16`: autocast, with the weights unchanged.
         piece_tokens: maximum number of prompt tokens, with padding, in one piece of a minibatch. A longer prompt, or a
-            joint action with more tokens, is in a separate piece.
+            joint action with more tokens, is a separate piece.
     """
 
     text_channel: str
@@ -108,7 +108,7 @@ class LanguageActorCritic(nn.Module):
         """Function that makes the model use this network's adapter, if it has one."""
 
     def set_actions(self, spec: EnvSpec) -> None:
-        """Score the actions of `spec` instead of the previous ones.
+        """Compute logits for the actions of `spec` from now on.
 
         Raises:
             ConfigError: their number differs from the head's outputs, or names are equal or empty.
@@ -148,9 +148,9 @@ class LanguageActorCritic(nn.Module):
         with self._autocast():
             output = self.scorer.forward(prompts, self.action_texts if self.actor is None else ())
         self.n_tokens += output.n_positions
-        state = output.state.float()
-        logits = output.log_probs / self.temperature if self.actor is None else self.actor(state)
-        return logits, self.critic(state).squeeze(-1)
+        hidden_state = output.state.float()
+        logits = output.log_probs / self.temperature if self.actor is None else self.actor(hidden_state)
+        return logits, self.critic(hidden_state).squeeze(-1)
 
     def pieces(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
         """Yield this process's pieces of a minibatch, each with its share of the samples.
@@ -169,21 +169,21 @@ class LanguageActorCritic(nn.Module):
         joints_by_prompts: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for joint_index, indices in enumerate(prompt_indices_by_joint):
             joints_by_prompts[tuple(sorted(indices, key=lambda i: (-lengths[i], i)))].append(joint_index)
-        groups: list[tuple[set[int], list[int]]] = []
-        # All processes form the same groups, and each computes some of them. The limit is such that each gets some.
+        piece_indices: list[tuple[set[int], list[int]]] = []  # indices of prompts, and of joint actions
+        # All processes form the same pieces, and each computes some of them. The limit is such that each gets some.
         max_tokens = min(self.piece_tokens, -(-sum(lengths) // world_size)) if world_size > 1 else self.piece_tokens
         max_length = 0
         for joint_prompt_indices in sorted(joints_by_prompts, key=lambda key: [(-lengths[i], i) for i in key]):
-            if not groups or len(groups[-1][0] | set(joint_prompt_indices)) * max_length > max_tokens:
-                groups.append((set(), []))
+            if not piece_indices or len(piece_indices[-1][0] | set(joint_prompt_indices)) * max_length > max_tokens:
+                piece_indices.append((set(), []))
                 max_length = lengths[joint_prompt_indices[0]]
-            groups[-1][0].update(joint_prompt_indices)
-            groups[-1][1].extend(joints_by_prompts[joint_prompt_indices])
-        local_groups = groups[self.processes.rank :: world_size]
-        for _, group in local_groups:
-            is_in_group = torch.isin(joint_indices, torch.tensor(group, device=joint_indices.device))
-            yield _select_samples(batch, is_in_group.nonzero().squeeze(1)), int(is_in_group.sum()) / n_samples
-        if not local_groups:  # at least one piece
+            piece_indices[-1][0].update(joint_prompt_indices)
+            piece_indices[-1][1].extend(joints_by_prompts[joint_prompt_indices])
+        local_piece_indices = piece_indices[self.processes.rank :: world_size]
+        for _, joint_group in local_piece_indices:
+            is_in_piece = torch.isin(joint_indices, torch.tensor(joint_group, device=joint_indices.device))
+            yield _select_samples(batch, is_in_piece.nonzero().squeeze(1)), int(is_in_piece.sum()) / n_samples
+        if not local_piece_indices:  # at least one piece
             yield _select_samples(batch, torch.zeros(1, dtype=torch.int64, device=joint_indices.device)), 0.0
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -192,7 +192,7 @@ class LanguageActorCritic(nn.Module):
 
 
 def _select_samples(batch: Batch, indices: torch.Tensor) -> Batch:
-    """Return some samples of a minibatch, with joint actions numbered from 0."""
+    """Return the samples at `indices` of a minibatch, with joint actions numbered from 0."""
     samples = select_samples(batch, indices)
     if "joint_action_index" in samples:
         samples["joint_action_index"] = samples["joint_action_index"].unique(return_inverse=True)[1]
@@ -227,7 +227,7 @@ class LanguagePolicy(nn.Module):
         self.channels: tuple[str, ...] = tuple(
             name for name in (network.channel, "action_mask") if name in spec.observation
         )
-        self._memo = Memo(self._compute_outputs)
+        self._output_memo = Memo(self._compute_outputs)
 
     @property
     def distribution(self) -> CategoricalDistribution:
@@ -236,10 +236,10 @@ class LanguagePolicy(nn.Module):
 
     def fixed_weights(self) -> AbstractContextManager[None]:
         """Return the context of a rollout, in which each text is computed once (`Memoizing`)."""
-        return self._memo.fixed_weights()
+        return self._output_memo.fixed_weights()
 
     def list_networks(self) -> list[tuple[nn.Module, slice]]:
-        """Return the network, which plays all agents."""
+        """Return the network with the slice of the agents that it plays, which are all."""
         return [(self.network, slice(0, self.n_agents))]
 
     def extend_observation(self, observation: dict[str, Any]) -> dict[str, Any]:
@@ -255,7 +255,7 @@ class LanguagePolicy(nn.Module):
         greedy: bool = False,
     ) -> PolicyOutput:
         """Sample actions [n_envs, n_agents] with their log-probabilities and values."""
-        logits, value = self._evaluate(observation)
+        logits, value = self._compute_masked_outputs(observation)
         action = logits.argmax(-1) if greedy else sample_categorical(logits, generator)
         log_prob, _ = CategoricalDistribution.log_prob_entropy(logits, action)
         return PolicyOutput(action=action, log_prob=log_prob, value=value, logits=logits)
@@ -263,17 +263,17 @@ class LanguagePolicy(nn.Module):
     @torch.no_grad()
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
         """Return state values, [n_envs, n_agents]."""
-        return self._evaluate(observation)[1]
+        return self._compute_masked_outputs(observation)[1]
 
     @torch.no_grad()
     def probabilities(self, prompts: Sequence[str]) -> torch.Tensor:
         """Return the probabilities of actions after each prompt, [n, n_actions]."""
         return self._compute_outputs(list(prompts))[0].softmax(-1)
 
-    def _evaluate(self, observation: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute_masked_outputs(self, observation: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [n_envs, n_agents, n_actions] and values [n_envs, n_agents]."""
         prompts = np.asarray(observation[self.network.channel], dtype=object)
-        logits, value = self._memo([str(text) for text in prompts.ravel()])
+        logits, value = self._output_memo([str(text) for text in prompts.ravel()])
         logits, value = logits.reshape(*prompts.shape, -1), value.reshape(prompts.shape)
         return mask_logits(logits, observation.get("action_mask")), value
 
@@ -294,43 +294,40 @@ def read_distributed(
     return logits, value
 
 
-class ReferenceKL(StateFields):
+class KLPenalty(StateFields):
     """Additional PPO loss beta KL(pi || pi_0) over the actions (a `Teacher`).
 
     pi_0 is the model without its adapters or, if all weights are trained, a copy of the initial model. It is determined
-    by the model's initial weights, so there is no state to save.
+    by the model's initial weights, so the penalty has no state to save.
 
     Args:
         network: network whose actions are scores.
         beta: weight of the divergence, > 0.
-        adapters: whether adapters are trained.
+        trains_adapters: whether adapters are trained.
     """
 
     channels: tuple[str, ...] = ()
     policy = None
 
-    def __init__(self, network: LanguageActorCritic, beta: float, adapters: bool) -> None:
+    def __init__(self, network: LanguageActorCritic, beta: float, trains_adapters: bool) -> None:
         self.network, self.beta = network, beta
-        self._frozen = None if adapters else _copy_frozen(network)
+        self._frozen_network = None if trains_adapters else _copy_frozen_network(network)
 
     @torch.no_grad()
     def advise(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         """Return the logits of pi_0, [T, n_envs, n_agents, n_actions]."""
         prompts, prompt_indices = rollout.observation[self.network.channel].unique()
-        with disable_adapters(self.network.language) if self._frozen is None else nullcontext():
-            logits, _ = read_distributed(self.network.processes, prompts, (self._frozen or self.network).read)
+        with disable_adapters(self.network.language) if self._frozen_network is None else nullcontext():
+            logits, _ = read_distributed(self.network.processes, prompts, (self._frozen_network or self.network).read)
         return {"reference": logits[prompt_indices.to(logits.device)]}
 
     def loss(
         self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the weighted divergence, and as `loss/reference_kl` the divergence in nats."""
-        reference = minibatch["reference"]
-        # Forbidden actions have probability 0 under both policies.
-        mask = minibatch.get("action_mask")
-        log_probs, reference_log_probs = logits.log_softmax(-1), reference.log_softmax(-1)
-        if mask is not None:
-            reference_log_probs = reference.masked_fill(~mask.bool(), torch.finfo(reference.dtype).min).log_softmax(-1)
+        # Illegal actions have probability 0 under both policies.
+        reference_logits = mask_logits(minibatch["reference"], minibatch.get("action_mask"))
+        log_probs, reference_log_probs = logits.log_softmax(-1), reference_logits.log_softmax(-1)
         divergence = (log_probs.exp() * (log_probs - reference_log_probs)).sum(-1).mean()
         return self.beta * divergence, {"loss/reference_kl": divergence.detach()}
 
@@ -342,7 +339,7 @@ class ReferenceKL(StateFields):
         """Do nothing, because pi_0 never changes."""
 
 
-def _copy_frozen(network: LanguageActorCritic) -> LanguageActorCritic:
+def _copy_frozen_network(network: LanguageActorCritic) -> LanguageActorCritic:
     """Return a copy of the network with a copied language model, whose weights are frozen."""
     network_copy = copy.copy(network)
     scorer_copy = copy.copy(network.scorer)

@@ -73,7 +73,7 @@ class MixedAgent:
         kinds: name of a member -> seats of its players.
 
     Raises:
-        ConfigError: the members do not cover all seats exactly once, a member's agent does not support this or raises
+        ConfigError: the members do not cover all seats exactly once, a member's agent has a loop of its own or raises
             an error, or there is a teacher.
     """
 
@@ -123,19 +123,19 @@ class MixedAgent:
         self.policy = MixedPolicy(list(map(SeatedPolicy, policies, self._seats)), spec.n_agents)
         self.kinds: Mapping[str, tuple[int, ...]] = dict(zip(self._names, self._seats, strict=True))
         learners = {name: agent for name, agent in zip(self._names, self.agents, strict=True) if agent.learns}
-        widths = {name: getattr(agent.policy, "frozen_feature_width", None) for name, agent in learners.items()}
-        if len(set(widths.values())) > 1:
+        feature_widths = {name: getattr(agent.policy, "frozen_feature_width", None) for name, agent in learners.items()}
+        if len(set(feature_widths.values())) > 1:
             raise ConfigError(
                 "agent=mixed: learners need frozen cores with features of the same width, or no frozen cores, but the "
                 "widths are "
-                + ", ".join(f"{name} {width or '(not frozen)'}" for name, width in widths.items())
+                + ", ".join(f"{name} {width or '(not frozen)'}" for name, width in feature_widths.items())
                 + "; use the same agent.members[i].freeze and agent.members[i].features"
             )
 
     @property
-    def carried(self) -> tuple[str, ...]:
-        """Names of the information that any member's agent passes from one episode to the next of the same game."""
-        return tuple(dict.fromkeys(name for agent in self.agents for name in getattr(agent, "carried", ())))
+    def carried_states(self) -> tuple[str, ...]:
+        """Names of the states that members' agents pass on from an episode to the next one of the same game."""
+        return tuple(dict.fromkeys(name for agent in self.agents for name in getattr(agent, "carried_states", ())))
 
     def min_rollout_steps(self, games: int) -> int:
         learners = [agent for agent in self.agents if isinstance(agent, RequiresMinRolloutSteps)]
@@ -150,21 +150,20 @@ class MixedAgent:
         metrics: dict[str, float] = {}
         for i, (name, agent, seats) in enumerate(zip(self._names, self.agents, self._seats, strict=True)):
             if agent.learns:
-                part = slice_rollout(rollout, seats, agent.policy.channels, self.policy.widths.get(i))
-                metrics |= {f"{name}/{metric}": x for metric, x in agent.update(part, generator).items()}
+                member_rollout = slice_rollout(rollout, seats, agent.policy.channels, self.policy.state_widths.get(i))
+                metrics |= {f"{name}/{metric}": x for metric, x in agent.update(member_rollout, generator).items()}
         return metrics
 
     def metrics(self) -> dict[str, float]:
         """Return the agents' metrics other than those of learning, as `<member>/<metric>`."""
-        sources = (
-            (name, getattr(agent, "metrics", None)) for name, agent in zip(self._names, self.agents, strict=True)
-        )
-        return {
-            f"{name}/{metric}": x for name, metrics in sources if metrics is not None for metric, x in metrics().items()
-        }
+        metrics: dict[str, float] = {}
+        for name, agent in zip(self._names, self.agents, strict=True):
+            agent_metrics: dict[str, float] = getattr(agent, "metrics", dict)()
+            metrics |= {f"{name}/{metric}": x for metric, x in agent_metrics.items()}
+        return metrics
 
     def estimate(self, steps: int, n: int, n_earlier_outcomes: int = 0) -> CallEstimate:
-        """Return the sum of the estimates of agents with a language model, for `n` episodes of `steps` steps."""
+        """Return the sum of the estimates of agents with a language model; `n`: number of episodes of `steps` steps."""
         return CallEstimate.add_up(
             [agent.estimate(steps, n, n_earlier_outcomes) for agent in self.agents if isinstance(agent, EstimatesCalls)]
         )
@@ -180,12 +179,12 @@ class MixedAgent:
         }
 
     def state_dict(self) -> State:
-        return {"members": [agent.state_dict() for agent in self.agents], "widths": dict(self.policy.widths)}
+        return {"members": [agent.state_dict() for agent in self.agents], "widths": dict(self.policy.state_widths)}
 
     def load_state_dict(self, state: State) -> None:
         for agent, member_state in zip(self.agents, state["members"], strict=True):
             agent.load_state_dict(member_state)
-        self.policy.widths = dict(state["widths"])
+        self.policy.state_widths = dict(state["widths"])
 
 
 def assign_seats(members: Sequence[Member], spec: EnvSpec) -> list[tuple[int, ...]]:
@@ -207,15 +206,15 @@ def assign_seats(members: Sequence[Member], spec: EnvSpec) -> list[tuple[int, ..
     n_assigned = len(explicit_slots) + sum(member.count or 0 for member in members)
     if n_assigned != spec.n_agents:
         raise ConfigError(f"agent.members has {n_assigned} players, but {players_text}")
-    free = [seat for seat in range(spec.n_agents) if seat not in explicit_slots]
+    free_seats = [seat for seat in range(spec.n_agents) if seat not in explicit_slots]
     seats = []
     for member in members:
         if member.slots is not None:
             seats.append(tuple(sorted(member.slots)))
         else:
             assert member.count is not None
-            seats.append(tuple(free[: member.count]))
-            free = free[member.count :]
+            seats.append(tuple(free_seats[: member.count]))
+            free_seats = free_seats[member.count :]
     return seats
 
 
@@ -235,7 +234,7 @@ class SeatedPolicy:
 class MixedPolicy:
     """Policy that consists of the policies of members, each for the players in its seats.
 
-    Each member gets the channels that it reads, for its players. Members use one random generator, one after the other.
+    Each member gets the channels that it reads, for its players. Members draw from one random generator in turn.
     Outputs that a member does not have (such as log-probabilities of a chat model) are zeros.
 
     Args:
@@ -243,14 +242,14 @@ class MixedPolicy:
         n_agents: number of players of a game.
 
     Attributes:
-        widths: index of a member -> width of its memory state, for members with a memory; known after the first `act`,
-            and saved with the memory.
+        state_widths: index of a member -> width of its memory state, for members with a memory; known after the first
+            `act`, and part of the agent's checkpoint state.
     """
 
     def __init__(self, members: Sequence[SeatedPolicy], n_agents: int) -> None:
         self.members, self.n_agents = tuple(members), n_agents
         self.channels = tuple(dict.fromkeys(name for member in members for name in member.policy.channels))
-        self.widths: dict[int, int] = {}
+        self.state_widths: dict[int, int] = {}
         self._camera: Camera | None = None
 
     @property
@@ -272,14 +271,14 @@ class MixedPolicy:
 
     @property
     def episodes(self) -> Sequence[int] | None:
-        """Numbers of the episodes in progress, for the members that include them in their requests."""
+        """Numbers of the games' present episodes, for the members that include them in their requests."""
         return next((member.policy.episodes for member in self.members if hasattr(member.policy, "episodes")), None)
 
     @episodes.setter
-    def episodes(self, numbers: Sequence[int] | None) -> None:
+    def episodes(self, episodes: Sequence[int] | None) -> None:
         for member in self.members:
             if hasattr(member.policy, "episodes"):
-                member.policy.episodes = numbers
+                member.policy.episodes = episodes
 
     @contextmanager
     def fixed_weights(self) -> Iterator[None]:
@@ -314,7 +313,7 @@ class MixedPolicy:
                 continue
             outputs[i] = output = member.policy.act(*inputs)
             if output.state is not None:
-                self.widths[i] = output.state.shape[-1]
+                self.state_widths[i] = output.state.shape[-1]
         return self._finish_conversations(outputs, conversations)
 
     def _finish_conversations(
@@ -323,10 +322,10 @@ class MixedPolicy:
         """Run the conversations of members that query a chat model; return the merged outputs of all members."""
         conversation_outputs = yield from merge_conversations(list(conversations.values()))
         output_by_index = outputs | dict(zip(conversations, conversation_outputs, strict=True))
-        ordered = [output_by_index[i] for i in range(len(self.members))]
+        outputs_in_order = [output_by_index[i] for i in range(len(self.members))]
         names = ("action", "log_prob", "value", "features", "state", "logits")
-        tensors: dict[str, Any] = {name: self._merge([getattr(output, name) for output in ordered]) for name in names}
-        return PolicyOutput(**tensors, notes=self._merge_notes([output.notes for output in ordered]))
+        tensors: dict[str, Any] = {name: self._merge([getattr(x, name) for x in outputs_in_order]) for name in names}
+        return PolicyOutput(**tensors, notes=self._merge_notes([x.notes for x in outputs_in_order]))
 
     def _send_requests(self, requests: Sequence[ChatRequest]) -> Sequence[ChatReply]:
         assert self.llm is not None
@@ -354,7 +353,7 @@ class MixedPolicy:
     ) -> tuple[dict[str, Any], torch.Tensor | None]:
         """Return the observation and the memory of the players of member `i`."""
         seats = list(self.members[i].seats)
-        member_state = None if state is None or i not in self.widths else state[:, seats, : self.widths[i]]
+        member_state = None if state is None or i not in self.state_widths else state[:, seats, : self.state_widths[i]]
         return {name: observation[name][:, seats] for name in self.members[i].policy.channels}, member_state
 
     def _merge(self, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
@@ -366,15 +365,15 @@ class MixedPolicy:
         if not present:
             return None
         first = present[0]
-        widths = [x.shape[-1] for x in present if x.dim() > 2]
-        shape = (first.shape[0], self.n_agents, *([max(widths)] if widths else []))
+        tensor_widths = [x.shape[-1] for x in present if x.dim() > 2]
+        shape = (first.shape[0], self.n_agents, *([max(tensor_widths)] if tensor_widths else []))
         output = torch.zeros(shape, dtype=first.dtype, device=first.device)
         for member, x in zip(self.members, tensors, strict=True):
             if x is None:
                 continue
             tensor = x.to(first.device)
-            if widths and tensor.shape[-1] < max(widths):
-                tensor = functional.pad(tensor, (0, max(widths) - tensor.shape[-1]))
+            if tensor_widths and tensor.shape[-1] < max(tensor_widths):
+                tensor = functional.pad(tensor, (0, max(tensor_widths) - tensor.shape[-1]))
             output[:, list(member.seats)] = tensor
         return output
 
@@ -392,10 +391,10 @@ class MixedPolicy:
         return all_notes
 
 
-_PLAYER_ARRAYS = ("features", "action", "log_prob", "value", "reward", "base_reward", "next_value", "reward_jacobian")
-"""Fields of a rollout with an array [T, n_envs, n_agents, ...], or None."""
-_EPISODE_ARRAYS = ("returns", "base_returns", "gains", "gain_times")
-"""Fields of a finished episode with an array [n_agents, ...]."""
+_PLAYER_FIELDS = ("features", "action", "log_prob", "value", "reward", "base_reward", "next_value", "reward_jacobian")
+"""Names of the fields of a rollout that are arrays [T, n_envs, n_agents, ...] or None."""
+_EPISODE_FIELDS = ("returns", "base_returns", "gains", "gain_times")
+"""Names of the fields of a finished episode that are arrays [n_agents, ...]."""
 
 
 def slice_rollout(rollout: Rollout, seats: Sequence[int], channels: Sequence[str], width: int | None) -> Rollout:
@@ -409,10 +408,10 @@ def slice_rollout(rollout: Rollout, seats: Sequence[int], channels: Sequence[str
     """
     seat_indices = list(seats)
     arrays: dict[str, Any] = {
-        name: x[:, :, seat_indices] for name in _PLAYER_ARRAYS if (x := getattr(rollout, name)) is not None
+        name: x[:, :, seat_indices] for name in _PLAYER_FIELDS if (x := getattr(rollout, name)) is not None
     }
     episodes: list[Any] = [
-        replace(episode, **{name: getattr(episode, name)[seat_indices] for name in _EPISODE_ARRAYS})
+        replace(episode, **{name: getattr(episode, name)[seat_indices] for name in _EPISODE_FIELDS})
         for episode in rollout.episodes
     ]
     return replace(

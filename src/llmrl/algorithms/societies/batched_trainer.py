@@ -9,17 +9,17 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from llmrl.algorithms.adam import Adam
-from llmrl.algorithms.minibatches import sample_indices
-from llmrl.algorithms.optimizer_step import Batch, Loss, OptimizerStep, Record, Updater
+from llmrl.algorithms.minibatches import index_network_samples
+from llmrl.algorithms.optimizer_step import Batch, LossFunction, LossRecord, OptimizerStep, Updater
 from llmrl.algorithms.ppo import PPO, fit
 from llmrl.algorithms.societies.partitioned_policy import split_rollout
 from llmrl.algorithms.societies.stacked_networks import (
     StackedNetwork,
     are_stackable,
+    choose_stack_slices,
     count_cells,
     make_member_views,
     pad_inputs,
-    slices_to_stack,
 )
 from llmrl.core.errors import Diverged
 from llmrl.core.protocols import Agent
@@ -27,7 +27,7 @@ from llmrl.core.rollouts import Rollout
 from llmrl.networks.actor_critic import ActorCritic
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENT_KEYS = ("exp_avg", "exp_avg_sq")
 """Keys of the moments in Adam's state of a parameter."""
 MAX_CACHED_STACKS = 32
 """Maximum number of stacks that are cached."""
@@ -57,7 +57,7 @@ class BatchedTrainer:
 
     def __init__(self, agents: Sequence[Agent]) -> None:
         self.agents = agents
-        self._learners = _stackable_learners(agents)
+        self._learners = _find_stackable_learners(agents)
         self._stacks: dict[tuple[int, ...], StackedOptimizerStep] = {}
 
     @classmethod
@@ -76,8 +76,8 @@ class BatchedTrainer:
             ConfigError: see `PPO.update`.
         """
         if self._learners is None:
-            parts = zip(self.agents, split_rollout(rollout, len(self.agents)), generators, strict=True)
-            return [_update_alone(*part) for part in parts]
+            arguments = zip(self.agents, split_rollout(rollout, len(self.agents)), generators, strict=True)
+            return [_update_alone(*x) for x in arguments]
         results: dict[int, dict[str, float] | Diverged] = {}
         for group in self._group_by_step(self._learners):
             results |= self._update_stacked(self._learners, group, rollout, [generators[i] for i in group])
@@ -85,7 +85,7 @@ class BatchedTrainer:
 
     @staticmethod
     def _group_by_step(learners: Sequence[PPO]) -> list[list[int]]:
-        """Return the indices of learners in groups whose steps can be taken together."""
+        """Return the indices of learners, in groups whose optimizer steps can be taken together."""
         keys = [(ppo.settings, [_make_step_key(updater) for updater in ppo.updaters]) for ppo in learners]
         first_indices = [keys.index(key) for key in keys]
         return [[i for i, first in enumerate(first_indices) if first == k] for k in sorted(set(first_indices))]
@@ -93,7 +93,7 @@ class BatchedTrainer:
     def _update_stacked(
         self, all_learners: Sequence[PPO], group: Sequence[int], rollout: Rollout, generators: Sequence[torch.Generator]
     ) -> dict[int, dict[str, float] | Diverged]:
-        """Update the agents of a group, whose networks are stacked; return results by agent index."""
+        """Update the agents of a group, whose networks are stacked; return metrics or an exception by agent index."""
         learners = [all_learners[i] for i in group]
         if rollout.features is not None:
             rollout = replace(rollout, features=pad_inputs(rollout.features))  # once rather than in every minibatch
@@ -103,20 +103,22 @@ class BatchedTrainer:
         networks = [network for ppo in learners for network, _ in ppo.policy.list_networks()]
         optimizer_steps = [updater for ppo in learners for updater in ppo.updaters]
 
-        def updaters(samples: int) -> Iterator[tuple[slice, Updater]]:
-            for network_slice in slices_to_stack(networks, samples, count_cells(networks[0], rollout.observation)):  # type: ignore[arg-type]
+        def iterate_updaters(n_samples: int) -> Iterator[tuple[slice, Updater]]:
+            n_cells = count_cells(networks[0], rollout.observation)  # type: ignore[arg-type]
+            for network_slice in choose_stack_slices(networks, n_samples, n_cells):  # type: ignore[arg-type]
                 stack = self._get_stack(tuple(group), network_slice, networks[network_slice])  # type: ignore[arg-type]
                 stack.read(optimizer_steps[network_slice])
                 yield network_slice, stack
                 stack.write_back()
 
-        indices = sample_indices(rollout.reward.shape, len(all_learners), len(first_learner.updaters))
+        indices = index_network_samples(rollout.reward.shape, len(all_learners), len(first_learner.updaters))
         indices = indices.view(len(all_learners), -1, indices.shape[1])[list(group)].flatten(0, 1)
-        results = fit(learners, rollout, *first_learner.estimate_advantages(rollout), generators, updaters, indices)
+        estimates = first_learner.estimate_advantages(rollout)
+        results = fit(learners, rollout, *estimates, generators, iterate_updaters, indices)
         return dict(zip(group, results, strict=True))
 
     def _get_stack(self, group: tuple[int, ...], part: slice, networks: Sequence[ActorCritic]) -> StackedOptimizerStep:
-        """Return the cached stack of the networks in the slice `part` of the group's networks."""
+        """Return the cached stack of `networks`, which are the slice `part` of the group's networks."""
         key = (part.start, part.stop, *group)
         if key not in self._stacks:
             if len(self._stacks) >= MAX_CACHED_STACKS:
@@ -133,8 +135,8 @@ def _update_alone(agent: Agent, rollout: Rollout, generator: torch.Generator) ->
         return error
 
 
-def _stackable_learners(agents: Sequence[Agent]) -> list[PPO] | None:
-    """Return the agents' learners if their networks can be stacked, else None. Hyperparameters may differ."""
+def _find_stackable_learners(agents: Sequence[Agent]) -> list[PPO] | None:
+    """Return the agents' learners if all can be trained in stacks, else None. Their hyperparameters may differ."""
     learners = [agent.learner for agent in agents if isinstance(agent, HasPPOLearner)]
     candidates = [ppo for ppo in learners if type(ppo) is PPO and type(ppo.policy) is SocietyPolicy]
     if len(candidates) < len(agents) or len({id(ppo.policy) for ppo in candidates}) < len(agents):
@@ -184,7 +186,7 @@ class StackedOptimizerStep:
             states = [state for updater, member in pairs if (state := updater.optimizer.state.get(member))]
             if states:
                 stack_state = self.optimizer.state[p] = {"step": states[0]["step"].clone()}
-                for name in MOMENTS:
+                for name in MOMENT_KEYS:
                     stack_state[name] = torch.zeros_like(p)
                     torch._foreach_copy_(
                         make_member_views(stack_state[name], members[0]), [state[name] for state in states]
@@ -194,19 +196,19 @@ class StackedOptimizerStep:
         outputs, value = self.stack.network(batch)
         return outputs, value
 
-    def step(self, batch: Batch, loss: Loss) -> Record:
-        value, record = loss(batch)
+    def step(self, batch: Batch, loss: LossFunction) -> LossRecord:
+        losses, record = loss(batch)
         self.optimizer.zero_grad()
-        value.sum().backward()  # type: ignore[no-untyped-call]
+        losses.sum().backward()  # type: ignore[no-untyped-call]
         norms = []
         for names in self._optimizer_steps[0].clipping_groups:
             gradients = [g for name in names if (g := self._parameter_by_name[name].grad) is not None]
             if gradients:
-                norms.append(self._clip(gradients))
+                norms.append(self._clip_gradients(gradients))
         self.optimizer.step()
         return record | {"grad_norm": torch.linalg.vector_norm(torch.stack(norms, dim=-1), dim=-1)}
 
-    def _clip(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+    def _clip_gradients(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """Clip the gradient norm of each network; return the norms before, [k]."""
         norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients], dim=-1)
         total_norms: torch.Tensor = torch.linalg.vector_norm(norms, dim=-1)
@@ -223,11 +225,11 @@ class StackedOptimizerStep:
         for p, members in zip(self.parameters, self._member_parameters, strict=True):
             if not (state := self.optimizer.state.get(p)):
                 continue
-            moments = {name: make_member_views(state[name], members[0]) for name in MOMENTS}
+            moments = {name: make_member_views(state[name], members[0]) for name in MOMENT_KEYS}
             for i, (updater, parameter) in enumerate(zip(self._optimizer_steps, members, strict=True)):
                 updater_state = updater.optimizer.state[parameter]
                 updater_state["step"] = state["step"].clone()
-                for name in MOMENTS:
+                for name in MOMENT_KEYS:
                     new_moments.append(moments[name][i])
                     old_moments.append(updater_state.setdefault(name, torch.empty_like(parameter)))
         if new_moments:

@@ -28,9 +28,9 @@ from llmrl.networks.spatial_cores import PlanesCore
 MAX_SAMPLES = 64
 """Maximum number of samples of a network in one call. For more, torch is faster (`benchmarks/acting.py --games 16`).
 The number of networks must not matter, so that results do not depend on it."""
-_PARTS = ("core", "actor", "critic")
+_PART_NAMES = ("core", "actor", "critic")
 """Names of the modules of an `ActorCritic` whose layers are computed."""
-ACTIVATIONS = {nn.ReLU: 0, nn.Tanh: 1}
+ACTIVATION_CODES = {nn.ReLU: 0, nn.Tanh: 1}
 """Codes of the activations of hidden layers in the compiled functions."""
 
 MIN_UNIFORM, MAX_UNIFORM = np.finfo(np.float32).tiny, 1 - np.finfo(np.float32).eps
@@ -60,7 +60,7 @@ class Networks(NamedTuple):
         planes: number of the code, lowest and highest value of each fact, [n_planes, 3] int64; [0, 3]: the core reads
             the numbers instead.
         core, actor, critic: layers, each [k, n_in + 1, n_out] float32; the last row of a network is its bias.
-        activation: code of the activation (`ACTIVATIONS`).
+        activation: code of the activation (`ACTIVATION_CODES`).
     """
 
     planes: np.ndarray
@@ -70,7 +70,7 @@ class Networks(NamedTuple):
     activation: int
 
 
-class Terms(NamedTuple):
+class NonzeroInputs(NamedTuple):
     """Scratch memory for the nonzero inputs of a layer.
 
     Attributes:
@@ -91,8 +91,8 @@ class Scratch(NamedTuple):
         hidden: outputs of a hidden layer, float32.
     """
 
-    inputs: Terms
-    hidden_inputs: Terms
+    inputs: NonzeroInputs
+    hidden_inputs: NonzeroInputs
     hidden: np.ndarray
 
 
@@ -114,8 +114,8 @@ class Outputs(NamedTuple):
     actions: np.ndarray
 
 
-def list_facts(codes: np.ndarray, planes: np.ndarray, terms: Terms) -> Any:
-    """List the true facts about a map [n_cells, n_codes] as inputs of value 1; return their number.
+def list_facts(codes: np.ndarray, planes: np.ndarray, terms: NonzeroInputs) -> Any:
+    """Write the true facts about a map [n_cells, n_codes] to `terms` as inputs of value 1; return their number.
 
     Indices are unsigned, because Numba then omits the check for negative indices.
     """
@@ -132,8 +132,8 @@ def list_facts(codes: np.ndarray, planes: np.ndarray, terms: Terms) -> Any:
     return n
 
 
-def list_nonzero(inputs: np.ndarray, terms: Terms) -> Any:
-    """List the nonzero inputs, about half of the outputs of a ReLU; return their number."""
+def list_nonzero(inputs: np.ndarray, terms: NonzeroInputs) -> Any:
+    """Write the nonzero inputs, about half of the outputs of a ReLU, to `terms`; return their number."""
     n: Any = np.uint32(0)
     for i in range(len(inputs)):
         x = inputs[np.uint32(i)]
@@ -159,10 +159,10 @@ def apply_layers(
             n_hidden = list_nonzero(scratch.hidden[: weights.shape[0] - 1], scratch.hidden_inputs)
             apply_layer(weights, n_hidden, scratch.hidden_inputs, target)
         if not is_last:
-            activate(target[: weights.shape[1]], activation)
+            apply_activation(target[: weights.shape[1]], activation)
 
 
-def apply_layer(weights: np.ndarray, n: int, terms: Terms, target: np.ndarray) -> None:
+def apply_layer(weights: np.ndarray, n: int, terms: NonzeroInputs, target: np.ndarray) -> None:
     """Write the output of a layer to `target`; the last row of `weights` is the bias."""
     n_out, bias = weights.shape[1], np.uint32(weights.shape[0] - 1)
     for j in range(n_out):
@@ -188,13 +188,13 @@ def apply_layer(weights: np.ndarray, n: int, terms: Terms, target: np.ndarray) -
         i = np.uint32(i + 1)
 
 
-def activate(x: np.ndarray, activation: int) -> None:
+def apply_activation(x: np.ndarray, activation: int) -> None:
     """Apply an activation in place."""
     for j in range(len(x)):
         x[j] = np.tanh(x[j]) if activation == 1 else max(x[j], np.float32(0.0))
 
 
-def choose(logits: np.ndarray, uniform: np.ndarray) -> tuple[int, float]:
+def choose_action(logits: np.ndarray, uniform: np.ndarray) -> tuple[int, float]:
     """Return an action and its log-probability; `uniform` as in `Samples`, [n_actions] or [0]."""
     best, best_score, largest = 0, np.float32(-np.inf), logits[0]
     for a in range(len(logits)):
@@ -222,23 +222,23 @@ def act(samples: Samples, networks: Networks, scratch: Scratch, outputs: Outputs
             else list_nonzero(samples.numbers[s], inputs)
         )
         apply_layers(core, k, n, scratch, activation, features)
-        activate(features[:n_core], 0 if has_map else activation)
+        apply_activation(features[:n_core], 0 if has_map else activation)
         for j in range(n_core, len(features)):
             features[j] = samples.numbers[s, j - n_core]
         n = list_nonzero(features, inputs)
         apply_layers(networks.actor, k, n, scratch, activation, outputs.logits[s])
         apply_layers(networks.critic, k, n, scratch, activation, outputs.values[s])
-        outputs.actions[s], outputs.log_probs[s] = choose(outputs.logits[s], samples.uniform[s])
+        outputs.actions[s], outputs.log_probs[s] = choose_action(outputs.logits[s], samples.uniform[s])
 
 
 @functools.cache
 def compiled_act() -> Any:
-    """Return `act` compiled for a CPU. Numba is imported here; it compiles the function when it is first called."""
+    """Return `act` compiled for a CPU. Numba is imported here; it compiles `act` when that is first called."""
     import numba
 
     with numba_cache(cache_folder("acting", (Path(__file__),))) as cache:
         names = dict(globals())
-        for function in (list_facts, list_nonzero, activate, choose, apply_layer, apply_layers):
+        for function in (list_facts, list_nonzero, apply_activation, choose_action, apply_layer, apply_layers):
             names[function.__name__] = numba.njit(
                 FunctionType(function.__code__, names, function.__name__), **JIT_OPTIONS
             )
@@ -251,7 +251,7 @@ class CompiledSocieties:
     The weights are a copy; `read` renews it.
 
     Args:
-        policies: K policies that are `is_compilable`, each with one network or one for each agent.
+        policies: K policies for which `is_compilable` is true, each with one network or one for each agent.
         games: number of games of each policy.
         observation: example observation of all games.
     """
@@ -260,33 +260,34 @@ class CompiledSocieties:
         self.policy, self.n_games = policies[0], games * len(policies)
         self._members: list[ActorCritic] = [network for policy in policies for network, _ in policy.list_networks()]
         n_agents, n_members = self.policy.n_agents, len(self.policy.members)
-        agent_members = np.tile(np.arange(n_agents), self.n_games) if n_members > 1 else 0
-        self._network_indices = np.repeat(np.arange(len(policies)), games * n_agents) * n_members + agent_members
-        lead = self._members[0]
-        planes = lead.core.planes if isinstance(lead.core, PlanesCore) else ()
+        member_indices = np.tile(np.arange(n_agents), self.n_games) if n_members > 1 else 0
+        self._network_indices = np.repeat(np.arange(len(policies)), games * n_agents) * n_members + member_indices
+        first_network = self._members[0]
+        planes = first_network.core.planes if isinstance(first_network.core, PlanesCore) else ()
         self._planes = np.array(planes, np.int64).reshape(-1, 3)
-        self._activation = [ACTIVATIONS[type(x)] for x in lead.modules() if type(x) in ACTIVATIONS][-1]
+        module_types = [type(module) for module in first_network.modules()]
+        self._activation = [ACTIVATION_CODES[x] for x in module_types if x in ACTIVATION_CODES][-1]
         self.read()
-        network = self._networks
+        networks = self._networks
         n = len(self._network_indices)
-        self._shapes = ((n, network.actor[0].shape[1] - 1), (n, network.actor[-1].shape[2]), (n, 1), (n,))
+        self._output_shapes = ((n, networks.actor[0].shape[1] - 1), (n, networks.actor[-1].shape[2]), (n, 1), (n,))
         example = {name: x[:1] for name, x in observation.items()}
-        channels = {name: self.policy.extend_observation(example)[name] for name in self._members[0].vector_inputs}
+        channels = {name: self.policy.extend_observation(example)[name] for name in first_network.vector_inputs}
         widths = [x[0, 0].numel() for x in channels.values()]
         self._numbers = np.empty((self.n_games, n_agents, sum(widths)), np.float32)
         stops = np.cumsum(widths).tolist()
         self._columns = {name: slice(i - width, i) for name, width, i in zip(channels, widths, stops, strict=True)}
-        if (players := self._columns.pop(PLAYER_CHANNEL, None)) is not None:
-            self._numbers[:, :, players] = channels[PLAYER_CHANNEL].numpy()
-        width = max(max(layer.shape[1:]) for layer in (*network.core, *network.actor, *network.critic))
-        inputs, hidden_inputs = (Terms(np.empty(width, np.int64), np.empty(width, np.float32)) for _ in range(2))
+        if (player_columns := self._columns.pop(PLAYER_CHANNEL, None)) is not None:
+            self._numbers[:, :, player_columns] = channels[PLAYER_CHANNEL].numpy()
+        width = max(max(layer.shape[1:]) for layer in (*networks.core, *networks.actor, *networks.critic))
+        inputs = [NonzeroInputs(np.empty(width, np.int64), np.empty(width, np.float32)) for _ in range(2)]
         self._compiled_act: Callable[..., None] | None = None
-        self._scratch = Scratch(inputs, hidden_inputs, np.empty(width, np.float32))
+        self._scratch = Scratch(*inputs, np.empty(width, np.float32))
 
     @torch.no_grad()
     def read(self) -> None:
         """Copy the weights of the policies."""
-        parts = [[_linear_layers(getattr(member, name)) for member in self._members] for name in _PARTS]
+        parts = [[_linear_layers(getattr(member, name)) for member in self._members] for name in _PART_NAMES]
         core, actor, critic = (tuple(_stack_layers(layers) for layers in zip(*part, strict=True)) for part in parts)
         self._networks = Networks(self._planes, core, actor, critic, self._activation)
 
@@ -305,9 +306,9 @@ class CompiledSocieties:
             codes = codes.reshape(n, -1, codes.shape[-1])
         for name, columns in self._columns.items():
             self._numbers[:, :, columns] = observation[name].numpy().reshape(*shape, -1)
-        draws = np.empty((n, 0), np.float32) if uniform is None else uniform.numpy().reshape(n, -1)
-        samples = Samples(codes, self._numbers.reshape(n, -1), self._network_indices, draws)
-        outputs = Outputs._make([*(np.empty(x, np.float32) for x in self._shapes), np.empty(n, np.int64)])
+        uniform_numbers = np.empty((n, 0), np.float32) if uniform is None else uniform.numpy().reshape(n, -1)
+        samples = Samples(codes, self._numbers.reshape(n, -1), self._network_indices, uniform_numbers)
+        outputs = Outputs._make([*(np.empty(x, np.float32) for x in self._output_shapes), np.empty(n, np.int64)])
         arguments = samples, self._networks, self._scratch, outputs
         self._compiled_act = self._compiled_act or compile_for(compiled_act(), arguments)
         self._compiled_act(*arguments)
@@ -317,7 +318,7 @@ class CompiledSocieties:
 
 
 def is_compilable(policy: SocietyPolicy, games: int) -> bool:
-    """Return whether this policy and others of its shape, all without memory, are to act compiled.
+    """Return whether this policy and others of its shape, all without memory, should act by the compiled function.
 
     Args:
         policy: one of the policies.

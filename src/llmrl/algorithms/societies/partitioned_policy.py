@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from llmrl.algorithms.societies.compiled_acting import CompiledSocieties, is_compilable
-from llmrl.algorithms.societies.stacked_networks import StackedNetwork, are_stackable, count_cells, slices_to_stack
+from llmrl.algorithms.societies.stacked_networks import StackedNetwork, are_stackable, choose_stack_slices, count_cells
 from llmrl.core.model_protocols import ConversationGenerator, ConversingPolicy, merge_conversations, run_conversation
 from llmrl.core.observers import StepObserver, Transition
 from llmrl.core.protocols import Camera, NeedsCamera, Policy, fixed_weights
@@ -51,23 +51,23 @@ class PartitionedPolicy:
         models = [policy.llm if isinstance(policy, ConversingPolicy) else None for policy in policies]
         self._llm = None if None in models else models[0]
         self._stacked: StackedPolicies | None = None
-        self._is_unchanged = False  # within a `fixed_weights` block
+        self._has_fixed_weights = False  # within a `fixed_weights` block
         self._has_current_weights = False  # the weights were stacked within the current `fixed_weights` block
 
     @contextmanager
     def fixed_weights(self) -> Iterator[None]:
         """Return the context in which the weights of all policies are constant (`Memoizing`)."""
-        with ExitStack() as spans:
+        with ExitStack() as contexts:
             for policy in self.policies:
-                spans.enter_context(fixed_weights(policy))
-            if self._is_unchanged:
+                contexts.enter_context(fixed_weights(policy))
+            if self._has_fixed_weights:
                 yield
                 return
-            self._is_unchanged, self._has_current_weights = True, False
+            self._has_fixed_weights, self._has_current_weights = True, False
             try:
                 yield
             finally:
-                self._is_unchanged = False
+                self._has_fixed_weights = False
 
     def act(
         self,
@@ -78,46 +78,46 @@ class PartitionedPolicy:
     ) -> PolicyOutput:
         assert generator is not None
         generators = [generator] * len(self.policies) if isinstance(generator, torch.Generator) else list(generator)
-        if (stack := self._stack(observation)) is not None:
+        if (stack := self._update_stack(observation)) is not None:
             return stack.act(observation, generators, greedy)
-        start = {id(source): source.get_state() for source in generators}
-        acts: list[PolicyOutput] = []
+        initial_states = {id(x): x.get_state() for x in generators}
+        outputs: list[PolicyOutput] = []
         conversations: list[ConversationGenerator[PolicyOutput]] = []
         for i, policy in enumerate(self.policies):
             generator = generators[i]
-            generator.set_state(start[id(generator)])
-            inputs = *self._group_inputs(observation, state, i), generator, greedy
+            generator.set_state(initial_states[id(generator)])
+            inputs = *self._slice_inputs(observation, state, i), generator, greedy
             if self._llm is None:
-                acts.append(policy.act(*inputs))
+                outputs.append(policy.act(*inputs))
             else:
                 conversations.append(policy.act_as_conversation(*inputs))  # type: ignore[attr-defined]
         if self._llm is not None:
-            acts = run_conversation(merge_conversations(conversations), self._llm.chat)
+            outputs = run_conversation(merge_conversations(conversations), self._llm.chat)
         names = ("log_prob", "value", "features", "state", "logits")
         return PolicyOutput(
-            action=torch.cat([act.action for act in acts]),
-            notes=[row for act in acts for row in act.notes or ()] if all(act.notes for act in acts) else None,
-            **{name: _concatenate_if_complete([getattr(act, name) for act in acts]) for name in names},
+            action=torch.cat([x.action for x in outputs]),
+            notes=[row for x in outputs for row in x.notes or ()] if all(x.notes for x in outputs) else None,
+            **{name: _concatenate_if_complete([getattr(x, name) for x in outputs]) for name in names},
         )
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
-        if (stack := self._stack(observation)) is not None:
+        if (stack := self._update_stack(observation)) is not None:
             return stack.values(observation)
         policies = enumerate(self.policies)
-        return torch.cat([policy.values(*self._group_inputs(observation, state, i)) for i, policy in policies])
+        return torch.cat([policy.values(*self._slice_inputs(observation, state, i)) for i, policy in policies])
 
-    def _stack(self, observation: dict[str, torch.Tensor]) -> StackedPolicies | None:
-        """Return the stacked policies with current weights; None if they cannot be stacked."""
+    def _update_stack(self, observation: dict[str, torch.Tensor]) -> StackedPolicies | None:
+        """Return the stacked policies after copying new weights into them; None if they cannot be stacked."""
         if not self.is_stackable:
             return None
         if self._stacked is None:
             self._stacked = StackedPolicies(self.policies, self.games, observation)  # type: ignore[arg-type]
-        elif not (self._is_unchanged and self._has_current_weights):
+        elif not (self._has_fixed_weights and self._has_current_weights):
             self._stacked.read()
-        self._has_current_weights = self._is_unchanged
+        self._has_current_weights = self._has_fixed_weights
         return self._stacked
 
-    def _group_inputs(
+    def _slice_inputs(
         self, observation: dict[str, torch.Tensor], state: torch.Tensor | None, i: int
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
         """Return the observation and the memory state of group `i`."""
@@ -167,23 +167,22 @@ class StackedPolicies:
     """Batched computation of `SocietyPolicy`s, of which policy i acts in the i-th of equal groups of games.
 
     Args:
-        policies: K `are_policies_stackable`, each with G networks of k agents.
+        policies: K policies for which `are_policies_stackable` is true, each with G networks of k agents.
         games: number of games of each policy.
         observation: example observation of all games.
     """
 
     def __init__(self, policies: Sequence[SocietyPolicy], games: int, observation: dict[str, torch.Tensor]) -> None:
         self.policies, self.games = policies, games
-        self._n_groups = len(policies[0].members)
+        self._n_networks = len(policies[0].members)
         self._compiled: CompiledSocieties | None = None
         if is_compilable(policies[0], games):
             self._compiled = CompiledSocieties(policies, games, observation)
             return
         members = [network for policy in policies for network, _ in policy.list_networks()]
-        agents = policies[0].n_agents // self._n_groups
-        self._n_samples = games * agents
-        self._network_slices = slices_to_stack(members, self._n_samples, count_cells(members[0], observation))
-        self._stacks = [StackedNetwork(members[part]) for part in self._network_slices]
+        self._n_samples = games * (policies[0].n_agents // self._n_networks)
+        self._network_slices = choose_stack_slices(members, self._n_samples, count_cells(members[0], observation))
+        self._stacks = [StackedNetwork(members[x]) for x in self._network_slices]
 
     def read(self) -> None:
         """Copy the weights of the policies."""
@@ -201,14 +200,14 @@ class StackedPolicies:
         distribution = self.policies[0].distribution
         if self._compiled is not None:
             one_hots = self.policies[0].player_one_hots
-            uniform = None if greedy else self._uniform(one_hots, distribution.n_uniforms, generators)
+            uniform = None if greedy else self._draw_uniform(one_hots, distribution.n_uniforms, generators)
             return self._compiled.act(observation, uniform)
         outputs, value, features = self._compute_outputs(observation)
         if greedy:
             action = distribution.mode(outputs)
         else:
             action = distribution.sample_from_uniform(
-                outputs, self._uniform(outputs, distribution.n_uniforms, generators)
+                outputs, self._draw_uniform(outputs, distribution.n_uniforms, generators)
             )
         log_prob, _ = distribution.log_prob_entropy(outputs, action)
         core_features = features if self.policies[0].core_frozen else None
@@ -242,8 +241,8 @@ class StackedPolicies:
 
     def _group_samples(self, x: torch.Tensor) -> torch.Tensor:
         """Map [n_envs, n_agents, ...] to [K * G, games * k, ...], zero-padded to a multiple of `SAMPLE_MULTIPLE`."""
-        k = x.shape[1] // self._n_groups
-        split = x.reshape(-1, self.games, self._n_groups, k, *x.shape[2:])  # [K, games, G, k, ...]
+        k = x.shape[1] // self._n_networks
+        split = x.reshape(-1, self.games, self._n_networks, k, *x.shape[2:])  # [K, games, G, k, ...]
         samples = split.transpose(1, 2).flatten(2, 3).flatten(0, 1)
         if not (n_padding := -self._n_samples % SAMPLE_MULTIPLE):
             return samples
@@ -252,17 +251,17 @@ class StackedPolicies:
     def _ungroup_samples(self, x: torch.Tensor) -> torch.Tensor:
         """Invert `_group_samples` for unpadded samples."""
         k = x.shape[1] // self.games
-        split = x.reshape(-1, self._n_groups, self.games, k, *x.shape[2:])  # [K, G, games, k, ...]
+        split = x.reshape(-1, self._n_networks, self.games, k, *x.shape[2:])  # [K, G, games, k, ...]
         return split.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
-    def _uniform(self, like: torch.Tensor, n: int, generators: Sequence[torch.Generator]) -> torch.Tensor:
+    def _draw_uniform(self, like: torch.Tensor, n: int, generators: Sequence[torch.Generator]) -> torch.Tensor:
         """Return `n` uniform random numbers per action, [n_envs, n_agents, n], with device and dtype of `like`."""
         shape = (self.games, self.policies[0].n_agents, n)
-        samples: dict[int, torch.Tensor] = {}
+        numbers: dict[int, torch.Tensor] = {}
         for generator in generators:
-            if (key := id(generator)) not in samples:
-                samples[key] = torch.rand(shape, generator=generator, device=generator.device, dtype=like.dtype)
-        return torch.cat([samples[id(generator)] for generator in generators]).to(
+            if (key := id(generator)) not in numbers:
+                numbers[key] = torch.rand(shape, generator=generator, device=generator.device, dtype=like.dtype)
+        return torch.cat([numbers[id(generator)] for generator in generators]).to(
             like.device, non_blocking=like.is_cuda
         )
 
@@ -278,23 +277,23 @@ def are_policies_stackable(policies: Sequence[object]) -> bool:
     )
 
 
-def split_rollout(rollout: Rollout, groups: int) -> list[Rollout]:
-    """Return one rollout for each of `groups` equal groups of games; tensors are views."""
-    if groups == 1:
+def split_rollout(rollout: Rollout, n_groups: int) -> list[Rollout]:
+    """Return one rollout for each of `n_groups` equal groups of games; tensors are views."""
+    if n_groups == 1:
         return [rollout]
-    games = rollout.reward.shape[1] // groups
-    parts = []
-    for i in range(groups):
-        game_slice = slice(i * games, (i + 1) * games)
-        selection: dict[str, Any] = {
+    n_games = rollout.reward.shape[1] // n_groups
+    group_rollouts = []
+    for i in range(n_groups):
+        game_slice = slice(i * n_games, (i + 1) * n_games)
+        group_fields: dict[str, Any] = {
             field.name: _select_games(getattr(rollout, field.name), game_slice)
             for field in fields(rollout)
             if field.name not in ("episodes", "state")
         }
-        selection["episodes"] = [episode for episode in rollout.episodes if episode.game // games == i]
-        selection["state"] = None if rollout.state is None else rollout.state[game_slice]
-        parts.append(replace(rollout, **selection))
-    return parts
+        group_fields["episodes"] = [episode for episode in rollout.episodes if episode.game // n_games == i]
+        group_fields["state"] = None if rollout.state is None else rollout.state[game_slice]
+        group_rollouts.append(replace(rollout, **group_fields))
+    return group_rollouts
 
 
 def _select_games(x: Any, games: slice) -> Any:

@@ -101,7 +101,7 @@ class StackedNetwork:
     The stack contains a copy of the weights. `read` copies weights from the networks, `write` copies them back.
 
     Args:
-        members: the networks, which must be `are_stackable`.
+        members: the networks, for which `are_stackable` is true.
 
     Attributes:
         network: stacked network, from samples [k, n, ...] to outputs [k, n, n_outputs] and values [k, n].
@@ -158,18 +158,18 @@ def are_stackable(networks: Sequence[nn.Module]) -> bool:
     )
 
 
-def slices_to_stack(networks: Sequence[ActorCritic], samples: int, cells: int) -> list[slice]:
-    """Return slices of networks to stack together, so that on a CPU intermediate results fit into its cache.
+def choose_stack_slices(networks: Sequence[ActorCritic], n_samples: int, n_cells: int) -> list[slice]:
+    """Return slices of the networks to stack together, so that intermediate results fit into a CPU's cache.
 
     Args:
-        networks: the networks, which must be `are_stackable`.
-        samples: number of samples per network in one batch.
-        cells: number of cells of a sample's map or image (`count_cells`); 0: there is none.
+        networks: the networks, for which `are_stackable` is true.
+        n_samples: number of samples per network in one batch.
+        n_cells: number of cells of a sample's map or image (`count_cells`); 0: there is none.
     """
     max_networks = n = len(networks)
     if next(networks[0].parameters()).device.type == "cpu":
-        max_networks_by_cells = MAX_CELLS_PER_BATCH // (samples * cells) if cells else n
-        max_networks = max(1, min(MAX_SAMPLES_PER_BATCH // samples, max_networks_by_cells))
+        max_networks_by_cells = MAX_CELLS_PER_BATCH // (n_samples * n_cells) if n_cells else n
+        max_networks = max(1, min(MAX_SAMPLES_PER_BATCH // n_samples, max_networks_by_cells))
     n_slices = -(-n // max_networks)
     bounds = [n * i // n_slices for i in range(n_slices + 1)]
     return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
@@ -209,12 +209,12 @@ def _make_parameter(single: torch.Tensor, k: int, *shape: int) -> nn.Parameter:
 def _describe_architecture(network: nn.Module) -> list[object]:
     """Return the properties that must be equal in stacked networks."""
     return [
-        *_iterate_shapes(network),
+        *_iterate_properties(network),
         *((name, type(module), module.extra_repr()) for name, module in network.named_modules()),
     ]
 
 
-def _iterate_shapes(network: nn.Module) -> Iterator[object]:
+def _iterate_properties(network: nn.Module) -> Iterator[object]:
     for name, p in network.named_parameters():
         yield name, p.shape, p.dtype, p.device, p.requires_grad
     if isinstance(network, ActorCritic):
