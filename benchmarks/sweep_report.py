@@ -142,7 +142,7 @@ def time_large_sweep(runs: int, groups: int, lines: int) -> None:
         start = time.perf_counter()
         report = compute_report(Path(root), ReportSettings())
         seconds = time.perf_counter() - start
-    assert report.n_scored == runs
+    assert report.n_scored_runs == runs
     description = f"{runs:,} finished runs in {groups} groups, {lines} lines of metrics each"
     print(f"{description}: read and summarized in {seconds:.1f} s")
 

@@ -229,7 +229,7 @@ def test_target_adds_discounted_next_value():
 
 def test_targets_use_target_network():
     learner = Learner(steps=1, target_update_interval=3, warmup=1)
-    target = learner.agent._learner.target
+    target = learner.agent._learner.target_network
 
     def equal():
         return states_equal(dict(target.state_dict()), dict(learner.agent.policy.network.state_dict()))

@@ -97,7 +97,7 @@ def test_reports_count_runs(tmp_path):
         )
     [player] = compute_report(tmp_path, ReportSettings()).players
     means = [np.mean(results(path.parent)["per_episode"]["return"]) for path in sorted(tmp_path.rglob("results.json"))]
-    assert player.carried == ("last_episode",) and not player.learned
+    assert player.carried_states == ("last_episode",) and not player.is_trained
     assert player.errors["return"] == pytest.approx(np.std(means, ddof=1) / 3**0.5)
     table = build_players_table([player])
     assert any("last_episode" in note for note in table.notes)

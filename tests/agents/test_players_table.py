@@ -61,7 +61,7 @@ def test_episodes_of_fixed_players_are_pooled(sweep, players):
     rows = results(sweep, "cartpole", "random")
     lengths = np.concatenate([row["per_episode"]["length"] for row in rows])
     player = find_player(players, "cartpole", "random")
-    assert (player.n_runs, player.n_episodes, player.learned) == (2, 10, False)
+    assert (player.n_runs, player.n_episodes, player.is_trained) == (2, 10, False)
     assert player.means["length"] == pytest.approx(lengths.mean())
     assert player.errors["length"] == pytest.approx(lengths.std(ddof=1) / 10**0.5)
 
@@ -70,7 +70,7 @@ def test_compares_runs_of_learners(sweep, players):
     rows = results(sweep, "cartpole", "ppo")
     means = [np.mean(row["per_episode"]["return"]) for row in rows]
     player = find_player(players, "cartpole", "ppo")
-    assert player.learned and player.errors["return"] == pytest.approx(np.std(means, ddof=1) / 2**0.5)
+    assert player.is_trained and player.errors["return"] == pytest.approx(np.std(means, ddof=1) / 2**0.5)
     assert "tokens" not in player.means
 
 

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from llmrl.analysis.figures import group_styles, label_line_ends, spread_positions
+from llmrl.analysis.figures import choose_group_styles, label_line_ends, spread_positions
 
 
 def test_twelve_groups_differ_in_grayscale() -> None:
     names = [f"g{i:02}" for i in range(12)]
-    styles = group_styles(names, baselines=["g03", "g07"])
+    styles = choose_group_styles(names, baselines=["g03", "g07"])
     assert len({style["marker"] for style in styles.values()}) == 12
     assert len({str(style["linestyle"]) for style in styles.values()}) == 12
     assert styles["g03"]["color"] == styles["g07"]["color"] != styles["g00"]["color"]
-    assert styles == group_styles(names[::-1], baselines=["g03", "g07"])
+    assert styles == choose_group_styles(names[::-1], baselines=["g03", "g07"])
 
 
 @given(st.lists(st.floats(-0.5, 1.5), min_size=1, max_size=12), st.floats(0.001, 1 / 12))

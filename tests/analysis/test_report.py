@@ -198,7 +198,7 @@ def test_run_states_have_reasons(tmp_path: Path) -> None:
     assert reasons[2][1] == "KeyboardInterrupt"
     assert reasons[3][1].startswith("process ") and "status.json" in reasons[4][1] and "queue" in reasons[5][1]
     assert "4 steps done (40%)" in reasons[7][1]
-    assert report.n_scored == 2
+    assert report.n_scored_runs == 2
     assert report.sections[0].summaries[0].group.n_expected_runs == 8
 
 

@@ -14,7 +14,7 @@ import pytest
 from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.group_comparison import GroupComparison
 from llmrl.analysis.landscape import Landscape, _compute_unbiased_best
-from llmrl.analysis.regret import TRANSFER_ROWS, GroupValues, compute_regret
+from llmrl.analysis.regret import TRANSFER_ROW_LABELS, GroupValues, compute_regret
 from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_files import write_report
 from llmrl.core.errors import RunFolderError
@@ -199,7 +199,7 @@ def test_landscape_averages_over_societies(tmp_path: Path) -> None:
     landscape_table = landscape(tmp_path, [N_GRID_POINTS, N_GRID_POINTS[::-1]])
     assert landscape_table.vectors[landscape_table.best_index].tolist() == [1, 1, 1]
     assert landscape_table.band.estimate[landscape_table.best_index] == pytest.approx(11.5)
-    heat_maps = landscape_table.heat_maps()
+    heat_maps = landscape_table.build_heat_maps()
     assert [title for title, *_ in heat_maps] == ["c = 0", "c = 1"]
     _, xs, ys, places = heat_maps[1]
     assert (xs.tolist(), ys.tolist(), places.shape) == ([0, 1], [0, 1, 2], (3, 2))
@@ -217,9 +217,9 @@ def test_landscape_per_round_count(tmp_path: Path) -> None:
         write_run(tmp_path, "map", ["principal=listed", f"agent.init_from_seed={k}"], 0, report=MAP, history=rows)
     [section] = compute_report(tmp_path / "map", ReportSettings()).sections
     assert isinstance(section.study, Landscape)
-    assert list(section.study.rounds) == [0, 5]
-    assert set(section.study.rounds[0].estimate) == {3.0}
-    assert section.study.rounds[5].estimate.tolist() == section.study.band.estimate.tolist()
+    assert list(section.study.band_by_n_rounds) == [0, 5]
+    assert set(section.study.band_by_n_rounds[0].estimate) == {3.0}
+    assert section.study.band_by_n_rounds[5].estimate.tolist() == section.study.band.estimate.tolist()
     page = write_report(compute_report(tmp_path / "map", ReportSettings()), tmp_path / "report")
     assert (page.parent / "figures" / "map_study.svg").exists()
     table = (page.parent / "tables" / "map_study_adaptation.csv").read_text().splitlines()
@@ -255,7 +255,7 @@ def test_landscape_has_regret_of_each_group(tmp_path: Path) -> None:
     study = section.study
     assert isinstance(study, Landscape) and study.regret is not None
     assert study.band.estimate.max() == pytest.approx(13.0), "the landscape is that of the baseline"
-    assert study.regret.groups == ("none", "players_5") and study.regret.rows[-3:] == TRANSFER_ROWS
+    assert study.regret.group_names == ("none", "players_5") and study.regret.row_labels[-3:] == TRANSFER_ROW_LABELS
     for band, sign in zip(study.regret.bands, (1.0, -1.0), strict=True):
         objective = sign * study.band.estimate
         assert band.estimate[:-3] == pytest.approx(objective.max() - objective)
@@ -269,7 +269,7 @@ def test_regret_is_chosen_by_other_units() -> None:
     group = GroupValues(values, units=["a", "b", "c"], seeds=[0, 1, 2])
     assert group.regret.tolist() == [[0.0, 0.0, 0.0], [2.0, -2.0, 2.0]]
     matrix = compute_regret({"none": group, "other": group}, ["first", "second"], 2, "apples")
-    assert matrix is not None and matrix.rows == ("first", "second"), "seed 2 has no recommendation"
+    assert matrix is not None and matrix.row_labels == ("first", "second"), "seed 2 has no recommendation"
     assert np.isnan(matrix.bands[0].low).all(), "three units have no interval"
     assert compute_regret({"none": group}, ["first", "second"], 2, "apples") is None
 

@@ -352,7 +352,7 @@ def test_reports_skip_damaged_files(tmp_path: Path) -> None:
         report = compute_report(tmp_path, ReportSettings(curves=("other",)))
     except LlmrlError as error:  # pragma: no cover
         pytest.fail(f"one damaged run ended the report: {error}")
-    assert report.n_scored >= 4
+    assert report.n_scored_runs >= 4
     assert {record.state for record in report.excluded} >= {"unreadable"}
 
 

@@ -157,7 +157,7 @@ def test_report_opens_constant_number_of_files_per_run(tmp_path):
 
 def summarize_and_write(root: Path) -> None:
     report = compute_report(root, ReportSettings(), read_runs(root))
-    assert report.n_scored == len(report.runs)
+    assert report.n_scored_runs == len(report.runs)
     write_report(report, root / "report", figures=False)
 
 

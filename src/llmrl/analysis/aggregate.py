@@ -72,15 +72,15 @@ def compute_report(
     scored_runs: list[tuple[str, Group, RunRecord, float | None]] = []
     sections, players = [], []
     tasks = group_into_tasks(runs, folder, settings.by_name)
-    for number, task in enumerate(tasks, start=1):
-        on_progress(f"numbers of task {number} of {len(tasks)} ({len(runs)} runs)")
-        finished = [(group, [run for run in group.runs if run.state == "finished"]) for group in task.groups]
-        folders = [run.folder for _, finished_runs in finished for run in finished_runs]
+    for task_number, task in enumerate(tasks, start=1):
+        on_progress(f"numbers of task {task_number} of {len(tasks)} ({len(runs)} runs)")
+        finished_groups = [(group, [run for run in group.runs if run.state == "finished"]) for group in task.groups]
+        folders = [run.folder for _, finished_runs in finished_groups for run in finished_runs]
         frames = find_common_frames(folders, settings.budget, settings.bin_width)
         # The runs of a task are compared over the same number of frames.
         rule = settings.rule if frames is None else replace(settings.rule, budget=settings.rule.budget or frames.budget)
         scores = {group.label: _score_runs(task, group, rule, excluded) for group in task.groups}
-        for group, finished_runs in finished:
+        for group, finished_runs in finished_groups:
             scored_runs += [(task.title, group, run, scores[group.label].get(run.folder)) for run in group.runs]
             if (episodes := summarize_final_episodes(task, group, finished_runs)) is not None:
                 players.append(episodes)
@@ -99,7 +99,7 @@ def _score_runs(task: ReportTask, group: Group, rule: ScoreRule, excluded: list[
     scores: dict[Path, float] = {}
     seeds_by_reason: dict[tuple[str, str], list[int]] = {}  # by state and reason
     for run in group.runs:
-        score_or_reason = rule.score(run) if run.state == "finished" else _explain_unfinished(run)
+        score_or_reason = rule.score(run) if run.state == "finished" else _explain_missing_score(run)
         if isinstance(score_or_reason, float):
             scores[run.folder] = score_or_reason
         else:
@@ -111,7 +111,7 @@ def _score_runs(task: ReportTask, group: Group, rule: ScoreRule, excluded: list[
     return scores
 
 
-def _explain_unfinished(run: RunRecord) -> str:
+def _explain_missing_score(run: RunRecord) -> str:
     done, total = run.progress.done, run.progress.total
     share = f" ({done / total:.0%})" if total else ""
     queue_note = "waits in the queue" if run.state == "queued" else ""
@@ -146,7 +146,7 @@ def _build_section(
     references, warnings = read_reference_lines(groups)
     study = _analyze_study(task, groups, references, settings.study, bin_width) if settings.by_name else None
     if not isinstance(study, Landscape):  # all runs of a landscape measure the same proposals
-        warnings = (*warnings, *warn_of_identical_proposals(groups))
+        warnings = (*warnings, *find_identical_proposal_warnings(groups))
     summaries = tuple(_summarize_group(group, scores[group.label]) for group in task.groups)
     compared = [groups[i] for i in select_best_groups([summary for summary in summaries if summary.estimates])]
     return Section(
@@ -178,17 +178,17 @@ def _summarize_group(group: Group, scores: Mapping[Path, float]) -> GroupSummary
 
 
 def _summarize_efficiency(task: ReportTask, frames: FrameBudget) -> tuple[GroupSummary, ...]:
-    """Return the sample efficiency of the groups over the same frames of training; none if no run logs success."""
+    """Return the sample efficiency of each group over the same frames of training; () if no run logs success."""
     rule, summaries = ScoreRule(EFFICIENCY_METRIC, budget=frames.budget), []
     for group in task.groups:
-        finished = [run for run in group.runs if run.state == "finished"]
-        runs = [run for run in finished if is_training_metric(run.folder, EFFICIENCY_METRIC)]
-        results = {run.folder: rule.score(run) for run in runs}
-        scores = {folder: score for folder, score in results.items() if isinstance(score, float)}
+        finished_runs = [run for run in group.runs if run.state == "finished"]
+        runs = [run for run in finished_runs if is_training_metric(run.folder, EFFICIENCY_METRIC)]
+        scores_or_reasons = {run.folder: rule.score(run) for run in runs}
+        scores = {folder: score for folder, score in scores_or_reasons.items() if isinstance(score, float)}
         if scores:
             summaries.append(_summarize_group(group, scores))
-        elif results:
-            summaries.append(GroupSummary(group, np.array([]), remark=str(next(iter(results.values())))))
+        elif scores_or_reasons:
+            summaries.append(GroupSummary(group, np.array([]), remark=str(next(iter(scores_or_reasons.values())))))
     return tuple(summaries)
 
 
@@ -214,14 +214,14 @@ def _analyze_study(
     return compare_groups(settings, names, groups, references, bin_width)
 
 
-_FIXED_PROPOSALS = ("fixed", "listed")
+_FIXED_PRINCIPALS = ("fixed", "listed")
 """Principals whose proposals are part of the config."""
 _OBJECTIVE_KEYS = ("design.objective", "design.spending_cost")
 """Options that determine which quantity the score of a run is."""
 
 
 def find_task_warnings(finished: FinishedGroups) -> tuple[str, ...]:
-    """Return warnings about runs of a debug preset and about groups with different objectives."""
+    """Return warnings about debug runs and different objectives among the finished runs of groups."""
     debug_groups = "; ".join(g.display_name for g, runs in finished if any("debug" in run.overrides for run in runs))
     warnings = [f"{debug_groups}: runs of a debug preset have minimal sizes, so their scores are not meaningful."]
     return (
@@ -234,24 +234,24 @@ def find_task_warnings(finished: FinishedGroups) -> tuple[str, ...]:
     )
 
 
-def warn_of_identical_proposals(finished: FinishedGroups) -> tuple[str, ...]:
+def find_identical_proposal_warnings(finished_groups: FinishedGroups) -> tuple[str, ...]:
     """Return a warning for each group whose runs of different seeds proposed the same vectors in the same order.
 
     There are no warnings for groups with a single vector or with `principal=fixed` or `listed`.
 
     Args:
-        finished: groups and their finished runs.
+        finished_groups: groups and their finished runs.
     """
     return tuple(
         f"{group.display_name}: all {len({run.seed for run in runs})} seeds proposed the same vectors in the same "
         "order. A principal with random proposals must draw them from its argument `seeds` (docs/extending.md)."
-        for group, runs in finished
+        for group, runs in finished_groups
         if _are_proposals_identical(runs)
     )
 
 
 def _are_proposals_identical(runs: Sequence[RunRecord]) -> bool:
-    if len({run.seed for run in runs}) < 2 or any(run.overrides.get("principal") in _FIXED_PROPOSALS for run in runs):
+    if len({run.seed for run in runs}) < 2 or any(run.overrides.get("principal") in _FIXED_PRINCIPALS for run in runs):
         return False
     histories = [run.summary().get("history") or [] for run in runs]
     [proposals, *other_proposals] = {

@@ -18,7 +18,7 @@ N_GRID_POINTS = 101
 
 MAX_CURVE_POINTS = 200
 """Maximum number of points of a curve if all runs of a group logged at the same x coordinates."""
-_TRAINING_CURVES = ("train/return", "train/success")
+_TRAINING_METRICS = ("train/return", "train/success")
 """Metrics of training episodes that are both drawn by default; success is logged only if episodes can succeed."""
 
 
@@ -38,7 +38,7 @@ class GroupCurve:
 
     @property
     def rows(self) -> list[list[float]]:
-        """Rows of x coordinate, mean, and lower and upper end of its interval."""
+        """A row for each point: x coordinate, mean, and lower and upper end of the interval of the mean."""
         columns = (self.x, self.band.estimate, self.band.low, self.band.high)
         return np.stack(columns, axis=-1).tolist()
 
@@ -74,7 +74,7 @@ def build_curves(
         bin_width: width of the bins in which metrics of training episodes are averaged, frames.
     """
     curves, notes = [], []
-    for metric in metrics or (*DEFAULT_CURVES, *_TRAINING_CURVES[1:]):
+    for metric in metrics or (*DEFAULT_CURVES, *_TRAINING_METRICS[1:]):
         curve_by_group: dict[str, GroupCurve] = {}
         metric_notes = []
         for group, runs in groups:
@@ -86,12 +86,12 @@ def build_curves(
             curves.append(MetricCurves(metric, curve_by_group, x_axis))
         if curve_by_group or metrics:
             notes += metric_notes
-        if curve_by_group and not metrics and metric != _TRAINING_CURVES[0]:
+        if curve_by_group and not metrics and metric != _TRAINING_METRICS[0]:
             break
     return tuple(curves), tuple(notes)
 
 
-def align_curves(runs: Sequence[Series]) -> tuple[np.ndarray, np.ndarray] | None:
+def align_curves(all_series: Sequence[Series]) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the values of several runs at common x coordinates, without extrapolation; None without a common range.
 
     If all runs logged at the same x coordinates, up to `MAX_CURVE_POINTS` of these are used. Otherwise values are
@@ -100,28 +100,28 @@ def align_curves(runs: Sequence[Series]) -> tuple[np.ndarray, np.ndarray] | None
     Returns:
         x coordinates, [n_points], and values, [n_points, n_runs].
     """
-    start, end = max(x[0] for x, _ in runs), min(x[-1] for x, _ in runs)
+    start, end = max(x[0] for x, _ in all_series), min(x[-1] for x, _ in all_series)
     if start > end:
         return None
-    common_x = runs[0][0]
-    if all(np.array_equal(x, common_x) for x, _ in runs):
+    common_x = all_series[0][0]
+    if all(np.array_equal(x, common_x) for x, _ in all_series):
         n_points = min(len(common_x), MAX_CURVE_POINTS)
         grid = common_x[np.unique(np.linspace(0, len(common_x) - 1, n_points).round().astype(int))]
         # Equivalent to `np.interp`, but several times faster: of equal x coordinates the last one is selected.
-        values = np.stack([values for _, values in runs], axis=-1, dtype=float)
+        values = np.stack([values for _, values in all_series], axis=-1, dtype=float)
         return grid, values[np.searchsorted(common_x, grid, "right") - 1]
     grid = np.unique(np.linspace(start, end, N_GRID_POINTS))
-    return grid, np.stack([np.interp(grid, x, values) for x, values in runs], axis=-1)
+    return grid, np.stack([np.interp(grid, x, values) for x, values in all_series], axis=-1)
 
 
-def build_group_curve(runs: Sequence[Series], units: Sequence[object]) -> GroupCurve | None:
+def build_group_curve(all_series: Sequence[Series], units: Sequence[object]) -> GroupCurve | None:
     """Return the curve of a group; None if no x coordinate is common to all of its runs.
 
     Args:
-        runs: series of the metric of each run.
+        all_series: series of the metric of each run.
         units: label of the top-level unit of each run.
     """
-    aligned = align_curves(runs)
+    aligned = align_curves(all_series)
     if aligned is None:
         return None
     x, values = aligned
@@ -131,8 +131,8 @@ def build_group_curve(runs: Sequence[Series], units: Sequence[object]) -> GroupC
 def _read_curve(
     runs: Sequence[RunRecord], metric: str, x_axis: str, bin_width: int | None
 ) -> tuple[GroupCurve | None, list[str]]:
-    """Return the curve of the runs that logged a metric, if there are any, and descriptions of problems."""
-    curves, runs_with_metric, missing_seeds, problems = [], [], [], []
+    """Return the curve of the runs that logged a metric (None: there is none), and descriptions of problems."""
+    all_series, runs_with_metric, missing_seeds, problems = [], [], [], []
     for run in runs:
         try:
             x, values = read_series(run.folder, metric, x_axis, bin_width)
@@ -140,13 +140,13 @@ def _read_curve(
             problems.append(f"left out, {error}")
             continue
         if len(x):
-            curves.append((x, values))
+            all_series.append((x, values))
             runs_with_metric.append(run)
         else:
             missing_seeds.append(run.seed)
     if missing_seeds:
         problems.insert(0, f"seed {', '.join(map(str, missing_seeds))} did not log it")
-    curve = build_group_curve(curves, find_replication_units(runs_with_metric)) if curves else None
-    if curves and curve is None:
+    curve = build_group_curve(all_series, find_replication_units(runs_with_metric)) if all_series else None
+    if all_series and curve is None:
         problems.append(f"its runs have no common range of {X_AXES[x_axis][1]}")
     return curve, problems

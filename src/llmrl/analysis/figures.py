@@ -77,7 +77,7 @@ def render_figure(name: str, caption: str, draw: Callable[[], Figure]) -> Render
     check_matplotlib()
     import matplotlib
 
-    files = {}
+    content_by_format = {}
     with matplotlib.rc_context(_RC_PARAMS):
         figure = draw()
         for file_format, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
@@ -85,8 +85,8 @@ def render_figure(name: str, caption: str, draw: Callable[[], Figure]) -> Render
             figure.savefig(stream, format=file_format, metadata=metadata)
             # The second format reuses the layout of the first one, which saves a third of the time.
             figure.set_layout_engine("none")
-            files[file_format] = stream.getvalue()
-    return RenderedFigure(name, caption, files["png"], files["svg"])
+            content_by_format[file_format] = stream.getvalue()
+    return RenderedFigure(name, caption, content_by_format["png"], content_by_format["svg"])
 
 
 def draw_reference_line(ax: Axes, line: ReferenceLine) -> None:
@@ -112,7 +112,7 @@ def draw_scores(ax: Axes, x: float, scores: np.ndarray, band: Band, style: dict[
     ax.plot([x], [band.estimate], marker="_", markersize=16, markeredgewidth=2.5, color=color)
 
 
-def new_figure(width: float, height: float) -> Figure:
+def make_figure(width: float, height: float) -> Figure:
     """Return an empty figure; `width` and `height` are in inches."""
     from matplotlib.figure import Figure
 
@@ -134,12 +134,12 @@ def label_groups(ax: Axes, names: Collection[str]) -> None:
     ax.grid(axis="x", visible=False)
 
 
-def add_legend(figure: Figure, ax: Axes, columns: int = 2) -> None:
+def add_legend(figure: Figure, ax: Axes, n_columns: int = 2) -> None:
     """Draw the legend of a panel below the axes."""
     handles, labels = ax.get_legend_handles_labels()
     if handles:
         texts = [textwrap.fill(label, _LABEL_WIDTH) for label in labels]
-        figure.legend(handles, texts, loc="outside lower center", ncols=columns, fontsize=10)
+        figure.legend(handles, texts, loc="outside lower center", ncols=n_columns, fontsize=10)
 
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -160,12 +160,12 @@ LINE_STYLES: tuple[Any, ...] = (
     (0, (3, 3)),
     (0, (10, 2, 1.2, 2, 1.2, 2, 1.2, 2)),
 )
-_FONT_SIZE = 9.5
-_LABEL_HEIGHT = 1.3
+_LINE_LABEL_FONT_SIZE = 9.5
+_LINE_LABEL_HEIGHT = 1.3
 """Height of a label at the end of a line, relative to its font size."""
 
 
-def group_styles(names: Sequence[str], baselines: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+def choose_group_styles(names: Sequence[str], baselines: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
     """Return the style of each group by name, as keyword arguments of `Axes.plot`.
 
     Args:
@@ -187,7 +187,7 @@ def group_styles(names: Sequence[str], baselines: Sequence[str] = ()) -> dict[st
     return styles
 
 
-def level_style(style: dict[str, Any]) -> dict[str, Any]:
+def make_level_style(style: dict[str, Any]) -> dict[str, Any]:
     """Return the style of a group for a horizontal line, without markers."""
     return {**style, "marker": "", "linewidth": 1.5}
 
@@ -205,7 +205,7 @@ def label_line_ends(ax: Axes) -> bool:
     figure = ax.get_figure(root=True)
     assert figure is not None
     height = 72 * figure.get_size_inches()[1] * 0.8  # approximate height of the axes in constrained layout, points
-    gap = _FONT_SIZE * _LABEL_HEIGHT / height
+    gap = _LINE_LABEL_FONT_SIZE * _LINE_LABEL_HEIGHT / height
     lines = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]  # as in legends
     if gap * len(lines) > 1:
         return False
@@ -218,7 +218,7 @@ def label_line_ends(ax: Axes) -> bool:
             xycoords="axes fraction",
             xytext=(1.045, label_y),
             textcoords="axes fraction",
-            fontsize=_FONT_SIZE,
+            fontsize=_LINE_LABEL_FONT_SIZE,
             color="#222222",
             va="center",
             annotation_clip=False,

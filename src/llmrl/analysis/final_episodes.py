@@ -20,7 +20,7 @@ from llmrl.statistics.estimators import standard_error
 
 log = logging.getLogger(__name__)
 
-MEASURES = {
+MEASURE_TITLES = {
     "success": "success",
     "progress": "progress",
     "return": "return",
@@ -29,12 +29,12 @@ MEASURES = {
     "cost": "cost, $",
     "invalid_rate": "invalid replies",
 }
-"""Measures of an episode by their keys in `results.json`, with the titles of their columns."""
+"""Key of a measure of an episode in `results.json` -> title of its column."""
 
 
 @dataclass(frozen=True)
 class _ResultsFile:
-    """Keys of `results.json` that are read, with their types; only the keys of `MEASURES` in `per_episode` are read."""
+    """Keys of `results.json` that are read, with types; of `per_episode` only the keys of `MEASURE_TITLES` are read."""
 
     per_episode: dict[str, Any]
     learned: bool
@@ -51,11 +51,11 @@ class FinalEpisodes:
         group: group of runs.
         n_runs: number of runs with final episodes.
         n_episodes: number of final episodes of all runs.
-        learned: whether the agent of a final episode was trained in its run.
-        carried: names of states that agents keep from one episode of a run to the next, such as lessons.
-        means, errors: mean over episodes and standard error of each of `MEASURES` that all runs have. The standard
-            error is over runs if `learned` or `carried`, because episodes of a run are then dependent, else over
-            episodes; NaN if it is unknown.
+        is_trained: whether the agent of a final episode was trained in its run.
+        carried_states: names of states that agents keep from one episode of a run to the next, such as lessons.
+        means, errors: mean over episodes, and its standard error, of each of `MEASURE_TITLES` that all runs have. The
+            error is over runs if `is_trained` or `carried_states`, because episodes of a run are then dependent, else
+            over episodes; NaN if it is unknown.
         default_name: name to use if the group is the only one of its task, because its label is then not informative.
     """
 
@@ -63,8 +63,8 @@ class FinalEpisodes:
     group: Group
     n_runs: int
     n_episodes: int
-    learned: bool
-    carried: tuple[str, ...] = ()
+    is_trained: bool
+    carried_states: tuple[str, ...] = ()
     means: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
     default_name: str = ""
@@ -82,14 +82,14 @@ def summarize_final_episodes(task: ReportTask, group: Group, runs: Sequence[RunR
         return None
     runs_with_episodes = [run for run in runs if run.folder in results_by_run]
     results = list(results_by_run.values())
-    learned = any(result["learned"] for result in results)
-    carried = tuple(sorted({name for result in results for name in result["carried"]}))
+    is_trained = any(result["learned"] for result in results)
+    carried_states = tuple(sorted({name for result in results for name in result["carried"]}))
     means, errors = {}, {}
-    for name in MEASURES:
+    for name in MEASURE_TITLES:
         values_by_run = [np.asarray(result["per_episode"].get(name, []), dtype=np.float64) for result in results]
         if not all(len(values) for values in values_by_run):
             continue
-        is_per_run = learned or carried
+        is_per_run = is_trained or carried_states
         scores = np.array([values.mean() for values in values_by_run]) if is_per_run else np.concatenate(values_by_run)
         error = standard_error(scores, find_replication_units(runs_with_episodes) if is_per_run else None)
         means[name], errors[name] = float(np.concatenate(values_by_run).mean()), float(error)
@@ -98,26 +98,27 @@ def summarize_final_episodes(task: ReportTask, group: Group, runs: Sequence[RunR
     agent = results[0].get("agent")
     default_name = ", ".join(player_options) or (str(agent.get("policy", "")) if isinstance(agent, dict) else "")
     n_episodes = sum(int(result["episodes"]) for result in results)
-    return FinalEpisodes(task.title, group, len(results), n_episodes, learned, carried, means, errors, default_name)
+    counts = len(results), n_episodes
+    return FinalEpisodes(task.title, group, *counts, is_trained, carried_states, means, errors, default_name)
 
 
 def build_players_table(players: Sequence[FinalEpisodes]) -> ReportTable:
     """Return a table with a row for each group of each task: the player, and the means over its final episodes."""
-    measures = [name for name in MEASURES if any(name in player.means for player in players)]
+    measures = [name for name in MEASURE_TITLES if any(name in player.means for player in players)]
     has_models = any(player.group.llm for player in players)
     columns = ["task", "player", *(["language model"] if has_models else []), "runs", "episodes"]
-    columns += [MEASURES[name] for name in measures]
-    rows, data = [], []
+    columns += [MEASURE_TITLES[name] for name in measures]
+    rows, csv_rows = [], []
     names = _shorten_player_names(players)
     for player, name in zip(players, names, strict=True):
         group = player.group
         cells = [player.task, name, *([group.llm or EMPTY_CELL] if has_models else []), str(player.n_runs)]
         rows.append([*cells, f"{player.n_episodes:,}", *(_format_measure(name, player) for name in measures)])
-        data_row: list[object] = [player.task, player.name, group.llm, player.n_runs, player.n_episodes, player.learned]
-        data_row.append(" ".join(player.carried))
+        csv_row: list[object] = [player.task, player.name, group.llm, player.n_runs, player.n_episodes]
+        csv_row += [player.is_trained, " ".join(player.carried_states)]
         for measure in measures:
-            data_row += [player.means.get(measure), player.errors.get(measure)]
-        data.append(data_row)
+            csv_row += [player.means.get(measure), player.errors.get(measure)]
+        csv_rows.append(csv_row)
     header: list[object] = ["task", "player", "llm", "runs", "episodes", "learned", "carried"]
     header += [column for name in measures for column in (name, f"{name}_standard_error")]
     notes = [
@@ -125,18 +126,18 @@ def build_players_table(players: Sequence[FinalEpisodes]) -> ReportTable:
         "them or carries a state between episodes, else over episodes. Tokens are those of prompts and replies."
     ]
     for player, name in zip(players, names, strict=True):
-        if player.carried:
+        if player.carried_states:
             notes.append(
-                f"{player.task}, {name}: the player carries {' and '.join(player.carried)} to the next episode of the "
-                "same game, so episodes depend on each other and on env.n_envs."
+                f"{player.task}, {name}: the player carries {' and '.join(player.carried_states)} to the next episode "
+                "of the same game, so episodes depend on each other and on env.n_envs."
             )
     return ReportTable(
         "players",
         "Final episodes of each player",
-        [header, *data],
+        [header, *csv_rows],
         columns,
         rows,
-        3 if has_models else 2,
+        n_text_columns=3 if has_models else 2,
         notes=notes,
     )
 
@@ -149,8 +150,8 @@ def _shorten_player_names(players: Sequence[FinalEpisodes]) -> list[str]:
     """Return a name for each player: only the options of `_PLAYER_KEYS`, or the full label if these are ambiguous."""
     short_names = []
     for player in players:
-        fields = [part.partition("=") for part in player.name.split(", ")]
-        parts = [f"{key}{sign}{value}" for key, sign, value in fields if not sign or key in _PLAYER_KEYS]
+        options = [part.partition("=") for part in player.name.split(", ")]
+        parts = [f"{key}{sign}{value}" for key, sign, value in options if not sign or key in _PLAYER_KEYS]
         short_names.append(player.group.format_name(", ".join(parts)) if parts else player.group.display_name)
     counts = Counter((player.task, name) for player, name in zip(players, short_names, strict=True))
     return [
@@ -176,7 +177,7 @@ def _read_results(run: RunRecord) -> dict[str, Any] | None:
         if "per_episode" not in content or "learned" not in content:
             return None
         parse_record(_ResultsFile, content)
-        for name in MEASURES.keys() & content["per_episode"].keys():
+        for name in MEASURE_TITLES.keys() & content["per_episode"].keys():
             parse_value(content["per_episode"][name], list[float | None], name)
     except FileNotFoundError:
         return None

@@ -123,12 +123,12 @@ def compare_groups(
     # Reference lines are values of the objective.
     references = tuple(references) if settings.metric in (None, OBJECTIVE_METRIC) else ()
     has_anytime_curves = any(trace.anytime is not None for trace in traces)
-    recommendations = {x.display_name: float(x.score.estimate) for x in traces if x.online_score is not None}
-    online = {x.display_name: float(x.online_score.estimate) for x in traces if x.online_score is not None}
+    mean_scores = {x.display_name: float(x.score.estimate) for x in traces if x.online_score is not None}
+    mean_online_scores = {x.display_name: float(x.online_score.estimate) for x in traces if x.online_score is not None}
     sentences = (
         *_describe_comparisons(comparisons, settings.score_name),
         *([f"Not compared, because one has no finished run: {'; '.join(missing_pairs)}."] if missing_pairs else []),
-        *explain_scores(recommendations, online),
+        *explain_scores(mean_scores, mean_online_scores),
         *explain_scripted_groups(trace.group for trace in traces),
     )
     return GroupComparison(
@@ -144,7 +144,7 @@ def compare_groups(
             f"over {_describe_x_axis(settings)}; right, mean of the last fifth of each run's proposals, as a dot, and "
             "their mean with its 95% interval."
         )
-        if has_anytime_curves and online
+        if has_anytime_curves and mean_online_scores
         else "",
     )
 
@@ -169,7 +169,7 @@ def _compare_pairs(family: Sequence[tuple[GroupTrace, GroupTrace]]) -> list[Comp
 def _find_onset(group: GroupTrace, baseline: GroupTrace) -> float | None:
     """Return the x coordinate from which the curve of a group stays above that of its baseline; None without such an x.
 
-    Only the range of x that both curves have is compared. The curve of a baseline without one is constant at its score.
+    Only the range of x that both curves have is compared. A baseline without a curve is constant at its scores.
     """
     curve, baseline_curve = group.main_curve, baseline.main_curve
     if curve is None:
@@ -198,7 +198,7 @@ def find_start_above_zero(x: np.ndarray, low: np.ndarray) -> float | None:
     return float(x[start]) if start < len(x) else None
 
 
-def _describe_comparisons(comparisons: Sequence[Comparison], unit: str) -> list[str]:
+def _describe_comparisons(comparisons: Sequence[Comparison], score_name: str) -> list[str]:
     """Return a sentence for each baseline and verdict, with the groups and their differences from the baseline."""
     sentences = []
     text_by_verdict = {
@@ -217,7 +217,7 @@ def _describe_comparisons(comparisons: Sequence[Comparison], unit: str) -> list[
                 if comparison.verdict == verdict
             )
             if differences:
-                sentences.append(f"{text} {baseline} ({unit}): {differences}.")
+                sentences.append(f"{text} {baseline} ({score_name}): {differences}.")
     return sentences
 
 
@@ -231,28 +231,28 @@ def _describe_figure(settings: StudySettings, traces: Sequence[GroupTrace]) -> s
         score = "recommendation"
     else:
         score = "result" if settings.tail_fraction is None else f"mean of the last {settings.tail_fraction:.0%}"
-    dots = f"each run's {score}, as a dot, and their mean with its 95% interval."
+    dots_text = f"each run's {score}, as a dot, and their mean with its 95% interval."
     title = f"{settings.score_name}, {_describe_runs(traces)}. "
     if any(trace.anytime is not None for trace in traces):
         return (
             f"{title}Left, value of the recommendation from the first n measurements of a run alone, with 95% bands; "
-            f"right, {dots}"
+            f"right, {dots_text}"
         )
     if any(trace.curve is not None for trace in traces):
-        return f"{title}Left, over {_describe_x_axis(settings)}; right, {dots}"
-    return title + dots[:1].upper() + dots[1:]
+        return f"{title}Left, over {_describe_x_axis(settings)}; right, {dots_text}"
+    return title + dots_text[:1].upper() + dots_text[1:]
 
 
 def _describe_runs(traces: Sequence[GroupTrace]) -> str:
     counts = sorted({len(trace.scores) for trace in traces})
-    runs = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}" if counts else "no"
-    pretrained = max((trace.n_pretrainings for trace in traces), default=0)
-    return f"mean over {runs} runs a group" + (f" on {pretrained} pre-training runs" if pretrained else "")
+    runs_text = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}" if counts else "no"
+    n_pretrainings = max((trace.n_pretrainings for trace in traces), default=0)
+    return f"mean over {runs_text} runs a group" + (f" on {n_pretrainings} pre-training runs" if n_pretrainings else "")
 
 
 def _describe_x_axis(settings: StudySettings) -> str:
-    smooth = f", each point the mean of {settings.smooth} values of a run" if settings.smooth > 1 else ""
-    return f"{X_AXES[settings.x_axis][1]}{smooth}, with 95% bands"
+    smooth_text = f", each point the mean of {settings.smooth} values of a run" if settings.smooth > 1 else ""
+    return f"{X_AXES[settings.x_axis][1]}{smooth_text}, with 95% bands"
 
 
 def _build_tables(
@@ -269,8 +269,8 @@ def _build_tables(
         yield solution_table
     anytime_traces = [trace for trace in traces if trace.anytime is not None]
     if comparisons:
-        axis = X_AXES[MEASUREMENTS_COUNTER if anytime_traces else settings.x_axis][1]
-        yield _build_comparisons_table(comparisons, axis)
+        axis_title = X_AXES[MEASUREMENTS_COUNTER if anytime_traces else settings.x_axis][1]
+        yield _build_comparisons_table(comparisons, axis_title)
     yield _build_curves_table("study_curves", {trace.display_name: trace.curve for trace in traces}, settings.x_axis)
     if anytime_traces:
         curves = {trace.display_name: trace.anytime for trace in traces}
@@ -285,17 +285,17 @@ def _build_scores_table(
     fmt = NumberFormat(np.concatenate([trace.scores for trace in traces]) if traces else np.array([]))
     columns = ["group", "runs", *(["recommendation", "online performance"] if has_online else [settings.score_name])]
     header: list[object] = ["group", "runs", "pretrainings", "score", "low", "high"]
-    data = [[*header, *(["online_performance", "online_low", "online_high"] if has_online else [])]]
+    csv_rows = [[*header, *(["online_performance", "online_low", "online_high"] if has_online else [])]]
     rows = []
     for trace in traces:
         runs = f"{len(trace.scores)}" + (f" ({trace.n_pretrainings} pre-trained)" if trace.n_pretrainings else "")
         bands = [trace.score, *([trace.online_score] if has_online else [])]
         rows.append([trace.display_name, runs, *(format_estimate(band, fmt) for band in bands)])
         cells = [cell for band in bands for cell in interval_to_cells(band)]
-        data.append([trace.display_name, len(trace.scores), trace.n_pretrainings, *cells])
+        csv_rows.append([trace.display_name, len(trace.scores), trace.n_pretrainings, *cells])
     for line in references:
         rows.append([line.label, EMPTY_CELL, fmt(line.value), *([EMPTY_CELL] if has_online else [])])
-        data.append([line.label, None, None, line.value, *([None] * (len(data[0]) - 4))])
+        csv_rows.append([line.label, None, None, line.value, *([None] * (len(csv_rows[0]) - 4))])
     if has_online:
         caption = f"{settings.score_name}: means over the runs of a group, with 95% intervals"
     else:
@@ -303,7 +303,7 @@ def _build_scores_table(
         basis = "the runs' results" if share is None else f"the last {share:.0%} of each run"
         basis += f" (all of {', '.join(settings.levels)})" if settings.levels and share is not None else ""
         caption = f"{settings.score_name}: mean over {basis}, with 95% intervals"
-    return ReportTable("study_scores", caption, data, columns, rows)
+    return ReportTable("study_scores", caption, csv_rows, columns, rows)
 
 
 def _build_published_table(settings: StudySettings) -> ReportTable:
@@ -316,14 +316,14 @@ def _build_published_table(settings: StudySettings) -> ReportTable:
     return ReportTable("study_published", caption, [columns, *map(list, sorted_results)], columns, rows, notes=notes)
 
 
-def _build_comparisons_table(comparisons: Sequence[Comparison], axis: str) -> ReportTable:
+def _build_comparisons_table(comparisons: Sequence[Comparison], axis_title: str) -> ReportTable:
     fmt = _choose_difference_format(comparisons)
     has_onset = any(comparison.onset is not None for comparison in comparisons)
     columns = ["group", "against", "difference", "p", "adjusted p", "probability of a better run"]
-    columns += [f"above from ({axis})"] if has_onset else []
+    columns += [f"above from ({axis_title})"] if has_onset else []
     header: list[object] = ["group", "against", "difference", "low", "high"]
     header += ["probability", "probability_low", "probability_high", "since", "paired", "p", "p_adjusted"]
-    data, rows = [header], []
+    csv_rows, rows = [header], []
     for comparison in comparisons:
         names = [comparison.group.display_name, comparison.baseline.display_name]
         sign = "+" if fmt.signed(float(comparison.difference.estimate)).startswith("+") else ""
@@ -336,27 +336,27 @@ def _build_comparisons_table(comparisons: Sequence[Comparison], axis: str) -> Re
         cells += [EMPTY_CELL if comparison.onset is None else f"{comparison.onset:,.0f}"] if has_onset else []
         rows.append([*names, *cells])
         numbers = [*interval_to_cells(comparison.difference), *interval_to_cells(comparison.probability)]
-        data.append([*names, *numbers, comparison.onset, comparison.is_paired, comparison.p, comparison.p_adjusted])
+        csv_rows.append([*names, *numbers, comparison.onset, comparison.is_paired, comparison.p, comparison.p_adjusted])
     is_any_paired = any(comparison.is_paired for comparison in comparisons)
-    design = "paired by pre-training run" if is_any_paired else "of independent runs"
-    caption = f"Planned comparisons, {design}: 95% intervals, p-values, and p-values adjusted by Holm's method"
-    return ReportTable("study_comparisons", caption, data, columns, rows, n_text_columns=2)
+    design_text = "paired by pre-training run" if is_any_paired else "of independent runs"
+    caption = f"Planned comparisons, {design_text}: 95% intervals, p-values, and p-values adjusted by Holm's method"
+    return ReportTable("study_comparisons", caption, csv_rows, columns, rows, n_text_columns=2)
 
 
 def _build_curves_table(name: str, curves: Mapping[str, GroupCurve | None], x_axis: str) -> ReportTable:
     """Return a table of curves by display name of their groups, which is only written to a file."""
-    data: list[list[object]] = [["group", x_axis, "mean", "low", "high"]]
+    csv_rows: list[list[object]] = [["group", x_axis, "mean", "low", "high"]]
     for group, curve in curves.items():
-        data += [[group, *row] for row in curve.rows] if curve is not None else []
-    return ReportTable(name, "Curves of a figure of the study", data)
+        csv_rows += [[group, *row] for row in curve.rows] if curve is not None else []
+    return ReportTable(name, "Curves of a figure of the study", csv_rows)
 
 
 def _build_recommendations_table(traces: Sequence[GroupTrace]) -> ReportTable:
     """Return a table of the objective of each run's recommendations, which is only written to a file."""
-    data: list[list[object]] = [["group", "run", "seed", MEASUREMENTS_COUNTER, "objective"]]
+    csv_rows: list[list[object]] = [["group", "run", "seed", MEASUREMENTS_COUNTER, "objective"]]
     for trace in traces:
         assert trace.anytime is not None
         for i, run in enumerate(trace.runs):
             points = zip(trace.anytime.x, trace.anytime.values[:, i], strict=True)
-            data += [[trace.display_name, i, run.seed, *row] for row in points]
-    return ReportTable("study_recommendations", "Recommendations of each run", data)
+            csv_rows += [[trace.display_name, i, run.seed, *row] for row in points]
+    return ReportTable("study_recommendations", "Recommendations of each run", csv_rows)

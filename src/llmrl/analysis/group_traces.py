@@ -41,7 +41,7 @@ class GroupTrace:
         runs: finished runs of the group.
         scores: score of each run, [n_runs].
         online_scores: online performance of each run, [n_runs]; None if scores are not values of recommendations.
-        curve: curve of the study's metric; None without a metric, or for a group of `settings.levels`.
+        curve: curve of the study's metric; None if a run did not log it, or for a group of `settings.levels`.
         anytime: objective of the recommendation after the first n measurements, over n; None if only the last
             recommendation was evaluated.
     """
@@ -113,11 +113,11 @@ def _build_trace(
     settings: StudySettings, name: str, group: Group, runs: Sequence[RunRecord], bin_width: int | None
 ) -> GroupTrace | None:
     """Return the scores and curves of a group; None if a run has no score."""
-    curves = _read_metric(settings, runs, bin_width)
-    if curves is not None and settings.tail_fraction is not None:
+    series = _read_series(settings, runs, bin_width)
+    if series is not None and settings.tail_fraction is not None:
         # Groups in `settings.levels` do not learn, so all values of their runs are averaged.
         share = 1.0 if name in settings.levels else settings.tail_fraction
-        scores = np.array([values[-max(1, round(share * len(values))) :].mean() for _, values in curves])
+        scores = np.array([values[-max(1, round(share * len(values))) :].mean() for _, values in series])
     else:
         scores = np.array([run.result for run in runs if run.result is not None and np.isfinite(run.result)])
         if len(scores) < len(runs):
@@ -127,8 +127,8 @@ def _build_trace(
         trace = replace(trace, online_scores=read_principal_scores(runs, ONLINE_PERFORMANCE))
     if name in settings.levels:
         return trace
-    if curves is not None:
-        smoothed = [(x, _moving_average(values, settings.smooth)) for x, values in curves]
+    if series is not None:
+        smoothed = [(x, _compute_moving_average(values, settings.smooth)) for x, values in series]
         trace = replace(trace, curve=build_group_curve(smoothed, trace.replication_units))
     if trace.online_scores is not None:
         anytime = [read_series(run.folder, ANYTIME_METRIC, MEASUREMENTS_COUNTER) for run in runs]
@@ -137,21 +137,21 @@ def _build_trace(
     return trace
 
 
-def _read_metric(settings: StudySettings, runs: Sequence[RunRecord], bin_width: int | None) -> list[Series] | None:
+def _read_series(settings: StudySettings, runs: Sequence[RunRecord], bin_width: int | None) -> list[Series] | None:
     """Return the series of the study's metric of every run; None if a run did not log it."""
     for metric in [settings.metric] if settings.metric else DEFAULT_CURVES:
-        curves = [read_series(run.folder, metric, settings.x_axis, bin_width) for run in runs]
-        if all(len(x) for x, _ in curves):
-            return curves
+        series = [read_series(run.folder, metric, settings.x_axis, bin_width) for run in runs]
+        if all(len(x) for x, _ in series):
+            return series
     return None
 
 
-def _moving_average(values: np.ndarray, n_values: int) -> np.ndarray:
+def _compute_moving_average(values: np.ndarray, n_values: int) -> np.ndarray:
     """Return a trailing moving average over `n_values` values, or fewer at the beginning."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
+    cumulative_sums = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - n_values)
-    return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
+    return np.asarray((cumulative_sums[ends] - cumulative_sums[starts]) / (ends - starts))
 
 
 SOLUTION_FRACTION = 0.9
@@ -191,11 +191,11 @@ def compute_kaplan_meier_median(times: np.ndarray, has_reached: np.ndarray) -> f
 
 
 def build_solution_table(
-    settings: StudySettings, traces: Sequence[GroupTrace], references: Sequence[ReferenceLine], unit: str
+    settings: StudySettings, traces: Sequence[GroupTrace], references: Sequence[ReferenceLine], score_name: str
 ) -> ReportTable | None:
     """Return the table of times to solution, shortest first.
 
-    None without `settings.best_known`, an objective without a mechanism, or curves of recommendations.
+    There is none without `settings.best_known`, an objective without a mechanism, or curves of recommendations.
 
     Raises:
         RunFolderError: `best_known` is not above the objective without a mechanism.
@@ -212,22 +212,22 @@ def build_solution_table(
             f"{base_levels[0]:.4g}"
         )
     level = base_levels[0] + SOLUTION_FRACTION * (settings.best_known - base_levels[0])
-    lines = []
+    solution_times = []
     for trace in traces:
         if trace.anytime is not None:
             times, has_reached = find_solution_times(trace.anytime.x, trace.anytime.values, level)
-            median, budget = compute_kaplan_meier_median(times, has_reached), float(trace.anytime.x[-1])
-            lines.append((trace.display_name, len(times), int(has_reached.sum()), median, budget))
-    lines.sort(key=lambda line: (math.inf if line[3] is None else line[3], -line[2] / line[1]))
+            median, n_measurements = compute_kaplan_meier_median(times, has_reached), float(trace.anytime.x[-1])
+            solution_times.append((trace.display_name, len(times), int(has_reached.sum()), median, n_measurements))
+    solution_times.sort(key=lambda x: (math.inf if x[3] is None else x[3], -x[2] / x[1]))
     rows = []
-    for name, n_runs, n_reached, median, budget in lines:
-        time = f"> {budget:,.0f}" if median is None else f"{median:,.0f}"
-        rows.append([name, f"{time} ({n_reached} of {n_runs} run{'' if n_runs == 1 else 's'})"])
+    for name, n_runs, n_reached, median, n_measurements in solution_times:
+        time_text = f"> {n_measurements:,.0f}" if median is None else f"{median:,.0f}"
+        rows.append([name, f"{time_text} ({n_reached} of {n_runs} run{'' if n_runs == 1 else 's'})"])
     return ReportTable(
         "study_time_to_solution",
-        f"Time to solution: measurements until the recommendation reaches {level:.4g} ({unit}), "
+        f"Time to solution: measurements until the recommendation reaches {level:.4g} ({score_name}), "
         f"{SOLUTION_FRACTION:.0%} of the distance from no mechanism to the best known value",
-        [["group", "runs", "reached", "median", "measurements", "level"], *([*line, level] for line in lines)],
+        [["group", "runs", "reached", "median", "measurements", "level"], *([*x, level] for x in solution_times)],
         ["group", "measurements"],
         rows,
         notes=[

@@ -32,15 +32,15 @@ class Landscape(StudyResult):
         names: names of the d parameters of a setting.
         vectors: values of the parameters in each of the n settings, [n, d].
         band: mean objective of each setting with its interval, [n].
-        rounds: mean objective of each setting, [n], by number of adaptation rounds (`design.validation_rounds`); empty
-            if it was measured only after the last round.
+        band_by_n_rounds: mean objective of each setting, [n], by number of adaptation rounds
+            (`design.validation_rounds`); empty if it was measured only after the last round.
         regret: regret of the settings in each group; None for a single group.
     """
 
     names: tuple[str, ...]
     vectors: np.ndarray
     band: Band
-    rounds: Mapping[int, Band] = field(default_factory=dict)
+    band_by_n_rounds: Mapping[int, Band] = field(default_factory=dict)
     regret: RegretMatrix | None = None
 
     @property
@@ -48,7 +48,7 @@ class Landscape(StudyResult):
         """Index of the setting with the highest mean."""
         return int(self.band.estimate.argmax())
 
-    def heat_maps(self) -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
+    def build_heat_maps(self) -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
         """Return the heat maps of the landscape, one for each value of the third parameter in `settings.map`.
 
         Each is a tuple: title with the third parameter, empty without one; values on the x axis [nx] and on the y axis
@@ -81,37 +81,37 @@ def build_landscape(settings: StudySettings, groups: Mapping[str, Sequence[RunRe
     all_runs = [run for group_runs in groups.values() for run in group_runs]
     runs = next((groups[name] for name in settings.baselines if name in groups), all_runs)
     history_by_folder = {run.folder: _read_history(run) for run in all_runs}
-    values_by_folder = {folder: _mean_by_setting(history) for folder, history in history_by_folder.items()}
+    values_by_folder = {folder: _average_by_setting(history) for folder, history in history_by_folder.items()}
     histories = [history_by_folder[run.folder] for run in runs]
     values_by_run = [values_by_folder[run.folder] for run in runs]
-    settings_of_first_run = values_by_run[0]
+    first_run_values = values_by_run[0]
     for run in all_runs:
-        if values_by_folder[run.folder].keys() != settings_of_first_run.keys():
+        if values_by_folder[run.folder].keys() != first_run_values.keys():
             raise RunFolderError(
                 f"{run.folder} has measured other settings than {runs[0].folder}; move one of them to another folder"
             )
-    names = tuple(name for name, _ in next(iter(settings_of_first_run)))
+    names = tuple(name for name, _ in next(iter(first_run_values)))
     unknown_names = [name for name in settings.map or () if name not in names]
     if unknown_names:
         raise RunFolderError(f"report.map={settings.map}: {unknown_names[0]} is unknown; use {', '.join(names)}")
-    vectors = np.array([[value for _, value in setting] for setting in settings_of_first_run])
+    vectors = np.array([[value for _, value in setting] for setting in first_run_values])
     units = find_replication_units(runs)
 
-    def to_array(means_by_run: Sequence[Mapping[_Setting, float]]) -> np.ndarray:
-        return np.array([[means[setting] for means in means_by_run] for setting in settings_of_first_run])
+    def stack_by_setting(means_by_run: Sequence[Mapping[_Setting, float]]) -> np.ndarray:
+        return np.array([[means[setting] for means in means_by_run] for setting in first_run_values])
 
-    values = to_array(values_by_run)
+    values = stack_by_setting(values_by_run)
     band = mean_interval(values, units)
     rounds_by_proposal = [{int(n) for n in row.get("validated", ())} for history in histories for row in history]
-    rounds = {
-        n: mean_interval(to_array([_mean_by_setting(history, n) for history in histories]), units)
+    band_by_n_rounds = {
+        n: mean_interval(stack_by_setting([_average_by_setting(history, n) for history in histories]), units)
         for n in sorted(set.intersection(*rounds_by_proposal))
     }
     n_pretrainings = count_pretrainings(runs)
     basis = f"{len(runs)} runs" + (f" of {n_pretrainings} pre-trained societies" if n_pretrainings else "")
     unit = settings.unit or "objective"
     tables = [_build_settings_table(names, vectors, band, unit, basis)]
-    tables += [_build_rounds_table(names, vectors, rounds, unit, basis)] if rounds else []
+    tables += [_build_rounds_table(names, vectors, band_by_n_rounds, unit, basis)] if band_by_n_rounds else []
     best_index = int(band.estimate.argmax())
     zero_settings = np.flatnonzero((vectors == 0).all(axis=1))
     fmt = NumberFormat(band.estimate)
@@ -127,16 +127,16 @@ def build_landscape(settings: StudySettings, groups: Mapping[str, Sequence[RunRe
     if len(zero_settings):
         sentence += f"; no mechanism brings {format_estimate(band[int(zero_settings[0])], fmt)}"
     if len(zero_settings) and np.isfinite(band.low).all():
-        better = int((band.low > band.high[zero_settings[0]]).sum())
-        worse = int((band.high < band.low[zero_settings[0]]).sum())
+        n_better = int((band.low > band.high[zero_settings[0]]).sum())
+        n_worse = int((band.high < band.low[zero_settings[0]]).sum())
         sentence += (
-            f". Of the others, {better} are better than no mechanism and {worse} worse, with intervals that do not "
+            f". Of the others, {n_better} are better than no mechanism and {n_worse} worse, with intervals that do not "
             "overlap"
         )
     regret = compute_regret(
         {
             name: GroupValues(
-                to_array([values_by_folder[run.folder] for run in group_runs]),
+                stack_by_setting([values_by_folder[run.folder] for run in group_runs]),
                 find_replication_units(group_runs),
                 [run.seed for run in group_runs],
             )
@@ -147,13 +147,13 @@ def build_landscape(settings: StudySettings, groups: Mapping[str, Sequence[RunRe
         unit,
     )
     tables += [] if regret is None else [regret.table]
-    kinds_tables, kind_sentences = _compare_kinds(names, vectors, histories, settings_of_first_run, units, basis)
-    tables += kinds_tables
+    kind_tables, kind_sentences = _compare_player_kinds(names, vectors, histories, first_run_values, units, basis)
+    tables += kind_tables
     caption = f"Mean {unit} under each setting, {basis}; intervals are in the table. "
-    caption += "The lines connect measurements of one setting." if rounds else "The best is framed."
+    caption += "The lines connect measurements of one setting." if band_by_n_rounds else "The best is framed."
     caption += " All settings of a run were measured with the same random numbers."
     sentences = (sentence + ".", *kind_sentences)
-    return Landscape(settings, sentences, tuple(tables), caption, names, vectors, band, rounds, regret)
+    return Landscape(settings, sentences, tuple(tables), caption, names, vectors, band, band_by_n_rounds, regret)
 
 
 def _compute_unbiased_best(values: np.ndarray) -> float | None:
@@ -184,22 +184,22 @@ def _read_history(run: RunRecord) -> list[dict[str, Any]]:
         raise RunFolderError(f"{run.folder}: the proposals of its summary cannot be read ({error!r})") from error
 
 
-def _mean_by_setting(
-    history: Sequence[Mapping[str, Any]], rounds: int | None = None, kind: str | None = None
+def _average_by_setting(
+    history: Sequence[Mapping[str, Any]], n_rounds: int | None = None, kind: str | None = None
 ) -> dict[_Setting, float]:
     """Return the mean objective of each setting, or the mean return of players of a kind.
 
     Args:
         history: proposals of a run.
-        rounds: number of adaptation rounds after which the objective or return was measured; None: all rounds.
-        kind: kind of players in a mixed society, whose return is averaged; needs `rounds`. None: the objective.
+        n_rounds: number of adaptation rounds after which the objective or return was measured; None: all rounds.
+        kind: kind of players in a mixed society, whose return is averaged; needs `n_rounds`. None: the objective.
     """
     values_by_setting: dict[_Setting, list[float]] = defaultdict(list)
     for row in history:
         if kind is not None:
-            value = row["kinds"][str(rounds)][kind]
+            value = row["kinds"][str(n_rounds)][kind]
         else:
-            value = row["objective"] if rounds is None else row["validated"][str(rounds)]
+            value = row["objective"] if n_rounds is None else row["validated"][str(n_rounds)]
         values_by_setting[row["mechanism"]].append(float(value))
     return {setting: float(np.mean(values)) for setting, values in values_by_setting.items()}
 
@@ -217,12 +217,12 @@ def _build_settings_table(
         [*(f"{vectors[i, k]:g}" for k in varying_columns), format_estimate(band[i], fmt), str(order.index(i) + 1)]
         for i in sorted(listed_settings, key=order.index)
     ]
-    data: list[list[object]] = [[*names, "mean", "low", "high"]]
-    data += [[*vectors[i], *interval_to_cells(band[i])] for i in range(len(vectors))]
+    csv_rows: list[list[object]] = [[*names, "mean", "low", "high"]]
+    csv_rows += [[*vectors[i], *interval_to_cells(band[i])] for i in range(len(vectors))]
     return ReportTable(
         "study_landscape",
         f"{unit} under {len(vectors)} settings, mean over {basis} with 95% intervals",
-        data,
+        csv_rows,
         [*(names[k] for k in varying_columns), unit, "rank"],
         rows,
         0,
@@ -230,27 +230,27 @@ def _build_settings_table(
 
 
 def _build_rounds_table(
-    names: tuple[str, ...], vectors: np.ndarray, rounds: Mapping[int, Band], unit: str, basis: str
+    names: tuple[str, ...], vectors: np.ndarray, bands: Mapping[int, Band], unit: str, basis: str
 ) -> ReportTable:
     """Return a table of all settings with their objective after each number of adaptation rounds, best first."""
-    order = [int(i) for i in np.argsort(-rounds[max(rounds)].estimate, kind="stable")]
-    fmt = NumberFormat(np.concatenate([band.estimate for band in rounds.values()]))
+    order = [int(i) for i in np.argsort(-bands[max(bands)].estimate, kind="stable")]
+    fmt = NumberFormat(np.concatenate([band.estimate for band in bands.values()]))
     rows = [
-        [*(f"{x:g}" for x in vectors[i]), *(format_estimate(band[i], fmt) for band in rounds.values())] for i in order
+        [*(f"{x:g}" for x in vectors[i]), *(format_estimate(band[i], fmt) for band in bands.values())] for i in order
     ]
-    data: list[list[object]] = [[*names, "rounds", "mean", "low", "high"]]
-    data += [[*vectors[i], n, *interval_to_cells(band[i])] for n, band in rounds.items() for i in range(len(vectors))]
+    csv_rows: list[list[object]] = [[*names, "rounds", "mean", "low", "high"]]
+    csv_rows += [[*vectors[i], n, *interval_to_cells(x[i])] for n, x in bands.items() for i in range(len(vectors))]
     return ReportTable(
         "study_adaptation",
         f"{unit} after adaptation, mean over {basis} with 95% intervals",
-        data,
-        [*names, *(f"{n} rounds" for n in rounds)],
+        csv_rows,
+        [*names, *(f"{n} rounds" for n in bands)],
         rows,
         0,
     )
 
 
-def _compare_kinds(
+def _compare_player_kinds(
     names: tuple[str, ...],
     vectors: np.ndarray,
     histories: Sequence[Sequence[Mapping[str, Any]]],
@@ -261,7 +261,7 @@ def _compare_kinds(
     """Return a table and sentences on how adaptation changes the return of each kind of players in mixed societies.
 
     A change is the mean return of players after the last validated round minus that after the first one, in the same
-    run. Without mixed societies or with fewer than two validated rounds, there are no tables and sentences.
+    run. Both lists are empty without mixed societies or with fewer than two validated rounds.
 
     Args:
         names: names of the d parameters of a setting.
@@ -276,22 +276,22 @@ def _compare_kinds(
         return [], []
     first_round, last_round = rounds[0], rounds[-1]
     header: list[object] = ["kind", *names, f"after_{first_round}", f"after_{last_round}", "change", "low", "high"]
-    data, rows, sentences, keys = [header], [], [], list(settings)
+    csv_rows, rows, sentences, keys = [header], [], [], list(settings)
     for kind in histories[0][0]["kinds"][str(last_round)]:
-        means = [[_mean_by_setting(history, n, kind) for history in histories] for n in (first_round, last_round)]
-        first_returns, last_returns = (np.array([[by_key[key] for by_key in runs] for key in keys]) for runs in means)
+        means = [[_average_by_setting(history, n, kind) for history in histories] for n in (first_round, last_round)]
+        first_returns, last_returns = (np.array([[x[key] for x in by_run] for key in keys]) for by_run in means)
         change = mean_interval(last_returns - first_returns, units)
         fmt = NumberFormat(np.concatenate([first_returns, last_returns]))
         for i, vector in enumerate(vectors):
-            levels = [float(average_by_unit(returns[i], units).mean()) for returns in (first_returns, last_returns)]
-            rows.append([kind, *(f"{x:g}" for x in vector), *map(fmt, levels), format_estimate(change[i], fmt)])
-            data.append([kind, *vector, *levels, *interval_to_cells(change[i])])
-        gains, losses = int((change.low > 0).sum()), int((change.high < 0).sum())
+            mean_returns = [float(average_by_unit(x[i], units).mean()) for x in (first_returns, last_returns)]
+            rows.append([kind, *(f"{x:g}" for x in vector), *map(fmt, mean_returns), format_estimate(change[i], fmt)])
+            csv_rows.append([kind, *vector, *mean_returns, *interval_to_cells(change[i])])
+        n_gains, n_losses = int((change.low > 0).sum()), int((change.high < 0).sum())
         sentences.append(
-            f"From {first_round} to {last_round} rounds, the return of {kind} rises under {gains} and falls under "
-            f"{losses} of {len(vectors)} settings (intervals without 0); mean change "
+            f"From {first_round} to {last_round} rounds, the return of {kind} rises under {n_gains} and falls under "
+            f"{n_losses} of {len(vectors)} settings (intervals without 0); mean change "
             f"{fmt.signed(float(change.estimate.mean()))}."
         )
     caption = f"Return of a player of each kind, mechanism included: {first_round} and {last_round} rounds, {basis}"
     columns = ["kind", *names, f"{first_round} rounds", f"{last_round} rounds", "change"]
-    return [ReportTable("study_kinds", caption, data, columns, rows)], sentences
+    return [ReportTable("study_kinds", caption, csv_rows, columns, rows)], sentences

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.analysis.figures import COLORS, new_figure, render_figure, use_unit_prefixes
+from llmrl.analysis.figures import COLORS, make_figure, render_figure, use_unit_prefixes
 from llmrl.core.errors import RunFolderError
 from llmrl.core.plain_data import read_json_object
 from llmrl.run.artifacts import PROBES_NAME
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FIGURE = "probes.png"
-_MAX_COLUMNS = 3  # panels in a row
+FIGURE_NAME = "probes.png"
+_MAX_COLUMNS = 3  # maximum number of panels in a row
 
 
 def draw_probes(folder: Path) -> Path | None:
@@ -36,7 +36,7 @@ def draw_probes(folder: Path) -> Path | None:
     if not (folder / PROBES_NAME).is_file():
         return None
     if find_spec("matplotlib") is None:
-        log.warning("%s is not drawn: figures need matplotlib (pip install 'llmrl[plots]')", FIGURE)
+        log.warning("%s is not drawn: figures need matplotlib (pip install 'llmrl[plots]')", FIGURE_NAME)
         return None
     try:
         content = read_json_object(folder / PROBES_NAME)
@@ -44,11 +44,11 @@ def draw_probes(folder: Path) -> Path | None:
         raise RunFolderError(f"{folder / PROBES_NAME} cannot be read: {error}") from error
     rows = read_metrics(folder / FILE_NAME, "probe")
     try:
-        drawing = render_figure("probes", "", lambda: _draw_panels(content["probes"], content["actions"], rows))
+        figure = render_figure("probes", "", lambda: _draw_panels(content["probes"], content["actions"], rows))
     except (KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{folder / PROBES_NAME} or the probes' metrics are damaged: {error!r}") from error
-    write_bytes(folder / FIGURE, drawing.png)
-    return folder / FIGURE
+    write_bytes(folder / FIGURE_NAME, figure.png)
+    return folder / FIGURE_NAME
 
 
 def _draw_panels(probes: Sequence[dict[str, Any]], actions: Sequence[str], rows: Sequence[dict[str, Any]]) -> Figure:
@@ -56,7 +56,7 @@ def _draw_panels(probes: Sequence[dict[str, Any]], actions: Sequence[str], rows:
 
     n_columns = min(_MAX_COLUMNS, len(probes))
     n_rows = math.ceil(len(probes) / n_columns)
-    figure = new_figure(4.2 * n_columns, 2.5 * n_rows + 0.9)
+    figure = make_figure(4.2 * n_columns, 2.5 * n_rows + 0.9)
     axes = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False).ravel()
     styles: list[dict[str, Any]] = [
         {"color": COLORS[k % len(COLORS)], "linestyle": "solid" if k < len(COLORS) else "dashed"}

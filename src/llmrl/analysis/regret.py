@@ -10,9 +10,9 @@ import numpy as np
 from llmrl.results.table_format import NumberFormat, ReportTable, format_estimate, interval_to_cells
 from llmrl.statistics.intervals import Band, mean_interval
 
-TRANSFER_ROWS = ("recommended to the society", "recommended to others", "difference")
-"""Rows below those of settings: mean regret of the recommendation to the same society, mean regret of those to other
-societies, and the difference."""
+TRANSFER_ROW_LABELS = ("recommended to the society", "recommended to others", "difference")
+"""Labels of rows below those of settings: mean regret of the recommendation to the same society, mean regret of those
+to other societies, and the difference."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class GroupValues:
         """
         regret = np.empty_like(self.values)
         for label in dict.fromkeys(self.units):
-            in_unit = np.array([unit == label for unit in self.units])
-            best = int(self.values[:, ~in_unit].mean(axis=1).argmax())
-            regret[:, in_unit] = self.values[best, in_unit] - self.values[:, in_unit]
+            is_in_unit = np.array([unit == label for unit in self.units])
+            best_index = int(self.values[:, ~is_in_unit].mean(axis=1).argmax())
+            regret[:, is_in_unit] = self.values[best_index, is_in_unit] - self.values[:, is_in_unit]
         return regret
 
 
@@ -49,14 +49,14 @@ class RegretMatrix:
     """The regret of settings in several groups.
 
     Attributes:
-        rows: labels of the rows: the settings and, if there is a recommendation for each society, `TRANSFER_ROWS`.
-        groups: names of the groups.
+        row_labels: settings and, if there is a recommendation for each society, `TRANSFER_ROW_LABELS`.
+        group_names: names of the groups.
         bands: for each group, mean regret of each row with its interval, [n_rows].
         unit: unit of the objective.
     """
 
-    rows: tuple[str, ...]
-    groups: tuple[str, ...]
+    row_labels: tuple[str, ...]
+    group_names: tuple[str, ...]
     bands: tuple[Band, ...]
     unit: str
 
@@ -64,19 +64,19 @@ class RegretMatrix:
     def table(self) -> ReportTable:
         """Table with a row for each setting and a column for each group."""
         fmt = NumberFormat(np.concatenate([band.estimate for band in self.bands]))
-        cells = [[format_estimate(band[i], fmt) for band in self.bands] for i in range(len(self.rows))]
-        data: list[list[object]] = [["setting", "group", "regret", "low", "high"]]
-        data += [
+        cells = [[format_estimate(band[i], fmt) for band in self.bands] for i in range(len(self.row_labels))]
+        csv_rows: list[list[object]] = [["setting", "group", "regret", "low", "high"]]
+        csv_rows += [
             [row, group, *interval_to_cells(band[i])]
-            for i, row in enumerate(self.rows)
-            for group, band in zip(self.groups, self.bands, strict=True)
+            for i, row in enumerate(self.row_labels)
+            for group, band in zip(self.group_names, self.bands, strict=True)
         ]
         caption = (
             f"Regret ({self.unit}): objective of the best setting, chosen by the other societies of the group, minus "
             "that of the setting; means over societies with 95% intervals"
         )
-        rows = [[label, *row_cells] for label, row_cells in zip(self.rows, cells, strict=True)]
-        return ReportTable("study_regret", caption, data, ["setting", *self.groups], rows)
+        rows = [[label, *row_cells] for label, row_cells in zip(self.row_labels, cells, strict=True)]
+        return ReportTable("study_regret", caption, csv_rows, ["setting", *self.group_names], rows)
 
 
 def compute_regret(
@@ -96,16 +96,16 @@ def compute_regret(
     has_transfer_rows = n_recommendations > 1 and all(max(group.seeds) < n_recommendations for group in groups.values())
     bands = []
     for group in groups.values():
-        rows = group.regret
+        regret = group.regret
         if has_transfer_rows:
-            rows = np.concatenate([rows, _compare_recommendations(rows, group.seeds, n_recommendations)])
-        bands.append(mean_interval(rows, group.units))
-    names = (*settings, *(TRANSFER_ROWS if has_transfer_rows else ()))
+            regret = np.concatenate([regret, _compare_recommendations(regret, group.seeds, n_recommendations)])
+        bands.append(mean_interval(regret, group.units))
+    names = (*settings, *(TRANSFER_ROW_LABELS if has_transfer_rows else ()))
     return RegretMatrix(names, tuple(groups), tuple(bands), unit)
 
 
 def _compare_recommendations(regret: np.ndarray, seeds: Sequence[int], n: int) -> np.ndarray:
-    """Return the values of `TRANSFER_ROWS` in each run, [3, n_runs], for `n` recommendations and seeds below `n`."""
+    """Return the rows `TRANSFER_ROW_LABELS` of each run, [3, n_runs], for `n` recommendations and seeds below `n`."""
     own_regret = regret[list(seeds), np.arange(len(seeds))]
     mean_other_regret = (regret[:n].sum(axis=0) - own_regret) / (n - 1)
     return np.stack([own_regret, mean_other_regret, mean_other_regret - own_regret])

@@ -34,7 +34,7 @@ MAX_GROUPS_COMPARED = 100
 class ReportSettings:
     """Settings of a report.
 
-    Args:
+    Attributes:
         rule: definition of the score of a run.
         curves: metrics to draw; empty: see `curves.build_curves`.
         x_axis: x axis of the curves, a key of `scores.X_AXES`.
@@ -74,9 +74,9 @@ class GroupSummary:
     remark: str = ""
 
 
-def select_best_groups(compared: Sequence[GroupSummary], n: int = MAX_GROUPS_COMPARED) -> list[int]:
-    """Return the increasing indices of the `n` groups with the highest IQM among the groups `compared`."""
-    iqm = [float(summary.estimates["iqm"].estimate) for summary in compared]
+def select_best_groups(summaries: Sequence[GroupSummary], n: int = MAX_GROUPS_COMPARED) -> list[int]:
+    """Return the increasing indices of the `n` groups with the highest interquartile mean (IQM) in `summaries`."""
+    iqm = [float(summary.estimates["iqm"].estimate) for summary in summaries]
     return sorted(sorted(range(len(iqm)), key=lambda i: -iqm[i])[:n])
 
 
@@ -89,7 +89,7 @@ class Section:
         common_overrides: overrides that are equal in all groups.
         summaries: scores and estimates of each group, sorted by the label of the group.
         improvement: probability that a run of one group has a higher score than a run of another one, [n, n], for the n
-            groups of `select_best_groups(compared)`.
+            groups of `select_best_groups(scored_groups)`.
         curves: curves of metrics over `ReportSettings.x_axis`.
         notes: explanations of curves and metrics for the reader.
         efficiency: sample efficiency of each group that trained, if its episodes log success.
@@ -112,19 +112,19 @@ class Section:
     story: Story = field(default_factory=Story)
 
     @property
-    def compared(self) -> list[GroupSummary]:
-        """The groups that have scores."""
+    def scored_groups(self) -> list[GroupSummary]:
+        """The summaries of the groups that have scores."""
         return [summary for summary in self.summaries if summary.estimates]
 
     @property
     def figure_indices(self) -> list[int]:
-        """Indices of the groups of `compared` that figures and matrices show."""
-        return select_best_groups(self.compared, MAX_GROUPS_IN_FIGURE)
+        """Indices of the groups of `scored_groups` that figures and matrices show."""
+        return select_best_groups(self.scored_groups, MAX_GROUPS_IN_FIGURE)
 
     @property
     def omitted_groups_notes(self) -> list[str]:
         """Note for figures and matrices that do not show all groups, in a list; empty if they show all."""
-        total = len(self.compared)
+        total = len(self.scored_groups)
         return (
             [f"The {MAX_GROUPS_IN_FIGURE} groups with the highest IQM, of {total}."]
             if total > MAX_GROUPS_IN_FIGURE
@@ -178,6 +178,6 @@ class Report:
         return Counter(run.state for _, _, run, _ in self.runs)
 
     @property
-    def n_scored(self) -> int:
+    def n_scored_runs(self) -> int:
         """Number of runs with a score."""
         return sum(score is not None for *_, score in self.runs)

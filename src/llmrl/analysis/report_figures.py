@@ -15,14 +15,14 @@ from llmrl.analysis.figures import (
     MARKERS,
     RenderedFigure,
     add_legend,
+    choose_group_styles,
     draw_curve,
     draw_reference_line,
     draw_scores,
-    group_styles,
     label_groups,
     label_line_ends,
-    level_style,
-    new_figure,
+    make_figure,
+    make_level_style,
     render_figure,
     use_unit_prefixes,
 )
@@ -43,8 +43,8 @@ _MAX_WIDTH = 13.0
 """Maximum width of a row of heat maps, inches."""
 _MAX_COLUMNS = 4
 """Maximum number of task panels in a row."""
-_MAX_LABELED = 5
-"""Number of settings with the highest final objective, whose lines have labels and colors."""
+_N_LABELED_SETTINGS = 5
+"""Number of settings with the highest final objective, whose lines get labels and colors."""
 _LEGEND_COLUMNS = 5
 
 
@@ -57,26 +57,26 @@ def draw_study(study: StudyResult, name: str) -> list[RenderedFigure]:
     if isinstance(study, Landscape):
         if (regret := study.regret) is not None:
             return [render_figure(name, regret.table.caption + ".", lambda: _draw_regret(regret))]
-        draw = _draw_adaptation if study.rounds else _draw_heat_maps
+        draw = _draw_adaptation if study.band_by_n_rounds else _draw_heat_maps
         return [render_figure(name, study.caption, lambda: draw(study))]
     if isinstance(study, TaskComparison):
         return [render_figure(name, study.caption, lambda: _draw_tasks(study))]
     assert isinstance(study, GroupComparison)
-    drawings = [render_figure(name, study.caption, lambda: _draw_groups(study, online=False))]
+    figures = [render_figure(name, study.caption, lambda: _draw_groups(study, online=False))]
     if study.online_caption:
-        drawings.append(render_figure(f"{name}_online", study.online_caption, lambda: _draw_groups(study, online=True)))
-    return drawings
+        figures.append(render_figure(f"{name}_online", study.online_caption, lambda: _draw_groups(study, online=True)))
+    return figures
 
 
 def _draw_heat_maps(study: Landscape) -> Figure:
     """Draw the mean objective of each setting as heat maps over two parameters, one for each value of a third one."""
     from matplotlib.patches import Rectangle
 
-    heat_maps = study.heat_maps()
+    heat_maps = study.build_heat_maps()
     width, height = max(3.4, 0.6 * len(heat_maps[0][1])), max(2.4, 0.5 * len(heat_maps[0][2]))
     n_columns = min(len(heat_maps), max(1, int(_MAX_WIDTH / width)))
     n_rows = -(-len(heat_maps) // n_columns)
-    figure = new_figure(1.4 + n_columns * width, 0.8 + n_rows * (height + 0.4))
+    figure = make_figure(1.4 + n_columns * width, 0.8 + n_rows * (height + 0.4))
     axes = figure.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey=True)
     values = study.band.estimate
     minimum, maximum = float(values.min()), float(values.max())
@@ -117,7 +117,7 @@ def _draw_heat_maps(study: Landscape) -> Figure:
 def _draw_regret(regret: RegretMatrix) -> Figure:
     """Draw the matrix of regret: settings in rows, groups in columns."""
     values = np.array([band.estimate for band in regret.bands]).T
-    figure = new_figure(3.0 + 1.1 * values.shape[1], 1.2 + 0.3 * len(values))
+    figure = make_figure(3.0 + 1.1 * values.shape[1], 1.2 + 0.3 * len(values))
     ax = figure.subplots()
     maximum = max(float(np.nanmax(np.abs(values))), 1e-9)
     image = ax.imshow(values, cmap="RdBu_r", vmin=-maximum, vmax=maximum, aspect="auto")
@@ -126,8 +126,8 @@ def _draw_regret(regret: RegretMatrix) -> Figure:
             color = "white" if abs(value) > 0.6 * maximum else "black"
             text = f"{round(float(value), 1) + 0.0:.1f}"  # + 0.0 changes -0.0 to 0.0
             ax.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
-    ax.set_xticks(range(len(regret.groups)), regret.groups, fontsize=8)
-    ax.set_yticks(range(len(regret.rows)), regret.rows, fontsize=9)
+    ax.set_xticks(range(len(regret.group_names)), regret.group_names, fontsize=8)
+    ax.set_yticks(range(len(regret.row_labels)), regret.row_labels, fontsize=9)
     ax.grid(visible=False)
     ax.tick_params(length=0)
     figure.colorbar(image, ax=ax, label=textwrap.fill(f"regret, {regret.unit}", 30))
@@ -136,14 +136,14 @@ def _draw_regret(regret: RegretMatrix) -> Figure:
 
 def _draw_adaptation(study: Landscape) -> Figure:
     """Draw the objective of each setting over adaptation rounds, with labels for the best settings and for zero."""
-    figure = new_figure(8.0, 5.0)
+    figure = make_figure(8.0, 5.0)
     ax = figure.subplots()
-    rounds = list(study.rounds)
-    values = np.array([band.estimate for band in study.rounds.values()])  # [n_rounds, n_settings]
-    best_settings = np.argsort(-values[-1])[:_MAX_LABELED]
+    rounds = list(study.band_by_n_rounds)
+    values = np.array([band.estimate for band in study.band_by_n_rounds.values()])  # [n_rounds, n_settings]
+    best_settings = np.argsort(-values[-1])[:_N_LABELED_SETTINGS]
     zero_settings = np.flatnonzero((study.vectors == 0).all(axis=1))[:1]
     names = {int(i): ", ".join(f"{x:g}" for x in study.vectors[i]) for i in (*best_settings, *zero_settings)}
-    styles = group_styles(list(names.values()), [names[int(i)] for i in zero_settings])
+    styles = choose_group_styles(list(names.values()), [names[int(i)] for i in zero_settings])
     for i, line in enumerate(values.T):
         if i not in names:
             ax.plot(rounds, line, color="#BBBBBB", linewidth=1, zorder=1)
@@ -166,12 +166,12 @@ def _draw_groups(study: GroupComparison, online: bool) -> Figure:
     curves = {trace.name: trace.anytime if is_anytime else trace.curve for trace in traces}
     has_curves = any(curve is not None for curve in curves.values())
     width = 1.5 + 0.45 * len(traces)
-    figure = new_figure((8.2 if has_curves else 0.6) + width, 5.6)
+    figure = make_figure((8.2 if has_curves else 0.6) + width, 5.6)
     axes = figure.subplots(
         1, 2 if has_curves else 1, sharey=True, squeeze=False, width_ratios=[6, width] if has_curves else [1]
     )[0]
     left, right = axes[0], axes[-1]
-    styles = group_styles([trace.name for trace in study.traces], study.settings.baselines)
+    styles = choose_group_styles([trace.name for trace in study.traces], study.settings.baselines)
     for x, trace in enumerate(traces):
         scores, band = (trace.online_scores, trace.online_score) if online else (trace.scores, trace.score)
         assert scores is not None and band is not None
@@ -180,7 +180,8 @@ def _draw_groups(study: GroupComparison, online: bool) -> Figure:
         if curve is not None:
             draw_curve(left, curve, trace.display_name, styles[trace.name])
         elif has_curves:
-            left.axhline(float(band.estimate), label=f"{trace.display_name} (level)", **level_style(styles[trace.name]))
+            style, label = make_level_style(styles[trace.name]), f"{trace.display_name} (level)"
+            left.axhline(float(band.estimate), label=label, **style)
     for line in select_drawable_lines(study.references):
         for ax in axes:
             draw_reference_line(ax, line)
@@ -202,15 +203,15 @@ def _draw_tasks(tasks: TaskComparison) -> Figure:
     """Draw the curves or levels of a study's groups, with a panel for each task."""
     n_columns = min(len(tasks.titles), _MAX_COLUMNS)
     n_rows = -(-len(tasks.titles) // n_columns)
-    figure = new_figure(3.4 * n_columns, 0.7 + 2.7 * n_rows)
+    figure = make_figure(3.4 * n_columns, 0.7 + 2.7 * n_rows)
     axes = figure.subplots(n_rows, n_columns, squeeze=False)
-    styles = group_styles(tasks.names, tasks.settings.baselines)
+    styles = choose_group_styles(tasks.names, tasks.settings.baselines)
     handles: dict[str, Any] = {}
     for ax, title, study in zip(axes.flat, tasks.titles, tasks.studies, strict=False):
         for trace in study.traces:
             level, style = float(trace.score.estimate), styles[trace.name]
             if trace.curve is None:
-                handles[trace.name] = ax.axhline(level, label=trace.display_name, **level_style(style))
+                handles[trace.name] = ax.axhline(level, label=trace.display_name, **make_level_style(style))
                 continue
             handles[trace.name] = draw_curve(ax, trace.curve, trace.display_name, {**style, "markersize": 4})
             ax.plot([float(trace.curve.x[-1])], [level], marker="_", markersize=14, color=style["color"])
@@ -244,13 +245,13 @@ def draw_section(section: Section, report: Report, name: str) -> list[RenderedFi
         return []
     online = compute_online_performance(section, report.settings)
     unit = report.settings.rule.metric or ("recommendation" if online else "result")
-    labels = [section.compared[i].group.label for i in section.figure_indices]
+    labels = [section.scored_groups[i].group.label for i in section.figure_indices]
     # Groups have the same styles in all figures, so styles are assigned to all groups if there are enough markers.
-    styles = group_styles(
+    styles = choose_group_styles(
         [summary.group.label for summary in section.summaries] if len(section.summaries) <= len(MARKERS) else labels
     )
     caption = f"Mean {unit} of each group with its 95% interval. Dots are runs."
-    drawings = [render_figure(f"{name}_scores", caption, lambda: _draw_scores(section, unit, styles))]
+    figures = [render_figure(f"{name}_scores", caption, lambda: _draw_scores(section, unit, styles))]
     for curve in section.curves:
         caption = (
             f"{curve.metric} over {X_AXES[curve.x_axis][1]}: mean over the runs of a group with pointwise 95% bands, "
@@ -261,8 +262,8 @@ def draw_section(section: Section, report: Report, name: str) -> list[RenderedFi
             caption += " It is the objective of the proposals (online performance), not of the recommendations."
         caption += " Level lines were measured before the runs." if lines else ""
         draw = functools.partial(_draw_curve, section, curve, styles, lines)
-        drawings.append(render_figure(f"{name}_curve_{to_slug(curve.metric)}", caption, draw))
-    return drawings
+        figures.append(render_figure(f"{name}_curve_{to_slug(curve.metric)}", caption, draw))
+    return figures
 
 
 def select_drawable_lines(lines: Collection[ReferenceLine]) -> Collection[ReferenceLine]:
@@ -271,8 +272,8 @@ def select_drawable_lines(lines: Collection[ReferenceLine]) -> Collection[Refere
 
 
 def _draw_scores(section: Section, unit: str, styles: dict[str, dict[str, Any]]) -> Figure:
-    groups = [section.compared[i] for i in section.figure_indices]
-    figure = new_figure(2.5 + 0.6 * len(groups), 5.6)
+    groups = [section.scored_groups[i] for i in section.figure_indices]
+    figure = make_figure(2.5 + 0.6 * len(groups), 5.6)
     ax = figure.subplots()
     for x, summary in enumerate(groups):
         draw_scores(ax, x, summary.scores, summary.estimates["mean"], styles[summary.group.label])
@@ -284,9 +285,9 @@ def _draw_scores(section: Section, unit: str, styles: dict[str, dict[str, Any]])
 def _draw_curve(
     section: Section, curve: MetricCurves, styles: dict[str, dict[str, Any]], references: Collection[ReferenceLine]
 ) -> Figure:
-    figure = new_figure(8, 4 + 0.15 * len(section.figure_indices))
+    figure = make_figure(8, 4 + 0.15 * len(section.figure_indices))
     ax = figure.subplots()
-    for group in (section.compared[i].group for i in section.figure_indices):
+    for group in (section.scored_groups[i].group for i in section.figure_indices):
         if group.label in curve.curve_by_group:
             n_runs = curve.curve_by_group[group.label].values.shape[1]
             label = f"{group.display_name} ({n_runs} {'run' if n_runs == 1 else 'runs'})"
@@ -332,7 +333,7 @@ def draw_proposals(groups: Sequence[GroupProposals], name: str, unit: str = "obj
 def _draw_proposals(groups: Sequence[GroupProposals], names: Sequence[str], unit: str) -> Figure:
     objectives = np.array([proposal.objective for group in groups for _, proposal in group.numbered_proposals])
     low, high = np.quantile(objectives, [_COLOR_QUANTILE, 1 - _COLOR_QUANTILE])
-    figure = new_figure(1.9 + 2.4 * len(names), 0.9 + 0.85 * len(groups))
+    figure = make_figure(1.9 + 2.4 * len(names), 0.9 + 0.85 * len(groups))
     axes = figure.subplots(len(groups), len(names), squeeze=False, sharex=True, sharey="col")
     image: Any = None
     for row, group in enumerate(groups):
@@ -364,7 +365,7 @@ def _draw_proposals(groups: Sequence[GroupProposals], names: Sequence[str], unit
 
 
 def _draw_best_so_far(groups: Sequence[GroupProposals], unit: str) -> Figure:
-    figure = new_figure(8, 3.6 + 0.23 * len(groups))
+    figure = make_figure(8, 3.6 + 0.23 * len(groups))
     ax = figure.subplots()
     for i, group in enumerate(groups):
         color = COLORS[i % len(COLORS)]

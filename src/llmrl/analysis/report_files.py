@@ -161,7 +161,7 @@ def _build_chapters(
     story_chapters = [build_chapter(title, kinds) for title, kinds in _STORY_KINDS.items()]
     story_chapters.append(Chapter("Requests and replies of language models", exchanges=section.story.exchanges))
     curve_kinds = [kind for kind in drawings_by_kind if kind.startswith("curve_")]
-    notes = ["No run has finished."] if not section.compared else [*section.omitted_groups_notes, *section.notes]
+    notes = ["No run has finished."] if not section.scored_groups else [*section.omitted_groups_notes, *section.notes]
     scores_chapter = build_chapter("Scores", (*curve_kinds, "scores", "efficiency", "improvement"), notes)
     chapters = [scores_chapter, *story_chapters]
     if section.study is not None:  # the scores are in the chapter of the study, so the general table comes last
@@ -174,7 +174,7 @@ def describe_run_counts(report: Report) -> str:
     states = ", ".join(f"{count} {state}" for state, count in sorted(report.n_runs_by_state.items()))
     n_missing = sum(len(excluded.seeds) for excluded in report.excluded if excluded.state == "missing")
     missing_text = f" {n_missing} more {'has' if n_missing == 1 else 'have'} no folder." if n_missing else ""
-    return f"{report.n_scored} of {len(report.runs)} runs are in the numbers ({states}).{missing_text}"
+    return f"{report.n_scored_runs} of {len(report.runs)} runs are in the numbers ({states}).{missing_text}"
 
 
 def explain_method(report: Report) -> list[str]:

@@ -91,7 +91,7 @@ def build_scores_table(section: Section, settings: ReportSettings) -> ReportTabl
         data_row: list[object] = [name, summary.group.llm, len(summary.scores), summary.group.n_expected_runs]
         data_row += [*interval_to_cells(summary.estimates.get("mean")), *points, summary.standard_error, *extremes]
         data.append([*data_row, online_by_name.get(name), summary.remark])
-    means = {summary.group.display_name: float(summary.estimates["mean"].estimate) for summary in section.compared}
+    means = {summary.group.display_name: float(summary.estimates["mean"].estimate) for summary in section.scored_groups}
     rows.sort(key=lambda row: -means.get(row[0], -np.inf))
     # Reference levels are values of the objective, so they are not comparable to scores by another metric.
     for level in section.references if settings.rule.metric in ("", OBJECTIVE_METRIC) else ():
@@ -116,7 +116,7 @@ def compute_online_performance(section: Section, settings: ReportSettings) -> di
     if settings.rule.metric:
         return {}
     performance = {}
-    for summary in section.compared:
+    for summary in section.scored_groups:
         finished_runs = [run for run in summary.group.runs if run.state == "finished"]
         scores = read_principal_scores(finished_runs, ONLINE_PERFORMANCE)
         if scores is not None and read_principal_scores(finished_runs, RECOMMENDATION) is not None:
@@ -147,8 +147,8 @@ def build_efficiency_table(section: Section) -> ReportTable:
 
 def _build_improvement_table(section: Section) -> ReportTable:
     """Return the matrix of probabilities that a run of the row's group has a higher score than one of the column's."""
-    compared, band = select_best_groups(section.compared), section.improvement  # `band` is indexed as `compared`
-    names = [section.compared[i].group.display_name for i in compared]
+    compared, band = select_best_groups(section.scored_groups), section.improvement  # `band` is indexed as `compared`
+    names = [section.scored_groups[i].group.display_name for i in compared]
     indices = [compared.index(i) for i in section.figure_indices]
     rows = [
         [
@@ -164,7 +164,7 @@ def _build_improvement_table(section: Section) -> ReportTable:
         for j, other in enumerate(names)
         if i != j
     ]
-    total = len(section.compared)
+    total = len(section.scored_groups)
     notes = (
         [f"The file has the {len(compared)} groups with the highest IQM, of {total}."] if total > len(compared) else []
     )

@@ -202,7 +202,7 @@ def main(argv: list[str] | None = None) -> None:
     print_report(report, page)
     if args.diff:
         print_differences(report)
-    if not report.n_scored:
+    if not report.n_scored_runs:
         print_message("llmrl-report", f"no run in {', '.join(map(str, args.folders))} has a score; the report says why")
         raise SystemExit(EXIT_FAILED)
 
