@@ -307,7 +307,7 @@ def test_treatments_build(choice):
     try:
         loop = build_loop(config, parts)
         assert isinstance(loop, LearnLoop) and loop.rollout_steps == 4
-        settings = parts.agents[0]._settings
+        settings = parts.agents[0]._q_settings
         assert settings.updates_per_step == STUDIES[choice] and settings.bootstrap_truncation != is_published
         assert (settings.target_update_interval is None) == is_published
         collector = loop.collector
