@@ -652,7 +652,7 @@ def _(folder: Path) -> tuple[bool, str]:
         for i in range(4):
             server.faults += ["wrong_usage"] if i % 2 else []
             client.chat([ChatRequest(({"role": "user", "content": f"{i}"},))])
-            spent.append((client.budget.spent.cost, client.budget.spent.tokens))
+            spent.append((client.budget.usage.cost, client.budget.usage.tokens))
         client.close()
     return spent == sorted(spent) and all(cost >= 0 for cost, _ in spent), f"spent {spent}"
 

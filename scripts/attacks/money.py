@@ -30,7 +30,7 @@ from llmrl.core.errors import BudgetExhausted, ConfigError, LLMError, RunFolderE
 from llmrl.core.records import ChatRequest
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
-from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
+from llmrl.llms.call_log import CALL_LOG_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient, ClientPolicies
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.retry import Retry
@@ -98,7 +98,7 @@ def make_client(
 ) -> ChatClient:
     options = {name: limits.pop(name) for name in ("max_tokens", "input_price", "output_price") if name in limits}
     provider = make_openai_model(url, "m", timeout=timeout, **options)
-    call_log = None if folder is None else CallLog(folder / FILE_NAME)
+    call_log = None if folder is None else CallLog(folder / CALL_LOG_NAME)
     policies = ClientPolicies(Retry(retries, 0.002, 0.01), RateLimit(concurrency=8), Budget(**limits), "fall_back")
     return ChatClient(provider, cache, call_log, policies)
 
@@ -152,8 +152,8 @@ def _register_lost_answers(kind: str) -> None:
             chat = make_client(url, folder, timeout=0.3 if kind == "silence" else 5.0, calls=40)
             message = spend(chat)
             time.sleep(0.05)
-            lost = sum(bool(call.get("unsettled")) for call in read_calls(folder / FILE_NAME))
-            spent = chat.budget.spent
+            lost = sum(bool(call.get("unsettled")) for call in read_calls(folder / CALL_LOG_NAME))
+            spent = chat.budget.usage
             passed = len(generated) == 40 and "lost" in message and lost == spent.unsettled == 40 - spent.calls > 0
             return passed, f"{len(generated)} generated, {spent.calls} paid, {lost} recorded as lost"
 
@@ -188,7 +188,7 @@ def _(folder: Path) -> tuple[bool, str]:
     with run_server(answer) as (url, _):
         chat = make_client(url, folder, calls=3)
         message = spend(chat, batch_size=1)
-        return chat.budget.spent.calls == 3 and "spent 3," in message, f"{chat.budget.spent.calls} replies of 3"
+        return chat.budget.usage.calls == 3 and "spent 3," in message, f"{chat.budget.usage.calls} replies of 3"
 
 
 @attack("connection refused, 20 calls with 5 retries; 1 call allowed", "no calls counted, a later call succeeds")
@@ -202,7 +202,7 @@ def _(folder: Path) -> tuple[bool, str]:
         again = make_client(url, folder, calls=1)
         again.chat([make_request(1)])
         again.close()
-    return len(generated) == 1, f"{chat.budget.spent.unsettled} counted, then {len(generated)} generated"
+    return len(generated) == 1, f"{chat.budget.usage.unsettled} counted, then {len(generated)} generated"
 
 
 @attack("an unknown host; 1 call allowed", "no calls counted")
@@ -210,7 +210,7 @@ def _(folder: Path) -> tuple[bool, str]:
     chat = make_client("https://nosuchhost.invalid/v1", folder, calls=1)
     replies = [chat.chat([make_request(i)])[0] for i in range(3)]
     chat.close()
-    return all(r.error for r in replies) and chat.budget.spent.unsettled == 0, replies[-1].error[:80]
+    return all(r.error for r in replies) and chat.budget.usage.unsettled == 0, replies[-1].error[:80]
 
 
 def _kill_clients(folder: Path, kills: int, in_flight: int, max_calls: int) -> tuple[int, int, int]:
@@ -251,8 +251,8 @@ def _kill_clients(folder: Path, kills: int, in_flight: int, max_calls: int) -> t
         is_open.set()
         chat = make_client(url, folder, calls=max_calls)
         spend(chat, batch_size=1)
-        lost = sum(call.get("unsettled", False) for call in read_calls(folder / FILE_NAME))
-        return len(generated), lost, chat.budget.spent.calls
+        lost = sum(call.get("unsettled", False) for call in read_calls(folder / CALL_LOG_NAME))
+        return len(generated), lost, chat.budget.usage.calls
 
 
 @attack("kill -9 three times with 4 requests in flight; 20 calls allowed", "20 generated, 12 recorded as lost")
@@ -268,7 +268,7 @@ def _(folder: Path) -> tuple[bool, str]:
 def _(folder: Path) -> tuple[bool, str]:
     _kill_clients(folder, 1, 5, 5)
     with run_server(lambda handler, number: handler.reply()) as (url, generated):
-        log = folder / FILE_NAME
+        log = folder / CALL_LOG_NAME
         # A truncated line, as if a process was killed while it wrote the start of an attempt.
         log.write_bytes(log.read_bytes() + b'{"time": 1.0, "attempt_id": "beef", "spe')
         message = spend(make_client(url, folder, calls=5))
@@ -279,7 +279,7 @@ def _(folder: Path) -> tuple[bool, str]:
 def _(folder: Path) -> tuple[bool, str]:
     with run_server(lambda handler, number: handler.reply()) as (url, generated):
         spend(make_client(url, folder, calls=1, max_tokens=500), n=1, batch_size=1)
-        log = folder / FILE_NAME
+        log = folder / CALL_LOG_NAME
         log.write_bytes(log.read_bytes()[:-25])
         message = spend(make_client(url, folder, calls=1), batch_size=1)
         marked = [call.get("unsettled") for call in read_calls(log)]
@@ -306,7 +306,7 @@ def _(folder: Path) -> tuple[bool, str]:
     with run_server(lambda handler, number: handler.reply(usage={})) as (url, generated):
         chat = make_client(url, folder, tokens=1000, max_tokens=300)
         spend(chat, batch_size=1)
-        return len(generated) == 3, f"{len(generated)} generated, {chat.budget.spent.unsettled_tokens} tokens counted"
+        return len(generated) == 3, f"{len(generated)} generated, {chat.budget.usage.unsettled_tokens} tokens counted"
 
 
 @attack("invalid usage (strings, negative numbers, lists); limited tokens", "counted as reserved")
@@ -323,7 +323,7 @@ def _(folder: Path) -> tuple[bool, str]:
     with run_server(lambda handler, number: handler.reset()) as (url, generated):
         chat = make_client(url, folder, usd=0.1, max_tokens=1000, input_price=1.0, output_price=10.0)
         message = spend(chat)
-        cost = chat.budget.spent.unsettled_cost
+        cost = chat.budget.usage.unsettled_cost
         return len(generated) == 9 and cost <= 0.1, f"{len(generated)} generated, at most {cost:.4f}: {message[:60]}"
 
 
@@ -336,7 +336,7 @@ def _(folder: Path) -> tuple[bool, str]:
         chat = make_client(url, folder, retries=20, calls=5, unknown="ignore")
         spend(chat, batch_size=1)
         n_lost = chat.metrics()["usage/llm_unsettled_calls"]
-        calls = chat.budget.spent.calls
+        calls = chat.budget.usage.calls
         return (calls, n_lost) == (5, 10), f"{calls} replies, {n_lost:g} reported as lost"
 
 
@@ -358,7 +358,7 @@ def _(folder: Path) -> tuple[bool, str]:
             chat.budget.abandon(reservation)
         resume_event.set()
         thread.join(20)
-        spent = chat.budget.spent
+        spent = chat.budget.usage
         spend(chat, batch_size=1)
         return (spent.unsettled, spent.calls, len(generated)) == (1, 0, 2), f"{spent.unsettled} lost, {len(generated)}"
 
@@ -383,8 +383,8 @@ def _(folder: Path) -> tuple[bool, str]:
         chat = make_client(url, folder, calls=2)
         chat.chat([make_request(1)])
         chat.close()
-        calls = list(read_calls(folder / FILE_NAME))
-        total = CallLog(folder / FILE_NAME).spent_before
+        calls = list(read_calls(folder / CALL_LOG_NAME))
+        total = CallLog(folder / CALL_LOG_NAME).earlier_usage
         passed = [call.get("reply") for call in calls] == [forged] and (total.calls, total.unsettled) == (1, 0)
         return passed, f"{len(calls)} calls, spent {total.calls}"
 
@@ -398,9 +398,9 @@ def _(folder: Path) -> tuple[bool, str]:
 
     with run_server(answer) as (url, _):
         spend(make_client(url, folder, calls=60))
-    calls = list(read_calls(folder / FILE_NAME))
+    calls = list(read_calls(folder / CALL_LOG_NAME))
     lost, paid = sum("unsettled" in call for call in calls), sum("reply" in call for call in calls)
-    total = CallLog(folder / FILE_NAME).spent_before
+    total = CallLog(folder / CALL_LOG_NAME).earlier_usage
     return (lost, paid) == (total.unsettled, total.calls) and lost + paid == 60, f"{lost} lost, {paid} paid, {total}"
 
 

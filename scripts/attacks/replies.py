@@ -277,7 +277,7 @@ def _(folder: Path) -> tuple[bool, str]:
         process = subprocess.run([sys.executable, "-c", program, url, str(log)], capture_output=True)
     calls = list(read_calls(log)) if log.exists() else []
     logged_replies = [call["reply"] for call in calls if "reply" in call]
-    passed = logged_replies == ["paid for"] and CallLog(log).spent_before.calls == 1
+    passed = logged_replies == ["paid for"] and CallLog(log).earlier_usage.calls == 1
     return passed, f"exit {process.returncode}, log: {logged_replies}"
 
 

@@ -334,7 +334,7 @@ def _(folder: Path) -> tuple[bool, str]:
     from llmrl.llms.cache import Cache
 
     cache = Cache(folder)
-    path = cache._path_of_key("00" * 32)
+    path = cache._get_path("00" * 32)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pickle.dumps(_PickledCommand(folder / "pwned")))
     code, out = capture_output(lambda: cache.get("00" * 32))

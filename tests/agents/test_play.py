@@ -12,7 +12,7 @@ from llmrl.core.option_files import load_options
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.llms.call_log import read_calls
-from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
+from llmrl.llms.provider import TOKENS_PER_MESSAGE, estimate_tokens
 from llmrl.llms.scripted import ScriptedChat
 from llmrl.loops.learn import LearnLoop
 from llmrl.loops.play import PlayLoop
@@ -122,7 +122,7 @@ def test_estimate_bounds_requests(tmp_path, game):
     _, folder = play(tmp_path, *overrides)
     calls = list(read_calls(folder / "llm_calls.jsonl"))
     assert load_comparable_metrics(folder)[-1]["env_steps"] == 30
-    tokens = sum(estimate_tokens(m["content"]) + MESSAGE_TOKENS for call in calls for m in call["messages"])
+    tokens = sum(estimate_tokens(m["content"]) + TOKENS_PER_MESSAGE for call in calls for m in call["messages"])
     assert len(calls) <= estimate.calls
     assert 0.4 * estimate.prompt_tokens <= tokens <= estimate.prompt_tokens
 

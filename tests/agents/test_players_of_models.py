@@ -14,7 +14,7 @@ from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.plan import estimate_costs
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
-from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
+from llmrl.llms.call_log import CALL_LOG_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.scripted import ScriptedChat
@@ -170,7 +170,7 @@ def test_budget_covers_all_models(parallel):
     client = make_players(*models, budget=Budget(calls=5))
     with pytest.raises(BudgetExhausted):
         client.chat([make_request(str(i), model="other" if i % 2 else CHOSEN_MODEL) for i in range(8)])
-    assert len(models[0].asked) + len(models[1].asked) == client.budget.spent.calls == 5
+    assert len(models[0].asked) + len(models[1].asked) == client.budget.usage.calls == 5
 
 
 def test_failing_model_keeps_remaining_replies():
@@ -191,7 +191,7 @@ def test_equal_questions_to_two_models_are_two(tmp_path):
 def test_folder_totals_separate_models(tmp_path):
     second_model = EchoProvider()
     second_model.label = "another"
-    client = make_players(EchoProvider(), second_model, call_log=CallLog(tmp_path / FILE_NAME))
+    client = make_players(EchoProvider(), second_model, call_log=CallLog(tmp_path / CALL_LOG_NAME))
     client.chat([make_request("0")])  # by itself: models are listed in the order of their first replies
     client.chat([make_request("1", model="other"), make_request("2", model="other")])
     _, rows = totals(tmp_path)

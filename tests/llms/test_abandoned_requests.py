@@ -84,7 +84,7 @@ def test_stop_drops_pending_requests(tmp_path, fast_polling, n):
     lines = list(read_calls(tmp_path / "llm_calls.jsonl"))
     assert sum(line.get("unsettled", False) for line in lines) == n_pending and len(lines) == n
     # What was sent may be charged for: a later process of the run must not spend it again.
-    totals = make_client(model, tmp_path, calls=20).budget.spent
+    totals = make_client(model, tmp_path, calls=20).budget.usage
     assert (totals.calls, totals.unsettled) == (n - n_pending, n_pending)
     prompt = model.count_tokens(requests(1)[0].messages)
     assert (totals.tokens, totals.unsettled_tokens) == ((n - n_pending) * 5, n_pending * (prompt + 50))
@@ -132,7 +132,7 @@ def test_no_request_follows_stop(tmp_path, fast_polling):
         client.chat(requests(30))
     model.go.set()
     time.sleep(0.3)
-    assert len(model.asked) == client.endpoints[CHOSEN_MODEL].limits.concurrency == client.budget.spent.unsettled
+    assert len(model.asked) == client.endpoints[CHOSEN_MODEL].limits.concurrency == client.budget.usage.unsettled
 
 
 @pytest.mark.parametrize("waiter", mark_long_except(["a principal", "players"], WAITING))
@@ -160,7 +160,7 @@ def test_run_waiting_for_model_can_stop(tmp_path, fast_polling, capfd, waiter):
         folder = find_run_folder(tmp_path / "outputs")
         assert read_status(folder).state == "preempted"
         unsettled = [call for call in read_calls(folder / "llm_calls.jsonl") if call.get("unsettled")]
-        assert len(unsettled) == len(server.requests) == CallLog(folder / "llm_calls.jsonl").spent_before.unsettled
+        assert len(unsettled) == len(server.requests) == CallLog(folder / "llm_calls.jsonl").earlier_usage.unsettled
         assert capfd.readouterr().err.count("SIGTERM: ") == 1
         server.faults.clear()
         run(*overrides, f"llm.base_url={server.url}")

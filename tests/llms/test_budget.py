@@ -31,7 +31,7 @@ def test_budget_reserves_longest_reply():
     # Prompt: 1 token and 4 around it; reply: at most 100, in fact 2.
     client = make_client(EchoProvider(max_tokens=100, reply={"prompt_tokens": 5}), budget=Budget(tokens=120))
     client.chat([make_request("a"), make_request("b")])
-    assert replace(client.budget.spent, seconds=0.0) == Usage(2, 2, 0, 14, pytest.approx(18e-6), 0, 0)
+    assert replace(client.budget.usage, seconds=0.0) == Usage(2, 2, 0, 14, pytest.approx(18e-6), 0, 0)
     assert "usage/llm_unsettled_tokens" not in client.metrics()
     client.chat([make_request("c")])
     assert "llm.budget.tokens=120, spent 21," in exhaust_budget(client)
@@ -63,7 +63,7 @@ def test_rejected_calls_are_free():
         with pytest.raises(LLMError, match="no"):
             client.chat([make_request("a")])
     client.chat([make_request("b")])
-    assert client.budget.spent.failed == 3 and client.budget.spent.calls == 1
+    assert client.budget.usage.failed == 3 and client.budget.usage.calls == 1
 
 
 def test_dollars_need_prices():
@@ -96,4 +96,4 @@ def test_threads_respect_limit(calls, concurrency, n):
     for thread in threads:
         thread.join(timeout=30)
     assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
-    assert len(model.asked) == min(calls, 3 * len(threads)) == client.budget.spent.calls
+    assert len(model.asked) == min(calls, 3 * len(threads)) == client.budget.usage.calls

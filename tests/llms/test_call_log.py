@@ -12,8 +12,8 @@ import pytest
 import commands
 from llmrl.analysis.llm_calls import CallTotals, read_call_totals
 from llmrl.core.errors import LLMError, RunFolderError
-from llmrl.llms.cache import Cache, request_key
-from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
+from llmrl.llms.cache import Cache, compute_request_key
+from llmrl.llms.call_log import CALL_LOG_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.scripted import ScriptedChat
@@ -30,7 +30,7 @@ def client(path, model=None, **policies):
 
 
 def test_call_is_logged_completely(tmp_path):
-    path = tmp_path / "run" / FILE_NAME
+    path = tmp_path / "run" / CALL_LOG_NAME
     request = make_request("zwei \u00fc\n", purpose="test", prompt="p/x", prompt_hash="ab", parse=refuse)
     model = client(path, sample_seed=5)
     model.chat([make_request("one", purpose="test")])
@@ -39,7 +39,7 @@ def test_call_is_logged_completely(tmp_path):
     assert abs(first.pop("time") - time.time()) < 60 and 0 <= first.pop("latency") < 60
     assert 0 <= first["spent"].pop("seconds") < 60
     assert first == {
-        "hash": request_key({"model": "echo"}, make_request("one"), sample_seed=5),
+        "hash": compute_request_key({"model": "echo"}, make_request("one"), sample_seed=5),
         "model": "echo",
         "identity": {"model": "echo"},
         "sample_seed": 5,
@@ -82,7 +82,7 @@ def test_call_is_logged_completely(tmp_path):
 
 
 def test_spending_persists_across_processes(tmp_path):
-    path = tmp_path / FILE_NAME
+    path = tmp_path / CALL_LOG_NAME
     client(path).chat([make_request("one"), make_request("x" * 200_000)])
     path.write_bytes(path.read_bytes() + b'{"cut sho')
     next_client = client(path)
@@ -92,7 +92,7 @@ def test_spending_persists_across_processes(tmp_path):
 
 
 def test_failures_are_in_log_with_successes(tmp_path):
-    path = tmp_path / FILE_NAME
+    path = tmp_path / CALL_LOG_NAME
     model = client(path, EchoProvider(fail={"a": LLMError("HTTP 401", refused=True)}))
     with pytest.raises(LLMError, match=r"HTTP 401 \(1 of 2 "):
         model.chat([make_request("a"), make_request("b")])
@@ -103,7 +103,7 @@ def test_failures_are_in_log_with_successes(tmp_path):
 
 
 def test_threads_do_not_mix_lines(tmp_path):
-    model = client(tmp_path / FILE_NAME)
+    model = client(tmp_path / CALL_LOG_NAME)
 
     def work(i):
         for j in range(50):
@@ -114,13 +114,13 @@ def test_threads_do_not_mix_lines(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    calls = list(read_calls(tmp_path / FILE_NAME))
+    calls = list(read_calls(tmp_path / CALL_LOG_NAME))
     assert len({call["reply"] for call in calls}) == len(calls) == 400 == model.metrics()["llm/calls"]
     assert [call["spent"]["calls"] for call in calls] == sorted(call["spent"]["calls"] for call in calls)
 
 
 def test_truncated_line_is_skipped(tmp_path, caplog):
-    path = tmp_path / FILE_NAME
+    path = tmp_path / CALL_LOG_NAME
     model = client(path)
     model.chat([make_request("one")])
     model.chat([make_request("two")])
@@ -137,7 +137,7 @@ def test_truncated_line_is_skipped(tmp_path, caplog):
 
 
 def test_kill_9_preserves_complete_calls(tmp_path):
-    path = tmp_path / FILE_NAME
+    path = tmp_path / CALL_LOG_NAME
     program = f"""
 from pathlib import Path
 from llmrl.llms.client import ChatClient
@@ -169,11 +169,11 @@ while True:
 def test_unwritable_log(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match="call log"):
-        CallLog(tmp_path / "file" / FILE_NAME)
+        CallLog(tmp_path / "file" / CALL_LOG_NAME)
 
 
 def test_parsed_value_is_logged_with_reply(tmp_path):
-    path = tmp_path / FILE_NAME
+    path = tmp_path / CALL_LOG_NAME
     client(path).chat(
         [make_request("1, 2", parse=lambda reply: (np.array([1.0, 2.0]), "why")), make_request("x", parse=refuse)]
     )
@@ -187,17 +187,17 @@ def test_parsed_value_is_logged_with_reply(tmp_path):
 def test_totals_across_run_folders(tmp_path):
     cache = Cache(tmp_path / "cache")
     for seed in (0, 1):
-        model = client(tmp_path / f"s{seed}" / FILE_NAME, cache=cache)  # one stream: the second run pays nothing
+        model = client(tmp_path / f"s{seed}" / CALL_LOG_NAME, cache=cache)  # one stream: the second run pays nothing
         model.chat([make_request("a", parse=lambda reply: reply.text), make_request("b", parse=refuse)])
     unknown = client(
-        tmp_path / "other" / FILE_NAME, EchoProvider(input_price=None, fail={"x": LLMError("no", refused=True)})
+        tmp_path / "other" / CALL_LOG_NAME, EchoProvider(input_price=None, fail={"x": LLMError("no", refused=True)})
     )
     unknown.chat([make_request("a")])
     with pytest.raises(LLMError):
         unknown.chat([make_request("x")])
-    client(tmp_path / "s0" / "backup_1" / FILE_NAME).chat([make_request("a")])
+    client(tmp_path / "s0" / "backup_1" / CALL_LOG_NAME).chat([make_request("a")])
     (tmp_path / "silent").mkdir()
-    CallLog(tmp_path / "silent" / FILE_NAME)
+    CallLog(tmp_path / "silent" / CALL_LOG_NAME)
     totals = {path.name: total for path, models in read_call_totals(tmp_path).items() for total in models.values()}
     assert set(totals) == {"s0", "s1", "other"}
     assert totals["s0"] == CallTotals(("echo",), 2, 0, 0, 2, 1, 6, 4, pytest.approx(14e-6))
@@ -208,7 +208,7 @@ def test_totals_across_run_folders(tmp_path):
 
 
 def test_lines_are_readable_json(tmp_path):
-    model = ChatClient(make_scripted_client().provider, call_log=CallLog(tmp_path / FILE_NAME))
+    model = ChatClient(make_scripted_client().provider, call_log=CallLog(tmp_path / CALL_LOG_NAME))
     model.chat([make_request("This is a connection test. \u00fc", purpose="check")])
-    line = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
+    line = (tmp_path / CALL_LOG_NAME).read_text(encoding="utf-8")
     assert "\u00fc" in line and json.loads(line)["model"] == ScriptedChat.label

@@ -11,7 +11,7 @@ from llmrl.core.errors import BudgetExhausted, CallInterrupted, LLMError, RunFol
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.records import ChatRequest
 from llmrl.llms.budget import Budget
-from llmrl.llms.cache import Cache, request_key
+from llmrl.llms.cache import Cache, compute_request_key
 from llmrl.llms.client import ChatClient
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.retry import Retry, TransientError
@@ -112,19 +112,19 @@ class TestRepeats:
 
 def test_request_key_covers_reply_settings():
     identity = {"model": "m", "temperature": 1.0}
-    base = request_key(identity, make_request("a"))
-    assert base == request_key(
+    base = compute_request_key(identity, make_request("a"))
+    assert base == compute_request_key(
         {"temperature": 1.0, "model": "m"},
         make_request("a", purpose="another", prompt="p", prompt_hash="h", parse=len),
     )
     variants = [
-        request_key({**identity, "temperature": 0.5}, make_request("a")),
-        request_key(identity, make_request("b")),
-        request_key(identity, ChatRequest(({"role": "system", "content": "a"},))),
-        request_key(identity, make_request("a", schema={"type": "object"})),
-        request_key(identity, make_request("a", repeat=1)),
-        request_key(identity, make_request("a"), sample_seed=0),
-        request_key(identity, make_request("a"), sample_seed=1),
+        compute_request_key({**identity, "temperature": 0.5}, make_request("a")),
+        compute_request_key(identity, make_request("b")),
+        compute_request_key(identity, ChatRequest(({"role": "system", "content": "a"},))),
+        compute_request_key(identity, make_request("a", schema={"type": "object"})),
+        compute_request_key(identity, make_request("a", repeat=1)),
+        compute_request_key(identity, make_request("a"), sample_seed=0),
+        compute_request_key(identity, make_request("a"), sample_seed=1),
     ]
     assert len({base, *variants}) == 8
 
@@ -157,7 +157,7 @@ class TestCacheModes:
         entry = json.loads(path.read_text(encoding="utf-8"))
         assert entry["messages"] == [{"role": "user", "content": text.split("\n")}]
         assert entry["model"] == {"model": "echo"} and entry["prompt"] == "p/x" and entry["schema"]
-        assert path.stem == entry["hash"] == request_key({"model": "echo"}, request)
+        assert path.stem == entry["hash"] == compute_request_key({"model": "echo"}, request)
         [cached_reply] = cached(tmp_path).chat([request])
         assert (
             cached_reply.text == reply.text == text and cached_reply.attempts == 0 and cached_reply.cost == reply.cost
@@ -185,7 +185,7 @@ class TestCacheModes:
     def test_conflicting_reply_is_ignored(self, tmp_path):
         cache, request = Cache(tmp_path), make_request("a")
         [reply] = ChatClient(EchoProvider()).chat([request])
-        key = request_key({"model": "echo"}, request)
+        key = compute_request_key({"model": "echo"}, request)
         from dataclasses import replace
 
         first = cache.put(key, {}, request, replace(reply, text="first"))

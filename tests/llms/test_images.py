@@ -14,14 +14,14 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import ChatRequest
 from llmrl.llms.budget import Budget
-from llmrl.llms.cache import request_key
+from llmrl.llms.cache import compute_request_key
 from llmrl.llms.call_log import CallLog, read_calls
 from llmrl.llms.images import (
     IMAGE_FOLDER,
     count_image_tokens,
     encode_frame,
+    estimate_image_tokens,
     image_size,
-    image_tokens,
     to_content_parts,
     with_image_files,
     with_image_hashes,
@@ -63,9 +63,9 @@ def test_invalid_frame_raises():
 
 
 def test_token_estimate_is_maximum_rule():
-    assert image_tokens(336, 336) == 258  # Google's least
-    assert image_tokens(512, 512) == 350  # 512 * 512 / 750, Anthropic's
-    assert image_tokens(1024, 200) == 85 + 2 * 170  # OpenAI's two tiles
+    assert estimate_image_tokens(336, 336) == 258  # Google's least
+    assert estimate_image_tokens(512, 512) == 350  # 512 * 512 / 750, Anthropic's
+    assert estimate_image_tokens(1024, 200) == 85 + 2 * 170  # OpenAI's two tiles
     message = {"role": "user", "content": "", "images": [encode_frame(noise(8, 8), 336)] * 2}
     assert count_image_tokens(message) == 2 * 258
 
@@ -90,11 +90,11 @@ def test_cache_key_depends_on_pixels():
     Image.fromarray(frame).save(buffer, "PNG", compress_level=0)
     urls = [encode_frame(frame, 16), "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()]
     assert urls[0] != urls[1]
-    keys = [request_key({}, ChatRequest(({"role": "user", "content": "?", "images": [url]},))) for url in urls]
+    keys = [compute_request_key({}, ChatRequest(({"role": "user", "content": "?", "images": [url]},))) for url in urls]
     changed = frame.copy()
     changed[3, 3, 0] ^= 1
     for images in ([encode_frame(changed, 16)], [urls[0]] * 2, [encode_frame(frame.reshape(8, 32, 3), 32)]):
-        keys.append(request_key({}, ChatRequest(({"role": "user", "content": "?", "images": images},))))
+        keys.append(compute_request_key({}, ChatRequest(({"role": "user", "content": "?", "images": images},))))
     assert keys[0] == keys[1] and len(set(keys)) == 4
 
 

@@ -68,15 +68,15 @@ def test_impossible_usage_is_unknown(tmp_path: Path, odd: dict[str, Any], caplog
         FixedReplies(GOOD, replace(GOOD, **odd), replace(GOOD, **odd)), call_log=CallLog(tmp_path / "calls.jsonl")
     )
     client.chat([ask()])
-    initial = client.budget.spent
+    initial = client.budget.usage
     [reply] = client.chat([ask("b")])
     client.chat([ask("c")])
     assert getattr(reply, next(iter(odd))) is None or (reply.cost or 0) >= 0
     assert not find_impossible_fields(reply)
-    after = client.budget.spent
+    after = client.budget.usage
     assert after.cost >= initial.cost and after.tokens >= initial.tokens
     assert caplog.text.count("impossible counts") == 1
-    assert CallLog(tmp_path / "calls.jsonl").spent_before == after
+    assert CallLog(tmp_path / "calls.jsonl").earlier_usage == after
 
 
 @given(st.one_of(st.none(), st.integers(), st.floats(), st.booleans(), st.text(max_size=3)))

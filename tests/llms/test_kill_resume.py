@@ -176,7 +176,7 @@ def test_larger_budget_finishes_run(tmp_path, tmp_path_factory):
         process = llmrl_train(overrides(server, tmp_path, FEW_STEPS, f"llm.budget.calls={FEW_CALLS}"))
         assert process.wait() == 3
         folder = find_run_folder(tmp_path)
-        totals = CallLog(folder / "llm_calls.jsonl").spent_before
+        totals = CallLog(folder / "llm_calls.jsonl").earlier_usage
         assert totals.calls == server.delivered.total() and totals.calls + totals.unsettled == FEW_CALLS
         assert json.loads((folder / "status.json").read_text())["state"] == "budget_exhausted"
         assert any((folder / "checkpoints").iterdir())

@@ -23,7 +23,7 @@ from llmrl.core.records import ChatRequest
 from llmrl.experiment.resources import CALL_POLICY_KEYS
 from llmrl.llms import litellm_chat
 from llmrl.llms.client import ChatClient
-from llmrl.llms.litellm_chat import BLOCK_LENGTH, mark_cache_prefix, split_blocks
+from llmrl.llms.litellm_chat import MIN_BLOCK_LENGTH, mark_cache_prefix, split_blocks
 from llmrl.llms.retry import Retry
 from models import make_client, make_litellm_model, make_request
 
@@ -193,7 +193,7 @@ def test_common_prefixes_split_identically(begin, first_end, second_end):
         len(a) for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
     )
     longest_line = max(map(len, (begin + first_end).split("\n"))) + 1
-    assert shared >= len(begin) - BLOCK_LENGTH - longest_line - 1 or first == second
+    assert shared >= len(begin) - MIN_BLOCK_LENGTH - longest_line - 1 or first == second
 
 
 def test_long_question_cache_mark_precedes_end():

@@ -20,7 +20,7 @@ from llmrl.core.errors import BudgetExhausted, LLMError
 from llmrl.core.records import ChatReply
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
-from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
+from llmrl.llms.call_log import CALL_LOG_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.retry import Retry
@@ -43,14 +43,14 @@ def chat_until_exhausted(client, n=200):
 def test_missing_reply_counts(fault, tmp_path):
     with FakeOpenAIServer(fault_rate=1.0, fault_kinds=(fault,)) as server:
         client = connect_client(
-            server, retries=5, budget=Budget(calls=4), failures="fall_back", call_log=CallLog(tmp_path / FILE_NAME)
+            server, retries=5, budget=Budget(calls=4), failures="fall_back", call_log=CallLog(tmp_path / CALL_LOG_NAME)
         )
         message = chat_until_exhausted(client)
         client.close()
         assert len(server.requests) == 4, "one more would have been one too many"
     assert "spent 0 and at most 4 " in message
     assert client.metrics()["usage/llm_unsettled_calls"] == 4
-    record = list(read_calls(tmp_path / FILE_NAME))
+    record = list(read_calls(tmp_path / CALL_LOG_NAME))
     assert [call["unsettled"] for call in record if "unsettled" in call] == [True] * 4
     assert all(call["lost"] and call["reserved"]["tokens"] > 0 for call in record if "unsettled" in call)
     assert record[-1]["spent"]["unsettled"] == 4
@@ -73,7 +73,7 @@ def test_rejection_is_free(fault, tmp_path):
         replies = [client.chat([make_request(f"{i}")])[0] for i in range(4)]
         client.close()
     assert [bool(reply.error) for reply in replies] == [True, True, True, False]
-    assert client.budget.spent.unsettled == 0 and client.budget.spent.calls == 1
+    assert client.budget.usage.unsettled == 0 and client.budget.usage.calls == 1
 
 
 def test_unreachable_server_is_free():
@@ -84,7 +84,7 @@ def test_unreachable_server_is_free():
         for i in range(3):
             assert client.chat([make_request(f"{i}")])[0].error
         client.close()
-    assert client.budget.spent.unsettled == 0 and client.budget.spent.failed == 3
+    assert client.budget.usage.unsettled == 0 and client.budget.usage.failed == 3
 
 
 @pytest.mark.parametrize("n_parallel", [1, 8])
@@ -98,8 +98,8 @@ def test_call_limit_includes_missing_replies(n_parallel):
             client.chat([make_request(f"{i}") for i in range(100)])
         client.close()
         assert len(server.requests) == 40
-    assert client.budget.spent.calls == server.delivered.total()
-    assert client.budget.spent.unsettled == 40 - server.delivered.total() > 5
+    assert client.budget.usage.calls == server.delivered.total()
+    assert client.budget.usage.unsettled == 40 - server.delivered.total() > 5
 
 
 def test_option_counts_only_replies():
@@ -144,7 +144,7 @@ def test_missing_token_counts_use_reservation():
 
 
 def test_attempt_log_precedes_request(tmp_path):
-    path = tmp_path / FILE_NAME
+    path = tmp_path / CALL_LOG_NAME
 
     class LogReadingModel(EchoProvider):
         def complete(self, requests):
@@ -169,9 +169,9 @@ def test_attempt_log_precedes_request(tmp_path):
 
 def test_unwritable_log_prevents_request(tmp_path):
     model = EchoProvider()
-    client = ChatClient(model, call_log=CallLog(tmp_path / FILE_NAME))
-    (tmp_path / FILE_NAME).unlink()
-    (tmp_path / FILE_NAME).mkdir()
+    client = ChatClient(model, call_log=CallLog(tmp_path / CALL_LOG_NAME))
+    (tmp_path / CALL_LOG_NAME).unlink()
+    (tmp_path / CALL_LOG_NAME).mkdir()
     with pytest.raises(Exception, match="call log"):
         client.chat([make_request("a")])
     assert model.asked == []
@@ -179,7 +179,7 @@ def test_unwritable_log_prevents_request(tmp_path):
 
 def test_kill_keeps_pending_calls_in_budget(tmp_path):
     """A kill with 3 of 10 allowed calls in flight leaves 7, and a second kill leaves 4."""
-    path = tmp_path / FILE_NAME
+    path = tmp_path / CALL_LOG_NAME
     program = f"""
 import sys
 from pathlib import Path
@@ -213,10 +213,10 @@ client.chat([make_request(f"{{i}}") for i in range(3)])
 
 
 def test_truncated_reply_line_is_ignored(tmp_path):
-    path = tmp_path / FILE_NAME
+    path = tmp_path / CALL_LOG_NAME
     ChatClient(EchoProvider(max_tokens=10), call_log=CallLog(path)).chat([make_request("a")])
     path.write_bytes(path.read_bytes()[:-30])
-    assert CallLog(path).spent_before.unsettled == 1 and CallLog(path).spent_before.calls == 0
+    assert CallLog(path).earlier_usage.unsettled == 1 and CallLog(path).earlier_usage.calls == 0
     [call] = read_calls(path)
     assert call["unsettled"] is True
 
@@ -231,18 +231,20 @@ def test_hanging_thread_keeps_reservation(tmp_path):
             go_on.wait(30)
             return super().complete(requests)
 
-    client = make_client(HangingModel(max_tokens=10), call_log=CallLog(tmp_path / FILE_NAME), budget=Budget(calls=2))
+    client = make_client(
+        HangingModel(max_tokens=10), call_log=CallLog(tmp_path / CALL_LOG_NAME), budget=Budget(calls=2)
+    )
     thread = threading.Thread(target=client.chat, args=([make_request("a")],))
     thread.start()
     assert started.wait(30)
     [reservation] = client.budget._open_reservations.values()
     client.budget.abandon(reservation)
-    assert client.budget.spent.unsettled == 1 and client.metrics()["usage/llm_unsettled_tokens"] == 15
+    assert client.budget.usage.unsettled == 1 and client.metrics()["usage/llm_unsettled_tokens"] == 15
     go_on.set()
     thread.join()
-    assert client.budget.spent.unsettled == 1 and client.budget.spent.calls == 0
+    assert client.budget.usage.unsettled == 1 and client.budget.usage.calls == 0
     assert "spent 1 and at most 1" in chat_until_exhausted(client)
-    assert CallLog(tmp_path / FILE_NAME).spent_before.unsettled == 1
+    assert CallLog(tmp_path / CALL_LOG_NAME).earlier_usage.unsettled == 1
 
 
 def test_ctrl_c_counts_pending_reply():
@@ -253,29 +255,29 @@ def test_ctrl_c_counts_pending_reply():
     client = make_client(InterruptingModel(), budget=Budget(calls=5))
     with pytest.raises(KeyboardInterrupt):
         client.chat([make_request("a")])
-    assert client.budget.spent.unsettled == 1
+    assert client.budget.usage.unsettled == 1
 
 
 def test_local_model_has_no_missing_replies(tmp_path):
     client = make_client(
         EchoProvider(remote=False, fail={"a": LLMError("no")}),
-        call_log=CallLog(tmp_path / FILE_NAME),
+        call_log=CallLog(tmp_path / CALL_LOG_NAME),
         budget=Budget(calls=1),
         failures="fall_back",
     )
     client.chat([make_request("a")])
     client.chat([make_request("b")])
-    assert client.budget.spent.unsettled == 0
-    lines = [json.loads(line) for line in (tmp_path / FILE_NAME).read_text().splitlines()]
+    assert client.budget.usage.unsettled == 0
+    lines = [json.loads(line) for line in (tmp_path / CALL_LOG_NAME).read_text().splitlines()]
     assert [("error" in line, "reply" in line) for line in lines] == [(True, False), (False, True)]
 
 
 def test_cached_replies_have_no_reservation(tmp_path):
     cache = Cache(tmp_path / "cache")
     ChatClient(EchoProvider(), cache).chat([make_request("a")])
-    client = make_client(EchoProvider(), cache, CallLog(tmp_path / FILE_NAME), budget=Budget(calls=0))
+    client = make_client(EchoProvider(), cache, CallLog(tmp_path / CALL_LOG_NAME), budget=Budget(calls=0))
     client.chat([make_request("a")])
-    assert [call["cached"] for call in read_calls(tmp_path / FILE_NAME)] == [True]
+    assert [call["cached"] for call in read_calls(tmp_path / CALL_LOG_NAME)] == [True]
 
 
 @given(st.lists(st.sampled_from(["settle", "release", "abandon", "late", "fly"]), max_size=40), st.integers(0, 12))
@@ -305,4 +307,4 @@ def test_budget_bounds_possible_charges(ends, calls):
     assert budget.worst_case_usage().unsettled == n_charged["abandon"] + n_charged["late"] + flying
     for held in list(budget._open_reservations.values()):
         budget.abandon(held)
-    assert budget.spent == budget.worst_case_usage()
+    assert budget.usage == budget.worst_case_usage()

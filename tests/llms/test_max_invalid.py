@@ -13,7 +13,7 @@ from llmrl.core.errors import ConfigError, TooManyInvalidReplies
 from llmrl.experiment.models import build_model
 from llmrl.experiment.parts import check_values
 from llmrl.experiment.resources import RunResources
-from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
+from llmrl.llms.call_log import CALL_LOG_NAME, CallLog, read_calls
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.structured_query import StructuredQuery
@@ -156,7 +156,7 @@ class TestRuns:
                 run(*command)
             status, folder = run_state(tmp_path)
             assert status["state"] == "failed" and "invalid" in status["error"]
-        n_charged = list(read_calls(folder / FILE_NAME))[-1]["spent"]["calls"]
+        n_charged = list(read_calls(folder / CALL_LOG_NAME))[-1]["spent"]["calls"]
         assert 10 <= n_charged <= n_calls and list((folder / "checkpoints").iterdir())
         run(*command, "llm.max_invalid=null")
         status, second_status = run_state(tmp_path)
@@ -212,7 +212,7 @@ class TestTheClosingTable:
 
 def test_verdicts_are_distinguishable(tmp_path):
     """Totals and readers agree for repeated questions, batches and calls without a parsed reply."""
-    path = tmp_path / FILE_NAME
+    path = tmp_path / CALL_LOG_NAME
     asking, client = asker(path=path)
     for texts in (["x", "3"], ["x", "x", "4"]):
         asking.ask([Prompt(text) for text in texts])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
+from llmrl.llms.provider import TOKENS_PER_MESSAGE, estimate_tokens
 from models import EchoProvider
 
 GOLDEN = sorted((Path(__file__).parents[1] / "principals" / "golden").glob("*.txt"))
@@ -50,7 +50,7 @@ def test_estimates_grow_with_the_text(a, b):
 
 def test_messages_have_token_overhead():
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert EchoProvider().count_tokens(messages) == 2 + 2 * MESSAGE_TOKENS
+    assert EchoProvider().count_tokens(messages) == 2 + 2 * TOKENS_PER_MESSAGE
 
 
 CACHED = {"input_price": 2.0, "output_price": 10.0, "cached_input_price": 1.0, "cache_write_price": 4.0}

@@ -41,7 +41,7 @@ def test_slots():
     gate = threading.Barrier(3, timeout=10)
 
     def work():
-        with limits.slot():
+        with limits.hold_slot():
             with lock:
                 n_active[0] += 1
                 maximum[0] = max(maximum[0], n_active[0])
@@ -66,21 +66,24 @@ def refuse(seconds):
 
 
 def test_account_limiters_share_slots():
-    first, second = (RateLimit(1).shared("a shared account") for _ in range(2))
-    with first.slot(refuse):
-        with pytest.raises(WaitError), second.slot(refuse):
+    first, second = (RateLimit(1).for_account("a shared account") for _ in range(2))
+    with first.hold_slot(refuse):
+        with pytest.raises(WaitError), second.hold_slot(refuse):
             pass
-        with RateLimit(2).shared("a shared account").slot(refuse), RateLimit(1).shared("another").slot(refuse):
+        with (
+            RateLimit(2).for_account("a shared account").hold_slot(refuse),
+            RateLimit(1).for_account("another").hold_slot(refuse),
+        ):
             pass
-        with RateLimit(1).shared(None).slot(refuse):
+        with RateLimit(1).for_account(None).hold_slot(refuse):
             pass
-    with second.slot(refuse):
+    with second.hold_slot(refuse):
         pass
 
 
 def test_account_limiters_share_pauses():
     clock = SimulatedClock()
-    first, second = (RateLimit(clock=clock).shared("a paused account") for _ in range(2))
+    first, second = (RateLimit(clock=clock).for_account("a paused account") for _ in range(2))
     first.start_pause(5.0)
     second.wait_for_pause(clock.wait)
     assert clock.now == 1005.0

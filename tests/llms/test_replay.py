@@ -5,7 +5,7 @@ import pytest
 from experiments import find_run_folder, load_comparable_metrics, run
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.seeding import Seeds
-from llmrl.llms.call_log import FILE_NAME, CallLog
+from llmrl.llms.call_log import CALL_LOG_NAME, CallLog
 from llmrl.llms.client import ChatClient
 from llmrl.llms.replay import ReplayChat
 from llmrl.llms.scripted import ScriptedChat
@@ -23,7 +23,7 @@ RUN = (
 
 
 def record_calls(folder, *texts, sample_seed=0):
-    ChatClient(EchoProvider(), call_log=CallLog(folder / FILE_NAME), sample_seed=sample_seed).chat(
+    ChatClient(EchoProvider(), call_log=CallLog(folder / CALL_LOG_NAME), sample_seed=sample_seed).chat(
         [make_request(text) for text in texts]
     )
 
@@ -41,7 +41,7 @@ def test_replay_reproduces_experiment(tmp_path):
     for seed in (0, 1):
         run(*RUN, *malformed, f"seed={seed}", f"output_root={tmp_path}/first")
     [folder] = (tmp_path / "first" / "escape_room").iterdir()
-    for seed, calls in ((0, folder / "s0"), (1, folder), (1, folder / "s1" / FILE_NAME)):
+    for seed, calls in ((0, folder / "s0"), (1, folder), (1, folder / "s1" / CALL_LOG_NAME)):
         root = tmp_path / f"again_{seed}_{len(calls.parts)}"
         run(*RUN, "llm=replay", "llm.max_invalid=null", f"llm.calls='{calls}'", f"seed={seed}", f"output_root={root}")
         replayed_folder = find_run_folder(root)
@@ -65,7 +65,7 @@ def test_replay_keeps_costs(tmp_path):
     assert [reply.text for reply in replies] == ["a", "a", "b"]
     assert replies[0].cost == 7e-6 and replies[0].prompt_tokens == 3 and replies[0].attempts == 0
     assert client.label == "replay of echo" and client.metrics()["usage/llm_calls"] == 0
-    with pytest.raises(LLMError, match=rf"{FILE_NAME} .*purpose"):
+    with pytest.raises(LLMError, match=rf"{CALL_LOG_NAME} .*purpose"):
         client.chat([make_request("a")])
 
 
@@ -83,7 +83,7 @@ def test_shared_replies_serve_any_seed(tmp_path):
 def test_empty_replay(tmp_path):
     with pytest.raises(ConfigError, match=r"llm_calls\.jsonl"):
         replay(tmp_path / "nowhere")
-    CallLog(tmp_path / FILE_NAME)
+    CallLog(tmp_path / CALL_LOG_NAME)
     with pytest.raises(ConfigError, match="no reply"):
         replay(tmp_path)
 

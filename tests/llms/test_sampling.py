@@ -7,10 +7,10 @@ import pytest
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError
 from llmrl.llms.budget import Budget
-from llmrl.llms.cache import Cache, request_key
+from llmrl.llms.cache import Cache, compute_request_key
 from llmrl.llms.call_log import CallLog, read_calls
 from llmrl.llms.hosted import parse_message
-from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
+from llmrl.llms.provider import TOKENS_PER_MESSAGE, estimate_tokens
 from llmrl.llms.transcript import format_call
 from models import connect_client, make_openai_model, make_request
 
@@ -47,14 +47,14 @@ def test_request_settings():
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_are_in_request_key(name):
     def key(**settings):
-        return request_key(make_openai_model("http://localhost:1/v1", "m", **settings).identity, make_request())
+        return compute_request_key(make_openai_model("http://localhost:1/v1", "m", **settings).identity, make_request())
 
     assert key(**{name: SETTINGS[name]}) != key()
 
 
 def test_budget_reserves_thoughts():
     model = make_openai_model("http://localhost:1/v1", "m", max_tokens=100, thinking_budget=300, context_window=450)
-    prompt = estimate_tokens("hi") + MESSAGE_TOKENS
+    prompt = estimate_tokens("hi") + TOKENS_PER_MESSAGE
     assert Budget().reserve(make_request(), model).tokens == prompt + 400
     assert model.fits(make_request().messages) and not model.fits(make_request("word " * 60).messages)
 

@@ -20,7 +20,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.llms import scripted as scripted_chat
 from llmrl.llms.by_name import build_model
 from llmrl.llms.client import ChatClient
-from llmrl.llms.scripted import RULES, ScriptedChat, UnreadPromptError
+from llmrl.llms.scripted import RULE_MODULES, ScriptedChat, UnreadPromptError
 from llmrl.principals import scripted_search
 from llmrl.teachers.teacher_factory import find_domain
 from models import make_request, make_scripted_client
@@ -148,7 +148,7 @@ def test_builtin_prompts_have_examples():
     """New prompts must be added above; `check` is tested in tests/cli/test_llm_cli.py."""
     families = {"prompts": "", "search_prompts": "search"}
     builtin = set()
-    for module in {importlib.import_module(name) for name in RULES.values()}:
+    for module in {importlib.import_module(name) for name in RULE_MODULES.values()}:
         for folder, family in families.items():
             files = sorted((Path(module.__file__).parent / folder).glob("[!_]*.j2"))
             family_name = family or {"principals": "principal", "teachers": "teacher"}.get(
@@ -159,7 +159,7 @@ def test_builtin_prompts_have_examples():
 
 
 def test_rules_live_next_to_prompt_parsers():
-    for purpose, name in RULES.items():
+    for purpose, name in RULE_MODULES.items():
         module = importlib.import_module(name)
         assert callable(module.reply), purpose
         if purpose not in ("check", "control"):  # whose replies nobody asks for again
@@ -218,7 +218,7 @@ def test_rephrasing_is_detected(name, phrase, random_draws, caplog):
         for message in request.messages
     )
     assert messages != request.messages
-    rule = importlib.import_module(RULES[request.purpose])
+    rule = importlib.import_module(RULE_MODULES[request.purpose])
     with pytest.raises(UnreadPromptError):
         rule.reply(messages, 0, print)
     random_draws.clear()

@@ -12,7 +12,7 @@ import pytest
 import commands
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.cache import Cache, request_key
+from llmrl.llms.cache import Cache, compute_request_key
 from llmrl.llms.rate_limit import RateLimit
 from models import make_client, make_openai_model
 
@@ -87,7 +87,7 @@ def test_eight_processes_share_folder(tmp_path, context):
         entry = json.loads(path.read_text())
         [message] = entry["messages"]
         question = "\n".join(message["content"])
-        assert path.stem == entry["hash"] == request_key(identity, ask(question))
+        assert path.stem == entry["hash"] == compute_request_key(identity, ask(question))
         reply = Cache(tmp_path).get(path.stem)
         assert reply.text == calls[question][0][-1] and reply.attempts == 0
 
@@ -118,7 +118,7 @@ def write_forever(folder, first):
     cache = Cache(folder)
     for i in count(first):
         request = ask(f"question {i}")
-        cache.put(request_key({}, request), {}, request, ChatReply(TEXT))
+        cache.put(compute_request_key({}, request), {}, request, ChatReply(TEXT))
 
 
 @pytest.mark.long

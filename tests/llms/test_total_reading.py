@@ -17,7 +17,7 @@ from llmrl.agents.llm_player.lessons import parse_lesson
 from llmrl.core.records import ChatReply
 from llmrl.core.spaces import ContinuousActions
 from llmrl.llms.cache import Cache
-from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
+from llmrl.llms.call_log import CALL_LOG_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt
@@ -291,7 +291,7 @@ def test_texts_are_cleaned_after_parsing():
 
 
 def asker(parse, path, model, **options):
-    client = make_client(model, Cache(path / "cache"), CallLog(path / FILE_NAME), **options)
+    client = make_client(model, Cache(path / "cache"), CallLog(path / CALL_LOG_NAME), **options)
     return StructuredQuery(client, "test", parse, lambda reason: Prompt(f"wrong: {reason}"), None, 0), client
 
 
@@ -314,7 +314,7 @@ def test_reader_exception_is_logged_as_invalid(tmp_path, caplog, error):
         assert asking.ask([Prompt("q")]) == [None]
         assert asking.counters["invalid_replies"] == asking.counters["fallbacks"] == 1
     assert type(error).__name__ in caplog.text
-    calls = list(read_calls(tmp_path / FILE_NAME))
+    calls = list(read_calls(tmp_path / CALL_LOG_NAME))
     assert [(call["valid"], call["cached"]) for call in calls] == [(False, False), (False, True)]
     assert type(error).__name__ in calls[0]["parse_error"]
 
@@ -323,7 +323,7 @@ def test_reply_log_precedes_parsing(tmp_path):
     lines = []
 
     def parse(reply):
-        lines.append((tmp_path / FILE_NAME).read_text())
+        lines.append((tmp_path / CALL_LOG_NAME).read_text())
         return reply.text
 
     asking, client = asker(parse, tmp_path, Says("a paid reply"))
@@ -336,7 +336,7 @@ def test_reply_log_precedes_parsing(tmp_path):
     asking, _ = asker(fail_on, tmp_path / "killed", Says("a paid reply"))
     with pytest.raises(KeyboardInterrupt):
         asking.ask([Prompt("q")])
-    [call] = read_calls(tmp_path / "killed" / FILE_NAME)
+    [call] = read_calls(tmp_path / "killed" / CALL_LOG_NAME)
     assert call["reply"] == "a paid reply" and call["valid"] is None
 
 
@@ -344,15 +344,15 @@ def test_lesson_may_contain_lone_surrogate(tmp_path):
     asking, _ = asker(lambda reply: parse_lesson(reply.text), tmp_path, Says(r'{"lesson": "a \ud800"}'))
     [lesson] = asking.ask([Prompt("q")])
     asking.ask([Prompt(f"you know: {lesson}")])
-    assert len(list(read_calls(tmp_path / FILE_NAME))) == 2
+    assert len(list(read_calls(tmp_path / CALL_LOG_NAME))) == 2
 
 
 def test_logs_with_unparseable_lines(tmp_path):
-    path = tmp_path / FILE_NAME
+    path = tmp_path / CALL_LOG_NAME
     ChatClient(EchoProvider(), call_log=CallLog(path)).chat([rule_request()])
     path.write_text(f'{{"hash": {"9" * 5000}}}\n' + "[" * 100_000 + "\n" + '{"parsed_call": "x"}\n' + path.read_text())
     assert [call["reply"] for call in read_calls(path)] == ["hi"]
-    assert CallLog(path).spent_before.calls == 1
+    assert CallLog(path).earlier_usage.calls == 1
 
 
 def rule_request():

@@ -11,8 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugin_util import markdown_to_safe_html
 
 from experiments import find_run_folder, run
-from llmrl.llms.call_log import FILE_NAME, read_calls
-from llmrl.llms.transcript import MAX_CHARACTERS, N_UNTHINNED, Transcript, format_call
+from llmrl.llms.call_log import CALL_LOG_NAME, read_calls
+from llmrl.llms.transcript import MAX_SHOWN_CHARACTERS, N_TEXTS_BEFORE_THINNING, Transcript, format_call
 from llmrl.loops.design_progress import AdaptationRecord
 
 
@@ -22,7 +22,7 @@ def call(time: float, reply: str = "r", **extra: object) -> dict:
 
 
 def write(folder: Path, *calls: dict, end: str = "") -> None:
-    with (folder / FILE_NAME).open("a") as file:
+    with (folder / CALL_LOG_NAME).open("a") as file:
         file.write("".join(json.dumps(record) + "\n" for record in calls) + end)
 
 
@@ -90,8 +90,8 @@ def test_long_questions_are_truncated_with_notice():
     messages = [{"role": "user", "content": f"number {i}"} for i in range(9)] + [{"role": "user", "content": words}]
     text = format_call(call(1.0, messages=messages))
     assert "6 earlier messages" in text and "number 5" not in text and "number 6" in text
-    assert f"{len(words) - MAX_CHARACTERS:,} characters " in text
-    assert "word0 " in text and "word19999" in text and len(text) < 2 * MAX_CHARACTERS
+    assert f"{len(words) - MAX_SHOWN_CHARACTERS:,} characters " in text
+    assert "word0 " in text and "word19999" in text and len(text) < 2 * MAX_SHOWN_CHARACTERS
     assert max(map(len, text.splitlines())) <= 160
 
 
@@ -99,7 +99,11 @@ def test_long_run_shows_limited_exchanges(tmp_path):
     write(tmp_path, *[call(float(time)) for time in range(8000)])
     transcript = Transcript(tmp_path)
     steps_with_text = [step for step in range(8000) if transcript(line(step, step + 0.5)) is not None]
-    assert steps_with_text[: N_UNTHINNED + 2] == [*range(N_UNTHINNED), N_UNTHINNED, N_UNTHINNED + 2]
+    assert steps_with_text[: N_TEXTS_BEFORE_THINNING + 2] == [
+        *range(N_TEXTS_BEFORE_THINNING),
+        N_TEXTS_BEFORE_THINNING,
+        N_TEXTS_BEFORE_THINNING + 2,
+    ]
     assert len(steps_with_text) <= 520 and steps_with_text[-1] > 7900
 
 
@@ -122,7 +126,7 @@ def test_resume_repeats_no_exchange(tmp_path, monkeypatch):
     monkeypatch.undo()
     run(*overrides)
     folder = find_run_folder(tmp_path)
-    calls = list(read_calls(folder / FILE_NAME))
+    calls = list(read_calls(folder / CALL_LOG_NAME))
     assert len(calls) == 5  # the third question was asked in both attempts
     accumulator = EventAccumulator(str(folder), size_guidance={"tensors": 0})
     accumulator.Reload()

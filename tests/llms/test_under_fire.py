@@ -154,7 +154,7 @@ def test_budget_bounds_all_threads(tmp_path, limit):
         with pytest.raises(BudgetExhausted, match=rf"llm\.budget\.{next(iter(limit))}="):
             chat.chat([ask(i) for i in range(300)])
         chat.close()
-    totals, n_lost = budget.spent, sum(exchange.fault in LOSSES for exchange in server.exchanges)
+    totals, n_lost = budget.usage, sum(exchange.fault in LOSSES for exchange in server.exchanges)
     assert totals.unsettled == n_lost > 0 and totals.calls == server.delivered.total()
     reservation = provider.cost(provider.count_tokens(ask(300).messages), 5000)
     assert totals.cost == pytest.approx(totals.calls * 25e-6)

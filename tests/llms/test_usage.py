@@ -97,15 +97,15 @@ def test_attempt_spans_send_to_reply():
     assert budget.worst_case_usage() == Usage(), "nothing is sent"
     budget.mark_sent(first)
     assert budget.worst_case_usage() == Usage(unsettled=1, unsettled_tokens=105, unsettled_cost=first.cost)
-    assert budget.spent == Usage()
+    assert budget.usage == Usage()
     assert budget.settle(first, reply()) is True
-    assert budget.worst_case_usage() == budget.spent == Usage().with_reply(reply(), first)
+    assert budget.worst_case_usage() == budget.usage == Usage().with_reply(reply(), first)
     assert budget.settle(first, reply()) is False, "a reply counts once"
-    assert budget.spent.calls == 1
+    assert budget.usage.calls == 1
     budget.mark_sent(first)
-    assert budget.worst_case_usage() == budget.spent, "what is settled is not sent again"
+    assert budget.worst_case_usage() == budget.usage, "what is settled is not sent again"
     assert budget.settle(second, reply(prompt=None)) is True
-    assert budget.spent == Usage().with_reply(reply(), first).with_reply(reply(prompt=None), second)
+    assert budget.usage == Usage().with_reply(reply(), first).with_reply(reply(prompt=None), second)
 
 
 def test_rejected_attempt_leaves_no_trace():
@@ -116,7 +116,7 @@ def test_rejected_attempt_leaves_no_trace():
     budget.mark_sent(first)
     budget.release(first)
     assert budget.worst_case_usage() == Usage()
-    assert budget.settle(first, reply()) is False and budget.spent == Usage()
+    assert budget.settle(first, reply()) is False and budget.usage == Usage()
     open_attempt(budget)
 
 
@@ -127,13 +127,13 @@ def test_abandonment_counts_after_send():
     budget.mark_sent(second_attempt)
     budget.abandon(attempt)
     total = Usage().with_lost_attempts([attempt])
-    assert budget.spent == total
+    assert budget.usage == total
     budget.abandon(attempt)
-    assert budget.spent == total, "it is lost once"
+    assert budget.usage == total, "it is lost once"
     assert budget.settle(attempt, reply()) is False
     budget.abandon(second_attempt)
     budget.abandon(unsent)
-    assert budget.spent == total.with_lost_attempts([second_attempt]) == budget.worst_case_usage()
+    assert budget.usage == total.with_lost_attempts([second_attempt]) == budget.worst_case_usage()
     assert budget.settle(unsent, reply()) is False, "it was released"
 
 
@@ -141,7 +141,7 @@ def test_calls_with_no_reply():
     budget = Budget()
     budget.record_failed_calls(2)
     budget.record_failed_calls(3)
-    assert budget.spent == Usage(failed=5)
+    assert budget.usage == Usage(failed=5)
 
 
 @pytest.mark.parametrize("limit", ["calls", "tokens", "usd"])
@@ -152,10 +152,10 @@ def test_single_limit_suffices(limit):
 @pytest.mark.parametrize("price", ["input_price", "output_price"])
 def test_only_dollar_limit_needs_prices(price):
     unpriced = EchoProvider(**{price: None})
-    Budget(calls=1, tokens=1).check(unpriced)
-    Budget(usd=0.0).check(EchoProvider())
+    Budget(calls=1, tokens=1).check_prices(unpriced)
+    Budget(usd=0.0).check_prices(EchoProvider())
     with pytest.raises(ConfigError, match="usd=0"):
-        Budget(usd=0.0).check(unpriced)
+        Budget(usd=0.0).check_prices(unpriced)
 
 
 @pytest.mark.parametrize(
@@ -169,19 +169,19 @@ def test_only_dollar_limit_needs_prices(price):
 def test_missing_replies_warn(limits, message):
     totals = Usage(calls=1000, tokens=2000, cost=1.0, unsettled=12, unsettled_tokens=1000, unsettled_cost=0.5)
     budget = Budget(**limits)
-    budget.spent = totals
+    budget.usage = totals
     (name,) = limits
     with pytest.raises(BudgetExhausted, match=f"{message}.*larger llm.budget.{name} "):
         open_attempt(budget)
     ignoring = Budget(**limits, unknown="ignore")
-    ignoring.spent = totals
+    ignoring.usage = totals
     open_attempt(ignoring)
-    ignoring.spent = replace(totals, calls=2000, tokens=4000, cost=2.0)
+    ignoring.usage = replace(totals, calls=2000, tokens=4000, cost=2.0)
     with pytest.raises(BudgetExhausted) as error:
         open_attempt(ignoring)
     assert re.search(r"spent [\d,]+, ", str(error.value)), "lost ones are not told"
     larger = Budget(**{name: limits[name] + 1})
-    larger.spent = totals
+    larger.usage = totals
     open_attempt(larger)
 
 

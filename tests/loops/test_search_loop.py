@@ -17,7 +17,7 @@ from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.plan import plan
 from llmrl.experiment.resources import RunResources
-from llmrl.llms.call_log import FILE_NAME as LEDGER
+from llmrl.llms.call_log import CALL_LOG_NAME as LEDGER
 from llmrl.llms.call_log import read_calls
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.play import PlayLoop

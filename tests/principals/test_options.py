@@ -10,7 +10,7 @@ from llmrl.core.protocols import Proposer
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.resources import CALL_POLICY_KEYS
 from llmrl.experiment.small_models import SmallModels
-from llmrl.llms.call_log import FILE_NAME, CallLog
+from llmrl.llms.call_log import CALL_LOG_NAME, CallLog
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
 from models import EchoProvider, make_request, make_scripted_client
@@ -60,7 +60,7 @@ def test_principals(name, spec):
 
 @pytest.mark.parametrize("name", sorted(set(LLMS) - {"none"}))
 def test_llms(name, tmp_path):
-    ChatClient(EchoProvider(), call_log=CallLog(tmp_path / FILE_NAME)).chat([make_request()])
+    ChatClient(EchoProvider(), call_log=CallLog(tmp_path / CALL_LOG_NAME)).chat([make_request()])
     arguments = {"calls": str(tmp_path)} if name == "replay" else {}
     node = {key: value for key, value in {**LLMS[name], **arguments}.items() if key not in CALL_POLICY_KEYS}
     model = builder(CLEANUP).build(node, "llm")

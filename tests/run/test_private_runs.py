@@ -21,7 +21,7 @@ from llmrl.core.privacy import create_files_privately, make_folder
 from llmrl.core.secrets import REDACTED
 from llmrl.core.terminal import GuardedStream
 from llmrl.llms.cache import Cache
-from llmrl.llms.call_log import FILE_NAME, CallLog
+from llmrl.llms.call_log import CALL_LOG_NAME, CallLog
 from llmrl.llms.client import ChatClient
 from llmrl.run.config_hash import config_hash
 from llmrl.run.files import LineFile, write_atomic, write_json
@@ -92,7 +92,7 @@ class TestSinks:
         assert "ValueError" in (tmp_path / "run.log").read_text() and find_leaks(tmp_path) == []
 
     def test_call_log_cache(self, tmp_path, secret):
-        client = ChatClient(EchoProvider(), Cache(tmp_path / "cache"), CallLog(tmp_path / FILE_NAME))
+        client = ChatClient(EchoProvider(), Cache(tmp_path / "cache"), CallLog(tmp_path / CALL_LOG_NAME))
         [reply] = client.chat([make_request(f"say {secret}", purpose=secret, schema={"title": secret})])
         assert reply.text == f"say {REDACTED}", "what is written down is what was used"
         assert len(list((tmp_path / "cache").rglob("*.json"))) == 1 and find_leaks(tmp_path) == []
@@ -220,7 +220,7 @@ def test_key_header(tmp_path, secret, caplog):
     caplog.set_level(logging.DEBUG)
     with recording_server() as (url, requests):
         provider = make_openai_model(url, "m", api_key_env="SOME_API_KEY")
-        client = ChatClient(provider, Cache(tmp_path / "cache"), CallLog(tmp_path / FILE_NAME))
+        client = ChatClient(provider, Cache(tmp_path / "cache"), CallLog(tmp_path / CALL_LOG_NAME))
         client.chat([make_request("a question")])
         client.close()
         assert secret not in provider.label and secret not in str(provider.identity)

@@ -15,7 +15,7 @@ import re
 from collections import Counter
 
 from llmrl.llms.provider import estimate_tokens
-from llmrl.llms.scripted import REFUSAL, RULES, UnreadPromptError
+from llmrl.llms.scripted import REFUSAL, RULE_MODULES, UnreadPromptError
 
 DRAFT = '{"action": "go away", "params": [9, 9], "plan": [{"skill": "explore", "object": ""}], "lever_0": 9}'
 PREFACES = (
@@ -120,7 +120,7 @@ def compute_answer(messages):
     """Return the reply of the first rule that understands the messages."""
     for purpose in ("control", "check", "principal", "search", "teacher", "lesson", "player"):
         try:
-            rule_reply = importlib.import_module(RULES[purpose]).reply(messages, 0, lambda note: None)
+            rule_reply = importlib.import_module(RULE_MODULES[purpose]).reply(messages, 0, lambda note: None)
         except (UnreadPromptError, LookupError, ValueError):
             continue
         return re.sub(r"\s*\n\s*", " ", rule_reply)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from llmrl.llms.call_log import FILE_NAME, read_calls
+from llmrl.llms.call_log import CALL_LOG_NAME, read_calls
 
 
 @dataclass
@@ -80,7 +80,7 @@ def read_call_totals(folder: Path) -> dict[Path, dict[str, CallTotals]]:
     """Return the totals of every run with calls in `folder` and below it, by run folder and model label."""
     return {
         path.parent: totals
-        for path in sorted(folder.rglob(FILE_NAME))
+        for path in sorted(folder.rglob(CALL_LOG_NAME))
         # A rerun moves the files of the replaced run into a folder `backup_*`.
         if not any(part.startswith("backup_") for part in path.relative_to(folder).parts)
         and (totals := read_model_totals(path.parent))
@@ -95,8 +95,8 @@ def read_run_totals(run: Path) -> CallTotals:
 def read_model_totals(run: Path) -> dict[str, CallTotals]:
     """Return the totals of the run in the folder `run`, by model label."""
     totals: dict[str, CallTotals] = {}
-    if (run / FILE_NAME).is_file():
-        for call in read_calls(run / FILE_NAME):
+    if (run / CALL_LOG_NAME).is_file():
+        for call in read_calls(run / CALL_LOG_NAME):
             totals.setdefault(str(call.get("model")), CallTotals()).add(call)
     return totals
 

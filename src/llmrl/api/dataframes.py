@@ -14,7 +14,7 @@ import numpy as np
 from llmrl.core.errors import CheckpointError, ConfigError, RunFolderError
 from llmrl.core.plain_data import read_json_object
 from llmrl.core.records import TOKEN_COUNT_FIELDS
-from llmrl.llms.call_log import FILE_NAME as CALLS
+from llmrl.llms.call_log import CALL_LOG_NAME as CALLS
 from llmrl.llms.call_log import read_calls
 from llmrl.results.principal_scores import ONLINE_PERFORMANCE, RECOMMENDATION, read_principal_scores
 from llmrl.results.run_records import RunRecord

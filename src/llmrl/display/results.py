@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llmrl.core.errors import RunFolderError
 from llmrl.core.trust import SHELL_PERMISSION
 from llmrl.display.console import print_fields, print_line, print_table, relative_to_cwd
-from llmrl.llms.call_log import FILE_NAME
+from llmrl.llms.call_log import CALL_LOG_NAME
 from llmrl.llms.usage import FAILED_CALLS_KEY, VALIDITY_KEYS
 from llmrl.llms.validity import validity_warning
 from llmrl.results.principal_scores import ONLINE_PERFORMANCE, RECOMMENDATION, RECOMMENDATION_ERROR, REFERENCE_LEVELS
@@ -140,7 +140,8 @@ def print_validity_warning(summary: Mapping[str, Any]) -> None:
     """Print the warning of `find_validity_warning`, if there is one."""
     if warning := find_validity_warning(summary):
         print_line(
-            f"WARNING: {warning}. These results rest on fallbacks; the replies are in {FILE_NAME}.", style="bold red"
+            f"WARNING: {warning}. These results rest on fallbacks; the replies are in {CALL_LOG_NAME}.",
+            style="bold red",
         )
 
 

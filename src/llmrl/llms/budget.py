@@ -14,7 +14,7 @@ from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.provider import Provider
 
 CHECK_INTERVAL_SECONDS = 0.1
-"""Seconds between two checks of a thread that waits for budget whether the run is to stop."""
+"""Interval, in seconds, at which a thread that waits for budget checks whether the run is to stop."""
 
 LATENCY_METRIC = "time/llm_latency"
 """Name of the metric with the sum of the latencies of all paid replies, in seconds."""
@@ -81,22 +81,22 @@ class Usage:
             unsettled_cost=self.unsettled_cost + (0.0 if reply.cost is not None else reservation.cost or 0.0),
         )
 
-    def with_lost_attempts(self, attempts: Iterable[Reservation]) -> Usage:
-        """Return the usage plus the reservations `attempts`, whose outcome is unknown."""
-        reservations = list(attempts)
+    def with_lost_attempts(self, reservations: Iterable[Reservation]) -> Usage:
+        """Return the usage plus the reservations of attempts whose outcome is unknown."""
+        lost = list(reservations)
         return replace(
             self,
-            unsettled=self.unsettled + len(reservations),
-            unsettled_tokens=self.unsettled_tokens + sum(reservation.tokens for reservation in reservations),
-            unsettled_cost=self.unsettled_cost + sum(reservation.cost or 0.0 for reservation in reservations),
+            unsettled=self.unsettled + len(lost),
+            unsettled_tokens=self.unsettled_tokens + sum(reservation.tokens for reservation in lost),
+            unsettled_cost=self.unsettled_cost + sum(reservation.cost or 0.0 for reservation in lost),
         )
 
     def metrics(self, are_prices_known: bool) -> dict[str, float]:
-        """Return totals since the start of the run, without unknown ones.
+        """Return the known totals since the start of the run.
 
         Paid: usage/llm_calls, llm_attempts, llm_failed_calls, llm_tokens, llm_cost (USD), and time/llm_latency, the
-        sum of latencies in seconds. Possibly charged: usage/llm_unsettled_calls (attempts with unknown outcome) and the
-        upper bounds llm_unsettled_tokens, if above 0, and llm_unsettled_cost, if `are_prices_known`.
+        sum of latencies in seconds. Possibly charged: usage/llm_unsettled_calls (attempts with unknown outcome) and, if
+        above 0, the upper bounds llm_unsettled_tokens and, if `are_prices_known`, llm_unsettled_cost.
         """
         metrics = {
             LATENCY_METRIC: self.seconds,
@@ -143,7 +143,7 @@ class Budget:
         unknown: Literal["count", "ignore"] = "count",
     ) -> None:
         self.calls, self.tokens, self.usd, self.unknown = calls, tokens, usd, unknown
-        self.spent = Usage()
+        self.usage = Usage()
         self._condition = threading.Condition()
         self._open_reservations: dict[str, Reservation] = {}
         self._sent_ids: set[str] = set()
@@ -153,7 +153,7 @@ class Budget:
         """True if there is at least one limit."""
         return any(limit is not None for limit in (self.calls, self.tokens, self.usd))
 
-    def check(self, provider: Provider) -> None:
+    def check_prices(self, provider: Provider) -> None:
         """Raise ConfigError if there is a limit in US dollars and the model's prices are unknown."""
         if self.usd is not None and None in (provider.input_price, provider.output_price):
             raise ConfigError(
@@ -176,8 +176,8 @@ class Budget:
         Raises:
             BudgetExhausted: the attempt could exceed a limit.
         """
-        prompt, reply = provider.count_tokens(request.messages), provider.max_reply_tokens or 0
-        reservation = Reservation(prompt + reply, provider.cost(prompt, reply))
+        n_prompt_tokens, n_reply_tokens = provider.count_tokens(request.messages), provider.max_reply_tokens or 0
+        reservation = Reservation(n_prompt_tokens + n_reply_tokens, provider.cost(n_prompt_tokens, n_reply_tokens))
         while True:
             with self._condition:
                 violation = self._describe_violation([*self._open_reservations.values(), reservation])
@@ -198,7 +198,7 @@ class Budget:
     def worst_case_usage(self) -> Usage:
         """Return the usage if all attempts in flight are counted as lost, as after a kill of this process."""
         with self._condition:
-            return self.spent.with_lost_attempts(
+            return self.usage.with_lost_attempts(
                 reservation for reservation in self._open_reservations.values() if reservation.id in self._sent_ids
             )
 
@@ -206,7 +206,7 @@ class Budget:
         """Count a reply and return True; if its reservation is already closed, only return False."""
         with self._condition:
             if self._close_reservation(reservation):
-                self.spent = self.spent.with_reply(reply, reservation)
+                self.usage = self.usage.with_reply(reply, reservation)
                 return True
             return False
 
@@ -221,14 +221,14 @@ class Budget:
         Later calls of `settle` and `release` for this reservation have no effect.
         """
         with self._condition:
-            in_flight = reservation.id in self._sent_ids
-            if self._close_reservation(reservation) and in_flight:
-                self.spent = self.spent.with_lost_attempts([reservation])
+            was_sent = reservation.id in self._sent_ids
+            if self._close_reservation(reservation) and was_sent:
+                self.usage = self.usage.with_lost_attempts([reservation])
 
-    def record_failed_calls(self, calls: int) -> None:
-        """Add `calls` to the number of calls that ended without a reply; their attempts are counted separately."""
+    def record_failed_calls(self, n_calls: int) -> None:
+        """Add `n_calls` to the number of calls that ended without a reply; their attempts are counted separately."""
         with self._condition:
-            self.spent = replace(self.spent, failed=self.spent.failed + calls)
+            self.usage = replace(self.usage, failed=self.usage.failed + n_calls)
 
     def _close_reservation(self, reservation: Reservation) -> bool:
         """Remove a reservation; return whether it was open, i.e. neither settled, released nor abandoned."""
@@ -237,8 +237,8 @@ class Budget:
         return self._open_reservations.pop(reservation.id, None) is not None
 
     def _describe_violation(self, reservations: list[Reservation]) -> tuple[str, str] | None:
-        """Return problem and remedy, one sentence each, if usage plus `reservations` exceeds a limit; else None."""
-        usage, includes_unknown = self.spent, self.unknown == "count"
+        """Return problem and remedy, one sentence each, if usage plus `reservations` exceeds a limit, else None."""
+        usage, includes_unknown = self.usage, self.unknown == "count"
         limits: list[tuple[str, float | None, float, float, float, str]] = [
             ("calls", self.calls, usage.calls, usage.unsettled, len(reservations), ","),
             ("tokens", self.tokens, usage.tokens, usage.unsettled_tokens, sum(r.tokens for r in reservations), ","),

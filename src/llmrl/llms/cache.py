@@ -57,9 +57,9 @@ class Cache:
         """
         if self.mode == "off":
             return None
-        path = self._path_of_key(key)
+        path = self._get_path(key)
         try:
-            return _parse_entry(json.loads(path.read_text(encoding="utf-8")))
+            return _parse_content(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
         except (ValueError, RecursionError) as error:
@@ -68,7 +68,7 @@ class Cache:
             self._damaged_paths.add(path)
             return None
         except OSError as error:
-            raise _access_error("read", path, error) from error
+            raise _make_access_error("read", path, error) from error
 
     def put(self, key: str, identity: Mapping[str, Any], request: ChatRequest, reply: ChatReply) -> ChatReply:
         """Cache `reply` in mode `readwrite`; return it with the texts of an already cached reply, if there is one.
@@ -78,14 +78,14 @@ class Cache:
         """
         if self.mode != "readwrite":
             return reply
-        path = self._path_of_key(key)
+        path = self._get_path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return self._write_entry(path, _build_entry(key, identity, request, reply), reply)
+            return self._write_file(path, _build_content(key, identity, request, reply), reply)
         except OSError as error:
-            raise _access_error("write", path, error) from error
+            raise _make_access_error("write", path, error) from error
 
-    def missing_reply_error(self, request: ChatRequest) -> LLMError:
+    def make_missing_reply_error(self, request: ChatRequest) -> LLMError:
         """Return the error for a request without a cached reply in mode `only`."""
         return LLMError(
             f"llm.cache=only, but {self.folder} holds no reply to this request (purpose {request.purpose!r}, prompt "
@@ -93,12 +93,12 @@ class Cache:
             "those of cached requests. Allow paid calls with llm.cache=readwrite"
         )
 
-    def _write_entry(self, path: Path, entry: dict[str, Any], reply: ChatReply) -> ChatReply:
-        """Write `entry` to `path` if no valid file exists there; return the result of `put`."""
+    def _write_file(self, path: Path, content: dict[str, Any], reply: ChatReply) -> ChatReply:
+        """Write `content` to `path` if no valid file exists there; return the result of `put`."""
         temporary_path = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
         try:
             with temporary_path.open("w", encoding="utf-8") as file:
-                json.dump(entry, file, ensure_ascii=False, indent=1)
+                json.dump(content, file, ensure_ascii=False, indent=1)
                 file.write("\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -106,32 +106,33 @@ class Cache:
                 # A hard link fails if `path` exists, also on network file systems; a rename would replace the file.
                 os.link(temporary_path, path)
             except FileExistsError:
-                previous = self.get(path.stem)
-                if previous is not None:
-                    return replace(reply, text=previous.text, finish=previous.finish, thoughts=previous.thoughts)
+                cached_reply = self.get(path.stem)
+                if cached_reply is not None:
+                    text, finish, thoughts = cached_reply.text, cached_reply.finish, cached_reply.thoughts
+                    return replace(reply, text=text, finish=finish, thoughts=thoughts)
                 temporary_path.rename(path)  # the existing file is damaged
             return reply
         finally:
             remove_ignoring_errors(temporary_path)
 
-    def _path_of_key(self, key: str) -> Path:
+    def _get_path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"
 
 
-def _build_entry(key: str, identity: Mapping[str, Any], request: ChatRequest, reply: ChatReply) -> dict[str, Any]:
+def _build_content(key: str, identity: Mapping[str, Any], request: ChatRequest, reply: ChatReply) -> dict[str, Any]:
     """Return the content of a reply's file, with redacted secrets; texts are lists of lines, for readability."""
     secrets = list_known_secrets()
-    redacted = redact_nested({"model": dict(identity), "purpose": request.purpose, "schema": request.schema}, secrets)
+    fields = redact_nested({"model": dict(identity), "purpose": request.purpose, "schema": request.schema}, secrets)
     messages = redact_nested(with_image_hashes(request.messages), secrets)
     return {
         "hash": key,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "model": redacted["model"],
-        "purpose": redacted["purpose"],
+        "model": fields["model"],
+        "purpose": fields["purpose"],
         "prompt": request.prompt,
         "repeat": request.repeat,
         "messages": [{**message, "content": message["content"].split("\n")} for message in messages],
-        "schema": redacted["schema"],
+        "schema": fields["schema"],
         "reply": {name: value for name, value in asdict(reply).items() if name in _REPLY_FIELDS}
         | {
             "finish": redact(reply.finish, secrets),
@@ -141,7 +142,7 @@ def _build_entry(key: str, identity: Mapping[str, Any], request: ChatRequest, re
     }
 
 
-def _access_error(verb: str, path: Path, error: OSError) -> RunFolderError:
+def _make_access_error(verb: str, path: Path, error: OSError) -> RunFolderError:
     reason = describe_write_error(path, error, "llm.cache_dir=<folder>")
     return RunFolderError(
         f"cannot {verb} the cache of replies {path}: {reason}. Choose another folder with llm.cache_dir=<folder>, or "
@@ -149,15 +150,15 @@ def _access_error(verb: str, path: Path, error: OSError) -> RunFolderError:
     )
 
 
-def _parse_entry(entry: Any) -> ChatReply:
-    """Return the reply in `entry`, the content of a file.
+def _parse_content(content: Any) -> ChatReply:
+    """Return the reply in the JSON content of a file.
 
     Raises:
         ValueError: the file contains no reply, or one with impossible numbers.
     """
-    if not isinstance(entry, dict) or not isinstance(entry.get("reply"), dict):
+    if not isinstance(content, dict) or not isinstance(content.get("reply"), dict):
         raise ValueError("it holds no reply")
-    fields = entry["reply"]
+    fields = content["reply"]
     texts = {name: "\n".join(parse_value(fields.get(name), list[str], name)) for name in ("text", "thoughts")}
     reply = parse_record(ChatReply, {"error": "", "sample": None, **fields, **texts, "attempts": 0})
     if impossible_fields := find_impossible_fields(reply):
@@ -165,7 +166,7 @@ def _parse_entry(entry: Any) -> ChatReply:
     return reply
 
 
-def request_key(identity: Mapping[str, Any], request: ChatRequest, sample_seed: int | None = None) -> str:
+def compute_request_key(identity: Mapping[str, Any], request: ChatRequest, sample_seed: int | None = None) -> str:
     """Return the hexadecimal SHA-256 of model identity, messages, schema, repeat index, question, adapter and seed.
 
     Descriptive fields (`purpose`, names of prompts) and transport settings (time-outs, limits, prices) are excluded.
@@ -207,7 +208,7 @@ class RepeatCounter:
                 continue
             # 60 bits of the hash distinguish requests and fit into the int64 arrays of the state.
             identity = {"model": request.model} if request.model != CHOSEN_MODEL else {}
-            request_hash = int(request_key(identity, request)[:15], 16)
+            request_hash = int(compute_request_key(identity, request)[:15], 16)
             numbered_requests.append(replace(request, repeat=request.repeat + self._counts[request_hash]))
             self._counts[request_hash] += 1
         return numbered_requests

@@ -27,9 +27,9 @@ from llmrl.core.secrets import redact_nested
 from llmrl.llms.budget import Budget, Reservation, Usage
 from llmrl.llms.images import with_image_files
 
-REFERENCE_KEY = "stored"
+STORED_VALUE_KEY = "stored"
 """JSON key of references to stored values, and of the lines that contain these values."""
-STORED_VALUE_PREFIX = f'{{"{REFERENCE_KEY}"'.encode()
+STORED_VALUE_PREFIX = f'{{"{STORED_VALUE_KEY}"'.encode()
 """First bytes of the lines that contain stored values."""
 
 _MIN_STORED_LENGTH = 200
@@ -55,8 +55,8 @@ class StoredValueWriter:
         key = hashlib.sha256(text.encode()).hexdigest()[:16]
         if key not in self._written_keys:
             self._written_keys.add(key)
-            lines.append({REFERENCE_KEY: key, "value": value})
-        return {REFERENCE_KEY: key}
+            lines.append({STORED_VALUE_KEY: key, "value": value})
+        return {STORED_VALUE_KEY: key}
 
 
 class StoredValueReader:
@@ -77,22 +77,22 @@ class StoredValueReader:
             return False
         # No call refers to a line that was truncated when the process was killed.
         with contextlib.suppress(ValueError, RecursionError):
-            self._offset_by_key[str(json.loads(line)[REFERENCE_KEY])] = offset
+            self._offset_by_key[str(json.loads(line)[STORED_VALUE_KEY])] = offset
         return True
 
     def resolve_references(self, call: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of `call` in which stored values replace references in messages and schema."""
-        resolved = dict(call)
+        resolved_call = dict(call)
         if isinstance(messages := call.get("messages"), list):
-            resolved["messages"] = [self._resolve_reference(message) for message in messages]
+            resolved_call["messages"] = [self._resolve_reference(message) for message in messages]
         if "schema" in call:
-            resolved["schema"] = self._resolve_reference(call["schema"])
-        return resolved
+            resolved_call["schema"] = self._resolve_reference(call["schema"])
+        return resolved_call
 
     def _resolve_reference(self, value: Any) -> Any:
-        if not (isinstance(value, Mapping) and REFERENCE_KEY in value):
+        if not (isinstance(value, Mapping) and STORED_VALUE_KEY in value):
             return value
-        offset = self._offset_by_key.get(str(value[REFERENCE_KEY]))
+        offset = self._offset_by_key.get(str(value[STORED_VALUE_KEY]))
         return value if offset is None else self._read_cached_value(offset)
 
     def _read_value(self, offset: int) -> Any:
@@ -103,11 +103,11 @@ class StoredValueReader:
 
 logger = logging.getLogger(__name__)
 
-FILE_NAME = "llm_calls.jsonl"
+CALL_LOG_NAME = "llm_calls.jsonl"
 """Name of the call log in a run folder."""
 
 VERDICT_KEY = "parsed_call"
-"""JSON key of lines with the verdict on the reply to a call; the value is the hash of the call."""
+"""JSON key of lines with a verdict (result of parsing the reply to a call); its value is the hash of the call."""
 _VERDICT_PREFIX = f'{{"{VERDICT_KEY}"'.encode()
 
 _TAIL_BYTES = 1 << 16
@@ -139,14 +139,14 @@ class Call:
     Attributes:
         request: the request.
         key: hash of the request and the model, which identifies the reply in the cache.
-        label: label of the model.
+        model_label: label of the model.
         sample_seed: seed to which the reply belongs; None: runs with all seeds share replies.
         verdict: verdict on the reply of the logged call; None: the call is not logged yet.
     """
 
     request: ChatRequest
     key: str
-    label: str = ""
+    model_label: str = ""
     sample_seed: int | None = None
     verdict: Verdict | None = None
 
@@ -162,7 +162,7 @@ class CallLog:
     usage of all processes of the run so far, in which attempts in flight count as lost.
 
     Attributes:
-        spent_before: usage of earlier processes of this run.
+        earlier_usage: usage of earlier processes of this run.
 
     Raises:
         RunFolderError: `path` cannot be written.
@@ -180,12 +180,12 @@ class CallLog:
                     file.seek(-1, os.SEEK_END)
                     if file.read(1) != b"\n":
                         file.write(b"\n")  # terminates an incomplete line
-            self.spent_before = _read_last_usage(path)
+            self.earlier_usage = _read_last_usage(path)
         except OSError as error:
-            raise _write_error(path, error) from error
+            raise _make_write_error(path, error) from error
 
-    def record_attempt(self, call: Call, attempt: int, reservation: Reservation, budget: Budget) -> None:
-        """Write the line of an attempt, before its request is sent; `attempt` is its number in the call, from 1.
+    def record_attempt(self, call: Call, attempt_number: int, reservation: Reservation, budget: Budget) -> None:
+        """Write the line of an attempt of `call`, numbered from 1, before its request is sent.
 
         Raises:
             RunFolderError: the line cannot be written; the request must not be sent.
@@ -194,12 +194,12 @@ class CallLog:
             "time": time.time(),
             "attempt_id": reservation.id,
             "hash": call.key,
-            "model": call.label,
+            "model": call.model_label,
             "sample_seed": call.sample_seed,
             "purpose": call.request.purpose,
             "prompt": call.request.prompt,
             "repeat": call.request.repeat,
-            "attempt": attempt,
+            "attempt": attempt_number,
             "reserved": {"tokens": reservation.tokens, "cost": reservation.cost},
         }
         self._write(line, budget, sync_to_disk=True)
@@ -240,7 +240,7 @@ class CallLog:
             "time": now,
             **({} if reservation is None else {"settled_attempt": reservation.id}),
             "hash": call.key,
-            "model": call.label,
+            "model": call.model_label,
             "identity": dict(identity),
             "sample_seed": call.sample_seed,
             "purpose": request.purpose,
@@ -313,7 +313,7 @@ class CallLog:
                     os.fsync(file.fileno())
         except OSError as error:
             self._stored_values = StoredValueWriter()  # the new stored values may be missing in the file
-            raise _write_error(self.path, error) from error
+            raise _make_write_error(self.path, error) from error
         self._is_last_write_complete = True
 
 
@@ -338,13 +338,13 @@ def read_calls(path: Path) -> Iterator[dict[str, Any]]:
                     yield {**call, "unsettled": True, "lost": unsettled_reasons[str(call["attempt_id"])]}
             elif VERDICT_KEY not in call and "outcome" not in call:
                 call.pop("settled_attempt", None)
-                yield with_verdict(stored_values.resolve_references(call), verdicts.get(call_key(call)))
+                yield with_verdict(stored_values.resolve_references(call), verdicts.get(get_call_id(call)))
 
 
 def _read_index(
     path: Path,
 ) -> tuple[StoredValueReader, dict[tuple[str, str], dict[str, Any]], dict[str, str | None]]:
-    """Return the stored values, the verdicts by `call_key`, and the reason of each attempt with unknown outcome."""
+    """Return the stored values, the verdicts by `get_call_id`, and the reason of each attempt with unknown outcome."""
     verdicts: dict[tuple[str, str], dict[str, Any]] = {}
     unsettled_reasons: dict[str, str | None] = {}
     stored_values, next_offset = StoredValueReader(path), 0
@@ -359,7 +359,7 @@ def _read_index(
             if (record := parse_log_line(line)) is None:
                 continue
             if VERDICT_KEY in record:
-                verdicts[call_key(record)] = record
+                verdicts[get_call_id(record)] = record
             elif "attempt_id" in record:
                 unsettled_reasons[str(record["attempt_id"])] = None
             elif record.get("outcome") == "lost":
@@ -378,7 +378,7 @@ def parse_log_line(line: str | bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def call_key(record: Mapping[str, Any]) -> tuple[str, str]:
+def get_call_id(record: Mapping[str, Any]) -> tuple[str, str]:
     """Return the key (hash, time) that identifies a call and the verdict on its reply."""
     return str(record.get(VERDICT_KEY, record.get("hash"))), str(record.get("time"))
 
@@ -392,7 +392,7 @@ def with_verdict(call: dict[str, Any], verdict: Mapping[str, Any] | None) -> dic
     }
 
 
-def _write_error(path: Path, error: OSError) -> RunFolderError:
+def _make_write_error(path: Path, error: OSError) -> RunFolderError:
     return RunFolderError(f"cannot write the call log {path}: {describe_write_error(path, error)}")
 
 

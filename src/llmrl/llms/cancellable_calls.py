@@ -12,9 +12,9 @@ from llmrl.core.threads import make_daemon_thread
 from llmrl.llms.budget import Reservation
 
 STOP_CHECK_SECONDS = 0.1
-"""Seconds between two checks of a waiting thread whether the run is to stop."""
+"""Interval, in seconds, at which a waiting thread checks whether the run is to stop."""
 MAX_STOP_WAIT_SECONDS = 3.0
-"""Maximum number of seconds that a stopping run waits for replies in flight, because they are paid."""
+"""Maximum number of seconds for which a stopping run waits for replies in flight, because they are paid."""
 
 Answer = TypeVar("Answer")
 
@@ -34,7 +34,7 @@ class PendingCall:
         self.reservation: Reservation | None = None
         self.is_abandoned = self.is_lost = False
 
-    def start(self) -> None:
+    def start_attempt(self) -> None:
         """Mark the start of an attempt.
 
         Raises:
@@ -45,7 +45,7 @@ class PendingCall:
                 raise CallInterrupted("the call was abandoned")
             self._is_in_flight = True
 
-    def finish(self) -> None:
+    def finish_attempt(self) -> None:
         """Mark the end of an attempt, with or without a reply; another may follow."""
         with self._lock:
             self._is_in_flight = False
@@ -63,13 +63,13 @@ class RequestBatch(Generic[Answer]):
     `concurrent.futures` is unsuitable, because Python waits for its threads at exit.
 
     Args:
-        request: function from the index of a call and its state to its answer; an exception ends the batch.
+        make_call: function from the index of a call and its state to its answer; an exception ends the batch.
         n_calls: number of calls.
         max_threads: maximum number of threads, >= 1.
     """
 
-    def __init__(self, request: Callable[[int, PendingCall], Answer], n_calls: int, max_threads: int) -> None:
-        self._request = request
+    def __init__(self, make_call: Callable[[int, PendingCall], Answer], n_calls: int, max_threads: int) -> None:
+        self._make_call = make_call
         self.pending_calls = [PendingCall() for _ in range(n_calls)]
         self.answers: list[Answer | None] = [None] * n_calls
         self._remaining_indices = iter(range(n_calls))
@@ -77,13 +77,13 @@ class RequestBatch(Generic[Answer]):
         self._condition = threading.Condition()
         self._error: BaseException | None = None
         for _ in range(min(max_threads, n_calls)):
-            make_daemon_thread("llm", self._run_thread).start()
+            make_daemon_thread("llm", self._run_worker).start()
 
     def wait(self, should_stop: Callable[[], bool]) -> None:
         """Wait for all answers, but at most `MAX_STOP_WAIT_SECONDS` after `should_stop` returned true.
 
         Raises:
-            Exception: `request` raised it.
+            Exception: `make_call` raised it.
         """
         deadline: float | None = None
         with self._condition:
@@ -96,7 +96,7 @@ class RequestBatch(Generic[Answer]):
         if self._error is not None:
             raise self._error
 
-    def _run_thread(self) -> None:
+    def _run_worker(self) -> None:
         """Make one call after another until none remains. Each thread runs this."""
         while True:
             with self._condition:
@@ -104,7 +104,7 @@ class RequestBatch(Generic[Answer]):
             if i is None:
                 return
             try:
-                answer = self._request(i, self.pending_calls[i])
+                answer = self._make_call(i, self.pending_calls[i])
             except BaseException as error:  # noqa: BLE001  (raised in the waiting thread)
                 with self._condition:
                     self._error = error

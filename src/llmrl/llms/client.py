@@ -18,9 +18,8 @@ from llmrl.core.errors import CallNotMade, LLMError
 from llmrl.core.records import CHOSEN_MODEL, ChatReply, ChatRequest, State
 from llmrl.core.threads import make_daemon_thread
 from llmrl.llms.budget import Budget
-from llmrl.llms.cache import Cache, CacheMode, RepeatCounter, request_key
-from llmrl.llms.call_log import FILE_NAME as CALL_LOG_NAME
-from llmrl.llms.call_log import Call, CallLog
+from llmrl.llms.cache import Cache, CacheMode, RepeatCounter, compute_request_key
+from llmrl.llms.call_log import CALL_LOG_NAME, Call, CallLog
 from llmrl.llms.endpoint import Endpoint, SharedServices
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.provider import Provider
@@ -77,10 +76,10 @@ def build_client(
     return ChatClient(
         provider,
         cache,
-        policies=replace(settings, limits=settings.limits.shared(provider.rate_limit_account)),
+        policies=replace(settings, limits=settings.limits.for_account(provider.rate_limit_account)),
         sample_seed=None if settings.share_cache else seed,
         additional_models={
-            name: (additional_provider, limits.shared(additional_provider.rate_limit_account))
+            name: (additional_provider, limits.for_account(additional_provider.rate_limit_account))
             for name, (additional_provider, limits) in (additional_models or {}).items()
         },
     )
@@ -101,7 +100,7 @@ class ChatClient:
     budget, retries and totals; each has separate rate limits.
 
     There are two kinds of totals. The *used* totals (`llm/...`) count every reply once, whether paid or cached. They
-    are saved in checkpoints and do not depend on interruptions. The *spent* totals (`usage/llm_...`) count the paid
+    are saved in checkpoints and do not depend on interruptions. The *paid* totals (`usage/llm_...`) count the paid
     usage of all processes of the run, and depend on the content of the cache.
 
     Args:
@@ -161,7 +160,7 @@ class ChatClient:
     def _set_call_log(self, call_log: CallLog | None) -> None:
         self.services.call_log = call_log
         if call_log is not None:
-            self.budget.spent = call_log.spent_before
+            self.budget.usage = call_log.earlier_usage
 
     def check(self) -> None:
         """Raise LLMError or ConfigError if a model cannot be used or the budget cannot be enforced."""
@@ -201,13 +200,13 @@ class ChatClient:
         """
         answers = self.fetch(requests)
         self.record_replies(answers)
-        return self.replies_or_raise(answers)
+        return self.unwrap_replies(answers)
 
     def fetch(self, requests: Sequence[ChatRequest]) -> FetchedReplies:
         """Return the replies or errors of `requests` without adding them to totals. Threads may call this.
 
         `LLMError` is returned, not raised. To use the replies, pass the return value to `record_replies` and
-        `replies_or_raise`.
+        `unwrap_replies`.
         """
         with self._lock:
             numbered_requests = self._repeats.assign_repeats(requests)
@@ -215,7 +214,7 @@ class ChatClient:
         calls = [
             Call(
                 request,
-                request_key(identities[request.model], request, self.sample_seed),
+                compute_request_key(identities[request.model], request, self.sample_seed),
                 self.model_label(request.model),
                 self.sample_seed,
             )
@@ -233,19 +232,17 @@ class ChatClient:
         return FetchedReplies(calls, [result for result in results if result is not None])
 
     def _send(
-        self, calls: Sequence[Call], indices: Mapping[str, Sequence[int]]
+        self, calls: Sequence[Call], indices_by_model: Mapping[str, Sequence[int]]
     ) -> list[tuple[int, ChatReply | LLMError]]:
-        """Send `calls[i]` for i in `indices[name]` to the model `name`; return pairs of i and answer."""
-        calls_by_model = {name: [calls[i] for i in model_indices] for name, model_indices in indices.items()}
-        batch_by_model = {name: self.endpoints[name].start(model_calls) for name, model_calls in calls_by_model.items()}
+        """Send `calls[i]` for i in `indices_by_model[name]` to the model `name`; return pairs of i and answer."""
+        calls_by_model = {name: [calls[i] for i in indices] for name, indices in indices_by_model.items()}
+        batch_by_model = {name: self.endpoints[name].start_batch(batch) for name, batch in calls_by_model.items()}
         try:
-            return [
-                answer
-                for name, model_calls in calls_by_model.items()
-                for answer in zip(
-                    indices[name], self.endpoints[name].wait(model_calls, batch_by_model[name]), strict=True
-                )
-            ]
+            answers: list[tuple[int, ChatReply | LLMError]] = []
+            for name, model_calls in calls_by_model.items():
+                model_answers = self.endpoints[name].wait_for_batch(model_calls, batch_by_model[name])
+                answers += zip(indices_by_model[name], model_answers, strict=True)
+            return answers
         finally:
             # Also if Ctrl-C has interrupted a wait. Completed batches are not changed.
             for name, batch in batch_by_model.items():
@@ -271,7 +268,7 @@ class ChatClient:
         if self.services.call_log is not None:
             self.services.call_log.record_verdicts(verdicts)
 
-    def replies_or_raise(self, fetched: FetchedReplies) -> list[ChatReply]:
+    def unwrap_replies(self, fetched: FetchedReplies) -> list[ChatReply]:
         """Return the fetched replies in the order of their requests, or raise an error of `chat`.
 
         With `failures=fall_back`, empty replies replace errors, except BudgetExhausted and CallInterrupted.
@@ -291,11 +288,11 @@ class ChatClient:
         self.validity.check(self.label, self.policies.max_invalid)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of `ReplyTotals` (used), `Validity`, and `Usage` (spent) since the start of the run."""
+        """Return the metrics of `ReplyTotals` (used), `Validity`, and `Usage` (paid) since the start of the run."""
         providers = [endpoint.provider for endpoint in self.endpoints.values()]
         are_prices_known = all(None not in (provider.input_price, provider.output_price) for provider in providers)
         with self._lock:
-            return self._totals.metrics() | self.validity.metrics() | self.budget.spent.metrics(are_prices_known)
+            return self._totals.metrics() | self.validity.metrics() | self.budget.usage.metrics(are_prices_known)
 
     def state_dict(self) -> State:
         with self._lock:
@@ -335,7 +332,7 @@ class RequestDispatcher(Generic[Caller]):
             self._unsent_requests.append((caller, requests))
             return
         self._n_in_flight += 1
-        make_daemon_thread("mail", self._fetch, caller, requests).start()
+        make_daemon_thread("llm-dispatch", self._fetch, caller, requests).start()
 
     def receive(self) -> list[tuple[Caller, FetchedReplies]]:
         """Return all replies that have arrived, with their callers; wait for one if requests are in flight.

@@ -1,6 +1,6 @@
 """Calls of a run to one model: cache, rate limits, retries, budget and call log of a provider.
 
-A call passes through these steps, each of which is a class that can be disabled. `slot` and `pause` are rate limits:
+A call passes through these steps, of which `slot` and `pause` are rate limits:
 
     cache -> slot, cache again -> retry(budget -> pause -> call log of the attempt -> provider) -> cache -> call log
 """
@@ -29,7 +29,7 @@ from llmrl.llms.retry import Retry, TransientError
 logger = logging.getLogger(__name__)
 
 SentBatch = RequestBatch[Any] | None
-"""Batch that `Endpoint.start` sent; None: a model in this process computes the replies in `Endpoint.wait`."""
+"""Batch that `start_batch` returned; None: a model in this process computes the replies in `wait_for_batch`."""
 STOPPING_REASON = "the run is stopping, so no further requests are sent to the language model"
 ABANDONED_REASON = "the call was abandoned before its reply arrived"
 """Logged reason why the outcome of an abandoned attempt is unknown."""
@@ -59,11 +59,11 @@ class Endpoint:
 
     def __init__(self, provider: Provider, limits: RateLimit, services: SharedServices) -> None:
         self.provider, self.limits, self.services, self.label = provider, limits, services, provider.label
-        self._has_warned_of_counts = False
+        self._has_warned_of_impossible_counts = False
 
     def check(self) -> None:
         """Raise LLMError or ConfigError if the model cannot be used or the budget cannot be enforced."""
-        self.services.budget.check(self.provider)
+        self.services.budget.check_prices(self.provider)
         if self.services.cache is None or self.services.cache.mode != "only":
             self.provider.check()
 
@@ -77,12 +77,12 @@ class Endpoint:
             text, thoughts = replace_surrogates(result.text), replace_surrogates(result.thoughts)
             result = replace(result, text=text, thoughts=thoughts, latency=time.perf_counter() - start)
         elif self.services.cache.mode == "only":
-            result = self.services.cache.missing_reply_error(call.request)
+            result = self.services.cache.make_missing_reply_error(call.request)
         if result is not None:
             self._log_call(call, result)
         return result
 
-    def start(self, calls: Sequence[Call]) -> SentBatch:
+    def start_batch(self, calls: Sequence[Call]) -> SentBatch:
         """Send requests in threads, as many at once as the limits allow; return None for a model in this process."""
         if not self.provider.remote:
             return None
@@ -90,8 +90,8 @@ class Endpoint:
             lambda i, pending_call: self._request_reply(calls[i], pending_call), len(calls), self.limits.concurrency
         )
 
-    def wait(self, calls: Sequence[Call], batch: SentBatch) -> list[ChatReply | LLMError]:
-        """Return the replies or errors of `calls`, whose batch `start` returned."""
+    def wait_for_batch(self, calls: Sequence[Call], batch: SentBatch) -> list[ChatReply | LLMError]:
+        """Return the replies or errors of `calls`, whose batch `start_batch` returned."""
         if batch is None:
             return self._complete_locally(calls)
         batch.wait(self.services.should_stop)
@@ -105,7 +105,7 @@ class Endpoint:
         for pending_call, answer in zip(batch.pending_calls, list(batch.answers), strict=True):
             if answer is None and not pending_call.is_abandoned and pending_call.abandon():
                 assert pending_call.reservation is not None
-                self._settle_failed_attempt(pending_call.reservation, False, ABANDONED_REASON)
+                self._settle_failed_attempt(pending_call.reservation, is_free=False, reason=ABANDONED_REASON)
 
     def _complete_locally(self, calls: Sequence[Call]) -> list[ChatReply | LLMError]:
         """Return the replies of a model in this process, which gets all requests that the budget allows at once."""
@@ -141,7 +141,7 @@ class Endpoint:
     def _request_reply(self, call: Call, pending_call: PendingCall) -> ChatReply | LLMError:
         """Return the reply of the provider, or the error after all retries; cache and log it."""
         try:
-            with self.limits.slot(functools.partial(self._wait_unless_stopped, pending_call=pending_call)):
+            with self.limits.hold_slot(functools.partial(self._wait_unless_stopped, pending_call=pending_call)):
                 self._wait_unless_stopped(0.0, pending_call)
                 # Another process may have cached the reply to an equal request while this one waited for a slot.
                 reply = self.read_cache(call)
@@ -156,7 +156,7 @@ class Endpoint:
         start = time.perf_counter()
         try:
             reply, reservation = self.services.retry(
-                lambda attempt: self._attempt(call, attempt, start, pending_call),
+                lambda number: self._make_attempt(call, number, start, pending_call),
                 functools.partial(self._wait_unless_stopped, pending_call=pending_call),
             )
         except CallNotMade:
@@ -169,8 +169,8 @@ class Endpoint:
             raise CallInterrupted("the call was abandoned")
         return self._cache_and_log(call, reply, reservation)
 
-    def _attempt(
-        self, call: Call, attempt: int, start: float, pending_call: PendingCall
+    def _make_attempt(
+        self, call: Call, attempt_number: int, start: float, pending_call: PendingCall
     ) -> tuple[ChatReply, Reservation]:
         """Make one attempt; at its end, settle, release or abandon its reservation.
 
@@ -188,33 +188,33 @@ class Endpoint:
             # The attempt is counted and logged before it is sent, so that it counts even if this process is killed.
             self.services.budget.mark_sent(reservation)
             if self.services.call_log is not None:
-                self.services.call_log.record_attempt(call, attempt, reservation, self.services.budget)
-            pending_call.start()
+                self.services.call_log.record_attempt(call, attempt_number, reservation, self.services.budget)
+            pending_call.start_attempt()
             is_sent = True
             [provider_reply] = self.provider.complete([call.request])
-            reply = self._finalize_reply(provider_reply, attempt, start)
+            reply = self._finalize_reply(provider_reply, attempt_number, start)
         except BaseException as error:
             retry_after = error.retry_after if isinstance(error, TransientError) else None
             if retry_after is not None and retry_after <= self.services.retry.max_retry_after:
                 self.limits.start_pause(retry_after)
-            pending_call.finish()
+            pending_call.finish_attempt()
             if not pending_call.is_lost:
                 is_free = not is_sent or (isinstance(error, LLMError) and error.refused)
                 reason = str(error) if isinstance(error, LLMError) else type(error).__name__
                 self._settle_failed_attempt(reservation, is_free, reason, is_logged)
             raise
-        pending_call.finish()
+        pending_call.finish_attempt()
         self.services.budget.settle(reservation, reply)
         return reply, reservation
 
-    def _finalize_reply(self, reply: ChatReply, attempt: int, start: float) -> ChatReply:
+    def _finalize_reply(self, reply: ChatReply, n_attempts: int, start: float) -> ChatReply:
         """Return a reply with cost, latency since `start` (`time.perf_counter`), and number of attempts.
 
         None replaces impossible counts, so that they do not change the budget.
         """
         impossible_fields = find_impossible_fields(reply)
-        if impossible_fields and not self._has_warned_of_counts:
-            self._has_warned_of_counts = True
+        if impossible_fields and not self._has_warned_of_impossible_counts:
+            self._has_warned_of_impossible_counts = True
             logger.warning(
                 "%s reported a reply with the impossible counts %s; they are treated as unknown (logged once)",
                 self.label,
@@ -232,7 +232,7 @@ class Endpoint:
             cost=self.provider.cost(*counts) if reply.cost is None else reply.cost,
             latency=time.perf_counter() - start,
             # A replayed reply has 0 attempts, because nothing was sent.
-            attempts=attempt if reply.attempts else 0,
+            attempts=n_attempts if reply.attempts else 0,
         )
 
     def _settle_failed_attempt(
@@ -270,7 +270,7 @@ class Endpoint:
             call.verdict = self.services.call_log.record_call(call, identity, result, self.services.budget, reservation)
 
     def _wait_unless_stopped(self, seconds: float, pending_call: PendingCall) -> None:
-        """Wait; raise CallInterrupted if the run is to stop or the call is abandoned.
+        """Wait for `seconds`; raise CallInterrupted if the run is to stop or the call is abandoned.
 
         The thread sleeps for at most `STOP_CHECK_SECONDS` at once, because a signal handler cannot wake it safely.
         """
@@ -278,7 +278,7 @@ class Endpoint:
         while True:
             if pending_call.is_abandoned or self.services.should_stop():
                 raise CallInterrupted(STOPPING_REASON)
-            remaining = end - time.monotonic()
-            if remaining <= 0:
+            remaining_seconds = end - time.monotonic()
+            if remaining_seconds <= 0:
                 return
-            time.sleep(min(remaining, STOP_CHECK_SECONDS))
+            time.sleep(min(remaining_seconds, STOP_CHECK_SECONDS))

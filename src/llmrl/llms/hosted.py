@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-CLIENT_FIELDS = {
+RESERVED_FIELDS = {
     *("model", "messages", "contents", "system", "system_instruction", "systemInstruction", "stream", "stream_options"),
     *("temperature", "top_p", "seed", "random_seed", "stop", "stop_sequences", "generationConfig", "generation_config"),
     *("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict", "options", "extra_body"),
@@ -39,10 +39,10 @@ UNSUPPORTED_FIELDS = {
 
 
 MAX_TOKEN_COUNT = 10**9
-"""Token counts of this size or more are treated as errors of the server."""
+"""Token counts that a server reports must be smaller; others are treated as unknown."""
 MAX_MESSAGE_LENGTH = 500
 """Maximum number of characters of a provider's text that error messages quote."""
-OVERLOADED = 529
+STATUS_OVERLOADED = 529
 """HTTP status of Anthropic for a request that it refuses without processing it."""
 
 
@@ -88,7 +88,7 @@ class HostedSettings:
         if self.stop is not None and not all(self.stop):
             raise ConfigError("llm.stop contains an empty text, which would end every reply; remove it")
         for name, value in (self.extra_body or {}).items():
-            if name in CLIENT_FIELDS:
+            if name in RESERVED_FIELDS:
                 raise ConfigError(
                     f"llm.extra_body.{name} is reserved for the client; use the corresponding option of llm"
                 )
@@ -218,10 +218,10 @@ def parse_message(message: Mapping[str, Any], usage: Mapping[str, Any], finish: 
     unclosed_thought = f"<think>\n{thoughts}"
     if thoughts and not text.strip():
         text = unclosed_thought
-    return ChatReply(text, finish=finish, thoughts="" if text == unclosed_thought else thoughts, **_token_counts(usage))
+    return ChatReply(text, finish=finish, thoughts="" if text == unclosed_thought else thoughts, **_parse_usage(usage))
 
 
-def _token_counts(usage: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     """Return the token counts in a provider's `usage`, by the names of the fields of `ChatReply`.
 
     Completion tokens include reasoning tokens. If the total shows that a provider counts them separately, they are
@@ -236,10 +236,11 @@ def _token_counts(usage: Mapping[str, Any]) -> dict[str, Any]:
         "reasoning_tokens": _as_mapping(usage.get("completion_tokens_details")).get("reasoning_tokens"),
     }
     counts = {name: parse_token_count(value) for name, value in reported_counts.items()}
-    prompt, completion, reasoning = counts["prompt_tokens"], counts["completion_tokens"], counts["reasoning_tokens"]
-    if prompt is not None and completion is not None and reasoning:
-        is_separate = usage.get("total_tokens") == prompt + completion + reasoning
-        counts["completion_tokens"] = completion + reasoning if is_separate or reasoning > completion else completion
+    n_prompt, n_completion, n_reasoning = (counts[f"{part}_tokens"] for part in ("prompt", "completion", "reasoning"))
+    if n_prompt is not None and n_completion is not None and n_reasoning:
+        excludes_reasoning = usage.get("total_tokens") == n_prompt + n_completion + n_reasoning
+        if excludes_reasoning or n_reasoning > n_completion:
+            counts["completion_tokens"] = n_completion + n_reasoning
     return counts
 
 
@@ -255,13 +256,13 @@ def check_address(address: str, plain_http: bool, option_name: str) -> None:
     check_transport_security(address, plain_http, option_name)
 
 
-def is_refused(status: int) -> bool:
-    """Return whether a server with this HTTP error status has certainly generated nothing.
+def is_refusal_status(status: int) -> bool:
+    """Return whether a server that answers with this HTTP error status has certainly generated nothing.
 
     A refused request (4xx: no key, too many requests, prompt too long) is not charged. A failure of the server or a
     gateway (5xx), or a time-out (408), may occur while a reply is generated.
     """
-    return (300 <= status < 500 and status != 408) or status == OVERLOADED
+    return (300 <= status < 500 and status != 408) or status == STATUS_OVERLOADED
 
 
 def parse_token_count(value: object) -> int | None:

@@ -27,10 +27,10 @@ IMAGE_FOLDER = "llm_images"
 """Subfolder of a run folder with the images of its requests; each distinct image is one file."""
 
 _DATA_URL_PREFIX = "data:image/png;base64,"
-_TILE, _TILE_TOKENS, _BASE_TOKENS = 512, 170, 85
+_TILE_SIDE, _TILE_TOKENS, _BASE_TOKENS = 512, 170, 85
 _PIXELS_PER_TOKEN = 750
-_MIN_TOKENS = 258
-"""Numbers of the rules in `image_tokens`."""
+_GOOGLE_MIN_TOKENS = 258
+"""Constants of the rules in `estimate_image_tokens`."""
 
 
 def encode_frame(frame: np.ndarray, side: int) -> str:
@@ -64,18 +64,18 @@ def image_size(url: str) -> tuple[int, int]:
     return Image.open(io.BytesIO(_decode_url(url))).size
 
 
-def image_tokens(width: int, height: int) -> int:
+def estimate_image_tokens(width: int, height: int) -> int:
     """Return an estimate of the tokens of an image, the maximum over the published rules of three providers.
 
     OpenAI: 85, plus 170 for each tile of 512 x 512 pixels; Anthropic: 1 per 750 pixels; Google: at least 258.
     """
-    tiles = math.ceil(width / _TILE) * math.ceil(height / _TILE)
-    return max(_BASE_TOKENS + _TILE_TOKENS * tiles, math.ceil(width * height / _PIXELS_PER_TOKEN), _MIN_TOKENS)
+    tiles = math.ceil(width / _TILE_SIDE) * math.ceil(height / _TILE_SIDE)
+    return max(_BASE_TOKENS + _TILE_TOKENS * tiles, math.ceil(width * height / _PIXELS_PER_TOKEN), _GOOGLE_MIN_TOKENS)
 
 
 def count_image_tokens(message: Mapping[str, Any]) -> int:
     """Return an estimate of the number of tokens of all images of a message."""
-    return sum(image_tokens(*image_size(url)) for url in message.get(IMAGES_KEY, ()))
+    return sum(estimate_image_tokens(*image_size(url)) for url in message.get(IMAGES_KEY, ()))
 
 
 def to_content_parts(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from typing import Any
 
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.hosted import HostedProvider, HostedSettings, check_address, is_refused, parse_message
+from llmrl.llms.hosted import HostedProvider, HostedSettings, check_address, is_refusal_status, parse_message
 from llmrl.llms.images import to_content_parts
-from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
+from llmrl.llms.retry import RETRIABLE_STATUSES, TransientError, parse_retry_after
 
 logger = logging.getLogger(__name__)
 
@@ -23,21 +23,22 @@ _EFFORT_FIELDS = ("reasoning_effort", "effort", "thinkingLevel")
 """Fields of providers' requests that contain a thinking budget (tokens) or a level of effort."""
 MIN_ANTHROPIC_BUDGET = 1024
 """Minimum thinking budget of Anthropic's models, in tokens."""
-_OPTION_NAMES = {"seed": "sampling_seed", "thinking": "thinking_budget", "max_tokens": "max_tokens"}
+_OPTION_BY_ARGUMENT = {"seed": "sampling_seed", "thinking": "thinking_budget"}
+"""Options of llm= by argument of `litellm.completion`, where their names differ."""
 
 
-def _has_effort(request: dict[str, Any], effort: str) -> bool:
-    """Return whether a request contains `effort` as a level, a thinking budget, or thinking switched on or off."""
+def _contains_effort(request: dict[str, Any], effort: str) -> bool:
+    """Return whether a request expresses `effort` by a level, a thinking budget, or thinking switched on or off."""
     fields = list(_nested_fields(request))
     if levels := [value for name, value in fields if name in _EFFORT_FIELDS]:
         return effort in levels
-    if _thinking_budgets(request):
+    if _list_thinking_budgets(request):
         return True
     switch = next((value for name, value in fields if name == "type" and value in ("enabled", "disabled")), None)
     return {"enabled": effort == "high", "disabled": effort == "none", None: effort == "none"}[switch]
 
 
-def _thinking_budgets(request: dict[str, Any]) -> list[int]:
+def _list_thinking_budgets(request: dict[str, Any]) -> list[int]:
     """Return the thinking budgets in a request, in tokens."""
     return [value for name, value in _nested_fields(request) if name in _BUDGET_FIELDS and isinstance(value, int)]
 
@@ -50,7 +51,7 @@ def _nested_fields(value: Any) -> Iterator[tuple[str, Any]]:
             yield from _nested_fields(inner)
 
 
-BLOCK_LENGTH = 2000
+MIN_BLOCK_LENGTH = 2000
 """Minimum number of characters of a block of a long message, about 500 tokens.
 
 Anthropic compares only the 20 blocks before a cache mark with its cache, so blocks must not be short.
@@ -137,19 +138,17 @@ class LiteLLMChat(HostedProvider):
             "max_tokens": self.max_reply_tokens,
         }
         arguments: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-        seed = {} if settings.sampling_seed is None else {"seed": settings.sampling_seed}
-        request = self._request_parameters(arguments | seed)
-        if settings.reasoning_effort is not None and not _has_effort(request, settings.reasoning_effort):
+        seed_argument = {} if settings.sampling_seed is None else {"seed": settings.sampling_seed}
+        request = self._build_request_parameters(arguments | seed_argument)
+        if settings.reasoning_effort is not None and not _contains_effort(request, settings.reasoning_effort):
             problem = "it would be sent as another effort, or not at all; use another one or null"
             raise self._setting_error("reasoning_effort", settings.reasoning_effort, problem)
-        limit = arguments.get("max_tokens")
-        if limit is not None and (budget := max(_thinking_budgets(request), default=0)) >= limit:
-            problem = (
-                f"it means {budget} tokens of thought, which llm.max_tokens={limit} includes; increase llm.max_tokens"
-            )
+        max_tokens = arguments.get("max_tokens")
+        if max_tokens is not None and (budget := max(_list_thinking_budgets(request), default=0)) >= max_tokens:
+            problem = f"it means {budget} tokens of thought, which llm.max_tokens={max_tokens} includes; increase it"
             raise self._setting_error("reasoning_effort", settings.reasoning_effort, problem)
         if settings.thinking_budget is not None:
-            arguments |= self._thinking_argument(arguments, settings.thinking_budget)
+            arguments |= self._build_thinking_argument(arguments, settings.thinking_budget)
         if settings.extra_body:
             if self._is_anthropic:
                 problem = "litellm does not pass further fields to Anthropic; set it to null"
@@ -157,7 +156,7 @@ class LiteLLMChat(HostedProvider):
             arguments["extra_body"] = dict(settings.extra_body)
         return arguments
 
-    def _thinking_argument(self, arguments: dict[str, Any], budget: int) -> dict[str, Any]:
+    def _build_thinking_argument(self, arguments: dict[str, Any], budget: int) -> dict[str, Any]:
         """Return the argument for a thinking budget of `budget` tokens; {} if the model's API has no such argument."""
         model = self.settings.model
         if not _import_litellm().supports_reasoning(model):
@@ -165,10 +164,10 @@ class LiteLLMChat(HostedProvider):
         thinking = {"type": "enabled", "budget_tokens": budget}
         other_arguments = {name: value for name, value in arguments.items() if name != "reasoning_effort"}
         try:
-            request = self._request_parameters({**other_arguments, "thinking": thinking})
+            request = self._build_request_parameters({**other_arguments, "thinking": thinking})
         except ConfigError:
             request = {}
-        if budget not in _thinking_budgets(request):
+        if budget not in _list_thinking_budgets(request):
             logger.info("%s accepts no thinking budget; its token limit applies to thoughts and answer together", model)
             return {}
         if "reasoning_effort" in arguments:
@@ -181,7 +180,7 @@ class LiteLLMChat(HostedProvider):
                 raise self._setting_error("temperature", temperature, "with a thinking budget it accepts only 1")
         return {"thinking": thinking}
 
-    def _request_parameters(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _build_request_parameters(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the parameters of the request that litellm would send to the provider for `arguments`."""
         litellm, model = _import_litellm(), self.settings.model
         target = {"model": model.removeprefix(f"{self._provider}/"), "custom_llm_provider": self._provider}
@@ -191,7 +190,7 @@ class LiteLLMChat(HostedProvider):
             supported = set(litellm.get_supported_openai_params(**target) or ())
             for name, value in arguments.items():
                 if name not in supported:
-                    raise self._setting_error(_OPTION_NAMES.get(name, name), value, "set it to null") from None
+                    raise self._setting_error(_OPTION_BY_ARGUMENT.get(name, name), value, "set it to null") from None
             reason = str(error).partition(" To drop")[0].partition("Error: ")[2]
             raise ConfigError(f"{model} does not accept this combination of settings: {reason}") from None
 
@@ -199,7 +198,7 @@ class LiteLLMChat(HostedProvider):
         """Return the error for a setting that the model does not accept."""
         return ConfigError(f"{self.settings.model} does not accept llm.{setting}={value}: {reason}")
 
-    def _schema_argument(self, request: ChatRequest) -> dict[str, Any]:
+    def _build_schema_argument(self, request: ChatRequest) -> dict[str, Any]:
         """Return the argument that requests a reply with the schema of `request`; it is None without a schema."""
         response_format = self._response_format(request)
         if response_format is None or not self._is_anthropic:
@@ -207,7 +206,7 @@ class LiteLLMChat(HostedProvider):
         # litellm would use a field of a beta version, which the documentation of Anthropic's API no longer contains.
         schema = {"type": "json_schema", "schema": response_format["json_schema"]["schema"]}
         # Some models have their effort in the same argument.
-        effort = self._request_parameters(self._completion_arguments).get("output_config") or {}
+        effort = self._build_request_parameters(self._completion_arguments).get("output_config") or {}
         return {"output_config": {**effort, "format": schema}}
 
     @property
@@ -221,11 +220,11 @@ class LiteLLMChat(HostedProvider):
             "api_key": self._api_key(),
             "api_base": self.settings.api_base,
             "seed": self.settings.request_seed(request.repeat),
-            **self._schema_argument(request),
+            **self._build_schema_argument(request),
         }
         try:
             # No retries by litellm: `Endpoint` retries, and litellm would ignore Retry-After.
-            answer = litellm.completion(
+            response = litellm.completion(
                 model=self.settings.model,
                 messages=[
                     to_content_parts(message)
@@ -237,12 +236,12 @@ class LiteLLMChat(HostedProvider):
                 stream=False,
                 **{name: value for name, value in options.items() if value is not None},
             )
-            choice = answer.choices[0]
+            choice = response.choices[0]
             message = choice.message.model_dump()
         except Exception as error:  # noqa: BLE001
             # litellm raises exceptions of many libraries. `from None`, because they may contain the key.
             raise self._convert_error(error) from None
-        usage = getattr(answer, "usage", None)
+        usage = getattr(response, "usage", None)
         finish = self._redact(getattr(choice, "finish_reason", None) or "")
         return parse_message(message, usage.model_dump() if usage is not None else {}, finish)
 
@@ -252,7 +251,7 @@ class LiteLLMChat(HostedProvider):
         status = getattr(error, "status_code", None)
         # An answer without choices causes an IndexError, a broken connection an error without a status.
         name = type(error).__name__
-        if status in RETRIABLE_STATUS or isinstance(error, IndexError) or "Timeout" in name or "Connection" in name:
+        if status in RETRIABLE_STATUSES or isinstance(error, IndexError) or "Timeout" in name or "Connection" in name:
             # Not the headers of `error.response`, which litellm may have created without the server's headers.
             headers = getattr(error, "litellm_response_headers", None) or {}
             wait = parse_retry_after(headers.get("retry-after"))
@@ -267,28 +266,28 @@ def mark_cache_prefix(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     provider caches all blocks up to a mark. A long last message is split into blocks, because in the next prompt
     probably only its end is different.
     """
-    last = len(messages) - 1
-    prompt: list[dict[str, Any]] = []
+    last_index = len(messages) - 1
+    marked_messages: list[dict[str, Any]] = []
     for i, message in enumerate(messages):
-        if i == last and len(blocks := split_blocks(message["content"])) > 1:
+        if i == last_index and len(blocks := split_blocks(message["content"])) > 1:
             cache_blocks = [_cached_block(block) for block in blocks[-1 - N_CACHE_MARKS : -1]]
             text_parts = [{"type": "text", "text": block} for block in blocks]
             content = [*text_parts[: len(blocks) - 1 - len(cache_blocks)], *cache_blocks, text_parts[-1]]
-            prompt.append({**message, "content": content})
-        elif i != last and (message["role"] == "system" or i == last - 1):
-            prompt.append({**message, "content": [_cached_block(message["content"])]})
+            marked_messages.append({**message, "content": content})
+        elif i != last_index and (message["role"] == "system" or i == last_index - 1):
+            marked_messages.append({**message, "content": [_cached_block(message["content"])]})
         else:
-            prompt.append(dict(message))
-    return prompt
+            marked_messages.append(dict(message))
+    return marked_messages
 
 
 def split_blocks(text: str) -> list[str]:
-    """Split `text` at line ends into blocks of at least `BLOCK_LENGTH` characters; the last one may be shorter.
+    """Split `text` at line ends into blocks of at least `MIN_BLOCK_LENGTH` characters; the last one may be shorter.
 
     Texts with a common prefix have equal first blocks.
     """
     blocks: list[str] = []
-    while (end := text.find("\n", BLOCK_LENGTH)) >= 0 and len(text) > end + 1:
+    while (end := text.find("\n", MIN_BLOCK_LENGTH)) >= 0 and len(text) > end + 1:
         blocks.append(text[: end + 1])
         text = text[end + 1 :]
     return [*blocks, text]
@@ -303,7 +302,7 @@ def _is_unprocessed(error: BaseException, status: object) -> bool:
 
     This is so if it refused the request, or if there was no connection, for which litellm reports the status 500.
     """
-    if isinstance(status, int) and is_refused(status):
+    if isinstance(status, int) and is_refusal_status(status):
         return True
     visited: set[int] = set()
     cause: BaseException | None = error

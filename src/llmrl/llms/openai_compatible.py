@@ -11,9 +11,9 @@ import httpx
 
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.hosted import HostedProvider, HostedSettings, check_address, is_refused, parse_message
+from llmrl.llms.hosted import HostedProvider, HostedSettings, check_address, is_refusal_status, parse_message
 from llmrl.llms.images import to_content_parts
-from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
+from llmrl.llms.retry import RETRIABLE_STATUSES, TransientError, parse_retry_after
 
 MAX_RESPONSE_BYTES = 8 << 20
 """Maximum number of bytes of an HTTP response, about ten times the longest replies of models."""
@@ -110,11 +110,11 @@ class OpenAICompatibleChat(HostedProvider):
         text = content.decode("utf-8", errors="replace")
         if status >= 300:
             message = f"{url} returned HTTP {status}: {self._redact(text) or '(empty answer)'}"
-            if status in RETRIABLE_STATUS:
+            if status in RETRIABLE_STATUSES:
                 retry_after = parse_retry_after(headers.get("retry-after"))
-                raise TransientError(message, retry_after, refused=is_refused(status))
+                raise TransientError(message, retry_after, refused=is_refusal_status(status))
             hint = f". {self._key_hint()}" if status in (401, 403) else ""
-            raise LLMError(f"{message}{hint}", refused=is_refused(status))
+            raise LLMError(f"{message}{hint}", refused=is_refusal_status(status))
         return self._parse_response(text, url)
 
     def _post(self, url: str, body: dict[str, Any]) -> tuple[int, httpx.Headers, bytes]:
@@ -127,12 +127,12 @@ class OpenAICompatibleChat(HostedProvider):
         deadline = time.monotonic() + self.settings.timeout
         # A list, because the C library would not return the freed memory of one large growing buffer.
         chunks: list[bytes] = []
-        size = 0
+        n_bytes = 0
         with self._client.stream("POST", url, json=body, headers=self._headers()) as response:
             for chunk in response.iter_bytes():
                 chunks.append(chunk)
-                size += len(chunk)
-                if size > MAX_RESPONSE_BYTES:
+                n_bytes += len(chunk)
+                if n_bytes > MAX_RESPONSE_BYTES:
                     raise TransientError(
                         f"{url} sent more than {MAX_RESPONSE_BYTES >> 20} MiB, which is not a chat reply"
                     )
@@ -143,9 +143,9 @@ class OpenAICompatibleChat(HostedProvider):
     def _parse_response(self, text: str, url: str) -> ChatReply:
         """Return the reply in a response; raise TransientError if the response is malformed."""
         try:
-            answer = json.loads(text)
-            choice = answer["choices"][0]
-            usage = answer.get("usage")
+            completion = json.loads(text)
+            choice = completion["choices"][0]
+            usage = completion.get("usage")
             finish = self._redact(choice.get("finish_reason") or "")
             return parse_message(choice["message"], usage if isinstance(usage, dict) else {}, finish)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):

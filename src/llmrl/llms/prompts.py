@@ -91,9 +91,7 @@ class PromptFamily:
         while remaining_templates:
             template = remaining_templates.pop()
             sources[template], _, _ = self._environment.loader.get_source(self._environment, template)
-            remaining_templates += [
-                reference for reference in _references(sources[template]) if reference not in sources
-            ]
+            remaining_templates += [name for name in _find_references(sources[template]) if name not in sources]
         digest = hashlib.sha256()
         for template, source in sorted(sources.items()):
             digest.update(f"{template}\0{source}\0".encode())
@@ -108,7 +106,7 @@ class PromptFamily:
         return _build_environment(self.folder, self.user_folder)
 
 
-_BLOCK_OPTIONS: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+_JINJA_OPTIONS: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
 
 
 @functools.lru_cache(maxsize=64)
@@ -122,7 +120,7 @@ def _build_environment(folder: Path, user_folder: Path | None) -> jinja2.Environ
         ),
         undefined=jinja2.StrictUndefined,
         autoescape=False,  # prompts are plain text, not HTML
-        **_BLOCK_OPTIONS,
+        **_JINJA_OPTIONS,
     )
     environment.filters["num"] = format_number
     environment.filters["exact"] = lambda value: repr(float(value)).removesuffix(".0")
@@ -131,13 +129,13 @@ def _build_environment(folder: Path, user_folder: Path | None) -> jinja2.Environ
 
 
 @functools.lru_cache(maxsize=512)
-def _references(source: str) -> tuple[str, ...]:
+def _find_references(source: str) -> tuple[str, ...]:
     """Return the names of the templates that a source text extends or includes.
 
     Raises:
         jinja2.TemplateSyntaxError: the source text is not a valid template.
     """
-    references = meta.find_referenced_templates(ImmutableSandboxedEnvironment(**_BLOCK_OPTIONS).parse(source))
+    references = meta.find_referenced_templates(ImmutableSandboxedEnvironment(**_JINJA_OPTIONS).parse(source))
     return tuple(reference for reference in references if reference is not None)
 
 

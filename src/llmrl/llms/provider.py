@@ -13,7 +13,7 @@ from llmrl.llms.images import count_image_tokens
 if TYPE_CHECKING:
     from llmrl.llms.local.learning import ChatLearners
 
-MESSAGE_TOKENS = 4
+TOKENS_PER_MESSAGE = 4
 """Approximate number of tokens that a chat format adds to each message."""
 
 _TOKEN_PATTERN = re.compile(r"[A-Za-z]{1,6}|[0-9]{1,3}|\s{2,}|[^\S ]|[^A-Za-z0-9\s]")
@@ -105,7 +105,8 @@ class Provider(ABC):
     def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
         """Return the number of tokens of `messages`, estimated unless a subclass has the tokenizer."""
         return sum(
-            estimate_tokens(message["content"]) + MESSAGE_TOKENS + count_image_tokens(message) for message in messages
+            estimate_tokens(message["content"]) + TOKENS_PER_MESSAGE + count_image_tokens(message)
+            for message in messages
         )
 
     def fits(self, messages: Sequence[Mapping[str, str]]) -> bool:

@@ -39,7 +39,7 @@ class RateLimit:
         self.concurrency, self._clock = concurrency, clock
         self._account = _AccountState()
 
-    def shared(self, account: str | None) -> RateLimit:
+    def for_account(self, account: str | None) -> RateLimit:
         """Return a limiter that counts all requests of `account` in this process; `self` if `account` is None."""
         if account is None:
             return self
@@ -49,9 +49,9 @@ class RateLimit:
         return limiter
 
     @contextmanager
-    def slot(self, wait: Callable[[float], None] = time.sleep) -> Iterator[None]:
+    def hold_slot(self, wait: Callable[[float], None] = time.sleep) -> Iterator[None]:
         """Wait for one of the `concurrency` slots, and occupy it inside a `with` block."""
-        while not self._acquire():
+        while not self._acquire_slot():
             wait(POLL_SECONDS)
         try:
             yield
@@ -61,15 +61,15 @@ class RateLimit:
 
     def wait_for_pause(self, wait: Callable[[float], None] = time.sleep) -> None:
         """Wait until the end of the pause, if one is active (`start_pause`)."""
-        while (remaining := self._account.paused_until - self._clock()) > 0:
-            wait(remaining)
+        while (remaining_seconds := self._account.paused_until - self._clock()) > 0:
+            wait(remaining_seconds)
 
     def start_pause(self, seconds: float) -> None:
         """Begin or extend a pause that ends in `seconds`, in which no request is sent."""
         with self._account.lock:
             self._account.paused_until = max(self._account.paused_until, self._clock() + seconds)
 
-    def _acquire(self) -> bool:
+    def _acquire_slot(self) -> bool:
         """Occupy a slot; return whether one was free."""
         with self._account.lock:
             is_free = self._account.n_in_flight < self.concurrency

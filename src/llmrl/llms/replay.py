@@ -11,9 +11,8 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.ranges import NonNegativeFloat, PositiveInt
 from llmrl.core.records import CHOSEN_MODEL, TOKEN_COUNT_FIELDS, ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
-from llmrl.llms.cache import request_key
-from llmrl.llms.call_log import FILE_NAME as CALL_LOG_NAME
-from llmrl.llms.call_log import read_calls
+from llmrl.llms.cache import compute_request_key
+from llmrl.llms.call_log import CALL_LOG_NAME, read_calls
 from llmrl.llms.provider import Provider
 
 _REPLY_FIELDS = (*TOKEN_COUNT_FIELDS, "cost", "finish", "thoughts")
@@ -44,7 +43,7 @@ class ReplayChat(Provider):
         temperature: NonNegativeFloat | None = None,
         max_tokens: PositiveInt | None = None,
     ) -> None:
-        self.path = _find_log(Path(calls).expanduser(), seeds.seed)
+        self.path = _find_call_log(Path(calls).expanduser(), seeds.seed)
         self._seed = seeds.seed
         self._replies: dict[str, ChatReply] = {}
         self._calls_by_model: dict[str, dict[str, Any]] = {}  # one call of each model, by `ChatRequest.model`
@@ -57,19 +56,19 @@ class ReplayChat(Provider):
             raise ConfigError(
                 f"llm.calls={calls}: {self.path} holds no reply; choose a run that called a language model"
             )
-        self._select_model(CHOSEN_MODEL)
+        self._use_model(CHOSEN_MODEL)
 
-    def _select_model(self, name: str) -> None:
-        """Use the identity, label and limits of the recorded model `name`; without replies, those of any model."""
+    def _use_model(self, name: str) -> None:
+        """Use the identity, label and limits of the recorded model `name`, or of any model if `name` has no replies."""
         call = self._calls_by_model.get(name) or next(iter(self._calls_by_model.values()))
         self.label = f"replay of {call['model'] if name in self._calls_by_model else name}"
         self._identity, self._sample_seed = call["identity"], call["sample_seed"]
-        super().__init__(**_recorded_limits(self.path.with_name("config.yaml"), name))
+        super().__init__(**_read_recorded_limits(self.path.with_name("config.yaml"), name))
 
     def additional_provider(self, name: str, build_provider: Callable[[], Provider]) -> Provider:
         """Return a provider that replays the replies of the model `name`."""
         replay = copy.copy(self)
-        replay._select_model(name)
+        replay._use_model(name)
         return replay
 
     @property
@@ -93,7 +92,7 @@ class ReplayChat(Provider):
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         replies = []
         for request in requests:
-            key = request_key(self._identity, request, self._sample_seed)
+            key = compute_request_key(self._identity, request, self._sample_seed)
             if key not in self._replies:
                 raise LLMError(
                     f"{self.path} holds no reply to this request (purpose {request.purpose!r}), because a setting that "
@@ -103,8 +102,8 @@ class ReplayChat(Provider):
         return replies
 
 
-def _find_log(path: Path, seed: int) -> Path:
-    """Return the path of the call log at or in `path`; raise ConfigError if there is none."""
+def _find_call_log(path: Path, seed: int) -> Path:
+    """Return the path of the call log `path`, or of that in the folder `path`; raise ConfigError if there is none."""
     candidates = [path] if path.is_file() else [path / CALL_LOG_NAME, path / f"s{seed}" / CALL_LOG_NAME]
     for candidate in candidates:
         if candidate.is_file():
@@ -115,12 +114,12 @@ def _find_log(path: Path, seed: int) -> Path:
     )
 
 
-def _recorded_limits(config: Path, name: str) -> dict[str, Any]:
+def _read_recorded_limits(config_path: Path, model: str) -> dict[str, Any]:
     """Return the limits of a model in the recorded run's config; the length of histories in prompts depends on them."""
     import yaml
 
-    if not config.is_file():
+    if not config_path.is_file():
         return {}
-    llm = (yaml.safe_load(config.read_text(encoding="utf-8")) or {}).get("llm") or {}
-    llm = llm if name == CHOSEN_MODEL else (llm.get("variants") or {}).get(name) or {}
-    return {name: llm.get(name) for name in ("context_window", "max_tokens", "thinking_budget")}
+    llm = (yaml.safe_load(config_path.read_text(encoding="utf-8")) or {}).get("llm") or {}
+    options = llm if model == CHOSEN_MODEL else (llm.get("variants") or {}).get(model) or {}
+    return {name: options.get(name) for name in ("context_window", "max_tokens", "thinking_budget")}

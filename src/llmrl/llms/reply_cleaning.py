@@ -11,11 +11,11 @@ MAX_REPLY_LENGTH = 30_000
 MAX_THOUGHT_LENGTH = 1_000_000
 """Number of characters at the end of a reply that are searched for the start of a thought."""
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL_CHARACTER = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NOT_LINE_BREAK = re.compile(r"[^\n]")
 _LONG_REPETITION = re.compile(r"([ \t\n*_\-=~#.>|`])\1{39,}")
-_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufe00-\ufe0f\ufeff]")
+_INVISIBLE_CHARACTER = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufe00-\ufe0f\ufeff]")
 
 _THINKING_WORD = (
     r"(?:[a-z]+[:_])?(?:think(?:ing)?|thoughts?|thought_process|thinking_process|reasoning|analysis|scratch_?pad|"
@@ -93,8 +93,8 @@ def clean_reply(reply: str, truncated: bool = False) -> CleanedReply:
     A closing tag without an opening tag ends a thought, because some chat templates add the opening tag to the prompt.
     """
     # Long repetitions are shortened, because regular expressions may take quadratic time for them.
-    reply = _INVISIBLE.sub("", strip_control_characters(_keep_end(reply)))
-    reply = _LONG_REPETITION.sub(lambda run: run[1] * 40, reply)
+    reply = _INVISIBLE_CHARACTER.sub("", strip_control_characters(_keep_end(reply)))
+    reply = _LONG_REPETITION.sub(lambda match: match[1] * 40, reply)
     answer_parts: list[str] = []
     start, reasoning_start, is_fenced = 0, -1, False
     for tag in _THINKING_TAG.finditer(reply):
@@ -108,7 +108,7 @@ def clean_reply(reply: str, truncated: bool = False) -> CleanedReply:
     reasoning = reply[reasoning_start:] if reasoning_start >= 0 else None
     prefix = "".join(answer_parts)
     text = prefix if reasoning is not None else prefix + reply[start:]
-    text, answer_start = _first_turn(text, len(prefix))
+    text, answer_start = _extract_first_turn(text, len(prefix))
     return CleanedReply(text, answer_start, reasoning, truncated)
 
 
@@ -118,7 +118,7 @@ def strip_control_characters(text: str) -> str:
     >>> strip_control_characters("a\x1b[2Jb\ud800")
     'a[2Jb�'
     """
-    return replace_surrogates(_CONTROL.sub("", text))
+    return replace_surrogates(_CONTROL_CHARACTER.sub("", text))
 
 
 def replace_surrogates(text: str) -> str:
@@ -148,7 +148,7 @@ def _keep_end(reply: str) -> str:
     return ("<think>" if is_inside_thought else "") + reply[-MAX_REPLY_LENGTH:]
 
 
-def _first_turn(text: str, answer_start: int) -> tuple[str, int]:
+def _extract_first_turn(text: str, answer_start: int) -> tuple[str, int]:
     """Return the model's first non-empty turn without template tokens, and the position of `answer_start` in it."""
     start, is_model_turn = 0, True
     for turn in _TURN_START.finditer(text):

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-RETRIABLE_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+RETRIABLE_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """HTTP status codes of transient failures."""
 
 # The only random generator without a seed: delays must differ between processes that were refused at the same moment,
@@ -78,9 +78,9 @@ class Retry:
         self.retries, self.initial_delay, self.max_delay = retries, initial_delay, max_delay
         self.max_retry_after = max_retry_after
 
-    def delay(self, attempts: int) -> float:
-        """Draw the delay in seconds after `attempts` >= 1 failed attempts."""
-        return min(self.initial_delay * 2.0 ** (attempts - 1), self.max_delay) * _jitter_generator.uniform(0.5, 1.0)
+    def draw_delay(self, n_failed: int) -> float:
+        """Draw the delay in seconds after `n_failed` >= 1 failed attempts."""
+        return min(self.initial_delay * 2.0 ** (n_failed - 1), self.max_delay) * _jitter_generator.uniform(0.5, 1.0)
 
     def __call__(self, attempt: Callable[[int], T], wait: Callable[[float], None]) -> T:
         """Return the result of `attempt(number)`, number = 1, 2, ...; `wait(seconds)` is called between attempts.
@@ -98,7 +98,7 @@ class Retry:
                 server_delay = error.retry_after or 0.0
                 if server_delay > self.max_retry_after:
                     raise LLMError(f"{error} (the server asks to wait {server_delay:.0f} s)") from None
-                delay = max(self.delay(attempt_number), server_delay)
+                delay = max(self.draw_delay(attempt_number), server_delay)
                 logger.warning("%s; attempt %d of %d in %.1f s", error, attempt_number + 1, self.retries + 1, delay)
                 wait(delay)
         raise AssertionError("unreachable: the loop returns or raises")

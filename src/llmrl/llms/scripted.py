@@ -36,13 +36,13 @@ _JSON_VALUE = re.compile(r'"(?:[^"\\]|\\.)*"(?!\s*:)|[-+]?\d[\d.eE+-]*')
 """Strings and numbers in JSON, except names of fields."""
 
 Rule = Callable[[Sequence[Mapping[str, str]], int, Callable[[str], None]], str]
-"""Function `reply(messages, seed, note)` of a module in `RULES`: from messages and a seed of the run to a reply.
+"""Function `reply(messages, seed, note)` of a module in `RULE_MODULES`: from messages and a seed of the run to a reply.
 
 It calls `note` with a warning if none of its rules applies, and raises UnreadPromptError if a part of the prompt that
 its rules need is missing.
 """
 
-RULES = {
+RULE_MODULES = {
     "player": "llmrl.agents.llm_player.scripted_player",
     "lesson": "llmrl.agents.llm_player.scripted_player",
     "talk": "llmrl.agents.llm_player.scripted_player",
@@ -154,10 +154,10 @@ class ScriptedChat(Provider):
         text = self._reply_by_rule(request)
         corruption = self._draw_corruption(request)
         text = _CORRUPTIONS[corruption](text) if corruption else text
-        tokens = estimate_tokens(text)
-        exceeds_limit = self.max_tokens is not None and tokens > self.max_tokens
+        n_tokens = estimate_tokens(text)
+        exceeds_limit = self.max_tokens is not None and n_tokens > self.max_tokens
         if self.max_tokens is not None and exceeds_limit:
-            text = text[: len(text) * self.max_tokens // tokens]
+            text = text[: len(text) * self.max_tokens // n_tokens]
         # Token counts are estimates, because there is no tokenizer.
         return ChatReply(
             text,
@@ -169,20 +169,20 @@ class ScriptedChat(Provider):
     def _reply_by_rule(self, request: ChatRequest) -> str:
         """Return the reply of the rule for a request; without one, log a warning and draw a reply from the schema."""
         question = f"the prompt {request.prompt}" if request.prompt else f"a question of purpose {request.purpose!r}"
-        if request.purpose in RULES:
-            rule: Rule = importlib.import_module(RULES[request.purpose]).reply
+        if request.purpose in RULE_MODULES:
+            rule: Rule = importlib.import_module(RULE_MODULES[request.purpose]).reply
             try:
                 return rule(
                     request.messages,
                     self._seed,
                     lambda content: self._warn_once(f"llm=scripted, {question}: {content}"),
                 )
-            except UnreadPromptError as part_name:
-                problem = f"llm=scripted cannot find a part of {question} that its rules need: {part_name}"
+            except UnreadPromptError as error:
+                problem = f"llm=scripted cannot find a part of {question} that its rules need: {error}"
         else:
             problem = (
                 f"llm=scripted has no rule for this question (purpose {request.purpose!r}); it answers "
-                f"{', '.join(RULES)}, and questions whose reply has a schema"
+                f"{', '.join(RULE_MODULES)}, and questions whose reply has a schema"
             )
         if request.schema is None:
             raise LLMError(f"{problem}. Choose a language model, e.g. llm=openai_compatible or llm=gpt4o.")
@@ -220,11 +220,11 @@ _STANDALONE_NUMBER = re.compile(r"(?<!\w\[)(?<![\w.])-?\d+(\.\d+)?(?=\s*[,;}\]\n
 def _exceed_bounds(text: str) -> str:
     """Replace every number x that `_STANDALONE_NUMBER` matches by 1e5 x + sign(x) 1e5."""
 
-    def scale(match: re.Match[str]) -> str:
+    def enlarge(match: re.Match[str]) -> str:
         value = float(match.group())
         return repr(value * 1e5 + math.copysign(1e5, value))
 
-    return _STANDALONE_NUMBER.sub(scale, text)
+    return _STANDALONE_NUMBER.sub(enlarge, text)
 
 
 _CORRUPTIONS: dict[str, Callable[[str], str]] = {
@@ -236,8 +236,8 @@ _CORRUPTIONS: dict[str, Callable[[str], str]] = {
 }
 
 
-def draw_reply(schema: Mapping[str, Any], question: str) -> str:
-    """Return random JSON that satisfies `schema`; the hash of the text `question` is the seed.
+def draw_reply(schema: Mapping[str, Any], seed_text: str) -> str:
+    """Return random JSON that satisfies `schema`; the hash of `seed_text` is the seed.
 
     The schema may contain objects, lists, enumerations, numbers with bounds, booleans, strings, null, alternatives
     (`anyOf`) and references (`$ref`).
@@ -245,28 +245,28 @@ def draw_reply(schema: Mapping[str, Any], question: str) -> str:
     Raises:
         ValueError: the schema contains another type.
     """
-    digest = hashlib.sha256(question.encode("utf-8", errors="replace")).digest()
+    digest = hashlib.sha256(seed_text.encode("utf-8", errors="replace")).digest()
     rng = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8], "big")))
-    return json.dumps(_draw(schema, schema.get("$defs", {}), rng))
+    return json.dumps(_draw_value(schema, schema.get("$defs", {}), rng))
 
 
-def _draw(schema: Mapping[str, Any], definitions: Mapping[str, Any], rng: np.random.Generator) -> Any:
+def _draw_value(schema: Mapping[str, Any], definitions: Mapping[str, Any], rng: np.random.Generator) -> Any:
     """Draw a value that satisfies `schema`; `definitions` are the schemas to which references point, by name."""
     if "$ref" in schema:
-        return _draw(definitions[schema["$ref"].rpartition("/")[2]], definitions, rng)
+        return _draw_value(definitions[schema["$ref"].rpartition("/")[2]], definitions, rng)
     if "const" in schema:
         return schema["const"]
     if "enum" in schema:
         return schema["enum"][rng.integers(len(schema["enum"]))]
     if "anyOf" in schema:
-        return _draw(schema["anyOf"][rng.integers(len(schema["anyOf"]))], definitions, rng)
+        return _draw_value(schema["anyOf"][rng.integers(len(schema["anyOf"]))], definitions, rng)
     json_type = schema.get("type")
     if json_type == "object":
-        return {name: _draw(field, definitions, rng) for name, field in schema.get("properties", {}).items()}
+        return {name: _draw_value(field, definitions, rng) for name, field in schema.get("properties", {}).items()}
     if json_type == "array":
         min_items = schema.get("minItems", 1)
         max_items = schema.get("maxItems", max(min_items, MAX_LIST_LENGTH))
-        return [_draw(schema["items"], definitions, rng) for _ in range(rng.integers(min_items, max_items + 1))]
+        return [_draw_value(schema["items"], definitions, rng) for _ in range(rng.integers(min_items, max_items + 1))]
     if json_type in ("integer", "number"):
         return _draw_number(schema, json_type, rng)
     simple_types: dict[str | None, Callable[[], Any]] = {

@@ -136,18 +136,19 @@ class StructuredQuery(StateFields, Generic[T]):
         self, questions: Sequence[Prompt | ChatRequest], parsers: Sequence[Callable[[ChatReply], T]] | None = None
     ) -> ConversationGenerator[list[T | None]]:
         """Run `ask` as a generator that yields requests, receives their replies, and returns the values."""
-        queries = [self._request(question) for question in questions]
-        values: list[T | None] = [None] * len(queries)
-        parsers = [self.parse] * len(queries) if parsers is None else parsers
+        first_requests = [self._make_request(question) for question in questions]
+        values: list[T | None] = [None] * len(first_requests)
+        parsers = [self.parse] * len(first_requests) if parsers is None else parsers
         self.failed_indices = set()
-        self.query_stats = [QueryStats() for _ in queries]
-        pending: dict[int, Messages] = {i: list(query.messages) for i, query in enumerate(queries)}
+        self.query_stats = [QueryStats() for _ in first_requests]
+        conversations: dict[int, Messages] = {i: list(request.messages) for i, request in enumerate(first_requests)}
         for turn in range(self.repair_turns + 1):
             requests = [
-                replace(queries[i], messages=tuple(messages), parse=parsers[i]) for i, messages in pending.items()
+                replace(first_requests[i], messages=tuple(messages), parse=parsers[i])
+                for i, messages in conversations.items()
             ]
             replies: Sequence[ChatReply] = (yield requests) if requests else []
-            for (i, messages), reply in zip(list(pending.items()), replies, strict=True):
+            for (i, messages), reply in zip(list(conversations.items()), replies, strict=True):
                 try:
                     values[i] = _parse_or_raise(reply, parsers[i])
                     self.query_stats[i].add(reply, valid=True)
@@ -155,21 +156,21 @@ class StructuredQuery(StateFields, Generic[T]):
                     self.query_stats[i].add(reply, valid=False)
                     self.counters["invalid_replies"] += 1
                     level = logging.WARNING if self.counters["invalid_replies"] <= MAX_WARNINGS else logging.DEBUG
-                    model = queries[i].model
+                    model = first_requests[i].model
                     hint = (
                         " (reply truncated: llm.max_tokens also counts reasoning tokens)" if reply.is_truncated else ""
                     )
                     logger.log(level, "invalid reply of %s: %s%s", self.llm.model_label(model), error, hint)
                     previous_reply = _assistant_message(reply, self.llm.includes_reasoning(model))
-                    pending[i] = [*messages, previous_reply, _user_message(self.repair(str(error)).text)]
+                    conversations[i] = [*messages, previous_reply, _user_message(self.repair(str(error)).text)]
                     if reply.error:
                         self.failed_indices.add(i)
                     # A failed call has no reply to correct, and after a long reply the next request may not fit.
-                    if reply.error or not self.llm.fits(pending[i], model):
-                        del pending[i]
+                    if reply.error or not self.llm.fits(conversations[i], model):
+                        del conversations[i]
                 else:
                     self.counters["repairs"] += turn > 0
-                    del pending[i]
+                    del conversations[i]
         self.counters["fallbacks"] += sum(value is None for value in values)
         # Only after all turns, because corrections decrease the share of invalid replies.
         if isinstance(self.llm, ChatClient):
@@ -185,7 +186,7 @@ class StructuredQuery(StateFields, Generic[T]):
             LLMError: the prompt without records does not fit.
         """
         render = functools.cache(render)  # rendering long histories is slow
-        n_records = max_fitting(lambda k: self.llm.fits([_user_message(render(k).text)]), n)
+        n_records = find_largest_fit(lambda k: self.llm.fits([_user_message(render(k).text)]), n)
         if n_records == n:
             return render(n), n
         self.counters["trimmed_prompts"] += 1
@@ -201,18 +202,18 @@ class StructuredQuery(StateFields, Generic[T]):
         """Return llm/invalid_replies, llm/repairs, llm/fallbacks, llm/trimmed_prompts since the start of the run."""
         return {f"llm/{name}": float(count) for name, count in self.counters.items()}
 
-    def _request(self, question: Prompt | ChatRequest) -> ChatRequest:
-        """Return a question as a request with the purpose of this sender and, if it has no schema, the sender's."""
+    def _make_request(self, question: Prompt | ChatRequest) -> ChatRequest:
+        """Return a question as a request with this sender's purpose and, unless it has one, this sender's schema."""
         if isinstance(question, Prompt):
             question = ChatRequest((_user_message(question.text),), prompt=question.name, prompt_hash=question.hash)
         schema = self.schema if question.schema is None else question.schema
         return replace(question, schema=schema, purpose=self.purpose)
 
 
-def max_fitting(fits: Callable[[int], bool], n: int) -> int:
+def find_largest_fit(fits: Callable[[int], bool], n: int) -> int:
     """Return the largest k in 0 .. n for which `fits(k)` is true, or -1 if there is none.
 
-    Bisection is used, so if `fits(k)` is true, it must be true for all smaller k.
+    Bisection is used, so if `fits(k)` is true, `fits` must be true for all smaller numbers.
     """
     return n if fits(n) else bisect.bisect_left(range(n), True, key=lambda k: not fits(k)) - 1
 

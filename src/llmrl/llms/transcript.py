@@ -11,21 +11,21 @@ from typing import Any
 
 from llmrl.core.folder_files import open_file
 from llmrl.core.records import TOKEN_COUNT_FIELDS
-from llmrl.llms.call_log import FILE_NAME, VERDICT_KEY, StoredValueReader, call_key, parse_log_line, with_verdict
+from llmrl.llms.call_log import CALL_LOG_NAME, VERDICT_KEY, StoredValueReader, get_call_id, parse_log_line, with_verdict
 from llmrl.llms.images import IMAGES_KEY
 
 CALLS_METRIC = "llm/calls"
 """Metric that is in all lines of `metrics.jsonl` to which calls are assigned."""
 
-MAX_MESSAGES = 4
+MAX_SHOWN_MESSAGES = 4
 """Maximum number of messages of a request that are shown, the last ones."""
-MAX_CHARACTERS = 8000
+MAX_SHOWN_CHARACTERS = 8000
 """Maximum number of characters of a message or reply that are shown, half from its start and half from its end."""
 MAX_PENDING_VERDICTS = 10_000
 """Maximum number of calls in memory that wait for their verdicts."""
 LINE_WIDTH = 120
 """Maximum length of lines in characters; TensorBoard does not show the rest of longer lines."""
-N_UNTHINNED = 128
+N_TEXTS_BEFORE_THINNING = 128
 """Number of texts that are all returned at the start of a run.
 
 Then every second text is returned up to twice this number, every fourth up to four times this number, and so on. For
@@ -46,7 +46,7 @@ class Transcript:
     TAG = "llm/exchange"
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE_NAME
+        self._path = folder / CALL_LOG_NAME
         self._position = 0
         self._values = StoredValueReader(self._path)
         self._next_call: dict[str, Any] | None = None  # next call, made after the time of the previous line
@@ -64,7 +64,7 @@ class Transcript:
         if newest_call is None:
             return None
         index, self._n_exchanges = self._n_exchanges, self._n_exchanges + 1
-        stride = 1 << (index // N_UNTHINNED).bit_length()
+        stride = 1 << (index // N_TEXTS_BEFORE_THINNING).bit_length()
         return format_call(newest_call, n_calls) if index % stride == 0 else None
 
     def _read_call(self) -> dict[str, Any] | None:
@@ -83,12 +83,12 @@ class Transcript:
                 if call is None or not isinstance(call.get("time"), int | float):
                     continue
                 if VERDICT_KEY in call:
-                    if (pending := self._calls_without_verdict.pop(call_key(call), None)) is not None:
-                        pending |= with_verdict(pending, call)
+                    if (judged_call := self._calls_without_verdict.pop(get_call_id(call), None)) is not None:
+                        judged_call |= with_verdict(judged_call, call)
                 elif "messages" in call:  # other lines describe attempts
                     call = self._values.resolve_references(call)
                     # Verdicts of a batch are written after all its calls.
-                    self._calls_without_verdict[call_key(call)] = call
+                    self._calls_without_verdict[get_call_id(call)] = call
                     if len(self._calls_without_verdict) > MAX_PENDING_VERDICTS:
                         del self._calls_without_verdict[next(iter(self._calls_without_verdict))]
                     return call
@@ -105,7 +105,7 @@ def format_call(call: Mapping[str, Any], n_calls: int = 1) -> str:
         f"asked for {_inline_code(call.get('purpose'))} with the prompt {_inline_code(call.get('prompt'))}{position}"
     ]
     messages = call.get("messages") or []
-    n_omitted = len(messages) - MAX_MESSAGES
+    n_omitted = len(messages) - MAX_SHOWN_MESSAGES
     if n_omitted > 0:
         facts.append(f"{n_omitted} earlier messages are left out here")
     parts = [f"{_inline_code(call.get('model'))} {'; '.join(facts)}."]
@@ -113,21 +113,21 @@ def format_call(call: Mapping[str, Any], n_calls: int = 1) -> str:
     if "error" in call:
         parts += ["**No reply:**", _code_block(str(call["error"]))]
     else:
-        parts += [f"**Reply**{_usage_text(call)}:", _code_block(str(call.get("reply")))]
+        parts += [f"**Reply**{_format_usage(call)}:", _code_block(str(call.get("reply")))]
         if call.get("valid"):
             parts += ["**Understood as:**", _code_block(json.dumps(call.get("parsed_reply"), ensure_ascii=False))]
         elif call.get("parse_error"):
             parts += ["**Not understood:**", _code_block(str(call["parse_error"]))]
         if call.get("thoughts"):
             parts += ["**Thought before:**", _code_block(str(call["thoughts"]))]
-    for message in messages[-MAX_MESSAGES:]:
+    for message in messages[-MAX_SHOWN_MESSAGES:]:
         parts += [f"**To it, as** {_inline_code(message.get('role'))}:", _code_block(str(message.get("content")))]
         if message.get(IMAGES_KEY):
             parts.append(f"with the pictures {', '.join(_inline_code(path) for path in message[IMAGES_KEY])}")
     return "\n\n".join(parts)
 
 
-def _usage_text(call: Mapping[str, Any]) -> str:
+def _format_usage(call: Mapping[str, Any]) -> str:
     """Return validity, finish reason, token counts and cost of a call in round brackets; "" if all are unknown."""
     facts = []
     if call.get("valid") is not None:
@@ -146,9 +146,9 @@ def _usage_text(call: Mapping[str, Any]) -> str:
 
 def _code_block(text: str) -> str:
     """Return a fenced code block, whose fence is longer than any sequence of backticks in `text`."""
-    if len(text) > MAX_CHARACTERS:
-        half = MAX_CHARACTERS // 2
-        note = f"[... {len(text) - 2 * half:,} characters left out here; all of them are in {FILE_NAME} ...]"
+    if len(text) > MAX_SHOWN_CHARACTERS:
+        half = MAX_SHOWN_CHARACTERS // 2
+        note = f"[... {len(text) - 2 * half:,} characters left out here; all of them are in {CALL_LOG_NAME} ...]"
         text = f"{text[:half]}\n\n{note}\n\n{text[-half:]}"
     text = text.encode("utf-8", "replace").decode()  # UTF-8 cannot encode lone surrogates, which JSON may contain
     text = "\n".join(_wrap(line) for line in text.splitlines())

@@ -9,7 +9,7 @@ from llmrl.core.model_protocols import ChatModel, Scorer
 from llmrl.core.records import TOKEN_COUNT_FIELDS, ChatReply
 from llmrl.core.state_fields import StateFields
 
-TOTAL_NAMES = (*TOKEN_COUNT_FIELDS, "cost")
+TOTALED_FIELDS = (*TOKEN_COUNT_FIELDS, "cost")
 """Fields of replies that are added up."""
 
 UNITS_PER_DOLLAR = 1e12
@@ -17,7 +17,7 @@ UNITS_PER_DOLLAR = 1e12
 VALIDITY_KEYS = ("llm_judged_replies", "llm_invalid_share")
 """Entries of a summary about the validity of a language model's replies."""
 FAILED_CALLS_KEY = "llm_calls_failed"
-"""Entry of the summary of a run in which all calls failed (`llm.failures=fall_back`): number of failed calls."""
+"""Entry of the summary if all calls of a run failed (with `llm.failures=fall_back`): the number of failed calls."""
 
 
 class ReplyTotals(StateFields):
@@ -29,17 +29,17 @@ class ReplyTotals(StateFields):
     _state_fields = ("used", "unknown")
 
     def __init__(self) -> None:
-        self.used = {"calls": 0.0, **dict.fromkeys(TOTAL_NAMES, 0.0)}
-        self.unknown = dict.fromkeys(TOTAL_NAMES, False)
+        self.used = {"calls": 0.0, **dict.fromkeys(TOTALED_FIELDS, 0.0)}
+        self.unknown = dict.fromkeys(TOTALED_FIELDS, False)
 
     def add(self, replies: Sequence[ChatReply]) -> None:
         """Add the counts and costs of replies."""
         self.used["calls"] += len(replies)
         for reply in replies:
-            for name in TOTAL_NAMES:
-                value = getattr(reply, name)
-                self.unknown[name] |= value is None
-                self.used[name] += round((value or 0.0) * UNITS_PER_DOLLAR) if name == "cost" else value or 0.0
+            for name in TOTALED_FIELDS:
+                amount = getattr(reply, name)
+                self.unknown[name] |= amount is None
+                self.used[name] += round((amount or 0.0) * UNITS_PER_DOLLAR) if name == "cost" else amount or 0.0
 
     def metrics(self) -> dict[str, float]:
         """Return llm/calls and the totals of token counts and cost, without unknown ones.
@@ -48,7 +48,7 @@ class ReplyTotals(StateFields):
         which include llm/reasoning_tokens; and llm/cost (USD).
         """
         totals = self.used | {"cost": self.used["cost"] / UNITS_PER_DOLLAR}
-        return {f"llm/{name}": totals[name] for name in ("calls", *TOTAL_NAMES) if not self.unknown.get(name)}
+        return {f"llm/{name}": totals[name] for name in ("calls", *TOTALED_FIELDS) if not self.unknown.get(name)}
 
 
 def llm_summary(llm: ChatModel | Scorer | None) -> dict[str, Any]:

@@ -307,7 +307,7 @@ class IndependentGames:
         assert game.decision is not None
         try:
             requests = (
-                next(game.decision) if replies is None else game.decision.send(self.client.replies_or_raise(replies))
+                next(game.decision) if replies is None else game.decision.send(self.client.unwrap_replies(replies))
             )
         except StopIteration as end:
             self._play_step(game, end.value, finished_counts)

@@ -12,7 +12,7 @@ from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.by_name import build_model
-from llmrl.llms.cache import request_key
+from llmrl.llms.cache import compute_request_key
 from llmrl.llms.local.loading import folder_fingerprint
 from llmrl.llms.local.lora import BASE_MODEL_FILE, adapter_fingerprint
 from tiny_models import make_tiny_causal
@@ -86,7 +86,7 @@ def test_adapter_cache_is_separate_from_model(base, adapter, tmp_path):
     folder, _ = adapter
     second_adapter, _ = make_adapter(base, tmp_path / "other", seed=1)
     models = [chat(base), chat(base, folder), chat(base, second_adapter)]
-    assert len({request_key(model.identity, REQUESTS[0]) for model in models}) == 3
+    assert len({compute_request_key(model.identity, REQUESTS[0]) for model in models}) == 3
     assert "adapter" not in models[0].identity
     labels = [model.label for model in models]
     assert labels[0] == f"{base} (local chat)"

@@ -14,7 +14,7 @@ from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.finetuning.prompt_format import PromptFormat
 from llmrl.finetuning.rewards import ReplyEvaluator
 from llmrl.finetuning.search_task import SearchTask
-from llmrl.llms.call_log import FILE_NAME as LEDGER
+from llmrl.llms.call_log import CALL_LOG_NAME as LEDGER
 from llmrl.llms.call_log import read_calls
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.run.proposals import read_proposal_lines

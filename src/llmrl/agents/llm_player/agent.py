@@ -20,9 +20,9 @@ from llmrl.core.records import CHOSEN_MODEL, CallEstimate, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.client import ChatClient
-from llmrl.llms.images import image_tokens
+from llmrl.llms.images import estimate_image_tokens
 from llmrl.llms.local.learning import AdapterSharing, ChatLearner, TrajectoryBuffer
-from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
+from llmrl.llms.provider import TOKENS_PER_MESSAGE, estimate_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -192,9 +192,9 @@ class LLMPlayer:
         steps_per_decision = 1 if "action_mask" in policy.channels else settings.action_interval
         n_decisions = -(-steps // steps_per_decision)
         turn_tokens = self._estimate_turn_tokens(steps, steps_per_decision)
-        reply_tokens = MESSAGE_TOKENS + (REPLY_TOKENS if settings.reflection else 10)
-        frame_tokens = settings.show_frames * image_tokens(settings.frame_size, settings.frame_size)
-        system_tokens = estimate_tokens(policy.prompts.render_system(0, ()).text) + MESSAGE_TOKENS
+        reply_tokens = TOKENS_PER_MESSAGE + (REPLY_TOKENS if settings.reflection else 10)
+        frame_tokens = settings.show_frames * estimate_image_tokens(settings.frame_size, settings.frame_size)
+        system_tokens = estimate_tokens(policy.prompts.render_system(0, ()).text) + TOKENS_PER_MESSAGE
         shown_lesson_tokens = settings.lessons * LESSON_TOKENS
         prompt_tokens = system_tokens + shown_lesson_tokens + turn_tokens + frame_tokens
         n_turns = sum(self._count_shown_turns(k) for k in range(n_decisions))
@@ -205,7 +205,7 @@ class LLMPlayer:
         )
         n_agents = spec.n_agents
         n_messages = 0 if policy.talk is None else -(-steps // policy.talk.interval) * n
-        message_tokens = 0 if policy.talk is None else policy.talk.max_length // 4 + MESSAGE_TOKENS
+        message_tokens = 0 if policy.talk is None else policy.talk.max_length // 4 + TOKENS_PER_MESSAGE
         n_calls = (n_decisions * n + n_lessons + n_messages) * n_agents
         # The others read a message with their next question, and in the turns that are shown later.
         message_prompt_tokens = episode_tokens // n_decisions + n_agents * message_tokens
@@ -236,7 +236,7 @@ class LLMPlayer:
         observation_text = (policy.text.example or OBSERVATION_PLACEHOLDER) if policy.settings.show_text else None
         for _ in range(n_observations):
             conversation.add_observation(observation_text, legal_answers, policy.settings.observation_extras)
-        return estimate_tokens(conversation.render_question()) + MESSAGE_TOKENS
+        return estimate_tokens(conversation.render_question()) + TOKENS_PER_MESSAGE
 
     def describe(self) -> dict[str, Any]:
         """Return a description of the player for the summary of a run."""

@@ -14,7 +14,7 @@ from llmrl.llms.prompts import Prompt
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.object_parser import TextParser
 from llmrl.llms.structured import json_schema
-from llmrl.llms.structured_query import QueryStats, StructuredQuery, max_fitting
+from llmrl.llms.structured_query import QueryStats, StructuredQuery, find_largest_fit
 
 MAX_LESSON_TURNS = 50
 """Maximum number of turns of an episode, the newest ones, from which a lesson is drawn."""
@@ -83,7 +83,7 @@ class LessonRequester:
             return prompt, (make_message("system", system.text), make_message("user", prompt.text))
 
         max_turns = min(len(conversation.turns), MAX_LESSON_TURNS)
-        n_turns = max_fitting(lambda k: self._llm.fits(render(k)[1], model), max_turns) if model else max_turns
+        n_turns = find_largest_fit(lambda k: self._llm.fits(render(k)[1], model), max_turns) if model else max_turns
         prompt, messages = render(max(n_turns, 0))
         return ChatRequest(
             messages,

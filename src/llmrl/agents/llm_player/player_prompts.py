@@ -21,7 +21,7 @@ from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import ChatRequest
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.prompts import Prompt, PromptFamily
-from llmrl.llms.structured_query import StructuredQuery, max_fitting
+from llmrl.llms.structured_query import StructuredQuery, find_largest_fit
 
 PROMPTS_DIR = Path(__file__).with_name("prompts")
 
@@ -188,7 +188,7 @@ class PlayerPrompts:
         prompt = self.render_system(agent, tuple(conversation.lessons))
         llm, settings = structured_query.llm, self._settings
         max_turns = conversation.count_shown_turns(settings.history, settings.sliding_history)
-        n_turns = max_fitting(lambda k: llm.fits(conversation.build_messages(prompt.text, k), model), max_turns)
+        n_turns = find_largest_fit(lambda k: llm.fits(conversation.build_messages(prompt.text, k), model), max_turns)
         if n_turns < 0:
             raise LLMError(
                 f"the prompt {prompt.name} and one observation exceed the context window of {llm.model_label(model)}; "

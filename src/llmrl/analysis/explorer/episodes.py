@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.analysis.explorer.conversations import drop_repeats, to_call_record
 from llmrl.core.text_array import TextTable
-from llmrl.llms.call_log import FILE_NAME, read_calls
+from llmrl.llms.call_log import CALL_LOG_NAME, read_calls
 from llmrl.run.episode_files import EPISODES, FOLDER, REPLIES, TEXT_COLUMN_WIDTH
 from llmrl.run.files import read_json_lines, write_bytes
 
@@ -68,11 +68,11 @@ def read_episodes(folder: Path) -> Iterator[dict[str, Any]]:
 def _group_calls(folder: Path, episodes: set[int]) -> dict[int, Calls]:
     """Return the calls of players to language models in the given `episodes`, by episode number."""
     calls_by_episode: dict[int, Calls] = defaultdict(lambda: defaultdict(list))
-    if not (folder / FILE_NAME).is_file():
+    if not (folder / CALL_LOG_NAME).is_file():
         return calls_by_episode
     # Most messages repeat texts of earlier steps; equal texts are stored once to save memory.
     texts_by_episode: dict[int, dict[str, str]] = defaultdict(dict)
-    for call in read_calls(folder / FILE_NAME):
+    for call in read_calls(folder / CALL_LOG_NAME):
         location = _CALL_LOCATION_PATTERN.fullmatch(str(call.get("question_id", "")))
         if location is None or (number := int(location[1])) not in episodes:
             continue

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmrl.analysis.explorer.conversations import find_valid_call, group_conversations, to_call_record
 from llmrl.core.text_array import TextTable
-from llmrl.llms.call_log import FILE_NAME, read_calls
+from llmrl.llms.call_log import CALL_LOG_NAME, read_calls
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import read_metrics
 from llmrl.run.proposals import MeasuredProposal, read_measured_proposals
@@ -38,7 +38,7 @@ def read_timeline(folder: Path) -> tuple[dict[str, Any], list[Conversation]]:
         RunFolderError, CheckpointError, ValueError, KeyError, TypeError: a file is damaged.
     """
     proposals = read_measured_proposals(folder)
-    path = folder / FILE_NAME
+    path = folder / CALL_LOG_NAME
     calls = read_calls(path) if proposals and path.is_file() else ()
     conversations = group_conversations(call for call in calls if call.get("purpose") in PROPOSAL_PURPOSES)
     replies = [_get_parsed_reply(conversation) for conversation in conversations]

@@ -11,7 +11,7 @@ from llmrl.analysis.explorer.episodes import read_episodes
 from llmrl.analysis.story.group_tables import build_plans_table, build_society_table, build_teacher_table
 from llmrl.analysis.story.proposed import GroupProposals, build_best_table, read_group_proposals
 from llmrl.core.errors import RunFolderError
-from llmrl.llms.call_log import FILE_NAME, read_calls
+from llmrl.llms.call_log import CALL_LOG_NAME, read_calls
 from llmrl.results.groups import FinishedGroups, ReportTask
 from llmrl.results.run_records import RunRecord
 from llmrl.results.study_settings import shorten_group_names
@@ -66,7 +66,7 @@ def _find_player_call(name: str, run: RunRecord) -> Exchange | None:
 
 def _find_principal_call(name: str, run: RunRecord) -> Exchange | None:
     """Return the exchange of the last call of a run's principal with a valid reply."""
-    path, exchange = run.folder / FILE_NAME, None
+    path, exchange = run.folder / CALL_LOG_NAME, None
     for number, call in enumerate(read_calls(path), start=1) if path.exists() else ():
         if call.get("purpose") == "principal" and call.get("valid") is not False and call.get("reply"):
             contents = [message["content"] for message in call.get("messages", ())]

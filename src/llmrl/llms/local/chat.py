@@ -17,7 +17,7 @@ from llmrl.core.processes import ProcessGroup
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest, TokenSample
 from llmrl.core.seeding import Seeds
-from llmrl.llms.cache import request_key
+from llmrl.llms.cache import compute_request_key
 from llmrl.llms.local.generation import ReplyGenerator, SamplingSettings, TokenPrompt, make_request_generator
 from llmrl.llms.local.learning import ChatLearners, LearnerFactory
 from llmrl.llms.local.loading import Dtype, check_model, folder_fingerprint, load_config, load_model, load_tokenizer
@@ -268,7 +268,7 @@ class LocalChat(Provider):
         """Return the random generator of each request."""
         seeds = [self._seeds if self.learners is None else self.learners.seeds(request.adapter) for request in requests]
         # Keys do not contain the adapter, so that societies under different proposals have common random numbers.
-        keys = [request_key({}, replace(request, adapter="")) for request in requests]
+        keys = [compute_request_key({}, replace(request, adapter="")) for request in requests]
         return [make_request_generator(*pair) for pair in zip(seeds, keys, strict=True)]
 
     def _decode_reply(self, prompt: Sequence[int], tokens: list[int], log_probs: np.ndarray | None) -> ChatReply:

@@ -20,7 +20,7 @@ from llmrl.core.errors import CallInterrupted, LLMError
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.llms.cancellable_calls import PendingCall, RequestBatch
 from llmrl.llms.local.generation import TokenPrompt
-from llmrl.llms.retry import RETRIABLE_STATUS, Retry, TransientError
+from llmrl.llms.retry import RETRIABLE_STATUSES, Retry, TransientError
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ class VLLMClient:
                 response = self._client.post(url, json=body)
             except httpx.HTTPError as error:
                 raise TransientError(f"{url}: {error or type(error).__name__}") from None
-            if response.status_code in RETRIABLE_STATUS:
+            if response.status_code in RETRIABLE_STATUSES:
                 raise TransientError(f"{url} returned HTTP {response.status_code}: {response.text[:500]}")
             if response.status_code == httpx.codes.NOT_FOUND and path.endswith("lora_adapter"):
                 raise LLMError(
