@@ -20,7 +20,7 @@ import numpy as np
 
 import llmrl.envs.babyai.levels  # noqa: F401
 from llmrl.api.environments import make_env
-from llmrl.envs.babyai.levels import KINDS
+from llmrl.envs.babyai.levels import MISSION_KINDS
 
 GAMES = 32
 TRAIN, TEST = "BabyAI-MixedTrainLocal-v0", "BabyAI-MixedTestLocal-v0"
@@ -153,7 +153,7 @@ def compare_frames(rounds: int) -> None:
 def compare_resets(n: int) -> None:
     """Print the duration of `n` resets by level and kind, for both sampling methods."""
     print(f"\nResets, ms: mean of {n} (maximum)\n\n| level | kind | rejection | direct |\n|---|---|---|---|")
-    levels_and_kinds = [(level, kind) for level in (TRAIN, TEST) for kind in KINDS] + [
+    levels_and_kinds = [(level, kind) for level in (TRAIN, TEST) for kind in MISSION_KINDS] + [
         ("BabyAI-GoToLocalS8N16-v0", "goto")
     ]
     for level, kind in levels_and_kinds:
@@ -175,7 +175,7 @@ def evaluate_bot(n: int) -> None:
     print(f"\nBot of MiniGrid, {n} episodes of each kind\n\n| level | kind | success | mean reward | mean length |")
     print("|---|---|---|---|---|")
     for level in (TRAIN, TEST):
-        for kind in KINDS:
+        for kind in MISSION_KINDS:
             env = make_env("babyai_text", level=level, kind=kind, n_envs=n)
             env.provide(["expert"])
             observation = env.reset(seed=0)

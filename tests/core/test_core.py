@@ -79,7 +79,7 @@ def test_sweep_replicates_have_distinct_streams():
         for name in ("env", "actions", "minibatches", "weights", 0):
             assert len({tree.integer(name) for tree in node}) == 320
             assert len({tuple(tree.numpy(name).integers(2**63, size=2)) for tree in node}) == 320
-    assert len({tree.root for tree in sweep}) == 320
+    assert len({tree.replicate_label for tree in sweep}) == 320
     loop = Seeds(3).child("loop")
     assert loop.replicates(2)[0].integer("env") == loop.integer("env")
     assert loop.replicates(2)[1].integer("env") == Seeds(3).replicates(2)[1].child("loop").integer("env")

@@ -72,7 +72,7 @@ class Rollout:
     state: torch.Tensor | None = None
 
     def copy(self) -> Rollout:
-        """Return a copy of the tensors that the collector overwrites in the next rollout."""
+        """Return this rollout with copies of the tensors that the collector overwrites in the next one."""
         return replace(
             self,
             observation={name: x.clone() for name, x in self.observation.items()},

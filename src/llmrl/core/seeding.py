@@ -57,7 +57,7 @@ class Seeds:
         return [self, *(Seeds(self.seed, (key, i, *self._path)) for i in range(1, n))]
 
     @property
-    def root(self) -> str:
+    def replicate_label(self) -> str:
         """Label of the replicate of this node: `3` for the first replicate of seed 3, `3/1` for the second, ..."""
         is_replicate = self._path[:1] == (zlib.crc32(b"replicate"),)
         return f"{self.seed}/{self._path[1]}" if is_replicate else str(self.seed)

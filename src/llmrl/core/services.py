@@ -114,10 +114,10 @@ class PrincipalServices(TeacherServices):
     proposals: int | None = None
 
     @classmethod
-    def from_agent(cls, services: AgentServices, **changes: Any) -> PrincipalServices:
-        """Return services for a principal with the values of `services`, except for `changes`."""
+    def from_agent(cls, services: AgentServices, **overrides: Any) -> PrincipalServices:
+        """Return services for a principal with the values of `services`, except for `overrides`."""
         common = {field.name: getattr(services, field.name) for field in dataclasses.fields(TeacherServices)}
-        return cls(**common | changes)
+        return cls(**common | overrides)
 
 
 @dataclass(frozen=True)
@@ -152,11 +152,11 @@ class PartFactory:
     Args:
         build: function that builds the part; its arguments are changed options and changed services, by name.
         target: class or function that the config node names.
-        where: location of the node in the config, a dotted key, for messages.
+        key: dotted key of the node in the config, for messages.
     """
 
-    def __init__(self, build: Callable[[Mapping[str, Any], Mapping[str, Any]], Any], target: Any, where: str) -> None:
-        self._build, self.target, self.where = build, target, where
+    def __init__(self, build: Callable[[Mapping[str, Any], Mapping[str, Any]], Any], target: Any, key: str) -> None:
+        self._build, self.target, self.key = build, target, key
 
     def __call__(self, changed_options: Mapping[str, Any] | None = None, **changed_services: Any) -> Any:
         """Build the part.

@@ -98,7 +98,7 @@ class ParameterSpace:
         return np.array([p.high for p in self.parameters], dtype=np.float64)
 
     @property
-    def choices(self) -> np.ndarray:
+    def is_choice(self) -> np.ndarray:
         """Mask of the numbers that are choices (`Parameter.choice`), [d] bool."""
         return np.array([p.choice for p in self.parameters], dtype=bool)
 

@@ -17,10 +17,10 @@ class TextTable:
         self.texts: list[str] = []
         self._indices: dict[str, int] = {}
         for text in texts:
-            self.index(text)
+            self.add(text)
 
-    def index(self, text: str) -> int:
-        """Return the index of a text, after adding it to the table if it is new."""
+    def add(self, text: str) -> int:
+        """Add a text to the table if it is new; return its index."""
         index = self._indices.setdefault(text, len(self.texts))
         if index == len(self.texts):
             self.texts.append(text)
@@ -49,7 +49,7 @@ class TextArray:
 
         table = table or TextTable()
         array = np.asarray(texts, dtype=object)
-        indices = [table.index(str(text)) for text in array.ravel()]
+        indices = [table.add(str(text)) for text in array.ravel()]
         return cls(torch.tensor(indices, dtype=torch.int64).reshape(array.shape), table)
 
     @property

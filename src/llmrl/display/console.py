@@ -69,7 +69,7 @@ def print_table(
         table.add_column(column, justify="left" if alignments[i : i + 1] == "l" else "right", overflow="fold")
     for row, style in zip(rows, styles or [None] * len(rows), strict=True):
         table.add_row(*row, style=style)
-    Terminal(200).print(table)
+    Terminal(width=200).print(table)
 
 
 def print_report_table(table: ReportTable) -> None:

@@ -157,7 +157,7 @@ def print_estimates(title: str, rows: Mapping[str, Mapping[str, float | None]]) 
         texts = {key: "-" if value is None else f"{value:,.3f}" for key, value in row.items()}
         cells = [texts["mean"], texts["standard_error"], format_interval(row), texts["min"], texts["max"]]
         table_rows.append([name.replace("_", " "), *cells])
-    print_table(title, ["", "mean", "s.e.", "95% interval", "min", "max"], table_rows, "l")
+    print_table(title, ["", "mean", "s.e.", "95% interval", "min", "max"], table_rows, alignments="l")
 
 
 def print_principal_steps(summary: Mapping[str, Any]) -> None:
@@ -178,7 +178,8 @@ def print_principal_steps(summary: Mapping[str, Any]) -> None:
         for row in rows
     ]
     styles = ["bold" if (row["mechanism"], row["context"]) in recommendations else None for row in rows]
-    print_table("Principal steps", ["step", *names, *context_columns, "objective", "± s.e."], cells, "", styles)
+    columns = ["step", *names, *context_columns, "objective", "± s.e."]
+    print_table("Principal steps", columns, cells, alignments="", styles=styles)
 
 
 def _format_standard_error(error: float | None) -> str:
@@ -197,7 +198,7 @@ def print_recommendations(summary: Mapping[str, Any]) -> None:
         cells = [*(f"{x:.3g}" for x in row["mechanism"].values()), *(f"{row[key]}{suffix}" for key in context_columns)]
         cells += ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("objective", "standard_error")]
         table_rows.append([*cells, str(row["evaluations"])])
-    print_table("Recommendations" if len(rows) > 1 else "Recommendation", columns, table_rows, "")
+    print_table("Recommendations" if len(rows) > 1 else "Recommendation", columns, table_rows, alignments="")
 
 
 def build_objective_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -331,11 +332,11 @@ def _print_comparison(title: str, results: dict[str, Any]) -> None:
     mechanisms, differences = results["mechanisms"], results["differences"]
     columns = ["means of an episode", *(f"{mechanism['name']}\n{mechanism['words']}" for mechanism in mechanisms)]
     columns += [f"{difference['name']} - {difference['reference']}\n(95% interval)" for difference in differences]
-    print_table(title, columns, build_table_rows(mechanisms, differences, results["labels"]), "l")
+    print_table(title, columns, build_table_rows(mechanisms, differences, results["labels"]), alignments="l")
     objective = results["objective"]
-    cost = f" - {objective['spending_cost']:g} x spending of the mechanism" if objective["spending_cost"] else ""
+    cost_term = f" - {objective['spending_cost']:g} x spending of the mechanism" if objective["spending_cost"] else ""
     print_line(
-        f"{objective['column']}: {objective['formula']}{cost}; x_i is the reward of agent i from the game in an "
+        f"{objective['column']}: {objective['formula']}{cost_term}; x_i is the reward of agent i from the game in an "
         "episode, before the mechanism."
     )
     for line in describe_method(results):
@@ -359,4 +360,4 @@ def _print_player_table(title: str, players: Sequence[dict[str, Any]]) -> None:
             cells = ["-" if row is None else f"{row['mean']:.3f}\n{format_interval(row)}" for row in rows]
             table_rows.append([name.replace("_", " "), *cells])
     columns = ["mean\n95% interval", *(f"{player['policy']}\n{player['mode']}" for player in players)]
-    print_table(title, columns, table_rows, "l")
+    print_table(title, columns, table_rows, alignments="l")

@@ -67,8 +67,8 @@ def print_next_commands(folder: Path) -> None:
 def create_report(
     folder: Path,
     settings: ReportSettings | None = None,
-    out: Path | None = None,
-    figures: bool = True,
+    report_folder: Path | None = None,
+    draws_figures: bool = True,
     on_progress: Callable[[str], None] = lambda text: None,
     folders: Sequence[Path] = (),
 ) -> tuple[Report, Path]:
@@ -77,8 +77,8 @@ def create_report(
     Args:
         folder: folder that contains run folders, directly or in subfolders.
         settings: settings of the report; None: `ReportSettings()`.
-        out: folder of the report; None: `<folder>/report`.
-        figures: whether to draw figures, which needs matplotlib.
+        report_folder: folder of the report; None: `<folder>/report`.
+        draws_figures: whether to draw figures, which needs matplotlib.
         on_progress: function that is called with progress messages.
         folders: folders in `folder` to whose runs the report is restricted; empty: all runs.
 
@@ -96,13 +96,13 @@ def create_report(
     from llmrl.analysis.report_files import write_report
     from llmrl.sweeps.run_control import query_run_records
 
-    if figures:
+    if draws_figures:
         check_matplotlib()
     runs = list({run.folder: run for root in folders or [folder] for run in query_run_records(root)}.values())
     report = compute_report(folder, settings or ReportSettings(), runs, on_progress)
-    for run in runs if figures else ():
+    for run in runs if draws_figures else ():
         draw_probes(run.folder)
-    return report, write_report(report, out or folder / "report", figures, on_progress)
+    return report, write_report(report, report_folder or folder / "report", draws_figures, on_progress)
 
 
 def show_study(folder: Path, settings_node: Mapping[str, Any]) -> None:
@@ -125,7 +125,7 @@ def show_study(folder: Path, settings_node: Mapping[str, Any]) -> None:
 
     has_matplotlib = find_spec("matplotlib") is not None
     report, page = create_report(
-        folder, ReportSettings(study=parse_study_settings(settings_node, "the study")), figures=has_matplotlib
+        folder, ReportSettings(study=parse_study_settings(settings_node, "the study")), draws_figures=has_matplotlib
     )
     comparison = compare_tasks(report)
     for study in (section.study for section in report.sections if comparison is None):

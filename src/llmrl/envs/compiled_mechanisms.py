@@ -45,24 +45,24 @@ def settle_tax(
         for k in range(metrics.shape[0]):
             metrics[k, b] = 0
         for i in range(n_players):
-            earned, past = raw_reward[b, i], np.float32(0)
+            step_reward, past_sum = raw_reward[b, i], np.float32(0)
             for t in range(window):
-                past += past_rewards[t, b, i]
-            income, recent = earned + past, np.float32(0)
+                past_sum += past_rewards[t, b, i]
+            income, recent_sum = step_reward + past_sum, np.float32(0)
             for t in range(window - 1, 0, -1):
                 past_rewards[t, b, i] = past_rewards[t - 1, b, i]
             if window > 0:
-                past_rewards[0, b, i] = earned
+                past_rewards[0, b, i] = step_reward
             for t in range(window):
-                recent += past_rewards[t, b, i]
-            recent_income[b, i] = recent
+                recent_sum += past_rewards[t, b, i]
+            recent_income[b, i] = recent_sum
             for k in range(n_brackets):
-                jacobian[b, i, k] = earned if edges[k] <= income < edges[k + 1] else np.float32(0)
+                jacobian[b, i, k] = step_reward if edges[k] <= income < edges[k + 1] else np.float32(0)
                 metrics[1 + k, b] += jacobian[b, i, k]
-        collected = np.float32(0)
+        taxed_reward = np.float32(0)
         for k in range(n_brackets):
-            collected += values[b, k] * metrics[1 + k, b]
-        metrics[0, b] = factor * collected
+            taxed_reward += values[b, k] * metrics[1 + k, b]
+        metrics[0, b] = factor * taxed_reward
         for i in range(n_players):
             payment = np.float32(0)
             for k in range(n_brackets):
@@ -100,9 +100,9 @@ def settle_incentives(
         for k in range(metrics.shape[0]):
             metrics[k, b] = 0
         for i in range(n_players):
-            x, cells = raw_reward[b, i], n_cleaned[b, i]
+            x, n_cells = raw_reward[b, i], n_cleaned[b, i]
             has_eaten = (x == 1) if exactly_one else (x > 0)
-            has_cleaned = not has_eaten and x == 0 and ((cells == 1) if exactly_one else (cells >= 1))
+            has_cleaned = not has_eaten and x == 0 and ((n_cells == 1) if exactly_one else (n_cells >= 1))
             behavior = 0 if has_eaten else 1 if has_cleaned else 2
             base_reward[b, i] = x * base_amounts[0] if has_eaten else base_amounts[1] if has_cleaned else x
             for k in range(3):

@@ -108,7 +108,8 @@ def describe_game(settings: EscapeRoomSettings, space: ParameterSpace | None) ->
         mechanism_report = mechanism_text.build_example_report(space, {}, show_mechanism)
     actions = tuple((f"go_to_{place}", f"be at {place} in the next step") for place in places)
     positions = [i % len(places) for i in range(settings.n_agents)]
-    example = describe_observation(places, positions, 0, 0, settings.horizon, mechanism_report)
+    state = {"agent": 0, "lever": 0, "steps_left": settings.horizon}
+    example = describe_observation(places, positions, **state, mechanism_report=mechanism_report)
     return EnvDescription(goal, tuple(observation_fields), actions, example=example)
 
 
@@ -262,10 +263,10 @@ class EscapeRoom(ArrayGames):
         Raises:
             ValueError: the shape is wrong, an action is out of range, or a game was never reset.
         """
-        target = self._check_actions(action)
+        target_places = self._check_actions(action)
         active = ~self._ended
-        moves = (target != self._place) & active[:, None]
-        self._place = np.where(active[:, None], target, self._place)
+        moves = (target_places != self._place) & active[:, None]
+        self._place = np.where(active[:, None], target_places, self._place)
         self._time += active
         self._ended |= self._time >= self.settings.horizon
 
@@ -367,12 +368,12 @@ class EscapeRoom(ArrayGames):
 
     def _draw_agents(self, tile: np.ndarray, agents_mask: np.ndarray) -> None:
         """Draw a dot for each agent where `agents_mask` [n_agents] is true; an agent's position in tiles is fixed."""
-        side = int(np.ceil(np.sqrt(len(agents_mask))))
-        pitch = (_TILE_SIZE - 16) / side
+        n_dots_per_row = int(np.ceil(np.sqrt(len(agents_mask))))
+        dot_spacing = (_TILE_SIZE - 16) / n_dots_per_row
         y, x = np.mgrid[:_TILE_SIZE, :_TILE_SIZE]
         for agent in np.flatnonzero(agents_mask):
-            center_y, center_x = (8 + pitch * (k + 0.5) for k in divmod(int(agent), side))
-            dot = (y + 0.5 - center_y) ** 2 + (x + 0.5 - center_x) ** 2 <= (0.42 * pitch) ** 2
+            center_y, center_x = (8 + dot_spacing * (k + 0.5) for k in divmod(int(agent), n_dots_per_row))
+            dot = (y + 0.5 - center_y) ** 2 + (x + 0.5 - center_x) ** 2 <= (0.42 * dot_spacing) ** 2
             hue = agent / len(agents_mask) + np.array([0.0, -1 / 3, 1 / 3])
             tile[dot] = np.clip(120 + 110 * np.cos(2 * np.pi * hue), 0, 255).astype(np.uint8)
 

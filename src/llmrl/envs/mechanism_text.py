@@ -49,7 +49,7 @@ def build_example_report(space: ParameterSpace, player_facts: Mapping[str, str],
 
     It serves to estimate the lengths of prompts.
     """
-    report = MechanismReport(space, 1, 1, shows_values, player_facts)
+    report = MechanismReport(space, n_envs=1, n_agents=1, shows_values=shows_values, player_facts=player_facts)
     values, jacobian = (space.high * 0.123)[None], np.ones((1, 1, space.dim))  # 0.123: numbers with several digits
     facts = dict.fromkeys(player_facts, np.ones((1, 1)))
     report.record(np.ones((1, 1)), jacobian, values, np.ones(1, dtype=bool), facts)

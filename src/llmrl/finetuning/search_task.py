@@ -180,7 +180,7 @@ class Dataset:
         """
         all_series = self._read_search_series(task)
         # Numbers between `low` and `high` need not be choices of a discrete parameter.
-        bounds: Bounds = (None, None) if task.space.choices.any() else (self.low, self.high)
+        bounds: Bounds = (None, None) if task.space.is_choice.any() else (self.low, self.high)
         if self.trials:
             identity = {
                 "task": dict(task.identity),

@@ -398,7 +398,7 @@ class LLMPrincipal(StateFields, ABC):
 
     def has_invalid_numbers(self, vector: np.ndarray) -> bool:
         """Return whether a reply with these numbers, [d], is invalid because some are out of bounds."""
-        invalid = self.space.is_out_of_bounds(vector) & (self.space.choices | (self.settings.out_of_range == "reask"))
+        invalid = self.space.is_out_of_bounds(vector) & (self.space.is_choice | (self.settings.out_of_range == "reask"))
         return self.settings.out_of_range != "clamp" and bool(invalid.any())
 
     def _new_structured_query(self) -> StructuredQuery[ParsedReply]:

@@ -12,7 +12,7 @@ from environments import make_env
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.babyai.language import list_vocabulary
-from llmrl.envs.babyai.levels import KINDS
+from llmrl.envs.babyai.levels import MISSION_KINDS
 from llmrl.envs.babyai.vec_env import BabyAIEnv
 from some import mark_long_except
 
@@ -49,8 +49,8 @@ def test_channels_match_spec() -> None:
     mission = " ".join(words[i] for i in observation["mission"][0, 0])
     assert mission.split() == env.missions[0].replace(",", "").split()
     assert env.spec.observation["mission"].codes == (len(words),)
-    assert set(env.kinds) <= set(KINDS)
-    assert list(env.spec.metrics) == ["success", *(f"success_{kind}" for kind in KINDS)]
+    assert set(env.kinds) <= set(MISSION_KINDS)
+    assert list(env.spec.metrics) == ["success", *(f"success_{kind}" for kind in MISSION_KINDS)]
 
 
 def test_requested_channels_are_observed() -> None:
@@ -204,7 +204,7 @@ def test_success_is_reported_by_kind() -> None:
     for _ in range(64):
         step = env.step(np.maximum(observation["expert"], 0))
         observation = step.observation
-    for kind in KINDS:
+    for kind in MISSION_KINDS:
         of_kind = np.array(env.kinds) == kind
         assert of_kind.any()
         assert np.array_equal(np.isnan(step.info[f"success_{kind}"]), ~of_kind)
@@ -336,7 +336,7 @@ def test_error_names_invalid_options(options: dict[str, Any], message: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", mark_long_except(["BabyAI-MixedTestLocal-v0"], [TRAIN, "BabyAI-MixedTestLocal-v0"]))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MISSION_KINDS)
 def test_bot_completes_all_missions(level: str, kind: str) -> None:
     env = games(level, kind=kind, n_envs=60)
     env.provide(["expert"])

@@ -18,7 +18,7 @@ from gymnasium.utils.env_checker import check_env
 from scipy.stats import chi2_contingency
 
 from babyai_wrapper import BabyAIText
-from llmrl.envs.babyai.levels import HELD_OUT_OBJECTS, IDS, KINDS, register
+from llmrl.envs.babyai.levels import HELD_OUT_OBJECTS, IDS, MISSION_KINDS, register
 
 TRAIN, TEST = "BabyAI-MixedTrainLocal-v0", "BabyAI-MixedTestLocal-v0"
 AFTER = "BabyAI-GoToAfterPickUpLocal-v0"
@@ -100,7 +100,7 @@ def test_missions_are_disjoint(level: str, sampling: str) -> None:
         assert objects <= forbidden if level == TEST else not objects & forbidden
         assert (env.mission == "open the door") <= (level == TRAIN)
         assert env.max_steps == (64 if env.kind in ("goto", "pickup") else 128) <= env.max_episode_steps
-    assert set(kinds) == set(KINDS)
+    assert set(kinds) == set(MISSION_KINDS)
     assert max(kinds.values()) < 2.5 * min(kinds.values()) or sampling == "rejection"
 
 

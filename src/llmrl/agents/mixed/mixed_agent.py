@@ -109,7 +109,7 @@ class MixedAgent:
             agent: Agent = member.agent(init_options, **services, member=i, teacher=None)
             if agent.loop not in ("learn", "play"):
                 raise ConfigError(
-                    f"{member.agent.where}: {type(agent).__name__} has its own loop (`{agent.loop}`) and cannot play "
+                    f"{member.agent.key}: {type(agent).__name__} has its own loop (`{agent.loop}`) and cannot play "
                     "in a mixed society; use an agent that learns from rollouts or only plays"
                 )
             self.agents.append(agent)

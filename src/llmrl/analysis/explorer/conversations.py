@@ -25,8 +25,7 @@ def to_call_record(call: Mapping[str, Any], texts: TextTable) -> CallRecord:
         "time": call.get("time"),
         "model": str(call.get("model", "")),
         "messages": [
-            [str(message.get("role", "")), texts.index(_message_text(message))]
-            for message in call.get("messages") or ()
+            [str(message.get("role", "")), texts.add(_message_text(message))] for message in call.get("messages") or ()
         ],
         "reply": call.get("reply"),
         "thought": str(call.get("thoughts") or ""),

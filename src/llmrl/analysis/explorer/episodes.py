@@ -96,9 +96,9 @@ def _build_episode(number: int, lines: list[dict[str, Any]], calls: Calls) -> di
         if "observation" in line:
             observation = line["observation"]
             is_text = isinstance(observation, str)
-            record["observation"] = texts.index(observation if is_text else format_observation(observation))
+            record["observation"] = texts.add(observation if is_text else format_observation(observation))
         if "reply" in line:
-            record["reply"] = texts.index(str(line["reply"]))
+            record["reply"] = texts.add(str(line["reply"]))
         if "lesson" in line:
             record["lesson_calls"] = _build_call_records(calls.get(f"{player}/lesson", []), texts)
         # `has_request`: the player has called a language model for this decision, instead of repeating its last action.

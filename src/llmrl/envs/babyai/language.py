@@ -21,10 +21,10 @@ LanguageName = Literal["en", "fr"]
 
 CELL_TYPES = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
 """Name of each content of a cell; the index is MiniGrid's code."""
-DOOR = CELL_TYPES.index("door")
-PORTABLE = ("key", "ball", "box")
-_EMPTY, _WALL = CELL_TYPES.index("empty"), CELL_TYPES.index("wall")
-_IS_PORTABLE = np.isin(np.arange(len(CELL_TYPES)), [CELL_TYPES.index(kind) for kind in PORTABLE])
+DOOR_CODE = CELL_TYPES.index("door")
+PORTABLE_TYPES = ("key", "ball", "box")
+_EMPTY_CODE, _WALL_CODE = CELL_TYPES.index("empty"), CELL_TYPES.index("wall")
+_IS_PORTABLE = np.isin(np.arange(len(CELL_TYPES)), [CELL_TYPES.index(kind) for kind in PORTABLE_TYPES])
 N_COLORS, N_DOOR_STATES = 6, 3
 """Number of colors (red, green, blue, purple, yellow, grey) and of door states (open, closed, locked)."""
 
@@ -77,7 +77,7 @@ class Language:
     def describe_cell(self, type_code: int, color_code: int, state_code: int) -> str:
         """Return the noun phrase for MiniGrid's codes of a cell: `a red key`, `a open green door`."""
         noun, gender = self.nouns[CELL_TYPES[type_code]]
-        template = self.door_template if type_code == DOOR else self.object_template
+        template = self.door_template if type_code == DOOR_CODE else self.object_template
         color, state = self.colors[gender][color_code], self.states[gender][state_code]
         description = template.format(noun=noun, color=color, state=state)
         return f"{self.articles[gender]} {description}"
@@ -388,10 +388,10 @@ class ViewDescriber:
         for line_cells, sentences in zip(cell_lines, self._wall_sentences, strict=True):
             if not line_cells.shape[1]:
                 continue
-            distances = (line_cells > _EMPTY).argmax(axis=1)
-            for i in np.flatnonzero(line_cells[np.arange(len(line_cells)), distances] == _WALL).tolist():
+            distances = (line_cells > _EMPTY_CODE).argmax(axis=1)
+            for i in np.flatnonzero(line_cells[np.arange(len(line_cells)), distances] == _WALL_CODE).tolist():
                 texts[i].append(sentences[distances[i] + 1])
-        visible = (types > _WALL) & self._is_not_agent_cell
+        visible = (types > _WALL_CODE) & self._is_not_agent_cell
         # One integer encodes the three codes of an object and its position.
         positions = np.broadcast_to(self._position_codes, types.shape)[visible]
         object_codes = (views[visible].astype(np.int64) @ self._code_weights) + positions
@@ -427,4 +427,4 @@ def find_carried_object(image: np.ndarray) -> str:
     """Return the object that the agent carries, e.g. `red key`, read from its own cell of a view; "" if none."""
     cell = image[image.shape[0] // 2, image.shape[1] - 1]
     cell_type, colors = CELL_TYPES[int(cell[0])], LANGUAGES["en"].colors[""]
-    return f"{colors[int(cell[1])]} {cell_type}" if cell_type in PORTABLE else ""
+    return f"{colors[int(cell[1])]} {cell_type}" if cell_type in PORTABLE_TYPES else ""

@@ -73,7 +73,7 @@ class LevelGames:
         self._horizon = env_factories[0].horizon
         if self._has_batched_views:
             self._margin = self.view_size - 1
-            grid_sizes = [getattr(env, "max_size", (env.width, env.height)) for env in self.envs]
+            grid_sizes = [getattr(env, "max_grid_size", (env.width, env.height)) for env in self.envs]
             width, height = (max(sides) for sides in zip(*grid_sizes, strict=True))
             for env in self.envs:
                 env.gen_obs = dict  # its result is not used

@@ -36,7 +36,7 @@ Cell = tuple[int, int]
 """Column and row of a cell."""
 Sampling = Literal["direct", "rejection"]
 
-KINDS = ("goto", "pickup", "open", "putnext", "seq")
+MISSION_KINDS = ("goto", "pickup", "open", "putnext", "seq")
 HELD_OUT_OBJECTS = frozenset({("yellow", "box"), ("red", "key"), ("red", "door"), ("green", "ball"), ("grey", "door")})
 _MAX_OCCUPANCY = 0.6
 """Maximum fraction of a room's cells with objects. Above it, sampled objects are rarely all reachable."""
@@ -64,7 +64,7 @@ class TextLevel(RoomGridLevel):
         ValueError: the kind or sampling does not exist, or there are too many objects.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = KINDS
+    kinds: ClassVar[tuple[str, ...]] = MISSION_KINDS
     split: ClassVar[Literal["train", "test"] | None] = "train"
     orders: ClassVar[tuple[str, ...]] = ("before", "after")
     """Orders of a sequence: `pick up A, then go to B` and `go to B after you pick up A`."""
@@ -100,7 +100,7 @@ class TextLevel(RoomGridLevel):
         return self.kinds if self._fixed_kind is None else (self._fixed_kind,)
 
     @property
-    def max_size(self) -> tuple[int, int]:
+    def max_grid_size(self) -> tuple[int, int]:
         """Width and height of the largest grid."""
         return (self.room_size - 1) * max(map(_count_rooms, self.possible_kinds)) + 1, self.height
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmrl.envs.babyai.language import ENGLISH, PORTABLE
+from llmrl.envs.babyai.language import ENGLISH, PORTABLE_TYPES
 
 _PLACE_PHRASES = {
     "left": ("on the left", "to the left of me", "over on the left side", "off to the left"),
@@ -82,8 +82,8 @@ def _write_story(rng: np.random.Generator, informative: bool) -> str:
 def _sample_objects(rng: np.random.Generator, n: int) -> list[str]:
     """Return `n` different objects, each a color and a noun."""
     colors = ENGLISH.colors[""]
-    indices = rng.choice(len(colors) * len(PORTABLE), size=n, replace=False)
-    return [f"{colors[i // len(PORTABLE)]} {PORTABLE[i % len(PORTABLE)]}" for i in indices]
+    indices = rng.choice(len(colors) * len(PORTABLE_TYPES), size=n, replace=False)
+    return [f"{colors[i // len(PORTABLE_TYPES)]} {PORTABLE_TYPES[i % len(PORTABLE_TYPES)]}" for i in indices]
 
 
 def _sample_text(rng: np.random.Generator, texts: tuple[str, ...]) -> str:

@@ -121,7 +121,7 @@ class PromptBuilder:
 Kind = Literal["per_episode", "goto", "pickup", "open", "putnext", "seq", "legacy"]
 Sampling = Literal["direct", "rejection"]
 
-PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
+PADDING_CODE, UNKNOWN_WORD_CODE, FIRST_WORD_CODE = 0, 1, 2
 """Codes in the channel `mission`: padding, a word outside the vocabulary, and the vocabulary's first word."""
 _MAX_MISSION_WORDS, _MAX_LONG_MISSION_WORDS = 24, 72
 """Maximum number of words of a mission: in most levels, and in levels that join up to four clauses."""
@@ -197,7 +197,7 @@ class BabyAIEnv(ReplayableEnv):
         replacements = dict(settings.replace or {})
         self._prompt_arguments = (language, settings.template, self._action_names, settings.history, replacements)
         self._prompt_builder = PromptBuilder(n_envs, *self._prompt_arguments)
-        self._code_by_word = {word: FIRST_WORD + i for i, word in enumerate(list_vocabulary(language))}
+        self._code_by_word = {word: FIRST_WORD_CODE + i for i, word in enumerate(list_vocabulary(language))}
         possible_kinds = set(self.kinds) if kind == "legacy" else set(self._games.kinds)
         self._tracked_kinds = possible_kinds if kind in ("per_episode", "legacy") and len(possible_kinds) > 1 else set()
         self.missions = [""] * n_envs
@@ -225,7 +225,7 @@ class BabyAIEnv(ReplayableEnv):
             actions=tuple(zip(self._action_names, action_effects, strict=True)),
             example=self._format_text(0),
         )
-        length, n_words = self._mission_codes.shape[1], FIRST_WORD + len(self._code_by_word)
+        length, n_words = self._mission_codes.shape[1], FIRST_WORD_CODE + len(self._code_by_word)
         channels = {
             "prompt": Channel((), "object", continuations=self._prompt_builder.continuations),
             "text": Channel((), "object"),
@@ -316,7 +316,7 @@ class BabyAIEnv(ReplayableEnv):
         words = split_words(mission)
         if len(words) > len(codes):
             raise EngineError(f"the mission {mission!r} has {len(words)} words; at most {len(codes)} are supported")
-        codes[: len(words)] = [self._code_by_word.get(word, UNKNOWN) for word in words]
+        codes[: len(words)] = [self._code_by_word.get(word, UNKNOWN_WORD_CODE) for word in words]
         return codes
 
     def _describe_views(self, games: np.ndarray) -> None:

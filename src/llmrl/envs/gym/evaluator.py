@@ -168,7 +168,7 @@ class GymEvaluator(AbstractContextManager["GymEvaluator"]):
         self._rules = rules
         self.n_workers = 1 if rules.env_factory.engine == "batched" else workers or len(os.sched_getaffinity(0))
         # Created even if worker processes play, so that invalid options raise an error at once.
-        self._runner = EpisodeRunner(rules, 1)
+        self._runner = EpisodeRunner(rules, n=1)
         self._pool = WorkerPool(rules, self.n_workers) if self.n_workers > 1 else None
 
     def evaluate(

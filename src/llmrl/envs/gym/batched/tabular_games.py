@@ -53,14 +53,14 @@ class TransitionTable:
         """Return the table of `rules`, for games that start in state i with probability `start_probabilities[i]`."""
         n_states, n_actions = len(rules), len(rules[0])
         outcome_lists = [rules[state][action] for state in range(n_states) for action in range(n_actions)]
-        cumulative = [np.cumsum([probability for probability, *_ in outcome_list]) for outcome_list in outcome_lists]
-        class_boundaries = np.unique(np.concatenate(cumulative))
+        cdfs = [np.cumsum([probability for probability, *_ in outcome_list]) for outcome_list in outcome_lists]
+        class_boundaries = np.unique(np.concatenate(cdfs))
         # Random numbers are below 1, so cumulative probabilities of 1, or more by rounding, are no boundaries.
         class_boundaries = class_boundaries[class_boundaries < 1]
         class_starts = np.append(0.0, class_boundaries)
         outcomes = [
-            [outcome_list[i] for i in (sums[:, None] > class_starts).argmax(axis=0).tolist()]
-            for outcome_list, sums in zip(outcome_lists, cumulative, strict=True)
+            [outcome_list[i] for i in (cdf[:, None] > class_starts).argmax(axis=0).tolist()]
+            for outcome_list, cdf in zip(outcome_lists, cdfs, strict=True)
         ]
         return cls(
             n_states,
@@ -80,10 +80,10 @@ class TransitionTable:
     def expected_return(self, policy: NDArray[np.int64], horizon: int) -> float:
         """Return the expected return of an episode of at most `horizon` steps, with action `policy[i]` in state i."""
         rows = np.arange(self.n_states) * self.n_actions + policy
-        value = np.zeros(self.n_states)
+        state_values = np.zeros(self.n_states)
         for _ in range(horizon):
-            value = self._action_values(value)[rows]
-        return float(np.diff(self.start_cdf, prepend=0.0) @ value)
+            state_values = self._action_values(state_values)[rows]
+        return float(np.diff(self.start_cdf, prepend=0.0) @ state_values)
 
     def best_policy(self, max_iterations: int = 10_000, discount: float = 1 - 1e-6) -> NDArray[np.int64]:
         """Return the action of highest expected return in each state, [n_states], without a step limit.

@@ -74,9 +74,8 @@ class MazeEnv(SingleGameEnv):
 
     def __init__(self, render_mode: str | None = None, parity: bool = False) -> None:
         goal = maze.GOAL_TEXT + maze.PARITY_TEXT * parity
-        super().__init__(
-            maze.MazeGames(1, None, parity), goal, maze.OBSERVATION_SCHEMA, maze.ACTION_SCHEMA, render_mode
-        )
+        games = maze.MazeGames(n=1, horizon=None, parity=parity)
+        super().__init__(games, goal, maze.OBSERVATION_SCHEMA, maze.ACTION_SCHEMA, render_mode)
 
 
 class NimEnv(SingleGameEnv):
@@ -84,7 +83,7 @@ class NimEnv(SingleGameEnv):
 
     def __init__(self, render_mode: str | None = None, takes: Sequence[int] = nim.DEFAULT_TAKES) -> None:
         actions = {f"take {n}": f"take {n} stick{'s' * (n != 1)}" for n in takes}
-        games = nim.make_nim_games(1, None, takes)
+        games = nim.make_nim_games(n=1, horizon=None, takes=takes)
         super().__init__(games, nim.describe_goal(takes), nim.OBSERVATION_SCHEMA, actions, render_mode)
 
 
@@ -92,7 +91,7 @@ class NavigationEnv(SingleGameEnv):
     """See `llmrl.envs.gym.tasks.navigation`."""
 
     def __init__(self, render_mode: str | None = None) -> None:
-        games = navigation.NavigationGames(1)
+        games = navigation.NavigationGames(n=1)
         super().__init__(
             games, navigation.GOAL_TEXT, navigation.OBSERVATION_SCHEMA, navigation.ACTION_SCHEMA, render_mode
         )
@@ -104,4 +103,4 @@ class PongEnv(SingleGameEnv):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 60}
 
     def __init__(self, render_mode: str | None = None) -> None:
-        super().__init__(pong.PongGames(1), pong.GOAL_TEXT, pong.OBSERVATION_SCHEMA, pong.ACTION_SCHEMA, render_mode)
+        super().__init__(pong.PongGames(n=1), pong.GOAL_TEXT, pong.OBSERVATION_SCHEMA, pong.ACTION_SCHEMA, render_mode)

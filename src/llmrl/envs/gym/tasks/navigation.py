@@ -118,9 +118,9 @@ class NavigationGames(BatchedGames):
         action = check_discrete_actions(actions, len(ACTION_SCHEMA))
         noise = self.sample(2 + len(_SENSOR_ANGLES), active, "standard_normal")
         distance = _STEP_LENGTHS[action] + _NOISE_STD * noise[:, 0]
-        turn = _TURN_ANGLES[action] + _NOISE_STD * noise[:, 1]
+        turn_angle = _TURN_ANGLES[action] + _NOISE_STD * noise[:, 1]
         x, y, heading = self._poses
-        pose = np.array((x + distance * np.sin(heading), y + distance * np.cos(heading), heading + turn))
+        pose = np.array((x + distance * np.sin(heading), y + distance * np.cos(heading), heading + turn_angle))
         distances = self._measure_distances(pose, noise[:, 2:])
         self._poses = pose if active is None else np.where(active, pose, self._poses)
         self._measured_distances = (
@@ -157,10 +157,10 @@ class NavigationGames(BatchedGames):
         x, y, heading = self._poses[:, index].tolist()
         for angle, distance in zip(_SENSOR_ANGLES + heading, self._measured_distances[index].tolist(), strict=True):
             end = to_pixels(x + distance * math.sin(angle), y + distance * math.cos(angle))
-            drawing.draw_line(to_pixels(x, y), end, canvas.GRAY, 1.5)
+            drawing.draw_line(to_pixels(x, y), end, canvas.GRAY, width=1.5)
         drawing.draw_disc(*to_pixels(x, y), 0.4 * _SCALE, canvas.BLUE)
         front = to_pixels(x + 0.4 * math.sin(heading), y + 0.4 * math.cos(heading))
-        drawing.draw_line(to_pixels(x, y), front, canvas.PAPER, 2.5)
+        drawing.draw_line(to_pixels(x, y), front, canvas.PAPER, width=2.5)
         return drawing.image
 
 
