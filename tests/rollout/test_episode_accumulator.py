@@ -44,7 +44,7 @@ def check(actual, reference):
     assert len(actual) == len(reference)
     for e, (game, returns, base, length, summaries, gains, times) in zip(actual, reference, strict=True):
         assert (e.game, e.length) == (game, length) and list(e.summaries) == list(METRICS)
-        pairs = [(e.returns, returns), (e.base_returns, base), (e.gains, gains), (e.gain_times, times)]
+        pairs = [(e.returns, returns), (e.base_returns, base), (e.n_gain_steps, gains), (e.gain_step_sums, times)]
         for x, y in [*pairs, (list(e.summaries.values()), summaries)]:
             np.testing.assert_array_equal(np.asarray(x, dtype=np.float32), np.asarray(y, dtype=np.float32))
 
@@ -131,7 +131,7 @@ def test_idle_steps_are_ignored():
     summaries = running.add(ones, ones, info, ends, np.zeros(GAMES, dtype=bool))
     assert [e.length for e in summaries] == [3, 7, 3]
     assert [e.returns.tolist() for e in summaries] == [[3, 3], [7, 7], [3, 3]]
-    assert [e.gain_times.tolist() for e in summaries] == [[3, 3], [21, 21], [3, 3]]
+    assert [e.gain_step_sums.tolist() for e in summaries] == [[3, 3], [21, 21], [3, 3]]
     assert [e.summaries["apples"] for e in summaries] == [3, 7, 3]
 
 
@@ -146,4 +146,4 @@ def test_sums_use_double_precision():
     ends[-1] = True
     [episode] = running.add(reward, reward, info, ends, np.zeros(1, dtype=bool))
     assert episode.returns[0] == pytest.approx(100_000 * float(np.float32(0.1)), rel=1e-12)
-    assert episode.gain_times[0] == 100_000 * 99_999 // 2
+    assert episode.gain_step_sums[0] == 100_000 * 99_999 // 2

@@ -41,7 +41,7 @@ def make_policy(spec, remembers=False, core_frozen=False):
 
 def check_episodes(actual, reference):
     assert [(e.game, e.length, e.summaries) for e in actual] == [(e.game, e.length, e.summaries) for e in reference]
-    for name in ("returns", "base_returns", "gains", "gain_times"):
+    for name in ("returns", "base_returns", "n_gain_steps", "gain_step_sums"):
         np.testing.assert_array_equal([getattr(e, name) for e in actual], [getattr(e, name) for e in reference])
 
 

@@ -20,20 +20,20 @@ class Episode:
         base_returns: return before the mechanism, [n_agents].
         length: number of steps.
         summaries: `EnvSpec.metrics` of the episode by name; NaN if undefined.
-        gains: number of steps in which each agent's base reward was positive, [n_agents].
-        gain_times: sum of the indices (from 0) of these steps, [n_agents].
+        n_gain_steps: number of steps in which each agent's base reward was positive, [n_agents].
+        gain_step_sums: sum of the indices (from 0) of these steps, [n_agents].
         game: index of the game.
-        start: number of steps of the game before the episode, since the last reset of all games.
+        start_step: number of steps of the game before the episode, since the last reset of all games.
     """
 
     returns: np.ndarray
     base_returns: np.ndarray
     length: int
     summaries: dict[str, float]
-    gains: np.ndarray
-    gain_times: np.ndarray
+    n_gain_steps: np.ndarray
+    gain_step_sums: np.ndarray
     game: int = 0
-    start: int = 0
+    start_step: int = 0
 
 
 @dataclass

@@ -286,7 +286,7 @@ class EnvSpec:
         agent_names: one name per agent if agents have roles; else empty.
         seats: if the spec describes only some players of the game (`EnvSpec.select_seats`), the player index of each
             agent; empty if it describes all players.
-        game_size: number of players of the game if the spec describes only some of them; None: `n_agents`.
+        n_game_players: number of players of the game if the spec describes only some of them; None: `n_agents`.
         kinds: in a mixed society, indices of the agents of each kind by name; metrics then include returns by kind.
         continuous_actions: the numbers of an action, for actions [n_envs, n_agents, continuous_actions.dim]; None for
             discrete actions.
@@ -318,7 +318,7 @@ class EnvSpec:
     deterministic: bool = True
     agent_names: tuple[str, ...] = ()
     seats: tuple[int, ...] = ()
-    game_size: int | None = None
+    n_game_players: int | None = None
     kinds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     continuous_actions: ContinuousActions | None = None
     text: EnvDescription | None = None
@@ -349,7 +349,7 @@ class EnvSpec:
     @property
     def n_players(self) -> int:
         """Number of players of a game, including players that this spec does not describe."""
-        return self.game_size or self.n_agents
+        return self.n_game_players or self.n_agents
 
     @property
     def player_names(self) -> tuple[str, ...]:
@@ -374,7 +374,7 @@ class EnvSpec:
             observation=channels,
             agent_names=tuple(self.agent_names[i] for i in seats) if self.agent_names else (),
             seats=tuple(seats),
-            game_size=self.n_agents,
+            n_game_players=self.n_agents,
             kinds={},
         )
 

@@ -25,15 +25,15 @@ class SocietyEpisodes:
     Attributes:
         base: base returns (before the mechanism), [n_episodes, n_agents] float64.
         returns: returns after the mechanism, [n_episodes, n_agents] float64.
-        gains: number of steps in which each agent's base reward was positive, [n_episodes, n_agents].
-        gain_times: sum of the indices (from 0) of these steps, [n_episodes, n_agents].
+        n_gain_steps: number of steps in which each agent's base reward was positive, [n_episodes, n_agents].
+        gain_step_sums: sum of the indices (from 0) of these steps, [n_episodes, n_agents].
         metrics: entries of `EnvSpec.metrics`, aggregated over each episode, each [n_episodes].
     """
 
     base: np.ndarray
     returns: np.ndarray
-    gains: np.ndarray
-    gain_times: np.ndarray
+    n_gain_steps: np.ndarray
+    gain_step_sums: np.ndarray
     metrics: Mapping[str, np.ndarray]
 
 
@@ -141,9 +141,9 @@ def _equality_productivity(episodes: SocietyEpisodes) -> np.ndarray:
 
 
 def _mean_gain_time(episodes: SocietyEpisodes) -> np.ndarray:
-    has_gain = episodes.gains > 0
-    times = np.where(has_gain, episodes.gain_times / np.maximum(episodes.gains, 1), 0.0)
-    # `gain_times` counts steps from 0; `any` adds 1, because the measure counts them from 1.
+    has_gain = episodes.n_gain_steps > 0
+    times = np.where(has_gain, episodes.gain_step_sums / np.maximum(episodes.n_gain_steps, 1), 0.0)
+    # `gain_step_sums` counts steps from 0; `any` adds 1, because the measure counts them from 1.
     return np.asarray(times.sum(-1) / np.maximum(has_gain.sum(-1), 1) + has_gain.any(-1))
 
 

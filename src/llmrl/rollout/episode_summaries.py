@@ -33,8 +33,8 @@ def compute_welfare(episodes: Sequence[Episode], objective: Objective | None = N
     society_episodes = SocietyEpisodes(
         base=np.array([episode.base_returns for episode in episodes], dtype=np.float64),
         returns=np.array([episode.returns for episode in episodes], dtype=np.float64),
-        gains=np.array([episode.gains for episode in episodes]),
-        gain_times=np.array([episode.gain_times for episode in episodes]),
+        n_gain_steps=np.array([episode.n_gain_steps for episode in episodes]),
+        gain_step_sums=np.array([episode.gain_step_sums for episode in episodes]),
         metrics={name: np.array([e.summaries[name] for e in episodes]) for name in metric_names},
     )
     welfare = {measure.name: measure.of(society_episodes) for measure in MEASURES}

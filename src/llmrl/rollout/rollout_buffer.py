@@ -146,8 +146,8 @@ class EpisodeAccumulator:
         """Return k episodes from their sums [k, n_columns], times [k] (`end_times` excluded) and games [k]."""
         spec, length = self.spec, end_times - begin_times
         n_agent_sums, n_metrics = 4 * spec.n_agents, len(self._is_mean)
-        returns, base_returns, gains, gain_times = np.split(sums[:, :n_agent_sums], 4, axis=1)
-        gain_times = gain_times - gains * begin_times[:, None]  # sums of times since the start of the episode
+        returns, base_returns, n_gain_steps, gain_step_sums = np.split(sums[:, :n_agent_sums], 4, axis=1)
+        gain_step_sums = gain_step_sums - n_gain_steps * begin_times[:, None]  # times since the episode began
         aggregates = sums[:, n_agent_sums : n_agent_sums + n_metrics] / np.where(self._is_mean, length[:, None], 1)
         derived_sums = sums[:, n_agent_sums + n_metrics :]
         numerators, denominators = derived_sums[:, ::2], derived_sums[:, 1::2]
@@ -161,10 +161,10 @@ class EpisodeAccumulator:
                 base_returns=base_returns[i],
                 length=episode_length,
                 summaries=dict(zip(spec.metrics, row, strict=True)) | self._mean_by_kind(returns[i], base_returns[i]),
-                gains=gains[i],
-                gain_times=gain_times[i],
+                n_gain_steps=n_gain_steps[i],
+                gain_step_sums=gain_step_sums[i],
                 game=game,
-                start=start,
+                start_step=start,
             )
             for i, (episode_length, row, game, start) in enumerate(
                 zip(length.tolist(), values.tolist(), games.tolist(), begin_times.tolist(), strict=True)

@@ -97,7 +97,7 @@ class TrainingEpisodeWriter(Observer):
 
     def on_rollout(self, rollout: Rollout) -> None:
         self._file.write_episodes(
-            [(e.game, self._begin_step + e.start, e.length) for e in rollout.episodes],
+            [(e.game, self._begin_step + e.start_step, e.length) for e in rollout.episodes],
             [(e.returns.mean(), e.base_returns.mean(), *e.summaries.values()) for e in rollout.episodes],
         )
 

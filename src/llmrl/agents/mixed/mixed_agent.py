@@ -393,7 +393,7 @@ class MixedPolicy:
 
 _PLAYER_FIELDS = ("features", "action", "log_prob", "value", "reward", "base_reward", "next_value", "reward_jacobian")
 """Names of the fields of a rollout that are arrays [T, n_envs, n_agents, ...] or None."""
-_EPISODE_FIELDS = ("returns", "base_returns", "gains", "gain_times")
+_EPISODE_FIELDS = ("returns", "base_returns", "n_gain_steps", "gain_step_sums")
 """Names of the fields of a finished episode that are arrays [n_agents, ...]."""
 
 
