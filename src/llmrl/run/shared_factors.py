@@ -40,7 +40,7 @@ def list_shared_factors(config: Mapping[str, Any], uses_llm: bool) -> SharedFact
     factors_by_level = {PRETRAINING: [get_run_name(path) for path in earlier_runs if isinstance(path, str)]}
     if design.get("replicates", 1) != 1 and (config.get("principal") or {}).get("_target_"):
         seeds = Seeds(config["seed"]).replicates(design["replicates"])
-        factors_by_level[SOCIETY] = [replicate.root for replicate in seeds]
+        factors_by_level[SOCIETY] = [replicate.replicate_label for replicate in seeds]
     if llm.get("_target_") != _REPLAY_TARGET:
         factors_by_level[REPLIES] = ["all seeds"] if llm.get("share_cache") else []
     elif parse_seed(Path(llm["calls"])) is not None:  # a folder of several runs has replies for each seed
