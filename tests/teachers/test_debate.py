@@ -207,7 +207,7 @@ def test_zero_rounds_disable_debate() -> None:
     teacher = make_teacher(make_spec(), Seeds(0), ChatClient(Covetous()), debate_rounds=0)
     assert "teacher/debate_changes" not in teacher.metrics()
     teacher = make_teacher(make_spec(), Seeds(0), ChatClient(Covetous()), debate_rounds=2)
-    assert isinstance(teacher.plan_policy.planner, Debate) and teacher.plan_policy.planner.rounds == 2
+    assert isinstance(teacher.plan_policy.planner, Debate) and teacher.plan_policy.planner.n_rounds == 2
     assert compose("env=simple_spread", "agent=mappo", "teacher=llm")["teacher"]["debate_rounds"] == 0
 
 

@@ -28,7 +28,7 @@ from llmrl.teachers.planners import OraclePlanner
 from llmrl.teachers.plans import PlanStep, Skill
 from llmrl.teachers.policy_teacher import PlanPolicy, PolicyTeacher, TeacherPolicy
 from llmrl.teachers.schedules import Constant, Exponential, LinearFloorCutoff
-from llmrl.teachers.teacher_factory import DOMAIN_PATHS, check_domain, find_domain
+from llmrl.teachers.teacher_factory import DOMAIN_CLASS_PATHS, check_domain, find_domain
 from models import EchoProvider, make_scripted_client
 from shipped import build_llm_planner
 
@@ -384,7 +384,7 @@ class TestOptions:
 
         env = Env()
         env.spec = spec
-        with pytest.raises(ConfigError, match=f"env=chess;.*{', '.join(DOMAIN_PATHS)}"):
+        with pytest.raises(ConfigError, match=f"env=chess;.*{', '.join(DOMAIN_CLASS_PATHS)}"):
             build(option, env, make_scripted_client())
 
     def test_incompatible_environments(self):

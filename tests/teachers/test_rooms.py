@@ -23,8 +23,8 @@ from llmrl.teachers.rooms.observed_room import (
     TOGGLE,
     UNSEEN,
     WALL,
-    PathsTo,
-    geometry,
+    ShortestPaths,
+    get_geometry,
 )
 from llmrl.teachers.teacher_factory import find_domain
 
@@ -261,8 +261,8 @@ def test_paths_against_brute_force(width, height, data):
     walkable = bytes(data.draw(st.lists(st.sampled_from([0, 1, 1]), min_size=n, max_size=n)))
     target = data.draw(st.integers(0, n - 1))
     walkable = walkable[:target] + b"\0" + walkable[target + 1 :]
-    places = geometry(width, height)
-    paths = PathsTo(places, walkable, target)
+    places = get_geometry(width, height)
+    paths = ShortestPaths(places, walkable, target)
     for cell in np.flatnonzero(np.frombuffer(walkable, np.uint8)).tolist():
         for pose in range(4 * cell, 4 * cell + 4):
             reference = brute_force(places, walkable, target, pose)

@@ -12,7 +12,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from hydra_plugins.llmrl_optuna._grammar import parse_search_request
 from llmrl.core.errors import ConfigError
 from llmrl.core.hydra_composition import patch_option_listing
-from llmrl.tuning.space import format_value, overrides
+from llmrl.tuning.space import format_overrides, format_value
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_sweep_types_become_dimensions(loader, sweep, dimension):
     sought = parse_search_request([f"agent.x={sweep}", "env=escape_room"], loader)
     assert sought.space == {"agent.x": dimension}
     assert (sought.fixed, sought.seeds) == (["env=escape_room"], None)
-    assert overrides(
+    assert format_overrides(
         sought.space,
         {"agent.x": dimension.choices[0] if isinstance(dimension, CategoricalDistribution) else 1},
     )
@@ -121,7 +121,7 @@ def to_override(value):
 def test_choices_round_trip(values):
     space = parse_search_request([f"agent.x={','.join(to_override(value) for value in values)}"], None).space
     options = space["agent.x"].choices
-    jobs = [overrides(space, {"agent.x": option}) for option in options]
+    jobs = [format_overrides(space, {"agent.x": option}) for option in options]
     parsed = [OverridesParser.create().parse_override(override) for (override,) in jobs]
     assert [repr(override.value()) for override in parsed] == list(dict.fromkeys(repr(value) for value in values))
     assert not any(override.is_sweep_override() for override in parsed)

@@ -16,7 +16,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 import commands
 from full_disk import limit_file_size
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.tuning.study import AGGREGATES, STUDY_NAME, Study, TuningSettings
+from llmrl.tuning.study import AGGREGATE_FUNCTIONS, STUDY_FILE_NAME, Study, TuningSettings
 from some import mark_long_except
 
 SPACE = {
@@ -69,7 +69,7 @@ def search(folder, stop_after=None, **changes):
                 if next(steps) == stop_after:
                     return None
         study.write("llmrl-train again")
-        return study.trials()
+        return study.list_trials()
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def search_with_pruning(folder, stop_after=None, **changes):
                     study.tell(trial, results)
                 elif study.prune(trial, results) is not None:
                     break
-        return study.trials()
+        return study.list_trials()
 
 
 def test_trials_below_median_are_pruned(tmp_path):
@@ -187,7 +187,7 @@ def test_pending_trials_precede_new_trials(tmp_path):
     ("aggregate", "value"), [("mean", 21.8), ("median", 3.0), ("iqm", 8 / 3), ("min", 1.0), ("max", 100.0)]
 )
 def test_aggregates(tmp_path, aggregate, value):
-    assert aggregate in AGGREGATES
+    assert aggregate in AGGREGATE_FUNCTIONS
     with open_study(tmp_path, seeds=("0", "1", "2", "3", "4"), aggregate=aggregate) as study:
         record = study.tell(study.next_batch()[0], [100.0, 1.0, 3.0, 2.0, 3.0])
     assert record.value == pytest.approx(value)
@@ -202,8 +202,8 @@ def test_failing_seed_fails_trial(tmp_path):
             assert good.overrides != bad.overrides
             study.tell(good, [1.0, 2.0])
         assert study.next_batch() == []
-        assert [trial.state for trial in study.trials()] == ["failed", "finished", "finished"]
-        assert study.trials()[0].results == {"0": 1.0, "1": "ValueError: no"}
+        assert [trial.state for trial in study.list_trials()] == ["failed", "finished", "finished"]
+        assert study.list_trials()[0].results == {"0": 1.0, "1": "ValueError: no"}
         assert [trial.number for trial in study.rank_trials()] == [1, 2]
 
 
@@ -333,11 +333,11 @@ def test_database_is_readable_by_optuna(tmp_path):
 def test_full_disk_study_resumes(tmp_path):
     with open_study(tmp_path) as study:
         trial, *remaining = study.next_batch()
-        room = (tmp_path / STUDY_NAME).stat().st_size
+        room = (tmp_path / STUDY_FILE_NAME).stat().st_size
         with limit_file_size(room), pytest.raises(RunFolderError, match=r"hydra\.sweeper\.folder"):
             for _ in range(200):
                 study.tell(trial, ["x" * 20_000, 0.5])
         record = study.tell(trial, [1.0, 0.5])
     assert record.state == "finished" and len(remaining) == 2
     with open_study(tmp_path) as reopened:
-        assert [trial.state for trial in reopened.trials()] == ["finished", "running", "running"]
+        assert [trial.state for trial in reopened.list_trials()] == ["finished", "running", "running"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hydra_plugins.llmrl_optuna._grammar import SearchRequest
     from llmrl.sweeps.backends.protocol import JobOutcome
-    from llmrl.tuning.study import Result, Study, TuningSettings, TuningTrial
+    from llmrl.tuning.study import RunResult, Study, TuningSettings, TuningTrial
 
 _SETTINGS_CLASS = "llmrl.tuning.study.TuningSettings"
 FAILED_STATES = ("failed", "lost", "unreadable")
@@ -110,7 +110,7 @@ class OptunaSweeper(LlmrlSweeper):
         """
         assert self.launcher is not None
         seed_batches = [study.seeds] if study.settings.pruner == "none" else [[seed] for seed in study.seeds]
-        results: dict[int, list[Result]] = {trial.number: [] for trial in batch}
+        results: dict[int, list[RunResult]] = {trial.number: [] for trial in batch}
         final_trials: dict[int, TuningTrial] = {}
         for seeds in seed_batches:
             active_trials = [trial for trial in batch if trial.number not in final_trials]
@@ -177,11 +177,11 @@ class OptunaSweeper(LlmrlSweeper):
     def _print_report(self, request: SearchRequest, study: Study, runs_folder: Path) -> None:
         from llmrl.display.console import print_fields
         from llmrl.display.sweeps import print_next_commands
-        from llmrl.tuning.study import BEST_NAME, TRIALS_NAME
+        from llmrl.tuning.study import BEST_TRIAL_FILE_NAME, TRIALS_FILE_NAME
 
         ranking = study.rank_trials()
-        failed_trials = [trial for trial in study.trials() if trial.state == "failed"]
-        n_pruned = sum(trial.state == "pruned" for trial in study.trials())
+        failed_trials = [trial for trial in study.list_trials() if trial.state == "failed"]
+        n_pruned = sum(trial.state == "pruned" for trial in study.list_trials())
         _print_trials(f"Search '{study.settings.study}', best trials", study, ranking[:_MAX_ROWS])
         if failed_trials:
             _print_trials("Failed trials", study, failed_trials[-_MAX_ROWS:])
@@ -195,8 +195,8 @@ class OptunaSweeper(LlmrlSweeper):
             [
                 ("trials", f"{len(ranking)} finished, {n_pruned} pruned, {len(failed_trials)} failed"),
                 *rows,
-                ("all trials", str(study.folder / TRIALS_NAME)),
-                ("best trial", str(study.folder / BEST_NAME)),
+                ("all trials", str(study.folder / TRIALS_FILE_NAME)),
+                ("best trial", str(study.folder / BEST_TRIAL_FILE_NAME)),
             ],
         )
         # Outside the table, so that the command can be copied.
@@ -209,7 +209,7 @@ class OptunaSweeper(LlmrlSweeper):
         print_next_commands(runs_folder)
 
 
-def _get_run_result(job: JobReturn) -> Result:
+def _get_run_result(job: JobReturn) -> RunResult:
     """Return the result of a run, or the error text of a failed one.
 
     Raises:
@@ -251,5 +251,5 @@ def _print_trials(title: str, study: Study, trials: Sequence[TuningTrial]) -> No
         cells = [result if isinstance(result, str) else f"{result:.4g}" for result in results]
         value = trial.state if trial.value is None else f"{trial.value:.4g}"
         rows.append([str(trial.number), " ".join(trial.overrides), value, *cells])
-    n_done = sum(trial.state in ("finished", "pruned") for trial in study.trials())
+    n_done = sum(trial.state in ("finished", "pruned") for trial in study.list_trials())
     print_table(f"{title} ({n_done} of {study.settings.trials} trials)", columns, rows)

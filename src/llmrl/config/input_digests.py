@@ -80,9 +80,9 @@ def _list_files_by_digest_key(config: dict[str, Any]) -> dict[str, list[str]]:
     texts = [node.get("env", node).get("text") for node in env_nodes]
     table_path = teacher.get("table") if teacher.get("_target_") == _OFFLINE_TEACHER_TARGET else None
     if isinstance(table_path, str):
-        from llmrl.teachers.offline_planner import CORRECTED, PUBLISHED
+        from llmrl.teachers.offline_planner import CORRECTED_TABLE, PUBLISHED_TABLE
 
-        table_path = None if table_path in (PUBLISHED, CORRECTED) else table_path
+        table_path = None if table_path in (PUBLISHED_TABLE, CORRECTED_TABLE) else table_path
     agents = [agent, *(member.get("agent") or {} for member in agent.get("members") or () if isinstance(member, dict))]
     values_by_key = {
         "prompts_digest": [config.get("prompts")],

@@ -14,18 +14,18 @@ from llmrl.teachers.planners import PlanDistribution
 from llmrl.teachers.plans import Plan, format_plan
 
 AgentSentences = tuple[str, ...]
-"""Sentence of each agent of a game, in order."""
+"""Sentence of the state of each agent of a game, in order."""
 
 NO_PLAN_TEXT = "has no plan yet"
-"""Announcement for an agent without a valid plan; its fallback is not announced, because it did not choose it."""
+"""Announcement of an agent without a valid plan, which did not choose the fallback that it follows."""
 
 
 class Debate(StateFields):
     """Planner with rounds of announcements, as in multi-agent debate (Du et al., 2023, arXiv 2305.14325).
 
     Before the first round, the plans of an agent depend only on its sentence. In each round, new plans of all agents
-    are requested simultaneously; the sentence of an agent is then followed by the most probable plan of each other
-    agent in the previous round. The plans of the last round are used.
+    are requested simultaneously; in these requests the sentence of an agent is followed by the most probable plan of
+    each other agent in the previous round. The plans of the last round are used.
 
     Plans may contain only objects of the agent's sentence, not objects of announcements. Announcements may reveal
     information that an agent cannot observe, e.g. its goal. A student without access to the debate then learns only
@@ -34,7 +34,7 @@ class Debate(StateFields):
     Args:
         planner: planner of single agents; it stores plans, so equal announcements cause no new requests.
         agent_names: names of the agents of a game.
-        rounds: number of rounds.
+        n_rounds: number of rounds of announcements.
 
     Attributes:
         looked_up: number of look-ups so far, one for each agent of each game.
@@ -46,13 +46,13 @@ class Debate(StateFields):
 
     _state_fields = ("looked_up", "changed", "planner")
 
-    def __init__(self, planner: LLMPlanner, agent_names: Sequence[str], rounds: PositiveInt) -> None:
+    def __init__(self, planner: LLMPlanner, agent_names: Sequence[str], n_rounds: PositiveInt) -> None:
         if len(agent_names) < 2:
             raise ConfigError(
-                f"teacher.debate_rounds={rounds} needs several agents in a game, but there is only one; set "
+                f"teacher.debate_rounds={n_rounds} needs several agents in a game, but there is only one; set "
                 "teacher.debate_rounds=0"
             )
-        self.planner, self.agent_names, self.rounds = planner, tuple(agent_names), rounds
+        self.planner, self.agent_names, self.n_rounds = planner, tuple(agent_names), n_rounds
         self.domain = planner.domain
         self.looked_up, self.changed = 0, 0
 
@@ -61,38 +61,37 @@ class Debate(StateFields):
         return self.planner.plans(sentences)
 
     def deliberate(self, games: Sequence[AgentSentences]) -> list[tuple[PlanDistribution, ...]]:
-        """Return the plans of each agent in each game, with one batch of requests per round for all games.
+        """Return the plans of each agent in each game after the debate, with one batch of requests per round.
 
         Raises:
             LLMError, ConfigError: see `Planner.plans`; the counters then do not change.
         """
-        counts = Counter(games)
-        distinct = list(counts)
-        initial_plans = final_plans = self._request_plans(distinct)
-        for _ in range(self.rounds):
-            final_plans = self._request_plans(
-                [self._append_announcements(game, plans) for game, plans in zip(distinct, final_plans, strict=True)]
-            )
-        for game, initial, final in zip(distinct, initial_plans, final_plans, strict=True):
+        game_counts = Counter(games)
+        distinct_games = list(game_counts)
+        initial_plans = final_plans = self._request_plans(distinct_games)
+        for _ in range(self.n_rounds):
+            pairs = zip(distinct_games, final_plans, strict=True)
+            final_plans = self._request_plans([self._append_announcements(game, plans) for game, plans in pairs])
+        for game, initial, final in zip(distinct_games, initial_plans, final_plans, strict=True):
             n_changed = sum(
                 find_likeliest_plan(old) != find_likeliest_plan(new) for old, new in zip(initial, final, strict=True)
             )
-            self.changed += counts[game] * n_changed
+            self.changed += game_counts[game] * n_changed
         self.looked_up += len(games) * len(self.agent_names)
-        plans_by_game = dict(zip(distinct, final_plans, strict=True))
+        plans_by_game = dict(zip(distinct_games, final_plans, strict=True))
         return [plans_by_game[game] for game in games]
 
     def describe(self) -> dict[str, str]:
-        return {**self.planner.describe(), "debate rounds": str(self.rounds)}
+        return {**self.planner.describe(), "debate rounds": str(self.n_rounds)}
 
     def metrics(self) -> dict[str, float]:
         """Return the planner's metrics and teacher/debate_changes, the fraction `changed` / `looked_up`."""
-        share = self.changed / self.looked_up if self.looked_up else 0.0
-        return {"teacher/debate_changes": share, **self.planner.metrics()}
+        changed_fraction = self.changed / self.looked_up if self.looked_up else 0.0
+        return {"teacher/debate_changes": changed_fraction, **self.planner.metrics()}
 
     def _request_plans(self, games: Sequence[AgentSentences]) -> list[tuple[PlanDistribution, ...]]:
-        distinct = list(dict.fromkeys(sentence for game in games for sentence in game))
-        plans_by_sentence = dict(zip(distinct, self.planner.plans(distinct), strict=True))
+        distinct_sentences = list(dict.fromkeys(sentence for game in games for sentence in game))
+        plans_by_sentence = dict(zip(distinct_sentences, self.planner.plans(distinct_sentences), strict=True))
         return [tuple(plans_by_sentence[sentence] for sentence in game) for game in games]
 
     def _append_announcements(self, game: AgentSentences, plans: tuple[PlanDistribution, ...]) -> AgentSentences:

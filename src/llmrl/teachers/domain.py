@@ -42,10 +42,10 @@ class Domain(ABC):
         prompt: name of a file in `teachers/prompts/`, or in `<prompts>/teacher/` of the user's folder, without `.j2`.
         skills: skills that plans may contain.
         n_actions: number of actions of the environment.
-        idle: action if no step of a plan is applicable.
-        fallback: plan if the planner returned no valid one.
+        idle: action for a state in which no step of a plan is applicable.
+        fallback: plan of states for which the planner has no valid plan.
         memory_size: number of values that are stored for each agent during an episode; 0: none.
-        parity: whether the domain equals the published code, including its errors.
+        parity: whether skills and parser equal the code that was published with a paper, including its errors.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Domain(ABC):
         return parse_plan(text, self.skills, self.objects(sentence))
 
     def read_published(self, reply: str, sentence: str) -> Plan:
-        """Return the plan in a model's reply for the state `sentence`, with the published parser.
+        """Return the plan in a model's reply for the state `sentence`, with the parser that was published.
 
         Raises:
             ConfigError: this domain has no published parser, the default.

@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 PROMPT_FAMILY = "teacher"
 PROMPT_FOLDER = Path(__file__).with_name("prompts")
 PLANS_FILE_NAME = "plans.json"
-"""File in the run folder with the plans of all states that have a valid one, for `teacher=offline
+"""File in the run folder with the plans of all states that have valid plans, for `teacher=offline
 teacher.table=<file>`."""
 
 ReplyParser = Literal["shared", "published"]
-"""Parser of replies: `shared`: `llmrl.llms.reading`; `published`: the parser of LLM4Teach as released."""
+"""Parser of replies: `shared`: that of `llmrl.llms.reading`; `published`: that of LLM4Teach as released."""
 
-MAX_SKIPS = 64
-"""Maximum number of look-ups between two requests for a state without a valid plan."""
+MAX_REQUEST_INTERVAL = 64
+"""Maximum number of look-ups of a state without a valid plan from one request to the next, including the latter."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class LLMPlanner:
     must name existing skills and objects, else the model receives an error message. Invalid samples are omitted and
     counted. A state without a valid sample gets the domain's `fallback`.
 
-    Plans are stored permanently, except a fallback. A state with a fallback is requested again at its next look-up,
-    then less often: after 1, 3, 7, ... look-ups without a request, at most `MAX_SKIPS` - 1.
+    Plans are stored permanently, except a fallback. Plans of a state with a fallback are requested again at its next
+    look-up, then less often: after 1, 3, 7, ... look-ups without a request, at most `MAX_REQUEST_INTERVAL` - 1.
 
     Args:
         settings: options; with the parser `published` no reply is invalid, and no schema is requested.
@@ -82,12 +82,12 @@ class LLMPlanner:
                 "(frozen plans) or teacher=oracle"
             )
         self.settings, self.domain, self.folder, self.horizon = settings, domain, folder, horizon
-        self.prompt = settings.prompt or domain.prompt
+        self.prompt_name = settings.prompt or domain.prompt
         self.label = llm.label
         self.prompts = PromptFamily(PROMPT_FAMILY, PROMPT_FOLDER, prompt_folder)
-        if self.prompt not in self.prompts.names:
+        if self.prompt_name not in self.prompts.names:
             raise ConfigError(
-                f"teacher.prompt: the domain {domain.name} has no prompt {self.prompt}.j2; available: "
+                f"teacher.prompt: the domain {domain.name} has no prompt {self.prompt_name}.j2; available: "
                 f"{', '.join(self.prompts.names)}. Put new ones into <folder>/{PROMPT_FAMILY}/ and set prompts=<folder>"
             )
         # Render now, so that errors of a template, or a missing parser, end the run before its first state.
@@ -101,9 +101,9 @@ class LLMPlanner:
         )
         self.plans_by_sentence: dict[str, PlanDistribution] = {}
         self.fallback_plans: PlanDistribution = ((domain.fallback, 1.0),)
-        """Result for states without a valid plan; other code compares with `is`."""
+        """Plans of states without a valid plan; other code compares with `is`."""
         self.retries_by_sentence: dict[str, tuple[int, int]] = {}
-        """Sentence without a valid plan -> number of failed requests, and number of look-ups until the next one."""
+        """Sentence without a valid plan -> number of failed requests, and number of look-ups before the next one."""
         self.counters = {"requested_states": 0, "fallbacks": 0}
 
     def plans(self, sentences: Sequence[str]) -> list[PlanDistribution]:
@@ -112,11 +112,11 @@ class LLMPlanner:
         Raises:
             LLMError: the model failed permanently, or the budget is exhausted; no new plan is then stored.
         """
-        new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self.plans_by_sentence]
-        due = [sentence for sentence in new if self.retries_by_sentence.get(sentence, (0, 0))[1] == 0]
-        if due:
-            self._request_plans(due)
-        for sentence in set(new) - set(due):
+        new_sentences = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self.plans_by_sentence]
+        due_sentences = [s for s in new_sentences if self.retries_by_sentence.get(s, (0, 0))[1] == 0]
+        if due_sentences:
+            self._request_plans(due_sentences)
+        for sentence in set(new_sentences) - set(due_sentences):
             n_failures, n_skips = self.retries_by_sentence[sentence]
             self.retries_by_sentence[sentence] = (n_failures, n_skips - 1)
         return [self.plans_by_sentence.get(sentence, self.fallback_plans) for sentence in sentences]
@@ -126,8 +126,8 @@ class LLMPlanner:
         return self._render_question(sentence, self.domain.objects(sentence))
 
     def describe(self) -> dict[str, str]:
-        reading = {} if self.settings.parser == "shared" else {"replies": "read as published"}
-        return {"planner": self.label, "samples": str(self.settings.samples), **reading}
+        parser_description = {} if self.settings.parser == "shared" else {"replies": "read as published"}
+        return {"planner": self.label, "samples": str(self.settings.samples), **parser_description}
 
     def metrics(self) -> dict[str, float]:
         """Return counts since the start of the run.
@@ -170,17 +170,17 @@ class LLMPlanner:
         self.counters["requested_states"] += len(sentences)
         for i, sentence in enumerate(sentences):
             indices = range(i * self.settings.samples, (i + 1) * self.settings.samples)
-            valid = [(plan, 1.0) for plan in (replies[k] for k in indices) if plan is not None]
-            self.counters["fallbacks"] += self.settings.samples - len(valid)
-            if valid:
-                self.plans_by_sentence[sentence] = normalize_weights(valid)
+            valid_plans = [(plan, 1.0) for plan in (replies[k] for k in indices) if plan is not None]
+            self.counters["fallbacks"] += self.settings.samples - len(valid_plans)
+            if valid_plans:
+                self.plans_by_sentence[sentence] = normalize_weights(valid_plans)
                 self.retries_by_sentence.pop(sentence, None)
                 continue
             n_failures = self.retries_by_sentence.get(sentence, (0, 0))[0]
             # A call that failed for other reasons than the state does not delay the next request.
-            is_reachable = self.structured_query.failed_indices.isdisjoint(indices)
+            was_answered = self.structured_query.failed_indices.isdisjoint(indices)
             self.retries_by_sentence[sentence] = (
-                (n_failures + 1, min(2**n_failures, MAX_SKIPS) - 1) if is_reachable else (n_failures, 0)
+                (n_failures + 1, min(2**n_failures, MAX_REQUEST_INTERVAL) - 1) if was_answered else (n_failures, 0)
             )
             logger.warning(
                 "%s gave no valid plan for %r; the plan is %s until it does",
@@ -190,7 +190,7 @@ class LLMPlanner:
             )
         if self.folder is not None:
             samples = self.settings.samples
-            caption = f"Plans of {self.label}, {samples} samples for each state; none of those without a valid one."
+            caption = f"Plans of {self.label}, {samples} samples per state; states without a valid plan are omitted."
             save_plan_table(self.folder / PLANS_FILE_NAME, self.domain.name, caption, self.plans_by_sentence)
 
     def _make_parser(self, sentence: str) -> Callable[[ChatReply], Plan]:
@@ -201,7 +201,7 @@ class LLMPlanner:
 
     def _render_question(self, sentence: str, objects: Sequence[str]) -> Prompt:
         return self.prompts.render(
-            self.prompt,
+            self.prompt_name,
             domain=self.domain.name,
             skills=self.domain.skills,
             sentence=sentence,

@@ -29,7 +29,7 @@ WeightedPlanTexts = tuple[tuple[str, float], ...]
 
 
 class _PlanTableSchema(BaseModel):
-    """Content of a file. `plans` and `corrected`: sentence pattern -> text of a plan -> probability."""
+    """Content of a plan table's file. `plans` and `corrected`: sentence pattern -> text of a plan -> probability."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -72,7 +72,7 @@ class PlanTable:
             for text, probability in row
         )
 
-    def list_examples(self) -> list[str]:
+    def list_example_sentences(self) -> list[str]:
         """Return an example sentence for each sentence pattern in `rows`."""
         sentences = list(self.rows)
         for number, word in enumerate(self.interchangeable_words, 1):
@@ -81,11 +81,11 @@ class PlanTable:
 
 
 def load_plan_table(path: Path, domain: str, corrected: bool = False) -> PlanTable:
-    """Load the plan table of a file.
+    """Load a plan table.
 
     Args:
-        path: file.
-        domain: name of the domain that the table must be for.
+        path: file of the table.
+        domain: name of the domain for which the table must be.
         corrected: whether rows under `corrected` in the file replace rows under `plans`.
 
     Raises:
@@ -116,7 +116,7 @@ def save_plan_table(path: Path, domain: str, about: str, plans: Mapping[str, Pla
     """Save a plan table atomically, with sentences in alphabetical order, so that files of two runs can be compared.
 
     Args:
-        path: file.
+        path: file to write.
         domain: name of the domain.
         about: description of the table, for human readers of the file.
         plans: sentence -> distribution over plans.
@@ -135,8 +135,8 @@ def save_plan_table(path: Path, domain: str, about: str, plans: Mapping[str, Pla
 
 logger = logging.getLogger(__name__)
 
-PUBLISHED = "published"
-CORRECTED = "corrected"
+PUBLISHED_TABLE = "published"
+CORRECTED_TABLE = "corrected"
 
 
 class OfflinePlanner(StateFields):
@@ -147,7 +147,7 @@ class OfflinePlanner(StateFields):
 
     Args:
         domain: domain of the plans.
-        table: `published` or `corrected`, which are tables of the domain, or the path of a JSON file in the format that
+        table: `published` or `corrected`, both shipped with the domain, or the path of a JSON file in the format that
             a run with `teacher=llm` writes (`plans.json`).
         missing_state: for a sentence without a row: `fallback`: use the domain's fallback; `error`: raise an error.
 
@@ -158,17 +158,17 @@ class OfflinePlanner(StateFields):
     _state_fields = ("fallbacks",)
 
     def __init__(
-        self, domain: Domain, table: str = CORRECTED, missing_state: Literal["fallback", "error"] = "fallback"
+        self, domain: Domain, table: str = CORRECTED_TABLE, missing_state: Literal["fallback", "error"] = "fallback"
     ) -> None:
         self.domain, self.missing_state = domain, missing_state
-        self._table_name, self._is_user_table = table, table not in (PUBLISHED, CORRECTED)
+        self._table_name, self._is_user_table = table, table not in (PUBLISHED_TABLE, CORRECTED_TABLE)
         self._table = _load_table(domain, table)
-        self._find_plans = functools.cache(self._read_plans)
+        self._read_plans_cached = functools.cache(self._read_plans)
         self._fallback_plans: PlanDistribution = ((domain.fallback, 1.0),)
         self.fallbacks = 0
-        example_sentences = self._table.list_examples()
+        example_sentences = self._table.list_example_sentences()
         for sentence in example_sentences:  # detect invalid rows before the first look-up
-            self._find_plans(sentence)
+            self._read_plans_cached(sentence)
         if n_debates := sum(ANNOUNCEMENT_PREFIX in sentence for sentence in example_sentences):
             logger.warning(
                 "%d of %d rows of the plan table %s are from a debate, but teacher=offline has no debate: these rows "
@@ -180,9 +180,9 @@ class OfflinePlanner(StateFields):
 
     def plans(self, sentences: Sequence[str]) -> list[PlanDistribution]:
         """Return the plans of each sentence; raise ConfigError for one without a row if `missing_state` is `error`."""
-        found_plans = [self._find_plans(sentence) for sentence in sentences]
-        self.fallbacks += found_plans.count(None)
-        return [self._fallback_plans if plans is None else plans for plans in found_plans]
+        plans_or_missing = [self._read_plans_cached(sentence) for sentence in sentences]
+        self.fallbacks += plans_or_missing.count(None)
+        return [self._fallback_plans if plans is None else plans for plans in plans_or_missing]
 
     def describe(self) -> dict[str, str]:
         return {"planner": f"the table {self._table_name}"}
@@ -219,11 +219,11 @@ class OfflinePlanner(StateFields):
 
 
 def _load_table(domain: Domain, table: str) -> PlanTable:
-    if table not in (PUBLISHED, CORRECTED):
+    if table not in (PUBLISHED_TABLE, CORRECTED_TABLE):
         return load_plan_table(Path(table).expanduser(), domain.name)
     if domain.tables is None:
         raise ConfigError(
             f"no plan table is shipped for {domain.name}; give teacher.table=<plans.json of a run with teacher=llm>, "
             "or use teacher=llm or teacher=oracle"
         )
-    return load_plan_table(Path(domain.tables), domain.name, corrected=table == CORRECTED)
+    return load_plan_table(Path(domain.tables), domain.name, corrected=table == CORRECTED_TABLE)

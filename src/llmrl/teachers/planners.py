@@ -47,7 +47,7 @@ class Planner(Protocol):
 
 
 class OraclePlanner(StateFields):
-    """Planner with the domain's hand-written rule, an upper bound for other planners without the cost of a model."""
+    """Planner with the domain's hand-written rule, for comparison with planners that need a language model."""
 
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
@@ -82,7 +82,7 @@ class ErroneousPlanner(StateFields):
 
     def plans(self, sentences: Sequence[str]) -> list[PlanDistribution]:
         return [
-            self._sample_wrong_plan(sentence) or plans
+            self._sample_replacement_plan(sentence) or plans
             for sentence, plans in zip(sentences, self.planner.plans(sentences), strict=True)
         ]
 
@@ -92,25 +92,25 @@ class ErroneousPlanner(StateFields):
     def metrics(self) -> dict[str, float]:
         return self.planner.metrics()
 
-    def _sample_wrong_plan(self, sentence: str) -> PlanDistribution | None:
+    def _sample_replacement_plan(self, sentence: str) -> PlanDistribution | None:
         """Return the random plan that replaces the plans of a sentence; None if they are not replaced."""
         rng = self._seeds.numpy(sentence)
         if rng.random() >= self.error_rate:
             return None
         objects = self.domain.objects(sentence)
-        steps = [
+        candidate_steps = [
             PlanStep(skill.name, target)
             for skill in self.domain.skills
             for target in (objects if skill.takes_object else ("",))
         ]
-        return (((steps[rng.integers(len(steps))],), 1.0),)
+        return (((candidate_steps[rng.integers(len(candidate_steps))],), 1.0),)
 
 
-def normalize_weights(weights: Sequence[tuple[Plan, float]]) -> PlanDistribution:
-    """Return the distribution over distinct plans that is proportional to the sums of their weights (e.g. counts)."""
-    sums: dict[Plan, float] = {}
-    for plan, weight in weights:
-        sums[plan] = sums.get(plan, 0.0) + weight
-    total = sum(sums.values())
-    ordered = sorted(sums.items(), key=lambda pair: -pair[1])
+def normalize_weights(weighted_plans: Sequence[tuple[Plan, float]]) -> PlanDistribution:
+    """Return the distribution over distinct plans that is proportional to the sum of each plan's weights."""
+    weight_by_plan: dict[Plan, float] = {}
+    for plan, weight in weighted_plans:
+        weight_by_plan[plan] = weight_by_plan.get(plan, 0.0) + weight
+    total = sum(weight_by_plan.values())
+    ordered = sorted(weight_by_plan.items(), key=lambda pair: -pair[1])
     return tuple((plan, weight / total) for plan, weight in ordered)

@@ -17,7 +17,7 @@ from llmrl.llms.structured import json_schema
 MAX_PLAN_STEPS = 20
 """Maximum number of steps of a plan. Longer plans are invalid in plan tables, and are cut in replies."""
 
-_STEP = re.compile(r"(?P<skill>[^<>]+?)(?: <(?P<object>[^<>]+)>)?")
+_STEP_PATTERN = re.compile(r"(?P<skill>[^<>]+?)(?: <(?P<object>[^<>]+)>)?")
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def parse_plan(text: str, skills: Sequence[Skill], objects: Sequence[str]) -> Pl
 
 
 def _parse_step(text: str, skills: Sequence[Skill], objects: Sequence[str]) -> PlanStep:
-    match = _STEP.fullmatch(text)
+    match = _STEP_PATTERN.fullmatch(text)
     if match is None:
         raise InvalidReply(f"{text!r} is no step such as 'go to <key>' or 'explore'")
     name, target = match["skill"], match["object"]

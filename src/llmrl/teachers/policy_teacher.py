@@ -24,11 +24,11 @@ from llmrl.teachers.schedules import Schedule
 if TYPE_CHECKING:
     from llmrl.core.rollouts import Rollout
 
-ADVICE = "advice"
+ADVICE_KEY = "advice"
 """Key of the teacher's action probabilities in minibatches."""
 
-Mode = Literal["soft", "hard"]
-Sharing = Literal["own", "mixture"]
+AdviceMode = Literal["soft", "hard"]
+AdviceSharing = Literal["own", "mixture"]
 
 
 class PlanPolicy:
@@ -47,7 +47,9 @@ class PlanPolicy:
         sentences: all sentences that were looked up so far.
     """
 
-    def __init__(self, planner: Planner, mode: Mode = "soft", sharing: Sharing = "own", n_agents: int = 1) -> None:
+    def __init__(
+        self, planner: Planner, mode: AdviceMode = "soft", sharing: AdviceSharing = "own", n_agents: int = 1
+    ) -> None:
         self.domain, self.planner, self.mode = planner.domain, planner, mode
         self.sharing, self.n_agents = sharing, n_agents
         self.sentences: set[str] = set()
@@ -77,43 +79,43 @@ class PlanPolicy:
             LLMError, ConfigError: see `Planner.plans`.
         """
         sentences = [scene.sentence for scene in scenes]
-        distinct = list(dict.fromkeys(sentences))
+        distinct_sentences = list(dict.fromkeys(sentences))
         if isinstance(self.planner, Debate):
-            size = len(self.planner.agent_names)
-            games = [tuple(sentences[i : i + size]) for i in range(0, len(sentences), size)]
+            n_agents = len(self.planner.agent_names)
+            games = [tuple(sentences[i : i + n_agents]) for i in range(0, len(sentences), n_agents)]
             distributions = [plans for game in self.planner.deliberate(games) for plans in game]
         else:
-            plans_by_sentence = dict(zip(distinct, self.planner.plans(distinct), strict=True))
+            plans_by_sentence = dict(zip(distinct_sentences, self.planner.plans(distinct_sentences), strict=True))
             distributions = [plans_by_sentence[sentence] for sentence in sentences]
-        self.sentences.update(distinct)
+        self.sentences.update(distinct_sentences)
         return distributions
 
-    def advise(self, scenes: Sequence[Scene], uniform: np.ndarray | None = None) -> np.ndarray:
+    def advise(self, scenes: Sequence[Scene], uniform_numbers: np.ndarray | None = None) -> np.ndarray:
         """Return action probabilities for each scene, [n, n_actions] float32.
 
-        `uniform`: random numbers [n] in [0, 1), which select the plans in `hard` mode.
+        `uniform_numbers`: random numbers [n] in [0, 1), which select the plans in `hard` mode.
 
         Raises:
             LLMError: see `Planner.plans`.
             ConfigError: see `Planner.plans`; or the domain returned an invalid action.
-            ValueError: the mode is `hard`, and `uniform` is missing.
+            ValueError: the mode is `hard`, and `uniform_numbers` is missing.
         """
-        if self.mode == "hard" and uniform is None:
-            raise ValueError("mode=hard samples plans and needs a random number for each scene; pass `uniform`")
+        if self.mode == "hard" and uniform_numbers is None:
+            raise ValueError("mode=hard samples plans and needs a random number for each scene; pass `uniform_numbers`")
         distributions = self.plans(scenes)
-        if self.mode == "hard" and uniform is not None:
-            pairs = zip(distributions, uniform.tolist(), strict=True)
-            distributions = [((_select_plan(plans, u), 1.0),) for plans, u in pairs]
+        if self.mode == "hard" and uniform_numbers is not None:
+            pairs = zip(distributions, uniform_numbers.tolist(), strict=True)
+            distributions = [((_select_plan(plans, uniform_number), 1.0),) for plans, uniform_number in pairs]
         probabilities = np.zeros((len(scenes), self.domain.n_actions))
         for row, scene, plans in zip(probabilities, scenes, distributions, strict=True):
             for plan, probability in plans:
-                row[self._action(scene, plan)] += probability
+                row[self._choose_action(scene, plan)] += probability
         if self.sharing == "mixture":
             mean = probabilities.reshape(-1, self.n_agents, probabilities.shape[1]).mean(1)
             probabilities = np.repeat(mean, self.n_agents, axis=0)
         return probabilities.astype(np.float32)
 
-    def _action(self, scene: Scene, plan: Plan) -> int:
+    def _choose_action(self, scene: Scene, plan: Plan) -> int:
         """Return the action of a plan in a scene.
 
         Raises:
@@ -135,10 +137,11 @@ class PlanPolicy:
         self.planner.load_state_dict(state["planner"])
 
 
-def _select_plan(plans: PlanDistribution, u: float) -> Plan:
-    """Return the plan whose interval of the cumulative distribution on [0, 1) contains `u`."""
-    edges = accumulate(probability for _, probability in plans)
-    return next((plan for (plan, _), edge in zip(plans, edges, strict=True) if u < edge), plans[-1][0])
+def _select_plan(plans: PlanDistribution, uniform_number: float) -> Plan:
+    """Return the plan whose interval of the cumulative distribution on [0, 1) contains `uniform_number`."""
+    upper_edges = accumulate(probability for _, probability in plans)
+    pairs = zip(plans, upper_edges, strict=True)
+    return next((plan for (plan, _), edge in pairs if uniform_number < edge), plans[-1][0])
 
 
 class PolicyTeacher(StateFields):
@@ -160,6 +163,7 @@ class PolicyTeacher(StateFields):
         policy: the teacher as a policy.
         shares_plan_samples: whether plans are sampled once per sentence, so that all episodes share them.
         updates: number of rollouts since the start or the last `reset`.
+        queries: number of states looked up since the start of the run.
         weight: weight of the loss in the current update.
     """
 
@@ -175,15 +179,15 @@ class PolicyTeacher(StateFields):
         self._memory: np.ndarray | None = None
 
     def advise(self, rollout: Rollout) -> dict[str, torch.Tensor]:
-        """Return `ADVICE` -> pi_T in every state, [T, n_envs, n_agents, n_actions] float32; empty at weight 0.
+        """Return `ADVICE_KEY` -> pi_T in every state, [T, n_envs, n_agents, n_actions] float32; empty at weight 0.
 
         Raises:
             LLMError: the planner's language model failed permanently.
         """
         weight = self.schedule(self.updates)
         if weight == 0.0:
-            self._memory = None  # it would miss the states of this rollout
-        advice = {ADVICE: self._compute_advice(rollout)} if weight != 0.0 else {}
+            self._memory = None  # the memory would lack the states of this rollout
+        advice = {ADVICE_KEY: self._compute_advice(rollout)} if weight != 0.0 else {}
         self.weight = weight
         self.updates += 1
         return advice
@@ -197,9 +201,9 @@ class PolicyTeacher(StateFields):
         probable action is a most probable action of the teacher. Actions that `action_mask` excludes are removed from
         the advice; states without remaining advice are excluded from the means.
         """
-        if ADVICE not in minibatch:
+        if ADVICE_KEY not in minibatch:
             return logits.new_zeros(()), {}
-        advice = minibatch[ADVICE]
+        advice = minibatch[ADVICE_KEY]
         has_advice = torch.ones_like(advice[..., 0])
         log_probs = logits.log_softmax(-1)
         if "action_mask" in minibatch:
@@ -219,8 +223,8 @@ class PolicyTeacher(StateFields):
     def metrics(self) -> dict[str, float]:
         """Return metrics of the teacher and of the planner.
 
-        They are teacher/weight in the current update; teacher/queries, the number of states looked up since the start
-        of the run; and teacher/states, the number of distinct sentences among them.
+        They are teacher/weight in the current update; teacher/queries (`queries`); and teacher/states, the number of
+        distinct sentences of the queried states.
         """
         return {
             "teacher/weight": self.weight,
@@ -243,9 +247,9 @@ class PolicyTeacher(StateFields):
             "schedule": str(self.schedule),
         }
 
-    def count_taught_updates(self, updates: int) -> int:
-        """Return the number of updates with a positive weight among the first `updates` updates."""
-        return sum(self.schedule(update) > 0 for update in range(updates))
+    def count_taught_updates(self, n_updates: int) -> int:
+        """Return the number of updates with a positive weight among the first `n_updates` updates."""
+        return sum(self.schedule(update) > 0 for update in range(n_updates))
 
     def reset(self) -> None:
         """Restart the schedule."""
@@ -253,7 +257,7 @@ class PolicyTeacher(StateFields):
 
     def _compute_advice(self, rollout: Rollout) -> torch.Tensor:
         observation = {name: rollout.observation[name].cpu().numpy() for name in self.channels}
-        steps, n_envs, n_agents = rollout.action.shape
+        n_steps, n_envs, n_agents = rollout.action.shape
         memory: np.ndarray | None = None
         if self.plan_policy.domain.memory_size:
             if self._memory is None:
@@ -262,17 +266,18 @@ class PolicyTeacher(StateFields):
                 memory = self._memory.copy()  # the state stays unchanged if a model fails
             episode_starts = rollout.episode_start.cpu().numpy()
             scenes = []
-            for t in range(steps):
+            for t in range(n_steps):
                 memory[episode_starts[t]] = 0.0
                 scenes += self.plan_policy.scenes({name: x[t] for name, x in observation.items()}, memory)
         else:
-            flat = {name: x.reshape(steps * n_envs, *x.shape[2:]) for name, x in observation.items()}
-            scenes = self.plan_policy.scenes(flat)
-        uniform = self._seeds.numpy(self.updates).random(len(scenes)) if self.plan_policy.mode == "hard" else None
-        advice = self.plan_policy.advise(scenes, uniform)
+            flat_observation = {name: x.reshape(n_steps * n_envs, *x.shape[2:]) for name, x in observation.items()}
+            scenes = self.plan_policy.scenes(flat_observation)
+        is_hard = self.plan_policy.mode == "hard"
+        uniform_numbers = self._seeds.numpy(self.updates).random(len(scenes)) if is_hard else None
+        advice = self.plan_policy.advise(scenes, uniform_numbers)
         self._memory = memory
         self.queries += len(scenes)
-        return torch.from_numpy(advice).reshape(steps, n_envs, n_agents, -1).to(rollout.action.device)
+        return torch.from_numpy(advice).reshape(n_steps, n_envs, n_agents, -1).to(rollout.action.device)
 
 
 class TeacherPolicy(PolicyWithoutValues):
@@ -311,12 +316,11 @@ class TeacherPolicy(PolicyWithoutValues):
             memory = initial_memory if state is None else state.cpu().numpy().astype(np.float64)  # a copy
         scenes = self.plan_policy.scenes(arrays, memory)
         self._scenes, self._n_agents = scenes, shape[1]
-        uniform = None
+        uniform_numbers, n = None, len(scenes)
         if self.plan_policy.mode == "hard":
             # The first plan is the most probable.
-            n = len(scenes)
-            uniform = np.zeros(n) if greedy else torch.rand(n, generator=generator, dtype=torch.float64).numpy()
-        advice = torch.from_numpy(self.plan_policy.advise(scenes, uniform))
+            uniform_numbers = np.zeros(n) if greedy else torch.rand(n, generator=generator, dtype=torch.float64).numpy()
+        advice = torch.from_numpy(self.plan_policy.advise(scenes, uniform_numbers))
         action = advice.argmax(-1) if greedy else torch.multinomial(advice, 1, generator=generator)[:, 0]
         log_probs = advice.clamp_min(torch.finfo(advice.dtype).tiny).log()
         return PolicyOutput(

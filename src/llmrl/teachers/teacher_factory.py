@@ -16,9 +16,9 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.debate import Debate
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.llm_planner import LLMPlanner, LLMPlannerSettings
-from llmrl.teachers.offline_planner import CORRECTED, PUBLISHED, OfflinePlanner
+from llmrl.teachers.offline_planner import CORRECTED_TABLE, PUBLISHED_TABLE, OfflinePlanner
 from llmrl.teachers.planners import ErroneousPlanner, OraclePlanner, Planner
-from llmrl.teachers.policy_teacher import Mode, PlanPolicy, PolicyTeacher, Sharing
+from llmrl.teachers.policy_teacher import AdviceMode, AdviceSharing, PlanPolicy, PolicyTeacher
 from llmrl.teachers.schedules import Schedule
 
 
@@ -27,9 +27,9 @@ class LLMTeacherSettings(LLMPlannerSettings):
     """Options of `llm_teacher`; meanings, units and ranges are in `conf/teacher/llm.yaml`."""
 
     schedule: Schedule | None
-    mode: Mode
+    mode: AdviceMode
     debate_rounds: NonNegativeInt
-    sharing: Sharing
+    sharing: AdviceSharing
     domain: Domain | None
     parity: bool
 
@@ -47,8 +47,8 @@ def llm_teacher(
     llm_planner = LLMPlanner(settings, domain, llm, prompt_folder, folder, spec.horizon)
     planner: Planner = llm_planner
     if settings.debate_rounds:
-        names = spec.agent_names or [f"agent_{i}" for i in range(spec.n_agents)]
-        planner = Debate(llm_planner, names, settings.debate_rounds)
+        agent_names = spec.agent_names or [f"agent_{i}" for i in range(spec.n_agents)]
+        planner = Debate(llm_planner, agent_names, settings.debate_rounds)
     if settings.sharing == "mixture" and spec.n_agents == 1:
         raise ConfigError(
             "teacher.sharing=mixture needs several agents in a game, but there is only one; use teacher.sharing=own"
@@ -66,7 +66,7 @@ def offline_teacher(
     spec: EnvSpec,
     seeds: Seeds,
     schedule: Schedule | None = None,
-    mode: Mode = "soft",
+    mode: AdviceMode = "soft",
     table: str | None = None,
     missing_state: Literal["fallback", "error"] = "fallback",
     domain: Domain | None = None,
@@ -75,7 +75,7 @@ def offline_teacher(
 ) -> PolicyTeacher:
     """Return a teacher with plans from a table (None: `published` with `parity`, else `corrected`)."""
     selected_domain = _select_domain(spec, domain, parity)
-    table_name = table or (PUBLISHED if selected_domain.parity else CORRECTED)
+    table_name = table or (PUBLISHED_TABLE if selected_domain.parity else CORRECTED_TABLE)
     planner = OfflinePlanner(selected_domain, table_name, missing_state)
     return _build_teacher(PlanPolicy(_add_errors(planner, error_rate, seeds), mode), seeds, schedule)
 
@@ -125,7 +125,7 @@ def _select_domain(spec: EnvSpec, domain: Domain | None, parity: bool) -> Domain
     return selected_domain
 
 
-DOMAIN_PATHS = {
+DOMAIN_CLASS_PATHS = {
     "simple_doorkey": "llmrl.teachers.rooms.room_domains:SimpleDoorKeyDomain",
     "lava_doorkey": "llmrl.teachers.rooms.room_domains:LavaDoorKeyDomain",
     "colored_doorkey": "llmrl.teachers.rooms.room_domains:ColoredDoorKeyDomain",
@@ -136,11 +136,11 @@ DOMAIN_PATHS = {
     "simple_reference": "llmrl.teachers.particles.communication:SimpleReferenceDomain",
     "simple_speaker_listener": "llmrl.teachers.particles.communication:SimpleSpeakerListenerDomain",
 }
-"""Environment name -> `module:class`."""
+"""Name of an environment -> `module:class` of its domain."""
 
 
 def find_domain(env: str, parity: bool = False, spec: EnvSpec | None = None) -> Domain:
-    """Return the domain of this package for the environment `env`; with `parity` the one that equals published code.
+    """Return the domain of this package for the environment `env`; with `parity` that of the published code.
 
     `spec` is passed to constructors with this parameter.
 
@@ -148,33 +148,32 @@ def find_domain(env: str, parity: bool = False, spec: EnvSpec | None = None) -> 
         Incompatible: there is no domain for the environment.
         ConfigError: with `parity`, there is no published teacher of the environment.
     """
-    if env not in DOMAIN_PATHS:
+    if env not in DOMAIN_CLASS_PATHS:
         raise Incompatible(
             IncompatibilityReason.WRONG_GAME,
-            f"no teacher's domain is shipped for env={env}; use env={', '.join(DOMAIN_PATHS)}, "
+            f"no teacher's domain is shipped for env={env}; use env={', '.join(DOMAIN_CLASS_PATHS)}, "
             "or give teacher.domain={_target_: <your class derived from llmrl.teachers.domain.Domain>}",
         )
-    module, _, name = DOMAIN_PATHS[env].partition(":")
-    domain_class = getattr(importlib.import_module(module), name)
+    module_name, _, class_name = DOMAIN_CLASS_PATHS[env].partition(":")
+    domain_class = getattr(importlib.import_module(module_name), class_name)
     parameters = inspect.signature(domain_class).parameters
     if parity and "parity" not in parameters:
         raise ConfigError(f"teacher.parity=true: there is no published teacher of {env}; set teacher.parity=false")
-    kwargs = ({"parity": True} if parity else {}) | ({"spec": spec} if "spec" in parameters else {})
-    return domain_class(**kwargs)
+    constructor_arguments = ({"parity": True} if parity else {}) | ({"spec": spec} if "spec" in parameters else {})
+    return domain_class(**constructor_arguments)
 
 
 def check_domain(domain: Domain, spec: EnvSpec) -> None:
     """Raise ConfigError if a domain lacks attributes or does not fit the channels or number of actions in `spec`."""
-    if missing := [name for name in _REQUIRED_ATTRIBUTES if not hasattr(domain, name)]:
+    if missing_attributes := [name for name in _REQUIRED_ATTRIBUTES if not hasattr(domain, name)]:
         raise ConfigError(
-            f"the teacher's domain {type(domain).__name__} has no {', '.join(missing)}; set "
+            f"the teacher's domain {type(domain).__name__} has no {', '.join(missing_attributes)}; set "
             f"{', '.join(_REQUIRED_ATTRIBUTES)} on the class or in the constructor"
         )
-    missing = [name for name in domain.channels if name not in spec.observation]
-    if missing:
+    if missing_channels := [name for name in domain.channels if name not in spec.observation]:
         raise ConfigError(
-            f"the teacher's domain {domain.name} needs the channel {missing[0]!r}, but env={spec.name} has only "
-            f"{', '.join(spec.observation)}; add it to env.observe if the environment has that option"
+            f"the teacher's domain {domain.name} needs the channel {missing_channels[0]!r}, but env={spec.name} has "
+            f"only {', '.join(spec.observation)}; add it to env.observe if the environment has that option"
         )
     if domain.n_actions != spec.n_actions:
         raise ConfigError(

@@ -10,10 +10,10 @@ from llmrl.core.errors import ConfigError
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-_DIGITS = 6
+_SIGNIFICANT_DIGITS = 6
 """Significant digits of real values in overrides; more digits would only lengthen the names of run folders."""
 
-Space = Mapping[str, "BaseDistribution"]
+SearchSpace = Mapping[str, "BaseDistribution"]
 """Distributions by the left-hand side of an override, such as `agent.ppo.epochs`, `principal` or `+agent.extra`. The
 choices of a categorical distribution are right-hand sides of overrides."""
 
@@ -26,9 +26,9 @@ def check_optuna() -> None:
         raise ConfigError("a hyperparameter search needs Optuna: pip install 'llmrl[tuning]'") from error
 
 
-def overrides(space: Space, params: Mapping[str, Any]) -> list[str]:
-    """Return the Hydra overrides that set `params`, in the order of the space."""
-    return [f"{key}={format_value(distribution, params[key])}" for key, distribution in space.items()]
+def format_overrides(space: SearchSpace, parameters: Mapping[str, Any]) -> list[str]:
+    """Return the Hydra overrides that set `parameters` (values by key), in the order of the space."""
+    return [f"{key}={format_value(distribution, parameters[key])}" for key, distribution in space.items()]
 
 
 def format_value(distribution: BaseDistribution, value: Any) -> str:
@@ -36,12 +36,12 @@ def format_value(distribution: BaseDistribution, value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     low, high = vars(distribution)["low"], vars(distribution)["high"]
-    text = f"{value:.{_DIGITS}g}"
+    text = f"{value:.{_SIGNIFICANT_DIGITS}g}"
     return text if low <= float(text) <= high else repr(float(value))
 
 
 def list_options(distribution: BaseDistribution) -> list[str]:
-    """Return all choices of a categorical distribution, or only the lower bound of a range, as right-hand sides."""
+    """Return all choices of a categorical distribution, or only the lower bound of a range, as in overrides."""
     from optuna.distributions import CategoricalDistribution
 
     if isinstance(distribution, CategoricalDistribution):
@@ -59,5 +59,5 @@ def describe_distribution(distribution: BaseDistribution) -> str:
     step = "" if distribution.step is None or (is_integer and distribution.step == 1) else distribution.step
     step_text = f" in steps of {step:g}" if step else ""
     kind = "whole numbers" if is_integer else "numbers"
-    bounds = f"from {distribution.low:.{_DIGITS}g} to {distribution.high:.{_DIGITS}g}"
+    bounds = f"from {distribution.low:.{_SIGNIFICANT_DIGITS}g} to {distribution.high:.{_SIGNIFICANT_DIGITS}g}"
     return f"{kind} {bounds}{step_text}{', log scale' if distribution.log else ''}"

@@ -27,22 +27,22 @@ from llmrl.run.files import write_atomic
 from llmrl.run.folder import make_write_error, split_overrides
 from llmrl.run.ownership import Ownership
 from llmrl.statistics.estimators import interquartile_mean, mean
-from llmrl.tuning.space import Space, check_optuna, describe_distribution, overrides
+from llmrl.tuning.space import SearchSpace, check_optuna, describe_distribution, format_overrides
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
-STUDY_NAME, BEST_NAME, TRIALS_NAME = "study.db", "best.yaml", "trials.csv"
+STUDY_FILE_NAME, BEST_TRIAL_FILE_NAME, TRIALS_FILE_NAME = "study.db", "best.yaml", "trials.csv"
 """Names of the database, of the file with the best trial, and of the table of all trials."""
-AGGREGATES: dict[str, Callable[[np.ndarray], Any]] = {
+AGGREGATE_FUNCTIONS: dict[str, Callable[[np.ndarray], Any]] = {
     "mean": mean,
     "median": np.median,
     "iqm": interquartile_mean,
     "min": np.min,
     "max": np.max,
 }
-Result = float | str
+RunResult = float | str
 """Result of a run (the number that is maximized or minimized), or a one-line error message if the run failed."""
 
 
@@ -79,26 +79,31 @@ class TuningTrial:
     overrides: list[str]
     state: Literal["running", "finished", "failed", "pruned"] = "running"
     value: float | None = None
-    results: Mapping[str, Result] = field(default_factory=dict)
+    results: Mapping[str, RunResult] = field(default_factory=dict)
 
 
 class Study:
-    """New or resumed study in `folder`, used by one process at a time; a context manager that releases the folder.
+    """A new or resumed study in `folder`, used by one process at a time; a context manager that releases the folder.
 
     Args:
         folder: folder of the study's files; created if it does not exist.
         settings: settings of the search.
         space: search space.
         seeds: seeds with which every trial is run, as text.
-        fixed: overrides that all trials have in common.
+        fixed_overrides: overrides that all trials have in common.
 
     Raises:
-        ConfigError: Optuna is missing, or the study was started with another objective, space or fixed overrides.
+        ConfigError: Optuna is missing, or the study was started with another objective, space or common overrides.
         RunFolderError: another process works on the study, or its files cannot be read or written.
     """
 
     def __init__(
-        self, folder: Path, settings: TuningSettings, space: Space, seeds: Sequence[str], fixed: Sequence[str]
+        self,
+        folder: Path,
+        settings: TuningSettings,
+        space: SearchSpace,
+        seeds: Sequence[str],
+        fixed_overrides: Sequence[str],
     ) -> None:
         check_optuna()
         import optuna
@@ -111,37 +116,37 @@ class Study:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise make_write_error(self.folder, error) from error
-        self._owner = Ownership(self.folder)
+        self._ownership = Ownership(self.folder)
         try:
             with self._translate_errors():
                 self._study = optuna.create_study(
-                    storage=f"sqlite:///{self.folder / STUDY_NAME}",
+                    storage=f"sqlite:///{self.folder / STUDY_FILE_NAME}",
                     study_name=settings.study,
                     direction=settings.direction,
                     load_if_exists=True,
                 )
-                self._check_unchanged(fixed)
+                self._check_unchanged(fixed_overrides)
         except BaseException:
-            self._owner.release()
+            self._ownership.release()
             raise
 
     def __enter__(self) -> Study:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._owner.release()
+        self._ownership.release()
 
-    def trials(self) -> list[TuningTrial]:
+    def list_trials(self) -> list[TuningTrial]:
         """Return all trials, ordered by number, without those for which a killed process drew only some parameters."""
         results = self._study.user_attrs
-        names = {"RUNNING": "running", "COMPLETE": "finished", "FAIL": "failed", "PRUNED": "pruned"}
+        state_names = {"RUNNING": "running", "COMPLETE": "finished", "FAIL": "failed", "PRUNED": "pruned"}
         return [
             TuningTrial(
                 trial.number,
-                overrides(self.space, trial.params),
-                names[trial.state.name],  # type: ignore[arg-type]
+                format_overrides(self.space, trial.params),
+                state_names[trial.state.name],  # type: ignore[arg-type]
                 trial.value if trial.state.name == "COMPLETE" else None,
                 results.get(f"results of trial {trial.number}", {}),
             )
@@ -156,7 +161,7 @@ class Study:
         """
         from optuna.trial import TrialState
 
-        trials = self.trials()
+        trials = self.list_trials()
         n_missing = self.settings.trials - sum(trial.state in ("finished", "pruned") for trial in trials)
         batch_size = max(0, min(self.settings.parallel_trials, n_missing))
         if running := [trial for trial in trials if trial.state == "running"][:batch_size]:
@@ -166,17 +171,14 @@ class Study:
             for incomplete_trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
                 if not self._has_all_parameters(incomplete_trial):
                     self._study.tell(incomplete_trial.number, state=TrialState.FAIL)
-            for index in range(len(trials), len(trials) + batch_size):
-                self._study.sampler = self._build_sampler(index)
+            for trial_index in range(len(trials), len(trials) + batch_size):
+                self._study.sampler = self._build_sampler(trial_index)
                 optuna_trial = self._study.ask(dict(self.space))
-                batch.append(TuningTrial(optuna_trial.number, overrides(self.space, optuna_trial.params)))
+                batch.append(TuningTrial(optuna_trial.number, format_overrides(self.space, optuna_trial.params)))
         return batch
 
-    def tell(self, trial: TuningTrial, results: Sequence[Result]) -> TuningTrial:
-        """Record the results of a trial's runs, one for each seed, and return the updated trial.
-
-        A trial fails if one of its runs fails, because aggregates over fewer seeds are not comparable.
-        """
+    def tell(self, trial: TuningTrial, results: Sequence[RunResult]) -> TuningTrial:
+        """Record the results of a trial, one for each seed; return the updated trial, which fails if a run failed."""
         from optuna.trial import TrialState
 
         results_by_seed = dict(zip(self.seeds, results, strict=True))
@@ -186,7 +188,7 @@ class Study:
             if any(isinstance(result, str) for result in results):
                 self._study.tell(trial.number, state=TrialState.FAIL)
                 return replace(trial, state="failed", results=results_by_seed)
-            value = float(AGGREGATES[self.settings.aggregate](np.array(results, dtype=np.float64)))
+            value = float(AGGREGATE_FUNCTIONS[self.settings.aggregate](np.array(results, dtype=np.float64)))
             self._study.tell(trial.number, value)
         return replace(trial, state="finished", value=value, results=results_by_seed)
 
@@ -224,9 +226,8 @@ class Study:
     def rank_trials(self) -> list[TuningTrial]:
         """Return the trials with a value, best first; trials with equal values are ordered by number."""
         sign = -1.0 if self.settings.direction == "maximize" else 1.0
-        return sorted(
-            (trial for trial in self.trials() if trial.value is not None), key=lambda trial: sign * (trial.value or 0.0)
-        )
+        trials = [trial for trial in self.list_trials() if trial.value is not None]
+        return sorted(trials, key=lambda trial: sign * (trial.value or 0.0))
 
     def compute_importances(self) -> dict[str, float]:
         """Return the importance of each searched key (PED-ANOVA, arXiv 2304.10255), in descending order, with sum 1.
@@ -248,11 +249,11 @@ class Study:
         table = io.StringIO()
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(["trial", "state", self.settings.aggregate, *self.space, *(f"seed={s}" for s in self.seeds)])
-        for trial in self.trials():
+        for trial in self.list_trials():
             values = [text.removeprefix(f"{key}=") for key, text in zip(self.space, trial.overrides, strict=True)]
             results = [trial.results.get(seed) for seed in self.seeds]
             writer.writerow([trial.number, trial.state, trial.value, *values, *results])
-        write_atomic(self.folder / TRIALS_NAME, table.getvalue())
+        write_atomic(self.folder / TRIALS_FILE_NAME, table.getvalue())
         if ranking := self.rank_trials():
             best = ranking[0]
             content = {
@@ -264,7 +265,7 @@ class Study:
                 "overrides": best.overrides,
                 "command": command,
             }
-            write_atomic(self.folder / BEST_NAME, yaml.safe_dump(content, sort_keys=False, width=1000))
+            write_atomic(self.folder / BEST_TRIAL_FILE_NAME, yaml.safe_dump(content, sort_keys=False, width=1000))
 
     def _get_drawn_trials(self) -> list[FrozenTrial]:
         return [trial for trial in self._study.get_trials(deepcopy=False) if self._has_all_parameters(trial)]
@@ -272,12 +273,12 @@ class Study:
     def _has_all_parameters(self, trial: FrozenTrial) -> bool:
         return set(trial.params) == set(self.space)
 
-    def _build_sampler(self, index: int) -> BaseSampler:
-        """Return a new sampler for trial `index`, because the state of one for all trials is lost with the process."""
+    def _build_sampler(self, trial_index: int) -> BaseSampler:
+        """Return a sampler for one trial; the state of a sampler for all trials would be lost with the process."""
         from optuna.exceptions import ExperimentalWarning
         from optuna.samplers import RandomSampler, TPESampler
 
-        seed = Seeds(self.settings.sampler_seed).integer(index)
+        seed = Seeds(self.settings.sampler_seed).integer(trial_index)
         if self.settings.sampler == "random":
             return RandomSampler(seed=seed)
         # constant_liar: running trials count as bad ones, so that a batch does not repeat parameters.
@@ -286,29 +287,28 @@ class Study:
             warnings.simplefilter("ignore", ExperimentalWarning)
             return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
 
-    def _check_unchanged(self, fixed: Sequence[str]) -> None:
+    def _check_unchanged(self, fixed_overrides: Sequence[str]) -> None:
         """Raise ConfigError unless objective, search space and fixed overrides are those of the study's first start."""
         objective = f"{self.settings.direction} the {self.settings.aggregate} over seeds {', '.join(self.seeds)}"
         properties = {
             "the objective": objective,
             **{key: f"searched, {describe_distribution(distribution)}" for key, distribution in self.space.items()},
-            **split_overrides(fixed),
+            **split_overrides(fixed_overrides),
         }
         stored_properties = self._study.user_attrs.get("purpose")
         if stored_properties is None:
             self._study.set_user_attr("purpose", properties)
             return
-        absent = "not given"
-        changed = [
-            f"{key} was {stored_properties.get(key, absent)} and is {properties.get(key, absent)}"
+        differences = [
+            f"{key} was {stored_properties.get(key, 'not given')} and is {properties.get(key, 'not given')}"
             for key in dict.fromkeys([*stored_properties, *properties])
             if stored_properties.get(key) != properties.get(key)
         ]
-        if changed:
+        if differences:
             raise ConfigError(
                 f"the study '{self.settings.study}' in {self.folder} was started with other settings: "
-                f"{'; '.join(changed)}. Give this search another name with hydra.sweeper.study=<name>, or continue the "
-                "old one with its settings"
+                f"{'; '.join(differences)}. Give this search another name with hydra.sweeper.study=<name>, or continue "
+                "the old one with its settings"
             )
 
     @contextmanager
@@ -322,7 +322,7 @@ class Study:
         except (OptunaError, SQLAlchemyError) as error:
             message = str(error.__cause__ or error).splitlines()[0]
             raise RunFolderError(
-                f"{self.folder / STUDY_NAME} cannot be used as a study ({message}); free some space if the disk is "
-                "full, move the file away to start a new study, or choose another folder with "
+                f"{self.folder / STUDY_FILE_NAME} cannot be used as a study ({message}); free some space if the disk "
+                "is full, move the file away to start a new study, or choose another folder with "
                 "hydra.sweeper.folder=<folder>"
             ) from error

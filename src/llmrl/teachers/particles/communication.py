@@ -13,7 +13,7 @@ import numpy as np
 
 from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.domain import Scene
-from llmrl.teachers.particles.particle_domain import Body, ParticleDomain, brake, join_words, move_towards, to_pairs
+from llmrl.teachers.particles.particle_domain import Body, ParticleDomain, brake, join_words, move_towards, read_pairs
 from llmrl.teachers.plans import Plan, PlanStep, Skill
 
 COLORS = ("red", "green", "blue")
@@ -21,14 +21,14 @@ COLORS = ("red", "green", "blue")
 N_MOVES = 5  # number of moves of a disc
 BODY = Body()
 
-_GO = Skill("go to", True, "goes to the landmark of a color and stays there")
-_STAY = Skill("stay", False, "stops, and stays where it is")
+_GO_SKILL = Skill("go to", True, "goes to the landmark of a color and stays there")
+_STAY_SKILL = Skill("stay", False, "stops, and stays where it is")
 _ASSIGNMENT_PATTERN = re.compile(r"(\w+) must go to <(\w+)>")
-_SAYS_PATTERN = re.compile(r"says <(\w+)>")
+_SPOKEN_COLOR_PATTERN = re.compile(r"says <(\w+)>")
 
 
 class SimpleReferenceDomain(ParticleDomain):
-    """Domain of agents that know the goal of the next agent, and hear the previous agent, which knows their goal.
+    """Domain in which each agent knows the goal of the next agent, and hears the previous agent, which knows its goal.
 
     Each agent has 15 possible sentences. An action consists of a word and a move, which are the first `say` of a plan
     and its first applicable move. Without a `say`, the word is the last one, which has no meaning.
@@ -37,8 +37,8 @@ class SimpleReferenceDomain(ParticleDomain):
     name = prompt = "simple_reference"
     skills = (
         Skill("say", True, "says a color, together with what the other steps of the plan do"),
-        _GO,
-        _STAY,
+        _GO_SKILL,
+        _STAY_SKILL,
     )
     fallback = (PlanStep("stay"),)
     vocabulary = COLORS
@@ -50,13 +50,13 @@ class SimpleReferenceDomain(ParticleDomain):
 
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
         """Return the scene for the channel `vector` [width]."""
-        vector, layout, n = observation["vector"].tolist(), self.layouts[agent], len(self.agents)
-        previous, following = (agent - 1) % n, (agent + 1) % n
-        start = layout["heard"].start + self._n_words * (previous - (previous > agent))
+        vector, layout, names = observation["vector"].tolist(), self.layouts[agent], self.agent_names
+        previous_index, next_index = (agent - 1) % len(names), (agent + 1) % len(names)
+        start = layout["heard"].start + self._n_words * (previous_index - (previous_index > agent))
         sentence = (
-            f"The agent is {self.agents[agent]}. It knows that {self.agents[following]} must go to "
-            f"<{_read_color(vector[layout['told_goal']])}>. {self.agents[previous]}, who knows where it must go "
-            f"itself, says {_read_word(vector[start : start + self._n_words])}."
+            f"The agent is {names[agent]}. It knows that {names[next_index]} must go to "
+            f"<{_read_color(vector[layout['told_goal']])}>. {names[previous_index]}, who knows where it must go "
+            f"itself, says {_describe_word(vector[start : start + self._n_words])}."
         )
         return _MoverScene(sentence, vector, layout)
 
@@ -64,12 +64,12 @@ class SimpleReferenceDomain(ParticleDomain):
         """Return the action of word and move, 5 * word + move."""
         assert isinstance(scene, _MoverScene)
         word = next((COLORS.index(step.object) for step in plan if step.skill == "say"), self._n_words - 1)
-        return N_MOVES * word + scene.move(plan)
+        return N_MOVES * word + scene.choose_move(plan)
 
     def best_plan(self, sentence: str) -> Plan:
         """Return the plan to say the next agent's goal and to go to the goal that the previous agent said."""
         [(_, goal)] = _ASSIGNMENT_PATTERN.findall(sentence)
-        return PlanStep("say", goal), *_plan_from_words(sentence)
+        return PlanStep("say", goal), *_plan_from_spoken_color(sentence)
 
 
 class SimpleSpeakerListenerDomain(ParticleDomain):
@@ -85,20 +85,19 @@ class SimpleSpeakerListenerDomain(ParticleDomain):
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
-        self._listeners = self.agents[1:]
+        self._listeners = self.agent_names[1:]
         tell_skills = [
             Skill(f"tell {name}", True, f"tells {name} a color; for the speaker only") for name in self._listeners
         ]
-        self.skills = (*tell_skills, _GO, _STAY)
+        self.skills = (*tell_skills, _GO_SKILL, _STAY_SKILL)
 
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
         """Return the scene for the channel `vector` [width]."""
-        vector, layout, name = observation["vector"].tolist(), self.layouts[agent], self.agents[agent]
+        vector, layout, name = observation["vector"].tolist(), self.layouts[agent], self.agent_names[agent]
         if agent > 0:
-            spoken = _read_word(vector[layout["heard"]])
-            return _MoverScene(
-                f"The agent is {name}. {self.agents[0]}, who knows where it must go, says {spoken}.", vector, layout
-            )
+            spoken = _describe_word(vector[layout["heard"]])
+            sentence = f"The agent is {name}. {self.agent_names[0]}, who knows where it must go, says {spoken}."
+            return _MoverScene(sentence, vector, layout)
         goals = vector[layout["told_goal"]]
         assignments = [
             f"{name} must go to <{_read_color(goals[3 * k : 3 * k + 3])}>" for k, name in enumerate(self._listeners)
@@ -115,7 +114,8 @@ class SimpleSpeakerListenerDomain(ParticleDomain):
     def best_plan(self, sentence: str) -> Plan:
         """Return the speaker's plan to tell all listeners their goals, or a listener's plan to go to the heard goal."""
         goals = _ASSIGNMENT_PATTERN.findall(sentence)
-        return tuple(PlanStep(f"tell {name}", color) for name, color in goals) if goals else _plan_from_words(sentence)
+        steps = tuple(PlanStep(f"tell {name}", color) for name, color in goals)
+        return steps or _plan_from_spoken_color(sentence)
 
 
 class _MoverScene:
@@ -123,16 +123,16 @@ class _MoverScene:
 
     def __init__(self, sentence: str, vector: Sequence[float], layout: Mapping[str, slice]) -> None:
         self.sentence = sentence
-        [self.velocity] = to_pairs(vector, layout, "velocity")
-        self.landmarks = dict(zip(COLORS, to_pairs(vector, layout, "landmarks"), strict=True))
+        [self.velocity] = read_pairs(vector, layout, "velocity")
+        self.landmark_offsets = dict(zip(COLORS, read_pairs(vector, layout, "landmarks"), strict=True))
 
     def act(self, step: PlanStep) -> int | None:
         """Return the move of a step; None for words."""
         if step.skill == "go to":
-            return move_towards(self.landmarks[step.object], self.velocity, BODY)
+            return move_towards(self.landmark_offsets[step.object], self.velocity, BODY)
         return brake(self.velocity, BODY) if step.skill == "stay" else None
 
-    def move(self, plan: Plan) -> int:
+    def choose_move(self, plan: Plan) -> int:
         """Return the first move of a plan; 0 (no move) if there is none."""
         return next((move for move in map(self.act, plan) if move is not None), 0)
 
@@ -142,23 +142,23 @@ class _SpeakerScene:
 
     def __init__(self, sentence: str, listeners: Sequence[str]) -> None:
         self.sentence = sentence
-        self._listener_index = {f"tell {name}": k for k, name in enumerate(listeners)}
+        self._listener_index_by_skill = {f"tell {name}": k for k, name in enumerate(listeners)}
 
     def act(self, step: PlanStep) -> int | None:
         """Return the action that tells one listener a color; None for moves."""
-        return self.encode_words((step,)) if step.skill in self._listener_index else None
+        return self.encode_words((step,)) if step.skill in self._listener_index_by_skill else None
 
     def encode_words(self, plan: Plan) -> int:
         """Return the action with the words for all listeners in a plan; the first word for others."""
-        words = [0] * len(self._listener_index)
+        words = [0] * len(self._listener_index_by_skill)
         for step in reversed(plan):
-            if step.skill in self._listener_index:
-                words[self._listener_index[step.skill]] = COLORS.index(step.object)
+            if step.skill in self._listener_index_by_skill:
+                words[self._listener_index_by_skill[step.skill]] = COLORS.index(step.object)
         return N_MOVES + functools.reduce(lambda number, word: number * len(COLORS) + word, words)
 
 
-def _plan_from_words(sentence: str) -> Plan:
-    colors = _SAYS_PATTERN.findall(sentence)
+def _plan_from_spoken_color(sentence: str) -> Plan:
+    colors = _SPOKEN_COLOR_PATTERN.findall(sentence)
     return (PlanStep("go to", colors[0]) if colors else PlanStep("stay"),)
 
 
@@ -166,8 +166,8 @@ def _read_color(levels: Sequence[float]) -> str:
     return COLORS[max(range(3), key=lambda i: levels[i])]
 
 
-def _read_word(signal: Sequence[float]) -> str:
-    """Return the phrase for a one-hot word in a sentence."""
+def _describe_word(signal: Sequence[float]) -> str:
+    """Return the phrase for the one-hot vector of a word, as used in sentences."""
     if not any(signal):
         return "nothing"
     word = max(range(len(signal)), key=lambda i: signal[i])

@@ -17,7 +17,7 @@ class ParticleDomain(Domain):
         spec: spec of the environment, with the parts of each agent's vector.
 
     Attributes:
-        agents: names of the agents.
+        agent_names: names of the agents.
         layouts: for each agent: name of a part -> its slice of the vector.
     """
 
@@ -26,11 +26,11 @@ class ParticleDomain(Domain):
 
     def __init__(self, spec: EnvSpec) -> None:
         self.n_actions = spec.n_actions
-        self.agents, self.layouts = spec.agent_names, spec.observation["vector"].parts
+        self.agent_names, self.layouts = spec.agent_names, spec.observation["vector"].parts
 
 
-def to_pairs(vector: Sequence[float], layout: Mapping[str, slice], part_name: str) -> list[Pair]:
-    """Return the (x, y) pairs in a part of a vector."""
+def read_pairs(vector: Sequence[float], layout: Mapping[str, slice], part_name: str) -> list[Pair]:
+    """Return the (x, y) pairs in the part `part_name` of a vector; `layout` has the slice of each part."""
     numbers = vector[layout[part_name]]
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
@@ -59,7 +59,7 @@ _COAST_FACTORS = tuple(TIME_STEP * (1 - DAMPING**k) / (1 - DAMPING) for k in ran
 
 @dataclass(frozen=True)
 class Body:
-    """Motion of an agent.
+    """The disc of an agent and limits of its motion.
 
     Attributes:
         acceleration: acceleration by a move, in length units per second squared.
@@ -73,10 +73,10 @@ class Body:
 
     def list_next_velocities(self, velocity: Pair) -> list[Pair]:
         """Return the velocity after each of the five moves."""
-        gain = self.acceleration * TIME_STEP
+        velocity_gain = self.acceleration * TIME_STEP
         velocities = []
         for x, y in _DIRECTIONS:
-            vx, vy = DAMPING * velocity[0] + gain * x, DAMPING * velocity[1] + gain * y
+            vx, vy = DAMPING * velocity[0] + velocity_gain * x, DAMPING * velocity[1] + velocity_gain * y
             speed = hypot(vx, vy)
             if speed > self.max_speed:
                 vx, vy = vx / speed * self.max_speed, vy / speed * self.max_speed
@@ -102,7 +102,7 @@ def move_towards(target: Pair, velocity: Pair, body: Body) -> int:
 
 def brake(velocity: Pair, body: Body) -> int:
     """Return the move after which the speed of the disc is minimal."""
-    speeds = [hypot(*after) for after in body.list_next_velocities(velocity)]
+    speeds = [hypot(*next_velocity) for next_velocity in body.list_next_velocities(velocity)]
     return speeds.index(min(speeds))
 
 
@@ -116,13 +116,14 @@ def find_waypoint(target: Pair, obstacles: Sequence[Pair], clearance: float) -> 
     """
     distance = hypot(*target)
     min_distance, waypoint = distance, target
-    for ox, oy in obstacles:
+    for obstacle_x, obstacle_y in obstacles:
         if distance == 0.0:
             break
-        along = (ox * target[0] + oy * target[1]) / distance
-        offset = (ox * target[1] - oy * target[0]) / distance  # > 0: the obstacle is to the right of the way
-        if 0 < along < min_distance and abs(offset) < clearance:
-            side = 1.0 if offset >= 0 else -1.0
-            nx, ny = -side * target[1] / distance, side * target[0] / distance
-            min_distance, waypoint = along, (ox + 1.3 * clearance * nx, oy + 1.3 * clearance * ny)
+        distance_along = (obstacle_x * target[0] + obstacle_y * target[1]) / distance
+        lateral_offset = (obstacle_x * target[1] - obstacle_y * target[0]) / distance  # > 0: to the right of the way
+        if 0 < distance_along < min_distance and abs(lateral_offset) < clearance:
+            side = 1.0 if lateral_offset >= 0 else -1.0
+            normal_x, normal_y = -side * target[1] / distance, side * target[0] / distance
+            min_distance, gap = distance_along, 1.3 * clearance
+            waypoint = obstacle_x + gap * normal_x, obstacle_y + gap * normal_y
     return waypoint

@@ -19,18 +19,18 @@ from llmrl.teachers.particles.particle_domain import (
     find_waypoint,
     join_words,
     move_towards,
-    to_pairs,
+    read_pairs,
 )
 from llmrl.teachers.plans import Plan, PlanStep, Skill
 
-HUNTER = Body(3.0, 1.0, 0.075)
-PREY = Body(4.0, 1.3, 0.05)
+HUNTER_BODY = Body(acceleration=3.0, max_speed=1.0, size=0.075)
+PREY_BODY = Body(acceleration=4.0, max_speed=1.3, size=0.05)
 # Distances are in length units of the environment.
 OBSTACLE_RADIUS = 0.2
-CLOSE_DISTANCE = 0.6  # distance from which on sentences call a hunter far
-NEAR_EDGE = 0.75  # |x| or |y| above which sentences call prey near the edge
+CLOSE_DISTANCE = 0.6  # distance below which sentences call a hunter close
+NEAR_EDGE_COORDINATE = 0.75  # |x| or |y| above which sentences call prey near the edge
 ARENA_LIMIT = 0.9  # |x| or |y| above which the environment penalizes prey
-MAX_LEAD_SECONDS = 0.5  # maximum time for which the motion of a chased agent is extrapolated
+MAX_LEAD_SECONDS = 0.5  # maximum time for which the motion of a chased agent is extrapolated, in seconds
 OVERSHOOT_FRACTION = 0.3  # `cut off`: distance between prey and aim, as a fraction of the distance to the prey
 FLEE_STEPS = 4  # number of steps that fleeing prey considers
 THREAT_DISTANCE = 0.35  # gap below which the score of a position falls fast (`_score_position`)
@@ -61,24 +61,26 @@ class SimpleTagDomain(ParticleDomain):
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
-        self._hunters = tuple(name for name in self.agents if name.startswith("adversary"))
-        self._prey = tuple(name for name in self.agents if name not in self._hunters)
-        self.vocabulary = self.agents
+        self._hunters = tuple(name for name in self.agent_names if name.startswith("adversary"))
+        self._prey = tuple(name for name in self.agent_names if name not in self._hunters)
+        self.vocabulary = self.agent_names
 
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
-        """Return the scene in channel `vector` [width]."""
-        vector, layout, me = observation["vector"].tolist(), self.layouts[agent], self.agents[agent]
+        """Return the scene for the channel `vector` [width]."""
+        vector, layout, agent_name = observation["vector"].tolist(), self.layouts[agent], self.agent_names[agent]
         offsets = {
             name: offset
             for names, part in ((self._hunters, "adversaries"), (self._prey, "good"))
-            for name, offset in zip((n for n in names if n != me), to_pairs(vector, layout, part), strict=True)
+            for name, offset in zip(
+                (n for n in names if n != agent_name), read_pairs(vector, layout, part), strict=True
+            )
         }
         # For a good agent, the part `good_velocities` excludes its velocity.
-        visible_prey = [name for name in self._prey if name != me]
-        velocities = dict(zip(visible_prey, to_pairs(vector, layout, "good_velocities"), strict=True))
-        [velocity], [position] = to_pairs(vector, layout, "velocity"), to_pairs(vector, layout, "position")
-        obstacles = to_pairs(vector, layout, "obstacles")
-        return TagScene(me, self._hunters, position, velocity, offsets, velocities, obstacles)
+        visible_prey = [name for name in self._prey if name != agent_name]
+        prey_velocities = dict(zip(visible_prey, read_pairs(vector, layout, "good_velocities"), strict=True))
+        [velocity], [position] = read_pairs(vector, layout, "velocity"), read_pairs(vector, layout, "position")
+        obstacles = read_pairs(vector, layout, "obstacles")
+        return TagScene(agent_name, self._hunters, position, velocity, offsets, prey_velocities, obstacles)
 
     def best_plan(self, sentence: str) -> Plan:
         """Return a good plan: hunters nearest to a prey chase it, other hunters cut off their nearest prey.
@@ -90,10 +92,11 @@ class SimpleTagDomain(ParticleDomain):
             raise ValueError(f"this is not a state of simple_tag: {sentence!r}")
         if name_match.group(1) in self._prey:
             return (PlanStep("keep away"),)
-        own_prey = [prey for prey, hunter in _NEAREST_HUNTER_PATTERN.findall(sentence) if hunter == name_match.group(1)]
+        pairs = _NEAREST_HUNTER_PATTERN.findall(sentence)
+        nearby_prey = [prey for prey, hunter in pairs if hunter == name_match.group(1)]
         [nearest] = _NEAREST_PATTERN.findall(sentence)
-        if own_prey:
-            return (PlanStep("chase", nearest if nearest in own_prey else own_prey[0]),)
+        if nearby_prey:
+            return (PlanStep("chase", nearest if nearest in nearby_prey else nearby_prey[0]),)
         return (PlanStep("cut off", nearest),)
 
 
@@ -101,32 +104,32 @@ class TagScene:
     """Scene of one agent in `simple_tag`.
 
     Args:
-        me: name of this agent.
+        agent_name: name of this agent.
         hunters: names of all hunters.
         position, velocity: position and velocity of this agent.
-        others: offset to each other agent.
-        velocities: velocities of the visible prey.
+        other_offsets: name of each other agent -> offset to it.
+        prey_velocities: name of each visible prey -> its velocity.
         obstacles: offset to each obstacle.
     """
 
     def __init__(
         self,
-        me: str,
+        agent_name: str,
         hunters: Sequence[str],
         position: Pair,
         velocity: Pair,
-        others: Mapping[str, Pair],
-        velocities: Mapping[str, Pair],
+        other_offsets: Mapping[str, Pair],
+        prey_velocities: Mapping[str, Pair],
         obstacles: Sequence[Pair],
     ) -> None:
-        self.is_hunter = me in hunters
-        self.body = HUNTER if self.is_hunter else PREY
-        self.position, self.velocity, self.others = position, velocity, others
-        self.velocities, self.obstacles = velocities, obstacles
-        self.hunters = {name: others[name] for name in hunters if name in others}
-        targets = {name: offset for name, offset in others.items() if name not in hunters}
-        self.sentence = f"The agent is {me}. " + (
-            self._describe_hunter(me, targets) if self.is_hunter else self._describe_prey()
+        self.is_hunter = agent_name in hunters
+        self.body = HUNTER_BODY if self.is_hunter else PREY_BODY
+        self.position, self.velocity, self.other_offsets = position, velocity, other_offsets
+        self.prey_velocities, self.obstacles = prey_velocities, obstacles
+        self.hunter_offsets = {name: other_offsets[name] for name in hunters if name in other_offsets}
+        prey_offsets = {name: offset for name, offset in other_offsets.items() if name not in hunters}
+        self.sentence = f"The agent is {agent_name}. " + (
+            self._describe_hunter(agent_name, prey_offsets) if self.is_hunter else self._describe_prey()
         )
 
     def act(self, step: PlanStep) -> int | None:
@@ -136,45 +139,46 @@ class TagScene:
             case "go to the middle":
                 return self._move_to((-self.position[0], -self.position[1]))
             case "keep away":
-                return self._flee(list(self.hunters.values())) if self.hunters else None
+                return self._flee(list(self.hunter_offsets.values())) if self.hunter_offsets else None
             case "flee from":
-                return self._flee([self.others[step.object]])
-        return self._move_to(self._find_interception_point(step.object, intercept=step.skill == "cut off"))
+                return self._flee([self.other_offsets[step.object]])
+        return self._move_to(self._find_interception_point(step.object, cut_off=step.skill == "cut off"))
 
-    def _describe_hunter(self, me: str, targets: Mapping[str, Pair]) -> str:
-        offsets = {me: (0.0, 0.0), **self.hunters}
-        order = sorted(offsets)
+    def _describe_hunter(self, agent_name: str, prey_offsets: Mapping[str, Pair]) -> str:
+        offsets = {agent_name: (0.0, 0.0), **self.hunter_offsets}
+        sorted_names = sorted(offsets)
         phrases = [
-            f"the hunter nearest to <{prey}> is {min(order, key=lambda name: _distance(offsets[name], offset))}"
-            for prey, offset in targets.items()
+            f"the hunter nearest to <{prey}> is {min(sorted_names, key=lambda name: _distance(offsets[name], offset))}"
+            for prey, offset in prey_offsets.items()
         ]
-        nearest = min(targets, key=lambda name: hypot(*targets[name]))
+        nearest = min(prey_offsets, key=lambda name: hypot(*prey_offsets[name]))
         return f"It is a hunter and is nearest to <{nearest}>; {join_words(phrases)}."
 
     def _describe_prey(self) -> str:
-        nearest = min(self.hunters, key=lambda name: hypot(*self.hunters[name]))
-        distance = "close" if hypot(*self.hunters[nearest]) < CLOSE_DISTANCE else "far"
-        location = "near the edge of the arena" if max(map(abs, self.position)) > NEAR_EDGE else "inside the arena"
-        return f"It is hunted; the nearest hunter, <{nearest}>, is {distance}. It is {location}."
+        nearest = min(self.hunter_offsets, key=lambda name: hypot(*self.hunter_offsets[name]))
+        distance_text = "close" if hypot(*self.hunter_offsets[nearest]) < CLOSE_DISTANCE else "far"
+        is_near_edge = max(map(abs, self.position)) > NEAR_EDGE_COORDINATE
+        location_text = "near the edge of the arena" if is_near_edge else "inside the arena"
+        return f"It is hunted; the nearest hunter, <{nearest}>, is {distance_text}. It is {location_text}."
 
     def _move_to(self, target: Pair) -> int:
         return move_towards(
             find_waypoint(target, self.obstacles, OBSTACLE_RADIUS + self.body.size + 0.02), self.velocity, self.body
         )
 
-    def _find_interception_point(self, name: str, intercept: bool) -> Pair:
-        """Return the offset of the point to go to in order to catch an agent, or to cut it off (`intercept`)."""
-        x, y = self.others[name]
-        vx, vy = self.velocities.get(name, (0.0, 0.0))
-        lead = min(hypot(x, y), MAX_LEAD_SECONDS)
-        x, y = x + lead * vx, y + lead * vy
-        pursuers = [offset for hunter, offset in self.hunters.items() if hunter != name]
-        if not intercept or not pursuers:
+    def _find_interception_point(self, name: str, cut_off: bool) -> Pair:
+        """Return the offset of the point to go to in order to catch an agent, or to cut it off (`cut_off`)."""
+        x, y = self.other_offsets[name]
+        vx, vy = self.prey_velocities.get(name, (0.0, 0.0))
+        lead_seconds = min(hypot(x, y), MAX_LEAD_SECONDS)
+        x, y = x + lead_seconds * vx, y + lead_seconds * vy
+        pursuers = [offset for hunter, offset in self.hunter_offsets.items() if hunter != name]
+        if not cut_off or not pursuers:
             return x, y
-        hx, hy = min(pursuers, key=lambda offset: _distance(offset, (x, y)))
-        gap = hypot(x - hx, y - hy) or 1.0
+        pursuer_x, pursuer_y = min(pursuers, key=lambda offset: _distance(offset, (x, y)))
+        gap = hypot(x - pursuer_x, y - pursuer_y) or 1.0
         overshoot = OVERSHOOT_FRACTION * hypot(x, y)
-        return x + overshoot * (x - hx) / gap, y + overshoot * (y - hy) / gap
+        return x + overshoot * (x - pursuer_x) / gap, y + overshoot * (y - pursuer_y) / gap
 
     def _flee(self, threats: Sequence[Pair]) -> int:
         """Return the move that, if repeated, has the highest sum of scores of the next positions."""
@@ -182,11 +186,11 @@ class TagScene:
         for move, start_velocity in enumerate(self.body.list_next_velocities(self.velocity)):
             x, y = TIME_STEP * self.velocity[0], TIME_STEP * self.velocity[1]
             velocity, score = start_velocity, 0.0
-            for k in range(1, FLEE_STEPS + 1):
-                score += self._score_position((x, y), threats, HUNTER.max_speed * TIME_STEP * k)
+            for step in range(1, FLEE_STEPS + 1):
+                score += self._score_position((x, y), threats, HUNTER_BODY.max_speed * TIME_STEP * step)
                 x, y = x + TIME_STEP * velocity[0], y + TIME_STEP * velocity[1]
                 velocity = self.body.list_next_velocities(velocity)[move]
-            score += self._score_position((x, y), threats, HUNTER.max_speed * TIME_STEP * (FLEE_STEPS + 1))
+            score += self._score_position((x, y), threats, HUNTER_BODY.max_speed * TIME_STEP * (FLEE_STEPS + 1))
             if score > max_score:
                 best_move, max_score = move, score
         return best_move

@@ -24,12 +24,12 @@ LEFT, RIGHT, FORWARD, PICK_UP, DROP, TOGGLE, DONE = range(7)
 EAST, SOUTH, WEST, NORTH = range(4)
 """Directions; x increases to the east, y to the south."""
 
-_NO_AGENT = 4
+_NO_AGENT_DIRECTION = 4
 _WALKABLE = bytes(i in (EMPTY, FLOOR, GOAL) for i in range(256))
 _WALKABLE_AND_LAVA = bytes(i in (EMPTY, FLOOR, GOAL, LAVA) for i in range(256))
 
 
-class Geometry:
+class GridGeometry:
     """Tables of neighbors in a grid of `width` x `height` cells.
 
     The index of a cell is x * height + y, that of a pose 4 * cell + direction; -1: outside the grid.
@@ -55,7 +55,7 @@ class Geometry:
         self.right = [(pose & ~3) | ((pose + 1) & 3) for pose in poses]
 
 
-geometry = functools.cache(Geometry)
+get_geometry = functools.cache(GridGeometry)
 
 
 class ObservedRoom:
@@ -77,19 +77,19 @@ class ObservedRoom:
 
     def __init__(self, grid: np.ndarray) -> None:
         width, height, _ = grid.shape
-        self.geometry = geometry(width, height)
+        self.geometry = get_geometry(width, height)
         planes: np.ndarray = np.ascontiguousarray(np.moveaxis(grid, -1, 0))
         self.object_ids: bytes = planes[0].tobytes()
         self.colors: bytes = planes[1].tobytes()
         self.states: bytes = planes[2].tobytes()
         agent_map: bytes = planes[3].tobytes()
         direction = min(agent_map)
-        if direction == _NO_AGENT:
+        if direction == _NO_AGENT_DIRECTION:
             raise ValueError("the grid contains no agent: its fourth plane must contain a direction (0 to 3)")
         self.cell = agent_map.index(direction)
         self.pose = 4 * self.cell + direction
-        kind = self.object_ids[self.cell]
-        self.carried = (kind, self.colors[self.cell]) if kind in (KEY, BALL, BOX) else None
+        object_id = self.object_ids[self.cell]
+        self.carried = (object_id, self.colors[self.cell]) if object_id in (KEY, BALL, BOX) else None
         self.walkable = self.compute_walkable(include_lava=False)
 
     @property
@@ -97,13 +97,13 @@ class ObservedRoom:
         """Cell in front of the agent; -1: outside the grid."""
         return self.geometry.ahead[self.pose]
 
-    def find_cells(self, kind: int) -> Iterator[int]:
-        """Yield the cells with an object of `kind`, except the carried object, sorted by x, then y."""
-        cell = self.object_ids.find(kind)
+    def find_cells(self, object_id: int) -> Iterator[int]:
+        """Yield the cells with an object of this id, except the carried object, sorted by x, then y."""
+        cell = self.object_ids.find(object_id)
         while cell >= 0:
             if cell != self.cell:
                 yield cell
-            cell = self.object_ids.find(kind, cell + 1)
+            cell = self.object_ids.find(object_id, cell + 1)
 
     def compute_walkable(self, include_lava: bool) -> bytes:
         """Return 1 for cells that the agent may enter and its cell, else 0; `include_lava`: whether lava is 1."""
@@ -114,7 +114,7 @@ class ObservedRoom:
         return bytes(walkable)
 
 
-class PathsTo:
+class ShortestPaths:
     """Shortest paths from every pose to the poses that face the cell `target` from a neighboring cell.
 
     A breadth-first search runs backwards from the target, only as far as needed, and stores its results.
@@ -125,31 +125,31 @@ class PathsTo:
         target: cell to face.
     """
 
-    def __init__(self, geometry: Geometry, walkable: bytes, target: int) -> None:
+    def __init__(self, geometry: GridGeometry, walkable: bytes, target: int) -> None:
         self.geometry, self.walkable = geometry, walkable
-        self._distance: dict[int, int] = {}
+        self._distance_by_pose: dict[int, int] = {}
         for direction in range(4):
             cell = geometry.behind[4 * target + direction]
             if cell >= 0 and walkable[cell]:
-                self._distance[4 * cell + direction] = 0
-        self._queue = deque(self._distance)
+                self._distance_by_pose[4 * cell + direction] = 0
+        self._queue = deque(self._distance_by_pose)
 
     def distance(self, pose: int) -> int | None:
-        """Return the smallest number of actions; None if the target cannot be reached."""
-        distances, queue, geometry, walkable = self._distance, self._queue, self.geometry, self.walkable
+        """Return the number of actions of a shortest path from `pose`; None if there is no path."""
+        distances, queue, geometry, walkable = self._distance_by_pose, self._queue, self.geometry, self.walkable
         while pose not in distances and queue:
-            node = queue.popleft()
-            next_distance = distances[node] + 1
-            cell = geometry.behind[node]
-            predecessor = 4 * cell + (node & 3) if cell >= 0 and walkable[cell] else -1
-            for neighbor in (predecessor, geometry.right[node], geometry.left[node]):
+            visited_pose = queue.popleft()
+            next_distance = distances[visited_pose] + 1
+            cell = geometry.behind[visited_pose]
+            predecessor = 4 * cell + (visited_pose & 3) if cell >= 0 and walkable[cell] else -1
+            for neighbor in (predecessor, geometry.right[visited_pose], geometry.left[visited_pose]):
                 if neighbor >= 0 and neighbor not in distances:
                     distances[neighbor] = next_distance
                     queue.append(neighbor)
         return distances.get(pose)
 
     def action(self, pose: int) -> int | None:
-        """Return the first action of a shortest path; of several, the first in the order forward, left, right.
+        """Return the first action of a shortest path from `pose`; of equal paths, forward precedes left, left right.
 
         None: there is no path, or it has no actions.
         """
@@ -163,36 +163,36 @@ class PathsTo:
         return LEFT if self.distance(geometry.left[pose]) == distance - 1 else RIGHT
 
 
-def walk_until(world: ObservedRoom, utility: Callable[[int], int], detour: int = 0) -> int | None:
-    """Return the first action of a walk, of at least one action, to a pose with `utility` above 0; None: there is none.
+def choose_walk_action(room: ObservedRoom, utility: Callable[[int], int], max_detour: int = 0) -> int | None:
+    """Return the first action of a walk of at least one action to a pose of positive `utility`; None: there is none.
 
-    Among the walks with at most `detour` more actions than the shortest, it is the one with the highest utility² per
+    Among the walks with at most `max_detour` more actions than the shortest, it is that with the highest utility² per
     action, then the shortest, then one that starts forward. If the map does not change, later calls continue the same
     walk, because its utility per remaining action increases with every action.
     """
-    geometry, walkable = world.geometry, world.walkable
-    first_actions = {world.pose: -1}
-    layer, steps, max_steps = [world.pose], 0, -1
+    geometry, walkable = room.geometry, room.walkable
+    first_action_by_pose = {room.pose: -1}
+    layer, steps, max_steps = [room.pose], 0, -1
     best_pose, max_rate = -1, 0.0
     while layer and steps != max_steps:
         steps += 1
         next_layer: list[int] = []
-        for node in layer:
-            cell = geometry.ahead[node]
-            forward = 4 * cell + (node & 3) if cell >= 0 and walkable[cell] else -1
-            for neighbor, action in ((forward, FORWARD), (geometry.left[node], LEFT), (geometry.right[node], RIGHT)):
-                if neighbor < 0 or neighbor in first_actions:
+        for pose in layer:
+            cell = geometry.ahead[pose]
+            forward = 4 * cell + (pose & 3) if cell >= 0 and walkable[cell] else -1
+            for neighbor, action in ((forward, FORWARD), (geometry.left[pose], LEFT), (geometry.right[pose], RIGHT)):
+                if neighbor < 0 or neighbor in first_action_by_pose:
                     continue
-                first_actions[neighbor] = action if node == world.pose else first_actions[node]
+                first_action_by_pose[neighbor] = action if pose == room.pose else first_action_by_pose[pose]
                 next_layer.append(neighbor)
                 pose_utility = utility(neighbor)
                 if pose_utility and max_steps < 0:
-                    max_steps = steps + detour
+                    max_steps = steps + max_detour
                 if pose_utility**2 / steps > max_rate:
                     best_pose, max_rate = neighbor, pose_utility**2 / steps
         layer = next_layer
-    return first_actions[best_pose] if max_rate else None
+    return first_action_by_pose[best_pose] if max_rate else None
 
 
-paths_to = functools.lru_cache(maxsize=4096)(PathsTo)
-"""Function that returns `PathsTo` for given arguments, from a cache of recent ones."""
+get_shortest_paths = functools.lru_cache(maxsize=4096)(ShortestPaths)
+"""Function that returns `ShortestPaths` for given arguments, from a cache of recent ones."""

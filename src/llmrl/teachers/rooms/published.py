@@ -28,27 +28,27 @@ from llmrl.teachers.rooms.observed_room import (
     UNSEEN,
     WALL,
     ObservedRoom,
-    paths_to,
+    get_shortest_paths,
 )
 
 WAIT = "wait"
-_INTERACTIONS = {"pick up": PICK_UP, "drop": DROP, "open": TOGGLE, WAIT: DONE}
+_ACTION_BY_SKILL = {"pick up": PICK_UP, "drop": DROP, "open": TOGGLE, WAIT: DONE}
 _SKILL_NAMES = ("explore", "go to", "pick up", "drop", "open")
-"""Skills in order of priority: the skill of a text is the first one that it contains."""
+"""Names of skills in order of priority: the skill of a text is the first of these that the text contains."""
 
 
 class PublishedScene:
     """State of a room and the last known positions of its objects.
 
     Args:
-        world: the room as observed.
+        room: the room as observed.
         sentence: description of the state.
         last_seen_cells: name of an object -> cell in which it was last seen in this episode.
         view_size: width and height of the agent's view, in cells, odd.
     """
 
-    def __init__(self, world: ObservedRoom, sentence: str, last_seen_cells: Mapping[str, int], view_size: int) -> None:
-        self.world, self.sentence, self.last_seen_cells, self.view_size = world, sentence, last_seen_cells, view_size
+    def __init__(self, room: ObservedRoom, sentence: str, last_seen_cells: Mapping[str, int], view_size: int) -> None:
+        self.room, self.sentence, self.last_seen_cells, self.view_size = room, sentence, last_seen_cells, view_size
         self._actions: dict[PlanStep, int | None] = {}
 
     def act(self, step: PlanStep) -> int | None:
@@ -58,19 +58,18 @@ class PublishedScene:
 
     def _choose_action(self, step: PlanStep) -> int | None:
         if step.skill == "explore":
-            return explore(self.world, self.view_size)
+            return explore(self.room, self.view_size)
         if step.skill != WAIT and step.object not in self.last_seen_cells:
             return DONE
         if step.skill == "go to":
-            search = paths_to(
-                self.world.geometry, self.world.compute_walkable(include_lava=True), self.last_seen_cells[step.object]
-            )
+            walkable = self.room.compute_walkable(include_lava=True)
+            paths = get_shortest_paths(self.room.geometry, walkable, self.last_seen_cells[step.object])
             # Without a path the skill returns an action without effect, so that later steps are not used.
-            return DONE if search.distance(self.world.pose) is None else search.action(self.world.pose)
-        return _INTERACTIONS[step.skill]
+            return DONE if paths.distance(self.room.pose) is None else paths.action(self.room.pose)
+        return _ACTION_BY_SKILL[step.skill]
 
 
-_ACTION = re.compile(r"actions?:\s*\{([\w\s<>,]*)\}", re.IGNORECASE)
+_ACTION_PATTERN = re.compile(r"actions?:\s*\{([\w\s<>,]*)\}", re.IGNORECASE)
 
 
 def extract_plan_text(reply: str) -> str:
@@ -82,24 +81,24 @@ def extract_plan_text(reply: str) -> str:
     >>> extract_plan_text("3. Act. Action: {go to <key>, pick up <key>}")
     'go to <key>, pick up <key>'
     """
-    match = _ACTION.search(reply)
+    match = _ACTION_PATTERN.search(reply)
     return reply if match is None else match.group(1)
 
 
-def parse_leniently(text: str, names: Sequence[str], match_last_two_words: bool = False) -> Plan:
+def parse_leniently(text: str, object_names: Sequence[str], match_last_two_words: bool = False) -> Plan:
     """Return a plan by a search for key words: no text is invalid, and unknown steps become waiting.
 
     Args:
         text: steps separated by commas.
-        names: names of objects in order of priority: the object of a step is the first one that it contains.
+        object_names: names in order of priority: the object of a step is the first of these that the step contains.
         match_last_two_words: whether the object is searched only in the last two words of a step.
     """
     plan = []
     for step_text in text.lower().replace("<", " ").replace(">", " ").split(","):
-        words = " ".join(step_text.split())
-        skill = next((skill for skill in _SKILL_NAMES if skill in words), WAIT)
-        object_text = " ".join(words.split()[-2:]) if match_last_two_words else words
-        target = next((name for name in names if name in object_text), "")
+        step_words = " ".join(step_text.split())
+        skill = next((skill for skill in _SKILL_NAMES if skill in step_words), WAIT)
+        object_text = " ".join(step_words.split()[-2:]) if match_last_two_words else step_words
+        target = next((name for name in object_names if name in object_text), "")
         if skill == "explore":
             plan.append(PlanStep(skill))
         else:
@@ -107,28 +106,29 @@ def parse_leniently(text: str, names: Sequence[str], match_last_two_words: bool 
     return tuple(plan)
 
 
-def explore(world: ObservedRoom, view_size: int) -> int | None:
-    """Return forward while there are unseen cells ahead, else a turn to a side with unseen cells; None: there are none.
+def explore(room: ObservedRoom, view_size: int) -> int | None:
+    """Return the action forward while there are unseen cells ahead, else a turn to a side with unseen cells.
 
-    Ahead, left, right and behind are the parts of the room at least `view_size // 2 + 1` cells away in a direction.
+    None: there are none. The agent first turns away from a key, ball or box in front. Ahead, left, right and behind are
+    the parts of the room at least `view_size // 2 + 1` cells away in a direction.
     """
-    geometry = world.geometry
-    front, left = world.front_cell, geometry.ahead[geometry.left[world.pose]]
-    if front >= 0 and world.object_ids[front] in (KEY, BALL, BOX):
-        return RIGHT if left >= 0 and world.object_ids[left] in (WALL, DOOR, KEY, BALL, BOX) else LEFT
-    bounds, direction, distance = _find_bounds(world), world.pose & 3, view_size // 2 + 1
-    x, y = divmod(world.cell, geometry.height)
+    geometry = room.geometry
+    front, left = room.front_cell, geometry.ahead[geometry.left[room.pose]]
+    if front >= 0 and room.object_ids[front] in (KEY, BALL, BOX):
+        return RIGHT if left >= 0 and room.object_ids[left] in (WALL, DOOR, KEY, BALL, BOX) else LEFT
+    bounds, direction, distance = _find_bounds(room), room.pose & 3, view_size // 2 + 1
+    x, y = divmod(room.cell, geometry.height)
     dx, dy = ((1, 0), (0, 1), (-1, 0), (0, -1))[direction]
     # Position, direction relative to the heading, and action; as in released code, the last check starts a cell ahead.
     checks = ((x, y, 0, FORWARD), (x, y, -1, LEFT), (x, y, 1, RIGHT), (x + dx, y + dy, 2, LEFT))
     for i, j, turn, action in checks:
-        if _has_unseen(world, bounds, i, j, (direction + turn) & 3, distance):
+        if _has_unseen_cell(room, bounds, i, j, (direction + turn) & 3, distance):
             return action
     return None
 
 
-def _has_unseen(
-    world: ObservedRoom, bounds: tuple[int, int, int, int], x: int, y: int, direction: int, distance: int
+def _has_unseen_cell(
+    room: ObservedRoom, bounds: tuple[int, int, int, int], x: int, y: int, direction: int, distance: int
 ) -> bool:
     """Return whether a cell of the room is unseen, `distance` or more cells from (x, y) in a direction."""
     low_x, low_y, high_x, high_y = bounds
@@ -142,19 +142,19 @@ def _has_unseen(
         high_y = min(high_y, y - distance)
     if low_y > high_y:
         return False
-    height, ids = world.geometry.height, world.object_ids
+    height, ids = room.geometry.height, room.object_ids
     return any(ids.find(UNSEEN, i * height + low_y, i * height + high_y + 1) >= 0 for i in range(low_x, high_x + 1))
 
 
-def _find_bounds(world: ObservedRoom) -> tuple[int, int, int, int]:
+def _find_bounds(room: ObservedRoom) -> tuple[int, int, int, int]:
     """Return (x, y) of two opposite corners of the room, which are corners of the grid unless walls were seen.
 
     The eastern and southern walls are recognized by two adjacent cells with a wall or door. As in the released code,
     the first cell of such a pair must not be in row 0 (eastern wall) or column 0 (southern wall). In the west and north
     the room ends at the edge of the grid.
     """
-    width, height = world.geometry.width, world.geometry.height
-    is_solid = bytes(kind in (WALL, DOOR) for kind in world.object_ids)
+    width, height = room.geometry.width, room.geometry.height
+    is_solid = bytes(object_id in (WALL, DOOR) for object_id in room.object_ids)
     inner_x, inner_y = range(1, width - 1), range(1, height - 1)
     walls_x = (i for i in inner_x if b"\1\1" in is_solid[i * height + 1 : (i + 1) * height])
     walls_y = (j for j in inner_y if b"\1\1" in is_solid[height + j :: height])

@@ -14,36 +14,36 @@ from llmrl.teachers.rooms.observed_room import BOX, COLORS, DONE, DOOR, KEY, Obs
 from llmrl.teachers.rooms.published import PublishedScene, extract_plan_text, parse_leniently
 from llmrl.teachers.rooms.skills import SKILLS, RoomScene
 
-Steps = list[tuple[str, str]]
+StepPairs = list[tuple[str, str]]
 """Pairs of a skill and its object."""
 
-_NON_ITEM_NOUNS = ("key", "door", "lava")
-"""Last words of the names of objects that rules do not fetch as a goal."""
+_NON_GOAL_NOUNS = ("key", "door", "lava")
+"""Last words of the names of objects that the rules do not fetch for their own sake."""
 
 
-def rule_based_plan(visible: Sequence[str], carried: str | None) -> tuple[str, Steps]:
+def rule_based_plan(visible_names: Sequence[str], carried_name: str | None) -> tuple[str, StepPairs]:
     """Return a short explanation (for scripted replies) and the steps of a plan.
 
-    Rules in order of priority: if another object is visible and no closed door is, drop the carried object and fetch
-    the other one. If a closed door is visible, open it with a fitting key, drop a key that fits no door, or fetch a
-    fitting key. Otherwise explore. The rules do not consider which of two doors is needed, and ignore lava.
+    Rules in order of priority: if an object other than a key is visible and no closed door is, drop the carried object
+    and fetch the other. If a closed door is visible, open it with a fitting key, drop a key that fits no door, or fetch
+    a fitting key. Otherwise explore. The rules do not consider which of two doors is needed, and ignore lava.
     """
-    keys = [name for name in visible if name.endswith("key")]
-    doors = [name for name in visible if name.rstrip("0123456789").endswith("door")]
+    keys = [name for name in visible_names if name.endswith("key")]
+    doors = [name for name in visible_names if name.rstrip("0123456789").endswith("door")]
     closed_doors = [name for name in doors if not name.startswith("open ")]
-    other_objects = [name for name in visible if name not in doors and name.split()[-1] not in _NON_ITEM_NOUNS]
+    other_objects = [name for name in visible_names if name not in doors and name.split()[-1] not in _NON_GOAL_NOUNS]
     if other_objects and len(closed_doors) == 0:
-        if carried is not None:
-            return "hands must be free", [("drop", carried)]
+        if carried_name is not None:
+            return "hands must be free", [("drop", carried_name)]
         return "fetch what there is", [("go to", other_objects[0]), ("pick up", other_objects[0])]
-    if carried is not None and closed_doors:
-        fitting = [door for door in closed_doors if _fits_door(carried, door)]
-        if fitting:
-            return "a door and its key", [("go to", fitting[0]), ("open", fitting[0])]
-        return "the key does not fit", [("drop", carried)]
-    fitting = [key for key in keys if not closed_doors or any(_fits_door(key, door) for door in closed_doors)]
-    if carried is None and fitting and len(closed_doors) == len(doors):
-        return "a key is needed", [("go to", fitting[0]), ("pick up", fitting[0])]
+    if carried_name is not None and closed_doors:
+        fitting_doors = [door for door in closed_doors if _fits_door(carried_name, door)]
+        if fitting_doors:
+            return "a door and its key", [("go to", fitting_doors[0]), ("open", fitting_doors[0])]
+        return "the key does not fit", [("drop", carried_name)]
+    fitting_keys = [key for key in keys if not closed_doors or any(_fits_door(key, door) for door in closed_doors)]
+    if carried_name is None and fitting_keys and len(closed_doors) == len(doors):
+        return "a key is needed", [("go to", fitting_keys[0]), ("pick up", fitting_keys[0])]
     return "nothing else can be done", [("explore", "")]
 
 
@@ -108,11 +108,11 @@ class RoomDomain(Domain):
         cells_by_name: dict[str, list[int]] = {}
         for name, cell in self.named_cells(room):
             cells_by_name.setdefault(name, []).append(cell)
-        carried = "" if room.carried is None else self.name_of(*room.carried)
-        visible = ", ".join(f"<{name}>" for name in cells_by_name) or "<nothing>"
-        sentence = f"Agent sees {visible}, holds <{carried or 'nothing'}>."
+        carried_name = "" if room.carried is None else self.get_object_name(*room.carried)
+        visible_text = ", ".join(f"<{name}>" for name in cells_by_name) or "<nothing>"
+        sentence = f"Agent sees {visible_text}, holds <{carried_name or 'nothing'}>."
         if memory is None:
-            return RoomScene(room, sentence, cells_by_name, carried)
+            return RoomScene(room, sentence, cells_by_name, carried_name)
         height = room.geometry.height
         for name, cells in cells_by_name.items():
             start = 2 * self.object_names.index(name)
@@ -132,11 +132,11 @@ class RoomDomain(Domain):
         """
         objects: list[tuple[str, int]] = []
         for kind in self.described_kinds:
-            matches = [(self.name_of(kind, room.colors[cell]), cell) for cell in room.find_cells(kind)]
+            matches = [(self.get_object_name(kind, room.colors[cell]), cell) for cell in room.find_cells(kind)]
             objects += matches if self.parity else sorted(matches)
         return objects
 
-    def name_of(self, kind: int, color: int) -> str:
+    def get_object_name(self, kind: int, color: int) -> str:
         """Return the name of an object."""
         return _NAME_BY_KIND[kind]
 
@@ -157,8 +157,8 @@ class RoomDomain(Domain):
 
     def best_plan(self, sentence: str) -> Plan:
         """Return the plan of a hand-written heuristic (`rule_based_plan`)."""
-        visible, carried = self.parse_sentence(sentence)
-        _, steps = rule_based_plan(visible, carried or None)
+        visible_names, carried_name = self.parse_sentence(sentence)
+        _, steps = rule_based_plan(visible_names, carried_name or None)
         return tuple(PlanStep(*step) for step in steps)
 
     def parse_sentence(self, sentence: str) -> tuple[tuple[str, ...], str]:
@@ -189,7 +189,7 @@ class ColoredDoorKeyDomain(RoomDomain):
     object_names = tuple(f"{color} {kind}" for kind in ("door", "key") for color in COLORS)
     match_last_two_words = True
 
-    def name_of(self, kind: int, color: int) -> str:
+    def get_object_name(self, kind: int, color: int) -> str:
         return f"{COLORS[color]} {_NAME_BY_KIND[kind]}"
 
 

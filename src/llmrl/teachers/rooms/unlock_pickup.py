@@ -22,10 +22,10 @@ class UnlockPickupDomain(RoomDomain):
     def __init__(self) -> None:
         super().__init__()
 
-    def named_cells(self, world: ObservedRoom) -> list[tuple[str, int]]:
+    def named_cells(self, room: ObservedRoom) -> list[tuple[str, int]]:
         return [
-            ("open door" if name == "door" and world.states[cell] == OPEN else name, cell)
-            for name, cell in super().named_cells(world)
+            ("open door" if name == "door" and room.states[cell] == OPEN else name, cell)
+            for name, cell in super().named_cells(room)
         ]
 
     def best_plan(self, sentence: str) -> Plan:
