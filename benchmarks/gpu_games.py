@@ -33,7 +33,7 @@ def make_games(device: str, game: SubstrateSettings) -> NativeEnv:
     """Create games on `cuda`, on `simulated` (the CUDA simulator of Numba), or on `cpu`."""
     env = NativeEnv(game, Seeds(0), "cuda" if device == "cuda" else "cpu")
     if device == "cpu" and is_simulated():
-        env.engine.play_games = CpuLoop()
+        env.engine.game_loop = CpuLoop()
     return env
 
 
@@ -112,16 +112,16 @@ class RandomGames:
 
     def make_kernel_step(self) -> Callable[[int], None]:
         """Return a function of the index of actions that runs only the game loops and rendering."""
-        env, observer = self.env, self.env.observer
+        env, observer = self.env, self.env.observation_builder
         checked_actions = [env._check_actions(action) for action in self.actions]
         buffers = [env._allocate((3, self.games, PLAYERS)), env._allocate((8, self.games))]
-        outputs = [buffer if env._on_host else to_loop_array(buffer) for buffer in buffers]
+        outputs = [buffer if env._uses_cpu else to_loop_array(buffer) for buffer in buffers]
 
         def kernel_step(k: int) -> None:
-            frame = observer.next_buffers()
+            frame = observer.rotate_buffers()
             loop_outputs = LoopOutputs(*outputs, frame["grid"][1], frame["tile_ids"][1], env.engine.empty_vectors)
             inputs = LoopInputs(env._commands, checked_actions[k], env._device_game_keys)
-            env.engine.play_games(env.threads, self.games, (inputs, loop_outputs, *env._loop_constants))
+            env.engine.game_loop(env.n_threads, self.games, (inputs, loop_outputs, *env._loop_constants))
             if observer.has_pixels:
                 observer.renderer.render(frame["tile_ids"][0], out=frame["pixels"][0])
 

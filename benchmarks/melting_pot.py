@@ -35,10 +35,10 @@ class Official:
     """Engine with the configuration of dm-meltingpot."""
 
     def __init__(self, substrate: SubstrateName) -> None:
-        self._dmlab2d, self._module = install.import_substrate(SUBSTRATES[substrate].module)
+        self._dmlab2d, self._module = install.import_substrate(SUBSTRATES[substrate].module_name)
         definition = dict(self._module.build(("default",) * 7, None))
         definition["levelName"] = f"{definition['levelDirectory']}/{definition['levelName']}"
-        definition["levelDirectory"] = str(install.find_package_root())
+        definition["levelDirectory"] = str(install.find_package_parent())
         flat = importlib.import_module("dmlab2d.settings_helper").flatten_args(definition)
         self._settings = {key.replace("$", "."): str(value) for key, value in flat.items()}
         self._root = importlib.import_module("dmlab2d.runfiles_helper").find()
@@ -62,7 +62,7 @@ class SingleGame:
 
     def __init__(self, substrate: SubstrateName) -> None:
         self._layout = MemoryLayout(substrate, "upstream", 1, 7, ("pixels",), False)
-        self._arrays = self._layout.views(bytearray(self._layout.nbytes))
+        self._arrays = self._layout.map_arrays(bytearray(self._layout.nbytes))
 
     def reset(self) -> None:
         self._game = Game(self._layout)
@@ -103,7 +103,7 @@ def compare(substrate: SubstrateName, steps: int, rounds: int) -> None:
         env.reset()
     for _ in range(rounds):
         for name, (n, env) in players.items():
-            actions = rng.integers(0, len(SUBSTRATES[substrate].actions), (steps, n, 7))
+            actions = rng.integers(0, len(SUBSTRATES[substrate].upstream_actions), (steps, n, 7))
             if isinstance(env, MeltingPotEnv):
                 env.reset()
                 immediate_seconds.append(time_episode(env, actions[:0])[0])  # no game is prepared yet

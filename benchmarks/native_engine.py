@@ -49,7 +49,7 @@ CLOCK = time.perf_counter
 def run_melting_pot(kind: str, substrate: SubstrateName, seconds: float, barrier: Barrier, rates: Any) -> None:
     """Play episodes for `seconds` after the barrier, and put agent steps per second into the queue `rates`."""
     env: Official | SingleGame = Official(substrate) if kind == "stock" else SingleGame(substrate)
-    actions = np.random.default_rng(0).integers(len(SUBSTRATES[substrate].actions), size=(STEPS, 1, PLAYERS))
+    actions = np.random.default_rng(0).integers(len(SUBSTRATES[substrate].upstream_actions), size=(STEPS, 1, PLAYERS))
     env.reset()
     barrier.wait()
     n_steps, elapsed = 0, 0.0
@@ -94,9 +94,9 @@ class NativeGames:
         self.batch = batch
         generator = torch.Generator().manual_seed(0)
         self.actions = torch.randint(self.env.spec.n_actions, (16, batch, PLAYERS), generator=generator)
-        observer, frame = self.env.observer, self.env.observer.next_buffers()
+        observer, frame = self.env.observation_builder, self.env.observation_builder.rotate_buffers()
         buffers = self.env._allocate((3, batch, PLAYERS)), self.env._allocate((8, batch))
-        vector = observer.allocate_vector()[1] if observer.has_vectors else self.env.engine.empty_vectors
+        vector = observer.allocate_vectors()[1] if observer.has_vectors else self.env.engine.empty_vectors
         self._outputs = LoopOutputs(*buffers, frame["grid"][1], frame["tile_ids"][1], vector)
         self._frame = frame
         for action in self.actions[:8]:
@@ -109,9 +109,9 @@ class NativeGames:
         """Run the game loops and rendering."""
         env = self.env
         inputs = LoopInputs(env._commands, action, env._device_game_keys)
-        env.engine.play_games(env.threads, self.batch, (inputs, self._outputs, *env._loop_constants))
-        if env.observer.has_pixels:
-            env.observer.renderer.render(self._frame["tile_ids"][0], out=self._frame["pixels"][0])
+        env.engine.game_loop(env.n_threads, self.batch, (inputs, self._outputs, *env._loop_constants))
+        if env.observation_builder.has_pixels:
+            env.observation_builder.renderer.render(self._frame["tile_ids"][0], out=self._frame["pixels"][0])
 
     def measure_rate(self, seconds: float, method: str = "step") -> float:
         """Return agent steps per second of the method `step` or `kernel`."""
@@ -122,7 +122,7 @@ class NativeGames:
             for action in actions:
                 step(action)
             # The check runs once per pass over the actions, because it takes a tenth of a step of one game.
-            if self.env._episode_clock.ended.any():
+            if self.env._episode_clock.has_ended.any():
                 self.env.reset()
             n_steps += len(actions)
         return PLAYERS * self.batch * n_steps / (CLOCK() - start)
@@ -176,7 +176,7 @@ def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int)
                 for method in ("kernel", "step"):
                     measurements[(*key, method, n)].append(native_games.measure_rate(arguments.seconds, method))
                 if key[0] == "pixels":
-                    buffer = native_games.env.observer.next_buffers()["pixels"][0]
+                    buffer = native_games.env.observation_builder.rotate_buffers()["pixels"][0]
                     n_views = buffer.numel() / np.prod(PIXELS_SHAPE)
                     measurements[(*key, "fill", n)].append(n_views / measure_min_seconds(buffer.zero_, 5))
     large = [key for key in games if key[1] >= MIN_GAMES_IN_PROCESSES and not arguments.cpu]
@@ -202,7 +202,7 @@ def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int)
         print(f"  {batch:6,} games, {n} threads: {share:.0%} of the speed of filling this memory with zeros in torch")
     for (observation, batch), native_games in games.items():
         if batch == arguments.batch[-1]:
-            n_bytes = native_games.env.observer.bytes_per_game
+            n_bytes = native_games.env.observation_builder.bytes_per_game
             print(f"  memory per game with {observation}: {n_bytes / 1024:,.1f} KiB")
 
 

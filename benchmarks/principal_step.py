@@ -157,7 +157,7 @@ def main() -> None:
         title: (*DEFAULTS, *overrides, *options.overrides)
         for title, overrides in list_settings(options.societies).items()
     }
-    if reason := install.find_incompatibility() or install.list_missing_packages():
+    if reason := install.find_incompatibility() or install.list_missing_requirements():
         print(f"skipped: {REFERENCE} ({reason})")
         del settings[REFERENCE]
     rows: dict[str, list[dict[str, float]]] = {title: [] for title in settings}

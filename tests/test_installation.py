@@ -120,7 +120,10 @@ def test_uv_environment_installs_packages_with_uv(tmp_path):
         pytest.skip("uv is of the extra dev")
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "env"], check=True)
     python = tmp_path / "env" / "bin" / "python"
-    program = "from llmrl.envs.substrate.install import _pip; _pip(['immutabledict'], None); import immutabledict"
+    program = (
+        "from llmrl.envs.substrate.install import _run_pip_install; "
+        "_run_pip_install(['immutabledict'], None); import immutabledict"
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "UV": uv}
     done = subprocess.run([python, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

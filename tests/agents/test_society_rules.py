@@ -15,7 +15,7 @@ from llmrl.rollout.collector import Collector, evaluate_policy
 
 def game(substrate, **options):
     settings = SubstrateSettings(substrate, 2, **{"observe": ["grid"], "horizon": 400, "map": "own", **options})
-    return NativeEnv(settings, Seeds(0), tiles="plain")
+    return NativeEnv(settings, Seeds(0), tile_source="plain")
 
 
 def play(env, **options):

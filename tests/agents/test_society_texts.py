@@ -8,7 +8,7 @@ import pytest
 from llmrl.core.seeding import Seeds
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 from llmrl.envs.substrate import install
-from llmrl.envs.substrate.grid_text import SpriteCodes, describe_observation
+from llmrl.envs.substrate.grid_text import SpriteEncoder, describe_observation
 from llmrl.envs.substrate.society_env import SubstrateSettings
 from llmrl.envs.substrate.substrate_rules import SUBSTRATES
 from some import mark_long_except
@@ -134,7 +134,7 @@ def test_text_describes_initial_game():
 
 
 def test_shows_topmost_object():
-    codes = SpriteCodes(["", "Sand.N", "Apple.N", "Avatar2.E", "water_1.N", "ShadowN.N", "BeamZap.N"])
+    codes = SpriteEncoder(["", "Sand.N", "Apple.N", "Avatar2.E", "water_1.N", "ShadowN.N", "BeamZap.N"])
     layers = np.zeros((11, 11, 3), dtype=np.int32)
     layers[:, :, 0] = 1
     layers[0, 0] = (1, 2, 5)

@@ -92,7 +92,7 @@ def society(substrate, mechanism, show_mechanism=True, n_envs=2, horizon=30):
         show_mechanism=show_mechanism,
         map="own",
     )
-    return NativeEnv(game, Seeds(3), tiles="plain")
+    return NativeEnv(game, Seeds(3), tile_source="plain")
 
 
 GAMES = {

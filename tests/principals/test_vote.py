@@ -169,7 +169,7 @@ class TestVotes:
 
     def test_games_have_descriptions(self):
         settings = SubstrateSettings("cleanup", 1, n_agents=3, mechanism=Incentives(), observe=["grid"], map="own")
-        spec = NativeEnv(settings, Seeds(0), tiles="plain").spec
+        spec = NativeEnv(settings, Seeds(0), tile_source="plain").spec
         proposer = principal(Citizens(lambda agent: {}, largest), spec=spec)
         proposer.brief(PrincipalBriefing(7, 1, 1, 1, True))
         text = proposer._render_ballot(0, None, proposer._build_option_fields([spec.mechanism.neutral])).text

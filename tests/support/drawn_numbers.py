@@ -4,7 +4,7 @@ from numba import cuda
 
 from llmrl.envs.native import compilation
 
-plain = compilation.plain_functions()
+plain = compilation.build_plain_functions()
 
 
 @cuda.jit

@@ -75,7 +75,7 @@ class GameSettings:
     @property
     def map(self) -> str:
         """Map without start cells of individual players, in the format of the native games."""
-        text = self.text or install.import_substrate(SUBSTRATES[self.substrate].module)[1].ASCII_MAP
+        text = self.text or install.import_substrate(SUBSTRATES[self.substrate].module_name)[1].ASCII_MAP
         if self.clean:
             text = text.replace("F", "H")
         return "".join(self.under if char in PRIVATE_CELLS else char for char in text).strip("\n")
@@ -176,14 +176,15 @@ class RealGame:
     """Game on the engine whose `start` can be called only once per process."""
 
     def __init__(self, game_settings: GameSettings) -> None:
-        dmlab2d, module = install.import_substrate(SUBSTRATES[game_settings.substrate].module)
+        dmlab2d, module = install.import_substrate(SUBSTRATES[game_settings.substrate].module_name)
         self.game_settings = game_settings
         self._lab = dmlab2d.Lab2d(
             importlib.import_module("dmlab2d.runfiles_helper").find(), _settings(game_settings, module)
         )
         names = list(self._lab.action_discrete_names())
         controls = list(module.ACTION_SET[0])
-        actions = [SUBSTRATES[game_settings.substrate].actions.index(action) for action in game_settings.actions]
+        upstream_actions = SUBSTRATES[game_settings.substrate].upstream_actions
+        actions = [upstream_actions.index(action) for action in game_settings.actions]
         self._table = np.array([[module.ACTION_SET[action][c] for c in controls] for action in actions], dtype=np.int32)
         players = range(1, game_settings.n_agents + 1)
         self._columns = np.array([[names.index(f"{player}.{c}") for c in controls] for player in players])
@@ -249,8 +250,8 @@ def _settings(game_settings: GameSettings, module: Any) -> dict[str, str]:
             kwargs["postInitialSpawnGroup"] = kwargs.get("postInitialSpawnGroup", "spawnPoints")
             kwargs["spawnGroup"] = f"begin{index}"
     simulation["map"] = "\n" + "\n".join("".join(row) for row in grid) + "\n"
-    definition["levelDirectory"] = str(install.find_package_root())
-    definition["levelName"] = os.path.relpath(_level_folder() / definition["levelName"], install.find_package_root())
+    definition["levelDirectory"] = str(install.find_package_parent())
+    definition["levelName"] = os.path.relpath(_level_folder() / definition["levelName"], install.find_package_parent())
     flat = importlib.import_module("dmlab2d.settings_helper").flatten_args(definition)
     return {key.replace("$", "."): str(value) for key, value in flat.items()}
 

@@ -21,7 +21,7 @@ RULES = ("upstream", "legislative")
 
 def make_small_env(substrate: str, games: int = GAMES, **options) -> NativeEnv:
     settings = {"map": ROOMS[substrate], "n_agents": 2, "horizon": STEPS, "observe": ["grid", "vector"]}
-    return NativeEnv(SubstrateSettings(substrate, games, **{**settings, **options}), Seeds(0), tiles="plain")
+    return NativeEnv(SubstrateSettings(substrate, games, **{**settings, **options}), Seeds(0), tile_source="plain")
 
 
 def compute_digest(env: NativeEnv, steps: int = STEPS) -> str:
@@ -49,6 +49,6 @@ def compute_digests(run=None) -> list[str]:
     for substrate in ROOMS:
         for observe in (["grid", "vector"], ["pixels"]):
             env = make_small_env(substrate, observe=observe)
-            env.engine.play_games = run or env.engine.play_games
+            env.engine.game_loop = run or env.engine.game_loop
             results.append(compute_digest(env))
     return results

@@ -73,7 +73,7 @@ def replay_recordings(recordings: Sequence[Recording], engine: SteppedEngine | N
         native = {name: getattr(state, name) for name in reference.compared}
         native["heading"] = torch.where(state.alive, state.heading, 0)
         native |= {"reward": events.reward, "cleaned": events.cleaned, "zapped": events.zaps, "t": state.t}
-        cooldown = engine.tables.settings.zap_cooldown
+        cooldown = engine.tables.constants.zap_cooldown
         readiness = (1 - state.steps_until_zap.to(torch.float64) / cooldown).clamp_min(0) * state.alive
         native |= {"others_cleaned": events.others_cleaned, "ready": readiness}
         reference_state = reference.state(t)
@@ -119,14 +119,14 @@ class EngineReference:
         self.states = EngineState.stack([recording.states for recording in recordings])
         self.action = np.stack([r.action for r in recordings]).astype(np.int64)
         cells = [
-            np.array([game_map.index_of(x, y) for x, y, _ in r.sites.tolist()], dtype=np.int64) for r in recordings
+            np.array([game_map.find_cell(x, y) for x, y, _ in r.sites.tolist()], dtype=np.int64) for r in recordings
         ]
         kinds = recordings[0].sites[:, 2]
         assert all((cell == cells[0]).all() for cell in cells)
-        np.testing.assert_array_equal(cells[0][kinds == 1], game_map.apples)
-        np.testing.assert_array_equal(cells[0][kinds == 2], game_map.dirt)
+        np.testing.assert_array_equal(cells[0][kinds == 1], game_map.apple_cells)
+        np.testing.assert_array_equal(cells[0][kinds == 2], game_map.dirt_cells)
         water = list(cells[0][kinds == 3])
-        order = [water.index(cell) for cell in np.concatenate([game_map.dirt, game_map.river])]
+        order = [water.index(cell) for cell in np.concatenate([game_map.dirt_cells, game_map.clean_river_cells])]
         time = np.arange(self.states.water.shape[1])[None, :, None]
         self._phase = ((self.states.water[:, :, order] - time // 3) % 4).astype(np.uint8)
         self._pos = (self.states.y + 9) * game_map.stride + self.states.x + 9
@@ -134,7 +134,7 @@ class EngineReference:
 
     def _absences(self) -> np.ndarray:
         """Return the number of steps until each player returns to the game, [B, T + 1, N]."""
-        alive, absent = self.states.alive, self.engine.tables.settings.removal_steps
+        alive, absent = self.states.alive, self.engine.tables.constants.removal_steps
         out = np.zeros(alive.shape, np.int32)
         for t in range(1, alive.shape[1]):
             removals = alive[:, t - 1] & ~alive[:, t]
@@ -169,7 +169,7 @@ class EngineReference:
         values = {
             "order": states.turn[:, t] / 64,
             "grow": np.where(states.grew[:, t], 0, MAX_UNIFORM),
-            "return": np.full((games, len(self.map.spawn)), 0.9),
+            "return": np.full((games, len(self.map.spawn_cells)), 0.9),
             "return_heading": (states.heading[:, t] + 0.5) / 4,
         }
         if not self.harvest:
@@ -181,7 +181,7 @@ class EngineReference:
         for game in range(games):
             returns = np.flatnonzero(states.alive[game, t] & ~states.alive[game, t - 1])
             for rank, player in enumerate(returns):
-                spot = np.flatnonzero(self.map.spawn == self._pos[game, t, player])
+                spot = np.flatnonzero(self.map.spawn_cells == self._pos[game, t, player])
                 if len(spot):  # otherwise the player has a separate start cell
                     values["return"][game, spot[0]] = (rank + 1) / 64
         return ReplayRandom(values)
@@ -190,7 +190,7 @@ class EngineReference:
         """Count the events of the recordings by name."""
         states, alive = self.states, self.states.alive
         now, previous = slice(1, None), slice(None, -1)
-        moves = [self.engine.actions.index(name) for name in MOVE_DIRECTIONS]
+        moves = [self.engine.action_names.index(name) for name in MOVE_DIRECTIONS]
         moves_ = np.isin(self.action, moves) & alive[:, previous]
         blocked = moves_ & alive[:, now] & (self._pos[:, now] == self._pos[:, previous])
         hidden = states.grew[:, now] & ~states.apple[:, now] & ~states.apple[:, previous]
@@ -218,9 +218,9 @@ class EngineReference:
         game_map, count = self.map, 0
         offsets = list_direction_offsets(game_map)
         for game, t, player in np.argwhere(blocked):
-            move = MOVE_DIRECTIONS[self.engine.actions[self.action[game, t, player]]]
+            move = MOVE_DIRECTIONS[self.engine.action_names[self.action[game, t, player]]]
             target = self._pos[game, t, player] + offsets[(self.states.heading[game, t, player] + move) % 4]
             occupied = (self._pos[game, t] == target) & self.states.alive[game, t]
             occupied_next = (self._pos[game, t + 1] == target) & self.states.alive[game, t]
-            count += not game_map.wall[target] and not (occupied & occupied_next).any()
+            count += not game_map.is_wall[target] and not (occupied & occupied_next).any()
         return count

@@ -42,7 +42,7 @@ def make_weighted_script(weights: list[float]) -> Script:
 
 def make_forager_script(game_map: GameMap, actions: tuple[str, ...]) -> Script:
     """Return a script that walks to the nearest apple, without turning."""
-    places = np.array([game_map.position_of(int(cell)) for cell in game_map.apples])
+    places = np.array([game_map.find_position(int(cell)) for cell in game_map.apple_cells])
     action_for = np.array([actions.index(name) for name in MOVES])
 
     def act(world: WorldState, rng: np.random.Generator) -> np.ndarray:
@@ -55,7 +55,7 @@ def make_forager_script(game_map: GameMap, actions: tuple[str, ...]) -> Script:
 
 def make_cleaner_script(game_map: GameMap, actions: tuple[str, ...]) -> Script:
     """Return a script that walks to the nearest dirt and, within two cells of it, turns to it and cleans."""
-    places = np.array([game_map.position_of(int(cell)) for cell in game_map.dirt])
+    places = np.array([game_map.find_position(int(cell)) for cell in game_map.dirt_cells])
     action_for = np.array([actions.index(name) for name in MOVES])
     close_actions = np.array([actions.index(name) for name in ("clean", "turn_right", "turn_right", "turn_left")])
 
@@ -76,7 +76,7 @@ def make_mixed_script(game_map: GameMap, actions: tuple[str, ...]) -> Script:
     The others clean, or act at random where there is no river.
     """
     forager_script = make_forager_script(game_map, actions)
-    rest = (make_cleaner_script if len(game_map.dirt) else make_uniform_script)(game_map, actions)
+    rest = (make_cleaner_script if len(game_map.dirt_cells) else make_uniform_script)(game_map, actions)
 
     def act(world: WorldState, rng: np.random.Generator) -> np.ndarray:
         return np.where(np.arange(world.x.shape[1]) < 4, forager_script(world, rng), rest(world, rng))

@@ -85,7 +85,7 @@ def measure_native_games(
     state, tally = engine.start(source), Tally(games, game_settings.n_agents, condition.steps)
     for t in range(condition.steps):
         tally.record_counts(t, state.apple.sum(-1).numpy(), state.dirt.sum(-1).numpy())
-        x, y = game_map.position_of(state.pos.numpy())
+        x, y = game_map.find_position(state.pos.numpy())
         world = scripted.WorldState(x, y, state.heading.numpy(), state.apple.numpy(), state.dirt.numpy())
         action = torch.from_numpy(script(world, rng))
         state, events = engine.step(state, action, source)

@@ -23,7 +23,14 @@ from llmrl.envs.native.game_arrays import (
     split_fields,
     to_loop_array,
 )
-from llmrl.envs.native.hashed_random import BITS, GOLDEN, MASK_32, MIX_1, MIX_2, SCALE
+from llmrl.envs.native.hashed_random import (
+    GOLDEN_RATIO_MULTIPLIER,
+    MIX_MULTIPLIER_1,
+    MIX_MULTIPLIER_2,
+    N_RANDOM_BITS,
+    UINT32_MASK,
+    UNIT_SCALE,
+)
 
 PURPOSES = ("place", "heading", "phase", "order", "grow", "spill", "return", "return_heading")
 """Purposes of random numbers, in the order of `hashed_random`."""
@@ -42,20 +49,20 @@ class HashedRandom:
     def uniform(self, purpose: str, t: torch.Tensor, n: int) -> torch.Tensor:
         """Return numbers in [0, 1), multiples of 2**-24, [n_games, n] float32, for step `t` [n_games] of each game."""
         keys, ticks = self.keys.to(torch.int64), t.to(torch.int64)
-        word_0 = _mix((keys[:, 0] + ticks * GOLDEN) & MASK_32)[:, None]
-        word_1 = _mix((keys[:, 1] ^ (ticks * MIX_1)) & MASK_32)[:, None]
-        x = ((torch.arange(n) * 8 + PURPOSES.index(purpose)) * GOLDEN + word_0) & MASK_32
-        x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
-        x = ((x ^ (x >> 15)) + word_1) & MASK_32
-        x = (x * MIX_2) & MASK_32
-        x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
-        return (x >> 8).to(torch.float32) * float(SCALE)
+        word_0 = _mix((keys[:, 0] + ticks * GOLDEN_RATIO_MULTIPLIER) & UINT32_MASK)[:, None]
+        word_1 = _mix((keys[:, 1] ^ (ticks * MIX_MULTIPLIER_1)) & UINT32_MASK)[:, None]
+        x = ((torch.arange(n) * 8 + PURPOSES.index(purpose)) * GOLDEN_RATIO_MULTIPLIER + word_0) & UINT32_MASK
+        x = ((x ^ (x >> 16)) * MIX_MULTIPLIER_1) & UINT32_MASK
+        x = ((x ^ (x >> 15)) + word_1) & UINT32_MASK
+        x = (x * MIX_MULTIPLIER_2) & UINT32_MASK
+        x = ((x ^ (x >> 16)) * MIX_MULTIPLIER_1) & UINT32_MASK
+        return (x >> 8).to(torch.float32) * float(UNIT_SCALE)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
     """Return `hashed_random.mix_bits` of a tensor of words."""
-    x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
-    x = ((x ^ (x >> 15)) * MIX_2) & MASK_32
+    x = ((x ^ (x >> 16)) * MIX_MULTIPLIER_1) & UINT32_MASK
+    x = ((x ^ (x >> 15)) * MIX_MULTIPLIER_2) & UINT32_MASK
     return x ^ (x >> 16)
 
 
@@ -146,7 +153,7 @@ class SteppedEngine(Engine):
     def _play(self, batch: GameBatch, command: int, action: torch.Tensor, draws: HashedRandom) -> torch.Tensor:
         """Execute `command` (`batch_loop.START` or `batch_loop.STEP`) in all games; return rewards [B, N]."""
         n, players = action.shape
-        run, source = self.play_games, draws.keys
+        run, source = self.game_loop, draws.keys
         if type(draws).uniform is not HashedRandom.uniform:
             run = _replaying_games()
             source = self._replay_table(draws, split_fields(batch.world, WORLD_DTYPE)["n_steps"] + 1)
@@ -159,7 +166,7 @@ class SteppedEngine(Engine):
         outputs = LoopOutputs(
             to_loop_array(player_stats), no_metrics, self.empty_grids, self.empty_grids, self.empty_vectors
         )
-        run(1, n, (inputs, outputs, batch.arrays(), self.tables, self.empty_views))
+        run(1, n, (inputs, outputs, batch.build_loop_arrays(), self.tables, self.empty_views))
         return player_stats[0]
 
     def _replay_table(self, draws: HashedRandom, t: torch.Tensor) -> torch.Tensor:
@@ -168,18 +175,18 @@ class SteppedEngine(Engine):
         Its first columns are, for each purpose, the column where the purpose's numbers begin.
         """
         n_draws = {"grow": self.n_apple_sites, "return": len(self.tables.spawn_cells)}
-        if not self.setup.has_rule("fixed_move_order"):
+        if not self.setup.has_rule_change("fixed_move_order"):
             n_draws["order"] = self.n_agents
         if not self.is_harvest:
             n_draws["spill"] = 2
         n_draws["return_heading"] = self.n_agents
-        if "zap" not in self.actions or self.setup.has_rule("own_spawn_cells"):
+        if "zap" not in self.action_names or self.setup.has_rule_change("own_spawn_cells"):
             del n_draws["return"]
         columns, draw_tables = len(PURPOSES), []
         offsets = torch.zeros((len(t), columns), dtype=torch.int64)
         for purpose, n in n_draws.items():
             offsets[:, PURPOSES.index(purpose)] = columns
-            draw_tables.append((draws.uniform(purpose, t, n).to(torch.float64) * 2**BITS).to(torch.int64))
+            draw_tables.append((draws.uniform(purpose, t, n).to(torch.float64) * 2**N_RANDOM_BITS).to(torch.int64))
             columns += n
         return torch.cat([offsets, *draw_tables], 1)
 
@@ -207,7 +214,7 @@ def _replaying_functions() -> SimpleNamespace:
 
     # Rows of a table are views of an array, which need reference counts.
     options = {**compilation.JIT_OPTIONS, "_nrt": True}
-    with numba_cache(compilation.game_cache_folder()) as cache:
+    with numba_cache(compilation.find_game_cache_folder()) as cache:
         inner, entry = numba.njit(**compilation.INNER_JIT_OPTIONS, **options), numba.njit(cache=cache, **options)
         replay = {"hash_step": _replay_hash_step, "sample_integer": _replay_draw}
         with mock.patch.multiple(rules, **replay), mock.patch.multiple(hashed_random, **replay):

@@ -44,7 +44,7 @@ def test_incorrect_games_are_detected(monkeypatch, capsys):
     def make_faulty_games(device, game):
         env = make_games(device, game)
         if next(outcomes):
-            run, runs = env.engine.play_games, []
+            run, runs = env.engine.game_loop, []
 
             def replacement(threads, n, arrays):
                 runs.append(n)
@@ -55,7 +55,7 @@ def test_incorrect_games_are_detected(monkeypatch, capsys):
                     inputs = inputs._replace(actions=action)
                 run(threads, n, (inputs, *rest))
 
-            env.engine.play_games = replacement
+            env.engine.game_loop = replacement
         return env
 
     monkeypatch.setattr(gpu_games, "make_games", make_faulty_games)

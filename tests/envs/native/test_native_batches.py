@@ -65,12 +65,12 @@ def test_respawn_conflict_is_random() -> None:
     after, _ = engine.step(state, torch.zeros((4000, 3), dtype=torch.int64), draws)
     respawned = after.alive & due
     assert (respawned.sum(1) == 1).all() and after.alive[:, 1].all()
-    assert (after.pos[respawned] == engine.setup.game_map.spawn[0]).all()
+    assert (after.pos[respawned] == engine.setup.game_map.spawn_cells[0]).all()
     assert abs(respawned[:, 0].float().mean() - 0.5) < 4 * 0.5 / 4000**0.5
 
 
 def test_default_map_and_tiles_need_no_melting_pot(monkeypatch: Any, caplog: Any) -> None:
-    monkeypatch.setattr(maps.install, "list_missing_packages", lambda: ["dmlab2d"])
+    monkeypatch.setattr(maps.install, "list_missing_requirements", lambda: ["dmlab2d"])
     env = make_native_env("harvest", 1, observe=["pixels"])
     assert "env.map=own" in caplog.text
     assert env.engine.setup.game_map.text == maps.load_map("harvest", "own").text
@@ -155,7 +155,7 @@ def test_auto_backend_is_resolved_per_run(monkeypatch: Any, tmp_path: Any) -> No
     with pytest.raises(ConfigError, match="changed"):
         with_digests(drawn_config)
     installed = with_digests(config())
-    monkeypatch.setattr(maps.install, "list_missing_packages", lambda: ["dmlab2d"])
+    monkeypatch.setattr(maps.install, "list_missing_requirements", lambda: ["dmlab2d"])
     assert with_digests(config())["map_digest"] == "own"
     with pytest.raises(ConfigError, match="changed"):
         with_digests(installed)

@@ -13,7 +13,7 @@ import pytest
 from experiments import compose, find_run_folder, load_comparable_metrics, run
 from llmrl.cli.evaluate import main as evaluate
 from llmrl.envs.native.vec_env import NativeEnv
-from llmrl.envs.substrate.maps import SYMBOLS
+from llmrl.envs.substrate.maps import SPRITES_BY_SYMBOL
 from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.experiment.resources import RunResources
@@ -77,7 +77,7 @@ def test_lists_all_symbols(substrate: str, title: str) -> None:
     cells = [row.split("|")[1] for row in table.splitlines()]
     symbols = [symbol for cell in cells for symbol in re.findall(r"`(.)`", cell)]
     symbols += [" " for cell in cells if cell.strip() == "space"]
-    assert sorted(symbols) == sorted(SYMBOLS[substrate])  # type: ignore[index]
+    assert sorted(symbols) == sorted(SPRITES_BY_SYMBOL[substrate])  # type: ignore[index]
 
 
 @pytest.mark.slow

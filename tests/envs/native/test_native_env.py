@@ -13,7 +13,7 @@ from llmrl.core.records import to_numpy
 from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.envs.native.engine import GameSetup
 from llmrl.envs.native.hashed_random import derive_game_keys
-from llmrl.envs.native.vec_env import has_ended
+from llmrl.envs.native.vec_env import find_ended_games
 from llmrl.envs.substrate import maps
 from native_games import SUBSTRATES, flatten_step, make_native_env, sample_actions
 
@@ -117,13 +117,13 @@ def test_completed_games_wait_with_zero_rewards() -> None:
 def test_episodes_end_at_random_as_upstream(substrate: Any, chance: float) -> None:
     setup = GameSetup(maps.load_map(substrate, "own"), 2)
     keys = derive_game_keys(np.full(20_000, 3), np.arange(20_000), np.zeros(20_000, np.int64))
-    assert not has_ended(np.full(20_000, 1098), None, keys, setup).any()
-    assert not has_ended(np.full(20_000, 1100), None, keys, setup).any()
-    shares = [has_ended(np.full(20_000, t), None, keys, setup).mean() for t in (1099, 1199, 4899)]
+    assert not find_ended_games(np.full(20_000, 1098), None, keys, setup).any()
+    assert not find_ended_games(np.full(20_000, 1100), None, keys, setup).any()
+    shares = [find_ended_games(np.full(20_000, t), None, keys, setup).mean() for t in (1099, 1199, 4899)]
     assert all(abs(share - chance) < 4 * np.sqrt(chance * (1 - chance) / 20_000) for share in shares)
-    assert has_ended(np.full(2, 5000), None, keys[:2], setup).all()
+    assert find_ended_games(np.full(2, 5000), None, keys[:2], setup).all()
     legislative_setup = GameSetup(setup.game_map, 2, "legislative")
-    assert not has_ended(np.full(20_000, 1099), None, keys, legislative_setup).any()
+    assert not find_ended_games(np.full(20_000, 1099), None, keys, legislative_setup).any()
 
 
 def test_legislative_rules_disable_zap() -> None:
@@ -212,7 +212,7 @@ def test_any_map_and_player_count() -> None:
         step = env.step(action)
         state = env.state_dict()["state"]
         cells = state["pos"][state["alive"]].reshape(-1)
-        assert not torch.from_numpy(env.engine.setup.game_map.wall)[cells].any()
+        assert not torch.from_numpy(env.engine.setup.game_map.is_wall)[cells].any()
         for game in range(2):
             own_cells = state["pos"][game][state["alive"][game]]
             assert len(own_cells.unique()) == len(own_cells)

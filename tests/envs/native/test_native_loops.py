@@ -24,7 +24,7 @@ from llmrl.envs.native.hashed_random import derive_game_keys
 from played_games import GAMES, compute_digest, compute_digests, make_small_env
 from stepped_engine import PURPOSES, HashedRandom
 
-SHARED = 2 * compilation.WORK_PER_THREAD // 6
+SHARED = 2 * compilation.MIN_WORK_PER_THREAD // 6
 """Games of two players, who see, that two threads share."""
 SUPPORT = Path(__file__).parents[2] / "support"
 
@@ -61,15 +61,15 @@ def test_random_numbers_agree_across_backends() -> None:
 def test_thresholds_match_float_comparison() -> None:
     rng = np.random.default_rng(0)
     for p in [*rng.random(200), 0.0, 0.0025, 0.5, 0.05, 1.0, -0.1, 2.0**-24, 3 * 2.0**-25]:
-        limit = hashed_random.probability_threshold(p)
+        limit = hashed_random.compute_probability_threshold(p)
         candidates = np.clip(np.arange(limit - 3, limit + 3), 0, 2**24 - 1)
         assert np.array_equal(
-            candidates < limit, candidates.astype(np.float32) * hashed_random.SCALE < np.float32(p)
+            candidates < limit, candidates.astype(np.float32) * hashed_random.UNIT_SCALE < np.float32(p)
         ), p
 
 
 def in_plain_python(threads: int, n: int, arrays: tuple[Any, ...]) -> None:
-    compilation.plain_functions().play(0, n, 0, *arrays)
+    compilation.build_plain_functions().play_games(0, n, 0, *arrays)
 
 
 @pytest.mark.long
@@ -81,7 +81,7 @@ def test_200_episodes_agree_across_backends() -> None:
         "import sys, numpy as np\n"
         "from llmrl.envs.native import compilation\n"
         "from played_games import compute_digests, make_small_env\n"
-        "assert isinstance(make_small_env('harvest').engine.play_games, compilation.GpuLoop)\n"
+        "assert isinstance(make_small_env('harvest').engine.game_loop, compilation.GpuLoop)\n"
         f"source = np.array({keys().tolist()}, np.int32)\n"
         "numbers = np.zeros((20, 500), np.int64)\n"
         "import drawn_numbers\n"
@@ -110,7 +110,7 @@ def play_digest() -> str:
 
 
 def test_threads_preserve_outputs(two_threads: None) -> None:
-    assert make_small_env("cleanup", SHARED).threads == 2 and make_small_env("cleanup", SHARED - 1).threads == 1
+    assert make_small_env("cleanup", SHARED).n_threads == 2 and make_small_env("cleanup", SHARED - 1).n_threads == 1
     torch.set_num_threads(1)
     reference_digest = play_digest()
     torch.set_num_threads(2)
@@ -132,7 +132,7 @@ def test_fork_after_threads_is_safe(two_threads: None) -> None:
 
 
 def test_readonly_actions_need_no_recompilation() -> None:
-    env, compiled = make_small_env("harvest"), compilation.compiled_functions().play.overloads
+    env, compiled = make_small_env("harvest"), compilation.load_compiled_functions().play_games.overloads
     env.reset(seed=1)
     action = np.zeros((GAMES, 2), np.int64)
     action.flags.writeable = False

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from engine_games import GameSettings, RealGame, run_in_fork, weighted_policy
 from llmrl.core.errors import ConfigError
 from llmrl.envs.melting_pot.worker import Game, MemoryLayout
-from llmrl.envs.native.cell_codes import WATER_FRAMES, assign_codes, blend, load_tiles, render_tiles
+from llmrl.envs.native.cell_codes import WATER_FRAMES, assign_cell_codes, blend, load_tiles, render_tiles
 from llmrl.envs.native.observations import ViewRenderer
 from llmrl.envs.substrate import install, maps, sprites
 from llmrl.envs.substrate.grid_text import BEAMS
-from llmrl.envs.substrate.maps import OWN_MAPS
+from llmrl.envs.substrate.maps import PACKAGE_MAPS
 from llmrl.envs.substrate.substrate_rules import PIXELS_SHAPE
 from some import mark_long_except
 
@@ -55,7 +55,9 @@ class Reader:
             kind, facing = self.kinds[index]
             if re.fullmatch(r"Avatar\d+", kind):
                 slot = int(kind[6:]) - 1
-                avatar = self.codes.n_avatars - 1 if is_self else 1 + 4 * slot + (HEADINGS.index(facing) + heading) % 4
+                avatar = (
+                    self.codes.n_avatar_codes - 1 if is_self else 1 + 4 * slot + (HEADINGS.index(facing) + heading) % 4
+                )
             elif kind.startswith("Beam"):
                 beams.append(kind[4:].lower())
             elif kind in ("OutOfBounds", "OutOfView"):
@@ -66,8 +68,8 @@ class Reader:
         if beams == ["zap", "clean"]:
             return None
         beam = BEAMS.index(beams[-1]) if beams else 0
-        ground = self.codes.grounds.index(tuple(ground))
-        return ground + self.codes.n_grounds * (avatar + self.codes.n_avatars * beam)
+        ground = self.codes.ground_stacks.index(tuple(ground))
+        return ground + self.codes.n_grounds * (avatar + self.codes.n_avatar_codes * beam)
 
 
 @pytest.mark.slow
@@ -83,13 +85,13 @@ class Reader:
 def test_player_view_matches_engine(substrate, rules):
     n_agents = 7
     game_map = maps.load_map(substrate, "melting_pot")
-    codes = assign_codes(game_map, n_agents)
+    codes = assign_cell_codes(game_map, n_agents)
     tile_bank = load_tiles(substrate, game_map.text, n_agents, "melting_pot")
 
     def episode():
         game = Game(MemoryLayout(substrate, rules, 1, n_agents, ("pixels", "text"), False))
         game.start(3)
-        sprites = game._lab.observation("WORLD.SPRITES").decode().split(",")
+        sprites = game._engine.observation("WORLD.SPRITES").decode().split(",")
         rng, frames, black = np.random.default_rng(5), [], 0
         weights = np.array(WEIGHTS[substrate]) / sum(WEIGHTS[substrate])
         # The engine plays another game each time: on until somebody has been hit.
@@ -98,7 +100,7 @@ def test_player_view_matches_engine(substrate, rules):
             names = [f"{player}.{{}}" for player in range(1, n_agents + 1)]
             frames.append(
                 [
-                    [np.array(game._lab.observation(name.format(channel))) for channel in ("SEEN", "RGB")]
+                    [np.array(game._engine.observation(name.format(channel))) for channel in ("SEEN", "RGB")]
                     for name in names
                 ]
             )
@@ -122,8 +124,8 @@ def test_player_view_matches_engine(substrate, rules):
                     code_table[key] = reader.code(codes_seen[place], heading, place == PLAYER_CELL)
                 code = code_table[key]
                 certain[place] = code is not None
-                ids[place] = tile_bank.ids_by_heading[heading, code or 0]
-            mine = render_tiles(tile_bank.bank, ids)
+                ids[place] = tile_bank.tile_ids_by_heading[heading, code or 0]
+            mine = render_tiles(tile_bank.images, ids)
             mask = certain.repeat(8, 0).repeat(8, 1)
             assert mine.shape == picture.shape == PIXELS_SHAPE
             wrong = np.argwhere((mine != picture).any(-1) & mask) // 8
@@ -159,7 +161,7 @@ def test_player_view_matches_engine(substrate, rules):
 def test_world_view_matches_engine(substrate):
     game_settings = GameSettings(substrate)
     game_map = maps.parse_map(substrate, game_settings.map)
-    codes = assign_codes(game_map, game_settings.n_agents)
+    codes = assign_cell_codes(game_map, game_settings.n_agents)
     tile_bank = load_tiles(substrate, game_settings.map, game_settings.n_agents, "melting_pot")
     # No beams: what the engine tells of its state leaves them out.
     policy = weighted_policy([1, 4, 1, 1, 1, 2, 2] + [0] * (len(game_settings.actions) - 7))
@@ -174,7 +176,7 @@ def test_world_view_matches_engine(substrate):
 
     sites, frames = run_in_fork(episode)
     apples, dirt, water = (
-        [game_map.index_of(int(x), int(y)) for x, y, site_kind in sites if site_kind == kind] for kind in (1, 2, 3)
+        [game_map.find_cell(int(x), int(y)) for x, y, site_kind in sites if site_kind == kind] for kind in (1, 2, 3)
     )
     for codes_seen, picture in frames:
         cells = codes.base_codes.copy()
@@ -182,10 +184,11 @@ def test_world_view_matches_engine(substrate):
         cells[water] += codes_seen.water
         cells[dirt] += WATER_FRAMES * codes_seen.dirt
         for slot in range(game_settings.n_agents):
-            cell = game_map.index_of(int(codes_seen.x[slot]), int(codes_seen.y[slot]))
+            cell = game_map.find_cell(int(codes_seen.x[slot]), int(codes_seen.y[slot]))
             cells[cell] += codes.n_grounds * (1 + 4 * slot + codes_seen.heading[slot])
-        grid = cells.reshape(-1, game_map.stride)[maps.MARGIN : -maps.MARGIN, maps.MARGIN : -maps.MARGIN]
-        np.testing.assert_array_equal(render_tiles(tile_bank.bank, tile_bank.world_ids[grid]), picture)
+        margin = maps.MAP_MARGIN
+        grid = cells.reshape(-1, game_map.stride)[margin:-margin, margin:-margin]
+        np.testing.assert_array_equal(render_tiles(tile_bank.images, tile_bank.world_tile_ids[grid]), picture)
 
 
 @settings(max_examples=40)
@@ -229,19 +232,22 @@ def test_plain_tiles_need_no_package(substrate, monkeypatch):
         raise AssertionError("the package was asked for")
 
     monkeypatch.setattr(install, "import_substrate", load)
-    monkeypatch.setattr(install, "list_missing_packages", lambda: ["dm-meltingpot"])
-    game_map = maps.parse_map(substrate, OWN_MAPS[substrate])
-    codes = assign_codes(game_map, 15)
+    monkeypatch.setattr(install, "list_missing_requirements", lambda: ["dm-meltingpot"])
+    game_map = maps.parse_map(substrate, PACKAGE_MAPS[substrate])
+    codes = assign_cell_codes(game_map, 15)
     tile_bank = load_tiles(substrate, game_map.text, 15, "auto")
     assert tile_bank is load_tiles(substrate, game_map.text, 15, "plain")
     ground, _, beam = codes.split_codes()
-    assert not tile_bank.bank[0].any() and (tile_bank.ids_by_heading[:, ground == 0] == 0).all()
+    assert not tile_bank.images[0].any() and (tile_bank.tile_ids_by_heading[:, ground == 0] == 0).all()
     # Everything that matters can be told from the rest: what lies there, who stands there, and where they face.
     for heading in range(4):
         for ground_code in range(1, codes.n_grounds):
             other_avatars = (ground == ground_code) & (beam == 0)
-            assert len(set(tile_bank.ids_by_heading[heading, other_avatars])) == codes.n_avatars
-    looks = {codes.grounds[ground_code]: tile_bank.world_ids[ground_code] for ground_code in range(codes.n_grounds)}
+            assert len(set(tile_bank.tile_ids_by_heading[heading, other_avatars])) == codes.n_avatar_codes
+    looks = {
+        codes.ground_stacks[ground_code]: tile_bank.world_tile_ids[ground_code]
+        for ground_code in range(codes.n_grounds)
+    }
     waters = {stack: look for stack, look in looks.items() if stack and stack[0] in ("water_2", "water_4")}
     assert len(set(looks.values())) >= len(looks) - len(waters) // 2
 
@@ -249,23 +255,23 @@ def test_plain_tiles_need_no_package(substrate, monkeypatch):
 @pytest.mark.parametrize("source", [pytest.param("melting_pot", marks=pytest.mark.meltingpot), "plain"])
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
 def test_tiles_are_cached(substrate, source):
-    text = OWN_MAPS[substrate]
+    text = PACKAGE_MAPS[substrate]
     tile_bank = load_tiles(substrate, text, 15, source)
-    assert len({tile.tobytes() for tile in tile_bank.bank}) == len(tile_bank.bank)
-    assert set(np.unique(tile_bank.ids_by_heading)) == set(range(len(tile_bank.bank)))
+    assert len({tile.tobytes() for tile in tile_bank.images}) == len(tile_bank.images)
+    assert set(np.unique(tile_bank.tile_ids_by_heading)) == set(range(len(tile_bank.images)))
     assert load_tiles(substrate, text, 15, source) is tile_bank
     with pytest.raises(ValueError, match="read-only"):
-        tile_bank.bank[0] = 1
+        tile_bank.images[0] = 1
 
 
 def test_players_rotate_against_view():
     """Check a player who faces east: it faces right for a viewer who looks north, and away for one who looks east."""
-    codes = assign_codes(maps.parse_map("harvest", OWN_MAPS["harvest"]), 2)
-    tile_bank = load_tiles("harvest", OWN_MAPS["harvest"], 2, "plain")
-    floor = codes.grounds.index(("floor",))
+    codes = assign_cell_codes(maps.parse_map("harvest", PACKAGE_MAPS["harvest"]), 2)
+    tile_bank = load_tiles("harvest", PACKAGE_MAPS["harvest"], 2, "plain")
+    floor = codes.ground_stacks.index(("floor",))
 
     def mark(viewer, heading):
-        tile = tile_bank.bank[tile_bank.ids_by_heading[viewer, floor + codes.n_grounds * (1 + heading)]]
+        tile = tile_bank.images[tile_bank.tile_ids_by_heading[viewer, floor + codes.n_grounds * (1 + heading)]]
         return np.argwhere((tile == 255).all(-1)).mean(0)
 
     marks = np.array([[mark(viewer, heading) for heading in range(4)] for viewer in range(4)])
@@ -287,7 +293,7 @@ def test_blending_rounds_like_engine():
 
 @pytest.mark.meltingpot
 def test_rejects_excess_players():
-    assert len(sprites.load_sprites("cleanup", 40, "melting_pot").avatars) == 40
-    assert len(sprites.load_sprites("harvest", 200, "plain").avatars) == 200
+    assert len(sprites.load_sprites("cleanup", 40, "melting_pot").avatar_sprites) == 40
+    assert len(sprites.load_sprites("harvest", 200, "plain").avatar_sprites) == 200
     with pytest.raises(ConfigError, match=r"n_agents=200.*env\.tiles=plain"):
         sprites.load_sprites("cleanup", 200, "melting_pot")

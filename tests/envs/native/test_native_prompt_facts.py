@@ -76,7 +76,7 @@ def test_melting_pot_map_sites() -> None:
     from llmrl.envs.substrate.substrate_rules import SUBSTRATES
 
     for substrate, facts in SUBSTRATES.items():
-        assert maps.load_map(substrate, "melting_pot").sites == facts.sites
+        assert maps.load_map(substrate, "melting_pot").site_counts == facts.site_counts
 
 
 @pytest.mark.slow

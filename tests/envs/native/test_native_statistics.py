@@ -15,7 +15,7 @@ from scipy import stats
 
 from llmrl.envs.native.engine import GameSetup
 from llmrl.envs.native.hashed_random import derive_game_keys
-from llmrl.envs.native.vec_env import has_ended
+from llmrl.envs.native.vec_env import find_ended_games
 from llmrl.envs.substrate import install
 from llmrl.envs.substrate.maps import GameMap, parse_map
 from statistics_of_games import compute_z_scores, load_reference, measure_native_games, parse_condition
@@ -66,10 +66,10 @@ def test_move_order_is_fair(players):
     """Place players around a free cell that all of them want."""
     engine, state, draws = started("harvest", n_agents=players, text=ROOM)
     places = [(1, 2), (3, 2), (2, 1)][:players]
-    cells = torch.tensor([engine.setup.game_map.index_of(x, y) for x, y in places]).expand(N_GAMES, -1)
+    cells = torch.tensor([engine.setup.game_map.find_cell(x, y) for x, y in places]).expand(N_GAMES, -1)
     state = dataclasses.replace(state, pos=cells, heading=torch.tensor([1, 3, 2][:players]).expand(N_GAMES, -1))
     after, _ = engine.step(state, torch.ones((N_GAMES, players), dtype=torch.int64), draws)
-    middle = after.pos == engine.setup.game_map.index_of(2, 2)
+    middle = after.pos == engine.setup.game_map.find_cell(2, 2)
     assert (middle.sum(1) == 1).all() and even(middle.sum(0))
     if players == 2:
         wins = load_reference()["frequencies"]["two players enter one free cell: tries, won by the lower slot"]
@@ -79,7 +79,7 @@ def test_move_order_is_fair(players):
 def test_move_orders_are_uniform():
     """Move a line of three players; the distances reveal the order."""
     engine, state, draws = started("harvest", n_agents=3, text="\n".join(["WWWWWW", "WPPPAW", "WWWWWW"]))
-    cells = torch.tensor([engine.setup.game_map.index_of(x, 1) for x in (1, 2, 3)]).expand(N_GAMES, -1)
+    cells = torch.tensor([engine.setup.game_map.find_cell(x, 1) for x in (1, 2, 3)]).expand(N_GAMES, -1)
     state = dataclasses.replace(state, pos=cells, heading=torch.ones_like(state.heading))
     after, _ = engine.step(state, torch.ones((N_GAMES, 3), dtype=torch.int64), draws)
     has_moved = after.pos > cells
@@ -100,7 +100,7 @@ def test_players_begin_anywhere_facing_anywhere(substrate):
     assert all(len(set(places)) == 7 for places in state.pos[:500].tolist())
     for player in range(7):
         assert even(np.bincount(state.heading[:, player], minlength=4))
-        cells = game_map.inner_spawn if substrate == "harvest" and player < 2 else game_map.spawn
+        cells = game_map.inner_spawn_cells if substrate == "harvest" and player < 2 else game_map.spawn_cells
         counts = np.bincount(state.pos[:, player], minlength=game_map.n_cells)
         assert even(counts[cells]) and counts[cells].sum() == N_GAMES
     if engine.n_river_cells:
@@ -111,7 +111,7 @@ def test_players_begin_anywhere_facing_anywhere(substrate):
 def test_respawn_cell_and_heading_are_uniform(substrate):
     """Respawn two players in one step; the others stand on spawn cells."""
     engine, state, draws = started(substrate)
-    spawn = torch.from_numpy(engine.setup.game_map.spawn)
+    spawn = torch.from_numpy(engine.setup.game_map.spawn_cells)
     pos = torch.cat([torch.zeros(2, dtype=torch.int64), spawn[:5]]).expand(N_GAMES, -1)
     out = torch.tensor([True, True] + [False] * 5).expand(N_GAMES, -1)
     state = dataclasses.replace(state, pos=pos, alive=~out, steps_until_return=out.to(torch.int32))
@@ -150,7 +150,7 @@ def test_apple_growth_depends_on_dirt():
     games = 8 * 148
     engine, state, draws = started("cleanup", games)
     dirt = torch.arange(147)[None] < torch.arange(games)[:, None] % 148
-    pos = torch.from_numpy(engine.setup.game_map.spawn[:7]).expand(games, -1)
+    pos = torch.from_numpy(engine.setup.game_map.spawn_cells[:7]).expand(games, -1)
     state = dataclasses.replace(state, dirt=dirt, pos=pos)
     after, _ = engine.step(state, torch.zeros((games, 7), dtype=torch.int64), draws)
     grown, amount = after.apple.sum(1).numpy(), dirt.sum(1).numpy()
@@ -175,7 +175,7 @@ def test_apple_regrowth_depends_on_neighbors():
     """Compare sites with 0, 1, 2, and 3 or more live neighbors with the rule and with the engine."""
     engine, state, draws = started("harvest", 40_000)
     groups = torch.arange(4, dtype=torch.int8).repeat(10_000)[:, None].expand(-1, 64)
-    pos = torch.from_numpy(engine.setup.game_map.spawn[:7]).expand(40_000, -1)
+    pos = torch.from_numpy(engine.setup.game_map.spawn_cells[:7]).expand(40_000, -1)
     state = dataclasses.replace(state, apple=torch.zeros_like(state.apple), group=groups, pos=pos)
     after, _ = engine.step(state, torch.zeros((40_000, 7), dtype=torch.int64), draws)
     observed_counts = load_reference()["frequencies"][
@@ -198,7 +198,7 @@ def test_episodes_end_at_1099_then_per_hundred(substrate, p):
     for t in range(1, 5001):
         if t not in (1098, 1099, 1100, 4999, 5000) and (t % 100 not in (0, 99)):
             continue
-        ends = going & has_ended(np.full(N_GAMES, t), None, random_keys, setup)
+        ends = going & find_ended_games(np.full(N_GAMES, t), None, random_keys, setup)
         lengths += [t] * int(ends.sum())
         if ends.any() and t < 4999 and n_remaining > 500:
             assert binomial(n_remaining, ends.sum(), p), t

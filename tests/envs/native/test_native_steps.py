@@ -12,7 +12,7 @@ import torch
 import scripted
 from engine_games import GameSettings, play
 from llmrl.envs.native.hashed_random import derive_game_keys
-from llmrl.envs.substrate.maps import OWN_MAPS, parse_map
+from llmrl.envs.substrate.maps import PACKAGE_MAPS, parse_map
 from replays import make_engine, replay_recordings
 from some import mark_long_except
 from statistics_of_games import make_engine_policy
@@ -29,9 +29,9 @@ EPISODES = {
     "harvest, legislative": (GameSettings("harvest", rules="legislative"), "uniform"),
     "harvest, two players": (GameSettings("harvest", n_agents=2), "uniform"),
     "cleanup, fifteen players": (GameSettings("cleanup", n_agents=15), "uniform"),
-    "cleanup, our map": (GameSettings("cleanup", OWN_MAPS["cleanup"]), "mixed"),
-    "harvest, our map": (GameSettings("harvest", OWN_MAPS["harvest"]), "uniform"),
-    "harvest, our map, legislative": (GameSettings("harvest", OWN_MAPS["harvest"], rules="legislative"), "mixed"),
+    "cleanup, our map": (GameSettings("cleanup", PACKAGE_MAPS["cleanup"]), "mixed"),
+    "harvest, our map": (GameSettings("harvest", PACKAGE_MAPS["harvest"]), "uniform"),
+    "harvest, our map, legislative": (GameSettings("harvest", PACKAGE_MAPS["harvest"], rules="legislative"), "mixed"),
 }
 ALWAYS = ("moves", "moves into a wall or a player")
 HAPPENS = {
@@ -123,7 +123,7 @@ def test_replay_detects_different_rules(substrate, change):
         6,
     )
     engine = make_engine(recording)
-    engine.tables = engine.tables._replace(settings=engine.tables.settings._replace(**change))
+    engine.tables = engine.tables._replace(constants=engine.tables.constants._replace(**change))
     assert replay_recordings([recording], engine).mismatches
 
 

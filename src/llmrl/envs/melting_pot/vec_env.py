@@ -30,8 +30,8 @@ from llmrl.envs.substrate.maps import load_map
 from llmrl.envs.substrate.society_env import SocietyEnv, SubstrateSettings, build_spec
 from llmrl.envs.substrate.substrate_rules import MAX_AGENTS, SUBSTRATES
 
-_POLL_INTERVAL_SECONDS = 1  # time after which a pool that waits for an answer checks whether the worker runs
-_EXIT_TIMEOUT_SECONDS = 5  # time for workers to end, after which they are killed
+_POLL_INTERVAL_SECONDS = 1  # time after which a pool that waits for an answer checks whether the worker still runs
+_EXIT_TIMEOUT_SECONDS = 5  # time that workers have to end before they are killed
 
 
 @dataclass
@@ -42,33 +42,33 @@ class GameWorker:
     connection: socket.socket
 
 
-class GamePool:
+class GameWorkerPool:
     """Pool of worker processes, one per game.
 
     Workers end when the pool is closed or the parent process has ended for any reason. The shared memory has no name,
     so it is then freed, too.
 
     Args:
-        layout: settings of the batch and of the shared memory.
+        layout: settings of the games and of the shared memory.
         seeds: seed of the first episode of each game.
     """
 
     def __init__(self, layout: MemoryLayout, seeds: Sequence[int]) -> None:
         self._layout = layout
         self.workers: list[GameWorker] = []
-        descriptor = os.memfd_create("llmrl-melting-pot")
+        memory_descriptor = os.memfd_create("llmrl-melting-pot")
         try:
-            os.truncate(descriptor, layout.nbytes)
+            os.truncate(memory_descriptor, layout.nbytes)
             # The memory is unmapped with the last array that refers to it.
-            self.arrays: dict[str, NDArray[Any]] = layout.views(mmap.mmap(descriptor, layout.nbytes))
+            self.arrays: dict[str, NDArray[Any]] = layout.map_arrays(mmap.mmap(memory_descriptor, layout.nbytes))
             self.arrays["seed"][:] = seeds
             for game in range(layout.n_envs):
-                self.workers.append(self._spawn(game, descriptor))
+                self.workers.append(self._spawn_worker(game, memory_descriptor))
         finally:
-            os.close(descriptor)
+            os.close(memory_descriptor)
 
-    def exchange(self, commands: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Send `commands` (game -> byte) to the games, and return their answers (game -> byte).
+    def execute(self, commands: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Send `commands` (game -> byte, see `worker`) to the games, and return their answers (game -> byte).
 
         Raises:
             EngineError: a game died. All other games are then ended, too.
@@ -78,7 +78,7 @@ class GamePool:
                 self.workers[game].connection.sendall(command)
             except OSError as error:
                 raise self._build_exit_error(game) from error
-        return {game: self._receive(game) for game in commands}
+        return {game: self._receive_answer(game) for game in commands}
 
     def close(self) -> None:
         """End the games; later calls do nothing. It may be called after a game has died."""
@@ -93,20 +93,20 @@ class GamePool:
                 worker.process.wait()
         self.workers = []
 
-    def _spawn(self, game: int, memory: int) -> GameWorker:
+    def _spawn_worker(self, game: int, memory_descriptor: int) -> GameWorker:
         parent_socket, child_socket = socket.socketpair()
         # A timeout of the kernel: a Python timeout would need one more system call for each step of each game.
         parent_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _POLL_INTERVAL_SECONDS, 0))
         with child_socket:
             command = [sys.executable, "-m", "llmrl.envs.melting_pot.worker"]
-            command += [json.dumps(asdict(self._layout)), str(game), str(child_socket.fileno()), str(memory)]
+            command += [json.dumps(asdict(self._layout)), str(game), str(child_socket.fileno()), str(memory_descriptor)]
             # One core per game: threads of NumPy's linear algebra would also interfere with fork.
             variables = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-            descriptors = (child_socket.fileno(), memory)
+            descriptors = (child_socket.fileno(), memory_descriptor)
             process = subprocess.Popen(command, pass_fds=descriptors, env=variables, stdin=subprocess.DEVNULL)
         return GameWorker(process, parent_socket)
 
-    def _receive(self, game: int) -> bytes:
+    def _receive_answer(self, game: int) -> bytes:
         worker = self.workers[game]
         while True:
             try:
@@ -123,13 +123,13 @@ class GamePool:
             return answer
 
     def _build_exit_error(self, game: int) -> EngineError:
-        """End all games after one has died, and return the error that gives the cause."""
+        """End all games after one has died, and return an error with the cause."""
         try:
-            code = self.workers[game].process.wait(_EXIT_TIMEOUT_SECONDS)
+            exit_code = self.workers[game].process.wait(_EXIT_TIMEOUT_SECONDS)
             # As in a shell, the exit code of a worker whose child was killed is 128 + signal.
-            number = -code if code < 0 else code - 128
-            name = f": {signal.Signals(number).name}" if number in set(signal.Signals) else ""
-            cause = f"exit code {code}{name}"
+            signal_number = -exit_code if exit_code < 0 else exit_code - 128
+            is_signal = signal_number in set(signal.Signals)
+            cause = f"exit code {exit_code}" + (f": {signal.Signals(signal_number).name}" if is_signal else "")
         except subprocess.TimeoutExpired:
             cause = "its process hangs"
         self.close()
@@ -167,32 +167,32 @@ class MeltingPotEnv(SocietyEnv):
         install.check_installed()
         self._init_arguments = (settings, seeds, render)
         n_envs, n_agents, rules = settings.n_envs, settings.n_agents, settings.rules
-        self._definition = SUBSTRATES[settings.substrate]
-        max_agents = len(self._definition.spawn_cells) if rules == "legislative" else MAX_AGENTS
+        self._substrate = SUBSTRATES[settings.substrate]
+        max_agents = len(self._substrate.spawn_cells) if rules == "legislative" else MAX_AGENTS
         if not 1 <= n_agents <= max_agents:
             raise ConfigError(
                 f"env.n_agents={n_agents} must be 1 to {max_agents} in {settings.substrate} with env.rules={rules}"
             )
         game_map = None if settings.map in ("auto", "melting_pot") else load_map(settings.substrate, settings.map)
         if game_map is not None:
-            game_map.start_cells(n_agents)
+            game_map.list_start_cells(n_agents)
             if rules == "legislative":
                 raise ConfigError(
                     "env.rules=legislative defines the players' own cells only on Melting Pot's map; use env.map=auto"
                 )
-        text = None if game_map is None else game_map.text
-        self._layout = MemoryLayout(settings.substrate, rules, n_envs, n_agents, settings.channels, render, text)
-        sites = None if game_map is None else game_map.sites
-        super().__init__(settings, build_spec(settings, "meltingpot", sites=sites))
+        map_text = None if game_map is None else game_map.text
+        self._layout = MemoryLayout(settings.substrate, rules, n_envs, n_agents, settings.channels, render, map_text)
+        site_counts = None if game_map is None else game_map.site_counts
+        super().__init__(settings, build_spec(settings, "meltingpot", site_counts=site_counts))
         self._seeds = seeds
-        self._reset_seeds: list[int] = []  # seed of each of several equal groups of games; empty: `seeds` is used
+        self._reset_seeds: list[int] = []  # root seed of each equal group of games; empty: `seeds` is used
         self._episode_counts = np.zeros(n_envs, dtype=np.int64)
-        self._pool: GamePool | None = None
+        self._pool: GameWorkerPool | None = None
         self._arrays: dict[str, NDArray[Any]] = {}
-        self._ended = np.ones(n_envs, dtype=bool)
+        self._has_ended = np.ones(n_envs, dtype=bool)
         self._episode_lengths = np.zeros(n_envs, dtype=np.int64)
-        self._present = np.ones((n_envs, n_agents), dtype=bool)
-        self._n_apples = np.zeros(n_envs, dtype=np.float32)
+        self._is_present = np.ones((n_envs, n_agents), dtype=bool)
+        self._n_live_apples = np.zeros(n_envs, dtype=np.float32)
 
     def make_single_game(self) -> MeltingPotEnv:
         """Return a new environment with the same options and one game, not reset yet, in another worker process."""
@@ -202,95 +202,95 @@ class MeltingPotEnv(SocietyEnv):
         return name_env_in_errors(MeltingPotEnv(single_game_settings, seeds, render))
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
-        games = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
+        reset_mask = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
         if seed is not None:
             seeds = list(seed) if isinstance(seed, Sequence) else [seed]
             self.spec.games_per_group(len(seeds))
             self._reset_seeds, self._episode_counts[:] = seeds, 0
         if self._pool is None:  # workers start at the first reset, so that an unused environment has none
-            self._pool = GamePool(self._layout, self._next_seeds())
+            self._pool = GameWorkerPool(self._layout, self._compute_next_seeds())
             self._arrays = self._pool.arrays
-        self._arrays["seed"][:] = self._next_seeds()
-        self._exchange(self._pool, {int(game): b"R" for game in np.flatnonzero(games)})
+        self._arrays["seed"][:] = self._compute_next_seeds()
+        self._execute_commands(self._pool, {int(game): b"R" for game in np.flatnonzero(reset_mask)})
         # Seeds of the next episodes, which workers prepare as soon as these end.
-        self._episode_counts[games] += 1
-        self._arrays["seed"][:] = self._next_seeds()
-        players, counts = self._read_census()
-        self._ended[games], self._episode_lengths[games] = False, 0
-        self._present[games] = players[CENSUS_FIELDS.index("present")][games] > 0
-        self._n_apples[games] = counts["apples_live"][games]
-        self._reset_mechanism(games)
+        self._episode_counts[reset_mask] += 1
+        self._arrays["seed"][:] = self._compute_next_seeds()
+        player_census, group_counts = self._read_census()
+        self._has_ended[reset_mask], self._episode_lengths[reset_mask] = False, 0
+        self._is_present[reset_mask] = player_census[CENSUS_FIELDS.index("present")][reset_mask] > 0
+        self._n_live_apples[reset_mask] = group_counts["apples_live"][reset_mask]
+        self._reset_mechanism(reset_mask)
         return self._build_observation()
 
     def step(self, action: Array) -> Step:
         if self._pool is None:
             raise ValueError("reset() must be called before step()")
-        active = ~self._ended
+        active = ~self._has_ended
         self._arrays["action"][:] = self._check_actions(action)
         self._episode_lengths[active] += 1
         horizon = self._settings.horizon
         is_last_step = np.zeros_like(active) if horizon is None else self._episode_lengths >= horizon
         commands = {int(game): b"L" if is_last_step[game] else b"S" for game in np.flatnonzero(active)}
-        for game, answer in self._exchange(self._pool, commands).items():
-            self._ended[game] = is_last_step[game] or answer == b"E"
+        for game, answer in self._execute_commands(self._pool, commands).items():
+            self._has_ended[game] = is_last_step[game] or answer == b"E"
         return self._build_step(active)
 
     def _build_step(self, active: NDArray[np.bool_]) -> Step:
         """Return the `Step`. Games that wait for a reset (not `active`) have their last observation, and rewards 0."""
-        players, counts = self._read_census()
-        values = self._values
+        player_census, group_counts = self._read_census()
+        values = self._mechanism_values
         if not active.all():
-            players[:, ~active], self._present[~active] = 0, False
+            player_census[:, ~active], self._is_present[~active] = 0, False
             values = values * active[:, None]
-        raw_reward, n_cleaned, n_zapped, is_present = players
+        raw_reward, n_cleaned, n_zapped, is_present = player_census
         n_eaten = raw_reward.sum(axis=1)
         info = {
             "apples_eaten": n_eaten,
             "zaps": n_zapped.sum(axis=1),
             "players_present": is_present.sum(axis=1),
-            **counts,
+            **group_counts,
         }
-        if self._definition.has_dirt:
-            info["apples_regrown"] = counts["apples_live"] - self._n_apples + n_eaten
+        if self._substrate.has_dirt:
+            info["apples_regrown"] = group_counts["apples_live"] - self._n_live_apples + n_eaten
             info["cells_cleaned"] = n_cleaned.sum(axis=1)
             info["cleaning_shots"] = (n_cleaned > 0).sum(axis=1, dtype=np.float32)
         base_reward = reward = raw_reward
         reward_jacobian = None
         if self._mechanism is not None:
-            events = SocietyEvents(raw_reward, n_cleaned if self._definition.has_dirt else None, self._present)
+            events = SocietyEvents(raw_reward, n_cleaned if self._substrate.has_dirt else None, self._is_present)
             settlement = self._settle(events, values, active, info)
             base_reward, reward = settlement.base_reward, settlement.reward
             reward_jacobian = settlement.reward_jacobian
-        self._present, self._n_apples = is_present > 0, counts["apples_live"]
+        self._is_present, self._n_live_apples = is_present > 0, group_counts["apples_live"]
         return Step(
             self._build_observation(),
             reward,
             base_reward,
-            np.zeros_like(self._ended),
-            self._ended.copy(),
+            np.zeros_like(self._has_ended),
+            self._has_ended.copy(),
             info,
             reward_jacobian,
         )
 
     def _read_census(self) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
-        """Return `worker.CENSUS_FIELDS`, [4, n_envs, n_agents], and the counts of `Substrate.groups`.
+        """Return `worker.CENSUS_FIELDS`, [4, n_envs, n_agents], and the counts of `Substrate.piece_groups`.
 
         The counts are a dictionary: metric name -> [n_envs].
         """
         census = self._arrays["census"].astype(np.float32)
-        split = len(CENSUS_FIELDS) * self.spec.n_agents
-        players = census[:, :split].reshape(self.spec.n_envs, self.spec.n_agents, len(CENSUS_FIELDS))
-        counts = {name: census[:, split + i] for i, name in enumerate(self._definition.groups)}
-        return np.ascontiguousarray(players.transpose(2, 0, 1)), counts
+        n_player_columns = len(CENSUS_FIELDS) * self.spec.n_agents
+        player_census = census[:, :n_player_columns].reshape(self.spec.n_envs, self.spec.n_agents, len(CENSUS_FIELDS))
+        group_counts = {name: census[:, n_player_columns + i] for i, name in enumerate(self._substrate.piece_groups)}
+        return np.ascontiguousarray(player_census.transpose(2, 0, 1)), group_counts
 
     def _build_observation(self) -> Observation:
         """Return copies of all channels, because the workers overwrite the shared memory in the next step."""
         observation = {name: self._arrays[name].copy() for name in self._layout.channels if name != "text"}
         if "text" in self._layout.channels:
-            arrays = self._arrays["grid"], self._arrays["vector"]
-            observation["text"] = self._describe_observations(*arrays, self._present, self._values)
+            channels = self._arrays["grid"], self._arrays["vector"]
+            observation["text"] = self._describe_observations(*channels, self._is_present, self._mechanism_values)
         if self._settings.shows_mechanism:
-            observation["mechanism"] = np.repeat(self._values[:, None, :], self.spec.n_agents, axis=1)
+            observation["mechanism"] = np.repeat(self._mechanism_values[:, None, :], self.spec.n_agents, axis=1)
         return observation
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
@@ -315,28 +315,28 @@ class MeltingPotEnv(SocietyEnv):
 
     def load_state_dict(self, state: State) -> None:
         self._episode_counts[:], self._reset_seeds = state["episodes"], state["reset_seeds"]
-        self._ended[:] = True
+        self._has_ended[:] = True
 
     def close(self) -> None:
         """End the games; later calls do nothing. It may be called after a game has died. `reset` starts new games."""
         if self._pool is not None:
             self._pool.close()
         self._pool, self._arrays = None, {}
-        self._ended[:] = True
+        self._has_ended[:] = True
 
-    def _next_seeds(self) -> list[int]:
+    def _compute_next_seeds(self) -> list[int]:
         """Return the seed of the next episode of each game."""
         roots = [Seeds(seed) for seed in self._reset_seeds] or [self._seeds]
-        games = self.spec.n_envs // len(roots)  # number of games that share a root
-        group_size = games if len(roots) > 1 else self._group_size
+        games_per_root = self.spec.n_envs // len(roots)
+        group_size = games_per_root if len(roots) > 1 else self._group_size
         return [
-            roots[game // games].child(f"game{game % group_size}").integer(int(count))
+            roots[game // games_per_root].child(f"game{game % group_size}").integer(int(count))
             for game, count in enumerate(self._episode_counts)
         ]
 
-    def _exchange(self, pool: GamePool, commands: dict[int, bytes]) -> dict[int, bytes]:
+    def _execute_commands(self, pool: GameWorkerPool, commands: dict[int, bytes]) -> dict[int, bytes]:
         try:
-            return pool.exchange(commands)
+            return pool.execute(commands)
         except EngineError:
             self.close()
             raise

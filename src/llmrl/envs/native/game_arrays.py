@@ -16,38 +16,38 @@ from numpy.typing import NDArray
 
 from llmrl.envs.substrate.maps import GameMap
 
-Int32: TypeAlias = NDArray[np.int32]
-Float32: TypeAlias = NDArray[np.float32]
-Records: TypeAlias = "np.recarray[Any, np.dtype[np.record]]"
+Int32Array: TypeAlias = NDArray[np.int32]
+Float32Array: TypeAlias = NDArray[np.float32]
+RecordArray: TypeAlias = "np.recarray[Any, np.dtype[np.record]]"
 StepHash: TypeAlias = tuple[int, int]
 """Return value of `hashed_random.hash_step`, from which all random numbers of a game in a step are computed."""
 
 
-def _record_dtype(field_type: type[np.generic], *names: str) -> np.dtype[np.void]:
+def _build_record_dtype(field_type: type[np.generic], *names: str) -> np.dtype[np.void]:
     return np.dtype([(name, field_type) for name in names], align=True)
 
 
-WORLD_DTYPE = _record_dtype(np.int32, "n_steps", "n_apples", "n_dirty")
+WORLD_DTYPE = _build_record_dtype(np.int32, "n_steps", "n_apples", "n_dirty")
 """A game: number of steps in the episode so far, of apples, and of dirty cells."""
-PLAYER_DTYPE = _record_dtype(
+PLAYER_DTYPE = _build_record_dtype(
     np.int32, "cell", "heading", "alive", "steps_until_return", "steps_until_zap", "steps_until_clean", "has_cleaned"
 )
 """A player. `cell`: index, 0 (outside the map) while it is removed; `heading`: 0 north, 1 east, 2 south, 3 west;
 `alive`: 0 while it is removed, else 1; `steps_until_...`: number of steps until it returns or can fire the beam again;
 `has_cleaned`: 1 if it cleaned dirt in the last step."""
-SITE_DTYPE = _record_dtype(np.int8, "apple_state", "regrowth_class", "is_withered", "n_apples_nearby")
+SITE_DTYPE = _build_record_dtype(np.int8, "apple_state", "regrowth_class", "is_withered", "n_apples_nearby")
 """An apple site. `apple_state`: 0 without an apple, 1 with one, `rules.FRESH_APPLE` if it grew in this step;
 `regrowth_class`: number of apples nearby two steps before, at most 3, or -1 if none can grow yet; `is_withered`: 1 if
 the grass has withered; `n_apples_nearby`: number of apples within a distance of 2."""
-RIVER_DTYPE = _record_dtype(np.int8, "is_dirty", "phase")
-"""A river cell. `phase`: frame of its water animation at the start."""
-PLAYER_EVENTS_DTYPE = _record_dtype(
+RIVER_DTYPE = _build_record_dtype(np.int8, "is_dirty", "phase")
+"""A river cell. `is_dirty`: 1 if dirty; `phase`: frame of its water animation at the start."""
+PLAYER_EVENTS_DTYPE = _build_record_dtype(
     np.int32, "n_cleaned", "n_zapped", "n_other_cleaners", "pose_index", "zap_beam_mask", "cleaning_beam_mask"
 )
 """Events of a player in a step. `n_cleaned`, `n_zapped`: number of cells that it cleaned and of players that it zapped;
 `n_other_cleaners`: number of other players who cleaned in the previous step; `pose_index`: cell * 4 + heading when
 beams were fired; `..._beam_mask`: cells that the beam passed, where bit k is cell k of `RuleTables.beam_cells`."""
-SCRATCH_DTYPE = _record_dtype(
+SCRATCH_DTYPE = _build_record_dtype(
     np.int32,
     "mover_index",
     "move_order_key",
@@ -62,7 +62,7 @@ SCRATCH_DTYPE = _record_dtype(
 """Elements of a lane's temporary lists. Element k: the k-th player to move, and its key in the order of moves; the k-th
 player that returns; the k-th river cell that was cleaned; the k-th site that grew. Element i: cell of player i before
 its move; 1 if a zap hit it; site where it eats, and site of a fresh apple on its previous cell (A: none)."""
-ACTION_DTYPE = _record_dtype(np.int32, "move_direction", "quarter_turns")
+ACTION_DTYPE = _build_record_dtype(np.int32, "move_direction", "quarter_turns")
 """An action: direction of the move relative to the heading (`rules.NO_MOVE`: none), and quarter turns to the right."""
 
 
@@ -80,14 +80,14 @@ class Games(NamedTuple):
         codes: codes of all cells (`cell_codes`), [L, n_cells] int32.
     """
 
-    world: Records
-    players: Records
-    apple_sites: Records
-    river_cells: Records
+    world: RecordArray
+    players: RecordArray
+    apple_sites: RecordArray
+    river_cells: RecordArray
     occupants: NDArray[np.uint8]
-    player_events: Records
-    scratch: Records
-    codes: Int32
+    player_events: RecordArray
+    scratch: RecordArray
+    codes: Int32Array
 
 
 class RuleConstants(NamedTuple):
@@ -142,21 +142,21 @@ class RuleTables(NamedTuple):
         growth_thresholds: bound of a random integer below which an apple grows in a step, by number of dirty cells
             (Clean Up) or of apples nearby (Harvest), [n].
         actions: `ACTION_DTYPE` records [n_actions].
-        settings: numbers and booleans of the rules.
+        constants: numbers and booleans of the rules.
     """
 
-    step_targets: Int32
-    site_indices: Int32
-    dirt_indices: Int32
-    beam_cells: Int32
-    site_neighbors: Int32
-    spawn_cells: Int32
-    start_groups: Int32
-    start_cells: Int32
-    initial_dirt: Int32
-    growth_thresholds: Int32
-    actions: Records
-    settings: RuleConstants
+    step_targets: Int32Array
+    site_indices: Int32Array
+    dirt_indices: Int32Array
+    beam_cells: Int32Array
+    site_neighbors: Int32Array
+    spawn_cells: Int32Array
+    start_groups: Int32Array
+    start_cells: Int32Array
+    initial_dirt: Int32Array
+    growth_thresholds: Int32Array
+    actions: RecordArray
+    constants: RuleConstants
 
 
 class ViewTables(NamedTuple):
@@ -178,35 +178,35 @@ class ViewTables(NamedTuple):
 
 
 class LoopInputs(NamedTuple):
-    """Inputs of a call of `batch_loop.play`.
+    """Inputs of a call of `batch_loop.play_games`.
 
     Attributes:
         commands: `batch_loop.WAIT`, `STEP`, `START` or `OBSERVE` for each game, [B] uint8.
         actions: action of each player, [B, N] int64.
-        keys: keys of the games' random numbers, [B, 2] int32.
+        game_keys: keys of the games' random numbers, [B, 2] int32.
     """
 
     commands: NDArray[np.uint8]
     actions: NDArray[np.int64]
-    keys: NDArray[Any]
+    game_keys: NDArray[Any]
 
 
 class LoopOutputs(NamedTuple):
-    """Outputs of a call of `batch_loop.play`. Arrays except `player_stats` may be empty and are then not written.
+    """Outputs of a call of `batch_loop.play_games`. Arrays except `player_stats` may be empty and are then not written.
 
     Attributes:
-        player_stats: reward, number of cleaned cells, and 1 if the player could act, [3, B, N] float32.
-        metrics: the metrics of `batch_loop.METRICS`, [8, B] float32.
+        player_stats: reward, number of cleaned cells, and 1 for players who could act, else 0, [3, B, N] float32.
+        metrics: the metrics of `batch_loop.METRIC_NAMES`, [8, B] float32.
         grid: channel `grid`, the four bytes of a cell as one int32, [B, N, 121].
         tile_ids: index of the tile of each cell in view, [B, N, 121] int32.
         vector: channel `vector`, [B, N, 1 or 2] float32.
     """
 
-    player_stats: Float32
-    metrics: Float32
-    grid: Int32
-    tile_ids: Int32
-    vector: Float32
+    player_stats: Float32Array
+    metrics: Float32Array
+    grid: Int32Array
+    tile_ids: Int32Array
+    vector: Float32Array
 
 
 def to_loop_array(tensor: torch.Tensor, dtype: np.dtype[np.void] | None = None) -> Any:
@@ -257,18 +257,18 @@ class GameBatch:
                 return torch.zeros(shape, dtype=dtype, device=device)
 
         self._map = game_map
-        n_sites, n_cells, self.n_dirt_cells = len(game_map.apples), game_map.n_cells, len(game_map.dirt)
+        n_sites, n_cells, self.n_dirt_cells = len(game_map.apple_cells), game_map.n_cells, len(game_map.dirt_cells)
         self.world = allocate(n_games, count_fields(WORLD_DTYPE))
         self.players = allocate(n_games, n_players, count_fields(PLAYER_DTYPE))
         self.apple_sites = allocate(n_games, n_sites, count_fields(SITE_DTYPE), dtype=torch.int8)
-        n_river_cells = self.n_dirt_cells + len(game_map.river)
+        n_river_cells = self.n_dirt_cells + len(game_map.clean_river_cells)
         self.river_cells = allocate(n_games, n_river_cells, count_fields(RIVER_DTYPE), dtype=torch.int8)
         self.occupants = allocate(n_games, n_cells, dtype=torch.uint8)
         self.player_events = allocate(n_games, n_players, count_fields(PLAYER_EVENTS_DTYPE))
         self.scratch = allocate(n_lanes, max(n_sites, 3 * n_players), count_fields(SCRATCH_DTYPE))
         self.codes = allocate(n_lanes, n_cells)
 
-    def arrays(self) -> Games:
+    def build_loop_arrays(self) -> Games:
         """Return arrays for compiled functions that share the memory of the tensors."""
         return Games(
             world=to_loop_array(self.world, WORLD_DTYPE),
@@ -289,30 +289,32 @@ class GameBatch:
         return batch
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor], site_adjacency: torch.Tensor) -> None:
-        """Restore a result of `state_dict`; `site_adjacency` [A, A] float32 is 1 where apple sites are neighbors."""
+        """Restore a result of `state_dict`; `site_adjacency` [A, A] float32 is 1 for apple sites that are neighbors."""
         world, players, sites, river = self._split_records()
-        apple, dirt, pos = state["apple"], state["dirt"], state["pos"]
-        players["cell"].copy_(pos)
+        has_apple, is_dirty, player_cells = state["apple"], state["dirt"], state["pos"]
+        players["cell"].copy_(player_cells)
         players["heading"].copy_(state["heading"])
         players["alive"].copy_(state["alive"])
         players["steps_until_return"].copy_(state["steps_until_return"])
         players["steps_until_zap"].copy_(state["steps_until_zap"])
         is_cleanup, is_harvest = bool(self.n_dirt_cells), state["group"].shape[1] > 0
-        for name, x in (("steps_until_clean", state["steps_until_clean"]), ("has_cleaned", state["has_cleaned"])):
-            players[name].copy_(x if is_cleanup else torch.zeros_like(pos))
-        sites["apple_state"].copy_(apple)
-        sites["regrowth_class"].copy_(state["group"] if is_harvest else torch.full_like(apple, -1, dtype=torch.int8))
-        sites["is_withered"].copy_(state["is_withered"] if is_harvest else torch.zeros_like(apple))
-        sites["n_apples_nearby"].copy_(apple.to(torch.float32) @ site_adjacency)
+        for name in ("steps_until_clean", "has_cleaned"):
+            players[name].copy_(state[name] if is_cleanup else torch.zeros_like(player_cells))
+        sites["apple_state"].copy_(has_apple)
+        sites["regrowth_class"].copy_(
+            state["group"] if is_harvest else torch.full_like(has_apple, -1, dtype=torch.int8)
+        )
+        sites["is_withered"].copy_(state["is_withered"] if is_harvest else torch.zeros_like(has_apple))
+        sites["n_apples_nearby"].copy_(has_apple.to(torch.float32) @ site_adjacency)
         river["is_dirty"].zero_()
-        river["is_dirty"][:, : self.n_dirt_cells] = dirt
+        river["is_dirty"][:, : self.n_dirt_cells] = is_dirty
         river["phase"].copy_(state["phase"])
         world["n_steps"].copy_(state["t"])
-        world["n_apples"].copy_(apple.sum(1))
-        world["n_dirty"].copy_(dirt.sum(1))
+        world["n_apples"].copy_(has_apple.sum(1))
+        world["n_dirty"].copy_(is_dirty.sum(1))
         self.occupants.zero_()
-        player_numbers = torch.arange(1, pos.shape[1] + 1, device=self.occupants.device).to(torch.uint8)
-        self.occupants.scatter_(1, pos.to(torch.int64), player_numbers.expand(pos.shape).contiguous())
+        player_numbers = torch.arange(1, player_cells.shape[1] + 1, device=self.occupants.device).to(torch.uint8)
+        self.occupants.scatter_(1, player_cells.to(torch.int64), player_numbers.expand(player_cells.shape).contiguous())
         self.occupants[:, 0] = 0  # the cell of removed players
 
     def state_dict(self) -> dict[str, torch.Tensor]:

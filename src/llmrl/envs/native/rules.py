@@ -2,7 +2,7 @@
 
 These are plain functions; `compilation.build_functions` compiles them. They change the arrays of `game_arrays.Games`
 in place, only for game `b`. Temporary lists of a step are stored in row `lane` of `Games.scratch`, which no other
-thread uses. A random event happens if a random integer is below a threshold (`hashed_random.probability_threshold`).
+thread uses. A random event happens if a random integer is below a threshold (see `hashed_random`).
 
 The order is that of Melting Pot (docs/native_engine.md): apples and dirt of Clean Up appear; all players turn; they
 move one after another; they eat; all beams are fired in the same state; players return; apples of Harvest regrow. Only
@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmrl.envs.native.game_arrays import Float32, Games, LoopInputs, RuleTables, StepHash
+from llmrl.envs.native.game_arrays import Float32Array, Games, LoopInputs, RuleTables, StepHash
 from llmrl.envs.native.hashed_random import (
     APPLE_GROWTH,
     MOVE_ORDER,
     RETURN_CELL,
     RETURN_HEADING,
-    SCALE,
     SPILL,
     START_CELL,
     START_HEADING,
+    UNIT_SCALE,
     WATER_PHASE,
     hash_step,
     sample_integer,
@@ -38,34 +38,34 @@ REWARD, N_CLEANED, IS_ACTIVE = range(3)
 
 def start_game(b: int, inputs: LoopInputs, games: Games, tables: RuleTables) -> None:
     """Start an episode of game `b`: place players, apples and dirt."""
-    settings = tables.settings
-    step_hash = hash_step(inputs.keys, b, 0)
+    constants = tables.constants
+    step_hash = hash_step(inputs.game_keys, b, 0)
     for cell in range(games.occupants.shape[1]):
         games.occupants[b, cell] = 0
     i = 0
     for group in range(tables.start_groups.shape[0]):
         for _ in range(tables.start_groups[group, 2]):
             # Choose the free cell with the smallest random number.
-            chosen_cell, lowest = 0, 1 << 30
+            chosen_cell, lowest_number = 0, 1 << 30
             for k in range(
                 tables.start_groups[group, 0], tables.start_groups[group, 0] + tables.start_groups[group, 1]
             ):
                 if games.occupants[b, tables.start_cells[k]] == 0:
                     number = sample_integer(step_hash, START_CELL, k)
-                    if number < lowest:
-                        chosen_cell, lowest = tables.start_cells[k], number
+                    if number < lowest_number:
+                        chosen_cell, lowest_number = tables.start_cells[k], number
             games.occupants[b, chosen_cell] = i + 1
             games.players[b, i].cell = chosen_cell
             i += 1
     for i in range(games.players.shape[1]):
         player = games.players[b, i]
-        player.heading = 0 if settings.starts_facing_north else sample_integer(step_hash, START_HEADING, i) >> 22
+        player.heading = 0 if constants.starts_facing_north else sample_integer(step_hash, START_HEADING, i) >> 22
         player.alive = 1
         player.steps_until_return = 0
         player.steps_until_zap = 0
         player.steps_until_clean = 0
         player.has_cleaned = 0
-    apple_state = int(settings.starts_with_apples)
+    apple_state = int(constants.starts_with_apples)
     for k in range(games.apple_sites.shape[1]):
         site = games.apple_sites[b, k]
         site.apple_state = apple_state
@@ -75,7 +75,7 @@ def start_game(b: int, inputs: LoopInputs, games: Games, tables: RuleTables) -> 
     n_dirty = 0
     for k in range(games.river_cells.shape[1]):
         river_cell = games.river_cells[b, k]
-        river_cell.is_dirty = tables.initial_dirt[k] if k < settings.n_dirt_cells else 0
+        river_cell.is_dirty = tables.initial_dirt[k] if k < constants.n_dirt_cells else 0
         n_dirty += river_cell.is_dirty
         river_cell.phase = sample_integer(step_hash, WATER_PHASE, k) >> 22
     world = games.world[b]
@@ -84,14 +84,16 @@ def start_game(b: int, inputs: LoopInputs, games: Games, tables: RuleTables) -> 
     world.n_dirty = n_dirty
 
 
-def step_game(b: int, lane: int, inputs: LoopInputs, player_stats: Float32, games: Games, tables: RuleTables) -> None:
+def step_game(
+    b: int, lane: int, inputs: LoopInputs, player_stats: Float32Array, games: Games, tables: RuleTables
+) -> None:
     """Advance a game by one step; write `REWARD`, `N_CLEANED` and `IS_ACTIVE` of each player to `player_stats`."""
-    settings = tables.settings
+    constants = tables.constants
     n = games.players.shape[1]
-    step_hash = hash_step(inputs.keys, b, games.world[b].n_steps + 1)
-    n_regrown = 0
-    if not settings.is_harvest:
-        n_regrown = grow_apples(b, lane, step_hash, games, tables)
+    step_hash = hash_step(inputs.game_keys, b, games.world[b].n_steps + 1)
+    n_grown = 0
+    if not constants.is_harvest:
+        n_grown = grow_apples(b, lane, step_hash, games, tables)
         spill_dirt(b, step_hash, games, tables)
     move_players(b, lane, step_hash, inputs, games, tables)
     for i in range(n):
@@ -100,46 +102,48 @@ def step_game(b: int, lane: int, inputs: LoopInputs, player_stats: Float32, game
         player_stats[IS_ACTIVE, b, i] = player.alive
         games.player_events[b, i].pose_index = player.cell * 4 + player.heading
     eat_apples(b, lane, inputs, player_stats, games, tables)
-    if settings.zap_action >= 0:
+    if constants.zap_action >= 0:
         fire_zaps(b, lane, inputs, games, tables)
     n_beam_hits = 0
-    if settings.clean_action >= 0:
+    if constants.clean_action >= 0:
         n_beam_hits = fire_cleaning_beams(b, lane, inputs, games, tables)
     for i in range(n):
         player = games.players[b, i]
         player_stats[N_CLEANED, b, i] = games.player_events[b, i].n_cleaned
         player.steps_until_return = max(player.steps_until_return - 1, 0)
-    if settings.zap_action >= 0:
+    if constants.zap_action >= 0:
         return_players(b, lane, step_hash, games, tables)
-    if settings.is_harvest:
-        n_regrown = regrow_apples(b, lane, step_hash, player_stats, games, tables)
-    remove_objects(b, lane, n_regrown, n_beam_hits, games, tables)
+    if constants.is_harvest:
+        n_grown = regrow_apples(b, lane, step_hash, player_stats, games, tables)
+    remove_objects(b, lane, n_grown, n_beam_hits, games, tables)
     games.world[b].n_steps += 1
 
 
 def grow_apples(b: int, lane: int, step_hash: StepHash, games: Games, tables: RuleTables) -> int:
     """Let apples of Clean Up grow on empty sites, less often with more dirt; return the number that grew."""
     threshold = tables.growth_thresholds[games.world[b].n_dirty]
-    n_regrown = 0
+    n_grown = 0
     if threshold > 0:
         for k in range(games.apple_sites.shape[1]):
             site = games.apple_sites[b, k]
             if site.apple_state == 0 and sample_integer(step_hash, APPLE_GROWTH, k) < threshold:
                 site.apple_state = FRESH_APPLE
-                games.scratch[lane, n_regrown].grown_site = k
-                n_regrown += 1
-    return n_regrown
+                games.scratch[lane, n_grown].grown_site = k
+                n_grown += 1
+    return n_grown
 
 
 def spill_dirt(b: int, step_hash: StepHash, games: Games, tables: RuleTables) -> None:
     """Make one random clean river cell dirty with the probability of `RuleConstants.spill_threshold`."""
-    settings, world = tables.settings, games.world[b]
-    if world.n_steps + 1 < settings.first_spill_step or sample_integer(step_hash, SPILL, 0) >= settings.spill_threshold:
+    constants, world = tables.constants, games.world[b]
+    if world.n_steps + 1 < constants.first_spill_step:
         return
-    n_clean = settings.n_dirt_cells - world.n_dirty
+    if sample_integer(step_hash, SPILL, 0) >= constants.spill_threshold:
+        return
+    n_clean = constants.n_dirt_cells - world.n_dirty
     # A product of 32-bit floats, so that rounding is that of published recordings of episodes.
-    clean_index = int(np.float32(sample_integer(step_hash, SPILL, 1)) * SCALE * np.float32(n_clean))
-    for k in range(settings.n_dirt_cells):
+    clean_index = int(np.float32(sample_integer(step_hash, SPILL, 1)) * UNIT_SCALE * np.float32(n_clean))
+    for k in range(constants.n_dirt_cells):
         if games.river_cells[b, k].is_dirty == 0:
             if clean_index == 0:
                 games.river_cells[b, k].is_dirty = 1
@@ -162,7 +166,7 @@ def move_players(b: int, lane: int, step_hash: StepHash, inputs: LoopInputs, gam
             player.heading = (player.heading + action.quarter_turns) & 3
             if action.move_direction != NO_MOVE:
                 move_order_key = (
-                    -i if tables.settings.has_fixed_move_order else sample_integer(step_hash, MOVE_ORDER, i)
+                    -i if tables.constants.has_fixed_move_order else sample_integer(step_hash, MOVE_ORDER, i)
                 )
                 k = n_movers
                 while k > 0 and games.scratch[lane, k - 1].move_order_key > move_order_key:
@@ -183,7 +187,9 @@ def move_players(b: int, lane: int, step_hash: StepHash, inputs: LoopInputs, gam
             player.cell = target
 
 
-def eat_apples(b: int, lane: int, inputs: LoopInputs, player_stats: Float32, games: Games, tables: RuleTables) -> None:
+def eat_apples(
+    b: int, lane: int, inputs: LoopInputs, player_stats: Float32Array, games: Games, tables: RuleTables
+) -> None:
     """Let players eat apples; the apples are removed at the end of the step (`remove_objects`).
 
     A player whose action is a move eats the apple on its cell after the move. A player also eats an apple that grew in
@@ -196,8 +202,8 @@ def eat_apples(b: int, lane: int, inputs: LoopInputs, player_stats: Float32, gam
         scratch.fresh_site = n_sites
         if player.alive == 1:
             site_index = tables.site_indices[player.cell]
-            moves = tables.actions[inputs.actions[b, i]].move_direction != NO_MOVE
-            if moves and site_index < n_sites and games.apple_sites[b, site_index].apple_state != 0:
+            is_move = tables.actions[inputs.actions[b, i]].move_direction != NO_MOVE
+            if is_move and site_index < n_sites and games.apple_sites[b, site_index].apple_state != 0:
                 scratch.eaten_site = site_index
                 player_stats[REWARD, b, i] += 1
             site_index = tables.site_indices[scratch.previous_cell]
@@ -208,7 +214,7 @@ def eat_apples(b: int, lane: int, inputs: LoopInputs, player_stats: Float32, gam
 
 def fire_zaps(b: int, lane: int, inputs: LoopInputs, games: Games, tables: RuleTables) -> None:
     """Fire the zap beams: three lines of three cells; each ends at the first wall or the first player, who is hit."""
-    n, settings = games.players.shape[1], tables.settings
+    n, constants = games.players.shape[1], tables.constants
     for i in range(n):
         games.scratch[lane, i].is_hit = 0
     for i in range(n):
@@ -216,10 +222,10 @@ def fire_zaps(b: int, lane: int, inputs: LoopInputs, games: Games, tables: RuleT
         player_events.n_zapped = 0
         player_events.zap_beam_mask = 0
         if player.alive == 1:
-            fires = inputs.actions[b, i] == settings.zap_action and player.steps_until_zap == 0
+            fires = inputs.actions[b, i] == constants.zap_action and player.steps_until_zap == 0
             player.steps_until_zap = max(player.steps_until_zap - 1, 0)
             if fires:
-                player.steps_until_zap = settings.zap_cooldown
+                player.steps_until_zap = constants.zap_cooldown
                 for beam_line in range(0, 9, 3):
                     for k in range(beam_line, beam_line + 3):
                         target = games.occupants[b, tables.beam_cells[player_events.pose_index, k]]
@@ -236,7 +242,7 @@ def fire_cleaning_beams(b: int, lane: int, inputs: LoopInputs, games: Games, tab
     Each of the three lines of three cells ends at the first wall or dirty cell, which is hit. The dirt is removed at
     the end of the step (`remove_objects`).
     """
-    n, settings = games.players.shape[1], tables.settings
+    n, constants = games.players.shape[1], tables.constants
     n_cleaners = 0
     for i in range(n):
         n_cleaners += games.players[b, i].has_cleaned
@@ -247,14 +253,14 @@ def fire_cleaning_beams(b: int, lane: int, inputs: LoopInputs, games: Games, tab
         player_events.n_cleaned = 0
         player_events.cleaning_beam_mask = 0
         if player.alive == 1:
-            fires = inputs.actions[b, i] == settings.clean_action and player.steps_until_clean == 0
+            fires = inputs.actions[b, i] == constants.clean_action and player.steps_until_clean == 0
             player.steps_until_clean = max(player.steps_until_clean - 1, 0)
             if fires:
-                player.steps_until_clean = settings.clean_cooldown
+                player.steps_until_clean = constants.clean_cooldown
                 for beam_line in range(0, 9, 3):
                     for k in range(beam_line, beam_line + 3):
                         dirt_index = tables.dirt_indices[tables.beam_cells[player_events.pose_index, k]]
-                        if dirt_index < settings.n_dirt_cells and games.river_cells[b, dirt_index].is_dirty == 1:
+                        if dirt_index < constants.n_dirt_cells and games.river_cells[b, dirt_index].is_dirty == 1:
                             games.scratch[lane, n_beam_hits].cleaned_cell_index = dirt_index
                             n_beam_hits += 1
                             player_events.n_cleaned += 1
@@ -266,29 +272,29 @@ def fire_cleaning_beams(b: int, lane: int, inputs: LoopInputs, games: Games, tab
 
 
 def return_players(b: int, lane: int, step_hash: StepHash, games: Games, tables: RuleTables) -> None:
-    """Put players whose removal time is over on free cells; cells of players hit in this step are not yet free."""
-    spawn = tables.spawn_cells
-    n_due = 0
+    """Put players whose removal time is over on free spawn cells. Cells of players hit in this step are not free."""
+    spawn_cells = tables.spawn_cells
+    n_returning = 0
     for i in range(games.players.shape[1]):
         player = games.players[b, i]
         if player.alive == 0 and player.steps_until_return == 0:
-            games.scratch[lane, n_due].returning_index = i
-            n_due += 1
-    if n_due == 0:
+            games.scratch[lane, n_returning].returning_index = i
+            n_returning += 1
+    if n_returning == 0:
         return
-    if tables.settings.has_assigned_cells:
-        for k in range(n_due):
+    if tables.constants.has_assigned_cells:
+        for k in range(n_returning):
             i = games.scratch[lane, k].returning_index
-            if games.occupants[b, spawn[i]] == 0:
-                place_player(b, i, spawn[i], step_hash, games)
+            if games.occupants[b, spawn_cells[i]] == 0:
+                place_player(b, i, spawn_cells[i], step_hash, games)
         return
     n_free = 0
-    for k in range(spawn.shape[0]):
-        if games.occupants[b, spawn[k]] == 0:
+    for k in range(spawn_cells.shape[0]):
+        if games.occupants[b, spawn_cells[k]] == 0:
             n_free += 1
-    if n_due > n_free:
-        sort_returning_players(lane, n_due, step_hash, games)
-    for k in range(min(n_due, n_free)):
+    if n_returning > n_free:
+        sort_returning_players(lane, n_returning, step_hash, games)
+    for k in range(min(n_returning, n_free)):
         place_player(
             b, games.scratch[lane, k].returning_index, choose_free_cell(b, step_hash, games, tables), step_hash, games
         )
@@ -296,22 +302,22 @@ def return_players(b: int, lane: int, step_hash: StepHash, games: Games, tables:
 
 def choose_free_cell(b: int, step_hash: StepHash, games: Games, tables: RuleTables) -> int:
     """Return the free spawn cell with the smallest random number, i.e. a uniformly random one."""
-    chosen_cell, lowest = 0, 1 << 30
+    chosen_cell, lowest_number = 0, 1 << 30
     for k in range(tables.spawn_cells.shape[0]):
         cell = tables.spawn_cells[k]
         if games.occupants[b, cell] == 0:
             number = sample_integer(step_hash, RETURN_CELL, k)
-            if number < lowest:
-                chosen_cell, lowest = cell, number
+            if number < lowest_number:
+                chosen_cell, lowest_number = cell, number
     return chosen_cell
 
 
-def sort_returning_players(lane: int, n_due: int, step_hash: StepHash, games: Games) -> None:
-    """Sort the first `n_due` returning players by random numbers, if there are fewer free cells than players.
+def sort_returning_players(lane: int, n_returning: int, step_hash: StepHash, games: Games) -> None:
+    """Sort the `n_returning` returning players by random numbers, so that the first ones get the free cells.
 
-    Each number consists of the lower 22 bits of the random integer whose upper 2 bits are the player's heading.
+    A player's number is the lower 22 bits of the random integer whose upper 2 bits are its heading.
     """
-    for k in range(1, n_due):
+    for k in range(1, n_returning):
         i = games.scratch[lane, k].returning_index
         order_key = sample_integer(step_hash, RETURN_HEADING, i) & 0x3FFFFF
         index = k
@@ -335,7 +341,7 @@ def place_player(b: int, i: int, cell: int, step_hash: StepHash, games: Games) -
 
 
 def regrow_apples(
-    b: int, lane: int, step_hash: StepHash, player_stats: Float32, games: Games, tables: RuleTables
+    b: int, lane: int, step_hash: StepHash, player_stats: Float32Array, games: Games, tables: RuleTables
 ) -> int:
     """Let apples of Harvest regrow; return the number that grew.
 
@@ -343,7 +349,7 @@ def regrow_apples(
     the apple in the same step.
     """
     n_sites = games.apple_sites.shape[1]
-    n_regrown = 0
+    n_grown = 0
     for k in range(n_sites):
         site = games.apple_sites[b, k]
         if site.apple_state == 1:
@@ -359,9 +365,9 @@ def regrow_apples(
             ):
                 site.regrowth_class = -1
                 site.apple_state = FRESH_APPLE
-                games.scratch[lane, n_regrown].grown_site = k
-                n_regrown += 1
-    if n_regrown > 0:
+                games.scratch[lane, n_grown].grown_site = k
+                n_grown += 1
+    if n_grown > 0:
         # At most one player is on a cell, so each of these apples gives at most one reward.
         for i in range(games.players.shape[1]):
             player = games.players[b, i]
@@ -369,36 +375,36 @@ def regrow_apples(
             if player.alive == 1 and k < n_sites and games.apple_sites[b, k].apple_state == FRESH_APPLE:
                 games.apple_sites[b, k].apple_state = 0
                 player_stats[REWARD, b, i] += 1
-    return n_regrown
+    return n_grown
 
 
-def remove_objects(b: int, lane: int, n_grown: int, n_cleaned: int, games: Games, tables: RuleTables) -> None:
+def remove_objects(b: int, lane: int, n_grown: int, n_beam_hits: int, games: Games, tables: RuleTables) -> None:
     """Remove eaten apples, cleaned dirt and zapped players; set the state of apples that grew in this step to 1."""
-    settings, n_sites = tables.settings, games.apple_sites.shape[1]
+    constants, n_sites = tables.constants, games.apple_sites.shape[1]
     for k in range(n_grown):
         site_index = games.scratch[lane, k].grown_site
         if games.apple_sites[b, site_index].apple_state == FRESH_APPLE:
             games.apple_sites[b, site_index].apple_state = 1
-            update_counts(b, site_index, 1, games, tables)
+            update_apple_counts(b, site_index, 1, games, tables)
     for i in range(games.players.shape[1]):
         player, scratch = games.players[b, i], games.scratch[lane, i]
         for site_index in (scratch.eaten_site, scratch.fresh_site):
             if site_index < n_sites and games.apple_sites[b, site_index].apple_state == 1:
                 games.apple_sites[b, site_index].apple_state = 0
-                update_counts(b, site_index, -1, games, tables)
-        if settings.zap_action >= 0 and scratch.is_hit == 1:
+                update_apple_counts(b, site_index, -1, games, tables)
+        if constants.zap_action >= 0 and scratch.is_hit == 1:
             games.occupants[b, player.cell] = 0
             player.cell = 0
             player.alive = 0
-            player.steps_until_return = settings.removal_steps + 1
-    for k in range(n_cleaned):
+            player.steps_until_return = constants.removal_steps + 1
+    for k in range(n_beam_hits):
         river_cell = games.river_cells[b, games.scratch[lane, k].cleaned_cell_index]
         if river_cell.is_dirty == 1:
             river_cell.is_dirty = 0
             games.world[b].n_dirty -= 1
 
 
-def update_counts(b: int, site_index: int, change: int, games: Games, tables: RuleTables) -> None:
+def update_apple_counts(b: int, site_index: int, change: int, games: Games, tables: RuleTables) -> None:
     """Add `change` to the number of apples in the game and to `n_apples_nearby` of neighboring sites."""
     games.world[b].n_apples += change
     for k in range(1, 1 + tables.site_neighbors[site_index, 0]):

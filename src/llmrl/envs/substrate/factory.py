@@ -41,19 +41,19 @@ def substrate_env(
         raise EngineError(f"{error} Or use env.engine=native, which plays the same game without it.") from error
 
 
-def _game_processes(options: Mapping[str, Any]) -> int:
+def _count_game_processes(options: Mapping[str, Any]) -> int:
     return int(options["n_envs"]) if options.get("engine") == "meltingpot" else 0
 
 
-def _observation_bytes(options: Mapping[str, Any]) -> int | None:
+def _count_observation_bytes(options: Mapping[str, Any]) -> int | None:
     if options.get("engine", "native") != "native":
         return None
-    channels = {"pixels": math.prod(PIXELS_SHAPE), "grid": math.prod(GRID_SHAPE), "vector": 8}
-    return sum(channels.get(name, 0) for name in options.get("observe") or ["pixels"])
+    bytes_by_channel = {"pixels": math.prod(PIXELS_SHAPE), "grid": math.prod(GRID_SHAPE), "vector": 8}
+    return sum(bytes_by_channel.get(name, 0) for name in options.get("observe") or ["pixels"])
 
 
-# A launcher calls these functions with the options of the environment before it creates one. They return the number of
+# A launcher calls these functions with the options of the environment before it starts a run. They return the number of
 # processes in addition to that of the run, and the bytes of a player's observation in a step (None: runs cannot share
 # a batch of games).
-substrate_env.game_processes = _game_processes  # type: ignore[attr-defined]
-substrate_env.observation_bytes = _observation_bytes  # type: ignore[attr-defined]
+substrate_env.game_processes = _count_game_processes  # type: ignore[attr-defined]
+substrate_env.observation_bytes = _count_observation_bytes  # type: ignore[attr-defined]

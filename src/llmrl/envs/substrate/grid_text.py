@@ -1,4 +1,4 @@
-"""Text observations of Clean Up and Harvest: the 11 x 11 cells in a player's view."""
+"""Codes of the 11 x 11 cells in a player's view (channel `grid`), and texts of Clean Up and Harvest made of them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ FACINGS = ("nobody", "the way you face", "to your right", "towards you", "to you
 BEAMS = ("no beam", "clean", "zap")
 """Beam over a cell. If a cell has both, the last one in this order is observed."""
 _CONTENT_SYMBOLS = " .,~x#a"
-_DIRT, _APPLE = CONTENTS.index("dirt"), CONTENTS.index("apple")
+_DIRT_CODE, _APPLE_CODE = CONTENTS.index("dirt"), CONTENTS.index("apple")
 _HEADING_LETTERS = "NESW"
-_CONTENT_BY_SPRITE = {"sand": 1, "floor": 1, "grass": 2, "grassedge": 2, "dirt": 4, "wall": 5, "apple": 6}
-_BEAM_BY_SPRITE = {"BeamClean": 1, "BeamZap": 2}
+_CONTENT_CODE_BY_SPRITE = {"sand": 1, "floor": 1, "grass": 2, "grassedge": 2, "dirt": 4, "wall": 5, "apple": 6}
+_BEAM_CODE_BY_SPRITE = {"BeamClean": 1, "BeamZap": 2}
 
 
-def find_content(sprite: str) -> int:
+def find_content_code(sprite: str) -> int:
     """Return the index into `CONTENTS` of a sprite, e.g. `GrassEdge` or `grass_edge`; 0 for shadows and avatars."""
     name = sprite.replace("_", "").lower()
-    return CONTENTS.index("river") if name.startswith("water") else _CONTENT_BY_SPRITE.get(name, 0)
+    return CONTENTS.index("river") if name.startswith("water") else _CONTENT_CODE_BY_SPRITE.get(name, 0)
 
 
 def count_grid_codes(n_agents: int) -> tuple[int, ...]:
-    """Return how many values each of the four codes of a cell in the channel `grid` can have.
+    """Return the number of possible values of each of the four codes of a cell in the channel `grid`.
 
     The codes are the content (index into `CONTENTS`), the player (0 none, 1 the viewing player, else 2 + player index),
     its direction (index into `FACINGS`) and the beam (index into `BEAMS`).
@@ -49,31 +49,31 @@ def build_grid_planes(substrate: SubstrateName, n_agents: int) -> dict[str, tupl
 
     They are the contents, whether another player is on the cell, and the beams.
     """
-    dirt = SUBSTRATES[substrate].has_dirt
-    names = [name for name in CONTENTS[1:] if dirt or name not in ("river", "dirt")]
+    has_dirt = SUBSTRATES[substrate].has_dirt
+    names = [name for name in CONTENTS[1:] if has_dirt or name not in ("river", "dirt")]
     planes = {name: (0, CONTENTS.index(name), CONTENTS.index(name)) for name in names}
     return planes | {"others": (1, 2, 1 + n_agents), "clean_beam": (3, 1, 1), "zap_beam": (3, 2, 2)}
 
 
-class SpriteCodes:
-    """Converter of sprite numbers of Melting Pot to the four codes of each cell in the channel `grid`.
+class SpriteEncoder:
+    """Encoder of sprite numbers of Melting Pot as the four codes of each cell in the channel `grid`.
 
     Args:
-        sprites: names of the sprites, such as `Apple.N`; sprite number i is the i-th name, and number 0 means none.
+        sprite_names: names and headings such as `Apple.N`, in the order of the sprite numbers; number 0 is no sprite.
     """
 
-    def __init__(self, sprites: Sequence[str]) -> None:
+    def __init__(self, sprite_names: Sequence[str]) -> None:
         code_rows = []
-        for sprite in sprites:
-            name, _, heading = sprite.partition(".")
-            slot = int(name[6:]) if name.startswith("Avatar") and name[6:].isdigit() else 0
-            facing_code = 1 + _HEADING_LETTERS.index(heading or "N") if slot else 0
-            code_rows.append((find_content(name), slot, facing_code, _BEAM_BY_SPRITE.get(name, 0)))
+        for sprite_name in sprite_names:
+            name, _, heading = sprite_name.partition(".")
+            player_number = int(name[6:]) if name.startswith("Avatar") and name[6:].isdigit() else 0
+            facing_code = 1 + _HEADING_LETTERS.index(heading or "N") if player_number else 0
+            code_rows.append((find_content_code(name), player_number, facing_code, _BEAM_CODE_BY_SPRITE.get(name, 0)))
         self._codes = np.array(code_rows, dtype=np.uint8).T
 
-    def __call__(self, layers: NDArray[np.int32], player: int) -> NDArray[np.uint8]:
-        """Return the codes [11, 11, 4], given the sprite numbers [11, 11, layers] in the view of `player` (from 0)."""
-        view: NDArray[np.uint8] = self._codes[:, layers].max(axis=-1)
+    def __call__(self, sprite_numbers: NDArray[np.int32], player: int) -> NDArray[np.uint8]:
+        """Return the codes [11, 11, 4] of sprite numbers [11, 11, n_layers] in the view of player `player` (from 0)."""
+        view: NDArray[np.uint8] = self._codes[:, sprite_numbers].max(axis=-1)
         view[1] = np.where(view[1] == player + 1, 1, np.where(view[1] > 0, view[1] + 1, 0))
         return np.moveaxis(view, 0, -1)
 
@@ -93,22 +93,26 @@ _ACTION_TEXTS = {
 
 
 def describe_game(
-    substrate: SubstrateName, rules: Rules, n_agents: int, mechanism: Mechanism | None = None, shows_values: bool = True
+    substrate: SubstrateName,
+    rules: Rules,
+    n_agents: int,
+    mechanism: Mechanism | None = None,
+    shows_mechanism: bool = True,
 ) -> EnvDescription:
     """Return the description of the game that players read before it begins.
 
-    `shows_values`: whether players see the values of the mechanism.
+    `shows_mechanism`: whether players see the values of the mechanism; without one it has no effect.
     """
     actions = list_action_names(substrate, rules)
-    definition, has_dirt = SUBSTRATES[substrate], SUBSTRATES[substrate].has_dirt
+    constants, has_dirt = SUBSTRATES[substrate], SUBSTRATES[substrate].has_dirt
     eating, cleaning = "is eaten and gives you a reward; nothing else does", "cleaning itself is not rewarded, and "
     payment_text = zap_text = ""
     if mechanism is not None:
         eating, cleaning = "is eaten", ""
         rules_texts = mechanism.base_reward_text, mechanism.rule_text
-        payment_text = f" {mechanism_text.describe_rules(mechanism.space, *rules_texts, shows_values)}"
+        payment_text = f" {mechanism_text.describe_rules(mechanism.space, *rules_texts, shows_mechanism)}"
     if "zap" in actions:
-        zap_text = f" A player who is hit by a zap is out of the game for {definition.removal_steps} steps."
+        zap_text = f" A player who is hit by a zap is out of the game for {constants.removal_steps} steps."
     if substrate == "cleanup":
         goal = (
             f"{n_agents} players live on a map with an orchard on one side and a river on the other. An apple that you "
@@ -146,22 +150,24 @@ def describe_game(
         observation_fields.append(("others_who_cleaned", "how many others cleaned dirt in the last step"))
     mechanism_report: Mapping[str, Any] = {}
     if mechanism is not None:
-        arguments = mechanism.space, mechanism.player_facts, shows_values
+        arguments = mechanism.space, mechanism.player_facts, shows_mechanism
         observation_fields += mechanism_text.describe_report_fields(*arguments)
         mechanism_report = mechanism_text.build_example_report(*arguments)
     # An example with a long text: many apples, all other players in view, and all payments.
     view = np.zeros((11, 11, 4), dtype=np.uint8)
-    view[..., 0] = np.resize([1, _APPLE, 2, _DIRT], (11, 11))
+    view[..., 0] = np.resize([1, _APPLE_CODE, 2, _DIRT_CODE], (11, 11))
     cells = np.arange(0, 2 * (n_agents - 1), 2)
     view[cells // 11, cells % 11, 1], view[cells // 11, cells % 11, 2] = 2 + np.arange(1, n_agents), 1
     return EnvDescription(
         goal,
         tuple(observation_fields),
         tuple(
-            (name, _ACTION_TEXTS[name].format(away=definition.removal_steps, zap_cooldown=definition.zap_cooldown))
+            (name, _ACTION_TEXTS[name].format(away=constants.removal_steps, zap_cooldown=constants.zap_cooldown))
             for name in actions
         ),
-        example=describe_observation(view, substrate, rules, (1.0, 0.0) if has_dirt else (1.0,), mechanism_report),
+        example=describe_observation(
+            view, substrate, rules, vector=(1.0, 0.0) if has_dirt else (1.0,), mechanism_report=mechanism_report
+        ),
     )
 
 
@@ -169,7 +175,7 @@ def describe_observation(
     view: NDArray[np.uint8],
     substrate: SubstrateName,
     rules: Rules,
-    scalars: Sequence[float],
+    vector: Sequence[float],
     mechanism_report: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the observation of one player as a JSON object.
@@ -178,8 +184,8 @@ def describe_observation(
         view: the player's `grid`, [11, 11, 4].
         substrate: name of the substrate.
         rules: rules of the game.
-        scalars: the player's channel `vector` (`Substrate.vector_observations`).
-        mechanism_report: entries of `MechanismReport.build_entries`; None: there is no mechanism.
+        vector: the player's channel `vector` (`Substrate.vector_observations`).
+        mechanism_report: the player's entries of `MechanismReport.build_entries`; None: there is no mechanism.
     """
     players = view[..., 1]
     contents = np.where(players > 0, 0, view[..., 0])
@@ -188,21 +194,21 @@ def describe_observation(
     rows = ["".join(row) for row in symbols[np.where(players > 1, players + len(_CONTENT_SYMBOLS) - 2, contents)]]
     y, x = _VIEWER_POSITION
     rows[y] = rows[y][:x] + "@" + rows[y][x + 1 :]
-    facts: dict[str, object] = {"map": rows}
-    counted_contents = {"apples": _APPLE, **({"dirt": _DIRT} if SUBSTRATES[substrate].has_dirt else {})}
-    for name, code in counted_contents.items():
+    observation: dict[str, object] = {"map": rows}
+    code_by_name = {"apples": _APPLE_CODE, **({"dirt": _DIRT_CODE} if SUBSTRATES[substrate].has_dirt else {})}
+    for name, code in code_by_name.items():
         cells = np.argwhere(contents == code)
-        facts[name] = len(cells)
+        observation[name] = len(cells)
         if len(cells):
             row, column = cells[np.abs(cells - _VIEWER_POSITION).sum(1).argmin()].tolist()
-            facts[f"nearest_{name.rstrip('s')}"] = {"ahead": y - row, "right": column - x}
+            observation[f"nearest_{name.rstrip('s')}"] = {"ahead": y - row, "right": column - x}
     other_players = [(int(players[r, c]) - 1, r, c) for r, c in np.argwhere(players > 1).tolist()]
-    facts["players"] = [
-        {"player": slot, "ahead": y - row, "right": column - x, "facing": FACINGS[view[row, column, 2]]}
-        for slot, row, column in sorted(other_players)
+    observation["players"] = [
+        {"player": number, "ahead": y - row, "right": column - x, "facing": FACINGS[view[row, column, 2]]}
+        for number, row, column in sorted(other_players)
     ]
     if "zap" in list_action_names(substrate, rules):
-        facts["can_zap"] = bool(scalars[0])
-    if len(scalars) > 1:
-        facts["others_who_cleaned"] = int(scalars[1])
-    return json.dumps({**facts, **(mechanism_report or {})})
+        observation["can_zap"] = bool(vector[0])
+    if len(vector) > 1:
+        observation["others_who_cleaned"] = int(vector[1])
+    return json.dumps({**observation, **(mechanism_report or {})})

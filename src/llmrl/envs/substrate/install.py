@@ -29,20 +29,20 @@ from typing import Any
 
 from llmrl.core.errors import EngineError, LlmrlError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-MELTINGPOT = "dm-meltingpot==2.4.1"
-DMLAB2D = "dmlab2d==1.0.2"
-ASSETS = "meltingpot-assets-2.3.0.tar.gz"
+MELTINGPOT_REQUIREMENT = "dm-meltingpot==2.4.1"
+DMLAB2D_REQUIREMENT = "dmlab2d==1.0.2"
+ASSETS_ARCHIVE_NAME = "meltingpot-assets-2.3.0.tar.gz"
 PYTHON_VERSIONS = ((3, 11), (3, 12), (3, 13))
 MIN_GLIBC_VERSION = (2, 35)
 INSTALL_HINT = "run `llmrl-install-meltingpot`"
-_UNAFFECTED = (
+_UNAFFECTED_NOTE = (
     "Everything that does not play cleanup or harvest on this engine works without it, e.g. `env=escape_room`."
 )
 
-REQUIREMENTS = {
-    "dmlab2d": DMLAB2D,
+REQUIREMENT_BY_IMPORT_NAME = {
+    "dmlab2d": DMLAB2D_REQUIREMENT,
     "absl": "absl-py",
     "dm_env": "dm-env",
     "tree": "dm-tree",
@@ -55,7 +55,7 @@ REQUIREMENTS = {
 
 
 def find_incompatibility() -> str | None:
-    """Return why the engine cannot run on this machine; None if it can."""
+    """Return the reason why the engine cannot run on this machine; None if it can."""
     system, machine = platform.system(), platform.machine()
     if system != "Linux" or machine not in {"x86_64", "AMD64"}:
         return f"dmlab2d has wheels for Linux on x86-64 only; this is {system} on {machine}"
@@ -71,29 +71,30 @@ def find_incompatibility() -> str | None:
     return None
 
 
-def list_missing_packages() -> list[str]:
+def list_missing_requirements() -> list[str]:
     """Return the pip requirements of missing packages: the engine and its requirements."""
-    absent = [requirement for module, requirement in REQUIREMENTS.items() if importlib.util.find_spec(module) is None]
-    return absent if importlib.util.find_spec("meltingpot") is not None else [*absent, MELTINGPOT]
+    requirements = {**REQUIREMENT_BY_IMPORT_NAME, "meltingpot": MELTINGPOT_REQUIREMENT}
+    return [requirement for name, requirement in requirements.items() if importlib.util.find_spec(name) is None]
 
 
 def is_available() -> bool:
     """Return whether the engine is installed on a supported machine, with its maps and images."""
-    return not (find_incompatibility() or list_missing_packages())
+    return not (find_incompatibility() or list_missing_requirements())
 
 
 def check_installed() -> None:
     """Raise EngineError if the engine cannot be started, with the cause and a remedy."""
     reason = find_incompatibility()
     if reason is not None:
-        raise EngineError(f"Melting Pot cannot run here: {reason}. {_UNAFFECTED}")
-    absent = list_missing_packages()
-    if absent:
-        raise EngineError(f"Melting Pot is not installed ({', '.join(absent)} missing): {INSTALL_HINT}. {_UNAFFECTED}")
+        raise EngineError(f"Melting Pot cannot run here: {reason}. {_UNAFFECTED_NOTE}")
+    missing_requirements = list_missing_requirements()
+    if missing_requirements:
+        names = ", ".join(missing_requirements)
+        raise EngineError(f"Melting Pot is not installed ({names} missing): {INSTALL_HINT}. {_UNAFFECTED_NOTE}")
 
 
-def import_substrate(substrate: str) -> tuple[Any, Any]:
-    """Return the `dmlab2d` module and the configuration module of a substrate, without TensorFlow or JAX.
+def import_substrate(module_name: str) -> tuple[Any, Any]:
+    """Return the `dmlab2d` module and a substrate's configuration module, and do not import TensorFlow or JAX.
 
     Raises:
         EngineError: the engine is not installed or cannot be imported.
@@ -108,46 +109,49 @@ def import_substrate(substrate: str) -> tuple[Any, Any]:
         sys.modules["meltingpot"] = package
     try:
         dmlab2d = importlib.import_module("dmlab2d")
-        return dmlab2d, importlib.import_module(f"meltingpot.configs.substrates.{substrate}")
+        return dmlab2d, importlib.import_module(f"meltingpot.configs.substrates.{module_name}")
     except ImportError as error:
         raise EngineError(
-            f"Melting Pot is installed but cannot be imported ({error}): {INSTALL_HINT}. {_UNAFFECTED}"
+            f"Melting Pot is installed but cannot be imported ({error}): {INSTALL_HINT}. {_UNAFFECTED_NOTE}"
         ) from error
 
 
-def find_package_root() -> Path:
-    """Return the folder of the `meltingpot` package, where the engine looks for its Lua modules."""
+def find_package_parent() -> Path:
+    """Return the folder that contains the package `meltingpot`; the engine looks for Lua modules there."""
     return Path(sys.modules["meltingpot"].__path__[0]).parent
 
 
 def install(constraint: Path | None = None) -> bool:
-    """Install the missing packages into this interpreter's environment; return whether there were any.
+    """Install the missing packages into this interpreter's environment; return whether any were missing.
 
     Raises:
         EngineError: the machine is not supported, pip failed, or the result cannot be imported.
     """
     reason = find_incompatibility()
     if reason is not None:
-        raise EngineError(f"Melting Pot cannot be installed here: {reason}. {_UNAFFECTED}")
-    absent = list_missing_packages()
-    requirements = [requirement for requirement in absent if requirement != MELTINGPOT]
-    if requirements:
-        _pip(requirements, constraint)
-    if MELTINGPOT in absent:
+        raise EngineError(f"Melting Pot cannot be installed here: {reason}. {_UNAFFECTED_NOTE}")
+    missing_requirements = list_missing_requirements()
+    dependencies = [requirement for requirement in missing_requirements if requirement != MELTINGPOT_REQUIREMENT]
+    if dependencies:
+        _run_pip_install(dependencies, constraint)
+    if MELTINGPOT_REQUIREMENT in missing_requirements:
         with tempfile.TemporaryDirectory() as folder:
-            with tarfile.open(Path(folder) / ASSETS, "w:gz") as archive:
-                entry = tarfile.TarInfo("assets")
-                entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-                archive.addfile(entry)
+            with tarfile.open(Path(folder) / ASSETS_ARCHIVE_NAME, "w:gz") as archive:
+                folder_member = tarfile.TarInfo("assets")
+                folder_member.type, folder_member.mode = tarfile.DIRTYPE, 0o755
+                archive.addfile(folder_member)
             # This build lacks the bots, so it must not be stored in pip's cache, which other environments use.
-            _pip(["--no-deps", "--no-cache-dir", MELTINGPOT], constraint, TMPDIR=folder)
+            _run_pip_install(["--no-deps", "--no-cache-dir", MELTINGPOT_REQUIREMENT], constraint, TMPDIR=folder)
     importlib.invalidate_caches()
     _verify_import()
-    return bool(absent)
+    return bool(missing_requirements)
 
 
-def _pip(arguments: Sequence[str], constraint: Path | None, **environment: str) -> None:
-    """Install packages into this interpreter's environment with pip, or with uv if there is no pip."""
+def _run_pip_install(arguments: Sequence[str], constraint: Path | None, **variables: str) -> None:
+    """Install packages into this interpreter's environment with pip, or with uv if there is no pip.
+
+    `arguments`: requirements and options of `pip install`. `variables`: environment variables of the command.
+    """
     if importlib.util.find_spec("pip") is not None:
         command = [sys.executable, "-m", "pip", "install", *arguments]
     elif (uv := os.environ.get("UV") or shutil.which("uv")) is not None:
@@ -155,23 +159,23 @@ def _pip(arguments: Sequence[str], constraint: Path | None, **environment: str) 
     else:
         raise EngineError(
             "this environment has no pip, and no uv is on the path; "
-            f"`{sys.executable} -m ensurepip` adds pip. {_UNAFFECTED}"
+            f"`{sys.executable} -m ensurepip` adds pip. {_UNAFFECTED_NOTE}"
         )
     if constraint is not None:
         command += ["--constraint", str(constraint)]
-    log.info("%s", " ".join(command))
-    if subprocess.run(command, env={**os.environ, **environment}, check=False).returncode != 0:
-        raise EngineError(f"`{' '.join(command)}` failed; the cause is in its output above. {_UNAFFECTED}")
+    logger.info("%s", " ".join(command))
+    if subprocess.run(command, env={**os.environ, **variables}, check=False).returncode != 0:
+        raise EngineError(f"`{' '.join(command)}` failed; the cause is in its output above. {_UNAFFECTED_NOTE}")
 
 
 def _verify_import() -> None:
     """Import the engine in a separate process, so that a broken library cannot crash this one."""
-    module, name = import_substrate.__module__, import_substrate.__name__
-    program = f"from {module} import {name}; [{name}(s) for s in ('clean_up', 'commons_harvest__open')]"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        reason = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
-        raise EngineError(f"Melting Pot was installed but does not load: {reason}. {_UNAFFECTED}")
+    module, function = import_substrate.__module__, import_substrate.__name__
+    program = f"from {module} import {function}; [{function}(s) for s in ('clean_up', 'commons_harvest__open')]"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    if process.returncode != 0:
+        reason = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        raise EngineError(f"Melting Pot was installed but does not load: {reason}. {_UNAFFECTED_NOTE}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -186,15 +190,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     if arguments.optional and (reason := find_incompatibility()):
-        log.warning("Melting Pot is not installed: %s. %s", reason, _UNAFFECTED)
+        logger.warning("Melting Pot is not installed: %s. %s", reason, _UNAFFECTED_NOTE)
         return 0
     try:
         was_incomplete = install(arguments.constraint)
     except LlmrlError as error:
-        log.error("%s", error)
+        logger.error("%s", error)
         return 1
     version = importlib.metadata.version("dm-meltingpot")
-    log.info("Melting Pot %s is %s and loads.", version, "installed" if was_incomplete else "already installed")
+    logger.info("Melting Pot %s is %s and loads.", version, "installed" if was_incomplete else "already installed")
     return 0
 
 

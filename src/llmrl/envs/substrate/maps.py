@@ -1,4 +1,4 @@
-"""Maps of Clean Up and Harvest, and their parser, whose errors contain row, column and cause."""
+"""Maps of Clean Up and Harvest, and their parser, whose errors state the cause and, for a symbol, row and column."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
 from llmrl.envs.substrate import install
-from llmrl.envs.substrate.substrate_rules import SUBSTRATES, Sites, SubstrateName
+from llmrl.envs.substrate.substrate_rules import SUBSTRATES, SiteCounts, SubstrateName
 
 logger = logging.getLogger(__name__)
 
-MARGIN = 9
+MAP_MARGIN = 9
 """Width of the empty margin around a map, in cells. Players see 9 cells ahead, so no view exceeds the margin."""
 
-SYMBOLS: Mapping[SubstrateName, Mapping[str, tuple[str, ...]]] = {
+SPRITES_BY_SYMBOL: Mapping[SubstrateName, Mapping[str, tuple[str, ...]]] = {
     "cleanup": {
         "W": ("wall",),
         " ": ("sand",),
@@ -45,9 +45,9 @@ SYMBOLS: Mapping[SubstrateName, Mapping[str, tuple[str, ...]]] = {
 }
 """Symbol in a map -> names of its sprites (`SpriteSet.sprites`), bottom to top."""
 
-APPLES: Mapping[SubstrateName, str] = {"cleanup": "BT", "harvest": "A"}
+APPLE_SYMBOLS: Mapping[SubstrateName, str] = {"cleanup": "BT", "harvest": "A"}
 """Symbols of cells where apples grow."""
-DIRT = "HF"
+DIRT_SYMBOLS = "HF"
 """Symbols of river cells that can be dirty: clean (H) and dirty (F) at the start."""
 
 
@@ -59,67 +59,67 @@ class GameMap:
         substrate: substrate that defines the symbols.
         text: the map, one row per line.
         width, height: size without the margin, in cells.
-        wall: whether a cell is impassable, [n_cells] bool; true in the margin.
-        spawn: cells with the symbol `P`.
-        inner_spawn: cells with the symbol `Q`, where the first two players start.
-        apples: cells where apples grow.
-        dirt: river cells that can be dirty.
-        dirty: whether each cell of `dirt` is dirty at the start, [n_dirt] bool.
-        river: other river cells.
-        stack_indices: index into `stacks` of each cell, [n_cells]; 0 (no sprite) outside the map.
-        stacks: names of sprites, bottom to top.
+        is_wall: whether a cell is impassable, [n_cells] bool; true in the margin.
+        spawn_cells: cells with the symbol `P`.
+        inner_spawn_cells: cells with the symbol `Q`, where the first two players start.
+        apple_cells: cells where apples grow.
+        dirt_cells: river cells that can be dirty.
+        is_dirty: whether each cell of `dirt_cells` is dirty at the start, [n_dirt] bool.
+        clean_river_cells: river cells that are always clean.
+        sprite_stack_indices: index into `sprite_stacks` of each cell, [n_cells]; 0 (no sprite) outside the map.
+        sprite_stacks: the different stacks of sprites of cells; a stack consists of names, bottom to top.
     """
 
     substrate: SubstrateName
     text: str
     width: int
     height: int
-    wall: NDArray[np.bool_]
-    spawn: NDArray[np.int64]
-    inner_spawn: NDArray[np.int64]
-    apples: NDArray[np.int64]
-    dirt: NDArray[np.int64]
-    dirty: NDArray[np.bool_]
-    river: NDArray[np.int64]
-    stack_indices: NDArray[np.int64]
-    stacks: tuple[tuple[str, ...], ...]
+    is_wall: NDArray[np.bool_]
+    spawn_cells: NDArray[np.int64]
+    inner_spawn_cells: NDArray[np.int64]
+    apple_cells: NDArray[np.int64]
+    dirt_cells: NDArray[np.int64]
+    is_dirty: NDArray[np.bool_]
+    clean_river_cells: NDArray[np.int64]
+    sprite_stack_indices: NDArray[np.int64]
+    sprite_stacks: tuple[tuple[str, ...], ...]
 
     @property
     def stride(self) -> int:
         """Number of cells in a row with the margin, by which the cell index changes in a step south."""
-        return self.width + 2 * MARGIN
+        return self.width + 2 * MAP_MARGIN
 
     @property
     def n_cells(self) -> int:
-        return self.stride * (self.height + 2 * MARGIN)
+        return self.stride * (self.height + 2 * MAP_MARGIN)
 
     @property
-    def sites(self) -> Sites:
-        return Sites(len(self.apples), len(self.dirt), int(self.dirty.sum()))
+    def site_counts(self) -> SiteCounts:
+        return SiteCounts(len(self.apple_cells), len(self.dirt_cells), int(self.is_dirty.sum()))
 
-    def index_of(self, x: int, y: int) -> int:
+    def find_cell(self, x: int, y: int) -> int:
         """Return the index of the cell in column `x` and row `y` of the map, both from 0."""
-        return (y + MARGIN) * self.stride + x + MARGIN
+        return (y + MAP_MARGIN) * self.stride + x + MAP_MARGIN
 
-    def position_of(self, index: int) -> tuple[int, int]:
+    def find_position(self, index: int) -> tuple[int, int]:
         """Return column and row of the cell `index`."""
-        return index % self.stride - MARGIN, index // self.stride - MARGIN
+        return index % self.stride - MAP_MARGIN, index // self.stride - MAP_MARGIN
 
-    def start_cells(self, n_agents: int) -> list[NDArray[np.int64]]:
-        """Return the possible start cells of each player; players with the same array object start on different cells.
+    def list_start_cells(self, n_agents: int) -> list[NDArray[np.int64]]:
+        """Return each player's possible start cells; players with the same array object start on different cells of it.
 
         Raises:
             ConfigError: there are fewer spawn cells than players.
         """
-        n_inner = min(2, n_agents) if len(self.inner_spawn) else 0
-        if n_inner > len(self.inner_spawn) or n_agents - n_inner > len(self.spawn):
-            n_marked = len(self.inner_spawn)
+        n_inner = min(2, n_agents) if len(self.inner_spawn_cells) else 0
+        if n_inner > len(self.inner_spawn_cells) or n_agents - n_inner > len(self.spawn_cells):
+            n_marked = len(self.inner_spawn_cells)
             inner_text = f" and {n_marked} marked Q for the first two players" if n_marked else ""
             raise ConfigError(
-                f"env.n_agents={n_agents} is too large for the map, which has {len(self.spawn)} spawn cells marked "
-                f"P{inner_text}; use fewer players, or mark more cells"
+                f"env.n_agents={n_agents} is too large for the map, which has {len(self.spawn_cells)} spawn cells "
+                f"marked P{inner_text}; use fewer players, or mark more cells"
             )
-        return [self.inner_spawn] * n_inner + [self.spawn] * (n_agents - n_inner)
+        return [self.inner_spawn_cells] * n_inner + [self.spawn_cells] * (n_agents - n_inner)
 
 
 def parse_map(substrate: SubstrateName, text: str) -> GameMap:
@@ -130,7 +130,7 @@ def parse_map(substrate: SubstrateName, text: str) -> GameMap:
             apple site or (Clean Up) no river cell that can be dirty.
     """
     rows = text.strip("\n").splitlines()
-    symbols = SYMBOLS[substrate]
+    symbols = SPRITES_BY_SYMBOL[substrate]
     if not rows or not rows[0]:
         raise ConfigError("env.map is empty; use a map with one row per line, or env.map=auto")
     for y, row in enumerate(rows):
@@ -146,26 +146,30 @@ def parse_map(substrate: SubstrateName, text: str) -> GameMap:
                     f"{' '.join(repr(map_symbol) for map_symbol in symbols)}"
                 )
     height, width = len(rows), len(rows[0])
-    grid = np.full((height + 2 * MARGIN, width + 2 * MARGIN), "", dtype="<U1")
-    grid[MARGIN : MARGIN + height, MARGIN : MARGIN + width] = [list(row) for row in rows]
+    grid = np.full((height + 2 * MAP_MARGIN, width + 2 * MAP_MARGIN), "", dtype="<U1")
+    grid[MAP_MARGIN : MAP_MARGIN + height, MAP_MARGIN : MAP_MARGIN + width] = [list(row) for row in rows]
     symbol_by_cell = grid.reshape(-1)
 
-    def cells_of(marks: str) -> NDArray[np.int64]:
+    def find_marked_cells(marks: str) -> NDArray[np.int64]:
         return np.flatnonzero(np.isin(symbol_by_cell, [mark for mark in marks if mark in symbols]))
 
-    stacks: list[tuple[str, ...]] = [(), *dict.fromkeys(symbols.values())]
-    stack_indices = np.zeros(symbol_by_cell.size, np.int64)
+    sprite_stacks: list[tuple[str, ...]] = [(), *dict.fromkeys(symbols.values())]
+    sprite_stack_indices = np.zeros(symbol_by_cell.size, np.int64)
     for symbol, stack in symbols.items():
-        stack_indices[symbol_by_cell == symbol] = stacks.index(stack)
-    spawn, apples, dirt = cells_of("P"), cells_of(APPLES[substrate]), cells_of(DIRT)
-    if not len(spawn):
+        sprite_stack_indices[symbol_by_cell == symbol] = sprite_stacks.index(stack)
+    spawn_cells, apple_cells, dirt_cells = (
+        find_marked_cells("P"),
+        find_marked_cells(APPLE_SYMBOLS[substrate]),
+        find_marked_cells(DIRT_SYMBOLS),
+    )
+    if not len(spawn_cells):
         raise ConfigError(
             "env.map has no spawn cell; mark with P at least one cell in which players start and return after a zap"
         )
-    if not len(apples):
-        symbols_text = " or ".join(APPLES[substrate])
+    if not len(apple_cells):
+        symbols_text = " or ".join(APPLE_SYMBOLS[substrate])
         raise ConfigError(f"env.map has no cell where apples grow; mark at least one with {symbols_text}")
-    if SUBSTRATES[substrate].has_dirt and not len(dirt):
+    if SUBSTRATES[substrate].has_dirt and not len(dirt_cells):
         raise ConfigError(
             "env.map has no river cell that can get dirty, on which the growth of apples depends; mark cells with H "
             "(clean at the start) or F (dirty at the start)"
@@ -175,15 +179,15 @@ def parse_map(substrate: SubstrateName, text: str) -> GameMap:
         text="\n".join(rows),
         width=width,
         height=height,
-        wall=np.isin(symbol_by_cell, ["", "W"]),
-        spawn=spawn,
-        inner_spawn=cells_of("Q"),
-        apples=apples,
-        dirt=dirt,
-        dirty=symbol_by_cell[dirt] == DIRT[1],
-        river=cells_of("~S"),
-        stack_indices=stack_indices,
-        stacks=tuple(stacks),
+        is_wall=np.isin(symbol_by_cell, ["", "W"]),
+        spawn_cells=spawn_cells,
+        inner_spawn_cells=find_marked_cells("Q"),
+        apple_cells=apple_cells,
+        dirt_cells=dirt_cells,
+        is_dirty=symbol_by_cell[dirt_cells] == DIRT_SYMBOLS[1],
+        clean_river_cells=find_marked_cells("~S"),
+        sprite_stack_indices=sprite_stack_indices,
+        sprite_stacks=tuple(sprite_stacks),
     )
 
 
@@ -206,7 +210,7 @@ def load_map(substrate: SubstrateName, choice: str) -> GameMap:
             install.INSTALL_HINT,
         )
     if choice in ("auto", "own"):
-        return parse_map(substrate, OWN_MAPS[substrate])
+        return parse_map(substrate, PACKAGE_MAPS[substrate])
     if "\n" in choice:
         return parse_map(substrate, choice)
     try:
@@ -221,10 +225,10 @@ def load_map(substrate: SubstrateName, choice: str) -> GameMap:
 
 @functools.cache
 def _load_melting_pot_map(substrate: SubstrateName) -> str:
-    return install.import_substrate(SUBSTRATES[substrate].module)[1].ASCII_MAP
+    return install.import_substrate(SUBSTRATES[substrate].module_name)[1].ASCII_MAP
 
 
-OWN_MAPS: Mapping[SubstrateName, str] = {
+PACKAGE_MAPS: Mapping[SubstrateName, str] = {
     "cleanup": """
 WWWWWWWWWWWWWWWWWWWWWWWWWWWWWW
 WFHFHFHFHFHFHFHFHFHFHFHFHFHFHW
@@ -269,5 +273,5 @@ WPPPPPPPPPPPPPPPPPPPPPPW
 WWWWWWWWWWWWWWWWWWWWWWWW
 """,
 }
-"""Maps for machines without Melting Pot, with the size and symbols of its maps, in another layout. The cells in
-`Substrate.spawn_cells` (for legislative rules) have no wall."""
+"""Maps for machines without Melting Pot, with the size and symbols of its maps, in another layout. No cell in
+`Substrate.spawn_cells` (for legislative rules) is a wall."""

@@ -18,24 +18,23 @@ from llmrl.envs.array_games import GroupedGames
 from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import RAW_REWARD_TEXT, Mechanism, Settlement, SocietyEvents
 from llmrl.envs.substrate.grid_text import build_grid_planes, count_grid_codes, describe_game, describe_observation
-from llmrl.envs.substrate.sprites import TileSource, find_agent_colors
+from llmrl.envs.substrate.sprites import TileSource, compute_agent_colors
 from llmrl.envs.substrate.substrate_rules import (
-    FIRST_END,
+    FIRST_RANDOM_END_STEP,
     GRID_SHAPE,
     MAX_AGENTS,
     PIXELS_SHAPE,
     SUBSTRATES,
     Rules,
-    Sites,
+    SiteCounts,
     SubstrateName,
-    find_changes,
+    find_rule_changes,
     list_action_names,
 )
 
 ChannelName = Literal["pixels", "grid", "vector", "text"]
 MAX_HORIZON = 5000
 """Number of steps after which both engines end every episode."""
-_RATIO_NUMERATORS = {"apples_per_shot": "apples_eaten", "cells_per_shot": "cells_cleaned"}
 
 
 @dataclass(frozen=True)
@@ -104,35 +103,35 @@ def build_spec(
     settings: SubstrateSettings,
     engine: Literal["meltingpot", "native"],
     device: str | None = None,
-    sites: Sites | None = None,
+    site_counts: SiteCounts | None = None,
 ) -> EnvSpec:
     """Return the spec of the environment.
 
-    `device`: see `EnvSpec`. `sites`: number of cells of different types in the map; None: those of Melting Pot's map.
+    `device`: see `EnvSpec`. `site_counts`: cells of different types in the map; None: as in Melting Pot's map.
     """
     substrate, rules, mechanism, horizon = settings.substrate, settings.rules, settings.mechanism, settings.horizon
     code_counts, planes = count_grid_codes(settings.n_agents), build_grid_planes(substrate, settings.n_agents)
-    n_numbers, text = len(SUBSTRATES[substrate].vector_observations), None
+    vector_size, text = len(SUBSTRATES[substrate].vector_observations), None
     if "text" in settings.channels:
         text = describe_game(substrate, rules, settings.n_agents, mechanism, settings.show_mechanism)
-    available = {
+    available_channels = {
         "pixels": Channel(PIXELS_SHAPE, "uint8", 0, 255),
         "grid": Channel(GRID_SHAPE, "uint8", 0, max(code_counts) - 1, codes=code_counts, planes=planes),
-        "vector": Channel((n_numbers,), "float32", 0, max(1, settings.n_agents - 1)),
+        "vector": Channel((vector_size,), "float32", 0, max(1, settings.n_agents - 1)),
         "text": Channel((), "object"),
     }
-    observation = {name: channel for name, channel in available.items() if name in settings.channels}
+    observation = {name: channel for name, channel in available_channels.items() if name in settings.channels}
     if mechanism is not None and settings.show_mechanism:
         low, high = float(mechanism.space.low.min()), float(mechanism.space.high.max())
         observation["mechanism"] = Channel((mechanism.space.dim,), "float32", low, high)
-    names = list_action_names(substrate, rules)
+    action_names = list_action_names(substrate, rules)
     return EnvSpec(
         name=substrate,
         n_envs=settings.n_envs,
         n_agents=settings.n_agents,
         observation=observation,
-        n_actions=len(names),
-        action_names=names,
+        n_actions=len(action_names),
+        action_names=action_names,
         horizon=horizon,
         mechanism=None if mechanism is None else mechanism.space,
         metrics=_collect_metrics(substrate, mechanism, horizon),
@@ -140,7 +139,7 @@ def build_spec(
         has_reward_jacobian=mechanism is not None,
         deterministic=engine == "native",
         text=text,
-        facts=_collect_facts(substrate, rules, mechanism, horizon, sites or SUBSTRATES[substrate].sites),
+        facts=_collect_facts(substrate, rules, mechanism, horizon, site_counts or SUBSTRATES[substrate].site_counts),
         about=(
             ("engine", f"{engine}, {rules} rules"),
             ("reward", RAW_REWARD_TEXT if mechanism is None else mechanism.base_reward_text),
@@ -159,29 +158,31 @@ def _collect_metrics(
     metrics |= {"zaps": "sum", "players_present": "mean"}
     if SUBSTRATES[substrate].has_dirt:
         metrics |= {"apples_regrown": "sum", "cells_cleaned": "sum", "cleaning_shots": "sum", "dirt": "last"}
-        metrics |= {name: RatioOfTotals(numerator, "cleaning_shots") for name, numerator in _RATIO_NUMERATORS.items()}
+        metrics["apples_per_shot"] = RatioOfTotals("apples_eaten", "cleaning_shots")
+        metrics["cells_per_shot"] = RatioOfTotals("cells_cleaned", "cleaning_shots")
     metrics |= {} if mechanism is None else mechanism.metrics
     return metrics
 
 
 def _collect_facts(
-    substrate: SubstrateName, rules: Rules, mechanism: Mechanism | None, horizon: int | None, sites: Sites
+    substrate: SubstrateName, rules: Rules, mechanism: Mechanism | None, horizon: int | None, site_counts: SiteCounts
 ) -> dict[str, float | bool]:
-    """Return facts for prompts about the environment with these rules, cells of the map and mechanism."""
-    change_names = {change.name for change in find_changes(substrate, rules)}
-    facts: dict[str, float | bool] = {"apple_sites": sites.apples, "away": SUBSTRATES[substrate].removal_steps}
-    if sites.dirt:
+    """Return name -> fact about the environment, for conditions and numbers in prompts (`EnvSpec.facts`)."""
+    change_names = {change.name for change in find_rule_changes(substrate, rules)}
+    removal_steps = SUBSTRATES[substrate].removal_steps
+    facts: dict[str, float | bool] = {"apple_sites": site_counts.n_apple_sites, "away": removal_steps}
+    if site_counts.n_dirt_cells:
         facts |= {
             "apples_at_start": "apples_at_start" in change_names,
-            "river_cells": sites.dirt,
-            "dirty_at_start": sites.dirty,
+            "river_cells": site_counts.n_dirt_cells,
+            "dirty_at_start": site_counts.n_dirty_cells,
             "pays_cleaning": False,
             "exactly_one": False,
             "reward_removed": False,
             "budget_balanced": False,
         }
-    if "no_random_end" not in change_names and (horizon is None or horizon > FIRST_END):
-        facts["may_end_from"] = FIRST_END
+    if "no_random_end" not in change_names and (horizon is None or horizon > FIRST_RANDOM_END_STEP):
+        facts["may_end_from"] = FIRST_RANDOM_END_STEP
     return facts if mechanism is None else {**facts, **mechanism.facts}
 
 
@@ -191,7 +192,7 @@ class SocietyEnv(GroupedGames):
     Args:
         settings: settings of the environment.
         spec: spec of the environment.
-        tiles: source of the sprites in frames.
+        tile_source: source of the sprites in frames.
 
     Attributes:
         settlement: the mechanism's settlement of the last step; None without a mechanism or before the first step.
@@ -199,73 +200,73 @@ class SocietyEnv(GroupedGames):
 
     settlement: Settlement | None = None
 
-    def __init__(self, settings: SubstrateSettings, spec: EnvSpec, tiles: TileSource = "melting_pot") -> None:
-        self.spec, self._settings, self._tiles = spec, settings, tiles
+    def __init__(self, settings: SubstrateSettings, spec: EnvSpec, tile_source: TileSource = "melting_pot") -> None:
+        self.spec, self._settings, self._tile_source = spec, settings, tile_source
         self._mechanism = mechanism = settings.mechanism
-        # Number of games with different random numbers; later groups of games use the same numbers.
+        # Number of games with different random numbers; the games after them repeat these numbers group by group.
         self._group_size = spec.n_envs
         self._report: MechanismReport | None = None
         if mechanism is not None and "text" in settings.channels:
             shape = spec.n_envs, spec.n_agents
             self._report = MechanismReport(mechanism.space, *shape, settings.show_mechanism, mechanism.player_facts)
         low = np.zeros(0) if mechanism is None else mechanism.space.low
-        self._set_values(np.tile(low.astype(np.float32), (spec.n_envs, 1)))
+        self._set_mechanism_values(np.tile(low.astype(np.float32), (spec.n_envs, 1)))
 
-    def _set_values(self, values: NDArray[np.float32]) -> None:
+    def _set_mechanism_values(self, values: NDArray[np.float32]) -> None:
         """Set the mechanism's values, [n_envs, d]."""
-        self._values: Any = values
+        self._mechanism_values: Any = values
 
     def set_mechanism(self, values: Array) -> None:
-        self._set_values(self._broadcast_mechanism_values(values).astype(np.float32))
+        self._set_mechanism_values(self._broadcast_mechanism_values(values).astype(np.float32))
 
     def agent_colors(self) -> NDArray[np.uint8]:
         """Return the color of each player in frames, [n_agents, 3] uint8."""
-        return find_agent_colors(self._settings.substrate, self._settings.n_agents, self._tiles)
+        return compute_agent_colors(self._settings.substrate, self._settings.n_agents, self._tile_source)
 
     def share_random_numbers(self, n_groups: int) -> None:
         """Use the same random numbers in game i of each of `n_groups` equal groups, from the next reset on."""
         self._group_size = self.spec.games_per_group(n_groups)
 
-    def _reset_mechanism(self, games: NDArray[np.bool_]) -> None:
-        """Reset the state of the mechanism in the games where `games` [n_envs] is true."""
+    def _reset_mechanism(self, reset_mask: NDArray[np.bool_]) -> None:
+        """Reset the mechanism's state and report in the games where `reset_mask` [n_envs] is true."""
         if self._mechanism is not None:
-            self._mechanism.reset(games)
+            self._mechanism.reset(reset_mask)
         if self._report is not None:
-            self._report.clear(games)
+            self._report.begin(reset_mask)
 
     def _settle(
-        self, events: SocietyEvents, values: Array, live: NDArray[np.bool_], metrics: dict[str, Any]
+        self, events: SocietyEvents, values: Array, is_live: NDArray[np.bool_], metrics: dict[str, Any]
     ) -> Settlement:
         """Return the mechanism's settlement of a step, and add its metrics to `metrics`.
 
         Args:
             events: events of the step.
             values: the mechanism's values [n_envs, d], 0 in games that have ended.
-            live: whether each game was advanced in the step, [n_envs] bool.
-            metrics: metrics of the step.
+            is_live: whether each game was advanced in the step, [n_envs] bool.
+            metrics: metric name -> value [n_envs] in the step.
         """
         assert self._mechanism is not None
         self.settlement = settlement = self._mechanism.settle(events, values)
         metrics |= settlement.metrics
         if self._report is not None:
-            jacobian, facts = settlement.reward_jacobian, settlement.player_facts
-            self._report.record(settlement.base_reward, jacobian, values, live, facts)
+            jacobian, player_facts = settlement.reward_jacobian, settlement.player_facts
+            self._report.settle(settlement.base_reward, jacobian, values, is_live, player_facts)
         return settlement
 
     def _describe_observations(
-        self, grids: NDArray[np.uint8], vectors: NDArray[np.float32], present: NDArray[np.bool_], values: NDArray[Any]
+        self, grids: NDArray[Any], vectors: NDArray[Any], is_present: NDArray[np.bool_], values: NDArray[Any]
     ) -> NDArray[Any]:
-        """Return the text observation of each player, [n_envs, n_agents] object; "" for players who are not `present`.
+        """Return the text observation of each player, [n_envs, n_agents] object; "" for removed players.
 
         Args:
-            grids: the channel `grid`.
-            vectors: the channel `vector`.
-            present: whether each player is not removed, [n_envs, n_agents] bool.
+            grids: the channel `grid`, [n_envs, n_agents, 11, 11, 4].
+            vectors: the channel `vector`, [n_envs, n_agents, 1 or 2].
+            is_present: whether each player is not removed, [n_envs, n_agents] bool.
             values: the mechanism's values, [n_envs, d].
         """
-        texts = np.full(present.shape, "", dtype=object)
-        for game, player in np.argwhere(present).tolist():
+        texts = np.full(is_present.shape, "", dtype=object)
+        for game, player in np.argwhere(is_present).tolist():
             report = None if self._report is None else self._report.build_entries(game, player, values[game])
-            scalars, substrate, rules = vectors[game, player], self._settings.substrate, self._settings.rules
-            texts[game, player] = describe_observation(grids[game, player], substrate, rules, scalars, report)
+            vector, substrate, rules = vectors[game, player], self._settings.substrate, self._settings.rules
+            texts[game, player] = describe_observation(grids[game, player], substrate, rules, vector, report)
         return texts

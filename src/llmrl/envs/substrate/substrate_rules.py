@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 Rules = Literal["upstream", "legislative"]
 SubstrateName = Literal["cleanup", "harvest"]
-Definition = dict[str, Any]
+SubstrateDefinition = dict[str, Any]
 """Result of `build` in a substrate's module: level name, number of players, map, prefabs, game objects."""
 
-FIRST_END = 1099
+FIRST_RANDOM_END_STEP = 1099
 """First step in which an episode may end at random, unless the rules have `no_random_end`."""
 MAX_AGENTS = 15
 """Maximum number of players with distinguishable colors in both substrates."""
@@ -31,18 +31,18 @@ _MOVES = ("noop", "forward", "backward", "step_left", "step_right", "turn_left",
 
 
 @dataclass(frozen=True)
-class Sites:
+class SiteCounts:
     """Number of cells of different types in a map.
 
     Attributes:
-        apples: number of cells where apples grow.
-        dirt: number of cells that can be dirty.
-        dirty: number of cells that are dirty at the start.
+        n_apple_sites: number of cells where apples grow.
+        n_dirt_cells: number of cells that can be dirty.
+        n_dirty_cells: number of cells that are dirty at the start.
     """
 
-    apples: int
-    dirt: int = 0
-    dirty: int = 0
+    n_apple_sites: int
+    n_dirt_cells: int = 0
+    n_dirty_cells: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,65 +50,66 @@ class Substrate:
     """Constants of one substrate.
 
     Attributes:
-        module: name of its module in `meltingpot.configs.substrates`.
-        actions: names of the upstream actions, in the order of their indices.
+        module_name: name of its module in `meltingpot.configs.substrates`.
+        upstream_actions: names of the upstream actions, in the order of their indices.
         world_shape: shape of a frame of the whole map, [height, width, 3].
         vector_observations: Melting Pot's names of the entries of the channel `vector`.
-        groups: metric name -> group of states of pieces (in Melting Pot's terms) that the metric counts in each step.
-        sites: number of cells of different types in Melting Pot's map.
+        piece_groups: metric name -> group of states of pieces (in Melting Pot's terms); the metric is the number of
+            pieces in these states after a step.
+        site_counts: number of cells of different types in Melting Pot's map.
         zap_cooldown, clean_cooldown: number of steps after a beam in which the player cannot fire another one.
         removal_steps: number of steps for which a zapped player is removed.
-        end_probability: probability that an episode ends, at step `FIRST_END` and at every 100th step after it.
-        floor: name of the prefab under a spawn cell.
+        end_probability: probability that an episode ends at `FIRST_RANDOM_END_STEP`, and at every 100th step after it.
+        floor_prefab: name of the prefab under a spawn cell.
         spawn_cells: (x, y) of each player's spawn cell under `legislative` rules.
     """
 
-    module: str
-    actions: tuple[str, ...]
+    module_name: str
+    upstream_actions: tuple[str, ...]
     world_shape: tuple[int, int, int]
     vector_observations: tuple[str, ...]
-    groups: Mapping[str, str]
-    sites: Sites
+    piece_groups: Mapping[str, str]
+    site_counts: SiteCounts
     zap_cooldown: int
     clean_cooldown: int
     removal_steps: int
     end_probability: float
-    floor: str
+    floor_prefab: str
     spawn_cells: tuple[tuple[int, int], ...]
 
     @property
     def has_dirt(self) -> bool:
         """True if the map has a river that gets dirty."""
-        return self.sites.dirt > 0
+        return self.site_counts.n_dirt_cells > 0
 
 
 SUBSTRATES: Mapping[SubstrateName, Substrate] = {
     "cleanup": Substrate(
-        module="clean_up",
-        actions=(*_MOVES, "zap", "clean"),
+        module_name="clean_up",
+        upstream_actions=(*_MOVES, "zap", "clean"),
         world_shape=(168, 240, 3),
         vector_observations=("READY_TO_SHOOT", "NUM_OTHERS_WHO_CLEANED_THIS_STEP"),
-        groups={"apples_live": "apples", "dirt": "dirt"},
-        sites=Sites(apples=122, dirt=147, dirty=79),
+        piece_groups={"apples_live": "apples", "dirt": "dirt"},
+        site_counts=SiteCounts(n_apple_sites=122, n_dirt_cells=147, n_dirty_cells=79),
         zap_cooldown=10,
         clean_cooldown=2,
         removal_steps=50,
         end_probability=0.2,
-        floor="sand",
+        floor_prefab="sand",
         spawn_cells=((11, 9), (8, 10), (8, 8), (5, 9), (5, 11), (11, 11), (8, 12)),
     ),
     "harvest": Substrate(
-        module="commons_harvest__open",
-        actions=(*_MOVES, "zap"),
+        module_name="commons_harvest__open",
+        upstream_actions=(*_MOVES, "zap"),
         world_shape=(144, 192, 3),
         vector_observations=("READY_TO_SHOOT",),
-        groups={"apples_live": "apples"},
-        sites=Sites(apples=64),
+        piece_groups={"apples_live": "apples"},
+        site_counts=SiteCounts(n_apple_sites=64),
         zap_cooldown=2,
         clean_cooldown=0,
         removal_steps=4,
         end_probability=0.15,
-        floor="floor",
+        floor_prefab="floor",
         spawn_cells=((17, 13), (14, 13), (7, 7), (16, 7), (11, 13), (8, 13), (5, 13)),
     ),
 }
@@ -116,108 +117,108 @@ SUBSTRATES: Mapping[SubstrateName, Substrate] = {
 
 @dataclass(frozen=True)
 class RuleChange:
-    """A difference from the upstream rules; `apply` changes the definition of a substrate in place."""
+    """A difference from the upstream rules; `apply` changes the definition of a substrate to these rules, in place."""
 
     name: str
     substrates: tuple[SubstrateName, ...]
-    apply: Callable[[Definition, Substrate], None]
+    apply: Callable[[SubstrateDefinition, Substrate], None]
 
 
-def find_component(game_object: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the keyword arguments of a component of a game object; they can be changed in place.
+def find_component(game_object: Mapping[str, Any], component_name: str) -> dict[str, Any]:
+    """Return the keyword arguments of a component of a game object; changes of the result change the object.
 
     Raises:
         KeyError: the object has no such component.
     """
-    for entry in game_object["components"]:
-        if entry["component"] == name:
-            return entry.setdefault("kwargs", {})
-    raise KeyError(f"{game_object['name']} has no component {name}")
+    for component in game_object["components"]:
+        if component["component"] == component_name:
+            return component.setdefault("kwargs", {})
+    raise KeyError(f"{game_object['name']} has no component {component_name}")
 
 
-def find_avatars(definition: Definition) -> list[dict[str, Any]]:
+def find_avatars(definition: SubstrateDefinition) -> list[dict[str, Any]]:
     """Return the players' game objects, in the order of the players' indices."""
     return [
         o for o in definition["simulation"]["gameObjects"] if any(c["component"] == "Avatar" for c in o["components"])
     ]
 
 
-def _own_spawn_cells(definition: Definition, substrate: Substrate) -> None:
-    """Assign to each player a cell on which it starts and returns after a removal."""
+def _assign_spawn_cells(definition: SubstrateDefinition, substrate: Substrate) -> None:
+    """Assign to each player one spawn cell, where it starts an episode and returns after a removal."""
     simulation = definition["simulation"]
     rows = [list(row) for row in simulation["map"].strip("\n").split("\n")]
     for row in rows:
-        row[:] = [" " if char in "PQ" else char for char in row]
-    for index, (avatar, (x, y)) in enumerate(
+        row[:] = [" " if symbol in "PQ" else symbol for symbol in row]
+    for number, (avatar, (x, y)) in enumerate(
         zip(find_avatars(definition), substrate.spawn_cells, strict=False), start=1
     ):
-        char, prefab, group = "tuvwxyz"[index - 1], f"spawn_point_{index}", f"spawnPoint{index}"
-        point = copy.deepcopy(simulation["prefabs"]["spawn_point"])
-        find_component(point, "StateManager")["stateConfigs"][0]["groups"] = [group]
-        simulation["prefabs"][prefab] = point
-        simulation["charPrefabMap"][char] = {"type": "all", "list": [substrate.floor, prefab]}
-        rows[y][x] = char
-        find_component(avatar, "Avatar").update(spawnGroup=group, postInitialSpawnGroup=group)
+        symbol, prefab_name, spawn_group = "tuvwxyz"[number - 1], f"spawn_point_{number}", f"spawnPoint{number}"
+        spawn_point = copy.deepcopy(simulation["prefabs"]["spawn_point"])
+        find_component(spawn_point, "StateManager")["stateConfigs"][0]["groups"] = [spawn_group]
+        simulation["prefabs"][prefab_name] = spawn_point
+        simulation["charPrefabMap"][symbol] = {"type": "all", "list": [substrate.floor_prefab, prefab_name]}
+        rows[y][x] = symbol
+        find_component(avatar, "Avatar").update(spawnGroup=spawn_group, postInitialSpawnGroup=spawn_group)
     simulation["map"] = "\n" + "\n".join("".join(row) for row in rows) + "\n"
 
 
-def _start_heading_north(definition: Definition, substrate: Substrate) -> None:
+def _start_heading_north(definition: SubstrateDefinition, substrate: Substrate) -> None:
     """Let all players start the episode heading north; the heading after a removal stays random."""
     for avatar in find_avatars(definition):
         find_component(avatar, "Avatar")["randomizeInitialOrientation"] = False
 
 
-def _fixed_move_order(definition: Definition, substrate: Substrate) -> None:
-    """Execute moves in descending order of player indices, instead of a random order."""
+def _fix_move_order(definition: SubstrateDefinition, substrate: Substrate) -> None:
+    """Execute moves in descending order of player indices, instead of in a random order."""
     for avatar in find_avatars(definition):
         avatar["components"].append({"component": "MoveOrder", "kwargs": {}})
 
 
-def _no_zap(definition: Definition, substrate: Substrate) -> None:
-    """Do nothing: `list_action_names` omits the zap, so no player can be removed."""
+def _disable_zap(definition: SubstrateDefinition, substrate: Substrate) -> None:
+    """Leave the definition unchanged: `list_action_names` omits the zap, so no player can be removed."""
 
 
-def _apples_at_start(definition: Definition, substrate: Substrate) -> None:
+def _fill_apple_sites(definition: SubstrateDefinition, substrate: Substrate) -> None:
     """Start with an apple on every apple site."""
     find_component(definition["simulation"]["prefabs"]["potential_apple"], "StateManager")["initialState"] = "apple"
 
 
-def _no_random_end(definition: Definition, substrate: Substrate) -> None:
+def _disable_random_end(definition: SubstrateDefinition, substrate: Substrate) -> None:
     """Let the engine end an episode only at its frame limit (5000)."""
     scene = definition["simulation"]["scene"]
     scene["components"] = [c for c in scene["components"] if c["component"] != "StochasticIntervalEpisodeEnding"]
 
 
 RULE_CHANGES: tuple[RuleChange, ...] = (
-    RuleChange("own_spawn_cells", ("cleanup", "harvest"), _own_spawn_cells),
+    RuleChange("own_spawn_cells", ("cleanup", "harvest"), _assign_spawn_cells),
     RuleChange("start_heading_north", ("cleanup", "harvest"), _start_heading_north),
-    RuleChange("fixed_move_order", ("cleanup", "harvest"), _fixed_move_order),
-    RuleChange("no_zap", ("harvest",), _no_zap),
-    RuleChange("apples_at_start", ("cleanup",), _apples_at_start),
-    RuleChange("no_random_end", ("cleanup", "harvest"), _no_random_end),
+    RuleChange("fixed_move_order", ("cleanup", "harvest"), _fix_move_order),
+    RuleChange("no_zap", ("harvest",), _disable_zap),
+    RuleChange("apples_at_start", ("cleanup",), _fill_apple_sites),
+    RuleChange("no_random_end", ("cleanup", "harvest"), _disable_random_end),
 )
 
 
-def find_changes(name: SubstrateName, rules: Rules) -> tuple[RuleChange, ...]:
+def find_rule_changes(name: SubstrateName, rules: Rules) -> tuple[RuleChange, ...]:
     """Return the changes of a substrate under `rules`; none for `upstream`."""
     return tuple(c for c in RULE_CHANGES if name in c.substrates) if rules == "legislative" else ()
 
 
 def list_action_names(name: SubstrateName, rules: Rules) -> tuple[str, ...]:
     """Return the names of a player's actions under `rules`, in the order of their indices."""
-    excluded = {"zap"} if any(c.name == "no_zap" for c in find_changes(name, rules)) else set()
-    return tuple(action for action in SUBSTRATES[name].actions if action not in excluded)
+    excluded = {"zap"} if any(c.name == "no_zap" for c in find_rule_changes(name, rules)) else set()
+    return tuple(action for action in SUBSTRATES[name].upstream_actions if action not in excluded)
 
 
 def build_definition(
     module: Any, name: SubstrateName, n_agents: int, rules: Rules, map_text: str | None = None
-) -> Definition:
-    """Return the definition of a substrate under `rules`, with the piece groups that `Substrate.groups` counts.
+) -> SubstrateDefinition:
+    """Return the definition of a substrate under `rules`, with the piece groups that `Substrate.piece_groups` counts.
 
     `module`: the substrate's configuration module, which is not changed. `map_text`: map to use instead of its map.
     """
     substrate = SUBSTRATES[name]
-    definition: Definition = copy.deepcopy(dict(module.build(("default",) * n_agents, None)))
+    definition: SubstrateDefinition = copy.deepcopy(dict(module.build(("default",) * n_agents, None)))
     if map_text is not None:
         definition["simulation"]["map"] = f"\n{map_text}\n"
         if "Q" not in map_text:
@@ -228,12 +229,13 @@ def build_definition(
         _add_to_group(prefabs["potential_apple"], "apple", "apples")
         for prefab in ("potential_dirt", "actual_dirt"):
             _add_to_group(prefabs[prefab], "dirt", "dirt")
-    for change in find_changes(name, rules):
+    for change in find_rule_changes(name, rules):
         change.apply(definition, substrate)
     return definition
 
 
 def _add_to_group(prefab: Mapping[str, Any], state: str, group: str) -> None:
+    """Add a state of a prefab's pieces to a piece group, in place."""
     for config in find_component(prefab, "StateManager")["stateConfigs"]:
         if config["state"] == state:
             config["groups"] = [*config.get("groups", ()), group]
