@@ -50,7 +50,7 @@ def observe_sentences(scenario: Scenario, world: ParticleWorld) -> list[list[str
 
 def make_world(scenario: Scenario, position: Sequence[object], goal: Sequence[int] = ()) -> ParticleWorld:
     """Return the world of one game with resting bodies at `position` [n_bodies, 2]."""
-    world = ParticleWorld(scenario.bodies, 1, scenario.message_dim, len(scenario.guides))
+    world = ParticleWorld(scenario.bodies, 1, scenario.message_dim, len(scenario.guide_pairs))
     world.reset(np.ones(1, dtype=bool), np.array([position], dtype=np.float64), np.array([goal], dtype=np.int64))
     return world
 
@@ -58,17 +58,17 @@ def make_world(scenario: Scenario, position: Sequence[object], goal: Sequence[in
 def sample_world(scenario: Scenario, seed: int, n_envs: int) -> ParticleWorld:
     """Sample worlds with random positions, velocities and messages."""
     rng = np.random.default_rng(seed)
-    world = ParticleWorld(scenario.bodies, n_envs, scenario.message_dim, len(scenario.guides))
+    world = ParticleWorld(scenario.bodies, n_envs, scenario.message_dim, len(scenario.guide_pairs))
     world.reset(np.ones(n_envs, dtype=bool), *scenario.sample_start(rng, n_envs))
-    world.velocity = rng.normal(size=world.velocity.shape) * scenario.bodies.movable[:, None]
-    if scenario.guides:
+    world.velocity = rng.normal(size=world.velocity.shape) * scenario.bodies.is_movable[:, None]
+    if scenario.guide_pairs:
         mask = (
             np.ones((scenario.bodies.n_agents, len(scenario.action_names)))
             if scenario.legal_actions is None
             else scenario.legal_actions
         )
         messages = [rng.choice(np.flatnonzero(row), n_envs) for row in mask]
-        world.messages = scenario.decode(np.stack(messages, axis=1))[1] * (rng.random((n_envs, 1, 1)) < 0.8)
+        world.messages = scenario.decode_actions(np.stack(messages, axis=1))[1] * (rng.random((n_envs, 1, 1)) < 0.8)
     return world
 
 

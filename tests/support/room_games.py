@@ -55,7 +55,7 @@ def compute_visible_cells(env: MiniGridEnv) -> np.ndarray:
 
 def make_world(layout: RoomLayout) -> GridWorld:
     world = GridWorld(1, *layout.cells.shape[:2], margin=1)
-    world.begin([0], [layout])
+    world.start_episodes([0], [layout])
     return world
 
 
@@ -91,7 +91,7 @@ def _search(world: GridWorld, task: RoomTask, actions: Sequence[int], max_nodes:
         candidates.heading = np.repeat([state[2] for state in edge], k)
         candidates.carrying = np.repeat(np.array([state[3] for state in edge], dtype=np.uint32), k)
         events = candidates.step(np.tile(actions, len(edge)), np.ones(n, dtype=bool))
-        solutions = np.flatnonzero(task.success(events))
+        solutions = np.flatnonzero(task.find_successes(events))
         if len(solutions):
             return [*plans[solutions[0] // k], actions[solutions[0] % k]]
         at = (candidates.at - first).tolist()

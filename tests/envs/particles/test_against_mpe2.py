@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llmrl.core.seeding import Seeds
 from llmrl.envs.particles.mpe_scenarios import SimpleReference, SimpleSpeakerListener, SimpleSpread, SimpleTag
-from llmrl.envs.particles.physics import DIRECTIONS, MOVES, Bodies, ParticleWorld
+from llmrl.envs.particles.physics import MOVE_DIRECTIONS, MOVES, Bodies, ParticleWorld
 from llmrl.envs.particles.scenario import Scenario
 from llmrl.envs.particles.vec_env import ParticlesEnv
 
@@ -46,7 +46,7 @@ def crowded(position: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def overlap(world: ParticleWorld) -> bool:
     """Return whether two solid discs overlap in some game."""
-    solid = np.flatnonzero(world.bodies.solid)
+    solid = np.flatnonzero(world.bodies.is_solid)
     x, y = solid[np.array(np.triu_indices(len(solid), k=1))]
     distance = np.linalg.norm(world.position[:, x] - world.position[:, y], axis=-1)
     return bool((distance < world.bodies.radius[x] + world.bodies.radius[y]).any())
@@ -83,7 +83,7 @@ def test_steps_match_package(scenario: Scenario, module: str, options: dict[str,
         action = sampled(env, rng)
         touching |= overlap(env.world)
         step = env.step(action)
-        reward = scenario.reward(env.world)
+        reward = scenario.compute_rewards(env.world)
         assert np.allclose(step.reward, reward, atol=1e-6, rtol=1e-6)
         for i, game in enumerate(games):
             numbers = action[i] if scenario.legal_actions is None else action[i] - [5, 0]
@@ -101,7 +101,7 @@ def test_steps_match_package(scenario: Scenario, module: str, options: dict[str,
                 assert np.isclose(rewards[name], reward[i, j], rtol=0, atol=1e-9)
                 assert not terminated[name]
                 assert truncated[name] == step.truncated[i] == (t == 24)
-    assert touching == (scenario.bodies.solid.sum() > 1)
+    assert touching == (scenario.bodies.is_solid.sum() > 1)
 
 
 @settings(max_examples=25)
@@ -116,8 +116,8 @@ def test_disc_physics(data: st.DataObject) -> None:
     bodies = Bodies(
         agent_names=tuple(f"agent_{i}" for i in range(n_agents)),
         radius=rng.uniform(0.02, 0.3, n_agents + n_landmarks),
-        solid=rng.random(n_agents + n_landmarks) < 0.8,
-        movable=rng.random(n_agents) < 0.8,
+        is_solid=rng.random(n_agents + n_landmarks) < 0.8,
+        is_movable=rng.random(n_agents) < 0.8,
         acceleration=rng.uniform(1, 6, n_agents),
         max_speed=np.where(rng.random(n_agents) < 0.5, np.inf, rng.uniform(0.2, 1.5, n_agents)),
     )
@@ -128,17 +128,17 @@ def test_disc_physics(data: st.DataObject) -> None:
         world.dim_c = 2
         world.agents, world.landmarks = [Agent() for _ in range(n_agents)], [Landmark() for _ in range(n_landmarks)]
         for i, entity in enumerate(world.entities):
-            entity.size, entity.collide = bodies.radius[i], bool(bodies.solid[i])
+            entity.size, entity.collide = bodies.radius[i], bool(bodies.is_solid[i])
             entity.state.p_pos, entity.state.p_vel = start[game, i].copy(), np.zeros(2)
         for i, agent in enumerate(world.agents):
-            agent.movable, agent.silent = bool(bodies.movable[i]), True
+            agent.movable, agent.silent = bool(bodies.is_movable[i]), True
             agent.max_speed = None if np.isinf(bodies.max_speed[i]) else float(bodies.max_speed[i])
     for _ in range(15):
         move = rng.integers(len(MOVES), size=(2, n_agents))
         native.step(move, np.zeros((2, n_agents, 2)), np.ones(2, dtype=bool))
         for game, world in enumerate(reference):
             for i, agent in enumerate(world.agents):
-                agent.action.u = DIRECTIONS[move[game, i]] * bodies.acceleration[i]
+                agent.action.u = MOVE_DIRECTIONS[move[game, i]] * bodies.acceleration[i]
             world.step()
             for i, entity in enumerate(world.entities):
                 assert np.allclose(entity.state.p_pos, native.position[game, i], rtol=0, atol=1e-9)

@@ -109,7 +109,7 @@ def test_parts_name_all_entries(scenario: Scenario, seed: int) -> None:
         for name in parts.keys() & expected.keys():
             assert np.allclose(vector[:, i, parts[name]], expected[name], rtol=0, atol=1e-6)
         if "told_goal" in parts:  # one color per goal; its strongest entry is the landmark's number
-            mine = [g for g, (knows, _) in enumerate(scenario.guides) if knows == i]
+            mine = [g for g, (knows, _) in enumerate(scenario.guide_pairs) if knows == i]
             assert np.array_equal(
                 vector[:, i, parts["told_goal"]].reshape(2, -1, 3).argmax(2), world.goal_landmark[:, mine]
             )
@@ -281,12 +281,12 @@ def test_picture_shows_all_discs(scenario: Scenario) -> None:
     image = env.render(1)
     assert image.shape == (320, 320, 3)
     assert image.dtype == np.uint8
-    fill, outline = scenario.colors(env.world.goal_landmark[1])
+    fill, outline = scenario.compute_colors(env.world.goal_landmark[1])
     n_agents = env.spec.n_agents
     assert len(np.unique(fill[:n_agents], axis=0)) == n_agents
     x, y = ((np.array([1, -1]) * env.world.position[1] / 1.25 + 1) * 160).astype(int).T
     assert np.array_equal(image[y, x], fill)
-    for goal, (_, agent) in zip(env.world.goal_landmark[1], scenario.guides, strict=True):
+    for goal, (_, agent) in zip(env.world.goal_landmark[1], scenario.guide_pairs, strict=True):
         assert np.array_equal(outline[agent], fill[n_agents + goal])
     env.world.position[1, 0] = [7, 0]  # far outside: the view widens
     assert (env.render(1) == fill[0]).all(axis=2).any()

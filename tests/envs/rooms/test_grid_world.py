@@ -18,6 +18,7 @@ from llmrl.envs.rooms.grid_world import (
     DOOR,
     DROP,
     EMPTY,
+    EMPTY_CELL,
     FLOOR,
     FORWARD,
     GOAL,
@@ -25,15 +26,14 @@ from llmrl.envs.rooms.grid_world import (
     GREEN,
     KEY,
     LAVA,
-    NOTHING,
     PICKUP,
     RED,
     TOGGLE,
     WALL,
     GridWorld,
     RoomLayout,
-    as_bytes,
     encode_cell,
+    view_as_bytes,
 )
 from llmrl.envs.rooms.tasks import ColoredDoorKey, DoorKey, LavaDoorKey, RoomTask, SimpleDoorKey, TwoDoor, UnlockPickup
 from llmrl.envs.rooms.vec_env import RoomsEnv
@@ -59,7 +59,7 @@ class Player:
         self.wander -= 1
         if self.wander >= 0:
             front = world.cells.reshape(-1)[world.at[game] + world._step_offsets[world.heading[game]]]
-            kind = int(as_bytes(np.array([front]))[0, 0])
+            kind = int(view_as_bytes(np.array([front]))[0, 0])
             busy = {KEY: PICKUP, BOX: TOGGLE, DOOR: TOGGLE, EMPTY: FORWARD, GOAL: FORWARD, LAVA: DROP}.get(kind)
             if busy is not None and self.rng.random() < 0.5:
                 return busy
@@ -111,7 +111,7 @@ def test_steps_match_minigrid(task: RoomTask, view: int, expected_events: set[st
         assert (x[game], y[game]) == tuple(reference_env.agent_pos)
         assert world.heading[game] == reference_env.agent_dir
         held = (EMPTY, 0, 0) if reference_env.carrying is None else reference_env.carrying.encode()
-        assert tuple(as_bytes(world.carrying)[game, :3]) == held
+        assert tuple(view_as_bytes(world.carrying)[game, :3]) == held
         grid, mask = reference_env.gen_obs_grid()
         assert np.array_equal(observation["view"][game, 0], grid.encode(mask))
         assert observation["direction"][game, 0].tolist() == np.eye(4)[reference_env.agent_dir].tolist()
@@ -186,13 +186,13 @@ def test_arbitrary_clutter_matches_minigrid(view: int) -> None:
         cells[1:-1, 1:-1] = np.stack([kinds, np.where(kinds == EMPTY, 0, colors), states], axis=-1)
         cells[3, 4] = (EMPTY, 0, 0)
         layouts.append(RoomLayout(cells, (3, 4), int(rng.integers(4))))
-    world.begin(range(n), layouts)
+    world.start_episodes(range(n), layouts)
     references = [Arena(layout, view) for layout in layouts]
     for reference_env in references:
         reference_env.reset()
     event_counts: Counter[str] = Counter()
     for _ in range(120):
-        view_image = viewer.image(viewer.compute_field_of_view())
+        view_image = viewer.build_image(viewer.compute_field_of_view())
         grid = world.grid
         for game, reference_env in enumerate(references):
             assert np.array_equal(view_image[game], reference_env.gen_obs()["image"])
@@ -219,12 +219,12 @@ def test_arbitrary_clutter_matches_minigrid(view: int) -> None:
     assert np.array_equal(world.time, np.full(n, 120))
 
 
-def face_object(kind: int, color: int = 0, state: int = 0, carrying: int = int(NOTHING)) -> GridWorld:
+def face_object(kind: int, color: int = 0, state: int = 0, carrying: int = int(EMPTY_CELL)) -> GridWorld:
     cells = np.zeros((5, 5, 3), dtype=np.uint8)
     cells[..., 0] = EMPTY
     cells[3, 2] = (kind, color, state)
     world = GridWorld(1, 5, 5, margin=2)
-    world.begin([0], [RoomLayout(cells, (2, 2), 0)])
+    world.start_episodes([0], [RoomLayout(cells, (2, 2), 0)])
     world.carrying[0] = carrying
     return world
 
@@ -269,8 +269,8 @@ def test_inactive_games_are_unchanged() -> None:
 def test_outside_is_wall() -> None:
     world = GridWorld(1, 5, 5, margin=2)
     cells = np.tile(np.array([EMPTY, 0, 0], dtype=np.uint8), (5, 5, 1))
-    world.begin([0], [RoomLayout(cells, (4, 2), 0)])
-    view = Viewer(world, 3).image(Viewer(world, 3).compute_field_of_view())[0]
+    world.start_episodes([0], [RoomLayout(cells, (4, 2), 0)])
+    view = Viewer(world, 3).build_image(Viewer(world, 3).compute_field_of_view())[0]
     assert view[:, 1, 0].tolist() == [2, 2, 2]
     assert view[:, 0, 0].tolist() == [0, 0, 0]
     world.step(np.array([FORWARD]), np.array([True]))

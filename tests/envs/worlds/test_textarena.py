@@ -9,7 +9,7 @@ from environments import make_env
 from llmrl.core.errors import ConfigError
 
 pytest.importorskip("textarena")
-from llmrl.envs.pettingzoo.text_worlds import MOVES, TextArenaWorld
+from llmrl.envs.pettingzoo.text_worlds import MOVES_BY_GAME, TextArenaWorld
 
 
 def games(name, n_envs=2, **kwargs):
@@ -27,7 +27,7 @@ def play_randomly(env, seed, max_steps=400):
     return texts, total, done
 
 
-@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize("name", MOVES_BY_GAME)
 def test_listed_moves_play_game(name):
     texts, total, done = play_randomly(games(f"{name}-v0-train", 1), seed=2)
     assert done.all() and np.isfinite(total).all()

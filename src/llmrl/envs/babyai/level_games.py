@@ -10,7 +10,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.envs.gym.env_factory import EnvFactory, make_gymnasium_env
-from llmrl.envs.rooms.grid_world import DROP, GRAY, NOTHING, PICKUP, TOGGLE, WALL, GridWorld, encode_cell
+from llmrl.envs.rooms.grid_world import DROP, EMPTY_CELL, GRAY, PICKUP, TOGGLE, WALL, GridWorld, encode_cell
 from llmrl.envs.rooms.views import Viewer
 
 _MAX_VIEW_SIZE = 31
@@ -162,7 +162,7 @@ class LevelGames:
         self._world.place_agents(np.array([i]), np.array([env.agent_pos]), np.array([env.agent_dir]))
 
     def _compute_views(self) -> None:
-        self.views = self._viewer.image(self._viewer.compute_field_of_view())
+        self.views = self._viewer.build_image(self._viewer.compute_field_of_view())
 
     def render(self, index: int) -> np.ndarray:
         return np.asarray(self.envs[index].render())
@@ -174,7 +174,7 @@ class LevelGames:
 
 def _encode_object(obj: Any) -> np.uint32:
     """Return the code of a cell (see `encode_cell`) with a MiniGrid object, or an empty cell for None."""
-    return NOTHING if obj is None else encode_cell(*obj.encode())
+    return EMPTY_CELL if obj is None else encode_cell(*obj.encode())
 
 
 def _find_max_mission_steps(env: Any) -> int:

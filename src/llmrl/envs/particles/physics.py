@@ -21,7 +21,7 @@ CONTACT_MARGIN = 1e-3  # width of the soft contact zone, in length units
 ACCELERATION = 5.0  # default acceleration of agents, in length units per second squared
 
 MOVES = ("stay", "left", "right", "down", "up")
-DIRECTIONS = np.array([[0.0, 0.0], [-1.0, 0.0], [1.0, 0.0], [0.0, -1.0], [0.0, 1.0]])
+MOVE_DIRECTIONS = np.array([[0.0, 0.0], [-1.0, 0.0], [1.0, 0.0], [0.0, -1.0], [0.0, 1.0]])  # (x, y) of each move
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Bodies:
     Attributes:
         agent_names: name of each agent, [A].
         radius: radius of each disc, [E].
-        solid: whether the disc takes part in contacts, [E] bool.
-        movable: whether the agent can move and be pushed, [A] bool.
+        is_solid: whether the disc takes part in contacts, [E] bool.
+        is_movable: whether the agent can move and be pushed, [A] bool.
         acceleration: acceleration by the agent's action, in units per second squared, [A].
         max_speed: maximum speed, in units per second, [A]; inf: no maximum.
     """
 
     agent_names: tuple[str, ...]
     radius: np.ndarray
-    solid: np.ndarray
-    movable: np.ndarray
+    is_solid: np.ndarray
+    is_movable: np.ndarray
     acceleration: np.ndarray
     max_speed: np.ndarray
 
@@ -54,29 +54,29 @@ class Bodies:
         n_landmarks: int,
         landmark_radius: float,
         *,
-        solid: bool = False,
-        solid_landmarks: bool = False,
-        movable: np.ndarray | None = None,
+        is_solid: bool = False,
+        has_solid_landmarks: bool = False,
+        is_movable: np.ndarray | None = None,
         acceleration: float | np.ndarray = ACCELERATION,
         max_speed: float | np.ndarray = np.inf,
     ) -> Bodies:
         """Return the bodies of agents and of landmarks or obstacles.
 
-        `solid` and `solid_landmarks` define whether agents and landmarks take part in contacts. `radius`,
-        `acceleration` and `max_speed` are arrays [A], or one number for all agents. `movable` None: all can move.
+        `is_solid` and `has_solid_landmarks`: whether agents and landmarks take part in contacts. `radius`,
+        `acceleration` and `max_speed` are arrays [A], or one number for all agents. `is_movable` None: all can move.
         """
         n_agents = len(agent_names)
 
-        def per_agent(value: float | np.ndarray) -> np.ndarray:
-            return np.broadcast_to(np.asarray(value, dtype=np.float64), n_agents).copy()
+        def broadcast_to_agents(x: float | np.ndarray) -> np.ndarray:
+            return np.broadcast_to(np.asarray(x, dtype=np.float64), n_agents).copy()
 
         return cls(
             agent_names=agent_names,
-            radius=np.concatenate([per_agent(radius), np.full(n_landmarks, landmark_radius)]),
-            solid=np.repeat([solid, solid_landmarks], [n_agents, n_landmarks]),
-            movable=np.ones(n_agents, dtype=bool) if movable is None else movable,
-            acceleration=per_agent(acceleration),
-            max_speed=per_agent(max_speed),
+            radius=np.concatenate([broadcast_to_agents(radius), np.full(n_landmarks, landmark_radius)]),
+            is_solid=np.repeat([is_solid, has_solid_landmarks], [n_agents, n_landmarks]),
+            is_movable=np.ones(n_agents, dtype=bool) if is_movable is None else is_movable,
+            acceleration=broadcast_to_agents(acceleration),
+            max_speed=broadcast_to_agents(max_speed),
         )
 
     @property
@@ -92,7 +92,7 @@ class ParticleWorld(StateFields):
         position: positions (x, y) in the order of `bodies`, [n_envs, E, 2] float64.
         velocity: velocities of the agents, in units per second, [n_envs, A, 2] float64.
         messages: message of each agent in the last step, [n_envs, A, message_dim] float64; zeros for silence.
-        goal_landmark: index of the landmark of each goal, [n_envs, G] int64 (see `Scenario.guides`).
+        goal_landmark: index of the landmark of each of the G goals, [n_envs, G] int64 (see `Scenario.guide_pairs`).
     """
 
     _state_fields = ("position", "velocity", "messages", "goal_landmark")
@@ -104,7 +104,7 @@ class ParticleWorld(StateFields):
         self.velocity = np.zeros((n_envs, n_agents, 2))
         self.messages = np.zeros((n_envs, n_agents, message_dim))
         self.goal_landmark = np.zeros((n_envs, n_goals), dtype=np.int64)
-        self._contacts = _Contacts(bodies)
+        self._contact_forces = _ContactForces(bodies)
 
     @property
     def agent_positions(self) -> np.ndarray:
@@ -134,8 +134,8 @@ class ParticleWorld(StateFields):
         `move` [n_envs, A] contains indices into `MOVES`, `messages` [n_envs, A, message_dim] the agents' messages.
         """
         bodies, n_agents = self.bodies, self.bodies.n_agents
-        force = DIRECTIONS[move] * bodies.acceleration[:, None] * bodies.movable[:, None]
-        force = self._contacts.add_contact_forces(self.position, force)
+        force = MOVE_DIRECTIONS[move] * bodies.acceleration[:, None] * bodies.is_movable[:, None]
+        force = self._contact_forces.add_to(self.position, force)
         position = self.agent_positions + self.velocity * STEP_SECONDS
         velocity = self.velocity * (1.0 - DAMPING) + force * STEP_SECONDS
         speed = np.sqrt(np.square(velocity[..., 0]) + np.square(velocity[..., 1]))[..., None]
@@ -147,40 +147,41 @@ class ParticleWorld(StateFields):
         self.messages[active] = messages[active]
 
 
-class _Contacts:
-    """Contact forces between solid discs; they are soft: a small repulsion acts just before discs touch."""
+class _ContactForces:
+    """Contact forces between solid discs, which are soft: a small repulsion acts just before discs touch."""
 
     def __init__(self, bodies: Bodies) -> None:
         n_agents, n_bodies = bodies.n_agents, len(bodies.radius)
-        movable = np.concatenate([bodies.movable, np.zeros(n_bodies - n_agents, dtype=bool)])
+        is_movable = np.concatenate([bodies.is_movable, np.zeros(n_bodies - n_agents, dtype=bool)])
         pairs = [
             (body, partner)
-            for body, partner in combinations(np.flatnonzero(bodies.solid).tolist(), 2)
-            if movable[body] or movable[partner]
+            for body, partner in combinations(np.flatnonzero(bodies.is_solid).tolist(), 2)
+            if is_movable[body] or is_movable[partner]
         ]
-        self._first_bodies, self._second_bodies = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-        self._contact_distance = bodies.radius[self._first_bodies] + bodies.radius[self._second_bodies]
+        self._pair_first_bodies, self._pair_second_bodies = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        self._pair_contact_distance = bodies.radius[self._pair_first_bodies] + bodies.radius[self._pair_second_bodies]
         # For each agent, the indices of its pairs and the sign with which the force of each pair acts on it. Rows are
         # padded with the index of an extra pair whose force is zero.
         agent_contacts = [
-            [(p, 1.0 if pair[0] == i else -1.0) for p, pair in enumerate(pairs) if movable[i] and i in pair]
+            [(p, 1.0 if pair[0] == i else -1.0) for p, pair in enumerate(pairs) if is_movable[i] and i in pair]
             for i in range(n_agents)
         ]
         max_contacts = max(map(len, agent_contacts), default=0)
         padding = (len(pairs), 1.0)
         padded_contacts = [contacts + [padding] * (max_contacts - len(contacts)) for contacts in agent_contacts]
-        table = np.array(padded_contacts).reshape(n_agents, max_contacts, 2)
-        self._pair_indices_by_agent = table[:, :, 0].T.astype(np.int64)
-        self._force_signs = table[:, :, 1].T[:, :, None, None]
+        contact_table = np.array(padded_contacts).reshape(n_agents, max_contacts, 2)
+        self._pair_indices_by_agent = contact_table[:, :, 0].T.astype(np.int64)
+        self._force_signs = contact_table[:, :, 1].T[:, :, None, None]
 
-    def add_contact_forces(self, position: np.ndarray, force: np.ndarray) -> np.ndarray:
+    def add_to(self, position: np.ndarray, force: np.ndarray) -> np.ndarray:
         """Return `force` [n_envs, A, 2] plus the contact forces."""
         if not self._pair_indices_by_agent.size:
             return force
         body_positions = position.transpose(1, 0, 2)
-        offset = body_positions[self._first_bodies] - body_positions[self._second_bodies]  # [pairs, n_envs, 2]
+        # [pairs, n_envs, 2]
+        offset = body_positions[self._pair_first_bodies] - body_positions[self._pair_second_bodies]
         distance = np.sqrt(np.square(offset[..., 0]) + np.square(offset[..., 1]))
-        depth = np.logaddexp(0.0, -(distance - self._contact_distance[:, None]) / CONTACT_MARGIN) * CONTACT_MARGIN
+        depth = np.logaddexp(0.0, -(distance - self._pair_contact_distance[:, None]) / CONTACT_MARGIN) * CONTACT_MARGIN
         # The force between discs at the same position has no direction; dividing by their distance would give NaN.
         safe_distance = np.where(distance > 0, distance, 1.0)[..., None]
         pair_forces = np.zeros((len(offset) + 1, *offset.shape[1:]))

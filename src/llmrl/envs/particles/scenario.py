@@ -6,7 +6,7 @@ observing agent's position. Entries for other agents are in the order of `EnvSpe
 
 | scenario, agent | name | entries | meaning |
 | --- | --- | --- | --- |
-| simple_spread, all | `velocity` | 2 | own velocity, units a second (a step is 0.1 s) |
+| simple_spread, all | `velocity` | 2 | own velocity, units per second (a step is 0.1 s) |
 | | `position` | 2 | own position |
 | | `landmarks` | 2 each | offset to each landmark |
 | | `agents` | 2 each | offset to each other agent |
@@ -58,16 +58,17 @@ OUTLINE_COLOR = np.array([40, 40, 40], dtype=np.uint8)
 
 
 class Scenario(ABC):
-    """Base class of scenarios: goals, observations and rewards. The state is in `ParticleWorld`.
+    """Base class of scenarios: goals, observations and rewards. `ParticleWorld` contains the state.
 
     Attributes:
         bodies: agents, and landmarks or obstacles.
-        vector_slices: named entries of the observation vector, one mapping per agent.
+        vector_slices: entry name -> slice of the observation vector, one mapping per agent.
+        vector_width: length of the longest observation vector.
         metrics: per-step metrics with their aggregation over an episode.
         action_names: names of all actions.
         legal_actions: whether each agent may take each action, [A, n_actions] bool; None: all actions are legal.
         message_dim: length of an agent's message vector in a step.
-        guides: for each goal, the indices of the agent that observes it and of the agent that must reach it.
+        guide_pairs: for each goal, the indices of the agent that observes it and of the agent that must reach it.
         start_half_width: half of the side of the square, centered at 0, in which each disc starts, [E].
     """
 
@@ -76,12 +77,12 @@ class Scenario(ABC):
     action_names: tuple[str, ...] = MOVES
     legal_actions: np.ndarray | None = None
     message_dim: int = 2
-    guides: tuple[tuple[int, int], ...] = ()
+    guide_pairs: tuple[tuple[int, int], ...] = ()
     n_landmarks: int
 
-    def __init__(self, bodies: Bodies, layouts: tuple[NamedSlices, ...]) -> None:
-        self.bodies, self.vector_slices = bodies, layouts
-        self.width = max(int(part.stop) for layout in layouts for part in layout.values())
+    def __init__(self, bodies: Bodies, vector_slices: tuple[NamedSlices, ...]) -> None:
+        self.bodies, self.vector_slices = bodies, vector_slices
+        self.vector_width = max(int(entry.stop) for slices in vector_slices for entry in slices.values())
         self.start_half_width = np.ones(len(bodies.radius))
         self.n_landmarks = len(bodies.radius) - bodies.n_agents
         # Row i: all agents except i, in order.
@@ -92,57 +93,57 @@ class Scenario(ABC):
     def sample_start(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Return random start positions [n, E, 2] and the landmarks of the goals [n, G] of `n` games."""
         position = rng.uniform(-1.0, 1.0, (n, len(self.start_half_width), 2)) * self.start_half_width[:, None]
-        return position, rng.integers(self.n_landmarks, size=(n, len(self.guides)))
+        return position, rng.integers(self.n_landmarks, size=(n, len(self.guide_pairs)))
 
-    def decode(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def decode_actions(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return indices into `MOVES` [n_envs, A] and messages [n_envs, A, message_dim], given actions [n_envs, A]."""
         return action, np.zeros((*action.shape, self.message_dim))
 
     @abstractmethod
     def observe(self, world: ParticleWorld) -> np.ndarray:
-        """Return observation vectors, [n_envs, A, width] float32; shorter vectors are padded with zeros."""
+        """Return observation vectors, [n_envs, A, vector_width] float32; shorter vectors are padded with zeros."""
 
     @abstractmethod
-    def reward(self, world: ParticleWorld) -> np.ndarray:
+    def compute_rewards(self, world: ParticleWorld) -> np.ndarray:
         """Return rewards, [n_envs, A] float64."""
 
     @abstractmethod
-    def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
+    def compute_metrics(self, world: ParticleWorld) -> dict[str, np.ndarray]:
         """Return the values of the `metrics` in the current state, each [n_envs]."""
 
-    def colors(self, goal_landmark: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def compute_colors(self, goal_landmark: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return fill and outline colors of the discs in a frame, [E, 3] uint8 each, given the goals [G] of a game."""
         n_agents = self.bodies.n_agents
-        fill_colors = np.concatenate([agent_colors(n_agents), np.tile(LANDMARK_COLOR, (self.n_landmarks, 1))])
+        fill_colors = np.concatenate([compute_agent_colors(n_agents), np.tile(LANDMARK_COLOR, (self.n_landmarks, 1))])
         return fill_colors, np.tile(OUTLINE_COLOR, (len(fill_colors), 1))
 
-    def _offsets_to_landmarks(self, world: ParticleWorld) -> np.ndarray:
+    def _compute_offsets_to_landmarks(self, world: ParticleWorld) -> np.ndarray:
         """Return offsets from each agent to each landmark, [n_envs, A, L, 2]."""
         return np.asarray(world.landmark_positions[:, None] - world.agent_positions[:, :, None])
 
-    def _offsets_to_others(self, world: ParticleWorld) -> np.ndarray:
+    def _compute_offsets_to_others(self, world: ParticleWorld) -> np.ndarray:
         """Return offsets from each agent to every other agent, [n_envs, A, A - 1, 2]."""
         return np.asarray(world.agent_positions[:, self._other_agents] - world.agent_positions[:, :, None])
 
-    def _in_contact(self, world: ParticleWorld, agents: np.ndarray, partners: np.ndarray) -> np.ndarray:
+    def _find_contacts(self, world: ParticleWorld, agents: np.ndarray, partners: np.ndarray) -> np.ndarray:
         """Return whether agents `agents[k]` and `partners[k]` overlap, [n_envs, len(agents)] bool."""
-        distance = length(world.agent_positions[:, agents] - world.agent_positions[:, partners])
+        distance = compute_lengths(world.agent_positions[:, agents] - world.agent_positions[:, partners])
         return np.asarray(distance < self.bodies.radius[agents] + self.bodies.radius[partners])
 
 
-def length(vector: np.ndarray) -> np.ndarray:
+def compute_lengths(vector: np.ndarray) -> np.ndarray:
     """Return the Euclidean lengths [...] of vectors [..., 2]."""
     return np.asarray(np.sqrt(np.square(vector[..., 0]) + np.square(vector[..., 1])))
 
 
-def agent_colors(count: int) -> np.ndarray:
-    """Return `count` colors with evenly spaced hues, [count, 3] uint8."""
-    phase = 2 * np.pi * (np.arange(count)[:, None] / max(count, 1) + np.array([0.0, -1 / 3, 1 / 3]))
+def compute_agent_colors(n_agents: int) -> np.ndarray:
+    """Return a color for each agent, [n_agents, 3] uint8; hues are evenly spaced."""
+    phase = 2 * np.pi * (np.arange(n_agents)[:, None] / max(n_agents, 1) + np.array([0.0, -1 / 3, 1 / 3]))
     return np.asarray(np.clip(135 + 110 * np.cos(phase), 0, 255), dtype=np.uint8)
 
 
 def concatenate_features(world: ParticleWorld, *features: np.ndarray) -> np.ndarray:
     """Return arrays [n_envs, A, ...] flattened after the agents' axis and concatenated, [n_envs, A, width] float32."""
     leading_shape = world.velocity.shape[:2]
-    flat = [feature.reshape(*leading_shape, -1) for feature in features]
-    return np.concatenate(flat, axis=2, dtype=np.float32, casting="same_kind")
+    flat_features = [feature.reshape(*leading_shape, -1) for feature in features]
+    return np.concatenate(flat_features, axis=2, dtype=np.float32, casting="same_kind")

@@ -26,7 +26,7 @@ class ParticlesEnv(ArrayGames):
     `spec.observation["vector"].parts` names its entries (`llmrl.envs.particles.scenario`). `action_mask`
     [n_envs, n_agents, n_actions] bool, only if agents have different actions.
 
-    **End.** Truncated after `horizon` steps; no other end.
+    **End.** An episode is truncated after `horizon` steps and never terminates.
 
     Args:
         seeds: seed tree of the environment.
@@ -48,7 +48,7 @@ class ParticlesEnv(ArrayGames):
         self._init_arguments = {name: x for name, x in locals().items() if name not in ("self", "n_envs")}
         self._scenario, self._horizon = scenario, horizon
         bodies, n_actions = scenario.bodies, len(scenario.action_names)
-        channels = {"vector": Channel((scenario.width,), "float32", parts=scenario.vector_slices)}
+        channels = {"vector": Channel((scenario.vector_width,), "float32", parts=scenario.vector_slices)}
         self._legal_actions: np.ndarray | None = None
         if scenario.legal_actions is not None:
             channels["action_mask"] = Channel((n_actions,), "bool", 0, 1)
@@ -64,7 +64,7 @@ class ParticlesEnv(ArrayGames):
             metrics=scenario.metrics,
             agent_names=bodies.agent_names,
         )
-        self.world = ParticleWorld(bodies, n_envs, scenario.message_dim, len(scenario.guides))
+        self.world = ParticleWorld(bodies, n_envs, scenario.message_dim, len(scenario.guide_pairs))
         self._reseed([(seeds, self._stream_name)])
         self._started = np.zeros(n_envs, dtype=bool)
         self._time = np.zeros(n_envs, dtype=np.int64)
@@ -96,27 +96,27 @@ class ParticlesEnv(ArrayGames):
         active = ~self._ended
         self._time += active
         self._ended |= self._time >= self._horizon
-        self.world.step(*self._scenario.decode(actions), active)
-        reward = self._scenario.reward(self.world) * active[:, None]
-        info = {name: metric * active for name, metric in self._scenario.measure(self.world).items()}
+        self.world.step(*self._scenario.decode_actions(actions), active)
+        reward = self._scenario.compute_rewards(self.world) * active[:, None]
+        info = {name: metric * active for name, metric in self._scenario.compute_metrics(self.world).items()}
         terminated = np.zeros(self.spec.n_envs, dtype=bool)
         return self._build_step(reward, reward, terminated, self._ended, info)
 
     def render(self, index: int = 0) -> np.ndarray:
         """Return a frame of game `index`, [320, 320, 3] uint8.
 
-        Agents have distinct colors; landmarks and obstacles are gray, or colored if they are goals. The outline of an
-        agent with a goal has the color of its landmark.
+        Agents have distinct colors; obstacles are gray, and so are landmarks unless they can be goals. The outline of
+        an agent with a goal has the color of its landmark.
         """
-        fill, outline = self._scenario.colors(self.world.goal_landmark[index])
-        return draw_frame(self.world.position[index], self.world.bodies.radius, fill, outline)
+        fill_colors, outline_colors = self._scenario.compute_colors(self.world.goal_landmark[index])
+        return draw_frame(self.world.position[index], self.world.bodies.radius, fill_colors, outline_colors)
 
     def _check_actions(self, action: Array) -> np.ndarray:
         actions = super()._check_actions(action)
         if self._legal_actions is not None:
-            allowed = np.take_along_axis(self._legal_actions, actions[..., None], axis=2)[..., 0]
-            if not allowed.all():
-                game, agent = np.argwhere(~allowed)[0]
+            is_legal = np.take_along_axis(self._legal_actions, actions[..., None], axis=2)[..., 0]
+            if not is_legal.all():
+                game, agent = np.argwhere(~is_legal)[0]
                 name = self.spec.action_names[actions[game, agent]]
                 raise ValueError(
                     f"{self.spec.agent_names[agent]} cannot take the action {name}; take one that is legal in "
@@ -132,14 +132,14 @@ class ParticlesEnv(ArrayGames):
 
 
 FRAME_SIDE = 320  # width and height of a frame, in pixels
-MIN_VIEW_HALF_WIDTH = 1.25  # minimum of half the width that a frame shows, in length units
+MIN_VIEW_HALF_WIDTH = 1.25  # minimum of half the width of the square that a frame shows, in length units
 _BACKGROUND_GRAY, _BORDER_GRAY = 244, 205
 _MIN_DISC_RADIUS = 7.0  # minimum radius of a disc in a frame, in pixels
 _OUTLINE_WIDTH = 3.0  # in pixels
 
 
 def draw_frame(position: np.ndarray, radius: np.ndarray, fill: np.ndarray, outline: np.ndarray) -> np.ndarray:
-    """Return a frame of discs at `position` [E, 2] with radius `radius` [E] and colors [E, 3], [320, 320, 3] uint8.
+    """Return a frame [320, 320, 3] uint8 of discs with their `position` [E, 2], `radius` [E] and RGB colors [E, 3].
 
     A frame shows the square with coordinates in [-1.25, 1.25], or a larger one if a disc would not fit; y points up. A
     line marks the square [-1, 1] in which episodes start. Small discs are drawn over larger ones.
@@ -147,9 +147,9 @@ def draw_frame(position: np.ndarray, radius: np.ndarray, fill: np.ndarray, outli
     half_width = max(MIN_VIEW_HALF_WIDTH, float(np.max(np.abs(position) + radius[:, None], initial=0.0)))
     scale = FRAME_SIDE / 2 / half_width
     image = np.full((FRAME_SIDE, FRAME_SIDE, 3), _BACKGROUND_GRAY, dtype=np.uint8)
-    low, high = round(FRAME_SIDE / 2 - scale), round(FRAME_SIDE / 2 + scale) - 1
-    image[[low, high], low : high + 1] = _BORDER_GRAY
-    image[low : high + 1, [low, high]] = _BORDER_GRAY
+    border_start, border_end = round(FRAME_SIDE / 2 - scale), round(FRAME_SIDE / 2 + scale) - 1
+    image[[border_start, border_end], border_start : border_end + 1] = _BORDER_GRAY
+    image[border_start : border_end + 1, [border_start, border_end]] = _BORDER_GRAY
     y, x = np.mgrid[:FRAME_SIDE, :FRAME_SIDE] + 0.5
     for i in np.argsort(-radius, kind="stable"):
         pixel_radius = max(float(radius[i]) * scale, _MIN_DISC_RADIUS)

@@ -29,7 +29,7 @@ class AgentInterface:
     """The observation channels and actions of one agent.
 
     Args:
-        name: name of the world, for messages.
+        world_name: name of the world, for messages.
         world: the world.
         agent: name of the agent.
 
@@ -38,25 +38,25 @@ class AgentInterface:
         action_space: action space.
         n_actions: number of discrete actions; 0 if an action consists of numbers.
         continuous_actions: the numbers in an action; None for discrete actions.
-        channels: name -> (channel, encoder), as if the agent were the only one.
+        channels: name -> (channel, encoder), before they are merged with those of other agents.
 
     Raises:
         ConfigError: the action space is not supported.
     """
 
-    def __init__(self, name: str, world: Any, agent: str) -> None:
+    def __init__(self, world_name: str, world: Any, agent: str) -> None:
         from gymnasium import spaces
 
         self.observation_space: Space[Any] = world.observation_space(agent)
         self._has_mask = isinstance(self.observation_space, spaces.Dict) and MASK_KEY in self.observation_space.spaces
-        self._is_nested = False
+        self._has_nested_member = False
         if isinstance(self.observation_space, spaces.Dict) and self._has_mask:
-            members = {key: member for key, member in self.observation_space.spaces.items() if key != MASK_KEY}
+            subspaces = {key: space for key, space in self.observation_space.spaces.items() if key != MASK_KEY}
             # In PettingZoo's classic environments, the only other member is called `observation`.
-            self._is_nested = list(members) == ["observation"]
-            self.observation_space = members["observation"] if self._is_nested else spaces.Dict(members)
+            self._has_nested_member = list(subspaces) == ["observation"]
+            self.observation_space = subspaces["observation"] if self._has_nested_member else spaces.Dict(subspaces)
         self.action_space = world.action_space(agent)
-        self.continuous_actions = find_continuous_actions(self.action_space, f"{name} ({agent})")
+        self.continuous_actions = find_continuous_actions(self.action_space, f"{world_name} ({agent})")
         self.n_actions = int(self.action_space.n) if self.continuous_actions is None else 0
         self.channels: dict[str, tuple[Channel, Encoder]] = build_channels(self.observation_space)
 
@@ -64,11 +64,11 @@ class AgentInterface:
         """Return an observation without the mask."""
         if not self._has_mask:
             return observation
-        if self._is_nested:
+        if self._has_nested_member:
             return observation["observation"]
         return {key: x for key, x in observation.items() if key != MASK_KEY}
 
-    def mask(self, observation: Any, info: Mapping[str, Any]) -> Any:
+    def find_mask(self, observation: Any, info: Mapping[str, Any]) -> Any:
         """Return the action mask in the observation or the info; None if there is none."""
         return observation[MASK_KEY] if self._has_mask else info.get(MASK_KEY)
 
@@ -76,11 +76,11 @@ class AgentInterface:
 class SharedChannels:
     """Channels and actions of all agents of a world.
 
-    A channel has the size of the largest one of any agent; smaller observations are padded with zeros. Actions have
-    the size of the largest action space.
+    A channel is as large as that of the agent with the largest one; smaller observations are padded with zeros. The
+    number of actions is that of the agent with most actions.
 
     Args:
-        name: name of the world, for messages.
+        world_name: name of the world, for messages.
         world: the world; only its spaces are read.
         agents: names of the agents.
 
@@ -94,9 +94,9 @@ class SharedChannels:
         ConfigError: some agents have discrete and some continuous actions, or an action space is not supported.
     """
 
-    def __init__(self, name: str, world: Any, agents: Sequence[str]) -> None:
-        self._name, self.agents = name, tuple(agents)
-        self.interfaces = {agent: AgentInterface(name, world, agent) for agent in agents}
+    def __init__(self, world_name: str, world: Any, agents: Sequence[str]) -> None:
+        self._world_name, self.agents = world_name, tuple(agents)
+        self.interfaces = {agent: AgentInterface(world_name, world, agent) for agent in agents}
         interfaces = self.interfaces.values()
         self.channels = {
             channel: _merge_channels([interface.channels.get(channel, (None, None))[0] for interface in interfaces])
@@ -110,17 +110,17 @@ class SharedChannels:
                 f"{agent} {self.interfaces[agent].action_space}" for agent in agent_by_action_type.values()
             )
             raise ConfigError(
-                f"agents of {name} have different kinds of actions ({examples}); all must choose one of several "
+                f"agents of {world_name} have different kinds of actions ({examples}); all must choose one of several "
                 "actions, or all set numbers"
             )
         self.n_actions = max(interface.n_actions for interface in interfaces)
-        self.continuous_actions = _merge_numbers(
+        self.continuous_actions = _merge_continuous_actions(
             [interface.continuous_actions for interface in interfaces if interface.continuous_actions is not None]
         )
         if self.n_actions:
             self.channels[MASK_KEY] = Channel((self.n_actions,), "bool", 0, 1)
 
-    def to_actions(self, action: np.ndarray, games: Sequence[Game], active: np.ndarray, clip: bool) -> list[Actions]:
+    def build_actions(self, action: np.ndarray, games: Sequence[Game], active: np.ndarray, clip: bool) -> list[Actions]:
         """Return, for each game, the actions of all agents as elements of their action spaces.
 
         Args:
@@ -143,7 +143,7 @@ class SharedChannels:
             for i in np.flatnonzero(is_invalid).tolist():
                 if agent in games[i].acting_agents:
                     raise ValueError(
-                        f"{agent} of {self._name} has {interface.n_actions} actions and cannot take action "
+                        f"{agent} of {self._world_name} has {interface.n_actions} actions and cannot take action "
                         f"{int(agent_action[i, 0])}; take one that is legal in action_mask"
                     )
             actions_by_agent[agent] = [int(x) for x in convert_actions(interface.action_space, agent_action)]
@@ -170,21 +170,22 @@ class SharedChannels:
                 encoded = self._encode(encode, interface, agent, [games[i] for i in indices])
                 observation[name][(indices, j, *slices)] = encoded
         if MASK_KEY in self.channels:
-            observation[MASK_KEY] = self._masks(games)
+            observation[MASK_KEY] = self._build_masks(games)
         return observation
 
     def _encode(self, encode: Encoder, interface: AgentInterface, agent: str, games: Sequence[Game]) -> np.ndarray:
+        """Return the channel of `encode` that an agent observes in each of `games`."""
         observations = [interface.strip_mask(game.observations[agent]) for game in games]
         try:
             return np.asarray(encode(observations))[:, 0]
         except ENCODING_ERROR_TYPES as error:
             for observation, game in zip(observations, games, strict=True):
                 if not interface.observation_space.contains(observation):
-                    name, space = f"{self._name} ({agent})", interface.observation_space
-                    raise build_observation_error(name, space, observation, game.steps) from error
+                    name, space = f"{self._world_name} ({agent})", interface.observation_space
+                    raise build_observation_error(name, space, observation, game.n_steps) from error
             raise
 
-    def _masks(self, games: Sequence[Game]) -> np.ndarray:
+    def _build_masks(self, games: Sequence[Game]) -> np.ndarray:
         """Return legal actions, [n_envs, n_agents, n_actions] bool; only action 0 for agents without a decision."""
         masks = np.zeros((len(games), len(self.agents), self.n_actions), dtype=bool)
         for i, game in enumerate(games):
@@ -195,16 +196,17 @@ class SharedChannels:
         return masks
 
     def _find_legal_actions(self, agent: str, interface: AgentInterface, game: Game) -> np.ndarray | bool:
-        action_mask = interface.mask(game.observations[agent], game.infos.get(agent, {}))
+        """Return whether each action of an agent is legal, [n_actions] bool; True if all are."""
+        action_mask = interface.find_mask(game.observations[agent], game.infos.get(agent, {}))
         if action_mask is None:
             return True
-        legal = np.asarray(action_mask, dtype=bool)
-        if legal.shape != (interface.n_actions,):
+        is_legal = np.asarray(action_mask, dtype=bool)
+        if is_legal.shape != (interface.n_actions,):
             raise EngineError(
-                f"{self._name} ({agent}): its action_mask has the shape {list(legal.shape)}, but it must have one "
-                f"entry for each of {interface.n_actions} actions"
+                f"{self._world_name} ({agent}): its action_mask has the shape {list(is_legal.shape)}, but it must have "
+                f"one entry for each of {interface.n_actions} actions"
             )
-        return legal
+        return is_legal
 
 
 def _merge_channels(channels: Sequence[Channel | None]) -> Channel:
@@ -225,12 +227,12 @@ def _merge_channels(channels: Sequence[Channel | None]) -> Channel:
     return replace(first_channel, shape=shape, low=bounds[0], high=bounds[1], parts=parts)
 
 
-def _merge_numbers(numbers: Sequence[ContinuousActions]) -> ContinuousActions | None:
-    """Return the numbers in the longest action, with bounds that include the bounds of every agent."""
-    if not numbers:
+def _merge_continuous_actions(action_spaces: Sequence[ContinuousActions]) -> ContinuousActions | None:
+    """Return the numbers in the longest action, with bounds that include those of all agents; None without numbers."""
+    if not action_spaces:
         return None
-    longest_action = max(numbers, key=lambda space: space.dim)
-    low = tuple(min(space.low[i] for space in numbers if i < space.dim) for i in range(longest_action.dim))
-    high = tuple(max(space.high[i] for space in numbers if i < space.dim) for i in range(longest_action.dim))
-    is_integer = tuple(all(x.is_integer[i] for x in numbers if i < x.dim) for i in range(longest_action.dim))
+    longest_action = max(action_spaces, key=lambda space: space.dim)
+    low = tuple(min(space.low[i] for space in action_spaces if i < space.dim) for i in range(longest_action.dim))
+    high = tuple(max(space.high[i] for space in action_spaces if i < space.dim) for i in range(longest_action.dim))
+    is_integer = tuple(all(x.is_integer[i] for x in action_spaces if i < x.dim) for i in range(longest_action.dim))
     return ContinuousActions(longest_action.names, low, high, is_integer)

@@ -1,4 +1,4 @@
-"""Options and factory of PettingZoo environments, also of games of OpenSpiel, TextArena and OpenEnv as such.
+"""Options and factory of PettingZoo environments, which games of OpenSpiel, TextArena and OpenEnv are converted to.
 
 World: one PettingZoo environment object (`ParallelEnv` or `AECEnv`).
 """
@@ -21,9 +21,9 @@ from llmrl.envs.pettingzoo.agent_channels import TEXT_KEY
 if TYPE_CHECKING:
     from types import ModuleType
 
-_DEFAULT_FUNCTIONS = ("parallel_env", "env")
+_DEFAULT_FUNCTION_NAMES = ("parallel_env", "env")
 """Functions that create a world if the id names only a module. The first one that the module contains is called."""
-_BUILTIN_PATTERN = re.compile(r"pettingzoo\.(atari|butterfly|classic|sisl)\.\w+_v\d+|mpe2\.\w+_v\d+")
+_BUILTIN_MODULE_PATTERN = re.compile(r"pettingzoo\.(atari|butterfly|classic|sisl)\.\w+_v\d+|mpe2\.\w+_v\d+")
 """Pattern of modules of PettingZoo and MPE2, which are trusted because llmrl requires these packages."""
 _CONVERTER_MODULE = "pettingzoo.utils.conversions"
 """Module that defines the functions returned by `parallel_wrapper_fn(env)` and similar converters."""
@@ -71,7 +71,7 @@ class WorldFactory:
     @property
     def always_ends(self) -> bool:
         """True if every episode is known to end without a step limit."""
-        return self.library == "openspiel" or _BUILTIN_PATTERN.fullmatch(self.id.partition(":")[0]) is not None
+        return self.library == "openspiel" or _BUILTIN_MODULE_PATTERN.fullmatch(self.id.partition(":")[0]) is not None
 
     def make(self, render: bool = False) -> Any:
         """Return one world.
@@ -123,16 +123,16 @@ class WorldFactory:
         """Return the function that creates a world."""
         name, separator, function = self.id.partition(":")
         module = self._import_module(name)
-        default_functions = [factory for factory in _DEFAULT_FUNCTIONS if hasattr(module, factory)]
+        default_functions = [default for default in _DEFAULT_FUNCTION_NAMES if hasattr(module, default)]
         if not separator:
             if not default_functions:
                 raise ConfigError(
-                    f"env.id={self.id}: the module has neither {' nor '.join(_DEFAULT_FUNCTIONS)}; name the function "
-                    f"that creates an environment, as in {self.id}:my_world"
+                    f"env.id={self.id}: the module has neither {' nor '.join(_DEFAULT_FUNCTION_NAMES)}; name the "
+                    f"function that creates an environment, as in {self.id}:my_world"
                 )
             function = default_functions[0]
-        if _BUILTIN_PATTERN.fullmatch(name):
-            if function not in (*_DEFAULT_FUNCTIONS, "raw_env") or not hasattr(module, function):
+        if _BUILTIN_MODULE_PATTERN.fullmatch(name):
+            if function not in (*_DEFAULT_FUNCTION_NAMES, "raw_env") or not hasattr(module, function):
                 raise ConfigError(
                     f"env.id={self.id}: the module has no function {function} that creates an environment; use "
                     f"{', '.join(default_functions) or 'another module'}"
@@ -144,7 +144,7 @@ class WorldFactory:
         return self.trust.locate(f"{name}.{function}", "env.id")
 
     def _import_module(self, name: str) -> ModuleType:
-        if not _BUILTIN_PATTERN.fullmatch(name):
+        if not _BUILTIN_MODULE_PATTERN.fullmatch(name):
             return self.trust.load(name, f"env.id={self.id}")
         try:
             return importlib.import_module(name)
@@ -183,7 +183,7 @@ def make_openspiel_game(name: str, parameters: Mapping[str, Any]) -> Any:
         ) from error
 
     class OpenSpielGame(OpenSpielCompatibilityV0):  # type: ignore[misc]
-        """Environment whose infos contain OpenSpiel's text of what each agent knows."""
+        """Environment whose infos contain OpenSpiel's text of each agent's knowledge."""
 
         metadata = {"render_modes": [], "name": name, "is_parallelizable": False}
 
@@ -217,5 +217,5 @@ def _format_state(state: Any, game_type: Any, player: int) -> str:
         text = state.information_state_string(player)
     elif game_type.provides_observation_string:
         text = state.observation_string(player)
-    moves = ", ".join(f"{action} = {state.action_to_string(player, action)}" for action in state.legal_actions(player))
-    return f"{text}\nYour legal actions: {moves}" if moves else text
+    names = ", ".join(f"{action} = {state.action_to_string(player, action)}" for action in state.legal_actions(player))
+    return f"{text}\nYour legal actions: {names}" if names else text

@@ -1,4 +1,4 @@
-"""Stepping of a world (a PettingZoo environment) with simultaneous moves or turns, and declarations of a world.
+"""A world (a PettingZoo environment) with its episode, for simultaneous moves or turns; readers of its declarations.
 
 A world may declare a mechanism, metrics and a step limit in attributes that PettingZoo does not define.
 """
@@ -20,7 +20,7 @@ def _find_mechanism_layer(world: Any) -> Any:
     return next((layer for layer in (world, world.unwrapped) if callable(getattr(layer, "set_mechanism", None))), world)
 
 
-def read_mechanism(name: str, world: Any) -> ParameterSpace | None:
+def read_mechanism(world_name: str, world: Any) -> ParameterSpace | None:
     """Return the space of the values that a principal can set in a world; None if it declares no mechanism.
 
     `world.mechanism` is a `ParameterSpace`, or a list with a mapping for each value: `name`, `low`, `high` and
@@ -28,7 +28,7 @@ def read_mechanism(name: str, world: Any) -> ParameterSpace | None:
     `world.set_mechanism(values)` contains the values in this order, float64 [d].
 
     Args:
-        name: name of the world, for messages.
+        world_name: name of the world, for messages.
         world: the world.
 
     Raises:
@@ -39,21 +39,23 @@ def read_mechanism(name: str, world: Any) -> ParameterSpace | None:
     if declaration is None:
         return None
     if not callable(getattr(_find_mechanism_layer(world), "set_mechanism", None)):
-        raise ConfigError(f"{name} declares a mechanism, but has no method set_mechanism(values); add it")
+        raise ConfigError(f"{world_name} declares a mechanism, but has no method set_mechanism(values); add it")
     if isinstance(declaration, ParameterSpace):
         space = declaration
     elif isinstance(declaration, Sequence) and not isinstance(declaration, str) and declaration:
-        space = ParameterSpace("mechanism", tuple(_parse_parameter(name, parameter) for parameter in declaration))
+        space = ParameterSpace("mechanism", tuple(_parse_parameter(world_name, parameter) for parameter in declaration))
     else:
-        raise ConfigError(f"{name}: mechanism={declaration!r} must be a ParameterSpace or a list of mappings")
+        raise ConfigError(f"{world_name}: mechanism={declaration!r} must be a ParameterSpace or a list of mappings")
     for parameter in space.parameters:
         if not (np.isfinite(parameter.low) and np.isfinite(parameter.high) and parameter.low < parameter.high):
-            raise ConfigError(f"{name}: mechanism: {parameter.name} needs finite bounds low < high, got {parameter}")
+            raise ConfigError(
+                f"{world_name}: mechanism: {parameter.name} needs finite bounds low < high, got {parameter}"
+            )
     return space
 
 
-def read_metrics(name: str, world: Any) -> dict[str, Aggregate]:
-    """Return `world.episode_metrics`: keys of infos whose numbers are metrics of an episode -> their aggregation.
+def read_metrics(world_name: str, world: Any) -> dict[str, Aggregate]:
+    """Return `world.episode_metrics`: key of an info whose number is a metric of an episode -> its aggregation.
 
     Raises:
         ConfigError: an aggregation does not exist.
@@ -64,7 +66,7 @@ def read_metrics(name: str, world: Any) -> dict[str, Aggregate]:
     aggregates = get_args(Aggregate)
     if not isinstance(declaration, Mapping) or any(aggregate not in aggregates for aggregate in declaration.values()):
         raise ConfigError(
-            f"{name}: episode_metrics={declaration!r} must map each name to its aggregation, one of "
+            f"{world_name}: episode_metrics={declaration!r} must map each name to its aggregation, one of "
             f"{', '.join(aggregates)}"
         )
     return {str(metric): aggregate for metric, aggregate in declaration.items()}
@@ -80,7 +82,7 @@ def _read_attribute(world: Any, name: str) -> Any:
     return getattr(world, name, getattr(world.unwrapped, name, None))
 
 
-def _parse_parameter(name: str, declaration: Any) -> Parameter:
+def _parse_parameter(world_name: str, declaration: Any) -> Parameter:
     if isinstance(declaration, Parameter):
         return declaration
     try:
@@ -88,13 +90,13 @@ def _parse_parameter(name: str, declaration: Any) -> Parameter:
         return Parameter(**{**arguments, "low": float(arguments["low"]), "high": float(arguments["high"])})
     except (TypeError, KeyError, ValueError) as error:
         raise ConfigError(
-            f"{name}: mechanism: {declaration!r} must be a mapping with name, low and high; the other fields of "
+            f"{world_name}: mechanism: {declaration!r} must be a mapping with name, low and high; the other fields of "
             "llmrl.core.spaces.Parameter are optional"
         ) from error
 
 
 Actions = Mapping[str, Any]
-"""Agent -> an element of its action space."""
+"""Agent -> its action, an element of its action space."""
 
 
 class Game(ABC):
@@ -115,7 +117,7 @@ class Game(ABC):
         step_infos: agent -> info about the last step.
         rewards: agent -> reward of the last step, for agents that were live before it.
         previous_agents: agents that were live before the last step.
-        steps: number of steps of the episode so far.
+        n_steps: number of steps of the episode so far.
         terminated, truncated: whether and how the episode ended. It is truncated if all remaining agents were
             truncated in the same step, or after `horizon` steps.
     """
@@ -130,12 +132,12 @@ class Game(ABC):
         self.step_infos: dict[str, Mapping[str, Any]] = {}
         self.rewards: dict[str, float] = {}
         self.previous_agents: tuple[str, ...] = ()
-        self.steps, self.terminated, self.truncated = 0, False, False
-        self._values: np.ndarray | None = None
+        self.n_steps, self.terminated, self.truncated = 0, False, False
+        self._mechanism_values: np.ndarray | None = None
 
     def reset(self, seed: int) -> None:
         """Start an episode."""
-        self.steps, self.terminated, self.truncated = 0, False, False
+        self.n_steps, self.terminated, self.truncated = 0, False, False
         self.rewards, self.step_infos, self.previous_agents = {}, {}, ()
         self._reset(seed)
         if not self.live_agents:
@@ -145,16 +147,16 @@ class Game(ABC):
         """Advance by one step; `actions` contains at least those of the `acting_agents`."""
         self.previous_agents = self.live_agents
         self._step(actions)
-        self.steps += 1
+        self.n_steps += 1
         self.terminated = not self.live_agents and not self.truncated
-        if self.horizon is not None and self.steps >= self.horizon and not self.terminated:
+        if self.horizon is not None and self.n_steps >= self.horizon and not self.terminated:
             self.truncated = True
 
     def set_mechanism(self, values: np.ndarray) -> None:
         """Set the values [d] of the mechanism that the world declares, unless they are already set."""
-        if self._values is None or not np.array_equal(values, self._values):
-            self._values = values.copy()
-            _find_mechanism_layer(self.world).set_mechanism(self._values.copy())
+        if self._mechanism_values is None or not np.array_equal(values, self._mechanism_values):
+            self._mechanism_values = values.copy()
+            _find_mechanism_layer(self.world).set_mechanism(self._mechanism_values.copy())
 
     def _end(self, agents: Sequence[str], terminated: Mapping[str, bool], truncated: Mapping[str, bool]) -> None:
         """End the episode after the last live `agents`; it is truncated if all were truncated and not terminated."""
@@ -183,18 +185,18 @@ class ParallelGame(Game):
         )
         self.rewards = {agent: float(rewards.get(agent, 0.0)) for agent in previous_agents}
         self.step_infos = {agent: infos[agent] for agent in previous_agents if agent in infos}
-        remaining = tuple(agent for agent in self.world.agents if not (terminated.get(agent) or truncated.get(agent)))
-        self._update(remaining or previous_agents, observations, infos)
-        if remaining:
+        live_agents = tuple(agent for agent in self.world.agents if not (terminated.get(agent) or truncated.get(agent)))
+        self._update(live_agents or previous_agents, observations, infos)
+        if live_agents:
             self._check_observations()
         else:
             self._end(previous_agents, terminated, truncated)
 
     def _check_observations(self) -> None:
-        if missing := [agent for agent in self.live_agents if agent not in self.observations]:
+        if missing_agents := [agent for agent in self.live_agents if agent not in self.observations]:
             raise EngineError(
-                f"{self.name} returned no observation for {', '.join(missing)} in step {self.steps} of an episode, "
-                "although they are among its agents"
+                f"{self.name} returned no observation for {', '.join(missing_agents)} in step {self.n_steps} of an "
+                "episode, although they are among its agents"
             )
 
     def _update(self, agents: tuple[str, ...], observations: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
@@ -206,7 +208,7 @@ class ParallelGame(Game):
 class AECGame(Game):
     """An `AECEnv` with the state of its episode; a step uses the action of the agent whose turn it is.
 
-    PettingZoo gives an agent that has ended (dead) a turn with the action None. These turns are not counted as steps.
+    PettingZoo gives a dead agent (terminated or truncated) a turn with the action None. These turns are not steps.
     """
 
     def _reset(self, seed: int) -> None:
@@ -238,8 +240,8 @@ class AECGame(Game):
     def _update(self) -> None:
         live_agents = tuple(agent for agent in self.world.agents if not self._is_dead(agent))
         # After the end, agents that PettingZoo has not yet removed observe the final state.
-        observers = live_agents or tuple(self.world.agents)
-        self.observations = {agent: self.world.observe(agent) for agent in observers}
-        self.infos = {agent: dict(self.world.infos.get(agent, {})) for agent in observers}
+        observing_agents = live_agents or tuple(self.world.agents)
+        self.observations = {agent: self.world.observe(agent) for agent in observing_agents}
+        self.infos = {agent: dict(self.world.infos.get(agent, {})) for agent in observing_agents}
         self.live_agents = live_agents
         self.acting_agents = frozenset({self.world.agent_selection} if live_agents else ())

@@ -22,7 +22,7 @@ from llmrl.core.errors import ConfigError, EngineError
 from llmrl.envs.pettingzoo.agent_channels import MASK_KEY, TEXT_KEY
 
 _DIRECTIONS = ("up", "down", "left", "right")
-MOVES: Mapping[str, tuple[str, ...]] = {
+MOVES_BY_GAME: Mapping[str, tuple[str, ...]] = {
     "2048": _DIRECTIONS,
     "Bandit": ("red", "blue", "green", "yellow", "purple"),
     "Blackjack": ("hit", "stand"),
@@ -41,21 +41,21 @@ MOVES: Mapping[str, tuple[str, ...]] = {
     "TicTacToe": tuple(str(i) for i in range(9)),
     "TowerOfHanoi": tuple(f"{start} {end}" for start in "ABC" for end in "ABC" if start != end),
 }
-"""Moves of TextArena games, by id without version (`TicTacToe-v0`: `TicTacToe`); other games need `moves`."""
+"""Id of a TextArena game without version (`TicTacToe` for `TicTacToe-v0`) -> its moves; other games need `moves`."""
 _MAX_PLAYERS = 15
 """Maximum number of players of a TextArena game."""
 _LEGAL_MOVES_PATTERN = re.compile(r"(?:available|valid|legal) (?:moves|actions)[^:\n]*:([^\n]*)", re.IGNORECASE)
 """Pattern of a line of an observation that lists legal moves."""
-_BRACKETS_PATTERN = re.compile(r"\[([^\[\]\n]+)\]")
+_BRACKETED_TEXT_PATTERN = re.compile(r"\[([^\[\]\n]+)\]")
 
 _OPENENV_AGENT_NAME = "player"
 _MAX_OPENENV_MOVES = 1000
 """Maximum number of actions that a server's schema may define by the range of an integer."""
-_MAX_MESSAGE_BYTES = 100 * 2**20
+_MAX_MESSAGE_BYTES = 100 * 2**20  # of a server's answer
 
 
 class MoveListWorld(AECEnv):  # type: ignore[misc]
-    """Base class of worlds with the same moves for all agents; the text of an agent is in its info.
+    """Base class of worlds with the same moves for all agents; an agent's info contains its text.
 
     Args:
         name: name of the world.
@@ -79,7 +79,7 @@ class MoveListWorld(AECEnv):  # type: ignore[misc]
         return self._action_space
 
     def observe(self, agent: str) -> dict[str, np.ndarray]:
-        """Return the mask of legal moves of an agent, which are all."""
+        """Return the mask of an agent's legal moves; all moves are legal."""
         return {MASK_KEY: np.ones(len(self.action_names), dtype=np.int8)}
 
     def _begin_episode(self) -> None:
@@ -105,12 +105,12 @@ class TextArenaWorld(MoveListWorld):
 
     Args:
         id: id of the game, e.g. `TicTacToe-v0`; variants such as `TicTacToe-v0-train` differ in their texts.
-        moves: texts of the moves, without brackets; None: see `MOVES`.
+        moves: texts of the moves, without brackets; None: see `MOVES_BY_GAME`.
         num_players: number of players; None: the minimum number that the game accepts.
         kwargs: further arguments of the game.
 
     Raises:
-        ConfigError: there is no such game, or it is not in `MOVES` and `moves` is None.
+        ConfigError: there is no such game, or it is not in `MOVES_BY_GAME` and `moves` is None.
         ModuleNotFoundError: TextArena is not installed.
     """
 
@@ -119,23 +119,23 @@ class TextArenaWorld(MoveListWorld):
     ) -> None:
         move_texts = _find_move_texts(id, moves)
         self._id, self._kwargs = id, kwargs
-        self._generators: tuple[Any, Any] = random.Random(0).getstate(), np.random.RandomState(0).get_state()
-        self._num_players = self._min_num_players() if num_players is None else num_players
+        self._generator_states: tuple[Any, Any] = random.Random(0).getstate(), np.random.RandomState(0).get_state()
+        self._num_players = self._find_min_num_players() if num_players is None else num_players
         super().__init__(id, [f"player_{i}" for i in range(self._num_players)], move_texts)
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Start an episode."""
         if seed is not None:
-            self._generators = random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state()
+            self._generator_states = random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state()
         self._begin_episode()
-        with self._swap_generators():
+        with self._swap_generator_states():
             self._start_game(self._num_players)
             self._read_text()
 
     def observe(self, agent: str) -> dict[str, np.ndarray]:
-        """Return the mask of legal moves of an agent; it is true everywhere while another agent has the turn."""
+        """Return the mask of legal moves of an agent; it is true everywhere while it is another agent's turn."""
         if agent == self.agent_selection and (move_lists := _LEGAL_MOVES_PATTERN.findall(self.infos[agent][TEXT_KEY])):
-            legal_moves = {" ".join(move.lower().split()) for move in _BRACKETS_PATTERN.findall(move_lists[-1])}
+            legal_moves = {" ".join(move.lower().split()) for move in _BRACKETED_TEXT_PATTERN.findall(move_lists[-1])}
             mask = np.array([name.lower() in legal_moves for name in self.action_names], dtype=np.int8)
             if mask.any():
                 return {MASK_KEY: mask}
@@ -149,9 +149,9 @@ class TextArenaWorld(MoveListWorld):
             return
         self._cumulative_rewards[agent] = 0.0
         self._clear_rewards()
-        with self._swap_generators():
-            done, _ = self._game.step(f"[{self.action_names[int(action)]}]")
-            if done:
+        with self._swap_generator_states():
+            is_done, _ = self._game.step(f"[{self.action_names[int(action)]}]")
+            if is_done:
                 rewards, _ = self._game.close()
                 for i, player in enumerate(self.possible_agents):
                     self.rewards[player] = float((rewards or {}).get(i, 0.0))
@@ -171,9 +171,9 @@ class TextArenaWorld(MoveListWorld):
         self._game = _make_game(self._id, self._kwargs)
         self._game.reset(num_players=num_players, seed=random.getrandbits(31))
 
-    def _min_num_players(self) -> int:
+    def _find_min_num_players(self) -> int:
         """Return the minimum number of players that the game accepts; other numbers raise an AssertionError."""
-        with self._swap_generators():
+        with self._swap_generator_states():
             for n in range(1, _MAX_PLAYERS + 1):
                 try:
                     self._start_game(n)
@@ -183,15 +183,15 @@ class TextArenaWorld(MoveListWorld):
         raise ConfigError(f"env.id={self._id}: the game accepts no number of players from 1 to {_MAX_PLAYERS}")
 
     @contextmanager
-    def _swap_generators(self) -> Iterator[None]:
+    def _swap_generator_states(self) -> Iterator[None]:
         """Give the global random generators the states of this game within the context, then restore them."""
         python_state, numpy_state = random.getstate(), np.random.get_state()
-        random.setstate(self._generators[0])
-        np.random.set_state(self._generators[1])
+        random.setstate(self._generator_states[0])
+        np.random.set_state(self._generator_states[1])
         try:
             yield
         finally:
-            self._generators = random.getstate(), np.random.get_state()
+            self._generator_states = random.getstate(), np.random.get_state()
             random.setstate(python_state)
             np.random.set_state(numpy_state)
 
@@ -212,12 +212,12 @@ def _make_game(id: str, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _find_move_texts(id: str, moves: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the texts of the moves of a TextArena game: `moves`, or those in `MOVES` if `moves` is None."""
-    moves = MOVES.get(id.partition("-")[0]) if moves is None else moves
+    """Return the texts of the moves of a TextArena game: `moves`, or those in `MOVES_BY_GAME` if `moves` is None."""
+    moves = MOVES_BY_GAME.get(id.partition("-")[0]) if moves is None else moves
     if moves is None:
         raise ConfigError(
             f"env.id={id}: the moves of this game are not listed; set env.kwargs={{moves: [...]}} to the texts of its "
-            f"moves without brackets. Listed are those of {', '.join(MOVES)}"
+            f"moves without brackets. Listed are those of {', '.join(MOVES_BY_GAME)}"
         )
     texts = tuple(str(move) for move in moves)
     if len(texts) < 2 or len(set(texts)) < len(texts):
@@ -226,7 +226,7 @@ def _find_move_texts(id: str, moves: Sequence[str] | None) -> tuple[str, ...]:
 
 
 class OpenEnvWorld(MoveListWorld):
-    """One session on an OpenEnv server: one agent, whose observations are JSON texts and whose actions are a list.
+    """One session on an OpenEnv server: a world with one agent, whose observations are JSON texts.
 
     Args:
         id: address of the server, e.g. `http://127.0.0.1:8000`.
@@ -248,7 +248,7 @@ class OpenEnvWorld(MoveListWorld):
         timeout_s: float = 60.0,
     ) -> None:
         self._server_url, self._timeout_seconds, self._reset_options = id, timeout_s, dict(reset or {})
-        self._socket = self._connect()
+        self._connection = self._connect()
         self._moves = [dict(move) for move in (moves if moves is not None else self._fetch_moves())]
         if len(self._moves) < 2:
             raise ConfigError(f"env.kwargs.moves={self._moves} must be a list of at least two actions")
@@ -258,8 +258,8 @@ class OpenEnvWorld(MoveListWorld):
         """Start an episode."""
         self._begin_episode()
         self.agent_selection = _OPENENV_AGENT_NAME
-        seed_option = {} if seed is None else {"seed": int(seed)}
-        self._request("reset", {**self._reset_options, **seed_option})
+        seed_argument = {} if seed is None else {"seed": int(seed)}
+        self._send_request("reset", {**self._reset_options, **seed_argument})
 
     def step(self, action: Any) -> None:
         """Take the action with the index `action`."""
@@ -267,21 +267,21 @@ class OpenEnvWorld(MoveListWorld):
             self._was_dead_step(action)
             return
         self._cumulative_rewards[_OPENENV_AGENT_NAME] = 0.0
-        reply = self._request("step", self._moves[int(action)])
+        reply = self._send_request("step", self._moves[int(action)])
         self.rewards[_OPENENV_AGENT_NAME] = float(reply.get("reward") or 0.0)
         self.terminations[_OPENENV_AGENT_NAME] = bool(reply.get("done"))
         self._accumulate_rewards()
 
     def close(self) -> None:
         """End the session."""
-        self._socket.close()
+        self._connection.close()
 
     def _connect(self) -> Any:
         from websockets.exceptions import WebSocketException
         from websockets.sync.client import connect
 
-        parts = urlsplit(self._server_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        url_parts = urlsplit(self._server_url)
+        if url_parts.scheme not in ("http", "https") or not url_parts.hostname:
             raise ConfigError(f"env.id={self._server_url} must be the address of a server, e.g. http://127.0.0.1:8000")
         address = f"ws{self._server_url.removeprefix('http').rstrip('/')}/ws"
         try:
@@ -289,7 +289,7 @@ class OpenEnvWorld(MoveListWorld):
         except (OSError, WebSocketException) as error:
             raise ConfigError(f"env.id={self._server_url}: no server of OpenEnv answers there ({error})") from error
 
-    def _request(self, message_type: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    def _send_request(self, message_type: str, content: Mapping[str, Any]) -> dict[str, Any]:
         """Send a message and return the server's answer; its observation becomes the agent's text.
 
         Raises:
@@ -298,8 +298,8 @@ class OpenEnvWorld(MoveListWorld):
         from websockets.exceptions import WebSocketException
 
         try:
-            self._socket.send(json.dumps({"type": message_type, "data": content}))
-            message = json.loads(self._socket.recv(timeout=self._timeout_seconds))
+            self._connection.send(json.dumps({"type": message_type, "data": content}))
+            message = json.loads(self._connection.recv(timeout=self._timeout_seconds))
             reply: dict[str, Any] = message["data"]
             if message["type"] == "error":
                 raise EngineError(f"{self._server_url}: {message_type}: {reply.get('message', reply)}")
@@ -340,7 +340,7 @@ def name_moves(moves: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _collect_leaves(content: Any) -> list[Any]:
-    """Return the values in nested objects and lists that are neither."""
+    """Return the values in nested objects and lists that are neither objects nor lists."""
     elements = list(content.values()) if isinstance(content, Mapping) else content
     if not isinstance(elements, list):
         return [content]
@@ -348,7 +348,7 @@ def _collect_leaves(content: Any) -> list[Any]:
 
 
 def _enumerate_values(field: Mapping[str, Any], schema: Mapping[str, Any]) -> list[Any] | None:
-    """Return the possible values of a field of a JSON schema; None if it defines no list or small range of them."""
+    """Return the possible values of a field of a JSON schema; None unless it lists them or defines a small range."""
     if "$ref" in field:
         field = schema.get("$defs", {}).get(str(field["$ref"]).rpartition("/")[2], {})
     if "enum" in field:

@@ -1,4 +1,4 @@
-"""Text observations for the agents of a PettingZoo environment (world); agents with equal spaces share a describer."""
+"""Text observations for the agents of a PettingZoo environment (world)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from llmrl.envs.texts.describers import (
     draft_fields,
     join_paragraphs,
 )
-from llmrl.envs.texts.env_arguments import EnvKwargs
+from llmrl.envs.texts.env_arguments import EnvArguments
 from llmrl.envs.texts.observation_format import Formatter, build_formatter
 from llmrl.envs.texts.schema import DECIMALS, Field, list_fields
 
@@ -52,15 +52,15 @@ class DraftDescriber:
         name, agents = agent_env.spec.id, game.agents
         fields: tuple[Field, ...] = ()
         self._has_text = has_text
-        self._format: Formatter = lambda observation: {}
+        self._formatter: Formatter = lambda observation: {}
         if not has_text and not is_image(agent_env.observation_space):
             fields = draft_fields(agent_env.observation_space)
-            self._format = build_formatter(agent_env.observation_space, fields, DECIMALS, f"the draft of {name}")
+            self._formatter = build_formatter(agent_env.observation_space, fields, DECIMALS, f"the draft of {name}")
         players = f"{len(agents)} players ({', '.join(agents)})" if len(agents) > 1 else "one player"
         turn_sentence = " They take turns." if isinstance(game, AECGame) and len(agents) > 1 else ""
         goal = join_paragraphs(
             f"The game is {name}, with {players}.{turn_sentence} Collect as much reward as you can over an episode.",
-            describe_changed_settings(EnvKwargs(agent_env)),
+            describe_changed_settings(EnvArguments(agent_env)),
             describe_step_limit(agent_env),
         )
         observation_fields = (("state", "what you know of the game"),) if has_text else list_fields(fields)
@@ -73,13 +73,13 @@ class DraftDescriber:
         self.game = EnvDescription(goal, observation_fields, actions)
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
-        """Return the named values as a JSON object."""
-        fields = {"state": str(info.get(TEXT_KEY, ""))} if self._has_text else self._format(observation)
+        """Return the text of an observation: its named values, or the state in words, as a JSON object."""
+        fields = {"state": str(info.get(TEXT_KEY, ""))} if self._has_text else self._formatter(observation)
         return json.dumps(fields, ensure_ascii=False)
 
 
 class WorldTexts:
-    """Describer of all agents of a world.
+    """Text interface of all agents of a world; agents with equal spaces share a describer.
 
     Args:
         settings: options of the environment; `text` is `auto`, or a value for `llmrl.envs.texts.build_describer`.
@@ -111,10 +111,10 @@ class WorldTexts:
         has_text = any(TEXT_KEY in info for info in game.infos.values())
         for agent, interface in interfaces.items():
             agent_spaces = interface.observation_space, interface.action_space
-            describer = next((d for described_spaces, d in describers if described_spaces == agent_spaces), None)
+            describer = next((describer for spaces, describer in describers if spaces == agent_spaces), None)
             if describer is None:
                 # In the form of a Gymnasium environment, as describers expect it.
-                identity = SimpleNamespace(
+                env_spec = SimpleNamespace(
                     id=game.name, kwargs=dict(settings.kwargs or {}), max_episode_steps=game.horizon
                 )
                 agent_env: Any = SimpleNamespace(
@@ -122,7 +122,7 @@ class WorldTexts:
                     action_space=interface.action_space,
                     env=game.world,
                     unwrapped=game.world.unwrapped,
-                    spec=identity,
+                    spec=env_spec,
                 )
                 if settings.text == "auto":
                     describer = DraftDescriber(agent_env, game, has_text)
@@ -138,10 +138,10 @@ class WorldTexts:
         goal = longest_description.goal
         mechanism_fields: tuple[tuple[str, str], ...] = ()
         if mechanism_space is not None:
-            rule = RewardTax.rule_text if settings.tax else ""
+            constant_rule = RewardTax.rule_text if settings.tax else ""
             base_reward, shows_values = RewardTax.base_reward_text, settings.show_mechanism
-            rules = mechanism_text.describe_rules(mechanism_space, base_reward, rule, shows_values)
-            goal = join_paragraphs(goal, rules)
+            rules_text = mechanism_text.describe_rules(mechanism_space, base_reward, constant_rule, shows_values)
+            goal = join_paragraphs(goal, rules_text)
             mechanism_fields = _MECHANISM_FIELDS[0 if settings.show_mechanism else 1 :]
         name_field = (("you", "your name among the players"),) if len(interfaces) > 1 else ()
         agent_name = next(iter(game.observations))
@@ -153,8 +153,8 @@ class WorldTexts:
                 agent_name,
                 game.observations[agent_name],
                 game.infos[agent_name],
-                None if mechanism_space is None else mechanism_space.neutral,
-                (0.0, 0.0),
+                values=None if mechanism_space is None else mechanism_space.neutral,
+                rewards=(0.0, 0.0),
             ),
             states=longest_description.states,
         )

@@ -25,8 +25,8 @@ class PettingZooEnv(ReplayableEnv):
     """A vectorized environment of `n_envs` games of one world, stepped one after another in this process.
 
     **Agents** are the world's `possible_agents`, in this order. A step of a `ParallelEnv` uses the actions of all; a
-    step of an `AECEnv` is one agent's turn, and the actions of the others are ignored. Dead: an agent that has left the
-    game, in which others may still act.
+    step of an `AECEnv` is one agent's turn, and the actions of the others are ignored. A dead agent has left the game,
+    in which others may still act.
 
     **Observation.** `vector` [n_envs, n_agents, k] float32: every number of an agent's observation, categories one-hot,
     padded with zeros to the longest; `state` [n_envs, n_agents] int64 if observations are state indices; `pixels`
@@ -98,8 +98,8 @@ class PettingZooEnv(ReplayableEnv):
             )
         if mechanism_space is not None:
             self._mechanism_values = np.tile(mechanism_space.neutral, (n_envs, 1))
-        self._metrics = read_metrics(name, first_world)
-        deterministic = self._check_reproducibility(name)
+        self._metric_aggregates = read_metrics(name, first_world)
+        is_deterministic = self._check_reproducibility(name)
         self._world_texts = None
         if settings.text is not None:
             interfaces = self._channels.interfaces
@@ -108,7 +108,7 @@ class PettingZooEnv(ReplayableEnv):
         # observation, [..., 0] before and [..., 1] after these payments.
         self._base_reward = np.zeros((n_envs, len(self._channels.agents)))
         self._cumulative_rewards = np.zeros((n_envs, len(self._channels.agents), 2))
-        self.spec = self._build_spec(name, horizon, mechanism_space, deterministic, factory.always_ends)
+        self.spec = self._build_spec(name, horizon, mechanism_space, is_deterministic, factory.always_ends)
 
     def _check_reproducibility(self, name: str) -> bool:
         """Return whether two resets of the first game with the same seed return the same observations."""
@@ -121,8 +121,9 @@ class PettingZooEnv(ReplayableEnv):
         return all(np.array_equal(observations[0][channel], observations[1][channel]) for channel in observations[0])
 
     def _build_spec(
-        self, name: str, horizon: int | None, space: ParameterSpace | None, deterministic: bool, always_ends: bool
+        self, name: str, horizon: int | None, space: ParameterSpace | None, is_deterministic: bool, always_ends: bool
     ) -> EnvSpec:
+        """Return the spec; `space` is that of the mechanism's values, and None without a mechanism."""
         text = None if self._world_texts is None else self._world_texts.description
         channels, n_actions = dict(self._channels.channels), self._channels.n_actions
         if text is not None:
@@ -134,20 +135,20 @@ class PettingZooEnv(ReplayableEnv):
             raise ConfigError(
                 f"no observation of {name} can be converted to numbers or images; set env.text to convert it to text"
             )
-        names = tuple(key for key, _ in text.actions) if text is not None else ()
-        metrics: dict[str, Aggregate] = {**self._metrics, **({} if self._tax is None else self._tax.metrics)}
+        action_names = tuple(key for key, _ in text.actions) if text is not None else ()
+        metrics: dict[str, Aggregate] = {**self._metric_aggregates, **({} if self._tax is None else self._tax.metrics)}
         return EnvSpec(
             name=name,
             n_envs=len(self.games),
             n_agents=len(self._channels.agents),
             observation=channels,
             n_actions=n_actions,
-            action_names=names if len(names) == n_actions else tuple(str(i) for i in range(n_actions)),
+            action_names=action_names if len(action_names) == n_actions else tuple(str(i) for i in range(n_actions)),
             horizon=horizon,
             mechanism=space,
             metrics=metrics,
             has_reward_jacobian=self._tax is not None,
-            deterministic=deterministic,
+            deterministic=is_deterministic,
             agent_names=self._channels.agents,
             continuous_actions=self._channels.continuous_actions,
             text=text,
@@ -163,9 +164,9 @@ class PettingZooEnv(ReplayableEnv):
 
     def _advance(self, action: np.ndarray, active: np.ndarray) -> np.ndarray:
         """Advance the games that are `active` [n_envs]; return rewards after the mechanism, [n_envs, n_agents]."""
-        actions = self._channels.to_actions(action, self.games, active, self.clip_actions)
-        is_observing = np.array([[agent in game.acting_agents for agent in game.agents] for game in self.games])
-        self._cumulative_rewards[is_observing & active[:, None]] = 0.0
+        actions = self._channels.build_actions(action, self.games, active, self.clip_actions)
+        is_acting = np.array([[agent in game.acting_agents for agent in game.agents] for game in self.games])
+        self._cumulative_rewards[is_acting & active[:, None]] = 0.0
         reward = np.zeros((len(self.games), len(self._channels.agents)))
         base_reward = np.zeros_like(reward)
         for i in np.flatnonzero(active).tolist():
@@ -177,8 +178,8 @@ class PettingZooEnv(ReplayableEnv):
                 reward[i, j] = game.rewards.get(agent, 0.0)
                 base_reward[i, j] = game.step_infos.get(agent, {}).get("base_reward", reward[i, j])
             self._terminated[i], self._truncated[i] = game.terminated, game.truncated
-        for amounts in (reward, base_reward):
-            check_rewards(self.spec.name, amounts.ravel(), np.repeat(self._episode_lengths, amounts.shape[1]))
+        for rewards in (reward, base_reward):
+            check_rewards(self.spec.name, rewards.ravel(), np.repeat(self._episode_lengths, rewards.shape[1]))
         if self._tax is not None:
             is_present = np.array([[agent in game.previous_agents for agent in game.agents] for game in self.games])
             events = SocietyEvents(reward.astype(np.float32), None, is_present & active[:, None])
@@ -191,7 +192,7 @@ class PettingZooEnv(ReplayableEnv):
 
     def _build_step(self, reward: np.ndarray, active: np.ndarray) -> Step:
         info: dict[str, np.ndarray] = {}
-        for name in self._metrics:  # summed over the agents that report them
+        for name in self._metric_aggregates:  # summed over the agents that report them
             sums = [sum(float(infos.get(name, 0.0)) for infos in game.step_infos.values()) for game in self.games]
             info[name] = (np.array(sums) * active).astype(np.float32)
         if self._settlement is not None:
@@ -217,7 +218,7 @@ class PettingZooEnv(ReplayableEnv):
 
     def _build_lazy_texts(self, texts: WorldTexts) -> LazyTextArray:
         # Games replace these objects in a step and do not change them.
-        snapshots = [(game.observations, game.infos, game.acting_agents, game.steps) for game in self.games]
+        snapshots = [(game.observations, game.infos, game.acting_agents, game.n_steps) for game in self.games]
         values, cumulative_rewards, agents = (
             self._mechanism_values,
             self._cumulative_rewards.copy(),
@@ -225,13 +226,13 @@ class PettingZooEnv(ReplayableEnv):
         )
 
         def describe(game: int, agent: int) -> str:
-            name, (observations, infos, acting_agents, steps) = agents[agent], snapshots[game]
+            name, (observations, infos, acting_agents, n_steps) = agents[agent], snapshots[game]
             if name not in acting_agents:
                 return ""
-            mechanism = values[game] if values.shape[1] else None
+            game_values = values[game] if values.shape[1] else None
             base_reward, total_reward = cumulative_rewards[game, agent].tolist()
-            rewards = (base_reward, total_reward) if steps else None
-            return texts.describe_observation(name, observations[name], infos.get(name, {}), mechanism, rewards)
+            rewards = (base_reward, total_reward) if n_steps else None
+            return texts.describe_observation(name, observations[name], infos.get(name, {}), game_values, rewards)
 
         return LazyTextArray((len(snapshots), len(agents)), describe)
 

@@ -32,7 +32,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 _IS_PORTABLE = np.isin(np.arange(10), (KEY, BALL, BOX))
 _IS_WALKABLE = np.isin(np.arange(10), (EMPTY, FLOOR, GOAL, LAVA))
-_QUARTER_TURNS = np.array([3, 1, 0, 0, 0, 0, 0])
+_QUARTER_TURNS_BY_ACTION = np.array([3, 1, 0, 0, 0, 0, 0])
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def encode_cell(kind: int, color: int = 0, state: int = 0) -> np.uint32:
     return np.uint32(np.array([kind, color, state, NO_AGENT], dtype=np.uint8).view(np.uint32)[0])
 
 
-NOTHING = encode_cell(EMPTY)
+EMPTY_CELL = encode_cell(EMPTY)
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,13 @@ class GridWorld(StateFields):
     Args:
         n: number of games.
         width, height: size of a grid along x and y, in cells.
-        margin: number of wall cells stored on each side of a grid, >= 1, so that a view does not leave the array.
+        margin: number of wall cells stored on each side of a grid, >= 1; views beyond the edge stay in the array.
 
     Attributes:
         cells: all cells with the margin, [n, width + 2 * margin, height + 2 * margin] uint32 (see `encode_cell`).
         at: index of each agent's cell in `cells.ravel()`, [n].
         heading: heading of each agent, 0 to 3, [n].
-        carrying: object that each agent carries (see `encode_cell`), [n] uint32; `NOTHING`: none; 0: never reset.
+        carrying: object that each agent carries (see `encode_cell`), [n] uint32; `EMPTY_CELL`: none; 0: never reset.
         time: number of steps of each game's episode so far, [n].
     """
 
@@ -111,14 +111,14 @@ class GridWorld(StateFields):
         self.time = np.zeros(n, dtype=np.int64)
 
     @property
-    def inside(self) -> NDArray[np.uint32]:
+    def inner_cells(self) -> NDArray[np.uint32]:
         """The cells without the margin, a view [n, width, height] uint32 of `cells`."""
-        return self.without_margin(self.cells)
+        return self.strip_margin(self.cells)
 
     @property
     def grid(self) -> NDArray[np.uint8]:
-        """Kind, color and state of the cells, a copy [n, width, height, 3] uint8."""
-        return as_bytes(np.ascontiguousarray(self.inside))[..., :3].copy()
+        """Kind, color and state of the cells without the margin, a copy [n, width, height, 3] uint8."""
+        return view_as_bytes(np.ascontiguousarray(self.inner_cells))[..., :3].copy()
 
     @property
     def position(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -131,16 +131,16 @@ class GridWorld(StateFields):
         """Mask of the games that have been started, [n] bool."""
         return np.not_equal(self.carrying, 0)
 
-    def without_margin(self, cells: NDArray[Scalar]) -> NDArray[Scalar]:
+    def strip_margin(self, cells: NDArray[Scalar]) -> NDArray[Scalar]:
         """Return a view [n, W, H] of an array [n, W + 2 * margin, H + 2 * margin]."""
         margin = self.margin
         return cells[:, margin : margin + self.width, margin : margin + self.height]
 
-    def begin(self, games: Sequence[int], layouts: Sequence[RoomLayout]) -> None:
+    def start_episodes(self, games: Sequence[int], layouts: Sequence[RoomLayout]) -> None:
         """Start an episode in each of `games`, with the layout at the same index of `layouts`."""
         for game, layout in zip(games, layouts, strict=True):
-            as_bytes(self.cells)[game, self.margin : -self.margin, self.margin : -self.margin, :3] = layout.cells
-            self.carrying[game] = NOTHING
+            view_as_bytes(self.cells)[game, self.margin : -self.margin, self.margin : -self.margin, :3] = layout.cells
+            self.carrying[game] = EMPTY_CELL
             self.time[game] = 0
         if len(games):
             positions = np.array([layout.position for layout in layouts])
@@ -158,25 +158,25 @@ class GridWorld(StateFields):
         all_cells = self.cells.reshape(-1)
         front_index = self.at + self._step_offsets[self.heading]
         front_cell = all_cells[front_index]
-        kind, color, state, _ = as_bytes(front_cell).T
+        kind, color, state, _ = view_as_bytes(front_cell).T
 
         is_forward = action == FORWARD
         is_door = kind == DOOR
         self.at = np.where(is_forward & (_IS_WALKABLE[kind] | (is_door & (state == OPEN))), front_index, self.at)
-        self.heading = (self.heading + _QUARTER_TURNS[action]) % 4
+        self.heading = (self.heading + _QUARTER_TURNS_BY_ACTION[action]) % 4
 
-        has_free_hands = self.carrying == NOTHING
+        has_free_hands = self.carrying == EMPTY_CELL
         picks_up_object = (action == PICKUP) & has_free_hands & _IS_PORTABLE[kind]
-        drops_object = (action == DROP) & ~has_free_hands & (front_cell == NOTHING)
+        drops_object = (action == DROP) & ~has_free_hands & (front_cell == EMPTY_CELL)
 
         is_toggle = action == TOGGLE
         toggles_door = is_toggle & is_door
-        opens_door = toggles_door & ((state == CLOSED) | ((state == LOCKED) & (self.carrying == _KEY_BY_COLOR[color])))
+        opens_door = toggles_door & ((state == CLOSED) | ((state == LOCKED) & (self.carrying == _KEY_CELLS[color])))
 
         new_cells = np.where(picks_up_object | drops_object, self.carrying, front_cell)
         self.carrying = np.where(picks_up_object | drops_object, front_cell, self.carrying)
-        new_cells[is_toggle & (kind == BOX)] = NOTHING
-        states = as_bytes(new_cells)[:, 2]
+        new_cells[is_toggle & (kind == BOX)] = EMPTY_CELL
+        states = view_as_bytes(new_cells)[:, 2]
         states[opens_door] = OPEN
         states[toggles_door & (state == OPEN)] = CLOSED
         all_cells[front_index] = new_cells
@@ -184,9 +184,9 @@ class GridWorld(StateFields):
         return RoomEvents(opens_door, picked_up, is_forward & (kind == GOAL), is_forward & (kind == LAVA))
 
 
-def as_bytes(cells: NDArray[np.uint32]) -> NDArray[np.uint8]:
+def view_as_bytes(cells: NDArray[np.uint32]) -> NDArray[np.uint8]:
     """Return cells [...] as a view [..., 4] uint8: kind, color, state, agent."""
     return cells[..., None].view(np.uint8)
 
 
-_KEY_BY_COLOR = np.array([encode_cell(KEY, color) for color in range(6)])
+_KEY_CELLS = np.array([encode_cell(KEY, color) for color in range(6)])

@@ -63,8 +63,8 @@ class RoomTask(ABC):
     def sample_layout(self, rng: np.random.Generator) -> RoomLayout:
         """Return a random layout for a new episode."""
 
-    def success(self, events: RoomEvents) -> NDArray[np.bool_]:
-        """Return whether the events of a step solved each of n games, [n] bool; by default, by opening a door."""
+    def find_successes(self, events: RoomEvents) -> NDArray[np.bool_]:
+        """Return whether a step with these events solved each of n games, [n] bool; by default, opening a door does."""
         return events.opened_door
 
 
@@ -131,9 +131,9 @@ class LavaDoorKey(OneRoom):
 
     def place_objects(self, room: RoomBuilder) -> None:
         color = room.sample_integer(_N_COLORS)
-        front = room.place_door(room.sample_integer(4), color)
+        front_cell = room.place_door(room.sample_integer(4), color)
         # Lava comes first: it must not be in front of the door, whereas the key may lie on any remaining cell.
-        room.place_object(LAVA, RED, excluded=[front])
+        room.place_object(LAVA, RED, excluded=[front_cell])
         room.place_object(KEY, color)
 
 
@@ -152,9 +152,9 @@ class ColoredDoorKey(OneRoom):
         super().__init__(min_size, max_size)
 
     def place_objects(self, room: RoomBuilder) -> None:
-        front = room.place_door(room.sample_integer(4), BLUE)
+        front_cell = room.place_door(room.sample_integer(4), BLUE)
         for color in [BLUE] + [RED] * (self.n_required_cells - 1):
-            room.place_object(KEY, color, excluded=[front])
+            room.place_object(KEY, color, excluded=[front_cell])
 
 
 class TwoDoor(OneRoom):
@@ -202,10 +202,10 @@ class RoomBuilder:
 
     def sample_free_position(self, excluded: Iterable[Position] = ()) -> Position:
         """Return the position of a uniformly random empty cell of the room that is not in `excluded`."""
-        free = self.cells[: self.width, : self.height, 0] == EMPTY
+        is_free = self.cells[: self.width, : self.height, 0] == EMPTY
         for position in excluded:
-            free[position] = False
-        x, y = np.divmod(np.flatnonzero(free), self.height)
+            is_free[position] = False
+        x, y = np.divmod(np.flatnonzero(is_free), self.height)
         index = self.sample_integer(len(x))
         return int(x[index]), int(y[index])
 
@@ -218,18 +218,18 @@ class RoomBuilder:
 
         Args:
             side: the wall: `EAST`, `SOUTH`, `WEST` or `NORTH`.
-            color: color of the door, 0 to 5.
+            color: MiniGrid's index of the door's color, 0 to 5.
         """
         offset = 1 + self.sample_integer((self.height if side in (EAST, WEST) else self.width) - 2)
         max_x, max_y = self.width - 1, self.height - 1
-        door, front = {
+        door_cell, front_cell = {
             EAST: ((max_x, offset), (max_x - 1, offset)),
             SOUTH: ((offset, max_y), (offset, max_y - 1)),
             WEST: ((0, offset), (1, offset)),
             NORTH: ((offset, 0), (offset, 1)),
         }[side]
-        self.cells[door] = (DOOR, color, LOCKED)
-        return front
+        self.cells[door_cell] = (DOOR, color, LOCKED)
+        return front_cell
 
 
 class MiniGridTask(RoomTask):
@@ -279,7 +279,7 @@ class DoorKey(MiniGridTask):
 
         return DoorKeyEnv(size=self.width)
 
-    def success(self, events: RoomEvents) -> NDArray[np.bool_]:
+    def find_successes(self, events: RoomEvents) -> NDArray[np.bool_]:
         """Return whether the agent reached the goal, [n] bool."""
         return events.reached_goal
 
@@ -295,6 +295,6 @@ class UnlockPickup(MiniGridTask):
 
         return UnlockPickupEnv()
 
-    def success(self, events: RoomEvents) -> NDArray[np.bool_]:
+    def find_successes(self, events: RoomEvents) -> NDArray[np.bool_]:
         """Return whether the agent picked up the box, [n] bool."""
         return np.equal(events.picked_up, BOX)

@@ -18,13 +18,13 @@ from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.envs.rooms.grid_world import ACTION_NAMES, GridWorld
 from llmrl.envs.rooms.tasks import RoomTask
-from llmrl.envs.rooms.views import MAX_VIEW, ExploredMap, Viewer
+from llmrl.envs.rooms.views import MAX_VIEW_SIZE, ExploredMap, Viewer
 
 ChannelName = Literal["grid", "view", "direction"]
 
 CODE_SIZES = (11, 6, 3, 5)
-"""Number of values of each code of a cell: MiniGrid's kinds of objects, colors and door states, and the agent's heading
-(0 to 3, or 4 where the agent is not)."""
+"""Number of possible values of each code of a cell: MiniGrid's kinds of objects, colors and door states, and the
+agent's heading (0 to 3, or 4 where the agent is not)."""
 
 TILE_SIZE = 32
 """Width and height of a cell in a frame, in pixels."""
@@ -41,8 +41,8 @@ class RoomsEnv(ArrayGames):
     **Reward.** 1 - 0.9 * step / horizon in the step that solves the task, 0 in all others.
 
     **Observation.** `grid` [n_envs, 1, W, H, 4] uint8: kind, color and current state of each cell seen in the episode,
-    and the agent's heading in its cell (4 elsewhere), see `ExploredMap.image`. `view` [n_envs, 1, v, v, 3] uint8:
-    MiniGrid's view of the cells in front of the agent (`Viewer.image`). `direction` [n_envs, 1, 4] float32:
+    and the agent's heading in its cell (4 elsewhere), see `ExploredMap.build_image`. `view` [n_envs, 1, v, v, 3] uint8:
+    MiniGrid's view of the cells in front of the agent (`Viewer.build_image`). `direction` [n_envs, 1, 4] float32:
     heading, one-hot.
 
     **End.** Terminated when the task is solved or the agent steps into lava; truncated after `horizon` steps. As in
@@ -55,7 +55,7 @@ class RoomsEnv(ArrayGames):
         seeds: seed tree of the environment.
         task: task, which generates layouts and decides success.
         n_envs: number of games.
-        agent_view_size: width and height of the agent's view, in cells, which also defines the cells that `grid` marks
+        agent_view_size: width and height of the agent's view, in cells, which also defines the cells that `grid` shows
             as seen. Odd, 3 to 31.
         horizon: steps after which an episode is truncated; None: the task's default.
         observe: channels that agents observe.
@@ -77,8 +77,8 @@ class RoomsEnv(ArrayGames):
         observe: Annotated[Sequence[ChannelName], MinLen(1)] = ("grid",),
     ) -> None:
         self._init_arguments = {name: x for name, x in locals().items() if name not in ("self", "n_envs")}
-        if agent_view_size % 2 == 0 or not 3 <= agent_view_size <= MAX_VIEW:
-            raise ConfigError(f"env.agent_view_size={agent_view_size} must be odd and 3 to {MAX_VIEW}, e.g. 3 or 7")
+        if agent_view_size % 2 == 0 or not 3 <= agent_view_size <= MAX_VIEW_SIZE:
+            raise ConfigError(f"env.agent_view_size={agent_view_size} must be odd and 3 to {MAX_VIEW_SIZE}, e.g. 3")
         self._task = task
         self._horizon = horizon or task.horizon
         self._world = GridWorld(n_envs, task.width, task.height, margin=agent_view_size - 1)
@@ -122,14 +122,15 @@ class RoomsEnv(ArrayGames):
     def _begin_episodes(self, reset_mask: np.ndarray) -> None:
         indices = np.flatnonzero(reset_mask)
         games = indices.tolist()
-        self._world.begin(games, [self._task.sample_layout(self._layout_generator(game)) for game in games])
+        layouts = [self._task.sample_layout(self._create_layout_generator(game)) for game in games]
+        self._world.start_episodes(games, layouts)
         self._drawn[indices] += 1
         self._terminated[indices] = self._truncated[indices] = False
         if self._map is not None:
             self._map.clear(indices)
 
-    def _layout_generator(self, game: int) -> np.random.Generator:
-        """Return the random generator of a game's next layout."""
+    def _create_layout_generator(self, game: int) -> np.random.Generator:
+        """Return a generator with the random numbers of a game's next layout."""
         group_seed, index = self._find_group_seed_and_index(game)
         return Seeds(group_seed).child(index).numpy(int(self._drawn[game]))
 
@@ -142,12 +143,12 @@ class RoomsEnv(ArrayGames):
         actions = self._check_actions(action)
         active = ~(self._terminated | self._truncated)
         events = self._world.step(actions[:, 0], active)
-        success = self._task.success(events)
-        self._terminated |= success | events.entered_lava
+        is_success = self._task.find_successes(events)
+        self._terminated |= is_success | events.entered_lava
         self._truncated |= active & (self._world.time >= self._horizon)
 
-        reward = np.where(success, 1 - 0.9 * (self._world.time / self._horizon), 0.0)[:, None]
-        info = {"success": success, "lava": events.entered_lava}
+        reward = np.where(is_success, 1 - 0.9 * (self._world.time / self._horizon), 0.0)[:, None]
+        info = {"success": is_success, "lava": events.entered_lava}
         return self._build_step(reward, reward, self._terminated, self._truncated, info)
 
     def share_random_numbers(self, n_groups: int) -> None:
@@ -170,10 +171,10 @@ class RoomsEnv(ArrayGames):
         x, y = (int(axis[index]) for axis in self._world.position)
         cells, heading = self._world.grid[index], int(self._world.heading[index])
         if self._map is not None:
-            return draw_frame(cells, (x, y), heading, seen=self._world.without_margin(self._map.seen)[index])
+            return draw_frame(cells, (x, y), heading, is_shown=self._world.strip_margin(self._map.seen)[index])
         visible_map = ExploredMap(self._world)
         visible_map.add(self._viewer.compute_field_of_view())
-        return draw_frame(cells, (x, y), heading, highlighted=self._world.without_margin(visible_map.seen)[index])
+        return draw_frame(cells, (x, y), heading, is_highlighted=self._world.strip_margin(visible_map.seen)[index])
 
     def _observe(self) -> Observation:
         field_of_view = self._viewer.compute_field_of_view()
@@ -181,9 +182,9 @@ class RoomsEnv(ArrayGames):
         for name in self.spec.observation:
             if name == "grid" and self._map is not None:
                 self._map.add(field_of_view)
-                observation[name] = self._map.image()[:, None]
+                observation[name] = self._map.build_image()[:, None]
             elif name == "view":
-                observation[name] = self._viewer.image(field_of_view)[:, None]
+                observation[name] = self._viewer.build_image(field_of_view)[:, None]
             else:
                 observation[name] = np.eye(4, dtype=np.float32)[self._world.heading][:, None]
         return observation
@@ -193,8 +194,8 @@ def draw_frame(
     cells: NDArray[np.uint8],
     position: tuple[int, int],
     heading: int,
-    seen: NDArray[np.bool_] | None = None,
-    highlighted: NDArray[np.bool_] | None = None,
+    is_shown: NDArray[np.bool_] | None = None,
+    is_highlighted: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.uint8]:
     """Return a frame of one game, [32 * H, 32 * W, 3] uint8.
 
@@ -202,8 +203,8 @@ def draw_frame(
         cells: kind, color and state of each cell, [W, H, 3].
         position: the agent's cell (x, y).
         heading: 0 east, 1 south, 2 west, 3 north.
-        seen: whether to show each cell, [W, H] bool; the others are light gray. None: all are shown.
-        highlighted: whether to highlight each cell, [W, H] bool; None: none is highlighted.
+        is_shown: whether to show each cell, [W, H] bool; the others are light gray. None: all are shown.
+        is_highlighted: whether to highlight each cell, [W, H] bool; None: none is highlighted.
     """
     from minigrid.core.grid import Grid
     from minigrid.core.world_object import WorldObj
@@ -212,11 +213,11 @@ def draw_frame(
     image = np.full((height, TILE_SIZE, width, TILE_SIZE, 3), UNSEEN_GRAY_LEVEL, dtype=np.uint8)
     for x in range(width):
         for y in range(height):
-            if seen is None or seen[x, y]:
+            if is_shown is None or is_shown[x, y]:
                 image[y, :, x] = Grid.render_tile(
                     WorldObj.decode(*cells[x, y].tolist()),
                     agent_dir=heading if (x, y) == position else None,
-                    highlight=highlighted is not None and bool(highlighted[x, y]),
+                    highlight=is_highlighted is not None and bool(is_highlighted[x, y]),
                     tile_size=TILE_SIZE,
                 )
     return image.reshape(height * TILE_SIZE, width * TILE_SIZE, 3)

@@ -1,4 +1,4 @@
-"""Decoders of observations whose meaning the observation space does not define: states of maps, views, boards.
+"""Decoders of observations whose meaning the observation space does not define, such as views and boards.
 
 Text file: a YAML file that describes an environment for language-model players (`schema.DescriptionFile`).
 """
@@ -17,15 +17,15 @@ class Decoder(ABC):
     """Base class of decoders, which convert the observations of one environment into named values.
 
     Attributes:
-        names: names of the values; a text file with this decoder must describe all of them.
+        value_names: names of the values; a text file with this decoder must describe all of them.
         facts: name -> fact about the environment, which replaces `{name}` in the goal of the text file.
-        arguments: names of the environment's arguments that the facts or the values describe.
-        states: see `EnvDescription.states`.
+        described_arguments: names of the environment's arguments that the facts or the values describe.
+        states: rule to compute the values from a state index, or "" (see `EnvDescription.states`).
     """
 
-    names: tuple[str, ...]
+    value_names: tuple[str, ...]
     facts: Mapping[str, str] = {}
-    arguments: tuple[str, ...] = ()
+    described_arguments: tuple[str, ...] = ()
     states = ""
 
     @abstractmethod
@@ -34,10 +34,10 @@ class Decoder(ABC):
 
 
 class CliffWalking(Decoder):
-    """Decoder of CliffWalking: row and column; the fact `slips` describes whether the ground is slippery."""
+    """Decoder of CliffWalking to row and column; the fact `slips` describes whether the ground is slippery."""
 
-    names = ("row", "column")
-    arguments = ("is_slippery",)
+    value_names = ("row", "column")
+    described_arguments = ("is_slippery",)
 
     def __init__(self, env: Any, source: str) -> None:
         game = env.unwrapped
@@ -45,7 +45,7 @@ class CliffWalking(Decoder):
             raise ConfigError(f"{source}: the decoder cliff_walking is for CliffWalking, not for {env}")
         self._n_columns = int(game.shape[1])
         self.facts = {"slips": _describe_slipping(game, "The ground")}
-        self.states = _describe_cell_rule(self._n_columns)
+        self.states = _build_cell_rule(self._n_columns)
 
     def decode(self, observation: Any) -> dict[str, Any]:
         row, column = divmod(int(observation), self._n_columns)
@@ -53,12 +53,12 @@ class CliffWalking(Decoder):
 
 
 class FrozenLake(Decoder):
-    """Decoder of FrozenLake with any map: row, column and neighboring tiles; the facts are `map` and `slips`."""
+    """Decoder of FrozenLake with any map to row, column and neighboring tiles; the facts are `map` and `slips`."""
 
-    names = ("row", "column", "neighbors")
-    arguments = ("desc", "map_name", "is_slippery", "success_rate")
-    _TILES = {"S": "start", "F": "ice", "H": "hole", "G": "goal"}
-    _MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
+    value_names = ("row", "column", "neighbors")
+    described_arguments = ("desc", "map_name", "is_slippery", "success_rate")
+    _TILE_NAMES = {"S": "start", "F": "ice", "H": "hole", "G": "goal"}
+    _NEIGHBOR_OFFSETS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 
     def __init__(self, env: Any, source: str) -> None:
         game = env.unwrapped
@@ -66,43 +66,43 @@ class FrozenLake(Decoder):
             raise ConfigError(f"{source}: the decoder frozen_lake is for FrozenLake, not for {env}")
         rows = ["".join(bytes(tile).decode() for tile in row) for row in game.desc]
         self._n_columns = len(rows[0])
-        self._tiles = {(y, x): self._TILES[tile] for y, row in enumerate(rows) for x, tile in enumerate(row)}
+        self._tiles = {(y, x): self._TILE_NAMES[tile] for y, row in enumerate(rows) for x, tile in enumerate(row)}
         self.facts = {"map": "\n".join(rows), "slips": _describe_slipping(game, "The ice")}
-        self.states = _describe_cell_rule(self._n_columns)
+        self.states = _build_cell_rule(self._n_columns)
 
     def decode(self, observation: Any) -> dict[str, Any]:
         row, column = divmod(int(observation), self._n_columns)
         neighbors = {
             name: self._tiles.get((row + down, column + right), "edge of the map")
-            for name, (down, right) in self._MOVES.items()
+            for name, (down, right) in self._NEIGHBOR_OFFSETS.items()
         }
         return {"row": row, "column": column, "neighbors": neighbors}
 
 
-def _describe_slipping(game: Any, name: str) -> str:
+def _describe_slipping(game: Any, ground_name: str) -> str:
     """Return a sentence about slipping, derived from the transition table `P` of a Gymnasium environment.
 
     In a list of several outcomes, the middle one is a move in the chosen direction.
     """
-    outcomes_by_action = {(state, action): game.P[state][action] for state in game.P for action in game.P[state]}
-    if all(len(next_states) == 1 for next_states in outcomes_by_action.values()):
-        return f"{name} is not slippery: you always move where you want."
+    transitions = [game.P[state][action] for state in game.P for action in game.P[state]]
+    if all(len(outcomes) == 1 for outcomes in transitions):
+        return f"{ground_name} is not slippery: you always move where you want."
     # In some states several outcomes have the same next state and share a probability; the minimum excludes these.
-    straight_probability = min(next_states[len(next_states) // 2][0] for next_states in outcomes_by_action.values())
+    p_straight = min(outcomes[len(outcomes) // 2][0] for outcomes in transitions)
     return (
-        f"{name} is slippery: you move where you want with probability {straight_probability:.2g}, and otherwise to "
-        "one of the two sides, at right angles to it, with equal probability."
+        f"{ground_name} is slippery: you move where you want with probability {p_straight:.2g}, and otherwise "
+        "to one of the two sides, at right angles to it, with equal probability."
     )
 
 
-def _describe_cell_rule(n_columns: int) -> str:
+def _build_cell_rule(n_columns: int) -> str:
     return f"row = s // {n_columns}, column = s % {n_columns}"
 
 
 class GridView(Decoder):
-    """Decoder of MiniGrid's and BabyAI's partial view: sentences as in BabyAI-Text (arXiv 2302.02662)."""
+    """Decoder of MiniGrid's and BabyAI's partial view to sentences, as in BabyAI-Text (arXiv 2302.02662)."""
 
-    names = ("mission", "facing", "carrying", "view")
+    value_names = ("mission", "facing", "carrying", "view")
     _HEADINGS = ("east", "south", "west", "north")
 
     def __init__(self, env: Any, source: str) -> None:
@@ -126,25 +126,25 @@ class GridView(Decoder):
 
 
 class Board(Decoder):
-    """Decoder of boards: rows of letters from top to bottom, `x` for the player and `o` for the opponent.
+    """Decoder of boards to rows of letters from top to bottom: `x` for the player, `o` for the opponent, `.` for empty.
 
     Args:
         env: environment with observations [rows, columns, 2]; the last axis is (player, opponent).
         source: name of the text file, for messages.
-        by_columns: whether the first axis is that of columns, as in PettingZoo's tic-tac-toe.
+        has_columns_first: whether the first axis is that of columns, as in PettingZoo's tic-tac-toe.
     """
 
-    names = ("board",)
+    value_names = ("board",)
     _SYMBOLS = ".xo"
 
-    def __init__(self, env: Any, source: str, by_columns: bool = False) -> None:
+    def __init__(self, env: Any, source: str, has_columns_first: bool = False) -> None:
         shape: tuple[int, ...] = getattr(env.observation_space, "shape", None) or ()
         if len(shape) != 3 or shape[-1] != 2:
             raise ConfigError(
                 f"{source}: the decoder board is for observations [rows, columns, 2], of the player and the opponent; "
                 f"this observation space is {env.observation_space}"
             )
-        self._by_columns = by_columns
+        self._by_columns = has_columns_first
 
     def decode(self, observation: Any) -> dict[str, Any]:
         codes = observation[..., 0] + 2 * observation[..., 1]
@@ -157,6 +157,6 @@ DECODERS: dict[str, Callable[[Any, str], Decoder]] = {
     "cliff_walking": CliffWalking,
     "grid_view": GridView,
     "board": Board,
-    "board_by_columns": lambda env, source: Board(env, source, by_columns=True),
+    "board_by_columns": lambda env, source: Board(env, source, has_columns_first=True),
 }
 """Value of `decoder` in a text file -> function that returns the decoder, given the environment and the file's name."""

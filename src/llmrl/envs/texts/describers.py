@@ -17,7 +17,7 @@ from llmrl.envs.gym.channel_spaces import find_continuous_actions
 from llmrl.envs.gym.env_factory import EnvFactory, find_step_limit, make_gymnasium_env
 from llmrl.envs.gym.episode_scores import SuccessCriterion
 from llmrl.envs.texts.decoders import DECODERS, Decoder
-from llmrl.envs.texts.env_arguments import EnvKwargs, Placeholders, format_value
+from llmrl.envs.texts.env_arguments import EnvArguments, Placeholders, format_value
 from llmrl.envs.texts.observation_format import Formatter, build_formatter, check_action_count, describe_state_rule
 from llmrl.envs.texts.schema import DECIMALS, DescriptionFile, Field, list_fields, parse_description, read_description
 
@@ -28,7 +28,7 @@ TEXTS_DIR = Path(__file__).with_name("files")
 DESCRIPTION_METHODS = ("get_goal_description", "get_observation_schema", "get_action_schema")
 """Methods of an environment, or of a wrapper around it, that describe it. The first returns the goal. The second
 returns name of an observed value -> text, or mapping with a `description`. The third returns action -> text about its
-effect; players answer with the key of an action."""
+effect; players answer with a key of this mapping."""
 
 
 class Describer(Protocol):
@@ -103,10 +103,10 @@ class JsonDescriber:
     """
 
     game: EnvDescription
-    _format: Formatter
+    _formatter: Formatter
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
-        return json.dumps(self._format(observation), ensure_ascii=False)
+        return json.dumps(self._formatter(observation), ensure_ascii=False)
 
 
 class EnvDescriber(JsonDescriber):
@@ -120,22 +120,22 @@ class EnvDescriber(JsonDescriber):
 
     def __init__(self, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None = None) -> None:
         name = _find_env_name(env)
-        goal, observation, actions = (_call_method(env, method, name) for method in DESCRIPTION_METHODS)
-        # Such mappings often have the key `type`, which fields do not have.
+        goal, observation, actions = (_call_description_method(env, method, name) for method in DESCRIPTION_METHODS)
+        # Mappings of a schema often have the key `type`, which a field of a text file cannot have.
         fields = {
-            str(name): {k: x for k, x in entry.items() if k != "type"} if isinstance(entry, Mapping) else entry
-            for name, entry in dict(observation).items()
+            str(field): {k: x for k, x in content.items() if k != "type"} if isinstance(content, Mapping) else content
+            for field, content in dict(observation).items()
         }
         keys = sorted(actions) if all(isinstance(key, int) for key in actions) else list(actions)
         source = f"{name} (its own words)"
-        text = parse_description(
+        description = parse_description(
             {"goal": goal, "observation": fields, "actions": {str(key): str(actions[key]) for key in keys}}, source
         )
-        self._format = build_formatter(env.observation_space, text.observation, text.decimals, source)
-        check_action_count(text.actions, env.action_space, source)
-        states = describe_state_rule(env.observation_space, text.observation)
-        goal = join_paragraphs(text.goal, describe_step_limit(env), describe_success(criterion))
-        self.game = EnvDescription(goal, list_fields(text.observation), text.actions, states=states)
+        self._formatter = build_formatter(env.observation_space, description.observation, description.decimals, source)
+        check_action_count(description.actions, env.action_space, source)
+        states = describe_state_rule(env.observation_space, description.observation)
+        goal = join_paragraphs(description.goal, describe_step_limit(env), describe_success(criterion))
+        self.game = EnvDescription(goal, list_fields(description.observation), description.actions, states=states)
 
 
 class AutoDescriber(JsonDescriber):
@@ -146,10 +146,11 @@ class AutoDescriber(JsonDescriber):
 
     def __init__(self, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None = None) -> None:
         fields = draft_fields(env.observation_space)
-        self._format = build_formatter(env.observation_space, fields, DECIMALS, f"the draft of {_find_env_name(env)}")
+        source = f"the draft of {_find_env_name(env)}"
+        self._formatter = build_formatter(env.observation_space, fields, DECIMALS, source)
         goal = join_paragraphs(
             f"The game is {_find_env_name(env)} of Gymnasium. Collect as much reward as you can over an episode.",
-            describe_changed_settings(EnvKwargs(env)),
+            describe_changed_settings(EnvArguments(env)),
             describe_step_limit(env),
             describe_success(criterion),
         )
@@ -161,30 +162,31 @@ def draft_fields(space: Any) -> tuple[Field, ...]:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
-        return tuple(_draft_field(name, sub) for name, sub in space.spaces.items())
+        return tuple(_draft_field(name, subspace) for name, subspace in space.spaces.items())
     if isinstance(space, spaces.Tuple):
-        return tuple(_draft_field(f"part_{i}", sub) for i, sub in enumerate(space.spaces))
+        return tuple(_draft_field(f"part_{i}", subspace) for i, subspace in enumerate(space.spaces))
     if isinstance(space, spaces.Box) and len(space.shape) == 1:
         bounds = zip(space.low.tolist(), space.high.tolist(), strict=True)
-        return tuple(Field(f"number_{i}", "a number", range=_finite_range(*ends)) for i, ends in enumerate(bounds))
+        return tuple(Field(f"number_{i}", "a number", range=_find_finite_range(*b)) for i, b in enumerate(bounds))
     return (_draft_field("observation", space),)
 
 
 def draft_actions(space: Any) -> tuple[tuple[str, str], ...]:
-    """Return (answer, effect) of each action; an effect is a number or a range of the action space."""
+    """Return (answer, effect) of each action; an effect is the number of an action or a range of numbers."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
         return tuple((str(int(space.start) + i), f"action {int(space.start) + i}") for i in range(int(space.n)))
     if isinstance(space, spaces.Box):
-        ends = zip(space.low.ravel().tolist(), space.high.ravel().tolist(), strict=True)
-        return tuple((f"action_{i}", f"a number from {low:g} to {high:g}") for i, (low, high) in enumerate(ends))
+        bounds = zip(space.low.ravel().tolist(), space.high.ravel().tolist(), strict=True)
+        return tuple((f"action_{i}", f"a number from {low:g} to {high:g}") for i, (low, high) in enumerate(bounds))
     if isinstance(space, spaces.Dict | spaces.Tuple):
         numbers = find_continuous_actions(space, "a game")
         assert numbers is not None
         bounds = zip(numbers.names, numbers.low, numbers.high, numbers.is_integer, strict=True)
         return tuple(
-            (name, f"a {'whole ' * integral}number from {low:g} to {high:g}") for name, low, high, integral in bounds
+            (name, f"a {'whole ' * is_integer}number from {low:g} to {high:g}")
+            for name, low, high, is_integer in bounds
         )
     return tuple((f"action_{i}", "a whole number") for i in range(int(np.prod(space.shape))))
 
@@ -193,12 +195,12 @@ def _draft_field(name: str, space: Any) -> Field:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
-        last = int(space.start) + int(space.n) - 1
-        return Field(name, "a whole number", range=(int(space.start), last))
+        highest = int(space.start) + int(space.n) - 1
+        return Field(name, "a whole number", range=(int(space.start), highest))
     if isinstance(space, spaces.Box):
         size = int(np.prod(space.shape))
-        words = "a number" if size == 1 else f"{' x '.join(map(str, space.shape))} numbers"
-        return Field(name, words, range=_finite_range(float(space.low.min()), float(space.high.max())))
+        description = "a number" if size == 1 else f"{' x '.join(map(str, space.shape))} numbers"
+        return Field(name, description, range=_find_finite_range(float(space.low.min()), float(space.high.max())))
     if isinstance(space, spaces.Text):
         return Field(name, "a text")
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -206,11 +208,11 @@ def _draft_field(name: str, space: Any) -> Field:
     return Field(name, f"a {type(space).__name__} of Gymnasium")
 
 
-def _finite_range(low: float, high: float) -> tuple[float | str, float | str] | None:
+def _find_finite_range(low: float, high: float) -> tuple[float | str, float | str] | None:
     return (low, high) if np.isfinite(low) and np.isfinite(high) and abs(high) < 1e6 and abs(low) < 1e6 else None
 
 
-def _call_method(env: Any, method: str, env_name: str) -> Any:
+def _call_description_method(env: Any, method: str, env_name: str) -> Any:
     """Return the result of a method of the environment or of the outermost wrapper that has it."""
     layer = env
     while True:
@@ -233,9 +235,9 @@ def describe_step_limit(env: gymnasium.Env[Any, Any]) -> str:
     return "" if steps is None else f"An episode ends after {steps} step{'s' * (steps != 1)} at the latest."
 
 
-def describe_changed_settings(arguments: EnvKwargs, excluded: Collection[str] = ()) -> str:
+def describe_changed_settings(arguments: EnvArguments, excluded: Collection[str] = ()) -> str:
     """Return a sentence about arguments that differ from their defaults, without those in `excluded`; "" if none do."""
-    changed = arguments.changed_arguments()
+    changed = arguments.find_changed_arguments()
     settings = [f"{name} = {format_value(x)}" for name, x in changed.items() if name not in excluded]
     return f"Changed settings of the game: {', '.join(settings)}." if settings else ""
 
@@ -264,10 +266,10 @@ def join_paragraphs(*sentences: str) -> str:
 
 
 class FileDescriber(JsonDescriber):
-    """Describer with the texts of a `DescriptionFile`.
+    """Describer with the texts of a text file.
 
     Args:
-        text: content of the text file.
+        description: content of the text file.
         env: environment to describe; it is only read.
         criterion: success criterion; None: there is none.
 
@@ -276,38 +278,40 @@ class FileDescriber(JsonDescriber):
     """
 
     def __init__(
-        self, text: DescriptionFile, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None = None
+        self, description: DescriptionFile, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None = None
     ) -> None:
-        decoder = _build_decoder(text, env) if text.decoder else None
+        decoder = _build_decoder(description, env) if description.decoder else None
         if decoder is not None:
-            self._format, states = decoder.decode, decoder.states
+            self._formatter, states = decoder.decode, decoder.states
         else:
-            source = f"{text.source}: observation"
-            self._format = build_formatter(env.observation_space, text.observation, text.decimals, source)
-            states = describe_state_rule(env.observation_space, text.observation)
-        check_action_count(text.actions, env.action_space, text.source)
-        arguments = EnvKwargs(env)
-        facts, described_arguments = ({}, ()) if decoder is None else (decoder.facts, decoder.arguments)
-        placeholders = Placeholders(facts, arguments, text.arguments, text.source)
+            fields, source = description.observation, f"{description.source}: observation"
+            self._formatter = build_formatter(env.observation_space, fields, description.decimals, source)
+            states = describe_state_rule(env.observation_space, fields)
+        check_action_count(description.actions, env.action_space, description.source)
+        arguments = EnvArguments(env)
+        facts, described_arguments = ({}, ()) if decoder is None else (decoder.facts, decoder.described_arguments)
+        placeholders = Placeholders(facts, arguments, description.arguments, description.source)
+        mentioned_arguments = {*described_arguments, *placeholders.find_mentioned_arguments(description.goal)}
         goal = join_paragraphs(
-            placeholders.fill(text.goal).rstrip(),
-            placeholders.remaining_sentences(text.goal),
-            describe_changed_settings(arguments, {*described_arguments, *placeholders.mentioned_arguments(text.goal)}),
+            placeholders.fill(description.goal).rstrip(),
+            placeholders.join_remaining_sentences(description.goal),
+            describe_changed_settings(arguments, mentioned_arguments),
             describe_step_limit(env),
-            describe_success(criterion, text.success),
+            describe_success(criterion, description.success),
         )
-        self.game = EnvDescription(goal, list_fields(text.observation), text.actions, states=states)
+        self.game = EnvDescription(goal, list_fields(description.observation), description.actions, states=states)
 
 
-def _build_decoder(text: DescriptionFile, env: gymnasium.Env[Any, Any]) -> Decoder:
-    """Return the decoder that a text file names, if the file describes the decoder's values."""
-    if text.decoder not in DECODERS:
-        raise ConfigError(f"{text.source}: decoder={text.decoder} does not exist; use one of {', '.join(DECODERS)}")
-    decoder = DECODERS[text.decoder](env, text.source)
-    field_names = [field.name for field in text.observation]
-    if missing := [name for name in decoder.names if name not in field_names]:
-        raise ConfigError(f"{text.source}: observation lacks {missing[0]!r}, which the decoder {text.decoder} returns")
-    if unknown := [name for name in field_names if name not in decoder.names]:
-        names = ", ".join(decoder.names)
-        raise ConfigError(f"{text.source}: observation has {unknown[0]!r}, and {text.decoder} returns {names}")
+def _build_decoder(description: DescriptionFile, env: gymnasium.Env[Any, Any]) -> Decoder:
+    """Return the decoder that a text file names, after checking that the file describes the decoder's values."""
+    name, source = description.decoder, description.source
+    if name not in DECODERS:
+        raise ConfigError(f"{source}: decoder={name} does not exist; use one of {', '.join(DECODERS)}")
+    decoder = DECODERS[name](env, source)
+    field_names = [field.name for field in description.observation]
+    if missing := [value for value in decoder.value_names if value not in field_names]:
+        raise ConfigError(f"{source}: observation lacks {missing[0]!r}, which the decoder {name} returns")
+    if unknown := [field for field in field_names if field not in decoder.value_names]:
+        names = ", ".join(decoder.value_names)
+        raise ConfigError(f"{source}: observation has {unknown[0]!r}, and {name} returns {names}")
     return decoder

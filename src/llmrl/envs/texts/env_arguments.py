@@ -22,15 +22,15 @@ _RENDERING_ARGUMENTS = (
 _MAX_VALUE_LENGTH = 100
 """Maximum length of the text for a value, in characters."""
 _PLACEHOLDER_PATTERN = re.compile(r"( ?)\{([A-Za-z_]\w*)(?:\[(\d+)\])?\}")
-OTHER_VALUES = "other"
-"""Key of the sentence for all values that have no other sentence."""
+OTHER_VALUES_KEY = "other"
+"""Key of the sentence about all values that have no sentence of their own."""
 
 ArgumentSentences = Mapping[str, Mapping[str, str]]
 """Argument -> value (formatted by `format_value`) -> sentence about its meaning, which may be empty."""
 
 
-class EnvKwargs:
-    """The arguments of one environment.
+class EnvArguments:
+    """The constructor arguments of one environment.
 
     The value of an argument is the one passed to `gymnasium.make`, else the environment's attribute with the same name
     (with or without a leading underscore), else the default in the constructor of its class.
@@ -69,7 +69,7 @@ class EnvKwargs:
         # Environments accept 1 and 0 for true and false.
         return bool(value) if isinstance(self._defaults.get(name), bool) and isinstance(value, int) else value
 
-    def changed_arguments(self) -> dict[str, Any]:
+    def find_changed_arguments(self) -> dict[str, Any]:
         """Return name -> value of the arguments that differ from the defaults of the environment's id and class.
 
         Arguments for rendering and the step limit are omitted.
@@ -106,7 +106,7 @@ def format_value(value: Any) -> str:
 
 
 class Placeholders:
-    """Replacement of placeholders in a text by the facts and arguments of one environment.
+    """Replacement of the placeholders in texts about one environment by its facts and arguments.
 
     `{name}` is replaced by the fact `name`, or else by the sentence about the value of the argument `name`, or else by
     the value. `{name[0]}` is replaced by an element of the value. In a sentence about an argument, the name of this
@@ -123,7 +123,7 @@ class Placeholders:
     """
 
     def __init__(
-        self, facts: Mapping[str, str], arguments: EnvKwargs, sentences: ArgumentSentences, source: str
+        self, facts: Mapping[str, str], arguments: EnvArguments, sentences: ArgumentSentences, source: str
     ) -> None:
         self._facts, self._arguments, self._sentences, self._source = facts, arguments, sentences, source
         if unknown := [name for name in sentences if not arguments.has_value(name)]:
@@ -137,19 +137,19 @@ class Placeholders:
         """
         return _PLACEHOLDER_PATTERN.sub(lambda match: self._replace_placeholder(match, argument), text)
 
-    def remaining_sentences(self, text: str) -> str:
+    def join_remaining_sentences(self, text: str) -> str:
         """Return the joined sentences about arguments without a placeholder in `text` or in another sentence."""
-        names = self._placeholder_names(text)
+        names = self._find_placeholder_names(text)
         sentences = (self._fill_sentence(name) for name in self._sentences if name not in names)
         return " ".join(sentence for sentence in sentences if sentence)
 
-    def mentioned_arguments(self, text: str) -> set[str]:
-        """Return the names of the arguments that `text` and the sentences mention."""
-        return (self._placeholder_names(text) | set(self._sentences)) - {
+    def find_mentioned_arguments(self, text: str) -> set[str]:
+        """Return the names of the arguments that `text` or a sentence mentions, or whose value has a sentence."""
+        return (self._find_placeholder_names(text) | set(self._sentences)) - {
             name for name in self._sentences if self._find_sentence(name) is None
         }
 
-    def _placeholder_names(self, text: str) -> set[str]:
+    def _find_placeholder_names(self, text: str) -> set[str]:
         """Return the names of the placeholders in `text` or in a sentence about another argument."""
         names = {match[2] for match in _PLACEHOLDER_PATTERN.finditer(text)}
         return names | {
@@ -161,24 +161,25 @@ class Placeholders:
         }
 
     def _replace_placeholder(self, match: re.Match[str], sentence_argument: str) -> str:
-        prefix, name, index = match.groups()
+        space, name, index = match.groups()
         if name in self._facts and index is None:
-            return prefix + self._facts[name]
+            return space + self._facts[name]
         if not self._arguments.has_value(name):
             raise ConfigError(f"{self._source}: {{{name}}} is unknown; use an argument of the environment or a fact")
         if name in self._sentences and name != sentence_argument and index is None:
             sentence = self._fill_sentence(name)
-            return prefix + sentence if sentence else ""
+            return space + sentence if sentence else ""
         value = self._arguments.get_value(name)
         if index is None:
-            return prefix + format_value(value)
+            return space + format_value(value)
         if not isinstance(value, list | tuple) or int(index) >= len(value):
             raise ConfigError(f"{self._source}: there is no {{{name}[{index}]}}, as {name} is {format_value(value)}")
-        return prefix + format_value(value[int(index)])
+        return space + format_value(value[int(index)])
 
     def _find_sentence(self, name: str) -> str | None:
+        """Return the sentence about the value of an argument; None if this value has none."""
         sentences, value = self._sentences[name], format_value(self._arguments.get_value(name))
-        return sentences.get(value, sentences.get(OTHER_VALUES))
+        return sentences.get(value, sentences.get(OTHER_VALUES_KEY))
 
     def _fill_sentence(self, name: str) -> str:
         return self.fill(self._find_sentence(name) or "", argument=name).strip()

@@ -22,14 +22,14 @@ def build_formatter(space: Space[Any], fields: Sequence[Field], decimals: int, s
     """Return a function that converts observations of `space` into values named by `fields`.
 
     Fields are assigned to the numbers of a Box in flat order, to the members of a Tuple in order, and to the entries of
-    a Dict by key. A Discrete observation is an index into the combinations of the fields' values, of which the last
+    a Dict by key. A Discrete observation is an index into the combinations of the fields' values, in which the last
     field varies fastest (e.g. row and column of a map).
 
     Args:
         space: observation space.
         fields: fields of an observation.
         decimals: number of digits after the decimal point of real numbers.
-        source: origin of the fields, for messages.
+        source: origin of the fields (e.g. name of a file), for messages.
 
     Raises:
         ConfigError: the fields do not match the space.
@@ -41,11 +41,12 @@ def build_formatter(space: Space[Any], fields: Sequence[Field], decimals: int, s
     if isinstance(space, spaces.Tuple):
         if len(fields) != len(space.spaces):
             raise ConfigError(f"{source} has {len(fields)} fields, and the observation has {len(space.spaces)} members")
-        parts = [
-            _build_member_formatter(sub, field, decimals, source)
-            for sub, field in zip(space.spaces, fields, strict=True)
+        member_formatters = [
+            _build_member_formatter(subspace, field, decimals, source)
+            for subspace, field in zip(space.spaces, fields, strict=True)
         ]
-        return lambda observation: {f.name: part(x) for f, part, x in zip(fields, parts, observation, strict=True)}
+        names = [field.name for field in fields]
+        return lambda members: {key: f(x) for key, f, x in zip(names, member_formatters, members, strict=True)}
     if isinstance(space, spaces.Discrete):
         return _build_discrete_formatter(space, fields, source)
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
@@ -80,10 +81,10 @@ def _build_dict_formatter(
         raise ConfigError(f"{source} lacks {missing[0]!r}, which is part of the observation")
     if unknown := [key for key in fields_by_name if key not in member_spaces]:
         raise ConfigError(f"{source} has the unknown field {unknown[0]!r}; fields are {', '.join(member_spaces)}")
-    format_by_name = {
+    formatters = {
         field.name: _build_member_formatter(member_spaces[field.name], field, decimals, source) for field in fields
     }
-    return lambda observation: {key: format_member(observation[key]) for key, format_member in format_by_name.items()}
+    return lambda observation: {key: format_member(observation[key]) for key, format_member in formatters.items()}
 
 
 def _build_member_formatter(space: Space[Any], field: Field, decimals: int, source: str) -> Callable[[Any], Any]:
@@ -106,15 +107,13 @@ def _build_discrete_formatter(space: Any, fields: Sequence[Field], source: str) 
         name = fields[0].name
         return lambda observation: {name: int(observation)}
     sizes = [field.n_states for field in fields]
-    if (n_described := int(np.prod(sizes))) != n:
+    if (n_combinations := int(np.prod(sizes))) != n:
         factors = " x ".join(f"{field.name} {size}" for field, size in zip(fields, sizes, strict=True))
-        raise ConfigError(f"{source} distinguishes {factors} = {n_described} states, and the observation has {n}")
+        raise ConfigError(f"{source} distinguishes {factors} = {n_combinations} states, and the observation has {n}")
 
     def format_observation(observation: Any) -> dict[str, Any]:
-        digits = np.unravel_index(int(observation) - start, sizes)
-        return {
-            f.name: f.values[int(digit)] if f.values else int(digit) for f, digit in zip(fields, digits, strict=True)
-        }
+        indices = np.unravel_index(int(observation) - start, sizes)
+        return {f.name: f.values[int(i)] if f.values else int(i) for f, i in zip(fields, indices, strict=True)}
 
     return format_observation
 
@@ -158,12 +157,12 @@ def _build_array_formatter(space: Any, fields: Sequence[Field], decimals: int, s
             "only one number; remove `values`"
         )
     if space.dtype.kind == "f":
-        _check_values(space, fields, source)
+        _check_value_names(space, fields, source)
     return lambda observation: _format_numbers(fields, np.asarray(observation).reshape(-1).tolist(), decimals)
 
 
-def _check_values(space: Any, fields: Sequence[Field], source: str) -> None:
-    """Raise ConfigError if the range of a field with `values` (names of 0, 1, ...) includes other numbers."""
+def _check_value_names(space: Any, fields: Sequence[Field], source: str) -> None:
+    """Raise ConfigError unless a field with `values` (names of 0, 1, ...) has the bounds 0 and the last integer."""
     bounds, position = list(zip(np.ravel(space.low).tolist(), np.ravel(space.high).tolist(), strict=True)), 0
     for field in _iterate_leaf_fields(fields):
         low, high = bounds[position]

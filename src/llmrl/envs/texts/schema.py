@@ -28,7 +28,7 @@ class Field:
     """A named part of an observation.
 
     Attributes:
-        name, description, unit: words for the field; the unit may be empty.
+        name, description, unit: texts about the field; the unit may be empty.
         range: lowest and highest value, in `unit`; None: unspecified.
         values: names of the integers 0, 1, ..., which replace the number; empty: the number is not replaced.
         size: number of numbers in the field or, in a Discrete observation, number of its possible values. None: the
@@ -154,7 +154,7 @@ def _parse_field(name: str, content: Any, source: str) -> Field:
         _parse_text(content, "description", source),
         unit=str(content.get("unit", "")),
         range=bounds,
-        values=tuple(_format_answer(value) for value in values),
+        values=tuple(_format_yaml_value(value) for value in values),
         size=validate_argument(content.get("size"), PositiveInt | None, f"{source}.size"),
         fields=_parse_fields(content["fields"], f"{source}.fields") if "fields" in content else (),
     )
@@ -162,11 +162,11 @@ def _parse_field(name: str, content: Any, source: str) -> Field:
 
 def _parse_actions(content: Any, source: str) -> tuple[tuple[str, str], ...]:
     actions = tuple(
-        (_format_answer(name), " ".join(str(description or "").split()))
+        (_format_yaml_value(name), " ".join(str(description or "").split()))
         for name, description in _check_mapping(content, source).items()
     )
-    if undescribed := [name for name, description in actions if not description]:
-        raise ConfigError(f"{source}.{undescribed[0]} has no description; say what the action does")
+    if actions_without_description := [name for name, description in actions if not description]:
+        raise ConfigError(f"{source}.{actions_without_description[0]} has no description; say what the action does")
     if len(dict(actions)) < len(actions) or not actions:
         raise ConfigError(f"{source} must contain actions with distinct names")
     return actions
@@ -208,16 +208,16 @@ def _parse_text(content: Mapping[str, Any], key: str, source: str) -> str:
     return text.strip("\n").rstrip() if "\n" in text else " ".join(text.split())
 
 
-def _check_mapping(content: Any, source: str, owner: str = "", allowed_keys: Sequence[str] = ()) -> Mapping[str, Any]:
-    """Return `content` if it is a mapping with only `allowed_keys` (empty: any keys); `owner` is for messages."""
+def _check_mapping(content: Any, source: str, kind: str = "", allowed_keys: Sequence[str] = ()) -> Mapping[str, Any]:
+    """Return `content` if it is a mapping with only `allowed_keys` (empty: any keys); messages contain its `kind`."""
     if not isinstance(content, Mapping):
         raise ConfigError(f"{source} must be a mapping, got {type(content).__name__}")
     if allowed_keys and (unknown := [key for key in content if key not in allowed_keys]):
-        raise ConfigError(f"{source} has the unknown key {unknown[0]!r}; keys of {owner} are {', '.join(allowed_keys)}")
+        raise ConfigError(f"{source} has the unknown key {unknown[0]!r}; keys of {kind} are {', '.join(allowed_keys)}")
     return content
 
 
-def _format_answer(value: object) -> str:
+def _format_yaml_value(value: object) -> str:
     """Return a YAML value as text; YAML parses `yes` and `no` as booleans, which are converted back."""
     return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
