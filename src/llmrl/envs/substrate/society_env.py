@@ -232,7 +232,7 @@ class SocietyEnv(GroupedGames):
         if self._mechanism is not None:
             self._mechanism.reset(reset_mask)
         if self._report is not None:
-            self._report.begin(reset_mask)
+            self._report.clear(reset_mask)
 
     def _settle(
         self, events: SocietyEvents, values: Array, is_live: NDArray[np.bool_], metrics: dict[str, Any]
@@ -250,7 +250,7 @@ class SocietyEnv(GroupedGames):
         metrics |= settlement.metrics
         if self._report is not None:
             jacobian, player_facts = settlement.reward_jacobian, settlement.player_facts
-            self._report.settle(settlement.base_reward, jacobian, values, is_live, player_facts)
+            self._report.record(settlement.base_reward, jacobian, values, is_live, player_facts)
         return settlement
 
     def _describe_observations(
