@@ -66,7 +66,7 @@ _SHELL_ASSIGNMENT_PATTERN = (
     r"(\b[A-Z][A-Z0-9_]{0,64}(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)=[\"']?)([^\s\"'$;<>][^\s\"';<>]*)"
 )
 """Assignment to a shell variable whose name has one of the `_VARIABLE_SUFFIXES`."""
-_FLAG_PATTERN = rf"(?i)^--?[\w-]*{_SECRET_NAME_PATTERN}[\w-]*$"
+_SECRET_FLAG_PATTERN = rf"(?i)^--?[\w-]*{_SECRET_NAME_PATTERN}[\w-]*$"
 
 _SECRET_QUERY_NAMES = frozenset(("key", "auth", "authorization", "sig", "signature", "pass", "pw", "pwd", "passphrase"))
 """Last words of names of query parameters that denote secrets; in other names they are ordinary words."""
@@ -239,7 +239,7 @@ def redact_code(text: str, secrets: Sequence[str] | None = None) -> str:
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
     """Return a command line with its secrets redacted, including values of separate flags (`--api-key VALUE`)."""
     return [
-        REDACTED if i and re.match(_FLAG_PATTERN, arguments[i - 1]) else redact_code(argument)
+        REDACTED if i and re.match(_SECRET_FLAG_PATTERN, arguments[i - 1]) else redact_code(argument)
         for i, argument in enumerate(arguments)
     ]
 

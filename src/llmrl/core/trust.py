@@ -52,7 +52,7 @@ NAMED_TARGETS = frozenset(
         "llmrl.tuning.study.TuningSettings",
     }
 )
-_KEY_HOST_PATTERN = r"[A-Za-z_]\w*@(https?://)?[\w.:\[\]/-]+|https?://[\w.:\[\]-]+"
+_KEY_HOST_PATTERN = r"[A-Za-z_]\w*@(https?://)?[\w.:\[\]/-]+|https?://[\w.:\[\]-]+"  # KEY@host, or a host
 _OWN_PACKAGES = ("llmrl", "hydra_plugins")
 
 

@@ -172,7 +172,7 @@ class ArrayGames(GroupedGames, StateFields, ABC):
 
         Args:
             reward, base_reward: rewards after and before the mechanism's payments, [n_envs, n_agents].
-            terminated, truncated: whether and how each episode ended, [n_envs] bool.
+            terminated, truncated: whether each episode reached a terminal state, or its horizon, [n_envs] bool.
             info: metrics (`EnvSpec.per_step`), [n_envs] each.
             jacobian: derivatives of rewards with respect to the mechanism's values, [n_envs, n_agents, d]; ignored
                 unless `EnvSpec.has_reward_jacobian`.

@@ -259,7 +259,7 @@ class Commons(ArrayGames):
     def _allocate_harvests(self, requests: np.ndarray) -> np.ndarray:
         """Return the harvest of each player, in units, given the requests; both [n_envs, n_agents].
 
-        Random numbers are a function of (root, game, episode, month), so that they do not depend on other games.
+        Random numbers are a function of the group's seed, the game's index in it, the episode and the month.
         """
         harvests = requests.copy()
         for game in np.flatnonzero(requests.sum(axis=1) > self._stock).tolist():

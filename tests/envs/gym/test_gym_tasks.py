@@ -141,7 +141,7 @@ def test_published_maze_removes_goal_at_step_200(parity, terminated, engine):
 def optimum(takes: tuple[int, ...]) -> float:
     """Return the maximum expected return over all tables of actions for 1 to 10 sticks, computed exactly."""
     table = TransitionTable.from_rules(nim.build_rules(takes), np.eye(11)[10])
-    chance = table.class_probabilities
+    chance = table.interval_probabilities
     # Fewer sticks are left after every move, so the states 1 to 10 can be valued in this order for all tables at once.
     tables = np.array([*itertools.product(range(3), repeat=10)])
     value = np.zeros((len(tables), 11))

@@ -1,4 +1,4 @@
-"""Adapters from `VecEnv` to Gymnasium's `Env` and `VectorEnv`, for environments with one agent per game, and spaces."""
+"""Adapters from `VecEnv` to Gymnasium's `Env` and `VectorEnv` for one agent per game, and conversions for them."""
 
 from __future__ import annotations
 

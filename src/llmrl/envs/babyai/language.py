@@ -227,14 +227,14 @@ def list_action_names(language: str, actions: str | Sequence[str]) -> tuple[str,
     Raises:
         ConfigError: the set does not exist, or the names are empty or repeated.
     """
-    sets = LANGUAGES[language].action_sets
+    action_sets = LANGUAGES[language].action_sets
     if isinstance(actions, str):
-        if actions not in sets:
+        if actions not in action_sets:
             raise ConfigError(
-                f"env.actions={actions} does not exist; use {', '.join(sets)}, or a list of names in the order of "
-                "MiniGrid's actions, such as [turn left,turn right,go forward]"
+                f"env.actions={actions} does not exist; use {', '.join(action_sets)}, or a list of names in the order "
+                "of MiniGrid's actions, such as [turn left,turn right,go forward]"
             )
-        return sets[actions]
+        return action_sets[actions]
     names = tuple(str(name) for name in actions)
     if not names or not all(name.strip() for name in names):
         raise ConfigError(f"env.actions={list(names)} must contain at least one name, and no empty one")
@@ -263,8 +263,8 @@ def list_vocabulary(language: str) -> tuple[str, ...]:
         *(words.extra_mission_words, words.test_words),
         *(str(n) for n in range(_N_NUMBERS)),
     ]
-    candidates = (word for text in texts for word in split_words(re.sub(r"\{\w+\}", " ", text)))
-    return tuple(dict.fromkeys(candidates))
+    all_words = (word for text in texts for word in split_words(re.sub(r"\{\w+\}", " ", text)))
+    return tuple(dict.fromkeys(all_words))
 
 
 _ENGLISH_COLORS = ENGLISH.colors[""]
@@ -401,8 +401,8 @@ class ViewDescriber:
         return texts
 
     def _format_object_sentence(self, code: int) -> str:
-        content, position = divmod(code, self._n_cells)
-        type_code, color_and_state = divmod(content, N_COLORS * N_DOOR_STATES)
+        appearance_code, position = divmod(code, self._n_cells)
+        type_code, color_and_state = divmod(appearance_code, N_COLORS * N_DOOR_STATES)
         x, y = divmod(position, self._height)
         sentence = self._words.object_sentence.format(
             object=self._words.describe_cell(type_code, *divmod(color_and_state, N_DOOR_STATES)),

@@ -65,7 +65,7 @@ class TextLevel(RoomGridLevel):
     """
 
     kinds: ClassVar[tuple[str, ...]] = MISSION_KINDS
-    split: ClassVar[Literal["train", "test"] | None] = "train"
+    split: ClassVar[Literal["train", "test"] | None] = "train"  # selects objects of missions; None: all objects
     orders: ClassVar[tuple[str, ...]] = ("before", "after")
     """Orders of a sequence: `pick up A, then go to B` and `go to B after you pick up A`."""
     second_instruction_type: ClassVar[type[GoToInstr] | type[PickupInstr]] = GoToInstr

@@ -118,7 +118,7 @@ class PromptBuilder:
         return text
 
 
-Kind = Literal["per_episode", "goto", "pickup", "open", "putnext", "seq", "legacy"]
+MissionKind = Literal["per_episode", "goto", "pickup", "open", "putnext", "seq", "legacy"]
 Sampling = Literal["direct", "rejection"]
 
 PADDING_CODE, UNKNOWN_WORD_CODE, FIRST_WORD_CODE = 0, 1, 2
@@ -135,7 +135,7 @@ class BabyAISettings:
     level: str
     name: str | None
     kwargs: Mapping[str, Any] | None
-    kind: Kind
+    kind: MissionKind
     sampling: Sampling
     language: LanguageName
     actions: str | list[str]
@@ -263,7 +263,7 @@ class BabyAIEnv(ReplayableEnv):
             ConfigError: `expert` is requested, but the bot does not support the level or needs missing actions.
         """
         if "expert" in channels:
-            self._check_expert()
+            self._check_expert_support()
         available, previously_requested = set(self.spec.observation), self._requested_channels
         requested = (previously_requested or set()) | (set(channels) & available)
         new_channels = requested - (available if previously_requested is None else previously_requested)
@@ -277,7 +277,7 @@ class BabyAIEnv(ReplayableEnv):
             # The new channels depend on earlier observations of the episodes, so these are replayed.
             self.load_state_dict(self.state_dict())
 
-    def _check_expert(self) -> None:
+    def _check_expert_support(self) -> None:
         name = self.spec.name
         if not self._games.is_babyai:
             raise ConfigError(f"MiniGrid's bot can only play levels of BabyAI, and env={name} is not one of them")

@@ -24,16 +24,16 @@ _VALUE_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class TransitionTable:
-    """The outcome of each action in each state, for each class of the sampled random number.
+    """The outcome of each action in each state, for each interval in which the sampled random number may be.
 
     Gymnasium samples a number on [0, 1) and takes the first outcome whose cumulative probability exceeds it (outcome 0
-    if rounding leaves none). The cumulative probabilities of all states and actions divide [0, 1) into c intervals, the
-    classes. For a given state and action, all numbers of one class have the same outcome.
+    if rounding leaves none). The cumulative probabilities of all states and actions divide [0, 1) into c intervals.
+    For a given state and action, all numbers in one interval have the same outcome.
 
     Attributes:
         n_states: number of states, 0 to n_states - 1.
         n_actions: number of actions, 0 to n_actions - 1.
-        class_boundaries: boundaries between classes, [c - 1], ascending.
+        interval_boundaries: boundaries between intervals, [c - 1], ascending.
         next_state: next state, [n_states * n_actions, c]; row `state * n_actions + action`.
         reward: reward, same shape.
         terminated: whether the episode terminates, same shape.
@@ -42,7 +42,7 @@ class TransitionTable:
 
     n_states: int
     n_actions: int
-    class_boundaries: NDArray[np.float64]
+    interval_boundaries: NDArray[np.float64]
     next_state: NDArray[np.int64]
     reward: NDArray[np.float64]
     terminated: NDArray[np.bool_]
@@ -54,28 +54,28 @@ class TransitionTable:
         n_states, n_actions = len(rules), len(rules[0])
         outcome_lists = [rules[state][action] for state in range(n_states) for action in range(n_actions)]
         cdfs = [np.cumsum([probability for probability, *_ in outcome_list]) for outcome_list in outcome_lists]
-        class_boundaries = np.unique(np.concatenate(cdfs))
+        interval_boundaries = np.unique(np.concatenate(cdfs))
         # Random numbers are below 1, so cumulative probabilities of 1, or more by rounding, are no boundaries.
-        class_boundaries = class_boundaries[class_boundaries < 1]
-        class_starts = np.append(0.0, class_boundaries)
+        interval_boundaries = interval_boundaries[interval_boundaries < 1]
+        interval_starts = np.append(0.0, interval_boundaries)
         outcomes = [
-            [outcome_list[i] for i in (cdf[:, None] > class_starts).argmax(axis=0).tolist()]
+            [outcome_list[i] for i in (cdf[:, None] > interval_starts).argmax(axis=0).tolist()]
             for outcome_list, cdf in zip(outcome_lists, cdfs, strict=True)
         ]
         return cls(
             n_states,
             n_actions,
-            class_boundaries,
-            np.array([[outcome[1] for outcome in class_outcomes] for class_outcomes in outcomes], dtype=np.int64),
-            np.array([[outcome[2] for outcome in class_outcomes] for class_outcomes in outcomes], dtype=np.float64),
-            np.array([[outcome[3] for outcome in class_outcomes] for class_outcomes in outcomes], dtype=bool),
+            interval_boundaries,
+            np.array([[outcome[1] for outcome in outcome_row] for outcome_row in outcomes], dtype=np.int64),
+            np.array([[outcome[2] for outcome in outcome_row] for outcome_row in outcomes], dtype=np.float64),
+            np.array([[outcome[3] for outcome in outcome_row] for outcome_row in outcomes], dtype=bool),
             np.cumsum(start_probabilities),
         )
 
     @property
-    def class_probabilities(self) -> NDArray[np.float64]:
-        """Probability of each class, [c]."""
-        return np.diff(self.class_boundaries, prepend=0.0, append=1.0)
+    def interval_probabilities(self) -> NDArray[np.float64]:
+        """Probability of each interval, [c]."""
+        return np.diff(self.interval_boundaries, prepend=0.0, append=1.0)
 
     def expected_return(self, policy: NDArray[np.int64], horizon: int) -> float:
         """Return the expected return of an episode of at most `horizon` steps, with action `policy[i]` in state i."""
@@ -105,7 +105,7 @@ class TransitionTable:
         `state_values` is [n_states].
         """
         next_value = np.where(self.terminated, 0.0, state_values[self.next_state])
-        return (self.reward + next_value) @ self.class_probabilities
+        return (self.reward + next_value) @ self.interval_probabilities
 
 
 class TabularGames(BatchedGames):
@@ -145,9 +145,9 @@ class TabularGames(BatchedGames):
     def advance(self, actions: Any, active: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         table, action = self.table, check_discrete_actions(actions, self.table.n_actions)
         outcome_index = self._state * table.n_actions + action
-        if len(table.class_boundaries):
-            classes = table.class_boundaries.searchsorted(self.sample(1, active)[:, 0], side="right")
-            outcome_index = outcome_index * table.next_state.shape[1] + classes
+        if len(table.interval_boundaries):
+            interval_indices = table.interval_boundaries.searchsorted(self.sample(1, active)[:, 0], side="right")
+            outcome_index = outcome_index * table.next_state.shape[1] + interval_indices
         state = table.next_state.take(outcome_index)
         self._state = state if active is None else np.where(active, state, self._state)
         self._action = action if active is None else np.where(active, action, self._action)

@@ -30,7 +30,7 @@ ACTION_SCHEMA = {
 _MOVES = ((0, -1), (0, 1), (1, 0), (-1, 0))  # change of (column, row) by each action
 _PASSAGES = frozenset({(0, 1), (1, 2), (2, 5), (4, 5), (0, 3), (3, 6), (6, 7), (7, 8)})
 """Pairs of neighboring cells without a wall between them, in ascending order; cell y * 3 + x is in column x, row y."""
-GOAL = SIDE * SIDE - 1
+GOAL_CELL = SIDE * SIDE - 1
 _STEP_COST = 0.1 / SIDE**2
 _PARITY_STEP = 200  # first step at which the goal does not end the episode, with the option `parity`
 PARITY_TEXT = (
@@ -53,9 +53,9 @@ def build_rules() -> TransitionRules:
 def _build_outcome(cell: int, move: tuple[int, int]) -> TransitionOutcome:
     x, y = cell % SIDE + move[0], cell // SIDE + move[1]
     target = y * SIDE + x
-    if cell != GOAL and 0 <= x < SIDE and 0 <= y < SIDE and (min(cell, target), max(cell, target)) in _PASSAGES:
+    if cell != GOAL_CELL and 0 <= x < SIDE and 0 <= y < SIDE and (min(cell, target), max(cell, target)) in _PASSAGES:
         cell = target
-    return (1.0, cell, 1.0, True) if cell == GOAL else (1.0, cell, -_STEP_COST, False)
+    return (1.0, cell, 1.0, True) if cell == GOAL_CELL else (1.0, cell, -_STEP_COST, False)
 
 
 class MazeGames(TabularGames):
@@ -81,7 +81,7 @@ def render_state(cell: int) -> NDArray[np.uint8]:
     """Return a frame of the maze with the player in `cell`, [300, 300, 3]; the goal is green."""
     side = SIDE * _CELL_PX
     drawing = canvas.Canvas(side, side)
-    x, y = GOAL % SIDE * _CELL_PX, GOAL // SIDE * _CELL_PX
+    x, y = GOAL_CELL % SIDE * _CELL_PX, GOAL_CELL // SIDE * _CELL_PX
     drawing.draw_rectangle(x, y, _CELL_PX, _CELL_PX, canvas.GREEN)
     for map_cell in range(SIDE**2):
         column, row = map_cell % SIDE, map_cell // SIDE

@@ -55,7 +55,7 @@ _OUTER_WALL = ((0.0, 0.0), (0.0, 20.0), (20.0, 20.0), (20.0, 8.5), (11.5, 8.5), 
 _INNER_WALL = ((3.0, 3.0), (3.0, 17.0), (17.0, 17.0), (17.0, 11.5), (8.5, 11.5), (8.5, 3.0))
 _CENTER_LINE = ((1.5, 1.5), (1.5, 18.5), (18.5, 18.5), (18.5, 10.0), (10.0, 10.0), (10.0, 1.5))
 """Center line of the corridor, on which an episode starts."""
-_SCALE, _MARGIN = 18, 20
+_PIXELS_PER_METER, _MARGIN = 18, 20
 """Pixels per meter in a frame, and width of the margin around the corridor in pixels."""
 
 
@@ -146,11 +146,11 @@ class NavigationGames(BatchedGames):
 
     def render(self, index: int) -> NDArray[np.uint8]:
         """Return a frame from above, north up, [400, 400, 3] uint8, with the robot, its heading and its sensors."""
-        side = 20 * _SCALE + 2 * _MARGIN
+        side = 20 * _PIXELS_PER_METER + 2 * _MARGIN
         drawing = canvas.Canvas(side, side)
 
         def to_pixels(x: float, y: float) -> tuple[float, float]:
-            return _MARGIN + x * _SCALE, side - _MARGIN - y * _SCALE
+            return _MARGIN + x * _PIXELS_PER_METER, side - _MARGIN - y * _PIXELS_PER_METER
 
         for start, end in _list_sides(_OUTER_WALL) + _list_sides(_INNER_WALL):
             drawing.draw_line(to_pixels(*start), to_pixels(*end), canvas.INK)
@@ -158,7 +158,7 @@ class NavigationGames(BatchedGames):
         for angle, distance in zip(_SENSOR_ANGLES + heading, self._measured_distances[index].tolist(), strict=True):
             end = to_pixels(x + distance * math.sin(angle), y + distance * math.cos(angle))
             drawing.draw_line(to_pixels(x, y), end, canvas.GRAY, width=1.5)
-        drawing.draw_disc(*to_pixels(x, y), 0.4 * _SCALE, canvas.BLUE)
+        drawing.draw_disc(*to_pixels(x, y), 0.4 * _PIXELS_PER_METER, canvas.BLUE)
         front = to_pixels(x + 0.4 * math.sin(heading), y + 0.4 * math.cos(heading))
         drawing.draw_line(to_pixels(x, y), front, canvas.PAPER, width=2.5)
         return drawing.image
