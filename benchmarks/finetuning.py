@@ -85,7 +85,7 @@ def make_examples(env: str, low: float, high: float, rng: np.random.Generator) -
         prompt = task.prompt_format.make_prompt(
             ProposalExample(0, history, ParameterTrial(sample_vector(), np.zeros(1)))
         )
-        pairs.append((prompt.text, str(task.prompt_format.target_reply(prompt))))
+        pairs.append((prompt.text, str(task.prompt_format.make_target_reply(prompt))))
     return pairs
 
 

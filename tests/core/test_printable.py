@@ -256,9 +256,9 @@ def test_job_log_command_is_quoted(tmp_path):
 def test_adapter_options_are_quoted(value):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    from llmrl.finetuning.application import adapter_options
+    from llmrl.finetuning.application import format_adapter_options
 
-    words = shlex.split(adapter_options(value, f"x/{value}"))
+    words = shlex.split(format_adapter_options(value, f"x/{value}"))
     word_values = dict(word.partition("=")[::2] for word in words)
     for key, expected in (("llm.model", value), ("llm.adapter", f"x/{value}")):
         [override] = OverridesParser.create().parse_overrides([f"{key}={word_values[key]}"])

@@ -8,7 +8,7 @@ import pytest
 from experiments import compose, run
 from llmrl.core.option_files import load_options
 from llmrl.experiment.parts import build_loop, build_parts
-from llmrl.experiment.plan import arm_shortage_warning, plan
+from llmrl.experiment.plan import describe_arm_shortage, plan
 
 ROOM = ("env=escape_room", "env.n_envs=2", "design.adapt_rounds=0")
 SHORT = (*ROOM, "design.validate_episodes=2", "design.evaluations=1")
@@ -22,7 +22,7 @@ def planned(*overrides):
     try:
         rows = plan(config, parts, build_loop(config, parts))
         first = next(i for i, (label, _) in enumerate(rows) if label == "principal")
-        return rows[first : first + 2], arm_shortage_warning(config, parts)
+        return rows[first : first + 2], describe_arm_shortage(config, parts)
     finally:
         parts.close()
 

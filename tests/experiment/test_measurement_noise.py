@@ -6,7 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from experiments import compose, run
-from llmrl.experiment.plan import MAX_RELATIVE_STANDARD_ERROR, increase_replicates, noise_rows, relative_standard_error
+from llmrl.experiment.plan import (
+    MAX_RELATIVE_STANDARD_ERROR,
+    build_noise_rows,
+    compute_relative_standard_error,
+    increase_replicates,
+)
 from llmrl.loops.reference_measurements import References
 
 
@@ -23,14 +28,14 @@ def test_reference_lines_state_the_error():
     """Pairs that differ by 2 have a standard deviation of the square root of 2; the means have a range of 10."""
     references = References.from_histories(scan([(0.0, 2.0), (10.0, 12.0), (5.0, 7.0)]), [])
     assert references.compute_measurement_error(1) == pytest.approx(2**0.5)
-    assert relative_standard_error(references, 1) == pytest.approx(2**0.5 / 10)
-    assert relative_standard_error(references, 4) == pytest.approx(2**0.5 / 20)
+    assert compute_relative_standard_error(references, 1) == pytest.approx(2**0.5 / 10)
+    assert compute_relative_standard_error(references, 4) == pytest.approx(2**0.5 / 20)
 
 
 def test_error_needs_repetitions_and_response():
-    assert relative_standard_error(None, 1) is None
-    assert relative_standard_error(References.from_histories(scan([(0.0, 2.0)]), []), 1) is None
-    assert relative_standard_error(References.from_histories(scan([(0.0, 2.0), (2.0, 0.0)]), []), 1) is None
+    assert compute_relative_standard_error(None, 1) is None
+    assert compute_relative_standard_error(References.from_histories(scan([(0.0, 2.0)]), []), 1) is None
+    assert compute_relative_standard_error(References.from_histories(scan([(0.0, 2.0), (2.0, 0.0)]), []), 1) is None
 
 
 @pytest.mark.parametrize(
@@ -62,4 +67,4 @@ def test_plan_advises_repetitions_of_noisy_measurements(capsys):
 
 def test_fixed_agents_have_no_estimate():
     config = compose("env=escape_room", "regime_noise=0.2")
-    assert noise_rows(config, SimpleNamespace(), []) == []
+    assert build_noise_rows(config, SimpleNamespace(), []) == []

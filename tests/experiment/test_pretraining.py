@@ -13,7 +13,7 @@ from experiments import compose, run, run_experiment
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.parts import build_parts, without_missing_weights
 from llmrl.experiment.prerequisites import ensure_finished
-from llmrl.experiment.run_references import prerequisite_runs, with_digests
+from llmrl.experiment.run_references import list_referenced_runs, with_digests
 from llmrl.run.artifacts import load_saved_state
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
@@ -75,7 +75,7 @@ def test_pretraining_is_computed_once(tmp_path, capsys):
 @pytest.mark.slow
 def test_concurrent_runs_wait_for_single_pretraining(tmp_path):
     """Let the second run find the folder in use and continue when it is finished."""
-    [pretraining_folder] = prerequisite_runs(compose(*NEEDS, f"output_root={tmp_path}"))
+    [pretraining_folder] = list_referenced_runs(compose(*NEEDS, f"output_root={tmp_path}"))
     first = threading.Thread(target=run_experiment, args=(pretraining_folder.config, pretraining_folder.overrides))
     first.start()
     run(*NEEDS, f"output_root={tmp_path}")
@@ -85,7 +85,7 @@ def test_concurrent_runs_wait_for_single_pretraining(tmp_path):
 
 def test_waiting_run_is_interruptible(tmp_path, monkeypatch):
     config = compose(*NEEDS, f"output_root={tmp_path}")
-    [pretraining_folder] = prerequisite_runs(config)
+    [pretraining_folder] = list_referenced_runs(config)
     monkeypatch.setattr("llmrl.experiment.prerequisites._POLL_SECONDS", 0.01)
     name = pretraining_folder.config["name"]
     with (
@@ -94,7 +94,7 @@ def test_waiting_run_is_interruptible(tmp_path, monkeypatch):
     ):
         waits.stop_flag.signal = 15
         with pytest.raises(Stopped):
-            ensure_finished(prerequisite_runs(config), waits, run_experiment)
+            ensure_finished(list_referenced_runs(config), waits, run_experiment)
         waits.stop_flag.signal = None
 
 

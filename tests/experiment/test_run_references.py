@@ -14,7 +14,7 @@ from experiments import compose
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.experiment.parts import without_missing_weights
 from llmrl.experiment.run_lookup import parse_reference, resolve_folder, resolve_run_folder
-from llmrl.experiment.run_references import prerequisite_runs, resolve_references, with_digests, without_digests
+from llmrl.experiment.run_references import list_referenced_runs, resolve_references, with_digests, without_digests
 from llmrl.run.config_hash import RESOLVED, config_hash
 from run_folders import write_run
 
@@ -204,7 +204,7 @@ def test_reference_keys_are_resolved(outputs):
                 f"dataset.runs=[run:{short},run:{long}/s0]", primary="finetune")
     )  # fmt: skip
     assert tuned_config["dataset"]["runs"] == [str(folders["short", 0].parent), str(folders["long", 0])]
-    [run] = prerequisite_runs(replay_config)
+    [run] = list_referenced_runs(replay_config)
     assert run.folder == folders["long", 0] and run.finished
     with pytest.raises(ConfigError, match=r"llm.calls=preset:a/b"):
         resolve_references(compose_run(root, "llm.calls=preset:a/b"))
@@ -233,7 +233,7 @@ def test_run_plays_with_missing_initial_run(outputs):
 class TestPresets:
     def inherits(self, root, *overrides):
         config = start_run(root, STUDY, *overrides)
-        [run] = prerequisite_runs(config)
+        [run] = list_referenced_runs(config)
         assert config["agent"]["init_from"] == str(run.folder)
         return config, run.config
 
@@ -263,7 +263,7 @@ class TestPresets:
         config = start_run(tmp_path, STUDY)
         config[RESOLVED]["agent.init_from"]["run"] = "00000000/own"
         with pytest.raises(ConfigError, match="has changed"):
-            prerequisite_runs(config)
+            list_referenced_runs(config)
 
 
 def test_stored_config_contains_resolved_references(outputs):

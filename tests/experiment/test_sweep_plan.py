@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.sweep_plan import makespan, plan_sweep
+from llmrl.experiment.sweep_plan import compute_makespan, plan_sweep
 from sweeping import run_refused_sweep
 
 SMALL = ("env=escape_room", "env.n_envs=4", "design.steps=2", "design.adapt_rounds=3", "design.validate_episodes=4")
@@ -83,7 +83,7 @@ def test_language_model_agents_are_not_timed(tmp_path):
 
 @given(st.lists(st.floats(0.0, 10.0), max_size=12), st.integers(1, 5))
 def test_longest_job_is_bounded(seconds, places):
-    bound = makespan(seconds, places)
+    bound = compute_makespan(seconds, places)
     lower_bound = max([sum(seconds) / places, *seconds], default=0.0)
     assert lower_bound - 1e-9 <= bound <= sum(seconds) + 1e-9
     assert bound == pytest.approx(sum(seconds)) if places == 1 else True

@@ -166,7 +166,7 @@ def test_sweeps_and_searches_use_launcher(proposer, sft, tmp_path):
     """Jobs are composed first and executed in separate processes with equal results."""
     import yaml
 
-    from llmrl.experiment.experiment import application_of
+    from llmrl.experiment.experiment import get_application
 
     arguments = [*COMMON[1:], f"output_root={tmp_path}", f"llm.model={proposer}", *QUICK["sft"], "seed=0"]
     command = [sys.executable, "-m", "llmrl.cli.finetune", "--config-dir", str(Path(__file__).parent / "conf"), "-m"]
@@ -181,7 +181,7 @@ def test_sweeps_and_searches_use_launcher(proposer, sft, tmp_path):
     (log,) = (path.read_text() for path in (tmp_path / ".sweeps").rglob("*.log"))
     assert log.startswith("llmrl-finetune ")
     folder = find_finetuning_folder(tmp_path)
-    assert application_of(yaml.safe_load((folder / "config.yaml").read_text())).command == "llmrl-finetune"
+    assert get_application(yaml.safe_load((folder / "config.yaml").read_text())).command == "llmrl-finetune"
     assert_equal_runs(sft, folder)
     # A search finds the run that is there, and names the command that it was typed with.
     search = ("hydra/sweeper=optuna", "method.lora.rank=choice(16)", "hydra.sweeper.trials=1")

@@ -137,10 +137,10 @@ def test_replies_parse_like_search(form, decimals):
         assert np.array_equal(prompt_format.to_evaluated_vector(prompt_format.parse_reply(text)), vector)
     better = ParameterTrial(np.array([1.0, -2.0, 0.0]), np.array([900.0]))
     question = prompt_format.make_prompt(example(3, better))
-    assert np.array_equal(prompt_format.parse_reply(prompt_format.target_reply(question)), better.vector)
-    assert prompt_format.target_reply(prompt_format.make_prompt(example(3))) is None
+    assert np.array_equal(prompt_format.parse_reply(prompt_format.make_target_reply(question)), better.vector)
+    assert prompt_format.make_target_reply(prompt_format.make_prompt(example(3))) is None
     if form == "json":
-        reply = json.loads(prompt_format.target_reply(question))
+        reply = json.loads(prompt_format.make_target_reply(question))
         assert f"{max(t.value for t in question.shown_trials):.2f}" in reply["reasoning"] and reply["params"] == [
             1,
             -2,

@@ -246,7 +246,7 @@ def test_lucky_trial_is_not_target():
 
 def test_prompts_state_search_episodes():
     def prompt_counts(*episodes, trials=0):
-        return build_dataset(trials=trials, runs=["x"])._episodes_per_proposal(
+        return build_dataset(trials=trials, runs=["x"])._get_episodes_per_proposal(
             [TrialSeries((), True, n) for n in episodes]
         )
 

@@ -21,7 +21,7 @@ from llmrl.llms.images import (
     count_image_tokens,
     encode_frame,
     estimate_image_tokens,
-    image_size,
+    get_image_size,
     to_content_parts,
     with_image_files,
     with_image_hashes,
@@ -42,7 +42,7 @@ def test_image_size_limit(height, width, side):
     frame = noise(height, width)
     url = encode_frame(frame, side)
     decoded = pixels(url)
-    assert image_size(url) == (decoded.shape[1], decoded.shape[0]) and max(decoded.shape[:2]) <= max(side, 2)
+    assert get_image_size(url) == (decoded.shape[1], decoded.shape[0]) and max(decoded.shape[:2]) <= max(side, 2)
     longest = max(height, width)
     if longest <= side:
         factor = side // longest

@@ -89,7 +89,7 @@ def test_impossible_values_are_detected(value: Any) -> None:
 
 
 def test_wrong_server_counts_warn_only_at_start(caplog: pytest.LogCaptureFixture) -> None:
-    hosted._warn_of_token_counts.cache_clear()
+    hosted._warn_of_impossible_counts.cache_clear()
     assert parse_token_count(None) is None and not caplog.text
     assert [parse_token_count(x) for x in (-7, "11", 1.5, True, 7)] == [None, None, None, None, 7]
     assert caplog.text.count("token counts") == 1

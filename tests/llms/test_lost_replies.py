@@ -24,7 +24,7 @@ from llmrl.llms.call_log import CALL_LOG_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.retry import Retry
-from llmrl.llms.usage import llm_summary
+from llmrl.llms.usage import summarize_llm_usage
 from models import EchoProvider, connect_client, make_client, make_openai_model, make_request
 
 LOSSES = ("500", "503", "reset", "reset-midway", "truncated", "truncated-json", "malformed", "no_choices")
@@ -126,14 +126,14 @@ def test_missing_reply_charges_reservation():
     metrics = client.metrics()
     assert metrics["usage/llm_unsettled_tokens"] == 1005
     assert metrics["usage/llm_unsettled_cost"] == pytest.approx(1005e-6)
-    summary = llm_summary(client)
+    summary = summarize_llm_usage(client)
     assert summary["llm_replies_lost"] == 1 and summary["llm_usd_unsettled_at_most"] == pytest.approx(1005e-6)
 
 
 def test_closing_table_omits_zero_losses():
     client = ChatClient(EchoProvider())
     client.chat([make_request("a")])
-    assert not any("lost" in name or "unsettled" in name for name in llm_summary(client))
+    assert not any("lost" in name or "unsettled" in name for name in summarize_llm_usage(client))
 
 
 def test_missing_token_counts_use_reservation():

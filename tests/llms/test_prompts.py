@@ -6,7 +6,7 @@ import pytest
 from experiments import compose, find_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.llms.call_log import read_calls
-from llmrl.llms.prompts import PromptFamily, folder_digest
+from llmrl.llms.prompts import PromptFamily, compute_folder_digest
 from llmrl.principals.llm_mechanism import PROMPT_FAMILY, PROMPTS_DIR
 
 
@@ -104,11 +104,11 @@ def test_missing_folder(folders):
 def test_folder_digest(folders):
     _, user_folder = folders
     write(user_folder, b="1")
-    digest = folder_digest(user_folder)
+    digest = compute_folder_digest(user_folder)
     write(user_folder, b="2")
-    two = folder_digest(user_folder)
+    two = compute_folder_digest(user_folder)
     write(user_folder, b="1")
-    assert digest != two and folder_digest(user_folder) == digest
+    assert digest != two and compute_folder_digest(user_folder) == digest
 
 
 def test_values_are_not_rendered_as_templates(folders):

@@ -16,10 +16,10 @@ from llmrl.display.results import describe_references
 from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.reference_line_runs import (
+    find_reason_without_references,
+    list_measurement_runs,
     plan_within_steps,
-    prerequisite_runs,
     read_measured_references,
-    reason_without_references,
 )
 from llmrl.experiment.resources import RunResources
 from llmrl.loops.reference_measurements import References
@@ -48,7 +48,7 @@ def planned_runs(*overrides):
     config = compose(*overrides)
     parts = build_parts(config, RunResources(config, build_used_model).model)
     try:
-        return prerequisite_runs(config, parts, build_loop(config, parts))
+        return list_measurement_runs(config, parts, build_loop(config, parts))
     finally:
         parts.close()
 
@@ -147,15 +147,15 @@ def test_missing_references_state_reason(overrides, reason, tmp_path, capsys):
 @pytest.mark.parametrize("agent", ["llm_player", "llm_ppo"])
 def test_llm_agents_have_no_references(agent):
     parts = build_parts(compose(*BANDIT_COMMAND), None)
-    assert "language model" in str(reason_without_references(compose(*BANDIT_COMMAND, f"agent={agent}"), parts))
-    assert reason_without_references(compose(*BANDIT_COMMAND), parts) is None
+    assert "language model" in str(find_reason_without_references(compose(*BANDIT_COMMAND, f"agent={agent}"), parts))
+    assert find_reason_without_references(compose(*BANDIT_COMMAND), parts) is None
 
 
 def test_lone_agents_have_no_references():
     config = compose("env=escape_room", "design.references=2")
     parts = build_parts(config, None)
-    assert prerequisite_runs(config, parts, build_loop(config, parts)) == []
-    assert reason_without_references(config, parts) is None and read_measured_references([]) is None
+    assert list_measurement_runs(config, parts, build_loop(config, parts)) == []
+    assert find_reason_without_references(config, parts) is None and read_measured_references([]) is None
 
 
 # --- how much is measured ---
@@ -185,7 +185,7 @@ def test_default_reference_budget_is_run_length(tmp_path, capsys):
         config = compose(*small, steps)
         parts = build_parts(config, None)
         loop = build_loop(config, parts)
-        runs = prerequisite_runs(config, parts, loop)
+        runs = list_measurement_runs(config, parts, loop)
         assert runs and sum(run.env_steps for run in runs) <= loop.env_steps
     assert len(runs[0].config["principal"]["vectors"]) == 8 * 3 and runs[0].config["design"]["steps"] == 8 * 3 * 2
     run(*small, "design.steps=6", "dry_run=true", f"output_root={tmp_path}")

@@ -11,7 +11,7 @@ from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.envs import escape_room
 from llmrl.experiment.parts import build_loop, build_parts, check_values
-from llmrl.experiment.run_references import prerequisite_runs
+from llmrl.experiment.run_references import list_referenced_runs
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
@@ -27,7 +27,7 @@ SHORT = ("env.horizon=20", "agent.init_from=null", "design.steps=2", "design.ada
 @pytest.mark.parametrize("game", GAMES)
 def test_regime_uses_pretraining_output(game, tmp_path):
     has_principal = compose(f"env={game}", "principal=random", f"output_root={tmp_path}")
-    [pretraining] = prerequisite_runs(has_principal)
+    [pretraining] = list_referenced_runs(has_principal)
     pretraining_config = pretraining.config
     weights, kinds = [], []
     for config in (has_principal, pretraining_config):

@@ -10,7 +10,7 @@ import pytest
 import llmrl
 from llmrl.core.errors import PrerequisiteFailed
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.run_references import prerequisite_runs
+from llmrl.experiment.run_references import list_referenced_runs
 from llmrl.experiment.sweep_jobs import RUN_FUNCTION, build_job, with_prerequisites
 from llmrl.run.status import read_status
 from llmrl.sweeps.jobs import group_into_waves
@@ -66,7 +66,7 @@ def test_shared_dependency_is_single_job(tmp_path):
     runs = llmrl.sweep(*NEEDS, output_root=tmp_path, **{"design.spending_cost": [0.1, 0.2]})
     assert [run.state for run in runs] == ["finished"] * 2 and not any(run.skipped for run in runs)
     # It began first, and once; now nothing has to be computed for others.
-    [first] = prerequisite_runs(base_job.config)
+    [first] = list_referenced_runs(base_job.config)
     times = [read_status(folder) for folder in (first.folder, *(run.folder for run in runs))]
     assert times[0].updated <= min(record.started for record in times[1:]) and times[0].attempt == 1
     assert with_prerequisites([base_job, cost_job]) == [base_job, cost_job]
@@ -74,7 +74,7 @@ def test_shared_dependency_is_single_job(tmp_path):
 
 def test_run_in_sweep_is_dependency(tmp_path):
     [wanting] = make_jobs(tmp_path, ())
-    [run] = prerequisite_runs(wanting.config)
+    [run] = list_referenced_runs(wanting.config)
     job = build_job(Experiment(run.config, run.overrides), run.overrides)
     jobs = with_prerequisites([wanting, job])
     assert [job.folder for job in jobs] == [wanting.folder, job.folder] and jobs[0].prerequisites == (job,)
@@ -104,5 +104,5 @@ def test_single_run_reports_dependency_failure(tmp_path):
     for _ in range(2):
         with pytest.raises(PrerequisiteFailed, match=rf"pre-training, {STUDY}.*nothing"):
             experiment.run()
-        [run] = prerequisite_runs(experiment.config)
+        [run] = list_referenced_runs(experiment.config)
         assert not run.folder.exists(), "a rejected run leaves no folder, so that a repeated command tries it again"

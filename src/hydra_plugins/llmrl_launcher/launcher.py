@@ -65,7 +65,7 @@ class LlmrlLauncher(Launcher):
         from llmrl.core.errors import ConfigError
         from llmrl.core.secrets import redact_folder_names
         from llmrl.display.sweeps import print_sweep
-        from llmrl.experiment.experiment import application_of
+        from llmrl.experiment.experiment import get_application
         from llmrl.experiment.sweep_jobs import compute_sweep
         from llmrl.run.command_exit import end_composition, exit_on_error
 
@@ -73,7 +73,7 @@ class LlmrlLauncher(Launcher):
         setup_globals()
         configure_log(self.config.hydra.job_logging, self.config.hydra.verbose)
         logging.getLogger("llmrl").setLevel(logging.INFO)
-        with exit_on_error(application_of(self.config).command):
+        with exit_on_error(get_application(self.config).command):
             runs = self._compose(job_overrides, initial_job_idx)
             end_composition()
             if len(dry_run_values := {run.config["dry_run"] for run in runs}) > 1:
@@ -109,7 +109,7 @@ class LlmrlLauncher(Launcher):
         from llmrl.display.console import print_line, print_table
         from llmrl.experiment.run_job import run_and_print
         from llmrl.experiment.sweep_jobs import build_jobs
-        from llmrl.experiment.sweep_plan import COLUMNS, make_batches_and_requests, plan_sweep
+        from llmrl.experiment.sweep_plan import PLAN_COLUMNS, make_batches_and_requests, plan_sweep
 
         if len(runs) == 1 or any("method" in run.config for run in runs):
             for run in runs:
@@ -117,7 +117,7 @@ class LlmrlLauncher(Launcher):
             _, requests = make_batches_and_requests(build_jobs(runs, self.swept))
         else:
             title, rows, requests = plan_sweep(runs, self.swept)
-            print_table(title, COLUMNS, rows, "lrrrrl")
+            print_table(title, PLAN_COLUMNS, rows, "lrrrrl")
         for request in requests:
             print_line(request)
 

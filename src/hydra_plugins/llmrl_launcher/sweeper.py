@@ -48,12 +48,12 @@ class LlmrlSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         assert self.config is not None and self.launcher is not None and self.hydra_context is not None
         from llmrl.config.overrides import expand_sweep
-        from llmrl.experiment.experiment import application_of
+        from llmrl.experiment.experiment import get_application
         from llmrl.run.command_exit import exit_on_error
 
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides(self.all_overrides(arguments))
-        with exit_on_error(application_of(self.config).command):
+        with exit_on_error(get_application(self.config).command):
             runs = expand_sweep(overrides)
         if isinstance(self.launcher, LlmrlLauncher):
             from llmrl.sweeps.jobs import find_differing_keys

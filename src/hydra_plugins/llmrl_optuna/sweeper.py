@@ -49,10 +49,10 @@ class OptunaSweeper(LlmrlSweeper):
 
     def _get_command_name(self) -> str:
         """Return the name of the command, for messages."""
-        from llmrl.experiment.experiment import application_of
+        from llmrl.experiment.experiment import get_application
 
         assert self.config is not None
-        return application_of(self.config).command
+        return get_application(self.config).command
 
     def _search(self, arguments: list[str]) -> None:
         from hydra_plugins.llmrl_optuna._grammar import parse_search_request

@@ -112,9 +112,9 @@ def _compute_file_digest(key: str, path: Path) -> str:
         ConfigError: the file cannot be read.
     """
     if key == "prompts_digest":
-        from llmrl.llms.prompts import folder_digest
+        from llmrl.llms.prompts import compute_folder_digest
 
-        return folder_digest(path)
+        return compute_folder_digest(path)
     if key == "adapter_digest":
         from llmrl.core.errors import LLMError
         from llmrl.llms.local.lora import adapter_fingerprint

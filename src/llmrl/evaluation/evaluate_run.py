@@ -43,7 +43,7 @@ from llmrl.evaluation.settings import EvaluationSettings, Reporter
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Parts, build_parts
 from llmrl.llms.client import ChatClient
-from llmrl.llms.usage import VALIDITY_KEYS, llm_summary
+from llmrl.llms.usage import VALIDITY_KEYS, summarize_llm_usage
 from llmrl.results.mechanism_comparison import (
     compare_with_reference,
     describe_differences,
@@ -288,7 +288,7 @@ def _describe_evaluation(saved: SavedRun, plan: AdaptationPlan | None, evaluatio
         "adapted": None if plan is None else asdict(plan),
         "llm": None if llm is None else llm.label,
         "carried": evaluation.carried_states,
-        **({} if llm is None else {key: x for key, x in llm_summary(llm).items() if key in VALIDITY_KEYS}),
+        **({} if llm is None else {key: x for key, x in summarize_llm_usage(llm).items() if key in VALIDITY_KEYS}),
     }
 
 

@@ -241,7 +241,7 @@ def describe_llm_calls(
         video_steps: number of steps of each video; 0: videos show none of the players. None: unknown.
         n_videos: number of videos.
     """
-    from llmrl.experiment.plan import call_rows
+    from llmrl.experiment.plan import build_call_rows
 
     assert isinstance(parts.llm, ChatClient)
     video_text = "" if video_steps == 0 else f", and {n_videos} that {'is' if n_videos == 1 else 'are'} filmed"
@@ -251,7 +251,7 @@ def describe_llm_calls(
         return [*rows, ("LLM calls", "unknown, about one for each decision; calls (--calls) limits them")]
     play_estimate = agent.estimate(horizon, episodes)
     estimates = [play_estimate] * rounds + ([agent.estimate(video_steps, n_videos)] if video_steps else [])
-    return [*rows, *call_rows(CallEstimate.add_up(estimates), parts.llm)]
+    return [*rows, *build_call_rows(CallEstimate.add_up(estimates), parts.llm)]
 
 
 def explain_exhausted_budget(error: BudgetExhausted) -> BudgetExhausted:

@@ -23,7 +23,7 @@ from llmrl.config.input_digests import SOURCES_DIGEST_KEY
 from llmrl.config.loop_sections import loop_kind
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.config_completion import OBJECTIVE_KEYS, groups_using_model
-from llmrl.experiment.experiment import application_of
+from llmrl.experiment.experiment import get_application
 from llmrl.experiment.resources import RunResources
 from llmrl.experiment.run_job import compute_job
 from llmrl.loops.batched_executor import BatchedExecutor, RunConnection
@@ -103,7 +103,7 @@ def compute_process_key(config: Mapping[str, Any]) -> str:
 
     Their environment variables (`RunPayload.environment`) must be equal, too.
     """
-    return json.dumps([application_of(config).command, *(config.get(key) for key in _PROCESS_KEYS)], sort_keys=True)
+    return json.dumps([get_application(config).command, *(config.get(key) for key in _PROCESS_KEYS)], sort_keys=True)
 
 
 class SeparateProcessReason(StrEnum):

@@ -27,7 +27,7 @@ _INITIAL_WEIGHTS_KEYS = ("init_from", "init_from_seed")
 _TEXT_CHANNEL = "text"
 
 
-def agent_nodes(agent: Config) -> Iterator[Mapping[str, Any]]:
+def iterate_agent_nodes(agent: Config) -> Iterator[Mapping[str, Any]]:
     """Yield the options of each agent of a config's node `agent`: the node itself, or the agents of its members."""
     if agent.get("_target_") != _MIXED_TARGET:
         yield agent
@@ -38,7 +38,7 @@ def agent_nodes(agent: Config) -> Iterator[Mapping[str, Any]]:
 
 
 def map_agents(agent: Config, change: Callable[[Config], Config]) -> dict[str, Any]:
-    """Return a config's node `agent` with `change` applied to the options of each of its agents (`agent_nodes`)."""
+    """Return a config's node `agent` with `change` applied to the options of each agent (`iterate_agent_nodes`)."""
     if agent.get("_target_") != _MIXED_TARGET:
         return dict(change(agent))
     members = [{**member, "agent": dict(change(member["agent"]))} for member in agent["members"]]
@@ -135,7 +135,7 @@ def has_text_reader(config: Config) -> bool:
     builder = Builder(trusted=config["trusted_modules"])
     return any(
         getattr(builder.locate(node["_target_"], "agent"), "reads_texts", False)
-        for node in agent_nodes(config["agent"])
+        for node in iterate_agent_nodes(config["agent"])
         if node.get("_target_")
     )
 

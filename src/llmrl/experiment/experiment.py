@@ -66,7 +66,7 @@ class Experiment:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         check_run_options(config)
-        self.application = application_of(config)
+        self.application = get_application(config)
         self.config = self.application.complete_config(dict(config))
         check_permissions(self.config)
         self.overrides = list(overrides)
@@ -111,7 +111,7 @@ class Experiment:
         override_keys = set(map(override_key, overrides))
         overrides += [
             f"{group}={choices[group]}"
-            for group in application_of(plain_config).list_label_groups(plain_config)
+            for group in get_application(plain_config).list_label_groups(plain_config)
             if group not in override_keys
         ]
         environment = {str(name): str(value) for name, value in hydra_config.job.env_set.items()}
@@ -215,7 +215,7 @@ class Experiment:
         return open_run(ProcessGroup.join(), config, self.seed, open_in_main_process)
 
 
-def application_of(config: Mapping[Any, Any]) -> Application:
+def get_application(config: Mapping[Any, Any]) -> Application:
     """Return the application of a composed or resolved config: fine-tuning if it has a key `method`, else training."""
     if "method" in config:
         return importlib.import_module("llmrl.finetuning.application").FinetuneApplication()

@@ -17,7 +17,7 @@ from llmrl.core.model_protocols import Scorer
 from llmrl.core.records import CHOSEN_MODEL
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import ModelServices
-from llmrl.experiment.config_completion import agent_nodes, groups_with_parameter, map_agents
+from llmrl.experiment.config_completion import groups_with_parameter, iterate_agent_nodes, map_agents
 from llmrl.experiment.resources import CALL_POLICY_KEYS, Model, RunResources, model_options, split_llm_option
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
@@ -129,7 +129,7 @@ def with_player_models(config: Config) -> dict[str, Any]:
     if not isinstance(llm, Mapping):
         return dict(config)
     player_options = validate_argument(llm.get("variants"), dict[str, dict[str, Any]] | None, "llm.variants") or {}
-    nodes_with_players = [node for node in agent_nodes(agent) if "players" in node]
+    nodes_with_players = [node for node in iterate_agent_nodes(agent) if "players" in node]
     if not any(node["players"] for node in nodes_with_players) and not player_options:
         return dict(config)
     names = dict.fromkeys(name for node in nodes_with_players for name in node["players"] or [CHOSEN_MODEL])
@@ -186,8 +186,8 @@ def _load_player_model(name: str, changes: Config, builder: Builder) -> dict[str
     return {key: value for key, value in node.items() if key == "limits" or key not in CALL_POLICY_KEYS}
 
 
-def _check_model_kind(node: Config, service: str, user: str, builder: Builder) -> None:
-    """Raise ConfigError unless the option `node` of llm= is a model that the part `user` can use, without building it.
+def _check_model_kind(node: Config, service: str, part_name: str, builder: Builder) -> None:
+    """Raise ConfigError unless the option `node` of llm= is a model that the part `part_name` can use; build nothing.
 
     `service` is `llm` if the part needs a chat model, `scorer` if it needs a model that scores texts.
     """
@@ -206,10 +206,10 @@ def _check_model_kind(node: Config, service: str, user: str, builder: Builder) -
     if target_path is None:
         raise Incompatible(
             IncompatibilityReason.MISSING_PART,
-            f"the chosen {user} needs a language model; choose one of llm={names}",
+            f"the chosen {part_name} needs a language model; choose one of llm={names}",
         )
     requirement = "chats" if service == "llm" else "scores texts with weights of its own"
     raise Incompatible(
         IncompatibilityReason.MODEL,
-        f"the chosen {user} needs a language model that {requirement}, unlike {target_path}; use llm={names}",
+        f"the chosen {part_name} needs a language model that {requirement}, unlike {target_path}; use llm={names}",
     )

@@ -22,7 +22,7 @@ from llmrl.core.services import AgentServices, EnvServices, ObserverServices, Pr
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
 from llmrl.experiment.build_env import build_env
-from llmrl.experiment.config_completion import agent_nodes, groups_using_model
+from llmrl.experiment.config_completion import groups_using_model, iterate_agent_nodes
 from llmrl.experiment.resources import RunResources, model_options
 from llmrl.experiment.run_lookup import parse_reference
 from llmrl.llms.client import ChatClient
@@ -182,7 +182,7 @@ def _env_options(config: Config, render: bool | None) -> Mapping[str, Any]:
     options: Mapping[str, Any] = config["env"]
     if render is None and config.get("play", {}).get("videos"):
         render = True
-    if any(node.get("show_frames") for node in agent_nodes(config.get("agent") or {})):
+    if any(node.get("show_frames") for node in iterate_agent_nodes(config.get("agent") or {})):
         render = True
     return {**options, "render": render} if render is not None and "render" in options else options
 

@@ -52,35 +52,35 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     if spec.mechanism is not None:
         rows.append(("mechanism", spec.mechanism.name))
         rows += [(f"  {p.name}", f"[{p.low:g}, {p.high:g}] {p.unit}") for p in spec.mechanism.parameters]
-    rows += _regime_rows(config, parts, loop)
+    rows += _build_regime_rows(config, parts, loop)
     properties = parts.agents[0].describe().items()
     rows.append(("agent", ", ".join(f"{k}: {v:,}" if isinstance(v, int) else f"{k}: {v}" for k, v in properties)))
-    referenced_runs = run_references.prerequisite_runs(config)
+    referenced_runs = run_references.list_referenced_runs(config)
     rows += [(run.purpose, run.plan_text) for run in referenced_runs]
-    rows += _principal_rows(config, parts)
-    rows += _teacher_rows(parts, loop)
-    rows += _model_rows(parts)
+    rows += _build_principal_rows(config, parts)
+    rows += _build_teacher_rows(parts, loop)
+    rows += _build_model_rows(parts)
     rows.append(("loop", type(loop).__name__))
     rows += loop.plan()
-    reference_runs = reference_line_runs.prerequisite_runs(config, parts, loop)
-    rows += reference_line_runs.plan_rows(config, parts, loop, reference_runs)
-    rows += noise_rows(config, loop, reference_runs)
-    unfinished_runs = [run for run in (*referenced_runs, *reference_runs) if not run.finished]
+    measurement_runs = reference_line_runs.list_measurement_runs(config, parts, loop)
+    rows += reference_line_runs.build_plan_rows(config, parts, loop, measurement_runs)
+    rows += build_noise_rows(config, loop, measurement_runs)
+    unfinished_runs = [run for run in (*referenced_runs, *measurement_runs) if not run.finished]
     if isinstance(loop, DesignLoop):
         total_steps = loop.env_steps + sum(run.env_steps for run in unfinished_runs)
         if unfinished_runs:
             rows.append(("environment steps in all", f"{total_steps:,}, with those of the runs to be computed first"))
-        rows += _time_rows(config, parts, loop, total_steps)
+        rows += _build_time_rows(config, parts, loop, total_steps)
     else:
-        rows += _time_rows(config, parts, loop)
+        rows += _build_time_rows(config, parts, loop)
     estimate = loop.estimate()
     if isinstance(parts.llm, ChatClient) and estimate is not None:
-        rows += call_rows(estimate, parts.llm)
+        rows += build_call_rows(estimate, parts.llm)
     rows.append(("hardware", f"{config['hardware']['device']}, threads {config['hardware']['threads'] or 'default'}"))
     return rows
 
 
-def _regime_rows(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str, str]]:
+def _build_regime_rows(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str, str]]:
     """Return a row on the regime, if there is one: whether agents were pre-trained, and how long they learn."""
     name = config.get("regime_name")
     if name is None:
@@ -96,7 +96,7 @@ def _regime_rows(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tu
     return [("regime", f"{name} ({agents}{length})")]
 
 
-def _time_rows(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: int = 0) -> list[tuple[str, str]]:
+def _build_time_rows(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: int = 0) -> list[tuple[str, str]]:
     """Return the row on the time of a run and of its prerequisite runs, at the measured speed of this machine.
 
     `env_steps` is the number of environment steps of a design run and of the unfinished runs that it needs.
@@ -129,7 +129,7 @@ def _has_only_scripted_models(model: object) -> bool:
     )
 
 
-def call_rows(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:
+def build_call_rows(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:
     """Return rows on the calls of language models in a run with an empty cache: their number, tokens and cost."""
     n_repairs = estimate.max_calls - estimate.calls
     rows = [
@@ -187,7 +187,7 @@ def _provider_costs(estimate: CallEstimate, share: float, provider: Provider) ->
     return expected, provider.cost(round(share * max_prompt_tokens), round(share * max_calls * max_reply_tokens)) or 0.0
 
 
-def _teacher_rows(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
+def _build_teacher_rows(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
     """Return rows on the teacher and on the number of updates to whose loss it adds a term.
 
     The teacher's methods `describe` and `count_taught_updates` are optional.
@@ -214,7 +214,7 @@ def _teacher_rows(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
     ]
 
 
-def _principal_rows(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, str]]:
+def _build_principal_rows(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, str]]:
     """Return rows on the principal: its type, the mean number of measurements of an arm, and a warning if it is < 1."""
     principal = parts.principal
     if principal is None:
@@ -224,11 +224,11 @@ def _principal_rows(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, 
         mean_plays = count_proposals(config, parts.kind) / principal.space.n_context_rows / principal.n_arms
         description += f": {principal.n_arms:,} arms, {mean_plays:.3g} measurements of each on average"
         description += " in a context" if principal.space.n_context_rows > 1 else ""
-    warning = arm_shortage_warning(config, parts)
+    warning = describe_arm_shortage(config, parts)
     return [("principal", description), *([] if warning is None else [("  but", warning)])]
 
 
-def _model_rows(parts: Parts) -> list[tuple[str, str]]:
+def _build_model_rows(parts: Parts) -> list[tuple[str, str]]:
     """Return rows on the language model, with the reason if it cannot answer, such as a missing API key."""
     if parts.llm is None:
         return [("llm", "not used")]
@@ -239,7 +239,7 @@ def _model_rows(parts: Parts) -> list[tuple[str, str]]:
     return [("llm", parts.llm.label)]
 
 
-def arm_shortage_warning(config: Mapping[str, Any], parts: Parts) -> str | None:
+def describe_arm_shortage(config: Mapping[str, Any], parts: Parts) -> str | None:
     """Return a warning, with remedies, if a run has fewer proposals than its principal has arms; else None."""
     kind, principal = parts.kind, parts.principal
     if not isinstance(principal, BanditPrincipal):
@@ -266,7 +266,7 @@ MAX_RELATIVE_STANDARD_ERROR = 0.1
 """Standard error of a proposal, as a share of the objective's range, above which a plan advises more replicates."""
 
 
-def noise_rows(config: Mapping[str, Any], loop: object, runs: Sequence[PrerequisiteRun]) -> list[tuple[str, str]]:
+def build_noise_rows(config: Mapping[str, Any], loop: object, runs: Sequence[PrerequisiteRun]) -> list[tuple[str, str]]:
     """Return the rows of a plan about the standard error of a proposal's objective; none if it cannot be estimated.
 
     Args:
@@ -277,7 +277,7 @@ def noise_rows(config: Mapping[str, Any], loop: object, runs: Sequence[Prerequis
     if not isinstance(loop, DesignLoop) or not loop.updates_per_round:
         return []
     settings, references = loop.settings, read_measured_references(runs)
-    error, source = relative_standard_error(references, settings.replicates), "from the reference lines"
+    error, source = compute_relative_standard_error(references, settings.replicates), "from the reference lines"
     if error is None:
         source = f"from earlier measurements of regime={config['regime_name']}"
         error = None if (noise := config.get("regime_noise")) is None else noise / settings.replicates**0.5
@@ -293,7 +293,7 @@ def noise_rows(config: Mapping[str, Any], loop: object, runs: Sequence[Prerequis
     return rows
 
 
-def relative_standard_error(references: References | None, replicates: int) -> float | None:
+def compute_relative_standard_error(references: References | None, replicates: int) -> float | None:
     """Return the standard error of a measurement over `replicates` societies, as a share of the objective's range.
 
     The range is that of the coarse scan, averaged over contexts. None if it is 0 or the standard error is unknown.

@@ -81,7 +81,7 @@ def plan_within_steps(env_steps: int, vector_steps: int, untrained_steps: int, s
     return ReferencePlan(n_repetitions, n_vectors, measures_untrained, scan_size)
 
 
-def reason_without_references(config: Config, parts: Parts) -> str | None:
+def find_reason_without_references(config: Config, parts: Parts) -> str | None:
     """Return why the run of `config` has no reference lines; None if it has them, or is not a design run."""
     if parts.kind != "design":
         return None
@@ -103,7 +103,7 @@ def count_expected_stages(config: Config, builder: Builder) -> int:
 
 
 def plan_references(config: Config, parts: Parts, loop: DesignLoop) -> ReferencePlan:
-    """Return the reference measurements of a design run that has reference lines (`reason_without_references`)."""
+    """Return the reference measurements of a design run that has reference lines (`find_reason_without_references`)."""
     space, requested = parts.env.spec.proposal_space, config["design"]["references"]
     scan_size = len(space.probe_vectors)
     if requested is not None:
@@ -112,17 +112,17 @@ def plan_references(config: Config, parts: Parts, loop: DesignLoop) -> Reference
     return plan_within_steps(loop.env_steps, vector_steps, untrained_steps, scan_size)
 
 
-def prerequisite_runs(config: Config, parts: Parts, loop: object) -> list[PrerequisiteRun]:
+def list_measurement_runs(config: Config, parts: Parts, loop: object) -> list[PrerequisiteRun]:
     """Return the runs that measure the reference lines of the run of `config`.
 
     They are a coarse scan, whose first vector stands for no mechanism, and a run with untrained agents. There are none
-    if `reason_without_references` returns a reason, if no measurement fits into the allowed environment steps, or for
-    loops other than `DesignLoop`.
+    if `find_reason_without_references` returns a reason, no measurement fits into the allowed environment steps, or the
+    loop is not a `DesignLoop`.
 
     Raises:
         ConfigError: a file that the config names is missing.
     """
-    if not isinstance(loop, DesignLoop) or reason_without_references(config, parts) is not None:
+    if not isinstance(loop, DesignLoop) or find_reason_without_references(config, parts) is not None:
         return []
     plan = plan_references(config, parts, loop)
     if not plan.n_repetitions:
@@ -145,15 +145,15 @@ def prerequisite_runs(config: Config, parts: Parts, loop: object) -> list[Prereq
     return runs
 
 
-def read_measured_references(reference_runs: Sequence[PrerequisiteRun]) -> References | None:
-    """Return the reference lines that `reference_runs` have measured; None without runs or if one is unfinished.
+def read_measured_references(measurement_runs: Sequence[PrerequisiteRun]) -> References | None:
+    """Return the reference lines that `measurement_runs` have measured; None without runs or if one is unfinished.
 
     Raises:
         RunFolderError: the summary of one of the runs is missing or damaged.
     """
-    if not reference_runs or not all(run.finished for run in reference_runs):
+    if not measurement_runs or not all(run.finished for run in measurement_runs):
         return None
-    scan, *untrained = (_read_history(run.folder / SUMMARY_NAME) for run in reference_runs)
+    scan, *untrained = (_read_history(run.folder / SUMMARY_NAME) for run in measurement_runs)
     return References.from_histories(scan, untrained[0] if untrained else [])
 
 
@@ -166,22 +166,22 @@ def _read_history(path: Path) -> list[dict[str, Any]]:
         raise RunFolderError(f"{path} (reference lines) cannot be read ({error!r}); {remedy}") from error
 
 
-def plan_rows(
-    config: Config, parts: Parts, loop: object, reference_runs: Sequence[PrerequisiteRun]
+def build_plan_rows(
+    config: Config, parts: Parts, loop: object, measurement_runs: Sequence[PrerequisiteRun]
 ) -> list[tuple[str, str]]:
     """Return the part of a plan about reference lines: measurements and runs."""
     if not isinstance(loop, DesignLoop):
         return []
-    reason = reason_without_references(config, parts)
+    reason = find_reason_without_references(config, parts)
     if reason is not None:
         return [("reference lines", reason)]
     plan = plan_references(config, parts, loop)
     if not plan.n_repetitions:
         return [("reference lines", f"none: {_OMISSION_REASON}")]
-    rows = [("reference lines", _describe_measurements(plan)), *(("", run.plan_text) for run in reference_runs)]
+    rows = [("reference lines", _describe_measurements(plan)), *(("", run.plan_text) for run in measurement_runs)]
     if plan.n_vectors < plan.scan_size or not plan.measures_untrained:
         rows.append(("", f"others are omitted: {_OMISSION_REASON}"))
-    if (references := read_measured_references(reference_runs)) is not None:
+    if (references := read_measured_references(measurement_runs)) is not None:
         rows += [("", _format_context_references(context)) for context in references.contexts]
     return rows
 

@@ -11,7 +11,7 @@ from llmrl.core.errors import LlmrlError
 from llmrl.core.printable import make_logs_printable
 from llmrl.core.processes import ProcessGroup, leave_group_at_exit
 from llmrl.core.threads import hold_process_lock
-from llmrl.experiment.experiment import Experiment, application_of
+from llmrl.experiment.experiment import Experiment, get_application
 from llmrl.run.command_exit import EXIT_INTERRUPTED, exit_on_error, print_message
 from llmrl.run.signals import Stopped
 
@@ -34,7 +34,7 @@ def compute_job(
     Raises:
         SystemExit: the run did not finish.
     """
-    command = application_of(config).command
+    command = get_application(config).command
     with report_errors(f"{command} ({label})" if label else command):
         return run_and_print(Experiment(config, overrides, connection))
 

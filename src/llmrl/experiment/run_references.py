@@ -19,7 +19,7 @@ from typing import Any
 from llmrl.config import input_digests
 from llmrl.config.builder import Config
 from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible, RunFolderError
-from llmrl.experiment.config_completion import agent_nodes, has_text_reader, without_unread_sections
+from llmrl.experiment.config_completion import has_text_reader, iterate_agent_nodes, without_unread_sections
 from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.run_lookup import (
     RunReference,
@@ -135,7 +135,7 @@ def without_digests(config: Config) -> dict[str, Any]:
     return original
 
 
-def prerequisite_runs(config: Config) -> list[PrerequisiteRun]:
+def list_referenced_runs(config: Config) -> list[PrerequisiteRun]:
     """Return the runs that a config refers to; they must be finished before its own run starts.
 
     Args:
@@ -399,7 +399,7 @@ def _inherit_env_and_shapes(preset_config: dict[str, Any], config: Config) -> No
     channels = preset_config["env"].get("observe")
     if channels and not has_text_reader(preset_config):
         preset_config["env"]["observe"] = [channel for channel in channels if channel != "text"]
-    for agent in agent_nodes(config["agent"]):
+    for agent in iterate_agent_nodes(config["agent"]):
         if preset_config["agent"].get("_target_") == agent.get("_target_"):
             preset_config["agent"] |= {
                 name: copy.deepcopy(agent[name])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_N_ENVS, _MAX_STEPS = 16, 100
+_N_COLLECTION_ENVS, _MAX_COLLECTION_STEPS = 16, 100
 """Number of parallel copies of the environment whose texts are collected, and maximum number of steps in each."""
 _MIN_EXCHANGES = 2000
 """Number of exchanges (a request with its reply) after which collection of training samples for a chat model ends."""
@@ -192,7 +192,7 @@ def _collect_agent_exchanges(config: Config, env: VecEnv, builder: Builder, seed
     collector = Collector(env, agent.policy, "cpu")
     collector.reset(seeds.integer("games"))
     generator = torch.Generator().manual_seed(seeds.integer("actions"))
-    for _ in range(_MAX_STEPS):
+    for _ in range(_MAX_COLLECTION_STEPS):
         collector.collect(1, generator, learn=False)
         if len(chat.exchanges) >= _MIN_EXCHANGES:
             break
@@ -296,9 +296,9 @@ def _build_agent_services(config: Config, env: VecEnv, seeds: Seeds, chat: Rando
 
 
 def _get_env_options(config: Config) -> dict[str, Any]:
-    """Return the options of the environment, with `n_envs`, if it is one of them, set to `_N_ENVS`."""
+    """Return the options of the environment, with `n_envs`, if it is one of them, set to `_N_COLLECTION_ENVS`."""
     options = dict(config["env"])
-    return {**options, "n_envs": _N_ENVS} if "n_envs" in options else options
+    return {**options, "n_envs": _N_COLLECTION_ENVS} if "n_envs" in options else options
 
 
 def _collect_texts(env: VecEnv, channel: str, seeds: Seeds) -> list[str]:
@@ -318,7 +318,7 @@ def _collect_texts(env: VecEnv, channel: str, seeds: Seeds) -> list[str]:
     n_actions = env.spec.require_discrete_actions("a small model that scores actions")
     unique_texts: dict[str, None] = {}
     observation = env.reset(seed=seeds.integer("games"))
-    for _ in range(_MAX_STEPS):
+    for _ in range(_MAX_COLLECTION_STEPS):
         unique_texts |= dict.fromkeys(str(text) for text in np.asarray(observation[channel], dtype=object).ravel())
         step = env.step(rng.integers(n_actions, size=(env.spec.n_envs, env.spec.n_agents)))
         is_done = np.asarray(step.terminated) | np.asarray(step.truncated)

@@ -39,7 +39,7 @@ def compute_sweep(
         differing_keys: keys of the overrides that differ within the sweep; None: determine them from `runs`.
 
     Returns:
-        The outcomes of all runs, referenced runs first, and the exit code.
+        The outcomes of all runs, referenced runs first_run, and the exit code.
 
     Raises:
         ConfigError: the config of a run is invalid, or the sweep cannot be launched; no run has been started.
@@ -60,9 +60,9 @@ def build_jobs(runs: Sequence[Experiment], differing_keys: set[str] | None = Non
     first_run_by_hash: dict[str, tuple[Experiment, Job]] = {}
     for run in runs:
         label_overrides = select_label_overrides(run.overrides, swept_keys)
-        first, job = first_run_by_hash.get(run.hash, (run, None))
-        differs_only_in_seed = {**first.config, "seed": run.seed} == run.config and first.environment == run.environment
-        if job is not None and differs_only_in_seed:
+        first_run, job = first_run_by_hash.get(run.hash, (run, None))
+        has_equal_config = {**first_run.config, "seed": run.seed} == run.config  # but for the seed
+        if job is not None and has_equal_config and first_run.environment == run.environment:
             jobs.append(job.with_seed(run.seed, run.overrides, label_overrides))
         else:
             jobs.append(build_job(run, label_overrides))
@@ -105,14 +105,14 @@ def with_prerequisites(jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs of a sweep, in order, after one job for each unfinished run that their configs refer to.
 
     Raises:
-        ConfigError: see `run_references.prerequisite_runs` and `build_job`.
+        ConfigError: see `run_references.list_referenced_runs` and `build_job`.
     """
     swept_jobs = {job.folder: job for job in jobs}
     prerequisite_jobs: dict[Path, Job] = {}
     sweep_jobs = []
     for job in jobs:
         job_prerequisites = []
-        for run in run_references.prerequisite_runs(job.config):
+        for run in run_references.list_referenced_runs(job.config):
             if run.finished:
                 continue
             if run.folder in swept_jobs:

@@ -31,7 +31,7 @@ from llmrl.sweeps.jobs import check_distinct_folders, find_missing_jobs
 from llmrl.sweeps.launch import group_by_backend
 from llmrl.sweeps.scheduling import query_schedulers
 
-COLUMNS = ("run", "runs", "environment steps", "LLM calls", "cost", "alone in its process, because")
+PLAN_COLUMNS = ("run", "runs", "environment steps", "LLM calls", "cost", "alone in its process, because")
 """Columns of the table; the last one has the reason why a run does not share its process (`SeparateProcessReason`)."""
 
 
@@ -66,8 +66,8 @@ def plan_sweep(
         differing_keys: see `compute_sweep`.
 
     Returns:
-        Title of the table, with the number of processes and the time; rows of the table, with the columns `COLUMNS`;
-        and descriptions of the requests to a scheduler, empty if this machine computes the runs.
+        Title of the table, with the number of processes and the time; rows of the table (columns: `PLAN_COLUMNS`); and
+        descriptions of the requests to a scheduler, empty if this machine computes the runs.
 
     Raises:
         LlmrlError: the parts of a run cannot work together, or the config of a run is invalid.
@@ -83,7 +83,7 @@ def plan_sweep(
         digest: _estimate_run(experiments[digest_jobs[0].folder]) for digest, digest_jobs in jobs_by_digest.items()
     }
     # Runs that missing runs refer to, and runs that measure their reference lines.
-    prerequisites = [run for job in missing_jobs for run in run_references.prerequisite_runs(job.config)]
+    prerequisites = [run for job in missing_jobs for run in run_references.list_referenced_runs(job.config)]
     prerequisites += [run for estimate in estimates.values() for run in estimate.prerequisites]
     unfinished_prerequisites = [run for run in {run.folder: run for run in prerequisites}.values() if not run.finished]
     batches, requests = make_batches_and_requests(missing_jobs)
@@ -118,7 +118,7 @@ def _estimate_run(experiment: Experiment) -> _RunEstimate:
         estimate = _RunEstimate(
             loop.env_steps if isinstance(loop, DesignLoop) else learning_steps,
             bool(groups_using_model(config, builder=resources.builder)),
-            prerequisites=reference_line_runs.prerequisite_runs(config, parts, loop),
+            prerequisites=reference_line_runs.list_measurement_runs(config, parts, loop),
         )
         call_estimate = loop.estimate()
         if not isinstance(parts.llm, ChatClient) or call_estimate is None:
@@ -207,16 +207,16 @@ def _format_time(
     concurrency = f"{n_parallel:,} at once" if n_parallel is not None else "all at once, if the cluster has room"
     uses_model = any(estimates[job.config_digest].uses_model for batch in batches for job in batch.jobs)
     wait_note = ", and replies of language models" if uses_model else ""
-    total_seconds = prerequisite_seconds + makespan(seconds, n_parallel or len(seconds))
+    total_seconds = prerequisite_seconds + compute_makespan(seconds, n_parallel or len(seconds))
     return f"time: about {format_duration(total_seconds)} at the speed of this machine, {concurrency}{wait_note}"
 
 
-def makespan(seconds: Sequence[float], n_parallel: int) -> float:
+def compute_makespan(seconds: Sequence[float], n_parallel: int) -> float:
     """Return the time at which the last of several processes ends, in seconds after the start of the first ones.
 
     Processes start in order; at most `n_parallel` of them run at the same time.
 
-    >>> makespan([3.0, 1.0, 1.0, 2.0], 2)
+    >>> compute_makespan([3.0, 1.0, 1.0, 2.0], 2)
     4.0
     """
     end_times = [0.0] * min(n_parallel, len(seconds))

@@ -18,12 +18,12 @@ from llmrl.experiment.config_completion import (
 )
 from llmrl.experiment.models import build_used_model, with_player_models
 from llmrl.experiment.parts import build_loop, build_parts, check_deterministic, check_values
-from llmrl.experiment.plan import arm_shortage_warning, plan
+from llmrl.experiment.plan import describe_arm_shortage, plan
 from llmrl.experiment.prerequisites import ComputeRun, PrerequisiteRun, ensure_finished
 from llmrl.experiment.resources import Model, RunResources
-from llmrl.experiment.run_references import prerequisite_runs, with_digests
+from llmrl.experiment.run_references import list_referenced_runs, with_digests
 from llmrl.llms.transcript import Transcript
-from llmrl.llms.usage import llm_summary
+from llmrl.llms.usage import summarize_llm_usage
 from llmrl.loops.executor import serve
 from llmrl.run.run import Run
 from llmrl.run.shared_factors import list_shared_factors
@@ -60,23 +60,23 @@ class TrainApplication(Application):
         run.status.shared = list_shared_factors(config, uses_llm=llm is not None)
         run.metrics.attach_text(Transcript.TAG, Transcript(run.folder))
         n_stages = 1 + reference_line_runs.count_expected_stages(config, resources.builder)
-        referenced_runs = prerequisite_runs(config)
+        referenced_runs = list_referenced_runs(config)
         n_finished = ensure_finished(referenced_runs, run, compute_run, resources.detached, n_stages_after=n_stages)
         with hold_process_lock():  # torch's global random generator initializes networks, and Numba compiles games
             parts = build_parts(config, llm, folder=run.folder, resources=resources)
         run.status.env = parts.env.spec.name
         try:
             check_deterministic(parts.env.spec, run.processes)
-            if run.processes.is_main and (warning := arm_shortage_warning(config, parts)) is not None:
+            if run.processes.is_main and (warning := describe_arm_shortage(config, parts)) is not None:
                 log.warning("%s", warning)
-            reference_runs: list[PrerequisiteRun] = []
+            measurement_runs: list[PrerequisiteRun] = []
             # Errors in the loop's options are raised before the reference runs, which may take hours.
             with hold_process_lock():
-                loop = build_loop(config, parts, lambda: reference_line_runs.read_measured_references(reference_runs))
-            reference_runs += reference_line_runs.prerequisite_runs(config, parts, loop)
-            ensure_finished(reference_runs, run, compute_run, resources.detached, n_stages_before=n_finished)
+                loop = build_loop(config, parts, lambda: reference_line_runs.read_measured_references(measurement_runs))
+            measurement_runs += reference_line_runs.list_measurement_runs(config, parts, loop)
+            ensure_finished(measurement_runs, run, compute_run, resources.detached, n_stages_before=n_finished)
             run.result = serve(loop.requests(run), run, resources.connection)
-            run.summary |= llm_summary(llm)
+            run.summary |= summarize_llm_usage(llm)
         finally:
             parts.close()
 

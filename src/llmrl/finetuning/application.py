@@ -117,11 +117,11 @@ class FinetuneApplication(Application):
         fields = [(k, f"{v:,.4g}" if isinstance(v, float) else f"{v}") for k, v in scalars.items()]
         print_fields(str(run.folder), fields)
         print_validity_warning(run.summary)
-        options = adapter_options(run.config["llm"]["model"], run.summary["adapter"])
+        options = format_adapter_options(run.config["llm"]["model"], run.summary["adapter"])
         print_line(f"Use it in llmrl-train, with the same env=, agent= and principal.*: {options}")
 
 
-def adapter_options(model: str, adapter: str) -> str:
+def format_adapter_options(model: str, adapter: str) -> str:
     """Return the options of `llmrl-train` that use an adapter, quoted for a shell."""
     values = {"llm.model": model, "llm.adapter": adapter}
     return shlex.join(
@@ -194,7 +194,7 @@ def _build_settings(config: Config, builder: Builder) -> dict[str, Any]:
             settings[name] = builder.build(config[name], name)
     if {"method", "dataset"} <= settings.keys():
         with errors.collect():
-            settings["method"].check(settings["dataset"].prompts)
+            settings["method"].check_prompt_count(settings["dataset"].prompts)
     errors.raise_all()
     return settings
 
@@ -257,7 +257,7 @@ def build_loop(config: Config, resources: RunResources, run: Run | None = None) 
             _build_task(config, resources, nodes, principal, client, exit_stack, name)
             for name, nodes in config["transfer"].items()
         ]
-        settings["dataset"].check(task)
+        settings["dataset"].check_trials(task)
         yield FinetuneLoop(
             task=task,
             transfer=transfer,

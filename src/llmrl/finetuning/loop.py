@@ -135,15 +135,15 @@ class FinetuneLoop(StateFields):
         assert isinstance(local_model, LocalChat)
         self._check_model(local_model)
         tasks, prompts = yield Delegate(lambda answer: self._prepare_tasks(run, answer))
-        target_replies = [self.task.prompt_format.target_reply(prompt) for prompt in prompts.train]
-        self.method.check(
+        target_replies = [self.task.prompt_format.make_target_reply(prompt) for prompt in prompts.train]
+        self.method.check_prompt_count(
             sum(reply is not None for reply in target_replies) if self.method.needs_targets else len(prompts.train)
         )
         if self.method.needs_targets:
             check_target_replies(local_model, prompts.train, target_replies)
         if run.iteration == 0 and not self.measurements["before"]:
             write_prompts(run.folder / "train.jsonl", prompts.train, target_replies)
-            held_out_replies = [self.task.prompt_format.target_reply(prompt) for prompt in prompts.held_out]
+            held_out_replies = [self.task.prompt_format.make_target_reply(prompt) for prompt in prompts.held_out]
             write_prompts(run.folder / "held_out.jsonl", prompts.held_out, held_out_replies)
         yield from self._evaluate(run, "before", self.client, tasks, 0, prompts.metrics())
         self.client.close()

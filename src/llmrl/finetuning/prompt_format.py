@@ -95,7 +95,7 @@ class PromptFormat:
         messages = ({"role": "user", "content": prompt.text},)
         return ProposalPrompt(example, messages, shown_trials, n_omitted, prompt.name, prompt.hash)
 
-    def target_reply(self, prompt: ProposalPrompt) -> str | None:
+    def make_target_reply(self, prompt: ProposalPrompt) -> str | None:
         """Return the reply that proposes the target of the prompt's example; None if there is no target."""
         target = prompt.example.target
         if target is None:

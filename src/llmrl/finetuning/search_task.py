@@ -148,14 +148,14 @@ class Dataset:
         """Minimum number of trials in a prompt."""
         return self.min_trials or self.examples
 
-    def check(self, task: SearchTask) -> None:
+    def check_trials(self, task: SearchTask) -> None:
         """Check search runs and numbers of trials.
 
         Raises:
             ConfigError: a run is missing or of another task, numbers of episodes differ, or there are too few trials.
         """
         search_series = self._read_search_series(task)
-        self._episodes_per_proposal(search_series)
+        self._get_episodes_per_proposal(search_series)
         n_held_out = count_held_out(self.trials, self.share)
         if not search_series and min(n_held_out, self.trials - n_held_out) < self.examples:
             raise ConfigError(
@@ -194,7 +194,7 @@ class Dataset:
             all_series.append(
                 load_or_play_trials(task.play, task.space, trial_seeds, n, episodes, folder, bounds, on_progress)
             )
-        task.prompt_format.proposer.on_search_start(self.iterations, self._episodes_per_proposal(all_series))
+        task.prompt_format.proposer.on_search_start(self.iterations, self._get_episodes_per_proposal(all_series))
         train_series, held_out_series = split_series(all_series, self.share, seeds.child("split"))
         trial_values, train_values = (
             np.array([trial.value for series in series_list for trial in series.trials])
@@ -215,7 +215,7 @@ class Dataset:
         """Return the trials of each search run."""
         return [read_search_run(folder, task.space, task.identity) for folder in find_search_runs(self.runs or [])]
 
-    def _episodes_per_proposal(self, all_series: Sequence[TrialSeries]) -> int:
+    def _get_episodes_per_proposal(self, all_series: Sequence[TrialSeries]) -> int:
         """Return the number of episodes per proposal, which prompts state.
 
         Raises:

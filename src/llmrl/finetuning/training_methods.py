@@ -121,14 +121,14 @@ class TrainingMethod(ABC):
         """Return rows (label, description) of the plan that is printed before the training."""
 
     @abstractmethod
-    def check(self, n_available: int) -> None:
+    def check_prompt_count(self, n_available: int) -> None:
         """Raise ConfigError if `n_available` prompts are too few for a step."""
 
     @abstractmethod
     def build_trainer(self, job: TrainingJob, **options: Any) -> Any:
         """Return a trainer of trl; `options` are keyword arguments of all trainers, such as `model`."""
 
-    def training_arguments(self, n_texts: int, job: TrainingJob) -> dict[str, Any]:
+    def make_training_arguments(self, n_texts: int, job: TrainingJob) -> dict[str, Any]:
         """Return keyword arguments of transformers' `TrainingArguments` for steps of `n_texts` texts.
 
         Raises:
@@ -256,7 +256,7 @@ class SFT(TrainingMethod):
     def plan(self) -> list[tuple[str, str]]:
         return [("  steps", f"{self.optimizer.steps:,} of {self.texts} examples, {self.optimizer.batch} at once")]
 
-    def check(self, n_available: int) -> None:
+    def check_prompt_count(self, n_available: int) -> None:
         if n_available < self.texts:
             raise ConfigError(
                 f"there are {n_available} prompts with known better parameters, but a step needs "
@@ -272,7 +272,7 @@ class SFT(TrainingMethod):
             for prompt, reply in zip(job.prompts, job.target_replies, strict=True)
             if reply is not None
         ]
-        arguments = SFTConfig(**self.training_arguments(self.texts, job), max_length=None)
+        arguments = SFTConfig(**self.make_training_arguments(self.texts, job), max_length=None)
         return make_trainer_class(SFTTrainer)(args=arguments, train_dataset=Dataset.from_list(examples), **options)
 
 
@@ -356,7 +356,7 @@ class GRPO(TrainingMethod):
             ("  replies", f"{n_replies:,}, {self.optimizer.batch} at once in training"),
         ]
 
-    def check(self, n_available: int) -> None:
+    def check_prompt_count(self, n_available: int) -> None:
         if n_available < self.prompts:
             raise ConfigError(
                 f"there are {n_available} prompts, but a step needs method.prompts={self.prompts}; increase "
@@ -372,7 +372,7 @@ class GRPO(TrainingMethod):
         from trl import GRPOConfig, GRPOTrainer
 
         arguments = GRPOConfig(
-            **self.training_arguments(self.prompts * self.samples, job),
+            **self.make_training_arguments(self.prompts * self.samples, job),
             num_generations=self.samples,
             max_completion_length=job.chat.settings.max_tokens,
             temperature=self.temperature,

@@ -168,10 +168,10 @@ def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]
             "outputs/cartpole/<run>/s0, or a folder that contains such folders"
         )
     config = read_config(folder, ())
-    run_task = get_task_identity(config, with_seed="seed" in task)
-    differing_keys = sorted(key for key in {*task, *run_task} if task.get(key) != run_task.get(key))
+    run_identity = get_task_identity(config, with_seed="seed" in task)
+    differing_keys = sorted(key for key in {*task, *run_identity} if task.get(key) != run_identity.get(key))
     if differing_keys:
-        changes = "; ".join(f"{key}={run_task.get(key)} instead of {task.get(key)}" for key in differing_keys)
+        changes = "; ".join(f"{key}={run_identity.get(key)} instead of {task.get(key)}" for key in differing_keys)
         raise ConfigError(f"dataset.runs: {folder} belongs to another task ({changes}); use runs of this env and agent")
     trials: list[ParameterTrial] = []
     try:

@@ -71,11 +71,11 @@ class Endpoint:
         """Return the cached reply, or an error if it is missing in mode `only`; None if the provider must be called."""
         if self.services.cache is None:
             return None
-        start = time.perf_counter()
+        start_time = time.perf_counter()
         result: ChatReply | LLMError | None = self.services.cache.get(call.key)
         if isinstance(result, ChatReply):
             text, thoughts = replace_surrogates(result.text), replace_surrogates(result.thoughts)
-            result = replace(result, text=text, thoughts=thoughts, latency=time.perf_counter() - start)
+            result = replace(result, text=text, thoughts=thoughts, latency=time.perf_counter() - start_time)
         elif self.services.cache.mode == "only":
             result = self.services.cache.make_missing_reply_error(call.request)
         if result is not None:
@@ -109,7 +109,7 @@ class Endpoint:
 
     def _complete_locally(self, calls: Sequence[Call]) -> list[ChatReply | LLMError]:
         """Return the replies of a model in this process, which gets all requests that the budget allows at once."""
-        start = time.perf_counter()
+        start_time = time.perf_counter()
         reservations: list[Reservation] = []
         results: list[ChatReply | LLMError] = []
         refusal: LLMError | None = CallInterrupted(STOPPING_REASON) if self.services.should_stop() else None
@@ -122,7 +122,7 @@ class Endpoint:
         affordable_calls = calls[: len(reservations)]
         try:
             answers = self.provider.complete([call.request for call in affordable_calls]) if affordable_calls else []
-            replies = [self._finalize_reply(reply, 1, start) for reply in answers]
+            replies = [self._finalize_reply(reply, 1, start_time) for reply in answers]
             for reply, reservation in zip(replies, reservations, strict=True):
                 self.services.budget.settle(reservation, reply)
             results += [self._cache_and_log(call, reply) for call, reply in zip(affordable_calls, replies, strict=True)]
@@ -153,10 +153,10 @@ class Endpoint:
 
     def _request_with_retries(self, call: Call, pending_call: PendingCall) -> ChatReply:
         """Return the reply to the first successful attempt; raise the error of the last attempt."""
-        start = time.perf_counter()
+        start_time = time.perf_counter()
         try:
             reply, reservation = self.services.retry(
-                lambda number: self._make_attempt(call, number, start, pending_call),
+                lambda number: self._make_attempt(call, number, start_time, pending_call),
                 functools.partial(self._wait_unless_stopped, pending_call=pending_call),
             )
         except CallNotMade:
@@ -170,7 +170,7 @@ class Endpoint:
         return self._cache_and_log(call, reply, reservation)
 
     def _make_attempt(
-        self, call: Call, attempt_number: int, start: float, pending_call: PendingCall
+        self, call: Call, attempt_number: int, start_time: float, pending_call: PendingCall
     ) -> tuple[ChatReply, Reservation]:
         """Make one attempt; at its end, settle, release or abandon its reservation.
 
@@ -192,7 +192,7 @@ class Endpoint:
             pending_call.start_attempt()
             is_sent = True
             [provider_reply] = self.provider.complete([call.request])
-            reply = self._finalize_reply(provider_reply, attempt_number, start)
+            reply = self._finalize_reply(provider_reply, attempt_number, start_time)
         except BaseException as error:
             retry_after = error.retry_after if isinstance(error, TransientError) else None
             if retry_after is not None and retry_after <= self.services.retry.max_retry_after:
@@ -207,8 +207,8 @@ class Endpoint:
         self.services.budget.settle(reservation, reply)
         return reply, reservation
 
-    def _finalize_reply(self, reply: ChatReply, n_attempts: int, start: float) -> ChatReply:
-        """Return a reply with cost, latency since `start` (`time.perf_counter`), and number of attempts.
+    def _finalize_reply(self, reply: ChatReply, n_attempts: int, start_time: float) -> ChatReply:
+        """Return a reply with cost, latency since `start_time` (`time.perf_counter`), and number of attempts.
 
         None replaces impossible counts, so that they do not change the budget.
         """
@@ -230,7 +230,7 @@ class Endpoint:
             finish=redact(replace_surrogates(reply.finish)),
             thoughts=redact(replace_surrogates(reply.thoughts)),
             cost=self.provider.cost(*counts) if reply.cost is None else reply.cost,
-            latency=time.perf_counter() - start,
+            latency=time.perf_counter() - start_time,
             # A replayed reply has 0 attempts, because nothing was sent.
             attempts=n_attempts if reply.attempts else 0,
         )

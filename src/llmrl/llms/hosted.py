@@ -269,11 +269,11 @@ def parse_token_count(value: object) -> int | None:
     """Return a token count that a server reported; return None, and log a warning, if the value is impossible."""
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_TOKEN_COUNT):
         return value
-    _warn_of_token_counts()
+    _warn_of_impossible_counts()
     return None
 
 
 @functools.cache
-def _warn_of_token_counts() -> None:
+def _warn_of_impossible_counts() -> None:
     """Log a warning about impossible token counts, once per process."""
     logger.warning("a server reported impossible token counts, e.g. negative ones; they are treated as unknown")

@@ -57,7 +57,7 @@ def encode_frame(frame: np.ndarray, side: int) -> str:
     return _DATA_URL_PREFIX + base64.b64encode(buffer.getvalue()).decode()
 
 
-def image_size(url: str) -> tuple[int, int]:
+def get_image_size(url: str) -> tuple[int, int]:
     """Return width and height of an image, in pixels."""
     from PIL import Image
 
@@ -75,7 +75,7 @@ def estimate_image_tokens(width: int, height: int) -> int:
 
 def count_image_tokens(message: Mapping[str, Any]) -> int:
     """Return an estimate of the number of tokens of all images of a message."""
-    return sum(estimate_image_tokens(*image_size(url)) for url in message.get(IMAGES_KEY, ()))
+    return sum(estimate_image_tokens(*get_image_size(url)) for url in message.get(IMAGES_KEY, ()))
 
 
 def to_content_parts(message: Mapping[str, Any]) -> dict[str, Any]:

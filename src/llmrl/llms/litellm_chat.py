@@ -270,12 +270,12 @@ def mark_cache_prefix(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     marked_messages: list[dict[str, Any]] = []
     for i, message in enumerate(messages):
         if i == last_index and len(blocks := split_blocks(message["content"])) > 1:
-            cache_blocks = [_cached_block(block) for block in blocks[-1 - N_CACHE_MARKS : -1]]
+            cache_blocks = [_make_cached_block(block) for block in blocks[-1 - N_CACHE_MARKS : -1]]
             text_parts = [{"type": "text", "text": block} for block in blocks]
             content = [*text_parts[: len(blocks) - 1 - len(cache_blocks)], *cache_blocks, text_parts[-1]]
             marked_messages.append({**message, "content": content})
         elif i != last_index and (message["role"] == "system" or i == last_index - 1):
-            marked_messages.append({**message, "content": [_cached_block(message["content"])]})
+            marked_messages.append({**message, "content": [_make_cached_block(message["content"])]})
         else:
             marked_messages.append(dict(message))
     return marked_messages
@@ -293,7 +293,7 @@ def split_blocks(text: str) -> list[str]:
     return [*blocks, text]
 
 
-def _cached_block(text: str) -> dict[str, Any]:
+def _make_cached_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
 
 

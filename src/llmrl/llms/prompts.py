@@ -139,7 +139,7 @@ def _find_references(source: str) -> tuple[str, ...]:
     return tuple(reference for reference in references if reference is not None)
 
 
-def folder_digest(user_folder: Path) -> str:
+def compute_folder_digest(user_folder: Path) -> str:
     """Return 12 hexadecimal digits of the SHA-256 of the names and contents of all prompts in a user's folder."""
     digest = hashlib.sha256()
     for path in sorted(user_folder.rglob("*.j2")):

@@ -47,8 +47,8 @@ class Transcript:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / CALL_LOG_NAME
-        self._position = 0
-        self._values = StoredValueReader(self._path)
+        self._offset = 0
+        self._stored_values = StoredValueReader(self._path)
         self._next_call: dict[str, Any] | None = None  # next call, made after the time of the previous line
         self._calls_without_verdict: dict[tuple[str, str], dict[str, Any]] = {}
         self._n_exchanges = 0
@@ -72,12 +72,12 @@ class Transcript:
         if not self._path.exists():
             return None
         with open_file(self._path) as file:
-            file.seek(self._position)
+            file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
                     return None
-                start, self._position = self._position, self._position + len(line)
-                if self._values.index_line(line, start):
+                start, self._offset = self._offset, self._offset + len(line)
+                if self._stored_values.index_line(line, start):
                     continue
                 call = parse_log_line(line)
                 if call is None or not isinstance(call.get("time"), int | float):
@@ -86,7 +86,7 @@ class Transcript:
                     if (judged_call := self._calls_without_verdict.pop(get_call_id(call), None)) is not None:
                         judged_call |= with_verdict(judged_call, call)
                 elif "messages" in call:  # other lines describe attempts
-                    call = self._values.resolve_references(call)
+                    call = self._stored_values.resolve_references(call)
                     # Verdicts of a batch are written after all its calls.
                     self._calls_without_verdict[get_call_id(call)] = call
                     if len(self._calls_without_verdict) > MAX_PENDING_VERDICTS:

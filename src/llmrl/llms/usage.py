@@ -51,7 +51,7 @@ class ReplyTotals(StateFields):
         return {f"llm/{name}": totals[name] for name in ("calls", *TOTALED_FIELDS) if not self.unknown.get(name)}
 
 
-def llm_summary(llm: ChatModel | Scorer | None) -> dict[str, Any]:
+def summarize_llm_usage(llm: ChatModel | Scorer | None) -> dict[str, Any]:
     """Return the entries of a run's summary about its language model: label, usage, and validity of replies."""
     if llm is None:
         return {}
