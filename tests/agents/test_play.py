@@ -94,8 +94,8 @@ def test_agents_play_equal_games(tmp_path):
 
 def test_text_is_rendered_on_demand(tmp_path, monkeypatch):
     lines = []
-    line = EpisodeLogger._step_record
-    monkeypatch.setattr(EpisodeLogger, "_step_record", lambda self, *args: lines.append(args) or line(self, *args))
+    line = EpisodeLogger._make_step_record
+    monkeypatch.setattr(EpisodeLogger, "_make_step_record", lambda self, *args: lines.append(args) or line(self, *args))
     options = ("env=taxi", "env.horizon=3", "env.n_envs=2", "play.episodes=4", "agent=random")
     play(tmp_path / "none", *options, "play.records=0")
     assert not lines

@@ -120,7 +120,7 @@ class TestGrid:
         st.sampled_from([FINE_GRID_POINTS, COARSE_GRID_POINTS]),
     )
     def test_maximum_points(self, d, proposals, contexts, default_points_):
-        space = make_toy_spec(d=d, contexts=tuple("abcd"[:contexts])).proposals
+        space = make_toy_spec(d=d, contexts=tuple("abcd"[:contexts])).proposal_space
         points, maximum = (
             choose_grid_points(space, default_points_, proposals),
             find_default_grid_points(space, default_points_),
@@ -145,7 +145,7 @@ class TestGrid:
 class TestVectorList:
     @given(st.integers(1, 6), st.integers(2, 40))
     def test_vectors_are_distinct_in_bounds(self, d, n):
-        space = make_toy_spec(d=d).proposals
+        space = make_toy_spec(d=d).proposal_space
         vectors = list_representative_vectors(space, n)
         assert vectors.shape == (n, d) and len(np.unique(vectors, axis=0)) == n
         assert not space.is_out_of_bounds(vectors).any()
@@ -160,7 +160,7 @@ class TestVectorList:
         assert not any((vector == scan_vector).all() for vector in fewer[3:] for scan_vector in scan)
 
     def test_longer_lists_extend_shorter_ones(self):
-        space = make_toy_spec(d=3).proposals
+        space = make_toy_spec(d=3).proposal_space
         assert np.array_equal(list_representative_vectors(space, 20)[:9], list_representative_vectors(space, 9))
 
     def test_small_space_is_enumerated(self):
@@ -357,7 +357,7 @@ def test_second_step_skips_arms(name):
 
 class TestBatchedUCB:
     def test_first_step_repeats_no_arm(self):
-        principal = shipped.build_ucb(make_toy_spec().proposals, Seeds(0), points=2)
+        principal = shipped.build_ucb(make_toy_spec().proposal_space, Seeds(0), points=2)
         arms = [principal.find_arm(vector) for vector in principal.ask(None, 10)]
         assert sorted(arms[:4]) == sorted(arms[4:8]) == [0, 1, 2, 3] and len(set(arms[8:])) == 2
 

@@ -93,7 +93,7 @@ def test_frozen_core_stores_features(signal_game):
 
 def test_teacher_gets_channels_with_frozen_core(signal_game):
     env = signal_game()
-    collector = Collector(env, make_policy(env.spec, core_frozen=True), "cpu", keep=("vector",))
+    collector = Collector(env, make_policy(env.spec, core_frozen=True), "cpu", extra_channels=("vector",))
     collector.reset(0)
     rollout = collector.collect(8, Seeds(0).torch("actions"))
     assert rollout.features is not None and rollout.observation["vector"].shape[:3] == (8, 4, 2)
@@ -106,7 +106,7 @@ def test_memory_returns_to_device(signal_game):
     state = collector.state_dict() | {"state": torch.zeros(4, 2, 6)}
     restored = Collector(signal_game(), make_policy(env.spec), "meta")
     restored.load_state_dict(state)
-    assert restored._state.device.type == "meta" and restored._state.shape == (4, 2, 6)
+    assert restored._policy_state.device.type == "meta" and restored._policy_state.shape == (4, 2, 6)
 
 
 def test_copy_survives_next_rollout(signal_game):

@@ -20,8 +20,8 @@ from llmrl.loops.design_results import score_vector
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import (
     compute_objective,
+    compute_objective_from_welfare,
     compute_welfare,
-    objective_from_welfare,
     summarize_welfare,
 )
 from societies import make_spec
@@ -200,8 +200,8 @@ def test_an_outcome_tells_all_measures():
 def test_non_finite_objective_raises(own_measure, cost, spending):
     measures = {"mean": np.array([1.0, own_measure]), "spending": np.array([0.0, spending])}
     with pytest.raises(ConfigError):
-        objective_from_welfare(measures, OBJECTIVES["mean"], cost)
-    assert objective_from_welfare(
+        compute_objective_from_welfare(measures, OBJECTIVES["mean"], cost)
+    assert compute_objective_from_welfare(
         {"mean": measures["mean"][:1], "spending": np.zeros(1)}, OBJECTIVES["mean"], cost
     ).tolist() == [1.0]
 

@@ -126,7 +126,9 @@ def test_checkpoint_returns_to_environment_device():
     meta_env = TensorEnv(recall(), "meta")
     second_collector = Collector(meta_env, make_policy(meta_env.spec), "cpu")
     second_collector.load_state_dict(collector.state_dict())
-    assert second_collector._observation["vector"].is_meta and second_collector._running.state_dict()["sums"].is_meta
+    assert (
+        second_collector._observation["vector"].is_meta and second_collector._accumulator.state_dict()["sums"].is_meta
+    )
 
 
 @pytest.mark.slow

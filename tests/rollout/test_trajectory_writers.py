@@ -8,7 +8,7 @@ from experiments import compose, find_run_folder, run_experiment
 from llmrl.core.errors import RunFolderError
 from llmrl.core.seeding import Seeds
 from llmrl.rollout.collector import Collector, evaluate_policy
-from llmrl.rollout.trajectory_writers import EpisodeQueue, TrajectoryWriter, stored_text_channel
+from llmrl.rollout.trajectory_writers import EpisodeQueue, TrajectoryWriter, choose_text_channel
 from llmrl.run.signals import Stopped
 from llmrl.run.trajectories import find_trajectory_files, read_trajectories
 
@@ -38,9 +38,9 @@ def check_rows(steps):
 def test_trajectories_match_game(tmp_path):
     env = Errands(Seeds(0))
     reader = Reader(env.spec, 1.0)
-    recorder = EpisodeQueue(env.spec, chunk=7)
+    recorder = EpisodeQueue(env.spec, chunk_rows=7)
     recorder.open(tmp_path)
-    writer = TrajectoryWriter(env, stored_text_channel(env.spec, reader), recorder)
+    writer = TrajectoryWriter(env, choose_text_channel(env.spec, reader), recorder)
     episodes = evaluate_policy(Collector(env, reader, "cpu", observers=[writer]), 10, Seeds(1), exactly=True)
     writer.close()
     steps = read_trajectories(tmp_path)
@@ -78,7 +78,7 @@ def test_texts_are_requested_for_recording():
     env = Errands(Seeds(0))
     policy = Blind(env.spec, 1.0)
     policy.channels = ("vector",)
-    writer = TrajectoryWriter(env, stored_text_channel(env.spec, policy))
+    writer = TrajectoryWriter(env, choose_text_channel(env.spec, policy))
     collector = Collector(env, policy, "cpu")
     assert env.provided == {"vector"}
     with collector.add_observers(writer):

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from llmrl.results.run_records import read_runs
-from llmrl.run.bars import Bars
+from llmrl.run.bars import TerminalBar
 from llmrl.run.progress_bar import ProgressBar, shorten_proposal
 from llmrl.run.status import RunProgress as Numbers
 from llmrl.run.status import Status, read_status
@@ -20,7 +20,7 @@ from llmrl.sweeps.watch import summarize_running_runs
 from run_folders import write_run
 
 
-def render(bars: Bars, width: int = 110) -> str:
+def render(bars: TerminalBar, width: int = 110) -> str:
     """Return the bars as text."""
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
     for part in bars.get_renderables():

@@ -253,4 +253,4 @@ def test_shards_partition_list():
 
 def test_checkpoints_are_found_by_iteration(tmp_path):
     store = CheckpointStore(tmp_path)
-    assert store.save(7, {"x": 1}) == store.path(7)
+    assert store.save(7, {"x": 1}) == store.get_path(7)

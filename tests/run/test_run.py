@@ -266,7 +266,7 @@ def test_surplus_checkpoint_is_removed(tmp_path: Path) -> None:
     (folder / "checkpoint_000000001.pt").write_bytes(last.read_bytes())
     store = CheckpointStore(folder)
     store.clean()
-    assert [path.name for path in store.paths()] == ["checkpoint_000000019.pt", "checkpoint_000000020.pt"]
+    assert [path.name for path in store.list_paths()] == ["checkpoint_000000019.pt", "checkpoint_000000020.pt"]
 
 
 def test_corrupt_checkpoint_uses_predecessor(tmp_path: Path) -> None:

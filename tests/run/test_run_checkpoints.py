@@ -130,7 +130,7 @@ def test_newest_checkpoints_are_retained(tmp_path: Path) -> None:
     assert store.load_newest() is None
     for i in (1, 2, 10, 10):
         store.save(i, {"i": i})
-    assert [store.load(path)[0] for path in store.paths()] == [2, 10]
+    assert [store.load(path)[0] for path in store.list_paths()] == [2, 10]
 
 
 def damage(path: Path, damage_type: str) -> None:
@@ -153,15 +153,15 @@ def test_corrupt_newest_falls_to_predecessor(
     store = CheckpointStore(tmp_path)
     for i in (1, 2):
         store.save(i, {"i": i})
-    damage(store.paths()[-1], damage_type)
+    damage(store.list_paths()[-1], damage_type)
     with caplog.at_level(logging.WARNING):
         assert store.load_newest() == (1, {"i": 1})
     assert "checkpoint_000000002.pt" in caplog.text
     # The run goes on from 1 more slowly than before; the damaged file must not push out the good ones.
-    corrupt_name = store.paths()[-1].name
+    corrupt_name = store.list_paths()[-1].name
     store.save(1, {"i": 1})
-    assert corrupt_name not in [path.name for path in store.paths()]
-    damage(store.paths()[-1], damage_type)
+    assert corrupt_name not in [path.name for path in store.list_paths()]
+    damage(store.list_paths()[-1], damage_type)
     with pytest.raises(CheckpointError, match="rerun=true"):
         store.load_newest()
 
@@ -241,14 +241,14 @@ def test_kill_while_saving_leaves_complete_checkpoints(tmp_path: Path) -> None:
         process = multiprocessing.get_context("fork").Process(target=_save_for_ever, args=(tmp_path,), daemon=True)
         process.start()
         # The newest: those a kill left too many are removed first.
-        paths = CheckpointStore(tmp_path).paths()[-1:]
-        while CheckpointStore(tmp_path).paths()[-1:] == paths and process.is_alive():
+        paths = CheckpointStore(tmp_path).list_paths()[-1:]
+        while CheckpointStore(tmp_path).list_paths()[-1:] == paths and process.is_alive():
             time.sleep(0.001)
         time.sleep(rng.uniform(0, 0.02))
         process.kill()
         process.join()
         store = CheckpointStore(tmp_path)
-        for path in store.paths():
+        for path in store.list_paths():
             iteration, state = store.load(path)
             assert state["iteration"] == iteration
             assert (state["weights"] == iteration).all()

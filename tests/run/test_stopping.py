@@ -107,16 +107,16 @@ def test_state_is_saved_ahead_of_long_step(tmp_path, monkeypatch):
             pass
         for iteration in (1, 2):
             run.safe_point(iteration, dict)
-        assert not run.checkpoints.paths()
+        assert not run.checkpoints.list_paths()
         time.sleep(1.2)
         run.safe_point(3, dict)
-        assert [path.stem[-1] for path in run.checkpoints.paths()] == ["3"]
+        assert [path.stem[-1] for path in run.checkpoints.list_paths()] == ["3"]
         run.safe_point(4, dict)
-        assert len(run.checkpoints.paths()) == 1
+        assert len(run.checkpoints.list_paths()) == 1
         run.checkpoint_timer.duration = 1.0
         time.sleep(1.2)
         run.safe_point(5, dict)
-        assert len(run.checkpoints.paths()) == 1, "it would spend most of its time on saving"
+        assert len(run.checkpoints.list_paths()) == 1, "it would spend most of its time on saving"
 
 
 def test_stop_reports_awaited_checkpoint(tmp_path, monkeypatch, caplog):

@@ -226,7 +226,7 @@ def test_thousand_runs_load_quickly(tmp_path):
         rows += '{"kind": "probe", "x": "updates", "updates": 2, "probe/a/b": 0.5}\n{"kind": "upd'
         (folder / "metrics.jsonl").write_text(rows.replace("%d", str(i)))
     runs = read_runs(tmp_path)
-    assert len(runs) == 1000 and runs[17].last_metrics() == {
+    assert len(runs) == 1000 and runs[17].read_last_metrics() == {
         "updates": 2,
         "loss": 0.5,
         "episode/return": runs[17].result,

@@ -212,7 +212,7 @@ def _describe_comparisons(comparisons: Sequence[Comparison], score_name: str) ->
         fmt = _choose_difference_format(group_comparisons)
         for verdict, text in text_by_verdict.items():
             differences = ", ".join(
-                f"{comparison.group.display_name} ({fmt.signed(float(comparison.difference.estimate))})"
+                f"{comparison.group.display_name} ({fmt.format_signed(float(comparison.difference.estimate))})"
                 for comparison in group_comparisons
                 if comparison.verdict == verdict
             )
@@ -326,7 +326,7 @@ def _build_comparisons_table(comparisons: Sequence[Comparison], axis_title: str)
     csv_rows, rows = [header], []
     for comparison in comparisons:
         names = [comparison.group.display_name, comparison.baseline.display_name]
-        sign = "+" if fmt.signed(float(comparison.difference.estimate)).startswith("+") else ""
+        sign = "+" if fmt.format_signed(float(comparison.difference.estimate)).startswith("+") else ""
         cells = [sign + format_estimate(comparison.difference, fmt)]
         cells += [
             EMPTY_CELL if np.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")

@@ -290,7 +290,7 @@ def _compare_player_kinds(
         sentences.append(
             f"From {first_round} to {last_round} rounds, the return of {kind} rises under {n_gains} and falls under "
             f"{n_losses} of {len(vectors)} settings (intervals without 0); mean change "
-            f"{fmt.signed(float(change.estimate.mean()))}."
+            f"{fmt.format_signed(float(change.estimate.mean()))}."
         )
     caption = f"Return of a player of each kind, mechanism included: {first_round} and {last_round} rounds, {basis}"
     columns = ["kind", *names, f"{first_round} rounds", f"{last_round} rounds", "change"]

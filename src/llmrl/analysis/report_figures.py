@@ -33,7 +33,7 @@ from llmrl.analysis.report import MAX_GROUPS_IN_FIGURE, Report, Section
 from llmrl.analysis.report_tables import TaskComparison, compute_online_performance, to_slug
 from llmrl.analysis.scores import X_AXES
 from llmrl.analysis.story.proposed import GroupProposals, compute_mean_score, shared_parameters
-from llmrl.results.principal_scores import MEASUREMENTS_COUNTER, OBJECTIVE_METRIC, REFERENCE_LEVELS, ReferenceLine
+from llmrl.results.principal_scores import MEASUREMENTS_COUNTER, OBJECTIVE_METRIC, REFERENCE_TITLES, ReferenceLine
 from llmrl.results.study_settings import StudyResult
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def draw_section(section: Section, report: Report, name: str) -> list[RenderedFi
 
 def select_drawable_lines(lines: Collection[ReferenceLine]) -> Collection[ReferenceLine]:
     """Return the reference lines to draw: none if groups have different lines, which only the table contains."""
-    return lines if len(lines) == len(REFERENCE_LEVELS) else ()
+    return lines if len(lines) == len(REFERENCE_TITLES) else ()
 
 
 def _draw_scores(section: Section, unit: str, styles: dict[str, dict[str, Any]]) -> Figure:

@@ -106,7 +106,7 @@ def build_scores_table(section: Section, settings: ReportSettings) -> ReportTabl
         [*columns, "remark"],
         rows,
         2 if has_models else 1,
-        is_last_text=True,
+        is_last_column_text=True,
         notes=explain_scores(means, online_by_name),
     )
 
@@ -141,7 +141,7 @@ def build_efficiency_table(section: Section) -> ReportTable:
         data,
         ["group", "runs", ESTIMATES["mean"], ESTIMATES["iqm"], "s.e.", "remark"],
         rows,
-        is_last_text=True,
+        is_last_column_text=True,
     )
 
 

@@ -121,7 +121,7 @@ def _format_status_cells(record: RunRecord, common: dict[str, str], prefix: str)
     stage = find_stage(record)
     name = format_overrides(overrides) or record.config_hash
     progress, is_running = record.progress, record.state == "running"
-    metrics = record.last_metrics()
+    metrics = record.read_last_metrics()
     cost, pending_cost = metrics.get("usage/llm_cost"), metrics.get("usage/llm_unsettled_cost")
     pending_text = f" (+ {pending_cost:.2f}?)" if pending_cost else ""
     return [
@@ -157,7 +157,7 @@ def to_json(record: RunRecord) -> dict[str, Any]:
         **fields,
         "stage": None if stage is None else asdict(stage),
         "folder": str(record.folder),
-        "last_metrics": record.last_metrics(),
+        "last_metrics": record.read_last_metrics(),
     }
 
 

@@ -14,7 +14,7 @@ from llmrl.display.console import print_fields, print_line, print_table, relativ
 from llmrl.llms.call_log import CALL_LOG_NAME
 from llmrl.llms.usage import FAILED_CALLS_KEY, VALIDITY_KEYS
 from llmrl.llms.validity import validity_warning
-from llmrl.results.principal_scores import ONLINE_PERFORMANCE, RECOMMENDATION, RECOMMENDATION_ERROR, REFERENCE_LEVELS
+from llmrl.results.principal_scores import ONLINE_PERFORMANCE, RECOMMENDATION, RECOMMENDATION_ERROR, REFERENCE_TITLES
 from llmrl.run.artifacts import RESULTS_NAME, TRUSTED_KEY, read_config
 from llmrl.run.files import read_json_or_empty
 from llmrl.run.sink import FOLDER as LOGGERS_FOLDER
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SCORE_KEYS = (RECOMMENDATION, RECOMMENDATION_ERROR, ONLINE_PERFORMANCE)
 """Keys of `summary.json` that `build_objective_rows` includes."""
-_LEVEL_TITLES = {**REFERENCE_LEVELS, "last_proposals": "mean of the last proposals", "recommendation": "recommendation"}
+_LEVEL_TITLES = {**REFERENCE_TITLES, "last_proposals": "mean of the last proposals", "recommendation": "recommendation"}
 """Key of a reference level in `references` of `summary.json` -> its title, in the order of the printed table."""
 
 

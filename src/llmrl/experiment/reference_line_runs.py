@@ -23,7 +23,7 @@ from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.run_references import with_digests, without_digests
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.reference_measurements import ContextReferences, References
-from llmrl.results.principal_scores import REFERENCE_LEVELS
+from llmrl.results.principal_scores import REFERENCE_TITLES
 from llmrl.run.status import SUMMARY_NAME
 
 _NAME_SUFFIX = "_references"
@@ -201,7 +201,7 @@ def _format_context_references(references: ContextReferences) -> str:
     """Format the reference lines of a context as a short text."""
     prefix = "" if references.context is None else f"{references.context}: "
     levels = (references.untrained, references.no_mechanism, references.best)
-    lines = zip(REFERENCE_LEVELS.values(), levels, strict=True)
+    lines = zip(REFERENCE_TITLES.values(), levels, strict=True)
     return prefix + ", ".join(f"{name} {line.value:.3g}" for name, line in lines if line is not None)
 
 

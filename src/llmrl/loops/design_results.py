@@ -15,7 +15,7 @@ from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.core.welfare_measures import Objective
 from llmrl.loops.recommendation import Confirmation, Context, RecommendationEvaluator, VectorEvaluation
-from llmrl.rollout.episode_summaries import compute_welfare, objective_from_welfare
+from llmrl.rollout.episode_summaries import compute_objective_from_welfare, compute_welfare
 from llmrl.run.artifacts import RESULT_EPISODES
 from llmrl.statistics.estimators import standard_error_of_mean
 
@@ -79,7 +79,7 @@ def score_vector(
     groups = [[episode for rollout in group for episode in rollout.episodes] for group in society_rollouts]
     episodes = [episode for group in groups for episode in group]
     welfare = compute_welfare(episodes, objective)
-    values = objective_from_welfare(welfare, objective, spending_cost)
+    values = compute_objective_from_welfare(welfare, objective, spending_cost)
     ends, metric_names = np.cumsum([len(group) for group in groups]), list(spec.principal_metrics)
     means = np.array([society_values.mean() for society_values in np.split(values, ends[:-1])])
     outcome = Outcome(

@@ -104,7 +104,7 @@ def write_trained_results(
         objective, spending_cost: see `LoopParts`.
     """
     rows: list[dict[str, Any]] = [make_episode_row(episode, objective, spending_cost) for episode in episodes]
-    write_results(run.folder, rows, learned=True, about=describe_run(run, env, agent))
+    write_results(run.folder, rows, learned=True, extra_fields=describe_run(run, env, agent))
     return [row["objective"] for row in rows]
 
 

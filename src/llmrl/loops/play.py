@@ -21,7 +21,7 @@ from llmrl.loops.loop_parts import LoopParts, describe_run
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import average_episode_rows, write_results
 from llmrl.rollout.run_observers import EpisodeLogger, EpisodeLogSettings, EpisodeProgress
-from llmrl.rollout.trajectory_writers import EpisodeQueue, TrajectoryWriter, stored_text_channel
+from llmrl.rollout.trajectory_writers import EpisodeQueue, TrajectoryWriter, choose_text_channel
 from llmrl.run.artifacts import RESULT_EPISODES
 from llmrl.run.episode_files import VIDEO_TAG, EpisodeFiles
 from llmrl.run.run import Run
@@ -121,7 +121,7 @@ class PlayLoop:
     def requests(self, run: Run) -> Requests[float]:
         """Play all episodes; return their mean objective (by default the mean base return of an agent)."""
         yield from self._restore(run)
-        run.metrics.attach_pictures(VIDEO_TAG, self.files.new_videos)
+        run.metrics.attach_pictures(VIDEO_TAG, self.files.list_new_videos)
         if self.plays_independently:
             yield from self._play_independently(run)
             return self._write_results(run)
@@ -205,7 +205,7 @@ class PlayLoop:
 
     def _make_writer(self, env: VecEnv, state: State | None = None) -> TrajectoryWriter:
         """Return a writer of the steps of `env`, which has all games or, if they are independent, one."""
-        text = stored_text_channel(self.env.spec, self.agent.policy)
+        text = choose_text_channel(self.env.spec, self.agent.policy)
         writer = TrajectoryWriter(env, text, self.trajectory_queue, self.env.spec.n_envs)
         if state is not None:
             writer.load_state_dict(state)
@@ -309,7 +309,9 @@ class PlayLoop:
         description = describe_run(run, self.env.spec.name, self.agent)
         # Whether all episodes use the same trained weights or sampled plans, and so are not independent.
         shares_learning = bool(getattr(self.agent, "shares_learning", False))
-        write_results(run.folder, rows, learned=shares_learning, about=description, carried=self._carried_states)
+        write_results(
+            run.folder, rows, learned=shares_learning, extra_fields=description, carried_states=self._carried_states
+        )
         run.summary = {"episodes": len(rows), "env_steps": self.env_steps, **metrics, **self._get_player_metrics()}
         run.summary[RESULT_EPISODES] = [[row["objective"] for row in rows]]
         return metrics["evaluation/objective"]

@@ -160,13 +160,11 @@ class _BatchObserver(Observer):
         self._has_step_observers = any(type(observer).on_step is not Observer.on_step for observer in observers)
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
-        self._notify(
-            lambda observer, run_games: observer.on_reset(games[run_games], _slice_games(observation, run_games))
-        )
+        self._notify(lambda observer, s: observer.on_reset(games[s], _slice_games(observation, s)))
 
     def on_step(self, transition: Transition) -> None:
         if self._has_step_observers:
-            self._notify(lambda observer, run_games: observer.on_step(_slice_games(transition, run_games)))
+            self._notify(lambda observer, s: observer.on_step(_slice_games(transition, s)))
 
     def on_progress(self, steps: int) -> None:
         self._notify(lambda observer, _: observer.on_progress(steps))

@@ -184,27 +184,28 @@ def _merge_groups_by_pretraining(groups: Sequence[list[RunRecord]]) -> list[list
     for runs in groups:
         groups_by_overrides[tuple(_find_common_overrides(runs).items())].append(runs)
     merged_groups = []
-    for candidates in groups_by_overrides.values():
+    for equal_groups in groups_by_overrides.values():
         pretrainings = [
-            frozenset(name for run in runs for name in run.shared_factors.get(PRETRAINING, ())) for runs in candidates
+            frozenset(name for run in runs for name in run.shared_factors.get(PRETRAINING, ())) for runs in equal_groups
         ]
         # Two groups that share a pre-training run must differ in a setting that is not an override.
-        n_distinct = len(frozenset().union(*pretrainings))
-        are_mergeable = all(pretrainings) and sum(map(len, pretrainings)) == n_distinct
-        merged_groups += [[run for runs in candidates for run in runs]] if are_mergeable else candidates
+        n_distinct_pretrainings = len(frozenset().union(*pretrainings))
+        are_mergeable = all(pretrainings) and sum(map(len, pretrainings)) == n_distinct_pretrainings
+        merged_groups += [[run for runs in equal_groups for run in runs]] if are_mergeable else equal_groups
     return merged_groups
 
 
 def _build_task(title: str, groups: Sequence[list[RunRecord]]) -> ReportTask:
-    overrides = [_find_common_overrides(runs) for runs in groups]
+    group_overrides = [_find_common_overrides(runs) for runs in groups]
     # The language model comes last in labels, because other overrides often determine it.
-    keys = sorted(dict.fromkeys(key for options in overrides for key in options), key=lambda key: key == "llm")
-    differing_keys = [key for key in keys if len({options.get(key) for options in overrides}) > 1]
+    keys = dict.fromkeys(key for overrides in group_overrides for key in overrides)
+    sorted_keys = sorted(keys, key=lambda key: key == _LLM_KEY)
+    differing_keys = [key for key in sorted_keys if len({overrides.get(key) for overrides in group_overrides}) > 1]
     default_label = SINGLE_GROUP_LABEL if len(groups) == 1 else _DEFAULT_LABEL
-    label_keys = _select_label_keys(differing_keys, overrides)
-    label_overrides = [{key: options[key] for key in label_keys if key in options} for options in overrides]
-    labels = [format_overrides(options, label_keys) or default_label for options in label_overrides]
-    # Groups with equal overrides differ in another setting, such as a changed default, so labels get the hash.
+    label_keys = _select_label_keys(differing_keys, group_overrides)
+    label_overrides = [{key: overrides[key] for key in label_keys if key in overrides} for overrides in group_overrides]
+    labels = [format_overrides(overrides, label_keys) or default_label for overrides in label_overrides]
+    # Groups with equal group_overrides differ in another setting, such as a changed default, so labels get the hash.
     label_counts = Counter(labels)
     labels = [
         f"{label} ({runs[0].config_hash})" if label_counts[label] > 1 else label
@@ -220,11 +221,11 @@ def _build_task(title: str, groups: Sequence[list[RunRecord]]) -> ReportTask:
         )
         for label, runs in zip(labels, groups, strict=True)
     ]
-    common_overrides = {key: value for key, value in overrides[0].items() if key not in differing_keys}
+    common_overrides = {key: value for key, value in group_overrides[0].items() if key not in differing_keys}
     return ReportTask(title, common_overrides, tuple(sorted(report_groups, key=lambda group: group.label)))
 
 
-def _select_label_keys(differing_keys: Sequence[str], overrides: Sequence[Mapping[str, str]]) -> list[str]:
+def _select_label_keys(differing_keys: Sequence[str], group_overrides: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the keys for labels: the differing keys, without a language model that the treatment determines.
 
     >>> _select_label_keys(["llm", "treatment"], [{"treatment": "ucb"}, {"treatment": "llm", "llm": "gpt4o_mini"}])
@@ -233,8 +234,8 @@ def _select_label_keys(differing_keys: Sequence[str], overrides: Sequence[Mappin
     if TREATMENT_GROUP not in differing_keys:
         return list(differing_keys)
     models_by_treatment: defaultdict[str | None, set[str | None]] = defaultdict(set)
-    for options in overrides:
-        models_by_treatment[options.get(TREATMENT_GROUP)].add(options.get("llm"))
+    for overrides in group_overrides:
+        models_by_treatment[overrides.get(TREATMENT_GROUP)].add(overrides.get("llm"))
     is_determined_by_treatment = all(len(models) == 1 for models in models_by_treatment.values())
     return [key for key in differing_keys if key != "llm" or not is_determined_by_treatment]
 

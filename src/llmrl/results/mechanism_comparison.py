@@ -16,8 +16,8 @@ MechanismResult = Mapping[str, Any]
 """Results under a mechanism: `name`, `words` (description), `table` (`Statistics` by column), `per_episode` (list of
 values by column) and others."""
 
-AGGREGATION_SUFFIX: Mapping[object, str] = {"mean": ", mean over steps", "last": ", at the end"}
-"""Suffixes of the labels of metrics by aggregation over an episode; sums have none."""
+AGGREGATION_SUFFIXES: Mapping[object, str] = {"mean": ", mean over steps", "last": ", at the end"}
+"""Suffixes of the labels of metrics, by aggregation over an episode; sums have none."""
 WELFARE_LABELS = {
     "welfare/spending": "paid out by the mechanism",
     "welfare/equality": "equality (1: all collect the same)",
@@ -46,22 +46,22 @@ def compare_with_reference(
     """
     reference_name = choose_reference([mechanism["name"] for mechanism in mechanisms])
     [reference] = [mechanism for mechanism in mechanisms if mechanism["name"] == reference_name]
-    results = []
+    comparisons = []
     for mechanism in mechanisms:
         if mechanism is reference:
             continue
         rows = {}
-        for name, values in mechanism["per_episode"].items():
-            measured, baseline = np.array(values), np.array(reference["per_episode"][name])
+        for name, column in mechanism["per_episode"].items():
+            values, reference_values = np.array(column), np.array(reference["per_episode"][name])
             if is_paired:
-                is_defined = ~(np.isnan(measured) | np.isnan(baseline))
-                measured, baseline = measured[is_defined], baseline[is_defined]
+                is_defined = ~(np.isnan(values) | np.isnan(reference_values))
+                values, reference_values = values[is_defined], reference_values[is_defined]
             else:
-                measured, baseline = measured[~np.isnan(measured)], baseline[~np.isnan(baseline)]
-            if len(measured) and len(baseline):
-                rows[name] = describe_difference(measured, baseline, is_paired, independent)
-        results.append({"name": mechanism["name"], "reference": reference["name"], "table": rows})
-    return results
+                values, reference_values = (x[~np.isnan(x)] for x in (values, reference_values))
+            if len(values) and len(reference_values):
+                rows[name] = describe_difference(values, reference_values, is_paired, independent)
+        comparisons.append({"name": mechanism["name"], "reference": reference["name"], "table": rows})
+    return comparisons
 
 
 def select_table_columns(mechanisms: Sequence[MechanismResult], spec: EnvSpec) -> dict[str, str]:
@@ -73,7 +73,7 @@ def select_table_columns(mechanisms: Sequence[MechanismResult], spec: EnvSpec) -
     names = set().union(*tables)
     columns = {name: name for name in names if name.startswith("objective (")}
     columns |= {
-        name: name.replace("_", " ") + AGGREGATION_SUFFIX.get(aggregation, "")
+        name: name.replace("_", " ") + AGGREGATION_SUFFIXES.get(aggregation, "")
         for name, aggregation in spec.metrics.items()
         if name in names
     }
@@ -87,8 +87,8 @@ def select_table_columns(mechanisms: Sequence[MechanismResult], spec: EnvSpec) -
 
 
 def _are_columns_equal(mechanisms: Sequence[MechanismResult], metric: str, other_metric: str) -> bool:
-    columns = [mechanism["per_episode"] for mechanism in mechanisms]
-    pairs = [(x.get(metric, []), x.get(other_metric, [])) for x in columns]
+    tables = [mechanism["per_episode"] for mechanism in mechanisms]
+    pairs = [(table.get(metric, []), table.get(other_metric, [])) for table in tables]
     return all(len(x) == len(y) and np.allclose(x, y, rtol=1e-4) for x, y in pairs)
 
 
@@ -99,18 +99,19 @@ def describe_differences(
     mechanism_by_name = {mechanism["name"]: mechanism for mechanism in mechanisms}
     return [
         _describe_difference(
-            mechanism_by_name[x["name"]], mechanism_by_name[x["reference"]], x["table"][column], column
+            *(mechanism_by_name[comparison[key]] for key in ("name", "reference")), comparison["table"][column], column
         )
-        for x in comparisons
+        for comparison in comparisons
     ]
 
 
 def _describe_difference(mechanism: MechanismResult, reference: MechanismResult, row: Statistics, column: str) -> str:
     difference, error, low, high = (row[name] for name in ("mean", "standard_error", "low", "high"))
-    x, y = mechanism["table"][column]["mean"], reference["table"][column]["mean"]
-    digits = choose_decimals([x, y, difference])
-    baseline = "without" if reference["name"] == "none" else f"with {_describe_mechanism(reference)}"
-    sentence = f"With {_describe_mechanism(mechanism)} the objective is {x:,.{digits}f}, {baseline} {y:,.{digits}f}: "
+    mean, reference_mean = mechanism["table"][column]["mean"], reference["table"][column]["mean"]
+    digits = choose_decimals([mean, reference_mean, difference])
+    reference_text = "without" if reference["name"] == "none" else f"with {_describe_mechanism(reference)}"
+    means_text = f"{mean:,.{digits}f}, {reference_text} {reference_mean:,.{digits}f}"
+    sentence = f"With {_describe_mechanism(mechanism)} the objective is {means_text}: "
     assert difference is not None
     if error is None or low is None or high is None:
         return sentence + f"a difference of {difference:,.{digits}f}; its standard error is unknown."
@@ -133,7 +134,7 @@ def choose_decimals(numbers: Sequence[float | None]) -> int:
 
 
 def describe_method(results: Mapping[str, Any]) -> list[str]:
-    """Return sentences on the method of the comparison."""
+    """Return sentences on the method of a comparison, given the content of its `results.json`."""
     adapted = results["adapted"]
     if adapted is None:
         policy = results["mechanisms"][0]["players"][0]["policy"]

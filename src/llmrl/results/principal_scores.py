@@ -64,20 +64,22 @@ def explain_scores(recommendation: Mapping[str, float], online: Mapping[str, flo
     """
     if not recommendation or not online:
         return []
-    best_group, online_best = max(recommendation, key=recommendation.__getitem__), max(online, key=online.__getitem__)
-    if best_group == online_best:
+    best_group = max(recommendation, key=recommendation.__getitem__)
+    best_online_group = max(online, key=online.__getitem__)
+    if best_group == best_online_group:
         return [SCORES_NOTE]
-    return [SCORES_NOTE, f"{best_group} has the highest recommendation, {online_best} the highest online performance."]
+    sentence = f"{best_group} has the highest recommendation, {best_online_group} the highest online performance."
+    return [SCORES_NOTE, sentence]
 
 
 log = logging.getLogger(__name__)
 
 Levels = tuple[tuple[float, float], ...]
-"""Value and standard error of each of `REFERENCE_LEVELS`."""
+"""Value and standard error of each of `REFERENCE_TITLES`."""
 OBJECTIVE_METRIC = "principal/objective"
 """Metric with the objective of proposals, with which reference lines are plotted."""
 
-REFERENCE_LEVELS = {
+REFERENCE_TITLES = {
     "untrained": "untrained agents",
     "no_mechanism": "no mechanism",
     "scan_best": "best of the coarse scan",
@@ -90,7 +92,7 @@ class ReferenceLine:
     """An objective that was measured before the principal's first proposal.
 
     Attributes:
-        key: kind of the line, a key of `REFERENCE_LEVELS`.
+        key: kind of the line, a key of `REFERENCE_TITLES`.
         label: display name, with the names of its groups if other groups of the task have other values.
         value, standard_error: mean over contexts, and its standard error, NaN if unknown.
     """
@@ -114,43 +116,43 @@ def read_reference_lines(groups: FinishedGroups) -> tuple[tuple[ReferenceLine, .
     labels_by_levels: defaultdict[Levels, dict[str, None]] = defaultdict(dict)
     labels_by_warning: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for group, runs in groups:
-        levels_of_runs: dict[Levels, None] = {}
+        distinct_levels: dict[Levels, None] = {}
         for run in runs:
             references = run.compact_summary.get("references")
             if references is None:
                 continue
             try:
-                levels = tuple(_average_contexts(references["contexts"], key) for key in REFERENCE_LEVELS)
+                levels = tuple(_average_contexts(references["contexts"], key) for key in REFERENCE_TITLES)
                 warning = str(references["warning"] or "")
             except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
                 log.warning("%s: its reference lines cannot be read (%r)", run.folder / SUMMARY_NAME, error)
                 continue
-            levels_of_runs[levels] = None
+            distinct_levels[levels] = None
             if warning:
                 labels_by_warning[warning][group.display_name] = None
-        if levels_of_runs:
-            labels_by_levels[_average_levels(list(levels_of_runs))][group.display_name] = None
+        if distinct_levels:
+            labels_by_levels[_average_levels(list(distinct_levels))][group.display_name] = None
     lines = [
         ReferenceLine(key, f"{name} ({'; '.join(labels)})" if len(labels_by_levels) > 1 else name, value, error)
         for levels, labels in labels_by_levels.items()
-        for (key, name), (value, error) in zip(REFERENCE_LEVELS.items(), levels, strict=True)
+        for (key, name), (value, error) in zip(REFERENCE_TITLES.items(), levels, strict=True)
         if not math.isnan(value)
     ]
     warnings = []
-    for text, labels in labels_by_warning.items():
+    for warning, labels in labels_by_warning.items():
         labels_text = "" if len(labels) == len(groups) else f" ({'; '.join(labels)})"
-        warnings.append(f"Warning{labels_text}: {text}.")
+        warnings.append(f"Warning{labels_text}: {warning}.")
     return tuple(lines), tuple(warnings)
 
 
-def _average_levels(levels_of_runs: Sequence[Levels]) -> Levels:
+def _average_levels(distinct_levels: Sequence[Levels]) -> Levels:
     """Return the levels of a group from the distinct levels of its runs, one for each pre-training run.
 
     If there are several, the result contains their means with the standard errors of the means.
     """
-    if len(levels_of_runs) == 1:
-        return levels_of_runs[0]
-    values = np.array(sorted(levels_of_runs))[:, :, 0]
+    if len(distinct_levels) == 1:
+        return distinct_levels[0]
+    values = np.array(sorted(distinct_levels))[:, :, 0]
     return tuple(
         (float(mean), float(error)) for mean, error in zip(values.mean(axis=0), standard_error(values.T), strict=True)
     )

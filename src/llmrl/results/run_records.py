@@ -38,11 +38,11 @@ RESUMABLE_STATES: tuple[RunState, ...] = ("failed", "stopped", "preempted", "bud
 """States of inactive runs that a repetition of the command resumes or starts."""
 
 _SKIPPED_FOLDERS = {"checkpoints", "evaluation", "videos", "llm_cache", "sources", "__pycache__"}
-_LONG_KEYS = ("history", "confirmations")
+_LONG_SUMMARY_KEYS = ("history", "confirmations")
 """Keys of `summary.json` with lists that grow with the length of the run."""
 _TAIL_BYTES = 16_384
 """Bytes at the end of `metrics.jsonl` from which the newest values are read."""
-_MAX_LISTED = 12
+_MAX_LISTED_RUNS = 12
 """Maximum number of runs that an error message lists."""
 NO_RECORD_ERROR = "neither a launcher nor a process has left a record of this run"
 
@@ -64,7 +64,7 @@ class RunRecord:
         progress: progress of the run.
         result: scalar result of a finished run.
         shared_factors: factors shared with other runs (`llmrl.run.shared_factors`).
-        prerequisites: folders of the runs that it needs: pre-training runs and baseline (reference) runs.
+        prerequisites: folders of the runs that this run needs: pre-training runs and baseline (reference) runs.
         error: one-line description of what went wrong or stopped the run.
         pending_reason: reason of the scheduler why the job waits; empty if it does not wait.
         host: machine of the latest attempt, or of the launcher while the run waits.
@@ -115,10 +115,10 @@ class RunRecord:
 
     @cached_property
     def compact_summary(self) -> dict[str, Any]:
-        """Content of `summary.json` without `_LONG_KEYS`; cached after the first read."""
-        return {key: value for key, value in self.summary().items() if key not in _LONG_KEYS}
+        """Content of `summary.json` without `_LONG_SUMMARY_KEYS`; cached after the first read."""
+        return {key: value for key, value in self.summary().items() if key not in _LONG_SUMMARY_KEYS}
 
-    def last_metrics(self) -> dict[str, Any]:
+    def read_last_metrics(self) -> dict[str, Any]:
         """Return the newest value of each counter and metric at the end of `metrics.jsonl`; empty without rows.
 
         Rows of different kinds alternate, so the last rows are combined. Only `_TAIL_BYTES` of the file are read.
@@ -136,11 +136,11 @@ class RunRecord:
                     newest_values |= json.loads(line)
                 except (ValueError, TypeError, RecursionError):
                     continue  # the first line may be incomplete
-        numbers = (int, float, type(None))
+        number_types = (int, float, type(None))
         return {
             name: value
             for name, value in newest_values.items()
-            if name not in (KIND_KEY, X_KEY) and isinstance(value, numbers)
+            if name not in (KIND_KEY, X_KEY) and isinstance(value, number_types)
         }
 
 
@@ -167,8 +167,8 @@ def find_only_run(folder: Path) -> Path:
     if not runs:
         raise RunFolderError(f"{folder} has no run in it; give a run folder, such as outputs/<name>/<run>/s0")
     if len(runs) > 1:
-        lines = "".join(f"\n  {run}" for run in runs[:_MAX_LISTED])
-        omission = f"\n  and {len(runs) - _MAX_LISTED:,} more" if len(runs) > _MAX_LISTED else ""
+        lines = "".join(f"\n  {run}" for run in runs[:_MAX_LISTED_RUNS])
+        omission = f"\n  and {len(runs) - _MAX_LISTED_RUNS:,} more" if len(runs) > _MAX_LISTED_RUNS else ""
         raise RunFolderError(f"{folder} has {len(runs):,} runs:{lines}{omission}\nGive one of them")
     return runs[0]
 
@@ -311,9 +311,9 @@ def _determine_queued_state(launch_record: LaunchRecord, queue: QueueSnapshot | 
         )
     if queue is None or _get_job_state(queue, launch_record.job_id) != "":
         return "queued", ""
-    end = queue.job_ends.get(launch_record.job_id)
-    if end is not None and end.canceled:
-        return "canceled", f"canceled before it started: job {launch_record.job_id} ({end.description})"
+    job_end = queue.job_ends.get(launch_record.job_id)
+    if job_end is not None and job_end.canceled:
+        return "canceled", f"canceled before it started: job {launch_record.job_id} ({job_end.description})"
     return "lost", f"job {launch_record.job_id} left the queue before the run had started"
 
 

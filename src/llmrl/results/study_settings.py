@@ -29,15 +29,15 @@ class StudySettings:
         question: research question of the study; None: the runs are not a study.
         metric: metric that is plotted and compared; None: the main objective of the loop.
         unit: display name of the metric; None: its key.
-        x_axis: x axis of curves, one of `scores.X_AXES`.
+        x_axis: x axis of curves, a key of `analysis.scores.X_AXES`.
         smooth: number of consecutive values of a run that are averaged for each point of its curve.
         tail_fraction: the score of a run is the mean of this last fraction of its values; None: the run's result.
         baselines: values of the swept key with which all other values are compared.
         pairs: pairs of values of the swept key that are also compared.
         levels: values of the swept key that are plotted as horizontal lines.
         map: names of the parameters on the x and y axes of heat maps; a third parameter has one map for each value.
-        recommendations: number n of recommendations in a map: its first n vectors, of which vector i was found for the
-            society of seed i.
+        recommendations: number n of recommendations in a map: its first n vectors, of which vector i is the
+            recommendation for the society of seed i.
         best_known: highest known objective, for the time to solution; None: no time to solution.
         published: results of the published study, by value of the swept key.
         source: reference for the published results.
@@ -127,11 +127,11 @@ def shorten_group_names(task: ReportTask) -> dict[str, str]:
     >>> shorten_group_names(ReportTask("t", {}, (Group("principal=ucb", ()), Group("principal=llm, llm=scripted", ()))))
     {'principal=ucb': 'ucb', 'principal=llm, llm=scripted': 'llm'}
     """
-    names = {}
+    names_by_label = {}
     for group in task.groups:
         pairs = [part.partition("=") for part in group.label.split(", ")]
         values = {key: value if sep else key for key, sep, value in pairs}
         short_name = ", ".join(value for key, value in values.items() if key != _LLM_KEY)
-        names[group.label] = short_name, ", ".join(values.values())
-    counts = Counter(short_name for short_name, _ in names.values())
-    return {label: short if short and counts[short] == 1 else full for label, (short, full) in names.items()}
+        names_by_label[group.label] = short_name, ", ".join(values.values())
+    counts = Counter(short_name for short_name, _ in names_by_label.values())
+    return {label: short if short and counts[short] == 1 else full for label, (short, full) in names_by_label.items()}

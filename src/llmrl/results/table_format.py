@@ -45,7 +45,7 @@ class ReportTable:
         csv_rows: rows of the CSV file, header first, numbers in full precision; unknown values are empty cells.
         columns, rows: headings and cells as text; without columns the table is written as CSV only.
         n_text_columns: number of leading columns with text; other columns have numbers.
-        is_last_text: whether the last column has text.
+        is_last_column_text: whether the last column has text.
         notes: notes below the table.
     """
 
@@ -55,14 +55,14 @@ class ReportTable:
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
     n_text_columns: int = 1
-    is_last_text: bool = False
+    is_last_column_text: bool = False
     notes: Sequence[str] = ()
 
     @property
     def alignments(self) -> str:
         """Alignment of the columns, one letter each: `l` for text, `r` for numbers."""
-        numbers = len(self.columns) - self.n_text_columns - self.is_last_text
-        return "l" * self.n_text_columns + "r" * numbers + "l" * self.is_last_text
+        n_number_columns = len(self.columns) - self.n_text_columns - self.is_last_column_text
+        return "l" * self.n_text_columns + "r" * n_number_columns + "l" * self.is_last_column_text
 
     def to_csv(self) -> str:
         """Return `csv_rows` as CSV (RFC 4180, except that lines end in a line feed)."""
@@ -72,7 +72,7 @@ class ReportTable:
 
     def to_markdown(self) -> str:
         """Return a Markdown pipe table with its notes."""
-        ruler = ["---" if side == "l" else "---:" for side in self.alignments]
+        ruler = ["---" if alignment == "l" else "---:" for alignment in self.alignments]
         lines = [[_escape_markdown(cell) for cell in line] for line in (self.columns, *self.rows)]
         lines.insert(1, ruler)
         text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -147,7 +147,7 @@ class NumberFormat:
         text = f"{value:.4g}" if self._is_scientific else f"{value:.{self._decimals}f}"
         return text.lstrip("-") if not text.strip("-0.") else text
 
-    def signed(self, value: float) -> str:
+    def format_signed(self, value: float) -> str:
         """Return a difference as text, with a sign unless it is shown as zero."""
         text = self(value)
         return f"+{text}" if value > 0 and text.strip("0.") else text

@@ -23,7 +23,7 @@ from llmrl.rollout.rollout_buffer import EpisodeAccumulator, RolloutBuffer, to_d
 
 UNKNOWN_HORIZON = 1000
 """Assumed horizon, in steps, of environments without one; it determines the length of rollouts in evaluations."""
-PROGRESS_S = 0.2
+PROGRESS_INTERVAL_S = 0.2
 """Minimum time in seconds between two calls of `Observer.on_progress`."""
 
 
@@ -43,7 +43,7 @@ class Collector:
         env: environment.
         policy: policy that acts in it.
         device: torch device of the policy.
-        keep: further observation channels, not read by the policy, that rollouts for learning contain.
+        extra_channels: further observation channels, not read by the policy, that rollouts for learning contain.
         before_reset: function that is called with the mask [n_envs] of the games before they are reset, for example to
             set their mechanism; None: no function.
         observers: observers of steps, episodes and rollouts.
@@ -57,7 +57,7 @@ class Collector:
         env: VecEnv,
         policy: Policy,
         device: str,
-        keep: Sequence[str] = (),
+        extra_channels: Sequence[str] = (),
         before_reset: Callable[[np.ndarray], None] | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
@@ -66,15 +66,16 @@ class Collector:
         self.spec = env.spec
         if isinstance(policy, NeedsCamera):
             policy.camera = make_camera(env)
-        self._request((*policy.channels, *keep, *(name for observer in observers for name in observer.channels)))
+        observer_channels = (name for observer in observers for name in observer.channels)
+        self._request_channels((*policy.channels, *extra_channels, *observer_channels))
         self._observers = list(observers)
-        self._buffer = RolloutBuffer(self.spec, self.device, policy.channels, keep)
+        self._buffer = RolloutBuffer(self.spec, self.device, policy.channels, extra_channels)
         self._env_device = self._buffer.env_device
         self._observation: Observation | None = None
-        self._state: torch.Tensor | None = None
+        self._policy_state: torch.Tensor | None = None
         self._is_episode_start = np.ones(self.spec.n_envs, dtype=bool)
-        self._ended = np.zeros(self.spec.n_envs, dtype=bool)
-        self._running = EpisodeAccumulator(self.spec)
+        self._has_ended = np.zeros(self.spec.n_envs, dtype=bool)
+        self._accumulator = EpisodeAccumulator(self.spec)
         self._is_text = {name: channel.dtype == "object" for name, channel in self.spec.observation.items()}
 
     def reset(self, seed: int | Sequence[int], games: np.ndarray | None = None, reseed: bool = False) -> None:
@@ -89,10 +90,10 @@ class Collector:
         reseed = reseed or self.spec.deterministic or self._observation is None
         self._before_reset(np.ones(self.spec.n_envs, dtype=bool))
         self._observation = self.env.reset(seed=seed if reseed else None)
-        self._state = None
+        self._policy_state = None
         self._is_episode_start = np.ones(self.spec.n_envs, dtype=bool) if games is None else games.copy()
-        self._ended = ~self._is_episode_start
-        self._running = EpisodeAccumulator(self.spec)
+        self._has_ended = ~self._is_episode_start
+        self._accumulator = EpisodeAccumulator(self.spec)
         for observer in self._step_observers():
             observer.on_reset(self._is_episode_start.copy(), self._observation)
 
@@ -102,7 +103,7 @@ class Collector:
         Raises:
             ConfigError: an observer reads a channel that the environment does not have.
         """
-        self._request(tuple(name for observer in observers for name in observer.channels))
+        self._request_channels(tuple(name for observer in observers for name in observer.channels))
         return self._with_observers([*self._observers, *observers])
 
     def disable_observers(self) -> AbstractContextManager[None]:
@@ -145,34 +146,32 @@ class Collector:
             raise RuntimeError("no episode has started; call Collector.reset(seed) before collect()")
         if learn and not restart:
             raise ValueError("learn=True requires restart=True, since a learner needs rollouts of games that continue")
-        buffer, step_observers = self._buffer, self._step_observers()
+        buffer, env_device, step_observers = self._buffer, self._env_device, self._step_observers()
         n_reported_steps, last_report_time = 0, time.monotonic()
         buffer.begin(n_steps, learn, keep_reward_jacobian)
         with fixed_weights(self.policy):
             for _ in range(n_steps):
-                waiting = self._restart(step_observers) if restart else self._ended
-                if waiting.all():
+                is_waiting = self._reset_ended_games(step_observers) if restart else self._has_ended
+                if is_waiting.all():
                     break
-                act = self._act(generator, greedy)
-                action = (
-                    act.action.cpu().numpy() if self._env_device is None else to_device(act.action, self._env_device)
-                )
-                step = self.env.step(action)
+                output = self._act(generator, greedy)
+                action = output.action
+                step = self.env.step(action.cpu().numpy() if env_device is None else to_device(action, env_device))
                 observation, self._observation = self._observation, step.observation
-                self._ended = buffer.add_step(step, waiting)
+                self._has_ended = buffer.add_step(step, is_waiting)
                 if step_observers:
-                    transition = Transition(observation, act, step, self._ended)
+                    transition = Transition(observation, output, step, self._has_ended)
                     for step_observer in step_observers:
                         step_observer.on_step(transition)
-                    if (now := time.monotonic()) - last_report_time > PROGRESS_S:
-                        self._report_progress(buffer.played - n_reported_steps)
-                        n_reported_steps, last_report_time = buffer.played, now
+                    if (now := time.monotonic()) - last_report_time > PROGRESS_INTERVAL_S:
+                        self._report_progress(buffer.n_played_steps - n_reported_steps)
+                        n_reported_steps, last_report_time = buffer.n_played_steps, now
                 if buffer.needs_value:
-                    next_channels = buffer.tensors(step.observation, self.policy.channels)
-                    buffer.add_value(self.policy.values(next_channels, self._state))
-        if buffer.played > n_reported_steps:
-            self._report_progress(buffer.played - n_reported_steps)
-        rollout = buffer.finish(self._running, self._ended, self._state)
+                    next_channels = buffer.to_tensors(step.observation, self.policy.channels)
+                    buffer.add_value(self.policy.values(next_channels, self._policy_state))
+        if buffer.n_played_steps > n_reported_steps:
+            self._report_progress(buffer.n_played_steps - n_reported_steps)
+        rollout = buffer.finish(self._accumulator, self._has_ended, self._policy_state)
         for observer in self._observers:
             for episode in rollout.episodes:
                 observer.on_episode_end(episode)
@@ -183,30 +182,32 @@ class Collector:
         for observer in self._observers:
             observer.on_progress(steps)
 
-    def _restart(self, step_observers: Sequence[StepObserver]) -> np.ndarray:
+    def _reset_ended_games(self, step_observers: Sequence[StepObserver]) -> np.ndarray:
         """Reset the games whose episodes have ended; return the mask [n_envs] of games that still wait: all False."""
-        waiting = self._ended
-        if waiting.any():
+        has_ended = self._has_ended
+        if has_ended.any():
             assert self._observation is not None
-            self._before_reset(waiting)
-            self._observation = self.env.reset(mask=waiting)
-            self._is_episode_start |= waiting
+            self._before_reset(has_ended)
+            self._observation = self.env.reset(mask=has_ended)
+            self._is_episode_start |= has_ended
             for observer in step_observers:
-                observer.on_reset(waiting, self._observation)
-        return np.zeros_like(waiting)
+                observer.on_reset(has_ended, self._observation)
+        return np.zeros_like(has_ended)
 
     def _act(self, generator: torch.Generator | Sequence[torch.Generator], greedy: bool) -> PolicyOutput:
         """Return the policy's output for all games and store it; recurrent states of new episodes are zeros."""
         assert self._observation is not None
         is_episode_start, self._is_episode_start = self._is_episode_start, np.zeros_like(self._is_episode_start)
-        if self._state is not None and is_episode_start.any():
-            self._state = torch.where(self._buffer.tensor(is_episode_start)[:, None, None], 0, self._state)
-        state, policy_inputs = self._state, self._buffer.tensors(self._observation, self.policy.channels)
-        act = self.policy.act(policy_inputs, state, generator, greedy)  # type: ignore[arg-type]
+        if self._policy_state is not None and is_episode_start.any():
+            starts = self._buffer.to_tensor(is_episode_start)[:, None, None]
+            self._policy_state = torch.where(starts, 0, self._policy_state)
+        state, policy_inputs = self._policy_state, self._buffer.to_tensors(self._observation, self.policy.channels)
+        output = self.policy.act(policy_inputs, state, generator, greedy)  # type: ignore[arg-type]
         # Learners differentiate through the recurrent state, and autograd rejects inference tensors.
-        self._state = None if act.state is None else act.state.clone() if act.state.is_inference() else act.state
-        self._buffer.add_act(is_episode_start, self._observation, policy_inputs, state, act)
-        return act
+        is_inference_tensor = output.state is not None and output.state.is_inference()
+        self._policy_state = output.state.clone() if is_inference_tensor else output.state
+        self._buffer.add_policy_output(is_episode_start, self._observation, policy_inputs, state, output)
+        return output
 
     @property
     def observation(self) -> Observation:
@@ -229,28 +230,28 @@ class Collector:
             return {}
         return {
             "env": self.env.state_dict(),
-            "observation": _to_plain(self._observation),
-            "state": self._state,
+            "observation": _to_plain_observation(self._observation),
+            "state": self._policy_state,
             "is_episode_start": self._is_episode_start.copy(),
-            "ended": self._ended.copy(),
-            "running": self._running.state_dict(),
+            "ended": self._has_ended.copy(),
+            "running": self._accumulator.state_dict(),
         }
 
-    def load_state_dict(self, state: State, fork: int | None = None) -> None:
-        """Restore the games; with a seed `fork`, they continue with new random numbers (`Forkable.fork`)."""
+    def load_state_dict(self, state: State, fork_seed: int | None = None) -> None:
+        """Restore the games; with `fork_seed`, they continue with new random numbers (`Forkable.fork`)."""
         if not state:
             return
-        if fork is None:
+        if fork_seed is None:
             self.env.load_state_dict(state["env"])
         else:
             assert isinstance(self.env, Forkable)
-            self.env.fork(state["env"], fork)
+            self.env.fork(state["env"], fork_seed)
         # Checkpoints are loaded onto the CPU, so tensors must be moved.
-        self._observation = None if state["observation"] is None else self._to_env(state["observation"])
-        self._state = None if state["state"] is None else self._buffer.tensor(state["state"])
+        self._observation = None if state["observation"] is None else self._to_env_observation(state["observation"])
+        self._policy_state = None if state["state"] is None else self._buffer.to_tensor(state["state"])
         self._is_episode_start = np.array(state["is_episode_start"])
-        self._ended = np.array(state["ended"])
-        self._running = EpisodeAccumulator(self.spec, state["running"])
+        self._has_ended = np.array(state["ended"])
+        self._accumulator = EpisodeAccumulator(self.spec, state["running"])
 
     def close(self) -> None:
         """Close the observers."""
@@ -261,7 +262,7 @@ class Collector:
         """Return the observers of steps: the policy, if it is a `StepObserver`, then the other observers."""
         return [*([self.policy] if isinstance(self.policy, StepObserver) else []), *self._observers]
 
-    def _request(self, channels: Sequence[str]) -> None:
+    def _request_channels(self, channels: Sequence[str]) -> None:
         """Enable observation channels that the environment computes on request only.
 
         Raises:
@@ -275,8 +276,8 @@ class Collector:
         if isinstance(self.env, ChannelsOnRequest):
             self.env.provide(channels)
 
-    def _to_env(self, stored: Mapping[str, Any]) -> Observation:
-        """Return an observation of a checkpoint (`_to_plain`) as arrays and tensors on the environment's device."""
+    def _to_env_observation(self, stored: Mapping[str, Any]) -> Observation:
+        """Invert `_to_plain_observation`; return arrays of texts, and numbers on the environment's device."""
         arrays = {name: np.array(x, dtype=object) if isinstance(x, list) else x for name, x in stored.items()}
         if self._env_device is None:
             return arrays
@@ -334,7 +335,7 @@ def make_camera(env: VecEnv) -> Camera:
     return lambda game: [np.asarray(env.render(game))] * env.spec.n_agents
 
 
-def _to_plain(observation: Observation | None) -> dict[str, Any] | None:
+def _to_plain_observation(observation: Observation | None) -> dict[str, Any] | None:
     """Return an observation for a checkpoint, with arrays of texts converted to lists."""
     if observation is None:
         return None

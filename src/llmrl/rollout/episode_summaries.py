@@ -39,11 +39,11 @@ def compute_welfare(episodes: Sequence[Episode], objective: Objective | None = N
     )
     welfare = {measure.name: measure.of(society_episodes) for measure in MEASURES}
     if objective is not None and objective.name not in welfare:
-        welfare[objective.name] = _custom_welfare(objective, society_episodes)
+        welfare[objective.name] = _compute_custom_objective(objective, society_episodes)
     return {name: values for name, values in welfare.items() if values is not None}
 
 
-def _custom_welfare(objective: Objective, society_episodes: SocietyEpisodes) -> np.ndarray:
+def _compute_custom_objective(objective: Objective, society_episodes: SocietyEpisodes) -> np.ndarray:
     welfare = objective.of(society_episodes)
     if welfare is None:
         raise ConfigError(
@@ -61,10 +61,10 @@ def _custom_welfare(objective: Objective, society_episodes: SocietyEpisodes) -> 
 
 def compute_objective(episodes: Sequence[Episode], objective: Objective, spending_cost: float = 0.0) -> np.ndarray:
     """Return a principal's objective in each episode, [n_episodes]: welfare measure - `spending_cost` * spending."""
-    return objective_from_welfare(compute_welfare(episodes, objective), objective, spending_cost)
+    return compute_objective_from_welfare(compute_welfare(episodes, objective), objective, spending_cost)
 
 
-def objective_from_welfare(
+def compute_objective_from_welfare(
     welfare: Mapping[str, np.ndarray], objective: Objective, spending_cost: float = 0.0
 ) -> np.ndarray:
     """Return a principal's objective in each episode, [n_episodes], from the result of `compute_welfare`.
@@ -137,7 +137,7 @@ def make_episode_row(episode: Episode, objective: Objective, spending_cost: floa
         "base_return": float(episode.base_returns.mean()),
         "length": episode.length,
         **episode.summaries,
-        "objective": float(objective_from_welfare(welfare, objective, spending_cost)[0]),
+        "objective": float(compute_objective_from_welfare(welfare, objective, spending_cost)[0]),
         **society_fields,
     }
 
@@ -186,8 +186,8 @@ def write_results(
     folder: Path,
     rows: Sequence[Mapping[str, Any]],
     learned: bool,
-    about: Mapping[str, Any],
-    carried: Sequence[str] = (),
+    extra_fields: Mapping[str, Any],
+    carried_states: Sequence[str] = (),
 ) -> None:
     """Write `results.json`: mean, standard error and 95% interval of each measurement, and the episodes' values.
 
@@ -196,17 +196,17 @@ def write_results(
         rows: measurements of each episode (`make_episode_row`).
         learned: whether the episodes share a trained agent, from this run or loaded. Training is a source of variance
             that the episodes have in common, so reports use the run, not the episode, as the unit of standard errors.
-        about: further keys of the file, such as the name of the language model.
-        carried: names of the states that agents keep between episodes, such as lessons. If there are any, episodes are
-            not independent: they have no standard error and interval, and reports use the run as the unit.
+        extra_fields: further keys of the file, such as the name of the language model.
+        carried_states: names of the states that agents keep between episodes, such as lessons. If there are any,
+            episodes are not independent: they have no standard error and interval, and reports use the run as the unit.
     """
     measurements = to_columns(rows)
     content = {
-        **about,
+        **extra_fields,
         "episodes": len(rows),
         "learned": learned,
-        "carried": list(carried),
-        "table": describe_measurements(measurements, independent=not carried),
+        "carried": list(carried_states),
+        "table": describe_measurements(measurements, independent=not carried_states),
         "per_episode": {name: values.tolist() for name, values in measurements.items()},
     }
     write_json(folder / RESULTS_NAME, content)

@@ -50,7 +50,7 @@ class EpisodeAccumulator:
         return {"sums": self._sums.clone(), "clock": self._clock, "begun": self._begin_times.copy()}
 
     def add(
-        self, reward: Array, base_reward: Array, info: Array, ends: np.ndarray, waiting: np.ndarray
+        self, reward: Array, base_reward: Array, info: Array, ends: np.ndarray, is_waiting: np.ndarray
     ) -> list[Episode]:
         """Add T steps; return the episodes that end in them, ordered by their ends and then by game.
 
@@ -59,20 +59,20 @@ class EpisodeAccumulator:
                 device.
             info: metrics of `EnvSpec.per_step`, in its order, [n_metrics, T, n_envs].
             ends: whether a step is the last of an episode, [T, n_envs] bool.
-            waiting: whether a game waits for a reset after these steps, [n_envs] bool; its steps after the end of its
-                episode are discarded.
+            is_waiting: whether a game waits for a reset after these steps, [n_envs] bool; its steps after the end of
+                its episode are discarded.
         """
         step_arrays = [torch.as_tensor(x) for x in (reward, base_reward)] + [torch.as_tensor(info).permute(1, 2, 0)]
-        steps = self._count_episode_steps(ends) if self._derived else None
+        step_indices = self._count_episode_steps(ends) if self._derived else None
         end_steps = np.flatnonzero(ends.any(1))
         sums: list[torch.Tensor] = []
         begin_times: list[np.ndarray] = []
         chunk_length = max(1, MAX_SUMMED_ELEMENTS // max(1, self._sums.numel()))
         for start in range(0, len(ends), chunk_length):
             stop = min(start + chunk_length, len(ends))
-            chunk_steps = None if steps is None else torch.from_numpy(steps[start:stop]).to(self._device)
+            indices = None if step_indices is None else torch.from_numpy(step_indices[start:stop]).to(self._device)
             chunk = [x[start:stop] for x in step_arrays]
-            summands = self._compute_summands(chunk, self._clock + start, chunk_steps)
+            summands = self._compute_summands(chunk, self._clock + start, indices)
             first_step = start
             for t in end_steps[(end_steps >= start) & (end_steps < stop)].tolist():
                 self._add_to_sums(summands[first_step - start : t + 1 - start])
@@ -83,20 +83,20 @@ class EpisodeAccumulator:
             if first_step < stop:
                 self._add_to_sums(summands[first_step - start :])
         self._clock += len(ends)
-        if waiting.any():
-            self._pop_sums(np.flatnonzero(waiting), self._clock)
+        if is_waiting.any():
+            self._pop_sums(np.flatnonzero(is_waiting), self._clock)
         if not sums:
             return []
-        steps_of_ends, games = np.nonzero(ends)
-        end_times = self._clock - len(ends) + steps_of_ends + 1
-        return self._episodes(torch.cat(sums).cpu().numpy(), np.concatenate(begin_times), end_times, games)
+        final_steps, games = np.nonzero(ends)
+        end_times = self._clock - len(ends) + final_steps + 1
+        return self._make_episodes(torch.cat(sums).cpu().numpy(), np.concatenate(begin_times), end_times, games)
 
     def running_episode(self, game: int) -> Episode | None:
         """Return the episode in progress of `game` with its sums so far; None before its first step."""
         if self._clock == self._begin_times[game]:
             return None
         sums, games = self._sums[[game]].cpu().numpy(), np.array([game])
-        [episode] = self._episodes(sums, self._begin_times[games], np.array([self._clock]), games)
+        [episode] = self._make_episodes(sums, self._begin_times[games], np.array([self._clock]), games)
         return episode
 
     def _count_episode_steps(self, ends: np.ndarray) -> np.ndarray:
@@ -105,13 +105,13 @@ class EpisodeAccumulator:
         begin_times = np.vstack([self._begin_times[None], np.where(ends[:-1], clock[1:], 0)])
         return (clock - np.maximum.accumulate(begin_times)).astype(np.float64)
 
-    def _compute_summands(self, arrays: list[torch.Tensor], start: int, steps: torch.Tensor | None) -> torch.Tensor:
+    def _compute_summands(self, arrays: list[torch.Tensor], start: int, indices: torch.Tensor | None) -> torch.Tensor:
         """Return the summands of t steps from time `start`, [t, n_envs, n_columns] float64.
 
         Args:
             arrays: reward, base reward (both [t, n_envs, n_agents]) and metrics [t, n_envs, n_metrics].
             start: time of the first step.
-            steps: index of each step within its episode, [t, n_envs]; None without derived metrics.
+            indices: index of each step within its episode, [t, n_envs]; None without derived metrics.
         """
         reward, base_reward, info = arrays
         metric_arrays = dict(zip(self.spec.per_step, info.unbind(-1), strict=True))
@@ -119,7 +119,7 @@ class EpisodeAccumulator:
         # float64, because it represents sums of times (integers) exactly.
         times = torch.arange(start, start + len(reward), dtype=torch.float64, device=self._device)
         blocks = [reward, base_reward, is_gain, is_gain * times[:, None, None], info]
-        blocks += [summand[..., None] for metric in self._derived for summand in metric.parts(metric_arrays, steps)]
+        blocks += [x[..., None] for metric in self._derived for x in metric.parts(metric_arrays, indices)]
         summands = torch.empty((*reward.shape[:2], self._sums.shape[1]), dtype=torch.float64, device=self._device)
         column = 0
         for block in blocks:
@@ -140,7 +140,7 @@ class EpisodeAccumulator:
         self._begin_times[games] = clock
         return sums
 
-    def _episodes(
+    def _make_episodes(
         self, sums: np.ndarray, begin_times: np.ndarray, end_times: np.ndarray, games: np.ndarray
     ) -> list[Episode]:
         """Return k episodes from their sums [k, n_columns], times [k] (`end_times` excluded) and games [k]."""
@@ -191,18 +191,20 @@ class RolloutBuffer:
         spec: specification of the environment.
         device: device of the policy.
         channels: observation channels that the policy reads.
-        keep: further channels that rollouts for learning contain.
+        extra_channels: further channels that rollouts for learning contain.
 
     Attributes:
-        played: number of steps of the rollout so far.
+        n_played_steps: number of steps of the rollout so far.
         env_device: device of rewards and metrics during the rollout; None: they are NumPy arrays on the CPU.
     """
 
-    def __init__(self, spec: EnvSpec, device: torch.device, channels: Sequence[str], keep: Sequence[str]) -> None:
+    def __init__(
+        self, spec: EnvSpec, device: torch.device, channels: Sequence[str], extra_channels: Sequence[str]
+    ) -> None:
         self.spec, self.device = spec, device
         self.env_device = None if spec.device in (None, "cpu") else torch.device(spec.device)
-        self._keep = tuple(keep)
-        self._unread_channels = tuple(name for name in keep if name not in channels)
+        self._extra_channels = tuple(extra_channels)
+        self._unread_channels = tuple(name for name in extra_channels if name not in channels)
         self._is_text = {name: channel.dtype == "object" for name, channel in spec.observation.items()}
         self._buffers: dict[str, torch.Tensor] = {}
 
@@ -214,24 +216,24 @@ class RolloutBuffer:
         """
         shape = (n_steps, self.spec.n_envs, self.spec.n_agents)
         self._shape, self._learn, self._keep_reward_jacobian = shape, learn, keep_reward_jacobian
-        self.played = 0
-        self._reward, self._base_reward = self._zeros(shape), self._zeros(shape)
+        self.n_played_steps = 0
+        self._reward, self._base_reward = self._make_zeros(shape), self._make_zeros(shape)
         self._reward_jacobian: Array | None = None
-        self._terminated, self._truncated, self._starts, self._ends = (
+        self._terminated, self._truncated, self._is_episode_start, self._is_episode_end = (
             np.zeros(shape[:2], dtype=bool) for _ in range(4)
         )
         self._per_step = tuple(self.spec.per_step)
-        self._info = self._zeros((len(self._per_step), *shape[:2]))
+        self._info = self._make_zeros((len(self._per_step), *shape[:2]))
         continuous_actions = self.spec.continuous_actions
         self._action = (
-            self._buffer("action", shape, torch.int64)
+            self._get_buffer("action", shape, torch.int64)
             if continuous_actions is None
-            else self._buffer("action", (*shape, continuous_actions.dim), torch.float32)
+            else self._get_buffer("action", (*shape, continuous_actions.dim), torch.float32)
         )
-        self._log_prob = self._buffer("log_prob", shape, torch.float32)
-        self._value = self._buffer("value", shape, torch.float32)
+        self._log_prob = self._get_buffer("log_prob", shape, torch.float32)
+        self._value = self._get_buffer("value", shape, torch.float32)
         # Zero unless `add_value` sets it, because the value after a terminated episode is 0.
-        self._next_value = self._buffer("next_value", shape, torch.float32)
+        self._next_value = self._get_buffer("next_value", shape, torch.float32)
         if learn:
             self._next_value.zero_()
         self._stored_channels: dict[str, Any] = {}
@@ -239,13 +241,13 @@ class RolloutBuffer:
         # Metrics of each step on the environment's device; stacked once at the end, which is faster than copies.
         self._device_step_infos: list[Mapping[str, Any]] = []
 
-    def add_act(
+    def add_policy_output(
         self,
         is_episode_start: np.ndarray,
         observation: Observation,
         policy_inputs: dict[str, Any],
         state: torch.Tensor | None,
-        act: PolicyOutput,
+        output: PolicyOutput,
     ) -> None:
         """Store the policy's inputs and output of the next step.
 
@@ -254,35 +256,35 @@ class RolloutBuffer:
             observation: observation before the step.
             policy_inputs: channels of `observation` that the policy reads, as tensors.
             state: recurrent state of the policy before the step; None: initial state.
-            act: output of the policy.
+            output: output of the policy.
         """
-        t = self.played
+        t = self.n_played_steps
         if t == 0:
             self._state = state
-        self._starts[t] = is_episode_start
-        self._action[t] = act.action
+        self._is_episode_start[t] = is_episode_start
+        self._action[t] = output.action
         if not self._learn:
             return
-        assert act.log_prob is not None and act.value is not None
-        self._log_prob[t], self._value[t] = act.log_prob, act.value
-        if act.features is not None:
+        assert output.log_prob is not None and output.value is not None
+        self._log_prob[t], self._value[t] = output.log_prob, output.value
+        if (features := output.features) is not None:
             if self._features is None:
-                self._features = self._buffer("features", (*self._shape, act.features.shape[-1]), act.features.dtype)
-            self._features[t] = act.features
-        for name, x in (policy_inputs | self.tensors(observation, self._unread_channels)).items():
+                self._features = self._get_buffer("features", (*self._shape, features.shape[-1]), features.dtype)
+            self._features[t] = features
+        for name, x in (policy_inputs | self.to_tensors(observation, self._unread_channels)).items():
             # If the policy returns features, learners use these in place of the channels that only the policy reads.
-            if self._features is None or name in ("action_mask", *self._keep):
+            if self._features is None or name in ("action_mask", *self._extra_channels):
                 self._store(name, t, x)
 
-    def add_step(self, step: Step, waiting: np.ndarray) -> np.ndarray:
-        """Store a step; return the mask [n_envs] of games that wait after it. `waiting` is the mask before the step."""
-        t = self.played
-        self.played += 1
+    def add_step(self, step: Step, is_waiting: np.ndarray) -> np.ndarray:
+        """Store a step; return the mask [n_envs] of games that wait after it. `is_waiting`: before it."""
+        t = self.n_played_steps
+        self.n_played_steps += 1
         self._reward[t], self._base_reward[t], self._terminated[t] = step.reward, step.base_reward, step.terminated
         if self._keep_reward_jacobian:
             assert step.reward_jacobian is not None
             if self._reward_jacobian is None:
-                self._reward_jacobian = self._zeros((*self._shape, step.reward_jacobian.shape[-1]))
+                self._reward_jacobian = self._make_zeros((*self._shape, step.reward_jacobian.shape[-1]))
             self._reward_jacobian[t] = step.reward_jacobian
         self._truncated[t] = np.asarray(step.truncated) & ~np.asarray(step.terminated)
         if self.env_device is None:
@@ -290,37 +292,37 @@ class RolloutBuffer:
                 self._info[i, t] = step.info[name]
         else:
             self._device_step_infos.append(step.info)
-        self._ends[t] = (self._terminated[t] | self._truncated[t]) & ~waiting
-        return self._ends[t] | waiting
+        self._is_episode_end[t] = (self._terminated[t] | self._truncated[t]) & ~is_waiting
+        return self._is_episode_end[t] | is_waiting
 
     @property
     def needs_value(self) -> bool:
         """True if the value after the newest step needs a separate forward pass, because no next step computes it."""
-        t = self.played - 1
-        return self._learn and bool(self._truncated[t].any() or self.played == self._shape[0])
+        t = self.n_played_steps - 1
+        return self._learn and bool(self._truncated[t].any() or self.n_played_steps == self._shape[0])
 
     def add_value(self, value: torch.Tensor) -> None:
         """Store the values of the states after the newest step, [n_envs, n_agents]; 0 for terminated episodes."""
-        t = self.played - 1
-        self._next_value[t] = torch.where(self.tensor(self._terminated[t])[:, None], 0.0, value)
+        t = self.n_played_steps - 1
+        self._next_value[t] = torch.where(self.to_tensor(self._terminated[t])[:, None], 0.0, value)
 
-    def finish(self, running: EpisodeAccumulator, waiting: np.ndarray, state: torch.Tensor | None) -> Rollout:
+    def finish(self, accumulator: EpisodeAccumulator, is_waiting: np.ndarray, state: torch.Tensor | None) -> Rollout:
         """Return the rollout of the steps so far.
 
         Args:
-            running: sums of the episodes in progress, to which the steps are added.
-            waiting: mask of games that wait for a reset, [n_envs] bool.
+            accumulator: sums of the episodes in progress, to which the steps are added.
+            is_waiting: mask of games that wait for a reset, [n_envs] bool.
             state: recurrent state of the policy after the last step; None: the policy has none.
         """
-        n_steps, info = self.played, self._info
+        n_steps, info = self.n_played_steps, self._info
         for i, name in enumerate(self._per_step):
             if self._device_step_infos:
                 info[i, :n_steps] = torch.stack([step_info[name] for step_info in self._device_step_infos])
         self._device_step_infos = []
         reward, base_reward, info = self._reward[:n_steps], self._base_reward[:n_steps], info[:, :n_steps]
-        episodes = running.add(reward, base_reward, info, self._ends[:n_steps], waiting)
+        episodes = accumulator.add(reward, base_reward, info, self._is_episode_end[:n_steps], is_waiting)
         if self._learn:  # if the episode continues, the next value was computed by the forward pass of the next step
-            has_ended = self.tensor(self._terminated | self._truncated)[:-1, :, None]
+            has_ended = self.to_tensor(self._terminated | self._truncated)[:-1, :, None]
             self._next_value[:-1] = torch.where(has_ended, self._next_value[:-1], self._value[1:])
         initial_state = self._state if n_steps else None
         return Rollout(
@@ -329,24 +331,25 @@ class RolloutBuffer:
             action=self._action[:n_steps],
             log_prob=self._log_prob[:n_steps],
             value=self._value[:n_steps],
-            reward=self.tensor(reward),
-            base_reward=self.tensor(base_reward),
-            terminated=self.tensor(self._terminated[:n_steps]),
-            truncated=self.tensor(self._truncated[:n_steps]),
-            episode_start=self.tensor(self._starts[:n_steps]),
+            reward=self.to_tensor(reward),
+            base_reward=self.to_tensor(base_reward),
+            terminated=self.to_tensor(self._terminated[:n_steps]),
+            truncated=self.to_tensor(self._truncated[:n_steps]),
+            episode_start=self.to_tensor(self._is_episode_start[:n_steps]),
             next_value=self._next_value[:n_steps],
             info=dict(zip(self._per_step, to_numpy(info), strict=True)),
             episodes=episodes,
-            reward_jacobian=None if self._reward_jacobian is None else self.tensor(self._reward_jacobian[:n_steps]),
+            reward_jacobian=None if self._reward_jacobian is None else self.to_tensor(self._reward_jacobian[:n_steps]),
             # A state of None before the first step stands for zeros.
             state=torch.zeros_like(state) if initial_state is None and state is not None else initial_state,
         )
 
-    def tensors(self, observation: Observation, channels: Sequence[str]) -> dict[str, Any]:
+    def to_tensors(self, observation: Observation, channels: Sequence[str]) -> dict[str, Any]:
         """Return channels as tensors on the policy's device; texts remain arrays."""
-        return {name: observation[name] if self._is_text[name] else self.tensor(observation[name]) for name in channels}
+        arrays = {name: observation[name] for name in channels}
+        return {name: x if self._is_text[name] else self.to_tensor(x) for name, x in arrays.items()}
 
-    def tensor(self, x: Any) -> torch.Tensor:
+    def to_tensor(self, x: Any) -> torch.Tensor:
         """Return numbers as a tensor on the policy's device."""
         return to_device(x, self.device)
 
@@ -355,14 +358,14 @@ class RolloutBuffer:
         buffers, n_steps = self._stored_channels, self._shape[0]
         if not self._is_text[name]:
             if name not in buffers:
-                buffers[name] = self._buffer(f"obs/{name}", (n_steps, *x.shape), x.dtype)
+                buffers[name] = self._get_buffer(f"obs/{name}", (n_steps, *x.shape), x.dtype)
             buffers[name][t] = x
             return
         if name not in buffers:
-            buffers[name] = TextArray(self._buffer(f"obs/{name}", (n_steps, *x.shape), torch.int64), TextTable())
+            buffers[name] = TextArray(self._get_buffer(f"obs/{name}", (n_steps, *x.shape), torch.int64), TextTable())
         buffers[name].ids[t] = TextArray.from_texts(x, buffers[name].table).to(self.device).ids
 
-    def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def _get_buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != shape or buffer.dtype != dtype:
             self._buffers.pop(name, None)
@@ -375,7 +378,7 @@ class RolloutBuffer:
             buffer = self._buffers[name] = torch.empty(shape, dtype=dtype, device=self.device)
         return buffer
 
-    def _zeros(self, shape: tuple[int, ...]) -> Array:
+    def _make_zeros(self, shape: tuple[int, ...]) -> Array:
         """Return a float32 array of zeros on the environment's device."""
         if self.env_device is None:
             return np.zeros(shape, dtype=np.float32)

@@ -29,14 +29,14 @@ class StepProgress(Observer):
 
     Args:
         display: progress display of the run.
-        games: number of games that are stepped together.
+        n_games: number of games that are stepped together.
     """
 
-    def __init__(self, display: ProgressBar, games: int) -> None:
-        self.display, self.games = display, games
+    def __init__(self, display: ProgressBar, n_games: int) -> None:
+        self.display, self.n_games = display, n_games
 
     def on_progress(self, steps: int) -> None:
-        self.display.advance(steps * self.games)
+        self.display.advance(steps * self.n_games)
 
 
 class EpisodeProgress(Observer):
@@ -60,19 +60,19 @@ class EpisodeProgress(Observer):
 
 
 class GracePeriodObserver(Observer):
-    """Observer that stops a run during a rollout if the run was told to stop and its grace period has passed.
+    """Observer that stops a run during a rollout if a signal requested it and the grace period has passed.
 
     Args:
         run: run to stop.
-        resumable: function that returns the arguments of `Run.stop_after_grace`: iteration from which the run resumes,
-            and a function that returns the state at this iteration.
+        get_resume_point: function that returns the arguments of `Run.stop_after_grace`: iteration from which the run
+            resumes, and a function that returns the state at this iteration.
     """
 
-    def __init__(self, run: Run, resumable: Callable[[], tuple[int, Callable[[], State]]]) -> None:
-        self.run, self.resumable = run, resumable
+    def __init__(self, run: Run, get_resume_point: Callable[[], tuple[int, Callable[[], State]]]) -> None:
+        self.run, self.get_resume_point = run, get_resume_point
 
     def on_progress(self, steps: int) -> None:
-        self.run.stop_after_grace(*self.resumable())
+        self.run.stop_after_grace(*self.get_resume_point())
 
 
 class TrainingEpisodeWriter(Observer):
@@ -169,7 +169,7 @@ class EpisodeLogger(Observer):
         # Of each game's episode: steps, sum of rewards, latest reflection of each player, flags, and costs.
         self._totals = [{} for _ in range(n)] if state is None else [_copy_totals(totals) for totals in state["totals"]]
         # "terminated" or "truncated", by game, from the last step of an episode until its result is written.
-        self._ends: dict[int, str] = {}
+        self._end_types: dict[int, str] = {}
         self._frames: dict[int, np.ndarray] = {}  # rendered states before the next actions, by game
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
@@ -200,20 +200,20 @@ class EpisodeLogger(Observer):
             # Formatting of texts takes longer than a step of most games, so it is skipped where no file needs them.
             if totals["recorded"] or game in self._frames:
                 lines = [
-                    self._step_record(transition.observation, actions, reward, game, agent, note)
+                    self._make_step_record(transition.observation, actions, reward, game, agent, note)
                     for agent, note in enumerate(notes)
                 ]
                 self._write_step(game, lines)
             totals["return"] += float(reward[game].mean())
             totals["steps"] += 1
             if transition.ended[game]:
-                self._ends[game] = "terminated" if np.asarray(step.terminated)[game] else "truncated"
+                self._end_types[game] = "terminated" if np.asarray(step.terminated)[game] else "truncated"
         self.render_frames()
 
     def on_episode_end(self, episode: Episode) -> None:
-        if episode.game in self._ends:
+        if episode.game in self._end_types:
             row = make_episode_row(episode, self.objective, self.spending_cost)
-            self._finish_episode(episode.game, row, self._ends.pop(episode.game))
+            self._finish_episode(episode.game, row, self._end_types.pop(episode.game))
 
     def render_frames(self) -> None:
         """Render the states before the next actions of episodes with a video; also to be called after a restore."""
@@ -231,7 +231,7 @@ class EpisodeLogger(Observer):
 
     def _list_playing_games(self) -> list[int]:
         """Return the games whose episode is in progress."""
-        return [game for game in np.flatnonzero(self.playing).tolist() if game not in self._ends]
+        return [game for game in np.flatnonzero(self.playing).tolist() if game not in self._end_types]
 
     def _is_filmed(self, game: int) -> bool:
         # The number of videos may be lower in a resumed run than it was at the start of the episode.
@@ -244,10 +244,10 @@ class EpisodeLogger(Observer):
             self.files.write_step(episode, line)
         if game in self._frames:
             thoughts = self._totals[game]["thoughts"]
-            texts_by_player = [self._frame_texts(*texts) for texts in zip(lines, thoughts, strict=True)]
+            texts_by_player = [self._make_frame_texts(*texts) for texts in zip(lines, thoughts, strict=True)]
             self._write_frame(game, self._frames[game], texts_by_player)
 
-    def _step_record(
+    def _make_step_record(
         self,
         observation: Observation,
         actions: np.ndarray,
@@ -299,7 +299,7 @@ class EpisodeLogger(Observer):
         self.playing[game] = False
         self._frames.pop(game, None)
 
-    def _frame_texts(self, line: Mapping[str, Any], reflection: str) -> list[tuple[str, str]]:
+    def _make_frame_texts(self, line: Mapping[str, Any], reflection: str) -> list[tuple[str, str]]:
         action = line["action"] if isinstance(line["action"], str) else _format_numbers(line["action"])
         if line.get("has_request") is False:
             action += "  (repeated)"
@@ -307,7 +307,7 @@ class EpisodeLogger(Observer):
             action += "  (no valid reply)"
         if "agent" in line:
             # The frame itself shows all players, so one line of text for each is enough.
-            summary = _scalar_summary(line.get("observation", ""))
+            summary = _format_scalars(line.get("observation", ""))
             player = f"player {line['agent'] + 1}" + (f", {line['model']}" if "model" in line else "")
             message_text = f'says "{line["message"]}"' if line.get("message") else ""
             return [(f"{player}: {action}", "\n".join(filter(None, (message_text, summary, reflection))) or "-")]
@@ -321,7 +321,7 @@ class EpisodeLogger(Observer):
     def _write_frame(self, game: int, frame: np.ndarray, texts_by_player: list[list[tuple[str, str]]]) -> None:
         totals = self._totals[game]
         heading = ("episode", f"{self.first_episode + game}, step {totals['steps']}, return {totals['return']:.4g}")
-        texts = [entry for player in texts_by_player[:MAX_SHOWN_PLAYERS] for entry in player]
+        texts = [text for player_texts in texts_by_player[:MAX_SHOWN_PLAYERS] for text in player_texts]
         if len(texts_by_player) > MAX_SHOWN_PLAYERS:
             texts.append(("and", f"{len(texts_by_player) - MAX_SHOWN_PLAYERS} more players"))
         height = SINGLE_PLAYER_HEIGHT if self.spec.n_agents == 1 else SOCIETY_HEIGHT
@@ -334,7 +334,7 @@ def _copy_totals(totals: Mapping[str, Any]) -> dict[str, Any]:
     return {name: list(x) if isinstance(x, list) else x for name, x in totals.items()}
 
 
-def _scalar_summary(observation: Any) -> str:
+def _format_scalars(observation: Any) -> str:
     """Return the scalar fields of an observation as one line of text."""
     if not isinstance(observation, Mapping):
         return ""

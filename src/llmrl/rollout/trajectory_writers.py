@@ -15,7 +15,7 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.core.state_fields import StateFields
 from llmrl.run.trajectories import Trajectories, TrajectoryFiles
 
-CHUNK_STEPS = 8192
+CHUNK_ROWS = 8192
 """Approximate number of rows (steps x agents) of a file; unwritten rows are held in memory and in checkpoints."""
 PROMPT_CHANNEL, TEXT_CHANNEL = "prompt", "text"
 
@@ -34,7 +34,7 @@ class HasTaskLabels(Protocol):
     def missions(self) -> Sequence[str]: ...
 
 
-def stored_text_channel(spec: EnvSpec, policy: Policy) -> str | None:
+def choose_text_channel(spec: EnvSpec, policy: Policy) -> str | None:
     """Return the channel of texts to store: the complete prompt, else the text that the policy reads, else None."""
     if PROMPT_CHANNEL in spec.observation:
         return PROMPT_CHANNEL
@@ -46,32 +46,32 @@ class EpisodeQueue:
 
     Args:
         spec: specification of the environment.
-        chunk: number of rows after which a file is written.
+        chunk_rows: number of rows after which a file is written.
     """
 
-    def __init__(self, spec: EnvSpec, chunk: int = CHUNK_STEPS) -> None:
-        self.spec, self.chunk = spec, chunk
+    def __init__(self, spec: EnvSpec, chunk_rows: int = CHUNK_ROWS) -> None:
+        self.spec, self.chunk_rows = spec, chunk_rows
         self._next_number = 0  # lowest number of an episode that is neither ready nor discarded
         self._ready: list[dict[str, Any]] = []  # episodes to write in the next file
-        self._n_ready_steps = 0
+        self._n_ready_rows = 0
         self._pending: dict[int, dict[str, Any]] = {}  # finished episodes with numbers above `_next_number`
         self._discarded: set[int] = set()  # numbers of episodes that will not be added
         self._files: TrajectoryFiles | None = None
 
-    def open(self, folder: Path, state: State | None = None, begun: Iterable[int] = ()) -> None:
+    def open(self, folder: Path, state: State | None = None, omitted_numbers: Iterable[int] = ()) -> None:
         """Open the files in `folder`, or continue them from `state`.
 
         Args:
             folder: folder of the run or of the evaluation.
             state: state from the run's checkpoint; None: there are no files.
-            begun: numbers of episodes that will not be added, unless they are in `state`: finished episodes, and
-                episodes that began before trajectories were stored.
+            omitted_numbers: numbers of episodes that will not be added, unless they are in `state`: finished episodes,
+                and episodes that began before trajectories were stored.
         """
         self._files = TrajectoryFiles(folder, None if state is None else state["files"])
         self._pending = (
             {} if state is None else {int(episode["episode"]): dict(episode) for episode in state["pending"]}
         )
-        self._discarded = set(begun) - set(self._pending)
+        self._discarded = set(omitted_numbers) - set(self._pending)
         self._write_ready()
 
     def add(self, episode: dict[str, Any]) -> None:
@@ -103,9 +103,9 @@ class EpisodeQueue:
             self._next_number += 1
             if episode is not None:
                 self._ready.append(episode)
-                self._n_ready_steps += len(episode["rows"])
+                self._n_ready_rows += len(episode["rows"])
             # Within the loop, so that the episodes of a file do not depend on the order in which episodes end.
-            if self._n_ready_steps >= self.chunk:
+            if self._n_ready_rows >= self.chunk_rows:
                 self._write()
 
     def _write(self) -> None:
@@ -120,7 +120,7 @@ class EpisodeQueue:
                 rows.append((text_index, *step_values, *identifiers, episode["kind"], episode["mission"]))
         columns = dict(zip(_COLUMN_NAMES, zip(*rows, strict=True), strict=True))
         self._files.write(_to_trajectories(list(text_indices), self.spec, columns))
-        self._ready, self._n_ready_steps = [], 0
+        self._ready, self._n_ready_rows = [], 0
 
 
 class TrajectoryWriter(StateFields, Observer):
@@ -128,10 +128,10 @@ class TrajectoryWriter(StateFields, Observer):
 
     Args:
         env: environment that is played.
-        text: name of the channel whose texts are stored (`stored_text_channel`); None: no texts.
+        text_channel: name of the channel whose texts are stored (`choose_text_channel`); None: no texts.
         episodes: queue that receives the episodes, possibly shared by several writers; None: a new queue.
-        games: number of games of the run, where episode k is stored as played in game k % `games`; None: the index of
-            the game in `env` is stored.
+        n_games: number of games of the run, where episode k is stored as played in game k % `n_games`; None: the
+            index of the game in `env` is stored.
 
     Attributes:
         first_episode: number of the next episode that begins.
@@ -140,10 +140,10 @@ class TrajectoryWriter(StateFields, Observer):
     _state_fields = ("first_episode", "_open_rows", "_numbers")
 
     def __init__(
-        self, env: VecEnv, text: str | None, episodes: EpisodeQueue | None = None, games: int | None = None
+        self, env: VecEnv, text_channel: str | None, episodes: EpisodeQueue | None = None, n_games: int | None = None
     ) -> None:
-        self.env, self.spec, self.text, self.games = env, env.spec, text, games
-        self.channels = () if text is None else (text,)
+        self.env, self.spec, self.text_channel, self.n_games = env, env.spec, text_channel, n_games
+        self.channels = () if text_channel is None else (text_channel,)
         self.episodes = EpisodeQueue(self.spec) if episodes is None else episodes
         self.first_episode = 0
         # Rows of the episode in progress of each game (None: no such episode), and its number.
@@ -172,7 +172,7 @@ class TrajectoryWriter(StateFields, Observer):
         terminated = np.asarray(step.terminated)
         truncated = np.asarray(step.truncated) & ~terminated
         success = to_numpy(step.info["success"]) if "success" in self.spec.per_step else None
-        texts = None if self.text is None else transition.observation[self.text]
+        texts = None if self.text_channel is None else transition.observation[self.text_channel]
         for game, rows in enumerate(self._open_rows):
             if rows is None:
                 continue
@@ -209,7 +209,7 @@ class TrajectoryWriter(StateFields, Observer):
         self.episodes.add(
             {
                 "episode": number,
-                "game": game if self.games is None else number % self.games,
+                "game": game if self.n_games is None else number % self.n_games,
                 "success": float(success),
                 "kind": str(self.env.kinds[game]) if isinstance(self.env, HasTaskLabels) else "",
                 "mission": str(self.env.missions[game]) if isinstance(self.env, HasTaskLabels) else "",
@@ -220,7 +220,7 @@ class TrajectoryWriter(StateFields, Observer):
 
 def make_trajectory_writer(env: VecEnv, policy: Policy, folder: Path) -> TrajectoryWriter:
     """Return an observer that writes the episodes of `policy` in `env` into `folder`."""
-    writer = TrajectoryWriter(env, stored_text_channel(env.spec, policy), games=env.spec.n_envs)
+    writer = TrajectoryWriter(env, choose_text_channel(env.spec, policy), n_games=env.spec.n_envs)
     writer.episodes.open(folder)
     return writer
 
@@ -238,6 +238,6 @@ _DTYPE_BY_COLUMN: dict[str, Any] = {
 
 
 def _to_trajectories(prompts: list[str], spec: EnvSpec, columns: Mapping[str, Any]) -> Trajectories:
-    types = {**_DTYPE_BY_COLUMN, "action": np.int64 if spec.continuous_actions is None else np.float32}
+    dtypes = {**_DTYPE_BY_COLUMN, "action": np.int64 if spec.continuous_actions is None else np.float32}
     names = [] if spec.continuous_actions is not None else list(spec.action_names)
-    return Trajectories(prompts, names, **{n: np.array(columns[n], dtype=types[n]) for n in _COLUMN_NAMES})
+    return Trajectories(prompts, names, **{n: np.array(columns[n], dtype=dtypes[n]) for n in _COLUMN_NAMES})

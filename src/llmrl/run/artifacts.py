@@ -33,7 +33,7 @@ CALL_LOG_NAME = "llm_calls.jsonl"
 """File with the requests to language models; `llmrl.llms.call_log` writes it."""
 ADAPTER = "adapter"
 """Folder with the trained adapter of a language model."""
-PARTIAL_BACKUP = "backup.partial"
+PARTIAL_BACKUP_FOLDER = "backup.partial"
 """Folder of a backup that is not complete."""
 RUN_KEY = "run"
 """Key in a saved state for what `Run` saves; all other keys are the loop's."""
@@ -43,16 +43,16 @@ def save_config(path: Path, config: dict[str, Any]) -> None:
     """Write a resolved config as YAML, atomically. `trusted_modules` is left out: trust cannot come from a file."""
     from omegaconf import OmegaConf
 
-    saved = {key: value for key, value in config.items() if key != TRUSTED_KEY}
-    write_atomic(path, OmegaConf.to_yaml(OmegaConf.create(saved)))
+    saved_config = {key: value for key, value in config.items() if key != TRUSTED_KEY}
+    write_atomic(path, OmegaConf.to_yaml(OmegaConf.create(saved_config)))
 
 
-def read_config(folder: Path, trusted: Sequence[str]) -> dict[str, Any]:
+def read_config(folder: Path, trusted_modules: Sequence[str]) -> dict[str, Any]:
     """Return the config of a run folder as plain data; interpolations in it are not resolved.
 
     Args:
         folder: run folder.
-        trusted: modules that the caller trusts, the value of `trusted_modules`; the value in the file is ignored.
+        trusted_modules: modules that the caller trusts; the value in the file is ignored.
 
     Raises:
         RunFolderError: there is no config, or it cannot be read.
@@ -64,13 +64,13 @@ def read_config(folder: Path, trusted: Sequence[str]) -> dict[str, Any]:
         config = yaml.safe_load(read_bytes(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         error_text = " ".join(str(error).split())
-        raise RunFolderError(f"{path} cannot be read ({error_text}); start this run by its command") from error
+        raise RunFolderError(f"{path} cannot be read ({error_text}); start this run with its command") from error
     if not isinstance(config, dict) or not config:
-        raise RunFolderError(f"{path} holds no configuration; start this run by its command")
-    return {**{str(key): value for key, value in config.items()}, TRUSTED_KEY: list(trusted)}
+        raise RunFolderError(f"{path} holds no configuration; start this run with its command")
+    return {**{str(key): value for key, value in config.items()}, TRUSTED_KEY: list(trusted_modules)}
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_temporary_files(folder: Path) -> None:
     """Remove temporary files of a killed attempt, except those with which processes check or replace the owner file."""
     for path in folder.glob(".*.tmp"):
         if not path.name.startswith((".clock", ".owner")):
@@ -78,17 +78,17 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def load_saved_state(folder: Path) -> tuple[int, State]:
-    """Return the newest intact checkpoint of a run folder: iterations done, and the loop's state plus `RUN_KEY`.
+    """Return the newest intact checkpoint of a run folder: its iteration, and the loop's state plus `RUN_KEY`.
 
     Raises:
         CheckpointError: `folder` is not a run folder, or has no checkpoint that can be read.
     """
     if not (folder / CONFIG_NAME).is_file():
         raise CheckpointError(f"{folder} is not a run folder (no config.yaml); give one like outputs/<name>/<run>/s0")
-    newest = CheckpointStore(folder / "checkpoints").load_newest()
-    if newest is None:
+    newest_checkpoint = CheckpointStore(folder / "checkpoints").load_newest()
+    if newest_checkpoint is None:
         raise CheckpointError(f"{folder} has no checkpoint yet; wait until that run has saved its first one")
-    return newest
+    return newest_checkpoint
 
 
 def remove_if_rejected(created_folders: Sequence[Path], error: BaseException | None) -> None:
@@ -124,24 +124,24 @@ def move_to_backup(folder: Path) -> None:
     Raises:
         RunFolderError: the folder for the content is a link, or cannot be created.
     """
-    partial = folder / PARTIAL_BACKUP
+    partial_backup = folder / PARTIAL_BACKUP_FOLDER
     paths = [
         path
         for path in folder.iterdir()
-        if path.name not in (ownership.FILE_NAME, queued.FILE_NAME, PARTIAL_BACKUP)
+        if path.name not in (ownership.FILE_NAME, queued.FILE_NAME, PARTIAL_BACKUP_FOLDER)
         and not path.name.startswith(("backup_", "."))
     ]
-    if all(path.name == CONFIG_NAME for path in paths) and not partial.exists():
+    if all(path.name == CONFIG_NAME for path in paths) and not partial_backup.exists():
         return  # there is nothing, or only the config that a launcher wrote
     try:
-        create_folder(partial, folder)
+        create_folder(partial_backup, folder)
     except OSError as error:
-        raise make_write_error(partial, error) from error
+        raise make_write_error(partial_backup, error) from error
     # The status is moved last: as long as it is there, a finished run counts as finished.
     for path in sorted(paths, key=lambda path: path.name == status.FILE_NAME):
         # TensorBoard searches all folders; under another name it does not show the old curves as a further run.
         name = path.name.replace("tfevents", "tensorboard") if path.match(EVENT_FILE_PATTERN) else path.name
-        path.rename(partial / name)
+        path.rename(partial_backup / name)
     backup_number = 1 + max((int(p.name[7:]) for p in folder.glob("backup_*") if p.name[7:].isdecimal()), default=0)
-    partial.rename(folder / f"backup_{backup_number}")
+    partial_backup.rename(folder / f"backup_{backup_number}")
     log.info("moved the earlier content of %s to backup_%d", folder, backup_number)

@@ -16,7 +16,7 @@ from llmrl.core.terminal import to_drawing_stream
 from llmrl.run.status import RunProgress
 
 
-class Bars(Progress):
+class TerminalBar(Progress):
     """A progress bar with columns for unit, speed, remaining time and latest result. `start` shows it.
 
     Args:

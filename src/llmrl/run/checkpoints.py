@@ -51,11 +51,11 @@ class CheckpointStore:
     def __init__(self, folder: Path, config_hash: str = "") -> None:
         self.folder, self.config_hash = folder, config_hash
 
-    def paths(self) -> list[Path]:
+    def list_paths(self) -> list[Path]:
         """Return the checkpoint files, oldest first."""
         return sorted(path for path in self.folder.glob("checkpoint_*.pt") if _NAME_PATTERN.fullmatch(path.name))
 
-    def path(self, iteration: int) -> Path:
+    def get_path(self, iteration: int) -> Path:
         """Return the file of an iteration's checkpoint, whether or not it exists."""
         return self.folder / f"checkpoint_{iteration:09d}.pt"
 
@@ -74,7 +74,7 @@ class CheckpointStore:
             "config_hash": self.config_hash,
             "state": _encode(state, "state"),
         }
-        path = self.path(iteration)
+        path = self.get_path(iteration)
         writer = _HashingWriter()
         try:
             create_folder(self.folder, self.folder.parent)
@@ -88,7 +88,7 @@ class CheckpointStore:
             reason = describe_write_error(path, write_error) if write_error is not None else error
             raise CheckpointError(f"cannot write {path}: {reason}") from error
         # Files of later iterations are damaged: loading skipped them, and the run resumed from an earlier checkpoint.
-        for old_path in [p for p in self.paths() if p.name > path.name] + self.paths()[:-N_KEPT_CHECKPOINTS]:
+        for old_path in [p for p in self.list_paths() if p.name > path.name] + self.list_paths()[:-N_KEPT_CHECKPOINTS]:
             old_path.unlink(missing_ok=True)
         return path
 
@@ -131,13 +131,13 @@ class CheckpointStore:
     def load_newest(self) -> tuple[int, State] | None:
         """Return iteration and state of the newest intact checkpoint; None if there is none.
 
-        Damaged ones are skipped with a warning.
+        Damaged files are skipped with a warning.
 
         Raises:
             CheckpointError: all are damaged, or the newest intact one cannot be used (another config or format).
         """
         damaged_names: list[str] = []
-        for path in reversed(self.paths()):
+        for path in reversed(self.list_paths()):
             try:
                 return self.load(path)
             except DamagedCheckpointError as error:
@@ -156,7 +156,7 @@ class CheckpointStore:
 
     def clean(self) -> None:
         """Remove partial and superseded files that a killed process left. Only the owner of the run may call this."""
-        for leftover in [*self.folder.glob(".checkpoint_*.tmp"), *self.paths()[:-N_KEPT_CHECKPOINTS]]:
+        for leftover in [*self.folder.glob(".checkpoint_*.tmp"), *self.list_paths()[:-N_KEPT_CHECKPOINTS]]:
             remove_ignoring_errors(leftover)
 
 
@@ -200,7 +200,10 @@ def _check_digest(path: Path, data: bytes) -> None:
 
 
 def _encode(value: Any, location: str) -> Any:
-    """Return a copy of `value` that `weights_only` loading can read; equal content gives equal bytes."""
+    """Return a copy of `value` that `weights_only` loading can read; `location` names the value in errors.
+
+    Equal values give equal bytes.
+    """
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.hasobject:
             raise TypeError(f"{location} is an array of Python objects, which checkpoints do not hold")
@@ -242,6 +245,7 @@ def _encode_key(key: Any, location: str) -> str | int:
 
 
 def _decode(value: Any) -> Any:
+    """Invert `_encode`."""
     if isinstance(value, dict):
         if _NUMPY_KEY not in value:
             return {key: _decode(element) for key, element in value.items()}
@@ -272,7 +276,7 @@ class CheckpointTimer:
     def __init__(self, interval: float = 60.0) -> None:
         self.interval = interval
         self.duration = 0.0
-        self._pending_seconds = 0.0  # seconds of work on the next checkpoint
+        self._pending_seconds = 0.0  # seconds of work on the next checkpoint so far
         self._has_warned = False  # whether it was logged that a stop may take longer than `MAX_STOP_S`
         self._last_checkpoint = self._last_safe_point = time.monotonic()
 

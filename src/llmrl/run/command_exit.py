@@ -35,7 +35,7 @@ def handle_interrupt(name: str, composes_config: bool = False) -> Iterator[None]
 
     While a module is imported and while Hydra composes the config (until `end_composition`), Ctrl-C ends the process at
     once, because extension modules and Hydra would turn an exception into other errors; there is nothing to clean up
-    yet. Otherwise, Ctrl-C raises `KeyboardInterrupt`. A run replaces this handler by its own (`StopFlag`).
+    yet. Otherwise, Ctrl-C raises `KeyboardInterrupt`. A run replaces this handler with its own (`StopFlag`).
 
     Args:
         name: name of the command.
@@ -45,7 +45,7 @@ def handle_interrupt(name: str, composes_config: bool = False) -> Iterator[None]
         SystemExit: Ctrl-C ended the command. The exit code is `EXIT_INTERRUPTED`.
     """
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def interrupt(signal_number: int, frame: FrameType | None) -> None:
         if _is_composing or _is_importing(frame):
             os.write(2, f"\n{name}: {_INTERRUPT_MESSAGE}\n".encode())
             os._exit(EXIT_INTERRUPTED)
@@ -165,9 +165,9 @@ def exit_on_signal(name: str, note: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        number = signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT
-        print_message(name, f"stopped by {number.name}; {note}")
-        raise SystemExit(128 + number) from interrupt
+        signal_number = signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT
+        print_message(name, f"stopped by {signal_number.name}; {note}")
+        raise SystemExit(128 + signal_number) from interrupt
     finally:
         if previous_handler is not None:
             signal.signal(signal.SIGTERM, previous_handler)
@@ -200,11 +200,11 @@ def _format_unexpected_error(error: Exception) -> str:
     )
 
 
-def _append_traceback_path(text: str, error: BaseException, alternative: str = "") -> str:
-    """Append the path of the full traceback to `text`, or `alternative` if the traceback was not saved."""
+def _append_traceback_path(text: str, error: BaseException, alternative_hint: str = "") -> str:
+    """Append the path of the full traceback to `text`, or `alternative_hint` if the traceback was not saved."""
     from llmrl.core.errors import LlmrlError, get_traceback_path
 
     is_self_explanatory = isinstance(error, LlmrlError) and not _is_internal(error)
     traceback_path = "" if is_self_explanatory else get_traceback_path(error)
-    hint = f"The full traceback is in {traceback_path}" if traceback_path else alternative
+    hint = f"The full traceback is in {traceback_path}" if traceback_path else alternative_hint
     return f"{text}\n{hint}" if hint else text

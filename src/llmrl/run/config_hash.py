@@ -50,8 +50,8 @@ EXCLUDED: tuple[str, ...] = (
 """Config keys that are left out of the hash and of the label, with all keys inside them."""
 
 RESOLVED = "resolved_runs"
-"""Key of a config: identity of each other run that the config names, by key (`llmrl.experiment.run_references`). The
-hash covers that identity instead of the name, because a run can be named in several ways."""
+"""Key of a config with the identities of the other runs that it names, by key (`llmrl.experiment.run_references`). The
+hash covers an identity instead of the name, because a run can be named in several ways."""
 
 HASH_LENGTH = 8
 
@@ -88,9 +88,9 @@ def drop_excluded_keys(config: Mapping[str, Any], prefix: str = "", dropped: Col
 
 def _to_canonical(value: Any, location: str) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _to_canonical(item, f"{location}.{key}") for key, item in value.items()}
+        return {str(key): _to_canonical(element, f"{location}.{key}") for key, element in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_canonical(item, f"{location}[{i}]") for i, item in enumerate(value)]
+        return [_to_canonical(element, f"{location}[{i}]") for i, element in enumerate(value)]
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if value is None or isinstance(value, str | int | float):

@@ -32,20 +32,20 @@ from llmrl.run.sink import FOLDER as SINKS_FOLDER
 from llmrl.run.tensorboard_file import EVENT_FILE_PATTERN
 
 _CHECKPOINT_FOLDER = "checkpoints"
-_NAMES_NOT_COPIED = (
+_EXCLUDED_FILE_NAMES = (
     *(_CHECKPOINT_FOLDER, LOG_NAME, PROVENANCE_NAME, ownership.FILE_NAME, queued.FILE_NAME, status.FILE_NAME),
     SINKS_FOLDER,
 )
 
 
-def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, open_main: Callable[[], Run]) -> Run:
+def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, open_main_run: Callable[[], Run]) -> Run:
     """Open a run in the first of the `processes`; the other processes get a `WorkerRun` and write to no sinks.
 
     Args:
         processes: processes that compute the run together.
         config: resolved config of the run.
         seed: seed of the run.
-        open_main: function that opens the run (`Run.open`); only the first process calls it.
+        open_main_run: function that opens the run (`Run.open`); only the first process calls it.
 
     Raises:
         RunFolderError, CheckpointError: `Run.open` raised them.
@@ -57,13 +57,13 @@ def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, open
         run = WorkerRun(processes)
         run.config_digest = config_hash(config)
     else:
-        run = open_main()
+        run = open_main_run()
         run.processes = processes
     if processes.world_size == 1:
         return run
     try:
-        process_id_and_start = (socket.gethostname(), os.getpid(), ownership.get_process_start(os.getpid()))
-        local_state = (str(run.folder), run.state, run.iteration, run.result, process_id_and_start, run.config_digest)
+        process_identity = (socket.gethostname(), os.getpid(), ownership.get_process_start(os.getpid()))
+        local_state = (str(run.folder), run.state, run.iteration, run.result, process_identity, run.config_digest)
         states = processes.all_gather_object(local_state)
         if len({digest for *_, digest in states}) > 1:
             raise ConfigError(f"the {processes.world_size} processes of this run were started with different configs")
@@ -108,7 +108,7 @@ class WorkerRun(Run):
         position = None
         if self.state == "resumed":
             store = CheckpointStore(folder / _CHECKPOINT_FOLDER, config_hash=self.config_digest)
-            _, self.restored_state = store.load(store.path(self.iteration))
+            _, self.restored_state = store.load(store.get_path(self.iteration))
             position = self.restored_state.pop(RUN_KEY)["metrics"]
             _copy_run_files(folder, self.folder)
         self.metrics = MetricLog(self.folder, position)
@@ -118,8 +118,8 @@ class WorkerRun(Run):
 
         A second SIGINT would stop it at once, without a checkpoint.
         """
-        host, pid, start = self.main_process
-        if host == socket.gethostname() and ownership.get_process_start(pid) == start:
+        host, pid, start_time = self.main_process
+        if host == socket.gethostname() and ownership.get_process_start(pid) == start_time:
             os.kill(pid, signal.SIGTERM)
 
     def checkpoint(self, iteration: int, state: State) -> Path:
@@ -144,7 +144,7 @@ class WorkerRun(Run):
 def _copy_run_files(folder: Path, destination: Path) -> None:
     """Copy the files that a loop has written to a run folder; link arrays, which are large and never changed."""
     for path in folder.iterdir():
-        has_excluded_name = path.name in _NAMES_NOT_COPIED or path.match(EVENT_FILE_PATTERN)
+        has_excluded_name = path.name in _EXCLUDED_FILE_NAMES or path.match(EVENT_FILE_PATTERN)
         if has_excluded_name or path.name.startswith((".", "backup", "code-")):
             continue
         if path.is_dir():

@@ -32,7 +32,7 @@ VIDEO_TAG = "episode/film"
 """Tag of videos in sinks."""
 TEXT_COLUMN_WIDTH = 520
 """Width of the text column at the right of each video frame, pixels."""
-_EMPTY = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
+_EMPTY_FILE_END = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
 
 
 class EpisodeFiles:
@@ -51,14 +51,14 @@ class EpisodeFiles:
 
     def __init__(self, folder: Path, state: State | None) -> None:
         self._episodes_path, self._folder = folder / EPISODES, folder / FOLDER
-        self._open_counts: dict[int, dict[str, int]] = {}  # numbers of frames by unfinished episode
+        self._frame_counts: dict[int, dict[str, int]] = {}  # numbers of frames by unfinished episode
         self._hashes: dict[Path, hashlib._Hash] = {}  # SHA-256 of each file that still grows
         self.finished: list[dict[str, Any]] = []
-        self._n_episodes_shown = 0  # finished episodes whose videos `new_videos` has returned
+        self._n_episodes_shown = 0  # finished episodes whose videos `list_new_videos` has returned
         # Arguments of `finish_episode` by episode, while an earlier episode is unfinished.
         self._finished_out_of_order: dict[int, tuple[dict[str, Any], float | None]] = {}
         with report_write_errors(self._folder):
-            self._truncate_to({"list": _EMPTY, "open": [], "waiting": []} if state is None else state)
+            self._truncate_to({"list": _EMPTY_FILE_END, "open": [], "waiting": []} if state is None else state)
 
     def write_step(self, episode: int, line: Mapping[str, Any]) -> None:
         """Append the line of one player's step in an episode."""
@@ -68,7 +68,7 @@ class EpisodeFiles:
         """Write the next frame of an episode's video, [height, width, 3] uint8."""
         from PIL import Image
 
-        counts = self._open_counts.setdefault(episode, {"frames": 0})
+        counts = self._frame_counts.setdefault(episode, {"frames": 0})
         path = self._folder / str(episode) / "frames" / f"{counts['frames']:06d}.png"
         create_folder(path.parent, self._folder.parent)
         with open_file(path, "wb", self._folder.parent) as file:
@@ -85,12 +85,12 @@ class EpisodeFiles:
             frames = sorted((folder / "frames").glob("*.png"))
             if frames and fps is not None:
                 save_video(frames, folder, "episode", fps)
-            self._open_counts.pop(episode, None)
+            self._frame_counts.pop(episode, None)
             self._hashes.pop(folder / REPLIES, None)
             self._append(self._episodes_path, line)
             self.finished.append(dict(line))
 
-    def new_videos(self, metrics: Mapping[str, Any]) -> list[Path]:
+    def list_new_videos(self, metrics: Mapping[str, Any]) -> list[Path]:
         """Return the GIF videos of the episodes that ended between the previous row of metrics and this one.
 
         Call it once for each row of `metrics.jsonl`, in order. `episodes` in a row is the number of finished episodes.
@@ -110,9 +110,9 @@ class EpisodeFiles:
         episodes = [] if not self._folder.is_dir() else sorted(int(path.name) for path in self._folder.iterdir())
         finished_episodes = {line["episode"] for line in self.finished}
         return {
-            "list": self._get_end(self._episodes_path),
+            "list": self._describe_end(self._episodes_path),
             "open": [
-                [k, self._get_end(self._folder / str(k) / REPLIES), self._open_counts.get(k, {}).get("frames", 0)]
+                [k, self._describe_end(self._folder / str(k) / REPLIES), self._frame_counts.get(k, {}).get("frames", 0)]
                 for k in episodes
                 if k not in finished_episodes
             ],
@@ -141,15 +141,15 @@ class EpisodeFiles:
                     picture.unlink()
             for video in path.glob("episode.*"):
                 video.unlink()
-            self._open_counts[episode] = {"frames": n_frames}
+            self._frame_counts[episode] = {"frames": n_frames}
 
-    def _get_end(self, path: Path) -> State:
+    def _describe_end(self, path: Path) -> State:
         """Return the size and digest of a file."""
         size = path.stat().st_size if path.exists() else 0
         return {"bytes": size, "sha256": self._hashes.get(path, hashlib.sha256()).hexdigest()}
 
     def _truncate(self, path: Path, end: State) -> None:
-        """Cut a file to `end`, which `_get_end` returned at the checkpoint."""
+        """Cut a file to `end`, which `_describe_end` returned at the checkpoint."""
         try:
             data = read_bytes(path, self._folder.parent)
         except FileNotFoundError:

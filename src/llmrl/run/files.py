@@ -79,9 +79,9 @@ def write_json_script(path: Path, function: str, key: str, content: Any) -> None
 def _to_json_types(value: Any) -> Any:
     """Return a value in types that JSON can represent; numbers that are not finite become None."""
     if isinstance(value, Mapping):
-        return {str(key): _to_json_types(item) for key, item in value.items()}
+        return {str(key): _to_json_types(element) for key, element in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_json_types(item) for item in value]
+        return [_to_json_types(element) for element in value]
     if hasattr(value, "tolist"):  # NumPy arrays and scalars, tensors
         return _to_json_types(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -234,13 +234,13 @@ class LineFile:
         try:
             path_stat, file_stat = self._path.stat(), os.fstat(self._file.fileno())
         except OSError as error:
-            raise self._modification_error(f"cannot be found any more ({error.strerror})") from error
+            raise self._make_modification_error(f"cannot be found any more ({error.strerror})") from error
         if not os.path.samestat(path_stat, file_stat):
-            raise self._modification_error("is another file now")
+            raise self._make_modification_error("is another file now")
         if path_stat.st_size != self._size:
-            raise self._modification_error(f"has {path_stat.st_size} bytes instead of {self._size}")
+            raise self._make_modification_error(f"has {path_stat.st_size} bytes instead of {self._size}")
 
-    def _modification_error(self, change: str) -> RunFolderError:
+    def _make_modification_error(self, change: str) -> RunFolderError:
         return RunFolderError(
             f"{self._path} {change}: it was removed, replaced or changed during the run, so measurements are lost. "
             "Start this run anew with rerun=true, which moves the old content aside"

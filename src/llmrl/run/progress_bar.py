@@ -18,7 +18,7 @@ from llmrl.run import status
 from llmrl.run.log_file import get_active_log_files
 
 if TYPE_CHECKING:
-    from llmrl.run.bars import Bars
+    from llmrl.run.bars import TerminalBar
 
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class ProgressBar:
         self._description = description
         self._on_report = on_report
         self._draws_bar = sys.stderr.isatty() if draws_bar is None else draws_bar
-        self._bar: Bars | None = None
+        self._bar: TerminalBar | None = None
         self._in_notebook = "ipykernel" in sys.modules
         self._is_in_main_thread, self._log_files = True, get_active_log_files()
         self._start_done = done
@@ -75,9 +75,9 @@ class ProgressBar:
         self._is_in_main_thread = threading.current_thread() is threading.main_thread()
         self._log_files = get_active_log_files()
         if self._draws_bar and self._is_in_main_thread:
-            from llmrl.run.bars import Bars
+            from llmrl.run.bars import TerminalBar
 
-            self._bar = Bars()
+            self._bar = TerminalBar()
             self._bar.show_progress(self._description, self.progress, self._format_speed())
             self._bar.start()
         return self

@@ -40,11 +40,11 @@ from llmrl.core.secrets import check_no_secrets, check_no_secrets_in_arguments
 from llmrl.run import ownership, status
 from llmrl.run.artifacts import (
     CONFIG_NAME,
-    PARTIAL_BACKUP,
+    PARTIAL_BACKUP_FOLDER,
     RUN_KEY,
     move_to_backup,
     remove_if_rejected,
-    remove_leftovers,
+    remove_temporary_files,
     save_config,
 )
 from llmrl.run.checkpoints import CheckpointStore, CheckpointTimer
@@ -134,7 +134,7 @@ class Run:
         run.checkpoint_timer.interval = config.get("checkpoint_seconds", run.checkpoint_timer.interval)
         last_status = status.read_latest_status(run.folder, rerun)
         # An earlier rerun was killed while it moved the old content to a backup.
-        has_interrupted_rerun = (run.folder / PARTIAL_BACKUP).exists()
+        has_interrupted_rerun = (run.folder / PARTIAL_BACKUP_FOLDER).exists()
         starts_anew = rerun or has_interrupted_rerun
         if not starts_anew and run._adopt_if_finished(last_status):
             return run
@@ -202,7 +202,7 @@ class Run:
         self._log_file = LogFile(self.folder)
         self.checkpoints = CheckpointStore(self.folder / "checkpoints", config_hash=self.config_digest)
         self.checkpoints.clean()
-        remove_leftovers(self.folder)
+        remove_temporary_files(self.folder)
         newest_checkpoint = self.checkpoints.load_newest()
         metrics_position = None
         if newest_checkpoint is not None:

@@ -64,7 +64,7 @@ def summarize_running_runs(records: Sequence[RunRecord]) -> str:
     slowest_progress = max(running_records, key=lambda record: record.progress.eta_s or 0.0).progress
     if slowest_progress.eta_s is not None:
         texts.append(f"{format_clock(slowest_progress.eta_s)} left")
-    costs = [record.last_metrics().get(_COST_METRIC) for record in running_records]
+    costs = [record.read_last_metrics().get(_COST_METRIC) for record in running_records]
     if any(costs):
         texts.append(f"${sum(cost or 0.0 for cost in costs):,.2f} spent")
     result_text = f"; {slowest_progress.result_text}" if slowest_progress.result_text else ""

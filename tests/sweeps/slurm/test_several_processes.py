@@ -28,7 +28,7 @@ def test_requeue_matches_single_process(slurm_cluster: Cluster, tmp_path: Path):
     outputs = tmp_path / "outputs" / "signal_game"
 
     def is_progressing() -> bool:
-        return outputs.is_dir() and any(run.last_metrics().get("updates", 0) >= 20 for run in read_runs(outputs))
+        return outputs.is_dir() and any(run.read_last_metrics().get("updates", 0) >= 20 for run in read_runs(outputs))
 
     wait_for(is_progressing, 240)
     (record,) = read_runs(outputs)

@@ -125,7 +125,7 @@ def test_interruptions_keep_results(slurm_cluster: Cluster, tmp_path: Path):
         """Apply the next interruption to every run with enough progress; return whether all have been applied."""
         folder = tmp_path / "outputs" / "escape_room"
         for run in read_runs(folder) if folder.exists() else []:
-            step, seed = run.last_metrics().get("principal_steps", 0), run.seed
+            step, seed = run.read_last_metrics().get("principal_steps", 0), run.seed
             if run.state != "running" or step < 50 * (done[seed] + 1):
                 continue
             if seed == 0 and done[0] < 2 and run.attempt == done[0] + 1:
