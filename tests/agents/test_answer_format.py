@@ -63,7 +63,7 @@ class TestAmounts:
 
     def test_amounts_are_single_number(self):
         assert self.ANSWERS.descriptions == (("action", "how many tons to catch (a whole number from 0 to 100)"),)
-        assert self.ANSWERS.schema() == {"type": "integer", "minimum": 0, "maximum": 100}
+        assert self.ANSWERS.build_schema() == {"type": "integer", "minimum": 0, "maximum": 100}
         assert self.ANSWERS.to_answer(7) == 7 and len(json.dumps(build_reply_schema(self.ANSWERS, True))) < 300
 
     @pytest.mark.parametrize("answer", [8, 8.0, "8", "8 tons", "take_8", "eight", {"amount": 8}])
@@ -122,7 +122,7 @@ class TestChoices:
         legal = [True, False, True]
         with pytest.raises(InvalidReply, match='"go left", "go_right"'):
             read(CHOICES, "stay", legal)
-        assert CHOICES.schema()["enum"] == CHOICES.names, "the same in every state"
+        assert CHOICES.build_schema()["enum"] == CHOICES.names, "the same in every state"
 
     def test_parses_number(self):
         """Accept a name, which is unambiguous; next to a number it must be the name of that number."""
@@ -134,7 +134,7 @@ class TestChoices:
             == read(NUMBER_ANSWERS, "1: stay")
             == 1
         )
-        assert NUMBER_ANSWERS.schema() == {"type": "integer", "enum": [0, 1, 2]}
+        assert NUMBER_ANSWERS.build_schema() == {"type": "integer", "enum": [0, 1, 2]}
         with pytest.raises(InvalidReply, match="0, 1, 2"):
             read(NUMBER_ANSWERS, "1: go left")
 
@@ -188,7 +188,7 @@ class TestNumbers:
         assert read(DIALS, [3, 1.0]) == [3.0, 1.0]
         with pytest.raises(InvalidReply, match=r"two.*1.*5.*1\.5"):
             read(DIALS, [0, 1.5])
-        assert DIALS.schema()["properties"]["two"] == {"type": "integer", "minimum": 1, "maximum": 5}
+        assert DIALS.build_schema()["properties"]["two"] == {"type": "integer", "minimum": 1, "maximum": 5}
 
     def test_parses_alternative_numbers(self):
         assert PEDALS.choose_fallback([0.5, 2.0], None) == [0.5, 2.0]

@@ -48,14 +48,14 @@ class ReadingNetwork(nn.Module):
         self.critic = nn.Linear(1, 1)
         nn.init.zeros_(self.critic.weight), nn.init.zeros_(self.critic.bias)
 
-    def read(self, texts):
+    def compute_outputs(self, texts):
         rows = pad_texts([self.words.encode(text) for text in texts])
         return self.q(rows, pad_texts([self.words.encode(name) for name in self.names]))
 
     def forward(self, batch):
         assert isinstance(batch["prompt"], TextArray)
         prompts, places = batch["prompt"].unique()
-        logits = self.read(prompts)[places]
+        logits = self.compute_outputs(prompts)[places]
         return logits, self.critic(logits[:, :1]).squeeze(1)
 
 
@@ -72,7 +72,7 @@ class ReadingPolicy(nn.Module):
     @torch.no_grad()
     def act(self, observation, state=None, generator=None, greedy=False):
         texts = observation["prompt"]
-        logits = self.network.read(texts.ravel()).reshape(*texts.shape, -1)
+        logits = self.network.compute_outputs(texts.ravel()).reshape(*texts.shape, -1)
         return PolicyOutput(logits.argmax(-1) if greedy else sample_categorical(logits, generator), logits=logits)
 
     def values(self, observation, state=None):

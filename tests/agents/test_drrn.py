@@ -187,7 +187,7 @@ def test_transitions_contain_next_observation(bootstrap):
     env = Corridor(n_envs=6, length=9, horizon=3, names=("go east", "go west", "wait"), mask=True)
     learner = Learner(steps=7, env=env, bootstrap_truncation=bootstrap, warmup=10**6)
     rollouts = [learner.iterate()[0].copy() for _ in range(3)]
-    replay = learner.agent._learner.replay
+    replay = learner.agent._learner.replay_buffer
     words = {i + 2: word for i, word in enumerate(learner.agent.policy.vocabulary.state_dict())}
 
     def place(row):

@@ -205,7 +205,7 @@ def test_evaluations_use_run_cores():
             parts.agents[0].network.hook = hook
             loop = build_loop(config, parts)
             loop.is_trained = True
-            _, evaluation = itertools.islice(loop.requests(SimpleNamespace(restored=None)), 2)
+            _, evaluation = itertools.islice(loop.requests(SimpleNamespace(restored_state=None)), 2)
             calls.append(evaluation.workers)
     finally:
         parts.close()

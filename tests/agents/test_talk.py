@@ -80,7 +80,7 @@ class TestRecipients:
         for wrong in ("player 1", "player 7", ""):
             with pytest.raises(InvalidReply, match="player 2, player 3"):
                 talk.parse_reply(json.dumps({"to": wrong, "message": "hello"}), 0, False)
-        assert talk.schema()["properties"]["to"]["enum"] == ["player 1", "player 2", "player 3", "player 4"]
+        assert talk.build_schema()["properties"]["to"]["enum"] == ["player 1", "player 2", "player 3", "player 4"]
 
     @pytest.mark.parametrize("text", ['{"message": ""}', '```json\n{"message": ""}\n```', '{"to": "x", "message":""}'])
     def test_silence(self, text):

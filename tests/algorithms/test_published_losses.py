@@ -312,7 +312,7 @@ class TestGrounding:
         def loss(_):
             from llmrl.networks.drrn import pad_texts
 
-            batch = learner.replay.sample(64, minibatches())
+            batch = learner.replay_buffer.sample(64, minibatches())
             actions = pad_texts(agent.policy.action_texts)
             errors = []
             for k in range(64):

@@ -73,7 +73,7 @@ class BotPolicy(PolicyWithoutValues, StateFields):
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> PolicyOutput:
-        """Return the expert's actions; the other arguments than `observation` are ignored."""
+        """Return the expert's actions and count them; arguments other than `observation` are ignored."""
         expert_actions = observation[EXPERT_CHANNEL].long()
         expert_failed_mask = expert_actions < 0
         playing = torch.from_numpy(self.playing)[:, None].expand_as(expert_failed_mask)

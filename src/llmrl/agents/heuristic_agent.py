@@ -186,19 +186,19 @@ def _make_society_rule(spec: EnvSpec, role: Role | None, steps_per_turn: int, ma
         raise ConfigError(f"agent.role={role} needs a river to clean; use env=cleanup or agent.role=forager")
     grid_rules = _GridRules(spec)
 
-    def take_turns(views: np.ndarray, steps: np.ndarray, seats: Sequence[int]) -> np.ndarray:
+    def choose_actions_in_turns(views: np.ndarray, steps: np.ndarray, seats: Sequence[int]) -> np.ndarray:
         first_cleaner = (steps // steps_per_turn) * max_cleaners % spec.n_players
         is_cleaning = (np.asarray(seats)[None] - first_cleaner[:, None]) % spec.n_players < max_cleaners
-        return np.where(is_cleaning, grid_rules.clean(views), grid_rules.forage(views))
+        return np.where(is_cleaning, grid_rules.find_cleaning_actions(views), grid_rules.find_foraging_moves(views))
 
     if role == "turn_taker":
         description = f"{max_cleaners} players at once clean in turn, {steps_per_turn} steps each, and forage otherwise"
-        return GameRule(("grid",), description, take_turns)
+        return GameRule(("grid",), description, choose_actions_in_turns)
     if role == "cleaner":
         description = "cleans dirt in view, else looks for some"
-        return GameRule(("grid",), description, lambda views, *_: grid_rules.clean(views))
+        return GameRule(("grid",), description, lambda views, *_: grid_rules.find_cleaning_actions(views))
     description = "walks to the nearest apple in view, else looks for some"
-    return GameRule(("grid",), description, lambda views, *_: grid_rules.forage(views))
+    return GameRule(("grid",), description, lambda views, *_: grid_rules.find_foraging_moves(views))
 
 
 def _make_escape_room_rule(spec: EnvSpec) -> GameRule:
@@ -223,11 +223,11 @@ class _GridRules:
         )
         self._action_index = {name: i for i, name in enumerate(spec.action_names)}
 
-    def forage(self, views: np.ndarray) -> np.ndarray:
+    def find_foraging_moves(self, views: np.ndarray) -> np.ndarray:
         """Return the actions of foragers, [n_envs, k], given views [n_envs, k, 11, 11, 4]."""
         return self._find_moves_to(views, views[..., 0] == self._apple_code)
 
-    def clean(self, views: np.ndarray) -> np.ndarray:
+    def find_cleaning_actions(self, views: np.ndarray) -> np.ndarray:
         """Return the actions of cleaners, [n_envs, k], given views [n_envs, k, 11, 11, 4]."""
         dirt, wall = views[..., 0] == self._dirt_code, views[..., 0] == self._wall_code
         beam_cells = np.zeros_like(dirt)  # cells from which the beam reaches dirt, with the current heading

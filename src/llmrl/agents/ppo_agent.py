@@ -27,7 +27,7 @@ from llmrl.run.artifacts import load_saved_state, read_config
 
 logger = logging.getLogger(__name__)
 
-Freeze = Literal["auto", "none", "core", "all"]
+FreezeMode = Literal["auto", "none", "core", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class PPOAgentSettings(NetworkSettings):
     """
 
     share_parameters: bool
-    freeze: Freeze
+    freeze: FreezeMode
     init_from: str | None
     init_from_seed: Literal["own", "shared"] | NonNegativeInt = "own"
     init_parts: Literal["all", "core"]
@@ -181,7 +181,7 @@ class PPOAgent:
             self._ppo.set_initial_scales(learner_state["scales"])  # units of the loaded critic's predictions
 
 
-def _check_settings(settings: PPOAgentSettings, freeze: Freeze, teacher: Teacher | None) -> None:
+def _check_settings(settings: PPOAgentSettings, freeze: FreezeMode, teacher: Teacher | None) -> None:
     """Raise ConfigError if options are invalid or exclude each other; `freeze` must not be `auto`."""
     if settings.critic != "own" and freeze == "core":
         raise ConfigError(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
     from stable_baselines3.common.policies import BasePolicy
 
-Algorithm = Literal["ppo", "a2c", "trpo", "ars", "dqn", "sac", "td3", "ddpg"]
+AlgorithmName = Literal["ppo", "a2c", "trpo", "ars", "dqn", "sac", "td3", "ddpg"]
 
 CONTRIB_ALGORITHMS = ("trpo", "ars")
 """Algorithms of sb3-contrib."""
@@ -63,7 +63,7 @@ class SB3Agent:
         spec: EnvSpec,
         seeds: Seeds,
         device: str,
-        algorithm: Algorithm = "ppo",
+        algorithm: AlgorithmName = "ppo",
         games: PositiveInt = 1,
         arguments: dict[str, Any] | None = None,
     ) -> None:
@@ -71,10 +71,10 @@ class SB3Agent:
             _import_library(algorithm)
         except ModuleNotFoundError as error:
             raise ConfigError("agent=sb3 needs Stable-Baselines3: pip install 'llmrl[sb3]'") from error
-        numeric = spec.continuous_actions
-        if numeric is not None and any(numeric.is_integer) and not all(numeric.is_integer):
+        actions = spec.continuous_actions
+        if actions is not None and any(actions.is_integer) and not all(actions.is_integer):
             raise ConfigError(
-                f"agent=sb3: an action of env={spec.name} is {numeric.description}, for which Stable-Baselines3 has no "
+                f"agent=sb3: an action of env={spec.name} is {actions.description}, for which Stable-Baselines3 has no "
                 "policy; use agent=ppo"
             )
         if spec.n_agents != 1:

@@ -96,12 +96,12 @@ class BehavioralCloning:
     def compute_learning_rate(self, update_index: int) -> float:
         """Return the learning rate of an update: a linear warm-up, then constant or a half cosine to 0 (`schedule`)."""
         s = self.settings
-        n_warmup = math.ceil(s.warmup * self.n_updates)
-        if update_index < n_warmup:
-            return s.learning_rate * (update_index + 1) / n_warmup
+        n_warmup_updates = math.ceil(s.warmup * self.n_updates)
+        if update_index < n_warmup_updates:
+            return s.learning_rate * (update_index + 1) / n_warmup_updates
         if s.schedule == "constant":
             return s.learning_rate
-        progress = (update_index - n_warmup) / max(self.n_updates - n_warmup, 1)
+        progress = (update_index - n_warmup_updates) / max(self.n_updates - n_warmup_updates, 1)
         return s.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 
     @torch.no_grad()
@@ -141,7 +141,7 @@ class BehavioralCloning:
         if not isinstance(self.network, GradientAccumulation):
             return self._compute_loss(batch)[1]
         record: LossRecord = {}
-        for piece, share in self.network.pieces(batch):
+        for piece, share in self.network.split_into_pieces(batch):
             record = {name: x * share + record.get(name, 0.0) for name, x in self._compute_loss(piece)[1].items()}
         self.network.processes.all_reduce(list(record.values()))
         return record

@@ -260,8 +260,7 @@ def adam_step(
 
     The step is algorithm 1 of Kingma & Ba 2015, with eps added to the bias-corrected root. Results equal those of
     `torch.optim.Adam` up to rounding. If all gradients so far are zero, the step is first moment / eps, so that its
-    derivative is finite. torchopt 0.7.3 cannot be loaded with torch 2.13 (undefined symbol in its compiled
-    extension).
+    derivative is finite. torchopt 0.7.3 is not used because it cannot be loaded with torch 2.13.
     """
     steps = moments.steps + 1
     first_moment = betas[0] * moments.first + (1 - betas[0]) * gradient
@@ -308,20 +307,21 @@ def compute_step_credits(
         ]
     else:
         returns = _gather_welfare(rollouts, end_masks, outcome)
-    episode_returns, end = torch.cat(returns, dim=1), torch.cat(end_masks, dim=1)
-    is_complete = _mask_complete(end)
-    step_index = _count_steps_since_start(end)
+    episode_returns, end_mask = torch.cat(returns, dim=1), torch.cat(end_masks, dim=1)
+    is_complete = _mask_complete_episodes(end_mask)
+    step_indices = _count_steps_since_start(end_mask)
     baseline = torch.full_like(episode_returns, settings.past_return)
     if settings.baseline == "others":
         if objective.step is not None:
             # Expected remaining fraction of the return if payoffs are spread evenly over the episode.
-            baseline *= 1 - step_index / len(step_index)
-        total, count = episode_returns.new_zeros(len(step_index)), episode_returns.new_zeros(len(step_index))
-        total.index_add_(0, step_index.flatten(), (episode_returns * is_complete).flatten())
-        count.index_add_(0, step_index.flatten(), is_complete.to(episode_returns.dtype).flatten())
-        n_others = count[step_index] - 1
-        baseline = torch.where(n_others > 0, (total[step_index] - episode_returns) / n_others.clamp_min(1), baseline)
-    credit = torch.where(is_complete, episode_returns - baseline, 0.0) / end.sum().clamp_min(1)
+            baseline *= 1 - step_indices / len(step_indices)
+        return_sums, n_complete = episode_returns.new_zeros((2, len(step_indices))).unbind()
+        return_sums.index_add_(0, step_indices.flatten(), (episode_returns * is_complete).flatten())
+        n_complete.index_add_(0, step_indices.flatten(), is_complete.to(episode_returns.dtype).flatten())
+        n_others = n_complete[step_indices] - 1
+        others_mean = (return_sums[step_indices] - episode_returns) / n_others.clamp_min(1)
+        baseline = torch.where(n_others > 0, others_mean, baseline)
+    credit = torch.where(is_complete, episode_returns - baseline, 0.0) / end_mask.sum().clamp_min(1)
     return list(torch.split(credit, [part.shape[1] for part in returns], dim=1))
 
 
@@ -334,7 +334,7 @@ def compute_direct_derivative(rollouts: Sequence[Rollout], spending_cost: float)
     for rollout in rollouts:
         assert rollout.reward_jacobian is not None
         end_mask = rollout.terminated | rollout.truncated
-        jacobian = rollout.reward_jacobian.double() * _mask_complete(end_mask)[..., None, None]
+        jacobian = rollout.reward_jacobian.double() * _mask_complete_episodes(end_mask)[..., None, None]
         total, n_episodes = total - spending_cost * jacobian.sum((0, 1, 2)), n_episodes + int(end_mask.sum())
     return total / max(n_episodes, 1)
 
@@ -344,7 +344,7 @@ def _compute_returns_to_go(
 ) -> torch.Tensor:
     """Return the discounted sum of payoffs from each step to the end of its episode, [T, n_envs] float64.
 
-    A payoff is `payoff_of(base rewards)`, the objective's sum over steps, minus the cost of payments.
+    The payoff of a step is `payoff_of` its base rewards, minus the cost of the mechanism's payments.
     """
     base, reward = rollout.base_reward.double(), rollout.reward.double()
     payoff = payoff_of(base) - spending_cost * (reward - base).sum(-1)
@@ -371,7 +371,7 @@ def _gather_welfare(
     return welfare
 
 
-def _mask_complete(end_mask: torch.Tensor) -> torch.Tensor:
+def _mask_complete_episodes(end_mask: torch.Tensor) -> torch.Tensor:
     """Return whether the episode of each step ends within the rollout, [T, n_envs] bool."""
     return end_mask.flip(0).cumsum(0).flip(0) > 0
 

@@ -42,7 +42,7 @@ class GradientAccumulation(Protocol):
 
     processes: ProcessGroup
 
-    def pieces(self, batch: Batch) -> Iterable[tuple[Batch, float]]:
+    def split_into_pieces(self, batch: Batch) -> Iterable[tuple[Batch, float]]:
         """Yield this process's pieces of a minibatch, at least one, each with its fraction of the samples.
 
         The fractions of all processes sum to 1. Samples of one joint action (`joint_action_index`) are in one piece,
@@ -122,7 +122,7 @@ class OptimizerStep:
             return record | {"grad_norm": self.step_on_loss(mean_loss)}
         self.optimizer.zero_grad()
         record = {}
-        for piece, share in self.network.pieces(batch):
+        for piece, share in self.network.split_into_pieces(batch):
             mean_loss, piece_record = loss(piece)
             (mean_loss * share).backward()  # type: ignore[no-untyped-call]
             record = {name: x * share + record.get(name, 0.0) for name, x in piece_record.items()}

@@ -40,7 +40,6 @@ from llmrl.networks.layers import RunningMoments
 DIAGNOSTIC_NAMES = ("policy", "value", "entropy", "kl", "clip_fraction", "grad_norm")
 """Names of the losses and diagnostics that every update records; a teacher adds others."""
 
-
 UpdaterFactory = Callable[[int], Iterable[tuple[int | slice, Updater]]]
 """Function from the number of samples in a minibatch to updaters that cover all networks in order, each with the index
 of its network, or with a slice of several networks that it trains at once."""

@@ -46,13 +46,13 @@ class QLearning:
 
     def __init__(self, network: nn.Module, settings: QSettings) -> None:
         self.network, self.settings = network, settings
-        self.replay = ReplayBuffer(settings.capacity)
+        self.replay_buffer = ReplayBuffer(settings.capacity)
         self.optimizer = Adam(network.parameters(), lr=settings.learning_rate, fused=True)
         self.target_network: nn.Module | None = None
         if settings.target_update_interval is not None:
             self.target_network = copy.deepcopy(network).requires_grad_(False)
         self.n_updates = 0
-        self._updates_due = 0.0
+        self._n_updates_due = 0.0
 
     def learn(
         self, transitions: Transitions, n_env_steps: int, actions: Sequence[bytes], generator: torch.Generator
@@ -65,15 +65,16 @@ class QLearning:
             Diverged: a loss, a Q or a gradient is not finite.
         """
         s = self.settings
-        self.replay.add(transitions)
-        metrics = {"replay/transitions": float(len(self.replay))}
-        if len(self.replay) < max(s.warmup, 1):
+        self.replay_buffer.add(transitions)
+        metrics = {"replay/transitions": float(len(self.replay_buffer))}
+        if len(self.replay_buffer) < max(s.warmup, 1):
             return metrics
-        self._updates_due += n_env_steps * s.updates_per_step
-        n_steps = int(self._updates_due + 1e-9)
-        self._updates_due -= n_steps
+        self._n_updates_due += n_env_steps * s.updates_per_step
+        n_steps = int(self._n_updates_due + 1e-9)
+        self._n_updates_due -= n_steps
         action_inputs = pad_texts(actions)
-        records = [self._step(self.replay.sample(s.batch_size, generator), action_inputs) for _ in range(n_steps)]
+        batches = (self.replay_buffer.sample(s.batch_size, generator) for _ in range(n_steps))
+        records = [self._take_gradient_step(batch, action_inputs) for batch in batches]
         if records:
             names = ("q", "mean_q", "grad_norm")
             means = torch.stack(records).mean(0).tolist()
@@ -91,19 +92,19 @@ class QLearning:
         return {
             "optimizer": self.optimizer.state_dict(),
             "target": None if self.target_network is None else dict(self.target_network.state_dict()),
-            "replay": self.replay.state_dict(),
+            "replay": self.replay_buffer.state_dict(),
             "updates": self.n_updates,
-            "updates_due": self._updates_due,
+            "updates_due": self._n_updates_due,
         }
 
     def load_state_dict(self, state: State) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.target_network is not None:
             self.target_network.load_state_dict(state["target"])
-        self.replay.load_state_dict(state["replay"])
-        self.n_updates, self._updates_due = state["updates"], state["updates_due"]
+        self.replay_buffer.load_state_dict(state["replay"])
+        self.n_updates, self._n_updates_due = state["updates"], state["updates_due"]
 
-    def _step(self, batch: Transitions, action_inputs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def _take_gradient_step(self, batch: Transitions, action_inputs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Take one gradient step; return the loss, the mean Q of the actions taken, and the gradient norm, [3]."""
         s = self.settings
         target = self._compute_targets(batch, action_inputs)

@@ -125,16 +125,13 @@ class Section:
     def omitted_groups_notes(self) -> list[str]:
         """Note for figures and matrices that do not show all groups, in a list; empty if they show all."""
         total = len(self.scored_groups)
-        return (
-            [f"The {MAX_GROUPS_IN_FIGURE} groups with the highest IQM, of {total}."]
-            if total > MAX_GROUPS_IN_FIGURE
-            else []
-        )
+        note = f"The {MAX_GROUPS_IN_FIGURE} groups with the highest IQM, of {total}."
+        return [note] if total > MAX_GROUPS_IN_FIGURE else []
 
 
 @dataclass(frozen=True)
 class ExcludedRuns:
-    """Runs of one group that have no score, and are therefore not part of estimates, for the same reason."""
+    """Runs of one group (`task`: title of its task) that have no score for the same reason, so estimates omit them."""
 
     task: str
     group: Group

@@ -100,7 +100,7 @@ class TokenNetwork(nn.Module):
                 log_probs[i] = sequence_log_probs
         return log_probs
 
-    def pieces(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
+    def split_into_pieces(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
         """Yield this process's pieces of a minibatch, each with the weight of its loss; see `GradientAccumulation`.
 
         The weights are 1, because the losses of the pieces already sum to the loss of the minibatch.

@@ -125,7 +125,7 @@ class Executor:
     def _update(self, request: Update) -> Any:
         generators = make_generators(request.minibatch_seeds)
         if request.stacked:
-            self._trainer = BatchedTrainer.of(request.agents, self._trainer)
+            self._trainer = BatchedTrainer.reuse_or_create(request.agents, self._trainer)
             metrics = self._trainer.update(request.rollout, generators)
             if (error := next((x for x in metrics if isinstance(x, Diverged)), None)) is not None:
                 raise error

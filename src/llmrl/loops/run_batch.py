@@ -122,7 +122,7 @@ class RunBatch:
             minibatch_generators = [
                 generator for i in range(len(agents_by_run)) for generator in make_generators(minibatch_seeds_by_run[i])
             ]
-            self._trainer = BatchedTrainer.of(all_agents, self._trainer)
+            self._trainer = BatchedTrainer.reuse_or_create(all_agents, self._trainer)
             metrics = self._trainer.update(self._rollout, minibatch_generators)
             n = self.n_societies
             return {i: metrics[i * n : (i + 1) * n] for i in range(len(agents_by_run))}

@@ -76,7 +76,7 @@ def loaded(folder, **options):
     scorer = make_causal_scorer(folder, **options)
     scorer.load = lambda: None
     scorer._tokenizer = AutoTokenizer.from_pretrained(folder)
-    scorer._max_length = lambda: None
+    scorer._max_sequence_length = lambda: None
     return scorer
 
 

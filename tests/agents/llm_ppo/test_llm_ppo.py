@@ -112,7 +112,7 @@ def test_microbatches_keep_gradient(folders):
         network = agent.policy.network
         prompts = [str(t) for t in env.reset(seed=3)["prompt"].ravel()]
         batch = {"prompt": TextArray.from_texts(prompts), "action": torch.zeros(8, dtype=torch.int64)}
-        pieces = list(network.pieces(batch))
+        pieces = list(network.split_into_pieces(batch))
         assert sum(share for _, share in pieces) == pytest.approx(1.0)
         assert len(pieces) == (1 if piece_tokens > 1 else len(set(prompts)))
         for piece, share in pieces:
@@ -162,7 +162,7 @@ def test_microbatches_contain_full_joint_actions(folders, seed, players, piece_t
     if players > 1:
         batch["joint_action_index"] = (torch.arange(n) // players)[order]
     batches = []
-    for piece, share in network.pieces(batch):
+    for piece, share in network.split_into_pieces(batch):
         assert share == len(piece["action"]) / n
         batches += piece["action"].tolist()
         if players > 1:
@@ -266,9 +266,9 @@ def test_adapter_anchor_is_base_model(folders):
     network = agent.policy.network
     with torch.no_grad():
         with disable_adapters(network.language):
-            off, _ = network.read(prompts)
-        on, _ = network.read(prompts)
-        base_scores, _ = plain.policy.network.read(prompts)
+            off, _ = network.compute_outputs(prompts)
+        on, _ = network.compute_outputs(prompts)
+        base_scores, _ = plain.policy.network.compute_outputs(prompts)
     torch.testing.assert_close(off, base_scores, rtol=1e-5, atol=1e-5)
     assert (on - base_scores).abs().max() > 1e-3
     assert any(p.requires_grad for p in network.language.parameters())

@@ -75,7 +75,7 @@ class DiscreteAnswerFormat:
         self.names = [name for name, _ in self.descriptions]
         self.is_numbered = all(name.isdigit() for name in self.names)
 
-    def schema(self) -> dict[str, Any]:
+    def build_schema(self) -> dict[str, Any]:
         """Return the JSON schema of the reply's `action`.
 
         It does not depend on the legal actions, because providers cache it together with the prompt.
@@ -131,7 +131,7 @@ class AmountAnswerFormat(DiscreteAnswerFormat):
         super().__init__(descriptions)
         self.descriptions = (("action", f"{amount} (a whole number from 0 to {len(descriptions) - 1})"),)
 
-    def schema(self) -> dict[str, Any]:
+    def build_schema(self) -> dict[str, Any]:
         return {"type": "integer", "minimum": 0, "maximum": len(self.names) - 1}
 
     def describe_accepted_answers(self, legal_mask: Sequence[bool] | None) -> str:
@@ -187,7 +187,7 @@ class ContinuousAnswerFormat:
         points = [self.low + fraction * (self.high - self.low) for fraction in (0.75, 0.25)]
         return [self.to_action(np.where(self.is_integer, np.round(point), point), None) for point in points]
 
-    def schema(self) -> dict[str, Any]:
+    def build_schema(self) -> dict[str, Any]:
         properties = {
             name: {
                 "type": "integer" if is_integer else "number",
@@ -235,7 +235,7 @@ AnswerFormat = DiscreteAnswerFormat | ContinuousAnswerFormat
 def build_reply_schema(answers: AnswerFormat, has_reflection: bool) -> dict[str, Any]:
     """Return the JSON schema of a complete reply; the reflection comes first, so that the action can follow from it."""
     reflection = {"reflection": {"type": "string"}} if has_reflection else {}
-    return build_object_schema({**reflection, "action": answers.schema()})
+    return build_object_schema({**reflection, "action": answers.build_schema()})
 
 
 def build_object_schema(properties: dict[str, Any]) -> dict[str, Any]:

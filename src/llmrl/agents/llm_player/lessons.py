@@ -1,4 +1,4 @@
-"""Lessons that players write after episodes and that later ones show them (Reflexion, arXiv 2303.11366)."""
+"""Lessons that players write after episodes and read in later ones (Reflexion, arXiv 2303.11366)."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class LLMPolicy:
         self.channels: tuple[str, ...] = (
             "text",
             *(name for name in ("action_mask",) if settings.require_legal and name in spec.observation),
-            *(name for name in ("pixels",) if settings.show_frames and _is_image(spec, name)),
+            *(name for name in ("pixels",) if settings.show_frames and _is_image_channel(spec, name)),
         )
         self.settings, self.resources, repair_turns = settings, resources or PlayerResources(), settings.repair_turns
         self.requires_reflection = settings.reflection and settings.require_reflection
@@ -122,7 +122,7 @@ class LLMPolicy:
         # Number of turns to keep: as many as are shown, or are needed for a lesson.
         max_shown_turns = settings.history if settings.sliding_history else max(2 * settings.history - 1, 0)
         self._max_stored_turns = max(max_shown_turns, MAX_LESSON_TURNS if settings.lessons else 0)
-        self._schema = build_reply_schema(self.answers, settings.reflection)
+        self._reply_schema = build_reply_schema(self.answers, settings.reflection)
         self.conversations = [[PlayerConversation() for _ in range(spec.n_agents)] for _ in range(spec.n_envs)]
         self.playing = np.zeros(spec.n_envs, dtype=bool)
         self.episodes: Sequence[int] | None = None
@@ -187,8 +187,8 @@ class LLMPolicy:
             images = self._encode_frames(observation, game)
             for agent, conversation in enumerate(self.conversations[game]):
                 text, mask = str(observation["text"][game, agent]), self._get_legal_mask(observation, game, agent)
-                is_forced = mask is not None and sum(mask) == 1
-                if is_forced or not text:
+                has_single_action = mask is not None and sum(mask) == 1
+                if has_single_action or not text:
                     conversation.action = self.answers.choose_fallback(None, mask)
                     # The player is asked as soon as it has a choice again.
                     conversation.steps_since_answer = self.settings.action_interval
@@ -200,7 +200,7 @@ class LLMPolicy:
                 if images:
                     conversation.add_image(images[agent], self.settings.show_frames)
                 observing_players.append((game, agent))
-                if is_forced:
+                if has_single_action:
                     conversation.observations = conversation.observations[-MAX_FORCED_STEPS:]
                 elif self._needs_query(conversation, mask):
                     queried_players.append((game, agent, mask))
@@ -209,12 +209,12 @@ class LLMPolicy:
                 notes[game][agent] |= {
                     "action": self.answers.to_answer(conversation.action),
                     "has_request": False,
-                    **({"reflection": ""} if is_forced else {}),
+                    **({"reflection": ""} if has_single_action else {}),
                     **self._make_model_field(agent),
                 }
         yield from self._exchange_messages(observing_players, observation["text"], notes)
         queries = [
-            self._make_query(game, agent, self.conversations[game][agent].n_answers, self._schema)
+            self._make_query(game, agent, self.conversations[game][agent].n_answers, self._reply_schema)
             for game, agent, _ in queried_players
         ]
         parsers = [functools.partial(self._parse_reply, legal_mask=mask) for *_, mask in queried_players]
@@ -373,7 +373,7 @@ class LLMPolicy:
         for game, agent in speakers:
             conversation = self.conversations[game][agent]
             conversation.is_talking = True
-            queries.append(self._make_query(game, agent, f"talk {conversation.steps}", talk.schema()))
+            queries.append(self._make_query(game, agent, f"talk {conversation.steps}", talk.build_schema()))
         parsers = [
             lambda reply, agent=agent: talk.parse_reply(reply.text, agent, reply.is_truncated) for _, agent in speakers
         ]
@@ -439,7 +439,7 @@ class LLMPolicy:
         return {"model": self.llm.model_label(self.models[agent])} if self.resources.models else {}
 
 
-def _is_image(spec: EnvSpec, name: str) -> bool:
+def _is_image_channel(spec: EnvSpec, name: str) -> bool:
     """Return whether a channel contains images that can be shown."""
     channel = spec.observation.get(name)
     return channel is not None and channel.dtype == "uint8" and len(channel.shape) == 3 and channel.shape[-1] == 3

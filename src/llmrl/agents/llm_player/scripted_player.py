@@ -195,7 +195,7 @@ def _play_escape_room(observation: Mapping[str, Any]) -> str:
 
 
 def _play_tax_economy(observation: Mapping[str, Any]) -> str:
-    """Work 40 hours less the share of last year's income that was paid as tax, rounded to ten hours."""
+    """Work 40 hours times the share of last year's income that was not paid as tax, rounded to ten hours."""
     last_year = observation["last_year"] or {"income": 0, "tax_paid": 0}
     tax_rate = last_year["tax_paid"] / last_year["income"] if last_year["income"] else 0.0
     return f"{10 * round(4 * (1 - tax_rate))}_hours"

@@ -52,7 +52,7 @@ class Talk:
         max_length: maximum number of characters of a message.
 
     Attributes:
-        names: names of all players that talk, of all members.
+        player_names: names of all players that talk, of all members.
 
     Raises:
         ConfigError: there is only one player.
@@ -61,7 +61,7 @@ class Talk:
     def __init__(self, spec: EnvSpec, interval: int, recipient_mode: RecipientMode, max_length: int) -> None:
         self.interval, self.recipient_mode, self.max_length = interval, recipient_mode, max_length
         self._check_n_players(spec.n_players)
-        self.names: Sequence[str] = spec.player_names
+        self.player_names: Sequence[str] = spec.player_names
         self._player_indices: Sequence[int] = range(spec.n_agents)  # indices of this spec's players in `names`
         self._message_board: _MessageBoard | None = None
         self._parser = TextParser("message", max_length)
@@ -77,9 +77,9 @@ class Talk:
                 f"agent.message_interval={self.interval} needs at least two language players; set it to 0"
             )
 
-    def schema(self) -> dict[str, Any]:
+    def build_schema(self) -> dict[str, Any]:
         """Return the JSON schema of a message."""
-        recipient = {"to": {"type": "string", "enum": list(self.names)}} if self.recipient_mode == "one" else {}
+        recipient = {"to": {"type": "string", "enum": list(self.player_names)}} if self.recipient_mode == "one" else {}
         return build_object_schema({**recipient, "message": {"type": "string"}})
 
     def parse_reply(self, text: str, speaker: int, is_truncated: bool) -> TalkMessage:
@@ -94,7 +94,7 @@ class Talk:
         message_text = " ".join(answer.answer.split())[: self.max_length]
         if self.recipient_mode != "one" or not message_text:
             return TalkMessage(message_text)
-        candidates = [name for i, name in enumerate(self.names) if i != self._player_indices[speaker]]
+        candidates = [name for i, name in enumerate(self.player_names) if i != self._player_indices[speaker]]
         recipients = [
             name
             for name in candidates
@@ -119,7 +119,7 @@ class Talk:
             round_messages = message_board.take(round_index)
         received = {}
         for game in messages:
-            sent_messages: list[TalkMessage | None] = [None] * len(self.names)
+            sent_messages: list[TalkMessage | None] = [None] * len(self.player_names)
             for talk, member_messages in round_messages:
                 for player, message in zip(talk._player_indices, member_messages.get(game, ()), strict=False):
                     sent_messages[player] = message
@@ -133,14 +133,14 @@ class Talk:
         Args:
             messages: message of each player; None for players that did not take part.
         """
-        inboxes: list[list[dict[str, str]]] = [[] for _ in self.names]
+        inboxes: list[list[dict[str, str]]] = [[] for _ in self.player_names]
         for speaker, message in enumerate(messages):
             if message is None or not message.text:
                 continue
-            for listener, name in enumerate(self.names):
+            for listener, name in enumerate(self.player_names):
                 can_hear = listener != speaker and (self.recipient_mode == "all" or name == message.recipient)
                 if can_hear and messages[listener] is not None:
-                    inboxes[listener].append({"from": self.names[speaker], "message": message.text})
+                    inboxes[listener].append({"from": self.player_names[speaker], "message": message.text})
         return inboxes
 
 
@@ -193,10 +193,10 @@ def connect_talks(talks: Sequence[Talk], seats: Sequence[Sequence[int]]) -> None
         )
     name_by_seat: dict[int, str] = {}
     for talk, member_seats in zip(talks, seats, strict=True):
-        name_by_seat |= zip(member_seats, talk.names, strict=True)
+        name_by_seat |= zip(member_seats, talk.player_names, strict=True)
     message_board = _MessageBoard(talks)
     for talk, member_seats in zip(talks, seats, strict=True):
-        talk.names, talk._message_board = [name_by_seat[seat] for seat in sorted_seats], message_board
+        talk.player_names, talk._message_board = [name_by_seat[seat] for seat in sorted_seats], message_board
         talk._player_indices = [sorted_seats.index(seat) for seat in member_seats]
 
 

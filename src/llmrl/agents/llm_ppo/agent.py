@@ -123,7 +123,7 @@ class LanguagePPOAgent:
         self.learns = tune != self.no_learning_setting[1]
         self.tune, self.model_label = tune, scorer.label
         self._lora_settings, self._revision = settings.lora, scorer.settings.revision
-        self._model, self._model_fingerprint = scorer.model, folder_fingerprint(scorer.model, hashes_blocks=True)
+        self._model_path, self._model_fingerprint = scorer.model, folder_fingerprint(scorer.model, hashes_blocks=True)
         self._trained_parameters = {
             AdapterSet.generic_parameter_name(name, self._adapter_name): p
             for name, p in self.policy.named_parameters()
@@ -183,7 +183,7 @@ class LanguagePPOAgent:
         if self.tune == "lora" and network.processes.is_main:
             assert self._adapter_set is not None
             weights = self._adapter_set.parameters(self._adapter_name)
-            write_adapter(network.language, weights, self._lora_settings, folder, self._model, self._revision)
+            write_adapter(network.language, weights, self._lora_settings, folder, self._model_path, self._revision)
 
     def describe(self) -> dict[str, Any]:
         """Return a description of the policy, of its trained weights (`agent.tune`), and numbers of parameters."""
@@ -209,7 +209,7 @@ class LanguagePPOAgent:
 
     def load_state_dict(self, state: State) -> None:
         """Restore weights and learner; raise ConfigError if the model's files differ or weights do not fit."""
-        check_model_unchanged(self._model, state.get("model"), self._model_fingerprint)
+        check_model_unchanged(self._model_path, state.get("model"), self._model_fingerprint)
         copy_weights(state["policy"], self._trained_parameters, "the checkpoint", _WEIGHT_SHAPE_OPTIONS)
         # The stored number is the sum over all processes, so only one process restores it.
         self.policy.network.n_tokens = state["tokens"] if self.policy.network.processes.is_main else 0

@@ -30,7 +30,7 @@ from llmrl.networks.layers import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, initiali
 from llmrl.networks.memo import Memo
 
 ActionSource = Literal["scores", "head"]
-PromptReader = Callable[[Sequence[str]], tuple[torch.Tensor, torch.Tensor]]
+OutputFunction = Callable[[Sequence[str]], tuple[torch.Tensor, torch.Tensor]]
 Activation = Literal["relu", "tanh", "sigmoid"]
 Precision = Literal["float32", "bfloat16"]
 
@@ -134,11 +134,11 @@ class LanguageActorCritic(nn.Module):
         texts = batch[self.channel]
         assert isinstance(texts, TextArray)
         prompts, prompt_indices = texts.unique()
-        logits, value = self.read(prompts)
+        logits, value = self.compute_outputs(prompts)
         prompt_indices = prompt_indices.to(logits.device)
         return mask_logits(logits[prompt_indices], batch.get("action_mask")), value[prompt_indices]
 
-    def read(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    def compute_outputs(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [n, n_actions] float32 and values [n] float32 of distinct prompts.
 
         Raises:
@@ -152,7 +152,7 @@ class LanguageActorCritic(nn.Module):
         logits = output.log_probs / self.temperature if self.actor is None else self.actor(hidden_state)
         return logits, self.critic(hidden_state).squeeze(-1)
 
-    def pieces(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
+    def split_into_pieces(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
         """Yield this process's pieces of a minibatch, each with its share of the samples.
 
         A piece contains whole joint actions (`joint_action_index`; without it, each sample is one) with prompts of
@@ -166,22 +166,22 @@ class LanguageActorCritic(nn.Module):
         for joint_index, i in zip(joint_indices.tolist(), prompt_indices.tolist(), strict=True):
             prompt_indices_by_joint[joint_index].add(i)
         # Joint actions with the same prompts are in one piece, so that few prompts are computed repeatedly.
-        joints_by_prompts: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        joint_indices_by_prompts: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for joint_index, indices in enumerate(prompt_indices_by_joint):
-            joints_by_prompts[tuple(sorted(indices, key=lambda i: (-lengths[i], i)))].append(joint_index)
+            joint_indices_by_prompts[tuple(sorted(indices, key=lambda i: (-lengths[i], i)))].append(joint_index)
         piece_indices: list[tuple[set[int], list[int]]] = []  # indices of prompts, and of joint actions
         # All processes form the same pieces, and each computes some of them. The limit is such that each gets some.
         max_tokens = min(self.piece_tokens, -(-sum(lengths) // world_size)) if world_size > 1 else self.piece_tokens
         max_length = 0
-        for joint_prompt_indices in sorted(joints_by_prompts, key=lambda key: [(-lengths[i], i) for i in key]):
+        for joint_prompt_indices in sorted(joint_indices_by_prompts, key=lambda key: [(-lengths[i], i) for i in key]):
             if not piece_indices or len(piece_indices[-1][0] | set(joint_prompt_indices)) * max_length > max_tokens:
                 piece_indices.append((set(), []))
                 max_length = lengths[joint_prompt_indices[0]]
             piece_indices[-1][0].update(joint_prompt_indices)
-            piece_indices[-1][1].extend(joints_by_prompts[joint_prompt_indices])
+            piece_indices[-1][1].extend(joint_indices_by_prompts[joint_prompt_indices])
         local_piece_indices = piece_indices[self.processes.rank :: world_size]
-        for _, joint_group in local_piece_indices:
-            is_in_piece = torch.isin(joint_indices, torch.tensor(joint_group, device=joint_indices.device))
+        for _, group_joint_indices in local_piece_indices:
+            is_in_piece = torch.isin(joint_indices, torch.tensor(group_joint_indices, device=joint_indices.device))
             yield _select_samples(batch, is_in_piece.nonzero().squeeze(1)), int(is_in_piece.sum()) / n_samples
         if not local_piece_indices:  # at least one piece
             yield _select_samples(batch, torch.zeros(1, dtype=torch.int64, device=joint_indices.device)), 0.0
@@ -279,18 +279,19 @@ class LanguagePolicy(nn.Module):
 
     def _compute_outputs(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [n, n_actions] and values [n] of distinct prompts."""
-        return read_distributed(self.network.processes, prompts, self.network.read)
+        return compute_distributed(self.network.processes, prompts, self.network.compute_outputs)
 
 
-def read_distributed(
-    processes: ProcessGroup, prompts: Sequence[str], read: PromptReader
+def compute_distributed(
+    processes: ProcessGroup, prompts: Sequence[str], compute_outputs: OutputFunction
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the outputs of `read` for all prompts, [n, ...]; each process computes its share of them."""
+    """Return the results of `compute_outputs` for all prompts, [n, ...]; each process computes its share of them."""
     if processes.world_size == 1:
-        return read(prompts)
+        return compute_outputs(prompts)
     local_prompts = prompts[processes.local_slice(len(prompts))]
     # A process without prompts computes one, because it needs the shape of the outputs.
-    logits, value = (processes.gather(x[: len(local_prompts)].contiguous()) for x in read(local_prompts or prompts[:1]))
+    outputs = compute_outputs(local_prompts or prompts[:1])
+    logits, value = (processes.gather(x[: len(local_prompts)].contiguous()) for x in outputs)
     return logits, value
 
 
@@ -317,8 +318,9 @@ class KLPenalty(StateFields):
     def advise(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         """Return the logits of pi_0, [T, n_envs, n_agents, n_actions]."""
         prompts, prompt_indices = rollout.observation[self.network.channel].unique()
-        with disable_adapters(self.network.language) if self._frozen_network is None else nullcontext():
-            logits, _ = read_distributed(self.network.processes, prompts, (self._frozen_network or self.network).read)
+        network = self._frozen_network or self.network
+        with disable_adapters(network.language) if self._frozen_network is None else nullcontext():
+            logits, _ = compute_distributed(network.processes, prompts, network.compute_outputs)
         return {"reference": logits[prompt_indices.to(logits.device)]}
 
     def loss(

@@ -98,7 +98,7 @@ class MixedAgent:
             raise ConfigError("agent.members must be `Member` objects; compose the config with `llmrl.compose`")
         names = [member.name for member in valid_members]
         repetitions = [names[:i].count(name) for i, name in enumerate(names)]
-        self._names = [f"{name}_{n + 1}" if n else name for name, n in zip(names, repetitions, strict=True)]
+        self._member_names = [f"{name}_{n + 1}" if n else name for name, n in zip(names, repetitions, strict=True)]
         self.spec = spec
         self._seats = assign_seats(valid_members, spec)
         self.agents: list[Agent] = []
@@ -121,8 +121,8 @@ class MixedAgent:
             connect_talks(list(talks.values()), [self._seats[i] for i in talks])
         self.learns = any(agent.learns for agent in self.agents)
         self.policy = MixedPolicy(list(map(SeatedPolicy, policies, self._seats)), spec.n_agents)
-        self.kinds: Mapping[str, tuple[int, ...]] = dict(zip(self._names, self._seats, strict=True))
-        learners = {name: agent for name, agent in zip(self._names, self.agents, strict=True) if agent.learns}
+        self.kinds: Mapping[str, tuple[int, ...]] = dict(zip(self._member_names, self._seats, strict=True))
+        learners = {name: agent for name, agent in zip(self._member_names, self.agents, strict=True) if agent.learns}
         feature_widths = {name: getattr(agent.policy, "frozen_feature_width", None) for name, agent in learners.items()}
         if len(set(feature_widths.values())) > 1:
             raise ConfigError(
@@ -148,7 +148,7 @@ class MixedAgent:
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Update every agent that learns, one after the other; return their metrics as `<member>/<metric>`."""
         metrics: dict[str, float] = {}
-        for i, (name, agent, seats) in enumerate(zip(self._names, self.agents, self._seats, strict=True)):
+        for i, (name, agent, seats) in enumerate(zip(self._member_names, self.agents, self._seats, strict=True)):
             if agent.learns:
                 member_rollout = slice_rollout(rollout, seats, agent.policy.channels, self.policy.state_widths.get(i))
                 metrics |= {f"{name}/{metric}": x for metric, x in agent.update(member_rollout, generator).items()}
@@ -157,7 +157,7 @@ class MixedAgent:
     def metrics(self) -> dict[str, float]:
         """Return the agents' metrics other than those of learning, as `<member>/<metric>`."""
         metrics: dict[str, float] = {}
-        for name, agent in zip(self._names, self.agents, strict=True):
+        for name, agent in zip(self._member_names, self.agents, strict=True):
             agent_metrics: dict[str, float] = getattr(agent, "metrics", dict)()
             metrics |= {f"{name}/{metric}": x for metric, x in agent_metrics.items()}
         return metrics
@@ -175,7 +175,7 @@ class MixedAgent:
     def describe(self) -> dict[str, Any]:
         return {
             f"{len(seats)} x {name}": ", ".join(f"{key}: {value}" for key, value in agent.describe().items())
-            for name, agent, seats in zip(self._names, self.agents, self._seats, strict=True)
+            for name, agent, seats in zip(self._member_names, self.agents, self._seats, strict=True)
         }
 
     def state_dict(self) -> State:
@@ -201,8 +201,8 @@ def assign_seats(members: Sequence[Member], spec: EnvSpec) -> list[tuple[int, ..
     if unknown_slots := [slot for slot in explicit_slots if slot >= spec.n_agents]:
         raise ConfigError(f"agent.members: there is no player {unknown_slots[0]} (from 0); {players_text}")
     if len(set(explicit_slots)) < len(explicit_slots):
-        duplicate = next(slot for slot in explicit_slots if explicit_slots.count(slot) > 1)
-        raise ConfigError(f"agent.members: player {duplicate} (from 0) is given twice; assign each player once")
+        duplicate_slot = next(slot for slot in explicit_slots if explicit_slots.count(slot) > 1)
+        raise ConfigError(f"agent.members: player {duplicate_slot} (from 0) is given twice; assign each player once")
     n_assigned = len(explicit_slots) + sum(member.count or 0 for member in members)
     if n_assigned != spec.n_agents:
         raise ConfigError(f"agent.members has {n_assigned} players, but {players_text}")

@@ -61,7 +61,7 @@ class BatchedTrainer:
         self._stacks: dict[tuple[int, ...], StackedOptimizerStep] = {}
 
     @classmethod
-    def of(cls, agents: Sequence[Agent], previous: BatchedTrainer | None) -> BatchedTrainer:
+    def reuse_or_create(cls, agents: Sequence[Agent], previous: BatchedTrainer | None) -> BatchedTrainer:
         """Return a trainer of these agents, which is `previous` if that trains the same agents."""
         return previous if previous is not None and list(previous.agents) == list(agents) else cls(agents)
 

@@ -53,7 +53,7 @@ class Samples(NamedTuple):
     uniform: np.ndarray
 
 
-class Networks(NamedTuple):
+class NetworkWeights(NamedTuple):
     """Weights of k networks, and their common architecture.
 
     Attributes:
@@ -114,7 +114,7 @@ class Outputs(NamedTuple):
     actions: np.ndarray
 
 
-def list_facts(codes: np.ndarray, planes: np.ndarray, terms: NonzeroInputs) -> Any:
+def write_true_facts(codes: np.ndarray, planes: np.ndarray, terms: NonzeroInputs) -> Any:
     """Write the true facts about a map [n_cells, n_codes] to `terms` as inputs of value 1; return their number.
 
     Indices are unsigned, because Numba then omits the check for negative indices.
@@ -132,7 +132,7 @@ def list_facts(codes: np.ndarray, planes: np.ndarray, terms: NonzeroInputs) -> A
     return n
 
 
-def list_nonzero(inputs: np.ndarray, terms: NonzeroInputs) -> Any:
+def write_nonzero_inputs(inputs: np.ndarray, terms: NonzeroInputs) -> Any:
     """Write the nonzero inputs, about half of the outputs of a ReLU, to `terms`; return their number."""
     n: Any = np.uint32(0)
     for i in range(len(inputs)):
@@ -156,7 +156,7 @@ def apply_layers(
         if depth == 0:
             apply_layer(weights, n, scratch.inputs, target)
         else:
-            n_hidden = list_nonzero(scratch.hidden[: weights.shape[0] - 1], scratch.hidden_inputs)
+            n_hidden = write_nonzero_inputs(scratch.hidden[: weights.shape[0] - 1], scratch.hidden_inputs)
             apply_layer(weights, n_hidden, scratch.hidden_inputs, target)
         if not is_last:
             apply_activation(target[: weights.shape[1]], activation)
@@ -196,9 +196,9 @@ def apply_activation(x: np.ndarray, activation: int) -> None:
 
 def choose_action(logits: np.ndarray, uniform: np.ndarray) -> tuple[int, float]:
     """Return an action and its log-probability; `uniform` as in `Samples`, [n_actions] or [0]."""
-    best, best_score, largest = 0, np.float32(-np.inf), logits[0]
+    best, best_score, max_logit = 0, np.float32(-np.inf), logits[0]
     for a in range(len(logits)):
-        largest = max(largest, logits[a])
+        max_logit = max(max_logit, logits[a])
         score = logits[a]
         if len(uniform) > 0:
             score -= np.log(-np.log(min(max(uniform[a], MIN_UNIFORM), MAX_UNIFORM)))
@@ -206,39 +206,40 @@ def choose_action(logits: np.ndarray, uniform: np.ndarray) -> tuple[int, float]:
             best, best_score = a, score
     total = np.float32(0.0)
     for a in range(len(logits)):
-        total += np.exp(logits[a] - largest)
-    return best, logits[best] - largest - np.log(total)
+        total += np.exp(logits[a] - max_logit)
+    return best, logits[best] - max_logit - np.log(total)
 
 
-def act(samples: Samples, networks: Networks, scratch: Scratch, outputs: Outputs) -> None:
+def act(samples: Samples, networks: NetworkWeights, scratch: Scratch, outputs: Outputs) -> None:
     """Write the outputs of all samples."""
     core, activation, n_core = networks.core, networks.activation, networks.core[-1].shape[2]
     has_map, inputs = len(networks.planes) > 0, scratch.inputs
     for s in range(len(samples.network_indices)):
         k, features = samples.network_indices[s], outputs.features[s]
         n = (
-            list_facts(samples.codes[s], networks.planes, inputs)
+            write_true_facts(samples.codes[s], networks.planes, inputs)
             if has_map
-            else list_nonzero(samples.numbers[s], inputs)
+            else write_nonzero_inputs(samples.numbers[s], inputs)
         )
         apply_layers(core, k, n, scratch, activation, features)
         apply_activation(features[:n_core], 0 if has_map else activation)
         for j in range(n_core, len(features)):
             features[j] = samples.numbers[s, j - n_core]
-        n = list_nonzero(features, inputs)
+        n = write_nonzero_inputs(features, inputs)
         apply_layers(networks.actor, k, n, scratch, activation, outputs.logits[s])
         apply_layers(networks.critic, k, n, scratch, activation, outputs.values[s])
         outputs.actions[s], outputs.log_probs[s] = choose_action(outputs.logits[s], samples.uniform[s])
 
 
 @functools.cache
-def compiled_act() -> Any:
+def get_compiled_act() -> Any:
     """Return `act` compiled for a CPU. Numba is imported here; it compiles `act` when that is first called."""
     import numba
 
     with numba_cache(cache_folder("acting", (Path(__file__),))) as cache:
         names = dict(globals())
-        for function in (list_facts, list_nonzero, apply_activation, choose_action, apply_layer, apply_layers):
+        inner_functions = (write_true_facts, write_nonzero_inputs, apply_activation, choose_action, apply_layer)
+        for function in (*inner_functions, apply_layers):
             names[function.__name__] = numba.njit(
                 FunctionType(function.__code__, names, function.__name__), **JIT_OPTIONS
             )
@@ -287,9 +288,9 @@ class CompiledSocieties:
     @torch.no_grad()
     def read(self) -> None:
         """Copy the weights of the policies."""
-        parts = [[_linear_layers(getattr(member, name)) for member in self._members] for name in _PART_NAMES]
+        parts = [[_list_linear_layers(getattr(member, name)) for member in self._members] for name in _PART_NAMES]
         core, actor, critic = (tuple(_stack_layers(layers) for layers in zip(*part, strict=True)) for part in parts)
-        self._networks = Networks(self._planes, core, actor, critic, self._activation)
+        self._networks = NetworkWeights(self._planes, core, actor, critic, self._activation)
 
     def act(self, observation: dict[str, torch.Tensor], uniform: torch.Tensor | None) -> PolicyOutput:
         """Return the output of all policies.
@@ -310,7 +311,7 @@ class CompiledSocieties:
         samples = Samples(codes, self._numbers.reshape(n, -1), self._network_indices, uniform_numbers)
         outputs = Outputs._make([*(np.empty(x, np.float32) for x in self._output_shapes), np.empty(n, np.int64)])
         arguments = samples, self._networks, self._scratch, outputs
-        self._compiled_act = self._compiled_act or compile_for(compiled_act(), arguments)
+        self._compiled_act = self._compiled_act or compile_for(get_compiled_act(), arguments)
         self._compiled_act(*arguments)
         features, logits, values, log_prob, action = (torch.from_numpy(x).view(*shape, *x.shape[1:]) for x in outputs)
         core_features = features if self.policy.core_frozen else None
@@ -336,10 +337,10 @@ def is_compilable(policy: SocietyPolicy, games: int) -> bool:
     )
 
 
-def _linear_layers(module: nn.Module) -> list[nn.Linear]:
+def _list_linear_layers(module: nn.Module) -> list[nn.Linear]:
     return [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
 
 
 def _stack_layers(layers: Sequence[nn.Linear]) -> np.ndarray:
-    """Return the weights of a layer of k networks as in `Networks`."""
+    """Return the weights of a layer of k networks as in `NetworkWeights`."""
     return torch.stack([torch.cat([layer.weight.mT, layer.bias[None]]) for layer in layers]).numpy()
