@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmrl.statistics.intervals import estimates, probability_of_improvement
+from llmrl.statistics.intervals import compute_estimates, probability_of_improvement
 
 FOLDER = Path(__file__).parent
 GOLDEN = json.loads((FOLDER / "golden" / "rliable.json").read_text())
@@ -25,7 +25,10 @@ def check(case: dict) -> None:
     tasks = {name: list(np.array(rows).T) for name, rows in case["scores"].items()}
     for name, scores in tasks.items():
         # Over several tasks, theirs is the IQM of all scores, and the mean of the tasks' means.
-        iqm, mean = estimates(np.concatenate(scores))["iqm"], np.mean([estimates(x)["mean"].estimate for x in scores])
+        iqm, mean = (
+            compute_estimates(np.concatenate(scores))["iqm"],
+            np.mean([compute_estimates(x)["mean"].estimate for x in scores]),
+        )
         assert iqm.estimate == pytest.approx(case[name]["iqm"]["estimate"], rel=1e-12, abs=1e-12)
         assert mean == pytest.approx(case[name]["mean"]["estimate"], rel=1e-12, abs=1e-12)
     probability = np.mean(

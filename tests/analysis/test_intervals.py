@@ -17,10 +17,10 @@ from llmrl.statistics.intervals import (
     MINIMUM_UNITS,
     Band,
     compare_means,
+    compute_estimates,
     describe,
     describe_difference,
     difference_interval,
-    estimates,
     improvement_matrix,
     mean_interval,
     probability_of_improvement,
@@ -151,7 +151,7 @@ def test_small_samples_have_no_interval(units: int) -> None:
         difference_interval(small, large),
         difference_interval(large, small),
         difference_interval(small, small + 1, list(range(units)), list(range(units))),
-        estimates(small)["mean"],
+        compute_estimates(small)["mean"],
         improvement_matrix([small, large]),
     ]
     for band in bands:
@@ -173,7 +173,7 @@ def test_equal_scores_have_zero_width() -> None:
 
 
 def test_only_mean_has_interval() -> None:
-    found = estimates(np.array([40.0, 60, 50, 45, 60]))
+    found = compute_estimates(np.array([40.0, 60, 50, 45, 60]))
     assert found["mean"].estimate == 51 and found["median"].estimate == 50
     assert found["iqm"].estimate == pytest.approx(155 / 3)
     assert np.isfinite(found["mean"].low) and np.isnan(found["iqm"].low) and np.isnan(found["median"].high)

@@ -280,7 +280,7 @@ def test_uninterruptible_thread_ends_with_process(monkeypatch):
         leader = StopFlag(make_interrupt=KeyboardInterrupt)
 
         def stuck():
-            leader.lead()
+            leader.lead_calling_thread()
             with StopFlag(on_forced_exit=lambda: os.write(writes, b"recorded") and None):
                 time.sleep(TOTAL_STALL_S)
 

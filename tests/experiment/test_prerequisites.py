@@ -53,7 +53,9 @@ def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Waiting:
 
 def run(signal: int | None = None, folder: Path = Path("run")) -> Any:
     processes = SimpleNamespace(is_main=folder.is_dir())
-    return SimpleNamespace(stop=SimpleNamespace(signal=signal), folder=folder, status=Status(), processes=processes)
+    return SimpleNamespace(
+        stop_flag=SimpleNamespace(signal=signal), folder=folder, status=Status(), processes=processes
+    )
 
 
 def test_waiting_run_is_suspended_once(waiting: Waiting) -> None:

@@ -36,7 +36,7 @@ from llmrl.results.principal_scores import ReferenceLine, read_reference_lines
 from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.results.study_settings import StudyResult, StudySettings, read_study_settings, shorten_group_names
 from llmrl.statistics.estimators import standard_error
-from llmrl.statistics.intervals import estimates, improvement_matrix
+from llmrl.statistics.intervals import compute_estimates, improvement_matrix
 
 
 def compute_report(
@@ -174,7 +174,7 @@ def _summarize_group(group: Group, scores: Mapping[Path, float]) -> GroupSummary
     runs = [run for run in group.runs if run.folder in scores]
     units = find_replication_units(runs)
     error = float(standard_error(values, units))
-    return GroupSummary(group, values, estimates(values, units), error, "; ".join(find_interval_caveats(runs)))
+    return GroupSummary(group, values, compute_estimates(values, units), error, "; ".join(find_interval_caveats(runs)))
 
 
 def _summarize_efficiency(task: ReportTask, frames: FrameBudget) -> tuple[GroupSummary, ...]:

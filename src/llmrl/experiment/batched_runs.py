@@ -64,7 +64,7 @@ def compute_batch(payloads: Sequence[RunPayload]) -> list[RunExit]:
     def compute_in_thread(index: int, payload: RunPayload, connection: RunConnection) -> None:
         try:
             label = f"{payload.folder.parent.name}/{payload.folder.name}"
-            stop.lead()
+            stop.lead_calling_thread()
             exits[index] = payload.execute_and_capture_exit(partial(compute_job, connection=connection, label=label))
         finally:
             connection.close()

@@ -132,7 +132,7 @@ class WorkerRun(Run):
     def _finish(self) -> None:
         self.metrics.close()
 
-    def _fail(self, error: BaseException) -> None:
+    def _record_early_end(self, error: BaseException) -> None:
         if hasattr(self, "metrics"):
             self.metrics.close()
 

@@ -67,8 +67,8 @@ def find_run_folder(root: Path, name: str, config_digest: str, overrides: Iterab
     Raises:
         RunFolderError: `name` is empty, leaves `root` or has no usable character, or `root` cannot be read.
     """
-    relative = Path(name)
-    if not name or relative.is_absolute() or ".." in relative.parts:
+    relative_path = Path(name)
+    if not name or relative_path.is_absolute() or ".." in relative_path.parts:
         raise RunFolderError(f"name={name!r} must be a folder name inside {root}, such as name=my_sweep")
     if not (sanitized_name := sanitize_path(name)).parts:
         raise RunFolderError(f"name={name!r} has no character that folder names may have; use e.g. name=my_sweep")
@@ -168,8 +168,8 @@ def sanitize(text: str) -> str:
     >>> sanitize("Étude 3: Qwen/Qwen2.5 (großes)")
     'Etude-3-Qwen-Qwen2.5-gro-es'
     """
-    unaccented = "".join(x for x in unicodedata.normalize("NFKD", text) if not unicodedata.combining(x))
-    return re.sub(r"-{2,}", "-", _UNSAFE_CHARACTERS.sub("-", unaccented)).strip("-.")
+    unaccented_text = "".join(x for x in unicodedata.normalize("NFKD", text) if not unicodedata.combining(x))
+    return re.sub(r"-{2,}", "-", _UNSAFE_CHARACTERS.sub("-", unaccented_text)).strip("-.")
 
 
 def sanitize_path(name: str) -> Path:
@@ -208,16 +208,16 @@ def format_overrides(overrides: Mapping[str, str], other_keys: Iterable[str] = (
     """
     keys = dict.fromkeys([*other_keys, *overrides], "")
     names = dict(zip(keys, shorten_overrides(keys), strict=True))
-    ordered = sorted(overrides.items(), key=lambda item: item[0] != TREATMENT_GROUP)
-    prefixes = ("" if key == TREATMENT_GROUP else f"{names[key]}=" for key, _ in ordered)
-    return ", ".join(prefix + _shorten_value(value) for prefix, (_, value) in zip(prefixes, ordered, strict=True))
+    ordered_overrides = sorted(overrides.items(), key=lambda item: item[0] != TREATMENT_GROUP)
+    texts = [("" if k == TREATMENT_GROUP else f"{names[k]}=") + _shorten_value(x) for k, x in ordered_overrides]
+    return ", ".join(texts)
 
 
 def _shorten_value(value: str) -> str:
     if "://" in value:
         return value.partition("://")[2].rstrip("/")
     parts = [part for part in value.split("/") if part]
-    if len(parts) < 2 or any(sign in value for sign in "[]{},\n"):
+    if len(parts) < 2 or any(character in value for character in "[]{},\n"):
         return value
     if _SEED_PATTERN.fullmatch(parts[-1]):
         experiment = parts[-2].rpartition(":")[2]

@@ -60,13 +60,13 @@ class LogFile:
         with report_write_errors(folder / FILE_NAME):
             self._handler = _RunLogHandler(folder / FILE_NAME)
         self._handler.setFormatter(SafeFormatter(_MESSAGE_FORMAT))
-        self._handler.addFilter(self._accepts_thread)
+        self._handler.addFilter(self._accepts_present_thread)
         self._files_of_waiting_runs = _active_files.get()
         _active_files.set((*self._files_of_waiting_runs, self))
         _change_n_open_files(1)
         logging.getLogger().addHandler(self._handler)
 
-    def _accepts_thread(self, _: logging.LogRecord) -> bool:
+    def _accepts_present_thread(self, _: logging.LogRecord) -> bool:
         files = _active_files.get()
         return not files or self in files
 
@@ -108,12 +108,12 @@ _level_lock, _n_open_files, _previous_level = threading.Lock(), 0, logging.NOTSE
 def _change_n_open_files(change: int) -> None:
     """Change the number of open log files; while there are any, the package's log level is INFO or lower."""
     global _n_open_files, _previous_level
-    package = logging.getLogger("llmrl")
+    package_logger = logging.getLogger("llmrl")
     with _level_lock:
         if not _n_open_files:
-            _previous_level = package.level
+            _previous_level = package_logger.level
         _n_open_files += change
         if not _n_open_files:
-            package.setLevel(_previous_level)
-        elif not package.isEnabledFor(logging.INFO):
-            package.setLevel(logging.INFO)
+            package_logger.setLevel(_previous_level)
+        elif not package_logger.isEnabledFor(logging.INFO):
+            package_logger.setLevel(logging.INFO)

@@ -97,7 +97,7 @@ class MetricLog(LineFile):
         self._sinks = SinkFanOut(sinks or {}, opening)
         self._n_rows = len(rows)
         if self._sinks:
-            self._sinks.open([to_sink_row(number, line) for number, line in enumerate(rows)])
+            self._sinks.open([to_sink_row(row_number, line) for row_number, line in enumerate(rows)])
 
     def attach_text(self, tag: str, make_text: TextFunction) -> None:
         """Send the text of each row, earlier rows included, to the sinks under `tag`."""
@@ -120,8 +120,8 @@ class MetricLog(LineFile):
     def _add_row_callback(self, send: Callable[[Row, Mapping[str, Any]], None]) -> None:
         self._row_callbacks.append(send)
         if self._sinks:
-            for number, line in enumerate(read_metrics(self._path)):
-                send(to_sink_row(number, line), line)
+            for row_number, line in enumerate(read_metrics(self._path)):
+                send(to_sink_row(row_number, line), line)
 
     def log(self, kind: RowKind, x: CounterName, metrics: Mapping[str, Any], **counters: int) -> None:
         """Record a row of `metrics` (anything that `float()` accepts).
@@ -141,10 +141,10 @@ class MetricLog(LineFile):
             raise ValueError(
                 f"counters of a row must be among {', '.join(COUNTER_NAMES)}, not {', '.join(sorted(unknown_counters))}"
             )
-        if reserved := {KIND_KEY, X_KEY, *COUNTER_NAMES} & metrics.keys():
-            raise ValueError(f"metrics cannot have the names of counters: {', '.join(sorted(reserved))}")
+        if reserved_names := {KIND_KEY, X_KEY, *COUNTER_NAMES} & metrics.keys():
+            raise ValueError(f"metrics cannot have the names of counters: {', '.join(sorted(reserved_names))}")
         self._register_row(line | dict(metrics))
-        line |= {name: self._to_finite(line[x], name, float(value)) for name, value in metrics.items()}
+        line |= {name: self._replace_non_finite(line[x], name, float(value)) for name, value in metrics.items()}
         line[TIME_PREFIX + "elapsed_s"] = round(self.elapsed_s, 3)
         line[TIME_PREFIX + "unix"] = round(time.time(), 6)  # precise enough to order rows and other events
         self.write([json.dumps(line, allow_nan=False)])
@@ -183,7 +183,7 @@ class MetricLog(LineFile):
 
     def wait_for_sinks(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
         """Wait a limited time for sinks that are still closing, less if `is_stopping()`, and report incomplete ones."""
-        self._sinks.wait(is_stopping)
+        self._sinks.wait_until_closed(is_stopping)
 
     def _register_row(self, row: Mapping[str, Any]) -> None:
         """Raise ValueError if a row breaks the rules of the file; register its kind and metrics."""
@@ -201,7 +201,7 @@ class MetricLog(LineFile):
             ):
                 raise ValueError(f"metric {name} is in rows of kind {earlier_kind}, and now in one of kind {kind}")
 
-    def _to_finite(self, x: int, name: str, value: float) -> float | None:
+    def _replace_non_finite(self, x: int, name: str, value: float) -> float | None:
         if math.isfinite(value):
             return value
         if name not in self._non_finite_metric_names:
@@ -310,10 +310,10 @@ def _drop_nondeterministic_metrics_of_line(line: bytes) -> bytes:
         return line
 
 
-def to_sink_row(number: int, line: Mapping[str, Any]) -> Row:
-    """Return a line of the file as a `Row` for sinks; `number` is its index, from 0."""
+def to_sink_row(row_number: int, line: Mapping[str, Any]) -> Row:
+    """Return a line of the file as a `Row` for sinks; `row_number` is its index, from 0."""
     return Row(
-        number=number,
+        number=row_number,
         kind=line[KIND_KEY],
         x=line[X_KEY],
         x_value=_get_x(line),

@@ -49,13 +49,13 @@ class Heartbeat:
         self._path, self._is_owner = path, is_owner
         self._stopped = threading.Event()
         # In a thread of its own, so that a long step of the main thread does not make the process look dead.
-        make_daemon_thread("llmrl-heartbeat", self._beat).start()
+        make_daemon_thread("llmrl-heartbeat", self._touch_until_closed).start()
 
     def close(self) -> None:
         """Stop touching the file."""
         self._stopped.set()
 
-    def _beat(self) -> None:
+    def _touch_until_closed(self) -> None:
         while not self._stopped.wait(HEARTBEAT_S):
             try:
                 if self._is_owner():
@@ -102,8 +102,8 @@ class Owner:
         )
 
     def __str__(self) -> str:
-        job = f", job {self.job_id}" if self.job_id else ""
-        return f"process {self.pid} on {self.host}{job}"
+        job_text = f", job {self.job_id}" if self.job_id else ""
+        return f"process {self.pid} on {self.host}{job_text}"
 
 
 class Ownership:
@@ -216,11 +216,9 @@ def is_in_use(folder: Path) -> bool:
 
 
 def release_ended_job(folder: Path, ended_job_id: str) -> None:
-    """Remove the owner file of a scheduler job that has ended, so that another job can take the run over at once.
+    """Remove the owner file of a run folder if its owner belongs to a scheduler job of which all processes have ended.
 
-    Args:
-        folder: run folder.
-        ended_job_id: id of the job, all of whose processes have ended (`get_job_id`).
+    Another job can then take the run over at once.
 
     Raises:
         RunFolderError: the owner file is not a valid record.
@@ -264,16 +262,16 @@ def is_owner_alive(owner: Owner, path: Path) -> bool:
     return age is not None and age < STALE_AFTER_S
 
 
-def process_seems_alive(machine: str, pid: int, start: str, touched_file: Path) -> bool:
+def process_seems_alive(machine: str, pid: int, process_start: str, touched_file: Path) -> bool:
     """Return whether a process is alive, without writing a file as `is_owner_alive` does to read its clock.
 
     Args:
-        machine, pid, start: attributes `machine`, `pid` and `process_start` of its `Owner`.
+        machine, pid, process_start: attributes `machine`, `pid` and `process_start` of its `Owner`.
         touched_file: file that the process touches (`Heartbeat`). On another machine, the process is alive if the
             file was touched in the last `STALE_AFTER_S` seconds, by this machine's clock.
     """
     if machine == get_machine_id():
-        return get_process_start(pid) == start
+        return get_process_start(pid) == process_start
     try:
         return time.time() - touched_file.stat().st_mtime < STALE_AFTER_S
     except OSError:
@@ -304,8 +302,8 @@ def get_job_id() -> str:
     """
     if job_id := os.environ.get(JOB_ID_VARIABLE):
         return job_id
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
+    array_job_id, task_id = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array_job_id}_{task_id}" if array_job_id and task_id else os.environ.get("SLURM_JOB_ID", "")
 
 
 def get_machine_id() -> str:

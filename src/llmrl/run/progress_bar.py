@@ -86,7 +86,7 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.stop()
         else:
-            self._log()
+            self._write_log_line()
         if self._in_notebook:
             self._write_notebook_line("\n")
         if self._on_report is not None:
@@ -110,7 +110,7 @@ class ProgressBar:
             self._bar.show_progress(self._description, progress, self._format_speed())
         elif now - self._last_log_time >= (LOG_INTERVAL_S if self._has_logged else FIRST_LOG_S):
             self._last_log_time, self._has_logged = now, True
-            self._log()
+            self._write_log_line()
         if self._in_notebook and now - self._last_notebook_time >= NOTEBOOK_INTERVAL_S:
             self._last_notebook_time = now
             self._write_notebook_line()
@@ -150,16 +150,16 @@ class ProgressBar:
         else:
             log.info("%s; %s", self, text)
 
-    def _log(self) -> None:
+    def _write_log_line(self) -> None:
         if self._is_in_main_thread:
             log.info("%s", self)
             return
         for file in self._log_files:  # those of the thread that entered the bar, because another thread may call this
             file.write(log, logging.INFO, str(self))
 
-    def _write_notebook_line(self, end: str = "") -> None:
+    def _write_notebook_line(self, line_end: str = "") -> None:
         """Write the progress over the previous line."""
-        sys.stdout.write(f"\r{printable(str(self)):<100}{end}")
+        sys.stdout.write(f"\r{printable(str(self)):<100}{line_end}")
 
     def __str__(self) -> str:
         progress = self.progress

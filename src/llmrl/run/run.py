@@ -149,9 +149,9 @@ class Run:
             run._release()
             return run
         try:
-            run._start(root, name, overrides, sinks, starts_anew=starts_anew or not config.get("resume", True))
+            run._start_attempt(root, name, overrides, sinks, anew=starts_anew or not config.get("resume", True))
         except BaseException as error:
-            run._fail(error)
+            run._record_early_end(error)
             run._wait_for_sinks()
             run._release()
             remove_if_rejected(run._created_folders, error)
@@ -193,9 +193,11 @@ class Run:
         self.state, self.status, self.result = "finished", last_status, last_status.result
         return True
 
-    def _start(self, root: Path, name: str, overrides: list[str], sinks: Mapping[str, Sink], starts_anew: bool) -> None:
+    def _start_attempt(
+        self, root: Path, name: str, overrides: list[str], sinks: Mapping[str, Sink], anew: bool
+    ) -> None:
         assert self._ownership is not None
-        if starts_anew:
+        if anew:
             move_to_backup(self.folder)
         check_no_links(self.folder, _LINK_FOLDER_PATTERNS)
         self.status = status.Status(attempt=self._ownership.owner.attempt, overrides=overrides)
@@ -245,10 +247,10 @@ class Run:
                 if error is None:
                     self._finish()
                 else:
-                    self._fail(error)
+                    self._record_early_end(error)
             except BaseException as failure:
                 if error is None:
-                    self._fail(failure)
+                    self._record_early_end(failure)
                 raise
             finally:
                 self._wait_for_sinks()
@@ -410,7 +412,7 @@ class Run:
         self.status.write(self.folder)  # last, because a run with this status counts as finished
         log.info("run %s finished, result %s", self.folder, "none" if self.result is None else f"{self.result:.6g}")
 
-    def _fail(self, error: BaseException) -> None:
+    def _record_early_end(self, error: BaseException) -> None:
         """Record why the run ended early, unless another process has taken over the folder."""
         if self._ownership is None or not self._ownership.is_held:
             log.error("nothing recorded in %s, which another process has taken over: %s", self.folder, error)

@@ -98,14 +98,11 @@ class Stopped(BaseException):  # not an `Exception`, which libraries catch
 
 
 class WorkDiscarded(Stopped):
-    """The exception that discards the work of the main thread for several runs; each run replaces it by its `Stopped`.
-
-    Args:
-        signal_number: number of the signal.
-    """
+    """The exception that discards the work of the main thread for several runs; runs raise `Stopped` instead."""
 
     def __init__(self, signal_number: int) -> None:
-        super().__init__(Path(), signal_number, "the work of all runs of this process is discarded", False)
+        work_text = "the work of all runs of this process is discarded"
+        super().__init__(Path(), signal_number, work_text, stops_all_processes=False)
 
 
 _leader_of_thread: ContextVar[StopFlag | None] = ContextVar("llmrl_stop", default=None)
@@ -115,15 +112,15 @@ _leader_of_thread: ContextVar[StopFlag | None] = ContextVar("llmrl_stop", defaul
 class StopFlag:
     """A context manager in which one of `SIGNALS` sets `requested`. A second Ctrl-C raises an exception outside saves.
 
-    Python delivers signals to the main thread only. In another thread the flag gets signals from the flag on which
-    `lead` was called in that thread, which must be entered; without one, it does nothing.
+    Python delivers signals to the main thread only. A flag that is entered in another thread gets them from the flag of
+    the main thread on which that thread has called `lead_calling_thread`; without one, it does nothing.
 
     Args:
         message: text to print on the first signal, after its name; empty: nothing is printed.
         make_interrupt: function that makes the exception to raise in the main thread `DISCARD_WORK_S` after the
             signal; None: no exception is raised.
-        on_forced_exit: function to call in another thread `FORCED_EXIT_S` after the signal, before the process ends.
-        forward_signal: function to call in another thread a second after a signal, instead of an interrupt.
+        on_forced_exit: function that another thread calls `FORCED_EXIT_S` after the signal, before the process ends.
+        forward_signal: function that another thread calls a second after a signal, instead of an interrupt.
     """
 
     def __init__(
@@ -140,12 +137,12 @@ class StopFlag:
         self._pid = os.getpid()
         self._previous_handlers: dict[int, Any] = {}  # by signal
         self._n_saves = 0
-        self._interrupt_after_saving = False
+        self._should_interrupt_after_saving = False
         self._has_printed_message = False
         self._leader: StopFlag | None = None
         self._followers: tuple[StopFlag, ...] = ()
         self._followers_lock = threading.Lock()
-        self._interrupts_work = False  # whether the next signal raises the interrupt; set by the watching thread
+        self._should_interrupt_work = False  # whether the next signal raises the interrupt; set by the watching thread
         # Write end of a pipe to that thread. Python's C-level handler writes signal numbers to it, even during C calls.
         self._wakeup_fd: int | None = None
         self._previous_wakeup_fd = -1
@@ -188,7 +185,7 @@ class StopFlag:
             self._leader._remove_follower(self)
             self._leader = None
             return
-        self._interrupts_work = False
+        self._should_interrupt_work = False
         outer_flag: StopFlag | None = None
         for number, handler in self._previous_handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -218,10 +215,10 @@ class StopFlag:
             yield
         finally:
             flag._n_saves -= 1
-        if flag._interrupt_after_saving and not flag._n_saves:
+        if flag._should_interrupt_after_saving and not flag._n_saves:
             raise KeyboardInterrupt
 
-    def lead(self) -> None:
+    def lead_calling_thread(self) -> None:
         """Make this flag the leader of flags that are entered in the calling thread, which is not the main one."""
         _leader_of_thread.set(self)
 
@@ -242,14 +239,14 @@ class StopFlag:
         is_first_signal = self.signal is None
         if is_first_signal:
             self._record_signal(number, time.monotonic())
-        if self._interrupts_work:
-            self._interrupts_work = False
+        if self._should_interrupt_work:
+            self._should_interrupt_work = False
             if self._make_interrupt is not None and not self._n_saves:
                 raise self._make_interrupt()
         elif number == signal.SIGINT and not is_first_signal:
             if not self._n_saves:
                 raise KeyboardInterrupt
-            self._interrupt_after_saving = True
+            self._should_interrupt_after_saving = True
             self._print_message("stopping when the checkpoint is saved", number)
 
     def _record_signal(self, number: int, signal_time: float) -> None:
@@ -295,7 +292,7 @@ class StopFlag:
                 if wait_for_end(n_seconds):
                     return
                 if not self._n_saves:
-                    self._interrupts_work = True
+                    self._should_interrupt_work = True
                     main_thread_id = threading.main_thread().ident
                     assert main_thread_id is not None
                     # Sent to the main thread, to interrupt a system call in which it waits.
@@ -346,7 +343,7 @@ def _wait_for_end(read_fd: int, signal_time: float, n_seconds: float) -> bool:
 
 
 def agree_on_safe_point(
-    processes: ProcessGroup, signal_number: int | None, is_due: bool, digest: str
+    processes: ProcessGroup, signal_number: int | None, is_due: bool, metrics_digest: str
 ) -> tuple[int | None, bool]:
     """Return the common decision of all processes of a run at a safe point.
 
@@ -354,7 +351,7 @@ def agree_on_safe_point(
         processes: processes that compute the run together.
         signal_number: signal that this process got; None without one.
         is_due: whether the checkpoint timer of this process requests a save.
-        digest: digest of the metrics that this process has logged.
+        metrics_digest: digest of the metrics that this process has logged.
 
     Returns:
         The signal that stops all processes, None without one; and whether to save. They save if any process got a
@@ -363,11 +360,11 @@ def agree_on_safe_point(
     Raises:
         ProcessesError: the processes have logged different metrics.
     """
-    states = processes.all_gather_object((signal_number, is_due, digest))
-    if len({process_digest for _, _, process_digest in states}) > 1:
+    process_states = processes.all_gather_object((signal_number, is_due, metrics_digest))
+    if len({digest for _, _, digest in process_states}) > 1:
         raise ProcessesError(
             f"the {processes.world_size} processes of this run have logged different numbers, so they no longer "
             "compute the same run. Start them on machines with the same GPUs and the same versions of all packages"
         )
-    signals = [number for number, _, _ in states if number is not None]
-    return (signals[0] if signals else None), bool(signals) or states[0][1]
+    signals = [number for number, _, _ in process_states if number is not None]
+    return (signals[0] if signals else None), bool(signals) or process_states[0][1]

@@ -76,7 +76,7 @@ class SinkFanOut:
         for guarded_sink in self._guarded_sinks:
             guarded_sink.close(ending)
 
-    def wait(self, is_stopping: Callable[[], bool]) -> None:
+    def wait_until_closed(self, is_stopping: Callable[[], bool]) -> None:
         """Wait until all sinks are closed, at most `FINISH_TIMEOUT_S`, or `STOP_TIMEOUT_S` once `is_stopping()`.
 
         Then report incomplete ones. A sink that is still open is abandoned: its thread ends with the process.

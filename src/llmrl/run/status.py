@@ -144,7 +144,7 @@ class Status:
 
 
 def read_latest_status(folder: Path, is_rerun: bool) -> Status | None:
-    """Return the status of the latest attempt in `folder`; None if there is none, or none that a rerun can read.
+    """Return the status of the latest attempt in `folder`; None if there is none, or if it cannot be read for a rerun.
 
     Raises:
         RunFolderError: the status cannot be read, and the run is not a rerun.

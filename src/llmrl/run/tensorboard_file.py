@@ -44,7 +44,7 @@ class EventFile:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._path = folder / _UNPUBLISHED_NAME
-        self._started = started
+        self._run_start = started
         with self._reporting_errors():
             self._file = open_file(self._path, "wb")
         self._records = RecordWriter(self._file)
@@ -74,12 +74,12 @@ class EventFile:
 
         self._write_summary(text_pb(tag, redact(markdown)), step, wall_time)
 
-    def write_image(self, step: int, wall_time: float, tag: str, encoded: bytes, size: tuple[int, int]) -> None:
+    def write_image(self, step: int, wall_time: float, tag: str, encoded_image: bytes, size: tuple[int, int]) -> None:
         """Write an image for the Images tab: content of a PNG, JPEG or GIF file; `size` is (height, width), pixels."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         height, width = size
-        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded)
+        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded_image)
         self._write_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step, wall_time)
 
     def write_hyperparameters(self, values: HyperParameters) -> None:
@@ -87,7 +87,7 @@ class EventFile:
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
         # With an empty trial id, TensorBoard identifies the row by the run's name and merges no runs of equal values.
-        self._write_summary(hparams_pb(redact_nested(values), trial_id="", start_time_secs=self._started))
+        self._write_summary(hparams_pb(redact_nested(values), trial_id="", start_time_secs=self._run_start))
 
     def write_end(self, succeeded: bool) -> None:
         """Write the final status of the run for the HParams table."""
@@ -95,10 +95,10 @@ class EventFile:
         from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
         status = api_pb2.STATUS_SUCCESS if succeeded else api_pb2.STATUS_FAILURE
-        data = plugin_data_pb2.HParamsPluginData(session_end_info=plugin_data_pb2.SessionEndInfo(status=status))
+        plugin_data = plugin_data_pb2.HParamsPluginData(session_end_info=plugin_data_pb2.SessionEndInfo(status=status))
         value = Summary.Value(
             tag=metadata.SESSION_END_INFO_TAG,
-            metadata=metadata.create_summary_metadata(data),
+            metadata=metadata.create_summary_metadata(plugin_data),
             tensor=metadata.NULL_TENSOR,
         )
         self._write_summary(Summary(value=[value]))
@@ -113,7 +113,7 @@ class EventFile:
     def _write_summary(self, summary: Any, step: int = 0, wall_time: float | None = None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
-        wall_time = self._started if wall_time is None else wall_time
+        wall_time = self._run_start if wall_time is None else wall_time
         self._write_event(Event(step=step, wall_time=wall_time, summary=summary))
 
     def _write_event(self, event: Any) -> None:

@@ -70,11 +70,7 @@ class Difference:
 
 
 def t_quantile(degrees_of_freedom: np.ndarray) -> np.ndarray:
-    """Return the quantile of Student's t distribution that bounds a two-sided interval at `CONFIDENCE_LEVEL`.
-
-    Args:
-        degrees_of_freedom: degrees of freedom, [...], positive.
-    """
+    """Return the quantile of Student's t distribution, [...], for a two-sided interval at `CONFIDENCE_LEVEL`."""
     from scipy.special import stdtrit  # lazy: importing it takes longer than most commands
 
     return np.asarray(stdtrit(degrees_of_freedom, (1 + CONFIDENCE_LEVEL) / 2))
@@ -93,7 +89,7 @@ def mean_interval(scores: np.ndarray, units: Units = None) -> Band:
     return _make_band(np.asarray(unit_means.mean(axis=-1)), half_width, unit_means.shape[-1])
 
 
-def estimates(scores: np.ndarray, units: Units = None) -> dict[str, Band]:
+def compute_estimates(scores: np.ndarray, units: Units = None) -> dict[str, Band]:
     """Return the estimates of a group's scores [n_runs]: `iqm`, `mean` and `median`.
 
     Only the mean has an interval. A t interval of a trimmed mean (Tukey & McLaughlin, 1963) of five scores has a
@@ -115,15 +111,13 @@ def compare_means(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: 
     """Return mean(x) - mean(y) with its standard error: paired by unit if both have the same units, else Welch's.
 
     Args:
-        x: scores [..., n].
-        y: scores [..., m], with the same leading axes.
-        units_x: labels of the top-level units of `x`.
-        units_y: labels of the top-level units of `y`.
+        x, y: scores [..., n] and [..., m], with the same leading axes.
+        units_x, units_y: labels of the top-level units of `x` and `y`.
     """
     if is_paired(units_x, units_y):
         assert units_x is not None and units_y is not None
-        order = [list(dict.fromkeys(units_y)).index(label) for label in dict.fromkeys(units_x)]
-        samples = [average_by_unit(x, units_x) - average_by_unit(y, units_y)[..., order]]
+        unit_order = [list(dict.fromkeys(units_y)).index(label) for label in dict.fromkeys(units_x)]
+        samples = [average_by_unit(x, units_x) - average_by_unit(y, units_y)[..., unit_order]]
         estimate = samples[0].mean(axis=-1)
     else:
         samples = [average_by_unit(x, units_x), average_by_unit(y, units_y)]
@@ -148,10 +142,8 @@ def probability_of_improvement(x: np.ndarray, y: np.ndarray, units_x: Units = No
     the groups are paired.
 
     Args:
-        x: scores [n].
-        y: scores [m].
-        units_x: labels of the top-level units of `x`.
-        units_y: labels of the top-level units of `y`.
+        x, y: scores [n] and [m].
+        units_x, units_y: labels of the top-level units of `x` and `y`.
     """
     if is_paired(units_x, units_y):
         assert units_x is not None and units_y is not None
@@ -240,8 +232,8 @@ def _compute_standard_error_and_degrees(samples: Sequence[np.ndarray]) -> tuple[
     The samples have shapes [..., n_k]; both numbers are NaN if a sample has one value (Satterthwaite 1946, Welch 1947).
     """
     if min(sample.shape[-1] for sample in samples) < 2:
-        unknown = np.full(samples[0].shape[:-1], np.nan)
-        return unknown, unknown
+        missing = np.full(samples[0].shape[:-1], np.nan)
+        return missing, missing
     variances = np.stack([sample.var(axis=-1, ddof=1) / sample.shape[-1] for sample in samples])
     sample_degrees = np.array([sample.shape[-1] - 1 for sample in samples]).reshape(-1, *(1,) * (variances.ndim - 1))
     total = variances.sum(axis=0)
@@ -298,10 +290,8 @@ def p_value(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Units 
     The test is a paired t test of unit means if both groups have the same units, else Welch's t test.
 
     Args:
-        x: scores [n].
-        y: scores [m].
-        units_x: labels of the top-level units of `x`; None: each run is a unit.
-        units_y: labels of the top-level units of `y`.
+        x, y: scores [n] and [m].
+        units_x, units_y: labels of the top-level units of `x` and `y`.
     """
     from scipy.special import stdtr  # lazy: importing it takes longer than most commands
 
@@ -330,6 +320,6 @@ def adjust_p_values(p_values: Sequence[float]) -> list[float]:
     tested_indices = np.flatnonzero(~np.isnan(p_array))
     order = tested_indices[np.argsort(p_array[tested_indices], kind="stable")]
     factors = np.arange(len(order), 0, -1)
-    adjusted = np.full(len(p_array), np.nan)
-    adjusted[order] = np.minimum(np.maximum.accumulate(p_array[order] * factors), 1.0)
-    return adjusted.tolist()
+    adjusted_p_values = np.full(len(p_array), np.nan)
+    adjusted_p_values[order] = np.minimum(np.maximum.accumulate(p_array[order] * factors), 1.0)
+    return adjusted_p_values.tolist()

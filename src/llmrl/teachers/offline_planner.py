@@ -180,9 +180,9 @@ class OfflinePlanner(StateFields):
 
     def plans(self, sentences: Sequence[str]) -> list[PlanDistribution]:
         """Return the plans of each sentence; raise ConfigError for one without a row if `missing_state` is `error`."""
-        plans_or_missing = [self._read_plans_cached(sentence) for sentence in sentences]
-        self.fallbacks += plans_or_missing.count(None)
-        return [self._fallback_plans if plans is None else plans for plans in plans_or_missing]
+        distributions = [self._read_plans_cached(sentence) for sentence in sentences]
+        self.fallbacks += distributions.count(None)
+        return [self._fallback_plans if plans is None else plans for plans in distributions]
 
     def describe(self) -> dict[str, str]:
         return {"planner": f"the table {self._table_name}"}

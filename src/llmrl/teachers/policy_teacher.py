@@ -111,8 +111,8 @@ class PlanPolicy:
             for plan, probability in plans:
                 row[self._choose_action(scene, plan)] += probability
         if self.sharing == "mixture":
-            mean = probabilities.reshape(-1, self.n_agents, probabilities.shape[1]).mean(1)
-            probabilities = np.repeat(mean, self.n_agents, axis=0)
+            mean_probabilities = probabilities.reshape(-1, self.n_agents, probabilities.shape[1]).mean(1)
+            probabilities = np.repeat(mean_probabilities, self.n_agents, axis=0)
         return probabilities.astype(np.float32)
 
     def _choose_action(self, scene: Scene, plan: Plan) -> int:
@@ -207,12 +207,12 @@ class PolicyTeacher(StateFields):
         has_advice = torch.ones_like(advice[..., 0])
         log_probs = logits.log_softmax(-1)
         if "action_mask" in minibatch:
-            allowed = minibatch["action_mask"].bool()
-            advice = advice * allowed
-            total = advice.sum(-1, keepdim=True)
-            has_advice = (total[..., 0] > 0).to(advice.dtype)
-            advice = advice / total.clamp_min(torch.finfo(advice.dtype).tiny)
-            log_probs = log_probs.masked_fill(~allowed, 0.0)
+            allowed_actions = minibatch["action_mask"].bool()
+            advice = advice * allowed_actions
+            advice_sums = advice.sum(-1, keepdim=True)
+            has_advice = (advice_sums[..., 0] > 0).to(advice.dtype)
+            advice = advice / advice_sums.clamp_min(torch.finfo(advice.dtype).tiny)
+            log_probs = log_probs.masked_fill(~allowed_actions, 0.0)
         n = has_advice.sum().clamp_min(1.0)
         cross_entropy = (-(advice * log_probs).sum(-1) * has_advice).sum() / n
         student_choice_advice = advice.gather(-1, logits.argmax(-1, keepdim=True))[..., 0]

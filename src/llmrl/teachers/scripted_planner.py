@@ -108,12 +108,12 @@ def _choose_landmark(agent: str, nearest_agents: dict[str, str], announcements: 
     nearby_landmarks = [landmark for landmark, name in nearest_agents.items() if name == agent]
     if nearby_landmarks:
         return "nobody is nearer", [("go to", f"landmark {nearby_landmarks[0]}")]
-    claimed = {
+    claimed_landmarks = {
         landmark
         for name, landmark in _ANNOUNCED_GOAL_PATTERN.findall(announcements)
         if name in nearest_agents.values() or name < agent
     }
-    free_landmarks = [landmark for landmark in nearest_agents if landmark not in claimed] or list(nearest_agents)
+    free_landmarks = [x for x in nearest_agents if x not in claimed_landmarks] or list(nearest_agents)
     return "nearest to none, so what seems to be left", [("go to", f"landmark {free_landmarks[0]}")]
 
 

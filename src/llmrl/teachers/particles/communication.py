@@ -95,8 +95,8 @@ class SimpleSpeakerListenerDomain(ParticleDomain):
         """Return the scene for the channel `vector` [width]."""
         vector, layout, name = observation["vector"].tolist(), self.layouts[agent], self.agent_names[agent]
         if agent > 0:
-            spoken = _describe_word(vector[layout["heard"]])
-            sentence = f"The agent is {name}. {self.agent_names[0]}, who knows where it must go, says {spoken}."
+            spoken_phrase = _describe_word(vector[layout["heard"]])
+            sentence = f"The agent is {name}. {self.agent_names[0]}, who knows where it must go, says {spoken_phrase}."
             return _MoverScene(sentence, vector, layout)
         goals = vector[layout["told_goal"]]
         assignments = [
@@ -162,13 +162,13 @@ def _plan_from_spoken_color(sentence: str) -> Plan:
     return (PlanStep("go to", colors[0]) if colors else PlanStep("stay"),)
 
 
-def _read_color(levels: Sequence[float]) -> str:
-    return COLORS[max(range(3), key=lambda i: levels[i])]
+def _read_color(color_levels: Sequence[float]) -> str:
+    return COLORS[max(range(3), key=lambda i: color_levels[i])]
 
 
-def _describe_word(signal: Sequence[float]) -> str:
+def _describe_word(one_hot_word: Sequence[float]) -> str:
     """Return the phrase for the one-hot vector of a word, as used in sentences."""
-    if not any(signal):
+    if not any(one_hot_word):
         return "nothing"
-    word = max(range(len(signal)), key=lambda i: signal[i])
+    word = max(range(len(one_hot_word)), key=lambda i: one_hot_word[i])
     return f"<{COLORS[word]}>" if word < len(COLORS) else "a word without meaning"

@@ -46,8 +46,8 @@ class GridGeometry:
         for x in range(width):
             for y in range(height):
                 steps = ((x + 1, y), (x, y + 1), (x - 1, y), (x, y - 1))
-                inside = [i * height + j if 0 <= i < width and 0 <= j < height else -1 for i, j in steps]
-                self.neighbors.append((inside[0], inside[1], inside[2], inside[3]))
+                cells = [i * height + j if 0 <= i < width and 0 <= j < height else -1 for i, j in steps]
+                self.neighbors.append((cells[0], cells[1], cells[2], cells[3]))
         poses = range(4 * width * height)
         self.ahead = [self.neighbors[pose >> 2][pose & 3] for pose in poses]
         self.behind = [self.neighbors[pose >> 2][(pose + 2) & 3] for pose in poses]

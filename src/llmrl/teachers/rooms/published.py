@@ -142,8 +142,8 @@ def _has_unseen_cell(
         high_y = min(high_y, y - distance)
     if low_y > high_y:
         return False
-    height, ids = room.geometry.height, room.object_ids
-    return any(ids.find(UNSEEN, i * height + low_y, i * height + high_y + 1) >= 0 for i in range(low_x, high_x + 1))
+    height, find = room.geometry.height, room.object_ids.find
+    return any(find(UNSEEN, i * height + low_y, i * height + high_y + 1) >= 0 for i in range(low_x, high_x + 1))
 
 
 def _find_bounds(room: ObservedRoom) -> tuple[int, int, int, int]:
