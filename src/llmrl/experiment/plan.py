@@ -207,7 +207,7 @@ def _build_teacher_rows(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
         updates = rounds * (1 if settings.reset_agents else settings.steps)
         suffix = " of each principal step" if settings.reset_agents else ""
     else:
-        updates, suffix = getattr(loop, "updates", 0), ""
+        updates, suffix = getattr(loop, "n_updates", 0), ""
     return [
         ("teacher", description),
         ("  teaches in", f"{count_taught_updates(updates):,} of the {updates:,} updates{suffix}"),
