@@ -7,7 +7,7 @@ from pathlib import Path
 from llmrl.core.errors import ConfigError
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
-MAX_FREE_FRACTION = 0.9
+MAX_FRACTION_OF_FREE_MEMORY = 0.9
 """Fraction of the free memory that one allocation may take."""
 
 
@@ -52,7 +52,7 @@ MIN_GAME_BYTES = 256
 def require_memory_for_games(n_envs: object) -> None:
     """Raise ConfigError if even the smallest games would not fit into memory; `n_envs` is the value of `env.n_envs`."""
     if isinstance(n_envs, int):
-        max_games = round(MAX_FREE_FRACTION * (free_memory("cpu") or 0) / MIN_GAME_BYTES)
+        max_games = round(MAX_FRACTION_OF_FREE_MEMORY * (free_memory("cpu") or 0) / MIN_GAME_BYTES)
         advice = f"at most {max_games:,} games fit, and only a few thousand games of most environments"
         require_memory(n_envs * MIN_GAME_BYTES, "cpu", f"env.n_envs={n_envs}: the games", advice)
 
@@ -60,7 +60,7 @@ def require_memory_for_games(n_envs: object) -> None:
 def require_memory(n_bytes: int, device: str, subject: str, advice: str) -> None:
     """Raise ConfigError if `n_bytes` for `subject` exceed the free memory of `device`; `advice` is for the message."""
     free = free_memory(device)
-    if free is not None and n_bytes > MAX_FREE_FRACTION * free:
+    if free is not None and n_bytes > MAX_FRACTION_OF_FREE_MEMORY * free:
         raise ConfigError(
             f"{subject} need about {n_bytes / 2**30:,.1f} GiB, and {device} has {free / 2**30:,.1f} GiB free: {advice}"
         )

@@ -296,7 +296,7 @@ def find_rejection_reason(name: str, value: str, secrets: Sequence[str] | None =
     if re.fullmatch(_URL_WITH_QUERY_PATTERN, value):
         return f"holds a URL with parameters, a query or a fragment, which may contain secrets. {_REMEDY}"
     is_literal = len(value) >= MIN_SECRET_LENGTH and not value.startswith(("$", "<", "?")) and not is_number(value)
-    if redact_code(value, secrets) != value or (is_literal and is_secret_name(field_name, False)):
+    if redact_code(value, secrets) != value or (is_literal and is_secret_name(field_name, is_query_parameter=False)):
         return f"holds what looks like a key or password. {_REMEDY}"
     return None
 

@@ -50,8 +50,8 @@ def print_sweep(outcomes: Sequence[JobOutcome], show_commands: bool = True) -> N
     incomplete = [x for x in unique_outcomes if x.state not in ("finished", "elsewhere", "submitted")]
     if incomplete:
         logs_command = shlex.join(["llmrl-sweep", "logs", str(relative_to_cwd(incomplete[0].folder))])
-        print_line(f"Log of the first: {logs_command}")
-        print_line("The same command continues the unfinished runs.")
+        print_line(f"Log of the first unfinished run: {logs_command}")
+        print_line("The command of the sweep, repeated, continues the unfinished runs.")
     if not show_commands:
         return
     print_next_commands(Path(os.path.commonpath([outcome.folder.parent.parent for outcome in outcomes])))

@@ -382,11 +382,11 @@ def build_incentive_space(settings: EscapeRoomSettings) -> ParameterSpace:
     """Return the space of the incentives, one for each place."""
     parameters = tuple(
         Parameter(
-            place,
-            0.0,
-            settings.max_incentive,
-            "reward per step",
-            f"incentive paid to each agent that is at {place} after moving",
+            name=place,
+            low=0.0,
+            high=settings.max_incentive,
+            unit="reward per step",
+            description=f"incentive paid to each agent that is at {place} after moving",
             effect=f"{{value:.3g}} at {place}",
         )
         for place in settings.places

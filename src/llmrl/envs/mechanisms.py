@@ -189,12 +189,12 @@ class BracketedTax(Mechanism):
         income_range = f"{low:g} to under {high:g}" if high is not None else f"{low:g} or more"
         short_income_range = f"{low:g} or more" if high is None else f"under {high:g}" if low == 0 else income_range
         return Parameter(
-            f"rate_{k + 1}",
-            0.0,
-            1.0,
-            "tax rate",
-            f"players who earned {income_range} apples in the last {self.window + 1} steps pay {self.multiplier:g} "
-            "times this rate of an apple for each apple they eat",
+            name=f"rate_{k + 1}",
+            low=0.0,
+            high=1.0,
+            unit="tax rate",
+            description=f"players who earned {income_range} apples in the last {self.window + 1} steps pay "
+            f"{self.multiplier:g} times this rate of an apple for each apple they eat",
             effect=f"{{value:.0%}} from who ate {short_income_range}",
             effect_scale=self.multiplier,
         )
@@ -285,11 +285,11 @@ class RewardTax(Mechanism):
         "tax",
         (
             Parameter(
-                "rate",
-                0.0,
-                1.0,
-                "share of a reward",
-                "taken from each positive reward; all agents in the game share what is taken equally",
+                name="rate",
+                low=0.0,
+                high=1.0,
+                unit="share of a reward",
+                description="taken from each positive reward; all agents in the game share what is taken equally",
                 effect="{value:.0%} of each positive reward",
             ),
         ),
@@ -379,11 +379,11 @@ class Incentives(Mechanism):
             "incentives",
             tuple(
                 Parameter(
-                    name,
-                    0.0,
-                    max_incentive,
-                    "reward per step",
-                    f"paid for a step spent {occasion_text}",
+                    name=name,
+                    low=0.0,
+                    high=max_incentive,
+                    unit="reward per step",
+                    description=f"paid for a step spent {occasion_text}",
                     effect=f"{{value:.3g}} for {_PAID_EVENTS[name]}",
                 )
                 for name, occasion_text in occasion_texts.items()

@@ -331,13 +331,13 @@ class TaxEconomy(ArrayGames):
 def _build_tax_space(edges: Sequence[float], max_rate: float) -> ParameterSpace:
     parameters = tuple(
         Parameter(
-            f"rate_{k + 1}",
-            0.0,
-            max_rate,
-            "marginal tax rate",
-            f"share taken of each dollar of a worker's income of a year that is in the bracket of {span} dollars",
+            name=f"rate_{k + 1}",
+            low=0.0,
+            high=max_rate,
+            unit="marginal tax rate",
+            description="share taken of each dollar of a worker's income of a year that is in the bracket of "
+            f"{span} dollars",
             effect=f"{{value:.0%}} of what falls into {span} dollars a year",
-            effect_scale=1.0,
         )
         for k, span in enumerate(describe_brackets(edges))
     )

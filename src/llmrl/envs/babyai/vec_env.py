@@ -158,8 +158,8 @@ class BabyAIEnv(ReplayableEnv):
     - `view` [n_envs, 1, v, v, 3] uint8: MiniGrid's view, codes of type, color and state; v is 7 in most levels.
     - `mission` [n_envs, 1, 24] int64 (72 in levels with long missions): for each word, 2 + its index in the vocabulary
       (`list_vocabulary`), or 1 if it is not there; then zeros.
-    - `expert` [n_envs, 1] int64: the action of MiniGrid's bot; -1 if the bot has failed or the agent lacks this
-      action. Only in BabyAI's levels.
+    - `expert` [n_envs, 1] int64: the action of MiniGrid's bot; -1 if the bot has failed, the agent lacks this action,
+      or the episode has ended. Only in BabyAI's levels.
 
     **Action.** Indices of names for MiniGrid's actions in this order: left, right, forward, pick up, drop, toggle.
     Actions from the seventh on have no effect.
@@ -209,7 +209,7 @@ class BabyAIEnv(ReplayableEnv):
         max_steps = self._games.find_max_steps()
         mission_length = _MAX_LONG_MISSION_WORDS if isinstance(self._games.envs[0], LevelGen) else _MAX_MISSION_WORDS
         self._mission_codes = np.zeros((n_envs, mission_length), dtype=np.int64)
-        self._needs_text = True
+        self._needs_text = True  # whether sentences about views are computed
         self._begin_episodes(np.ones(n_envs, dtype=bool))
         self.spec = self._build_spec(settings.name or settings.level, max_steps)
         if "expert" in self.spec.observation:
