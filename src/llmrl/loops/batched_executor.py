@@ -39,12 +39,12 @@ class BatchedExecutor:
     """Executor of the requests of several runs, which answers them in the thread that calls `run`.
 
     The executor waits until all runs wait for an answer, and then answers the largest group of requests that can be one
-    batch (exceptions: `_priority`). So similar runs stay in one batch. It does not wait for detached runs, which wait
+    batch (but see `_get_priority`). So similar runs stay in one batch. It does not wait for detached runs, which wait
     for a language model, for the fit of a surrogate model or for another run; such a run joins a later batch.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._connections: list[RunConnection] = []
         self._batches: dict[tuple[RunConnection, ...], RunBatch] = {}
         self._error: BaseException | None = None
@@ -56,7 +56,7 @@ class BatchedExecutor:
         Args:
             key: runs with equal keys may be computed as one batch; None: this run is not batched.
         """
-        with self._changed:
+        with self._condition:
             self._connections.append(RunConnection(self, key))
             return self._connections[-1]
 
@@ -71,16 +71,16 @@ class BatchedExecutor:
 
     def fail_all_requests(self, error: BaseException) -> None:
         """Answer every waiting and every later request with `error`."""
-        with self._changed:
+        with self._condition:
             self._error = error
             for connection in self._connections:
                 if connection.state == "waiting":
                     connection.deliver(None, error)
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def _wait_for_next_group(self) -> list[RunConnection] | None:
         """Wait for the connections whose requests are answered next, and return them; None when all runs have ended."""
-        with self._changed:
+        with self._condition:
             while True:
                 states = {connection.state for connection in self._connections}
                 if states <= {"finished"}:
@@ -89,19 +89,19 @@ class BatchedExecutor:
                 if "waiting" in states and "running" not in states and wait_seconds <= 0:
                     break
                 # Python handles signals only between waits, so no wait may be unlimited.
-                self._changed.wait(wait_seconds if wait_seconds > 0 else 1.0)
+                self._condition.wait(wait_seconds if wait_seconds > 0 else 1.0)
             groups: dict[object, list[RunConnection]] = {}
             for connection in self._connections:
                 if connection.state == "waiting":
                     groups.setdefault(connection.batch_key(), []).append(connection)
-        selected_group = max(groups.values(), key=self._priority)
+        selected_group = max(groups.values(), key=self._get_priority)
         for connections in groups.values():
             for connection in connections:
                 connection.n_skips = 0 if connections is selected_group else connection.n_skips + 1
         return selected_group
 
     @staticmethod
-    def _priority(connections: Sequence[RunConnection]) -> tuple[bool, bool, bool, int]:
+    def _get_priority(connections: Sequence[RunConnection]) -> tuple[bool, bool, bool, int]:
         """Return the sort key of a group of connections; the group with the largest key is answered first.
 
         Prerequisites of other runs come first, so that the dependent runs can start together. Then come updates,
@@ -134,11 +134,11 @@ class BatchedExecutor:
             raise
         except BaseException as error:  # noqa: BLE001 (raised again in the threads of the runs)
             answers = [error] * len(connections)
-        with self._changed:
+        with self._condition:
             self._answer_seconds = time.monotonic() - start
             for connection, answer in zip(connections, answers, strict=True):
                 connection.deliver(*((None, answer) if isinstance(answer, BaseException) else (answer, None)))
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def _play(self, connections: Sequence[RunConnection]) -> Sequence[Any]:
         """Play the games of all runs as one batch; return the rollout of each run."""
@@ -218,13 +218,13 @@ class RunConnection:
         """
         executor = self._executor
         self._context = contextvars.copy_context()
-        with executor._changed:
+        with executor._condition:
             if executor._error is not None:
                 raise executor._error
             previous_state, self.state, self.request = self.state, "waiting", request
-            executor._changed.notify_all()
+            executor._condition.notify_all()
             while self.answer_or_error is None:
-                executor._changed.wait()
+                executor._condition.wait()
             (answer, error), self.answer_or_error, self.state = self.answer_or_error, None, previous_state
         if error is not None:
             raise error
@@ -286,9 +286,9 @@ class RunConnection:
         return unset_flags == absence_flags and collector.policy.is_stackable
 
     def _set_state(self, state: RunState) -> None:
-        with self._executor._changed:
+        with self._executor._condition:
             self.state, self.state_change_time = state, time.monotonic()
-            self._executor._changed.notify_all()
+            self._executor._condition.notify_all()
 
 
 def _get_play_options(request: PlaySteps) -> tuple[object, ...]:

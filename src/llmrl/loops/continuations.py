@@ -78,14 +78,14 @@ class EpisodeGroups:
             # numbers make their episodes differ.
             yield Begin(self.collector, state=self.collector.state_dict(), fork_seed=seeds.integer("futures"))
         if not self._agent.n_continuations:
-            rollout = yield self._request_steps(self.max_steps, seeds.integer("actions"))
+            rollout = yield self._make_steps_request(self.max_steps, seeds.integer("actions"))
             self._agent.truncate_episodes()
             return rollout, _count_played_steps(rollout, n_games)
         states: list[State] = []
         rollouts: list[Rollout] = []
         while len(rollouts) < self.max_steps:
             state = {"games": self.collector.state_dict(), "agent": self._agent.policy.state_dict()}  # type: ignore[attr-defined]
-            rollout = yield self._request_steps(1, seeds.child("actions").integer(len(rollouts)))
+            rollout = yield self._make_steps_request(1, seeds.child("actions").integer(len(rollouts)))
             if not len(rollout.reward):  # all games have ended
                 break
             states.append(state)
@@ -106,14 +106,15 @@ class EpisodeGroups:
                 for k in range(self._agent.n_continuations):
                     yield Begin(self.collector, state=state["games"], fork_seed=seeds.child(t).integer(k))
                     self._agent.policy.load_state_dict(state["agent"])  # type: ignore[attr-defined]
-                    rollout = yield self._request_steps(self.max_steps - t, seeds.child(t).child("actions").integer(k))
+                    action_seed = seeds.child(t).child("actions").integer(k)
+                    rollout = yield self._make_steps_request(self.max_steps - t, action_seed)
                     reward = rollout.reward.cpu().numpy()
                     returns.append(np.tensordot(self._agent.gamma ** np.arange(len(reward)), reward, 1))
                     n_steps += _count_played_steps(rollout, int((~state["games"]["ended"]).sum()), t)
                 values.append(np.mean(returns, axis=0))
         return np.array(values), n_steps
 
-    def _request_steps(self, steps: int, seed: int) -> PlaySteps:
+    def _make_steps_request(self, steps: int, seed: int) -> PlaySteps:
         return PlaySteps(collector=self.collector, steps=steps, action_seeds=[seed], learn=False, restart=False)
 
 

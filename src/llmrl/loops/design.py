@@ -102,7 +102,7 @@ class DesignLoop:
                 replicates=settings.replicates,
                 reset=settings.reset_agents,
                 without={} if references is None else references.no_mechanism_values,
-                games=schedule.games,
+                games=schedule.n_society_games,
                 updates=self.updates_per_round,
                 confirmations=schedule.confirm_steps * settings.candidates,
                 pretraining=getattr(self.agents[0], "pretraining", None),
@@ -153,7 +153,7 @@ class DesignLoop:
         schedule, principal = self.schedule, self.principal
         rounds = schedule.env_steps // (schedule.horizon * schedule.n_envs)
         estimates = [
-            agent.estimate(schedule.horizon, rounds * schedule.games)
+            agent.estimate(schedule.horizon, rounds * schedule.n_society_games)
             for agent in self.agents
             if isinstance(agent, EstimatesCalls)
         ]
@@ -326,7 +326,7 @@ def _compute_objective_range(context: Context, results: DesignResults, reference
 def _describe_adaptation(schedule: DesignSchedule, updates: int, unit: str) -> str:
     if schedule.adapt_rounds:
         learning = f", {'one update' if updates == 1 else f'{updates:,} updates'} each" if updates else ""
-        return f"{schedule.adapt_rounds:,} rounds x {schedule.games} games {unit}{learning}"
+        return f"{schedule.adapt_rounds:,} rounds x {schedule.n_society_games} games {unit}{learning}"
     return "none" if updates else "none: these agents do not learn, and carry nothing to the next episode"
 
 

@@ -36,7 +36,7 @@ class DesignSchedule:
         settings: section `design` of the config.
         horizon: steps of an episode.
         n_envs: number of games of all societies together.
-        games: number of games of one society.
+        n_society_games: number of games of one society.
         n_contexts: number of contexts of the environment; 0: it has none.
         confirm_steps: number of principal steps at the end that confirm candidates.
         adapt_rounds: number of adaptation rounds of a trial.
@@ -45,7 +45,7 @@ class DesignSchedule:
     settings: DesignSettings
     horizon: int
     n_envs: int
-    games: int
+    n_society_games: int
     n_contexts: int
     confirm_steps: int
     adapt_rounds: int
@@ -58,12 +58,12 @@ class DesignSchedule:
     @property
     def n_validation_rounds(self) -> int:
         """Number of validation episodes of each game in a trial."""
-        return -(-self.settings.validate_episodes // self.games)
+        return -(-self.settings.validate_episodes // self.n_society_games)
 
     @property
     def n_validation_episodes(self) -> int:
         """Number of validation episodes of a society in a trial."""
-        return self.n_validation_rounds * self.games
+        return self.n_validation_rounds * self.n_society_games
 
     @property
     def early_validation_rounds(self) -> list[int]:
@@ -139,9 +139,9 @@ class AdaptationRecord:
     """Record of the adaptation rounds of one principal step.
 
     Args:
-        rounds: number of adaptation rounds of a step.
-        candidates: number of vectors of a step.
-        games: number of games of each vector; game i belongs to vector i // `games`.
+        n_rounds: number of adaptation rounds of a step.
+        n_candidates: number of vectors of a step.
+        n_games: number of games of each vector; game i belongs to vector i // `n_games`.
         objective, spending_cost: welfare measure of a society, and loss of welfare per unit of net payment.
 
     Attributes:
@@ -153,8 +153,10 @@ class AdaptationRecord:
         early_kind_returns: from the same numbers to the mean return of each kind of players, for each vector.
     """
 
-    def __init__(self, rounds: int, candidates: int, games: int, objective: Objective, spending_cost: float) -> None:
-        self.rounds, self.candidates, self.games = rounds, candidates, games
+    def __init__(
+        self, n_rounds: int, n_candidates: int, n_games: int, objective: Objective, spending_cost: float
+    ) -> None:
+        self.n_rounds, self.n_candidates, self.n_games = n_rounds, n_candidates, n_games
         self.objective, self.spending_cost = objective, spending_cost
         self.clear()
 
@@ -173,9 +175,9 @@ class AdaptationRecord:
         if index == 0:
             self.returns["adapt/first_return"] = metrics["train/return"]
         self.returns["adapt/last_return"] = metrics["train/return"]
-        if index in (0, self.rounds - 1):
+        if index in (0, self.n_rounds - 1):
             self._record_training_values(episodes)
-        if index % -(-self.rounds // MAX_LOGGED_ROUNDS):
+        if index % -(-self.n_rounds // MAX_LOGGED_ROUNDS):
             return None
         names = update_metrics[0] if update_metrics else {}
         return metrics | {name: float(np.mean([update[name] for update in update_metrics])) for name in names}
@@ -188,7 +190,9 @@ class AdaptationRecord:
         }
 
     def _record_training_values(self, episodes: Sequence[Episode]) -> None:
-        groups = [[episode for episode in episodes if episode.game // self.games == i] for i in range(self.candidates)]
+        groups = [
+            [episode for episode in episodes if episode.game // self.n_games == i] for i in range(self.n_candidates)
+        ]
         if all(groups):
             objectives = [
                 float(compute_objective(group, self.objective, self.spending_cost).mean()) for group in groups

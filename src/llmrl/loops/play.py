@@ -216,18 +216,18 @@ class PlayLoop:
         while self._n_counted_episodes in self._pending_counts:
             self.agent.policy.add_counts(self._pending_counts.pop(self._n_counted_episodes))  # type: ignore[attr-defined]
             self._n_counted_episodes += 1
-            k = self._n_counted_episodes
-            if k % self.env.spec.n_envs and k < self.n_episodes:
+            n_counted = self._n_counted_episodes
+            if n_counted % self.env.spec.n_envs and n_counted < self.n_episodes:
                 continue
-            rows = self.files.finished[:k]
+            rows = self.files.finished[:n_counted]
             self.env_steps = sum(int(row["length"]) for row in rows)
             # Totals of the language model depend on the order of replies, so they are logged after the last episode
             # only. Costs and times differ between repeated runs in any case, so they are always logged.
             llm_metrics = {} if self.meter is None else self.meter.metrics()
-            logs_all, prefixes = k == self.n_episodes, ("usage/", "time/")
+            logs_all, prefixes = n_counted == self.n_episodes, ("usage/", "time/")
             logged_llm_metrics = {name: x for name, x in llm_metrics.items() if logs_all or name.startswith(prefixes)}
             metrics = {**average_episode_rows(rows), **self._get_player_metrics(), **logged_llm_metrics}
-            yield Log("episode", "episodes", metrics, {"episodes": k, "env_steps": self.env_steps})
+            yield Log("episode", "episodes", metrics, {"episodes": n_counted, "env_steps": self.env_steps})
 
     def state_dict(self) -> State:
         """Return the state for a bit-equal resume (on engines that can be restored)."""

@@ -112,7 +112,7 @@ class Probes:
         prompts = [probe.prompt for probe in self.probes]
         probabilities = np.asarray(self.policy.probabilities(prompts).detach().cpu(), dtype=np.float64)
         return {
-            metric_name(probe.name, action): float(p)
+            make_metric_name(probe.name, action): float(p)
             for probe, action_probabilities in zip(self.probes, probabilities, strict=True)
             for action, p in zip(self.action_names, action_probabilities, strict=True)
         }
@@ -126,7 +126,7 @@ class Probes:
         write_json(folder / PROBES_NAME, content)
 
 
-def metric_name(probe: str, action: str) -> str:
+def make_metric_name(probe: str, action: str) -> str:
     """Return the name of the metric with the probability of an action in a probe."""
     return f"probe/{probe}/{action.replace(' ', '_')}"
 

@@ -123,7 +123,8 @@ class LocalChat(Provider):
             model: Any = load_model("causal", self.model, self.settings.revision, self.device, self.settings.dtype)
             if self.settings.adapter is not None:
                 model = load_adapter(model, self.settings.adapter, self.device)
-            self._end_tokens = _as_set(model.generation_config.eos_token_id) | _as_set(tokenizer.eos_token_id)
+            end_tokens: Any = (model.generation_config.eos_token_id, tokenizer.eos_token_id)
+            self._end_tokens = set[int]().union(*map(_to_token_set, end_tokens))
             if not self._end_tokens:
                 raise LLMError(
                     f"{self.model}: neither model nor tokenizer has an end-of-sequence token; choose another model"
@@ -246,8 +247,8 @@ class LocalChat(Provider):
         model, learners = self.module, self.learners
         if self._generator is None:
             use_adapters = (lambda _: nullcontext()) if learners is None else learners.use_adapters
-            records = learners is not None
-            self._generator = ReplyGenerator(model, self.settings, self._prefix_cache, use_adapters, records)
+            record_log_probs = learners is not None
+            self._generator = ReplyGenerator(model, self.settings, self._prefix_cache, use_adapters, record_log_probs)
         try:
             replies = self._generator.generate(prompts)
         except torch.cuda.OutOfMemoryError as error:
@@ -356,7 +357,7 @@ class LocalChat(Provider):
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def _as_set(tokens: int | Sequence[int] | None) -> set[int]:
+def _to_token_set(tokens: int | Sequence[int] | None) -> set[int]:
     if tokens is None:
         return set()
     return {tokens} if isinstance(tokens, int) else set(tokens)

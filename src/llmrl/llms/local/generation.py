@@ -167,7 +167,7 @@ class ReplyGenerator:
         waiting = deque(sorted(range(len(prompts)), key=lambda i: len(prompts[i].tokens)))
         batch: Batch | None = None
         while waiting or batch is not None:
-            new_indices = self._pop_fitting(waiting, prompts, batch)
+            new_indices = self._pop_prompts(waiting, prompts, batch)
             if batch is None:
                 batch = self._prepare_batch(new_indices, prompts)
             elif new_indices:
@@ -181,7 +181,7 @@ class ReplyGenerator:
             batch = self._generate_tokens(batch, prompts, replies, min_finished=min_finished)
         return replies
 
-    def _pop_fitting(self, waiting: deque[int], prompts: Sequence[TokenPrompt], batch: Batch | None) -> list[int]:
+    def _pop_prompts(self, waiting: deque[int], prompts: Sequence[TokenPrompt], batch: Batch | None) -> list[int]:
         """Remove the prompts for which the batch has room from `waiting`, and return their indices."""
         if batch is not None and not self._can_join_batches:
             return []
@@ -233,7 +233,7 @@ class ReplyGenerator:
             output = self._model.generate(
                 batch.ids,
                 attention_mask=batch.mask,
-                logits_processor=self._logits_processors(noise),
+                logits_processor=self._make_logits_processors(noise),
                 stopping_criteria=StoppingCriteriaList([criterion]),
                 max_new_tokens=max(max_lengths) if n_tokens is None else n_tokens,
                 return_dict_in_generate=True,
@@ -258,7 +258,7 @@ class ReplyGenerator:
         extended_batch = replace(batch, ids=output.sequences, mask=mask, cache=output.past_key_values)
         return extended_batch.select(np.flatnonzero(np.logical_not(is_finished)).tolist())
 
-    def _logits_processors(self, noise: GumbelNoise | None) -> Any:
+    def _make_logits_processors(self, noise: GumbelNoise | None) -> Any:
         """Return the processors of logits. `generate` selects the maximum, which is a sample if `noise` is added."""
         from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 

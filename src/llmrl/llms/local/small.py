@@ -35,7 +35,7 @@ fixed phrase such as "You see a", or a word; `messages`: a number, a quoted word
 """
 
 
-ROLES = ("user", "assistant")
+CHAT_ROLES = ("user", "assistant")
 CHAT_TEMPLATE = (
     "{% for message in messages if message.role != 'system' %}<|{{ message.role }}|>{{ message.content }}"
     f"{{% if message.role == 'assistant' %}}{END_TOKEN}{{% endif %}}{{% endfor %}}"
@@ -163,7 +163,7 @@ def make_small_model(
     shape = shape or SmallModelShape()
     tokenizer = make_tokenizer(list(texts), shape)
     if kind == "chat":
-        tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{role}|>" for role in ROLES]})
+        tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{role}|>" for role in CHAT_ROLES]})
         tokenizer.chat_template = CHAT_TEMPLATE
     import torch
 

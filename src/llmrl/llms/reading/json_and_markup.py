@@ -124,8 +124,8 @@ def _find_json(text: str, truncated: bool) -> Iterator[FoundValue]:
     """Yield the outermost JSON objects and lists of a text; repair invalid ones."""
     ascii_text = to_ascii(text)
     # Remaining numbers of characters that may be decoded and repaired, so that the time is linear.
-    position, max_read_characters, max_repair_characters = 0, MAX_READ_FACTOR * len(text), MAX_TOTAL_REPAIR_LENGTH
-    while max_read_characters > 0 and (opening := _OPENING_BRACKET.search(ascii_text, position)):
+    position, n_readable_characters, n_repairable_characters = 0, MAX_READ_FACTOR * len(text), MAX_TOTAL_REPAIR_LENGTH
+    while n_readable_characters > 0 and (opening := _OPENING_BRACKET.search(ascii_text, position)):
         start = opening.start()
         position = start + 1
         if _LATEX_COMMAND.search(text[max(start - 13, 0) : start]):
@@ -138,9 +138,9 @@ def _find_json(text: str, truncated: bool) -> Iterator[FoundValue]:
                 break
             except json.JSONDecodeError as error:
                 # Count the characters that were read. For an unterminated string, the decoder read to the end.
-                max_read_characters -= (len(text) if error.msg.startswith("Unterminated") else error.pos) - start
+                n_readable_characters -= (len(text) if error.msg.startswith("Unterminated") else error.pos) - start
             except RecursionError:
-                max_read_characters -= len(text) - start
+                n_readable_characters -= len(text) - start
                 value = None
         if value is not None:
             yield FoundValue(start, end, value)
@@ -149,14 +149,14 @@ def _find_json(text: str, truncated: bool) -> Iterator[FoundValue]:
         if ascii_text[start] == '"':
             continue
         end, is_closed, is_possible_step = _find_value_end(ascii_text, start)
-        max_read_characters -= end - start
+        n_readable_characters -= end - start
         if not is_possible_step:
             position = end
             continue
         candidate = ascii_text[start:end]
-        if len(candidate) > min(MAX_REPAIR_LENGTH, max_repair_characters) or not _is_plausible_json(candidate):
+        if len(candidate) > min(MAX_REPAIR_LENGTH, n_repairable_characters) or not _is_plausible_json(candidate):
             continue
-        max_repair_characters -= len(candidate)
+        n_repairable_characters -= len(candidate)
         value = repair_json(candidate, truncated and not is_closed and not ascii_text[end:].strip("`~ \n"))
         if isinstance(value, dict | list) and value:
             yield FoundValue(start, end, value, is_repaired=True)

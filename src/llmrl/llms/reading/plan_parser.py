@@ -100,7 +100,7 @@ class PlanParser(AnswerParser[Plan]):
         self.step_parser = StepParser(skills, objects, max_steps)
         self.state = normalize_name(state)
         agent_match = _AGENT_NAME.search(state)
-        self._instruction_pattern = _build_cue_pattern(agent_match[1] if agent_match else "")
+        self._instruction_pattern = _build_instruction_pattern(agent_match[1] if agent_match else "")
         self.next_turn_pattern = re.compile(r"(?im)^[ \t*]*(?:(?:next |new )?state|agent sees)\b")
 
     def answers_this_question(self, text: str, candidate: CandidateAnswer[Plan]) -> bool | None:
@@ -380,7 +380,7 @@ def _strip_reason(item: str) -> str:
     return first or item
 
 
-def _build_cue_pattern(agent_name: str) -> re.Pattern[str]:
+def _build_instruction_pattern(agent_name: str) -> re.Pattern[str]:
     """Return a pattern of phrases that begin an instruction to the agent, e.g. "the agent should"."""
     agent = rf"(?:(?:the|this) agent|it|i|we{'|' + re.escape(agent_name) if agent_name else ''})"
     adjectives = r"(?:best|right|next|only|correct|optimal|sensible|natural|obvious|logical|safest|first)"

@@ -73,7 +73,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         self.names, self.d = list(names), len(names)
         self.answer_name = answer_name or f"list of {self.d} numbers"
         self.question = question or VectorQuestion()
-        self.contexts = {normalize_name(name) for name in self.question.contexts}
+        self.context_names = {normalize_name(name) for name in self.question.contexts}
         self.history = {tuple(map(float, vector)) for vector in self.question.history}
         are_fractions = [low >= -1 and high <= 1 for low, high in bounds] or [False] * self.d
         word_matcher, turn = NameMatcher(words, numbered=True) if words else None, self.question.turn
@@ -162,7 +162,7 @@ class VectorParser(AnswerParser[np.ndarray]):
             field = normalize_name(key)
             if (
                 field.startswith((*_IGNORED_KEYS, *_FOREIGN_KEYS))
-                or field in self.contexts
+                or field in self.context_names
                 or (not isinstance(inner, dict | list) and field not in LIST_KEYS)
             ):
                 continue
@@ -196,7 +196,7 @@ class VectorParser(AnswerParser[np.ndarray]):
             self._add_number(i, fields.get("value"), numbers)
         for key, inner in value.items():
             name = normalize_name(str(key))
-            if name in _IGNORED_KEYS or name in self.contexts:
+            if name in _IGNORED_KEYS or name in self.context_names:
                 continue
             if (i := self.finder.find_name_index(str(key))) is not None:
                 self._add_number(i, _sole_number(inner) if isinstance(inner, dict) else inner, numbers)
