@@ -301,7 +301,7 @@ def compute_relative_standard_error(references: References | None, replicates: i
     error = None if references is None else references.compute_measurement_error(replicates)
     if references is None or error is None:
         return None
-    objective_range = float(np.mean([references.scan_range(context.context) for context in references.contexts]))
+    objective_range = float(np.mean([references.get_scan_range(context.context) for context in references.contexts]))
     return error / objective_range if objective_range else None
 
 

@@ -50,14 +50,14 @@ class BatchedExecutor:
         self._error: BaseException | None = None
         self._answer_seconds = 0.0  # duration of the last answer
 
-    def connect(self, key: str | None = None) -> RunConnection:
+    def connect(self, batching_key: str | None = None) -> RunConnection:
         """Return a connection for one more run.
 
         Args:
-            key: runs with equal keys may be computed as one batch; None: this run is not batched.
+            batching_key: runs with equal keys may be computed as one batch; None: this run is not batched.
         """
         with self._condition:
-            self._connections.append(RunConnection(self, key))
+            self._connections.append(RunConnection(self, batching_key))
             return self._connections[-1]
 
     def run(self) -> None:
@@ -183,7 +183,7 @@ class RunConnection:
 
     Args:
         executor: executor that answers the requests.
-        key: runs with equal keys may be computed as one batch; None: this run is not batched.
+        batching_key: runs with equal keys may be computed as one batch; None: this run is not batched.
 
     Attributes:
         unbatched_executor: executor of requests that are not computed in a batch.
@@ -196,8 +196,8 @@ class RunConnection:
         batch, index, rollout: batch in which the run's games were last played, the run's index in it, and its rollout.
     """
 
-    def __init__(self, executor: BatchedExecutor, key: str | None) -> None:
-        self._executor, self._key = executor, key
+    def __init__(self, executor: BatchedExecutor, batching_key: str | None) -> None:
+        self._executor, self._batching_key = executor, batching_key
         self._context = contextvars.copy_context()
         self.unbatched_executor = Executor(None)
         self.state: RunState = "running"
@@ -247,12 +247,12 @@ class RunConnection:
     @contextmanager
     def suspend_batching(self) -> Iterator[None]:
         """Return a context in which the thread computes a prerequisite run, whose requests are not batched."""
-        key, self._key = self._key, None
+        key, self._batching_key = self._batching_key, None
         was_prerequisite, self.is_prerequisite = self.is_prerequisite, True
         try:
             yield
         finally:
-            self._key, self.is_prerequisite = key, was_prerequisite
+            self._batching_key, self.is_prerequisite = key, was_prerequisite
 
     def close(self) -> None:
         """Close the connection; the run makes no more requests."""
@@ -266,11 +266,11 @@ class RunConnection:
     def batch_key(self) -> object:
         """Return a key that is equal for requests that can be one batch; `self` if the request cannot be batched."""
         request = self.request
-        if self._key is not None:
+        if self._batching_key is not None:
             if isinstance(request, Update) and self.batch is not None and request.rollout is self.rollout:
                 return (Update, id(self.batch))
             if isinstance(request, PlayEpisode) and self._can_be_batched(request):
-                key = (PlayEpisode, self._key, request.collector.spec.n_envs)
+                key = (PlayEpisode, self._batching_key, request.collector.spec.n_envs)
                 return (*key, request.mechanism is None, request.context is None, *_get_play_options(request))
             if type(request) is PlaySteps and self.batch is not None and request.action_seeds is None:
                 return (PlaySteps, id(self.batch), *_get_play_options(request))

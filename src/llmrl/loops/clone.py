@@ -92,12 +92,12 @@ class CloneLoop(StateFields, Loop):
                 self.recent.append((yield Call(partial(self.cloning.update, self.update_index))))
                 self.update_index += 1
                 progress.update(self.update_index)
-                yield from self._log()
+                yield from self._log_if_due()
                 yield SafePoint(self.update_index, self.state_dict)
         yield SafePoint(self.update_index, self.state_dict, always=True)
         episodes = yield self._make_evaluation_request()
         self.collector.close()
-        final_metrics = {**self._validation_metrics(), **summarize_evaluation(episodes, *self.welfare_measure)}
+        final_metrics = {**self._compute_validation_metrics(), **summarize_evaluation(episodes, *self.welfare_measure)}
         objectives = write_trained_results(run, self.env.spec.name, self.agent, episodes, *self.welfare_measure)
         yield self._make_log_request("evaluation", final_metrics)
         run.summary = {"updates": self.update_index, "samples": self._n_samples, **final_metrics}
@@ -108,7 +108,7 @@ class CloneLoop(StateFields, Loop):
         seeds = self.seeds.child("evaluation").child(self.update_index)
         return Call(partial(evaluate_policy, self.collector, self.settings.evaluate_episodes, seeds))
 
-    def _log(self) -> Requests[None]:
+    def _log_if_due(self) -> Requests[None]:
         """Log the mean update metrics, validate and evaluate, each if its interval ends with this update."""
         if self.update_index % self.settings.log_interval == 0 or self.update_index == self.cloning.n_updates:
             n = len(self.recent)
@@ -119,7 +119,7 @@ class CloneLoop(StateFields, Loop):
         evaluation_metrics: dict[str, float] = {}
         is_unfinished, settings = self.update_index < self.cloning.n_updates, self.settings
         if is_unfinished and settings.validation_interval and self.update_index % settings.validation_interval == 0:
-            evaluation_metrics |= self._validation_metrics()
+            evaluation_metrics |= self._compute_validation_metrics()
         if is_unfinished and settings.evaluation_interval and self.update_index % settings.evaluation_interval == 0:
             evaluation_metrics |= summarize_evaluation((yield self._make_evaluation_request()), *self.welfare_measure)
         if evaluation_metrics:
@@ -128,7 +128,7 @@ class CloneLoop(StateFields, Loop):
     def _make_log_request(self, kind: RowKind, metrics: dict[str, float]) -> Log:
         return Log(kind, "updates", metrics, {"updates": self.update_index, "samples": self._n_samples})
 
-    def _validation_metrics(self) -> dict[str, float]:
+    def _compute_validation_metrics(self) -> dict[str, float]:
         return {f"held_out/{name}": x for name, x in self.cloning.validate().items()}
 
     @property

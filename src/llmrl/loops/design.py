@@ -319,7 +319,7 @@ def evaluate_recommendations(run: Run, measurer: VectorMeasurer, references: Ref
 def _compute_objective_range(context: Context, results: DesignResults, references: References | None) -> float:
     """Return the range of the objective in a context: the larger of those of the reference scan and the estimates."""
     name = None if context is None else results.history.spec.contexts[context]
-    scan_range = 0.0 if references is None else references.scan_range(name)
+    scan_range = 0.0 if references is None else references.get_scan_range(name)
     return max(scan_range, results.history.compute_objective_range(context))
 
 
@@ -334,9 +334,9 @@ def _describe_result(schedule: DesignSchedule) -> str:
     settings = schedule.settings
     if not settings.evaluations:
         return "online performance; the recommendation is not evaluated (design.evaluations=0)"
-    trials = f"{schedule.max_evaluation_trials:,} trials, each as long as a principal step"
+    trials_text = f"{schedule.max_evaluation_trials:,} trials, each as long as a principal step"
     if settings.anytime:
-        return f"the recommendations after 1, 2, 5, ... measurements, evaluated in at most {trials}"
+        return f"the recommendations after 1, 2, 5, ... measurements, evaluated in at most {trials_text}"
     contexts = " of each context" if schedule.n_contexts else ""
     evaluations = -(-settings.evaluations // settings.candidates) * settings.candidates
-    return f"the recommendation{contexts}, evaluated {evaluations:,} times in {trials}"
+    return f"the recommendation{contexts}, evaluated {evaluations:,} times in {trials_text}"

@@ -179,8 +179,8 @@ class AdaptationRecord:
             self._record_training_values(episodes)
         if index % -(-self.n_rounds // MAX_LOGGED_ROUNDS):
             return None
-        names = update_metrics[0] if update_metrics else {}
-        return metrics | {name: float(np.mean([update[name] for update in update_metrics])) for name in names}
+        metric_names = update_metrics[0] if update_metrics else {}
+        return metrics | {name: float(np.mean([update[name] for update in update_metrics])) for name in metric_names}
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -190,13 +190,10 @@ class AdaptationRecord:
         }
 
     def _record_training_values(self, episodes: Sequence[Episode]) -> None:
-        groups = [
-            [episode for episode in episodes if episode.game // self.n_games == i] for i in range(self.n_candidates)
-        ]
-        if all(groups):
-            objectives = [
-                float(compute_objective(group, self.objective, self.spending_cost).mean()) for group in groups
-            ]
+        n, measure = self.n_games, (self.objective, self.spending_cost)
+        candidate_episodes = [[e for e in episodes if e.game // n == i] for i in range(self.n_candidates)]
+        if all(candidate_episodes):
+            objectives = [float(compute_objective(group, *measure).mean()) for group in candidate_episodes]
             first_objectives = [pair[0] for pair in self.training] or objectives
             self.training = [list(pair) for pair in zip(first_objectives, objectives, strict=True)]
 

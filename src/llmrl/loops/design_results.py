@@ -76,12 +76,12 @@ def score_vector(
     rollouts_per_society = len(rollouts) // n_societies
     starts = range(0, len(rollouts), rollouts_per_society)
     society_rollouts = [rollouts[i : i + rollouts_per_society] for i in starts]
-    groups = [[episode for rollout in group for episode in rollout.episodes] for group in society_rollouts]
-    episodes = [episode for group in groups for episode in group]
+    society_episodes = [[episode for rollout in group for episode in rollout.episodes] for group in society_rollouts]
+    episodes = [episode for group in society_episodes for episode in group]
     welfare = compute_welfare(episodes, objective)
     values = compute_objective_from_welfare(welfare, objective, spending_cost)
-    ends, metric_names = np.cumsum([len(group) for group in groups]), list(spec.principal_metrics)
-    means = np.array([society_values.mean() for society_values in np.split(values, ends[:-1])])
+    society_ends, metric_names = np.cumsum([len(group) for group in society_episodes]), list(spec.principal_metrics)
+    means = np.array([society_values.mean() for society_values in np.split(values, society_ends[:-1])])
     outcome = Outcome(
         vector=vector,
         value=float(means.mean()),
@@ -268,7 +268,7 @@ class DesignResults:
         Args:
             n_last_proposals: number of proposals in the last fifth of the steps in which the principal proposes.
         """
-        history, evaluations, scores = self.history, self._final_evaluations(), dict[str, Any]()
+        history, evaluations, scores = self.history, self._get_final_evaluations(), dict[str, Any]()
         online_performance = float(np.mean([row["objective"] for row in history.proposals[-n_last_proposals:]]))
         if self.evaluator is not None:
             evaluation_summary = self.evaluator.summary(history.n_measurements)
@@ -306,10 +306,10 @@ class DesignResults:
             vectors = [(np.array(estimate.vector), cast(Context, estimate.context)) for estimate in leading]
         else:
             vectors = [(vector, context) for context, vector in recommendations.items()]
-        ranked = sorted(vectors, key=lambda pair: self._sort_key(*pair), reverse=True)
+        ranked = sorted(vectors, key=lambda pair: self._get_sort_key(*pair), reverse=True)
         return [self.history.describe(vector, context) for vector, context in ranked]
 
-    def _final_evaluations(self) -> dict[Context, VectorEvaluation]:
+    def _get_final_evaluations(self) -> dict[Context, VectorEvaluation]:
         """Return the evaluations of the last recommendations by context; empty if there are none."""
         n = self.history.n_measurements
         if self.evaluator is None or n not in self.evaluator.recommendations:
@@ -330,16 +330,16 @@ class DesignResults:
                 "measurements": n_measurements,
                 "measured": estimates.get(vector, context).value if n_measurements else None,
             }
-            rows.append((self._sort_key(vector, context), self.history.describe(vector, context) | row))
+            rows.append((self._get_sort_key(vector, context), self.history.describe(vector, context) | row))
         return [row for _, row in sorted(rows, key=lambda pair: pair[0], reverse=True)]
 
-    def _sort_key(self, vector: np.ndarray, context: Context) -> tuple[bool, float]:
+    def _get_sort_key(self, vector: np.ndarray, context: Context) -> tuple[bool, float]:
         """Return the descending sort key of a recommendation: measured vectors come first, then higher estimates."""
         return self.history.estimates.count(vector, context) > 0, self._get_best_estimate(vector, context)
 
     def _get_best_estimate(self, vector: np.ndarray, context: Context) -> float:
         """Return the mean of a vector's evaluations; without these, of its measurements; without both, -inf."""
-        evaluation = self._final_evaluations().get(context)
+        evaluation = self._get_final_evaluations().get(context)
         if evaluation is not None and evaluation.values:
             return evaluation.mean
         estimates = self.history.estimates

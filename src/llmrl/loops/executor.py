@@ -119,7 +119,7 @@ class Executor:
             case Delegate():
                 return request.function(self.answer)
             case Log() | SafePoint():
-                self._record(request)
+                self._log_or_save(request)
         return None
 
     def _update(self, request: Update) -> Any:
@@ -136,7 +136,7 @@ class Executor:
             for agent, rollout, generator in zip(request.agents, society_rollouts, generators, strict=True)
         ]
 
-    def _record(self, request: Log | SafePoint) -> None:
+    def _log_or_save(self, request: Log | SafePoint) -> None:
         assert self._run is not None
         if isinstance(request, Log):
             self._run.metrics.log(request.kind, request.x_counter, request.metrics, **request.counters)

@@ -339,7 +339,7 @@ class PlayLoop:
                     "this run plays its games independently of each other, which observers cannot follow. Continue it "
                     "without observers, or start it again with rerun=true"
                 )
-        self.files = EpisodeFiles(run.folder, None if state is None else self._resumable_files_state(state))
+        self.files = EpisodeFiles(run.folder, None if state is None else self._get_resumable_files_state(state))
         self.episode_logger: EpisodeLogger | None = None
         if not self.plays_independently:
             self.episode_logger = EpisodeLogger(
@@ -367,7 +367,7 @@ class PlayLoop:
             yield Begin(self.collector, state=state["collector"])
             self.episode_logger.render_frames()
 
-    def _resumable_files_state(self, state: State) -> State:
+    def _get_resumable_files_state(self, state: State) -> State:
         """Return the state of the episode files, without files of unfinished episodes that are played again."""
         files: State = state["files"]
         if not self.plays_independently or self.env.spec.deterministic:

@@ -57,16 +57,16 @@ class SuccessiveHalving(StateFields):
             counts[candidate] += 1
         return slots
 
-    def advance(self, value_fn: Callable[[np.ndarray], float]) -> None:
+    def advance(self, get_value: Callable[[np.ndarray], float]) -> None:
         """Finish the trial; after every round except the last, drop the worse half of the candidates.
 
         Args:
-            value_fn: function from a candidate, [d], to the mean of all its measurements.
+            get_value: function from a candidate, [d], to the mean of all its measurements.
         """
         for candidate, _ in self.next_trial:
             self.counts[candidate] += 1
         self.step += 1
-        self.survivors.sort(key=lambda i: (-value_fn(self.vectors[i]), i))
+        self.survivors.sort(key=lambda i: (-get_value(self.vectors[i]), i))
         if not self.is_finished and self._get_round(self.step) > self._get_round(self.step - 1):
             self.survivors = self.survivors[: math.ceil(len(self.survivors) / 2)]
 

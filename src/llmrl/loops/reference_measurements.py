@@ -120,14 +120,14 @@ class References:
         """True if the objective differs significantly between the vectors of the scan; None if unknown."""
         return None if self.anova is None or self.anova.p is None else self.anova.p < SIGNIFICANCE_LEVEL
 
-    def scan_range(self, context: str | None) -> float:
+    def get_scan_range(self, context: str | None) -> float:
         """Return the difference between the highest and the lowest mean of the scan in a context."""
-        values = [measurement.value for measurement in self._references_in_context(context).scan]
+        values = [measurement.value for measurement in self._get_context_references(context).scan]
         return max(values) - min(values)
 
     def metrics(self, context: str | None) -> dict[str, float]:
         """Return the reference lines of a context as metrics, for comparison with curves of the objective."""
-        references = self._references_in_context(context)
+        references = self._get_context_references(context)
         measurements = {"no_mechanism": references.no_mechanism, "untrained": references.untrained}
         measurements["scan_best"] = references.best
         return {f"reference/{name}": pooled.value for name, pooled in measurements.items() if pooled is not None}
@@ -142,7 +142,7 @@ class References:
         """
         return {
             "contexts": [
-                self._context_summary(references, recommendations, history, n_last_proposals)
+                self._summarize_context(references, recommendations, history, n_last_proposals)
                 for references in self.contexts
             ],
             "spread": None if self.anova is None else self.anova.spread,
@@ -153,7 +153,7 @@ class References:
             "learned": self._has_learned(history, n_last_proposals),
         }
 
-    def _context_summary(
+    def _summarize_context(
         self, references: ContextReferences, recommendations: HistoryRows, history: HistoryRows, n_last_proposals: int
     ) -> dict[str, Any]:
         """Return the reference lines of a context and the run's results in it; results that do not exist are None."""
@@ -161,7 +161,7 @@ class References:
         summary |= dict.fromkeys(("last_proposals", "recommendation", "gain"))
         last_rows = [row for row in history[-n_last_proposals:] if row["context"] == references.context]
         if last_rows:
-            error = _standard_error(last_rows) if len(last_rows) > 1 else last_rows[0]["standard_error"]
+            error = _compute_standard_error(last_rows) if len(last_rows) > 1 else last_rows[0]["standard_error"]
             mean = _mean_objective(last_rows)
             summary["last_proposals"] = {"value": mean, "standard_error": error, "proposals": len(last_rows)}
         for row in recommendations:
@@ -169,10 +169,10 @@ class References:
                 value, error = row["objective"], row["standard_error"]
                 summary["recommendation"] = {"mechanism": row["mechanism"], "value": value, "standard_error": error}
                 gain = value - references.no_mechanism.value
-                summary["gain"] = {"value": gain} | self._gain_summary(gain, row, history)
+                summary["gain"] = {"value": gain} | self._summarize_gain(gain, row, history)
         return summary
 
-    def _gain_summary(self, gain: float, recommendation: Mapping[str, Any], history: HistoryRows) -> dict[str, Any]:
+    def _summarize_gain(self, gain: float, recommendation: Mapping[str, Any], history: HistoryRows) -> dict[str, Any]:
         """Return the standard error of the recommendation's `gain` over no mechanism, and whether it is significant.
 
         A few measurements, or the episodes of one society, estimate a variance poorly. So the standard errors of both
@@ -202,13 +202,13 @@ class References:
         gains = [{**row, "objective": row["objective"] - scan_means[row["context"]]} for row in history]
         first_gains, last_gains = gains[:n_last_proposals], gains[-n_last_proposals:]
         pooled_error = (self.compute_measurement_error(_count_societies(history)) or 0.0) / math.sqrt(n_last_proposals)
-        errors = [max(_standard_error(rows), pooled_error) for rows in (first_gains, last_gains)]
+        errors = [max(_compute_standard_error(rows), pooled_error) for rows in (first_gains, last_gains)]
         return bool(
             _mean_objective(last_gains) > MIN_SIGNIFICANT_ERRORS * errors[1]
             or _mean_objective(last_gains) - _mean_objective(first_gains) > MIN_SIGNIFICANT_ERRORS * math.hypot(*errors)
         )
 
-    def _references_in_context(self, context: str | None) -> ContextReferences:
+    def _get_context_references(self, context: str | None) -> ContextReferences:
         return next(references for references in self.contexts if references.context == context)
 
     @property
@@ -233,7 +233,7 @@ def _mean_objective(rows: HistoryRows) -> float:
     return float(np.mean([row["objective"] for row in rows]))
 
 
-def _standard_error(rows: HistoryRows) -> float:
+def _compute_standard_error(rows: HistoryRows) -> float:
     return standard_error_of_mean(np.array([row["objective"] for row in rows])) or 0.0
 
 

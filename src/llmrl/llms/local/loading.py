@@ -99,7 +99,7 @@ def load_meta_model(model: str, revision: str | None) -> torch.nn.Module:
         with torch.device("meta"):
             module: torch.nn.Module = model_class.from_config(config, trust_remote_code=False)
     except ValueError as error:
-        raise LLMError(f"{model} is not a causal language model: {_one_line_message(error)}") from error
+        raise LLMError(f"{model} is not a causal language model: {_to_one_line(error)}") from error
     return module
 
 
@@ -145,7 +145,7 @@ def load_model(
                 module = model_class.from_config(config, trust_remote_code=False, dtype=torch.float32)
             except ValueError as error:
                 raise LLMError(
-                    f"{model} is no {kind} language model: {_one_line_message(error)} {_ACCEPTED_SOURCES}"
+                    f"{model} is no {kind} language model: {_to_one_line(error)} {_ACCEPTED_SOURCES}"
                 ) from error
             _untie_output_layer(module)
             # Weights are drawn in float32, because draws in half precision are slower and depend on the torch version.
@@ -158,7 +158,7 @@ def load_model(
     try:
         return module.to(device).eval()
     except (RuntimeError, AssertionError) as error:  # no such device, a torch without CUDA, out of memory
-        raise LLMError(f"{model} cannot be moved to device {device}: {_one_line_message(error)}") from error
+        raise LLMError(f"{model} cannot be moved to device {device}: {_to_one_line(error)}") from error
 
 
 def _untie_output_layer(module: Any) -> None:
@@ -169,10 +169,10 @@ def _untie_output_layer(module: Any) -> None:
     """
     import torch
 
-    head, embeddings = module.get_output_embeddings(), module.get_input_embeddings()
-    if getattr(module.config, "scale_decoder_outputs", None) is False and head.weight is embeddings.weight:
+    output_layer, embeddings = module.get_output_embeddings(), module.get_input_embeddings()
+    if getattr(module.config, "scale_decoder_outputs", None) is False and output_layer.weight is embeddings.weight:
         weight = torch.empty_like(embeddings.weight).normal_(0.0, module.config.initializer_factor)
-        head.weight = torch.nn.Parameter(weight)
+        output_layer.weight = torch.nn.Parameter(weight)
 
 
 def _copy_embeddings(source: Any, target: Any) -> None:
@@ -206,7 +206,7 @@ def _load_pretrained(from_pretrained: Any, component: str, model: str, revision:
     # damaged file; ImportError: the model or tokenizer needs a package that is not installed.
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise LLMError(
-            f"{model}: its {component} cannot be loaded: {_one_line_message(error)} {_ACCEPTED_SOURCES}"
+            f"{model}: its {component} cannot be loaded: {_to_one_line(error)} {_ACCEPTED_SOURCES}"
         ) from error
 
 
@@ -217,7 +217,7 @@ def disable_progress_bars() -> None:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _one_line_message(error: Exception) -> str:
+def _to_one_line(error: Exception) -> str:
     """Return the message of `error` in one line, cut at 500 characters."""
     line = " ".join(str(error).split())
     return line if len(line) <= 500 else line[:500] + " ..."

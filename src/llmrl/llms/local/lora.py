@@ -76,8 +76,8 @@ class Lora:
         import torch
         from peft import inject_adapter_in_model
 
-        all_linear = self.targets == "all-linear"
-        config = self.peft_config(target_modules=sorted(self._target_layers(module)) if all_linear else self.targets)
+        target_names = sorted(self._find_target_names(module)) if self.targets == "all-linear" else self.targets
+        config = self.peft_config(target_modules=target_names)
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # peft warns if there already is an adapter
             torch.manual_seed(seed)
@@ -94,21 +94,21 @@ class Lora:
         Raises:
             ConfigError: no layer matches `targets`, or the output layer does.
         """
-        linear_layers = self._linear_layers(module)
-        targets = self._target_layers(module)
+        linear_layers = self._find_linear_layers(module)
+        targets = self._find_target_names(module)
         if not targets:
             layer_suffixes = sorted({name.rpartition(".")[2] for name in linear_layers})
             raise ConfigError(
                 f"lora.targets={self.targets}: the model has no such layers; use all-linear or some of "
                 f"{', '.join(layer_suffixes)}"
             )
-        if (output_name := _output_layer_name(module, linear_layers)) in targets:
+        if (output_name := _find_output_layer(module, linear_layers)) in targets:
             raise ConfigError(
                 f"lora.targets={self.targets}: {output_name} is the output layer, which cannot have an adapter; omit it"
             )
         return sum(self.rank * sum(linear_layers[name].weight.shape) for name in targets)
 
-    def _linear_layers(self, module: torch.nn.Module) -> dict[str, Any]:
+    def _find_linear_layers(self, module: torch.nn.Module) -> dict[str, Any]:
         """Return the linear layers of a model by name, without layers of adapters."""
         import torch
 
@@ -119,18 +119,18 @@ class Lora:
             and (isinstance(layer, torch.nn.Linear) or type(layer).__name__ == "Conv1D")  # GPT-2
         }
 
-    def _target_layers(self, module: torch.nn.Module) -> set[str]:
+    def _find_target_names(self, module: torch.nn.Module) -> set[str]:
         """Return the names of the layers that get an adapter."""
-        linear_layers = self._linear_layers(module)
+        linear_layers = self._find_linear_layers(module)
         if self.targets == "all-linear":
-            return {name for name in linear_layers if name != _output_layer_name(module, linear_layers)}
+            return {name for name in linear_layers if name != _find_output_layer(module, linear_layers)}
         return {n for n in linear_layers if any(n == target or n.endswith(f".{target}") for target in self.targets)}
 
 
-def _output_layer_name(module: torch.nn.Module, linear_layers: dict[str, Any]) -> str:
+def _find_output_layer(module: torch.nn.Module, linear_layers: dict[str, Any]) -> str:
     """Return the name of the output layer; "" if it is not in `linear_layers`."""
-    head = getattr(module, "get_output_embeddings", lambda: None)()
-    return next((name for name, layer in linear_layers.items() if layer is head), "")
+    output_layer = getattr(module, "get_output_embeddings", lambda: None)()
+    return next((name for name, layer in linear_layers.items() if layer is output_layer), "")
 
 
 class AdapterSet:
@@ -153,7 +153,7 @@ class AdapterSet:
     def parameters(self, name: str) -> Mapping[str, torch.nn.Parameter]:
         """Return the parameters of an adapter, created if missing, by their `generic_parameter_name`."""
         self._add_adapter(name)
-        adapter_infix = f".{_peft_name(name)}."
+        adapter_infix = f".{_to_peft_name(name)}."
         return {
             self.generic_parameter_name(parameter_name, name): parameter
             for parameter_name, parameter in self._module.named_parameters()
@@ -163,14 +163,14 @@ class AdapterSet:
     @staticmethod
     def generic_parameter_name(parameter_name: str, name: str) -> str:
         """Return a parameter's name with `default` in place of the name of its adapter, `name`."""
-        return parameter_name.replace(f".{_peft_name(name)}.", ".default.")
+        return parameter_name.replace(f".{_to_peft_name(name)}.", ".default.")
 
     def activate(self, name: str) -> None:
         """Use an adapter for all sequences from now on, and let only its parameters require gradients."""
         self._add_adapter(name)
         if self._active_name != name:
             for layer in self._layers:
-                layer.set_adapter(_peft_name(name))
+                layer.set_adapter(_to_peft_name(name))
             self._active_name = name
 
     @contextmanager
@@ -182,7 +182,7 @@ class AdapterSet:
             return
         for name in names:
             self._add_adapter(name)
-        adapter_names = [_peft_name(name) for name in names]
+        adapter_names = [_to_peft_name(name) for name in names]
 
         def add_adapter_names(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             return args, kwargs | {"adapter_names": adapter_names}
@@ -201,17 +201,17 @@ class AdapterSet:
         from peft.tuners.lora import LoraLayer
 
         device = next(self._module.parameters()).device
-        self._lora.inject(self._module, self._seed, _peft_name(name))
+        self._lora.inject(self._module, self._seed, _to_peft_name(name))
         self._module.to(device)
         self._layers = [module for module in self._module.modules() if isinstance(module, LoraLayer)]
         self._names.append(name)
         # `inject` makes the parameters of all adapters trainable; this restricts gradients to the new adapter.
         for layer in self._layers:
-            layer.set_adapter(_peft_name(name))
+            layer.set_adapter(_to_peft_name(name))
         self._active_name = name
 
 
-def _peft_name(name: str) -> str:
+def _to_peft_name(name: str) -> str:
     """Return the name of an adapter in peft, which does not accept the empty name."""
     return name or "default"
 

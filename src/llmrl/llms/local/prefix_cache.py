@@ -59,8 +59,7 @@ class PrefixCache:
     def fetch(self, model: Any, prompts: Sequence[Sequence[int]], adapters: Sequence[str]) -> tuple[list[int], Any]:
         """Return the keys and values of the longest cached prefix of each prompt.
 
-        If a prompt has no cached prefix, the common prefix of all prompts is computed and cached, provided that there
-        are several prompts, all with the same adapter.
+        If a prompt has none, the common prefix of several prompts with the same adapter is computed and cached.
 
         Args:
             model: causal language model.

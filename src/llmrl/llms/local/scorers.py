@@ -51,9 +51,9 @@ class CausalScorer(LocalScorer):
             return self._tokenize_without_special(texts)
         [context_ids, *joint_ids] = self._tokenize_without_special([context, *(context + text for text in texts)])
         separate_ids = self._tokenize_without_special(texts)
-        n_context = len(context_ids)
+        n_context_tokens = len(context_ids)
         return [
-            ids[n_context:] if ids[:n_context] == context_ids else text_ids
+            ids[n_context_tokens:] if ids[:n_context_tokens] == context_ids else text_ids
             for ids, text_ids in zip(joint_ids, separate_ids, strict=True)
         ]
 

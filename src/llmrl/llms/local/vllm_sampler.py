@@ -134,18 +134,18 @@ class VLLMClient:
             return
         if self._adapter_folder is None:
             self._adapter_folder = Path(tempfile.mkdtemp(prefix="llmrl-adapters-", dir=self.settings.adapter_dir))
-        folder = self._adapter_folder / self._served_name(name, self._version)
+        folder = self._adapter_folder / self._make_served_name(name, self._version)
         self._write_adapter(name, folder)
         self._post("load_lora_adapter", {"lora_name": folder.name, "lora_path": str(folder.resolve())})
         self._version_by_adapter[name] = self._version
         if loaded_version is not None:
             self._unload_adapter(name, loaded_version)
-            shutil.rmtree(self._adapter_folder / self._served_name(name, loaded_version), ignore_errors=True)
+            shutil.rmtree(self._adapter_folder / self._make_served_name(name, loaded_version), ignore_errors=True)
 
     def _unload_adapter(self, name: str, version: int) -> None:
-        self._post("unload_lora_adapter", {"lora_name": self._served_name(name, version)})
+        self._post("unload_lora_adapter", {"lora_name": self._make_served_name(name, version)})
 
-    def _served_name(self, name: str, version: int) -> str:
+    def _make_served_name(self, name: str, version: int) -> str:
         """Return the name of a version of an adapter on the server."""
         return "-".join(("llmrl", self._client_id, name.replace("/", "-") or "shared", str(version)))
 
@@ -153,7 +153,7 @@ class VLLMClient:
         """Return token ids of one sampled reply and their log-probabilities, [n_tokens] float32."""
         assert prompt.stream is not None
         body = {
-            "model": self._served_name(prompt.adapter, self._version_by_adapter[prompt.adapter]),
+            "model": self._make_served_name(prompt.adapter, self._version_by_adapter[prompt.adapter]),
             "prompt": list(prompt.tokens),
             "max_tokens": max_tokens,
             "seed": int(prompt.stream.integers(2**31)),

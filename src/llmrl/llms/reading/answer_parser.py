@@ -411,10 +411,10 @@ def _find_field_text(value: Any, keys: Sequence[str], depth: int = 0) -> str | N
 def _describe_problem(text: str, parser: AnswerParser[Any], errors: _Errors) -> str:
     """Return the error message for a reply without an answer, with the position of its first JSON error."""
     start = text.find("{")
-    missing = f"there is no {parser.answer_name} in the reply"
-    message = errors.messages[-1][1] if errors.messages else parser.describe_missing_answer(text) or missing
+    missing_message = f"there is no {parser.answer_name} in the reply"
+    message = errors.messages[-1][1] if errors.messages else parser.describe_missing_answer(text) or missing_message
     if start < 0:
-        return f"{message}, and no JSON object" if message == missing else message
+        return f"{message}, and no JSON object" if message == missing_message else message
     try:
         json.JSONDecoder().raw_decode(text, start)
     except json.JSONDecodeError as error:

@@ -221,8 +221,8 @@ class ChoiceParser(AnswerParser[int]):
             for clause in _CLAUSE_BOUNDARY.split(sentence):
                 match = _DECISION_CUE.search(clause)
                 if match is not None and (contrast := _CONTRAST.search(clause, match.end())) is not None:
-                    clause_start = clause[: contrast.start()]
-                    clause = clause_start if self.matcher.find_mentions(clause_start[match.end() :]) else clause
+                    clause_beginning = clause[: contrast.start()]
+                    clause = clause_beginning if self.matcher.find_mentions(clause_beginning[match.end() :]) else clause
                 is_undecided = is_undecided or bool(_INDECISION.search(clause[: match.start()] if match else clause))
                 if _OTHER_TIME.search(clause) or _OPPONENT_DUTY.search(clause):
                     continue
@@ -234,14 +234,16 @@ class ChoiceParser(AnswerParser[int]):
                 if self.index_by_amount:
                     amount = self._parse_amount(rest)
                     indices = set() if amount is None else {amount}
-                if len(indices) > 1 or (indices and (_INDECISION.search(clause[match.end() :]) or self._is_list(rest))):
+                if len(indices) > 1 or (
+                    indices and (_INDECISION.search(clause[match.end() :]) or self._has_alternatives(rest))
+                ):
                     return None
                 decisions += indices
         if not decisions:
             return self._parse_last_sentence(text)
         return decisions[-1] if len(set(decisions)) == 1 else None
 
-    def _is_list(self, text: str) -> bool:
+    def _has_alternatives(self, text: str) -> bool:
         """Return whether a text contains a condition, or several actions as steps or alternatives."""
         spans = self.matcher.find_mentions(text)
         gaps = [text[end:start] for (_, end, i), (start, _, j) in pairwise(spans) if i != j]

@@ -44,13 +44,10 @@ _LIST_MARKER = (
     r"(?:[-*\u2022\u25cf]|\(?\d{1,2}[.):,]\)?|\(\d{1,2}\)|[\u2460-\u2473]|\d\u20e3)"
     r"[ \t]*[*_]{0,2}(?=[^\d\s]|[ \t])[ \t]*"
 )
-_STEP_MARKER = r"(?:step|schritt|\u6b65\u9aa4)[ \t]*\#?\d{1,2}\b[ \t*_]*(?:[.):\u2013\u2014-][ \t*_]*)?"
-_RANK_MARKER = (
-    rf"(?:{'|'.join(ORDINALS)}|finally|then|next|last(?:ly)?|after that)(?:ly)?[ \t*_]*[:\u2013\u2014-][ \t*_]*"
-)
+_STEP_LABEL = r"(?:step|schritt|\u6b65\u9aa4)[ \t]*\#?\d{1,2}\b[ \t*_]*(?:[.):\u2013\u2014-][ \t*_]*)?"
+_ORDINAL = rf"(?:{'|'.join(ORDINALS)}|finally|then|next|last(?:ly)?|after that)(?:ly)?[ \t*_]*[:\u2013\u2014-][ \t*_]*"
 _LIST_ITEM = re.compile(
-    rf"^[ \t>#*_]*(?:{_LIST_MARKER}[*_]{{0,2}}(?:{_STEP_MARKER}|{_RANK_MARKER})?|{_STEP_MARKER}|{_RANK_MARKER})"
-    r"([^\n]{1,400})$",
+    rf"^[ \t>#*_]*(?:{_LIST_MARKER}[*_]{{0,2}}(?:{_STEP_LABEL}|{_ORDINAL})?|{_STEP_LABEL}|{_ORDINAL})([^\n]{{1,400}})$",
     re.MULTILINE | re.IGNORECASE,
 )
 _STEP_NUMBER = re.compile(r"\A\W*(?:step\W*)?(\d{1,2})|\A\W*([\u2460-\u2473])", re.IGNORECASE)
