@@ -48,7 +48,7 @@ class BatchedExecutor:
         self._connections: list[RunConnection] = []
         self._batches: dict[tuple[RunConnection, ...], RunBatch] = {}
         self._error: BaseException | None = None
-        self._answer_seconds = 0.0  # duration of the last answer
+        self._last_answer_seconds = 0.0
 
     def connect(self, batching_key: str | None = None) -> RunConnection:
         """Return a connection for one more run.
@@ -85,7 +85,7 @@ class BatchedExecutor:
                 states = {connection.state for connection in self._connections}
                 if states <= {"finished"}:
                     return None
-                wait_seconds = self._remaining_patience_seconds()
+                wait_seconds = self._get_patience_seconds()
                 if "waiting" in states and "running" not in states and wait_seconds <= 0:
                     break
                 # Python handles signals only between waits, so no wait may be unlimited.
@@ -112,10 +112,10 @@ class BatchedExecutor:
         is_overdue = max(connection.n_skips for connection in connections) >= MAX_SKIPS
         return any(connection.is_prerequisite for connection in connections), is_update, is_overdue, len(connections)
 
-    def _remaining_patience_seconds(self) -> float:
+    def _get_patience_seconds(self) -> float:
         """Return the seconds left to wait for newly detached runs; 0 or negative: there is no wait."""
         detach_times = [c.state_change_time for c in self._connections if c.state == "detached"]
-        patience_seconds = max(MIN_PATIENCE_SECONDS, PATIENCE_FRACTION * self._answer_seconds)
+        patience_seconds = max(MIN_PATIENCE_SECONDS, PATIENCE_FRACTION * self._last_answer_seconds)
         return max(detach_times) + patience_seconds - time.monotonic() if detach_times else 0.0
 
     def _answer(self, connections: Sequence[RunConnection]) -> None:
@@ -135,7 +135,7 @@ class BatchedExecutor:
         except BaseException as error:  # noqa: BLE001 (raised again in the threads of the runs)
             answers = [error] * len(connections)
         with self._condition:
-            self._answer_seconds = time.monotonic() - start
+            self._last_answer_seconds = time.monotonic() - start
             for connection, answer in zip(connections, answers, strict=True):
                 connection.deliver(*((None, answer) if isinstance(answer, BaseException) else (answer, None)))
             self._condition.notify_all()
@@ -146,14 +146,14 @@ class BatchedExecutor:
         if isinstance(requests[0], PlayEpisode):
             batch = self._get_batch(connections)
             for i, connection in enumerate(connections):
-                connection.batch, connection.index = batch, i
+                connection.batch, connection.index_in_batch = batch, i
         else:
             assert connections[0].batch is not None
             batch = connections[0].batch
-        absent_runs = set(range(len(batch.runs))) - {connection.index for connection in connections}
+        absent_runs = set(range(len(batch.runs))) - {connection.index_in_batch for connection in connections}
         outputs = batch.play(requests, absent_runs)
         for connection, request in zip(connections, requests, strict=True):
-            output = outputs[connection.index]
+            output = outputs[connection.index_in_batch]
             connection.rollout = output.copy() if request.copy and isinstance(output, Rollout) else output
         return [connection.rollout for connection in connections]
 
@@ -172,10 +172,11 @@ class BatchedExecutor:
         """Update the societies of all runs; return for each run the metrics of its societies, or a `Diverged` error."""
         batch = connections[0].batch
         assert batch is not None
-        requests: dict[int, Update] = {c.index: c.request for c in connections}  # type: ignore[misc]
+        requests: dict[int, Update] = {c.index_in_batch: c.request for c in connections}  # type: ignore[misc]
         agents = {i: request.agents for i, request in requests.items()}
         outputs = batch.update(agents, {i: request.minibatch_seeds for i, request in requests.items()})
-        return [next((x for x in outputs[c.index] if isinstance(x, Diverged)), outputs[c.index]) for c in connections]
+        run_outputs = [outputs[c.index_in_batch] for c in connections]
+        return [next((x for x in output if isinstance(x, Diverged)), output) for output in run_outputs]
 
 
 class RunConnection:
@@ -193,7 +194,7 @@ class RunConnection:
         n_skips: number of groups that were answered since the request was made.
         is_prerequisite: whether other runs need the results of this one.
         answer_or_error: (answer to the request, error to raise instead or None); None: no answer yet.
-        batch, index, rollout: batch in which the run's games were last played, the run's index in it, and its rollout.
+        batch, index_in_batch, rollout: last batch with the run's games, the run's index in it, and the run's rollout.
     """
 
     def __init__(self, executor: BatchedExecutor, batching_key: str | None) -> None:
@@ -207,7 +208,7 @@ class RunConnection:
         self.request: Request | None = None
         self.answer_or_error: tuple[Any, BaseException | None] | None = None
         self.batch: RunBatch | None = None
-        self.index = 0
+        self.index_in_batch = 0
         self.rollout: Any = None
 
     def answer(self, request: Request) -> Any:

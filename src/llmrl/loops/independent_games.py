@@ -55,7 +55,7 @@ def has_separable_games(env: object) -> bool:
 
 @runtime_checkable
 class LanguageModelPolicy(StepObserver, Protocol):
-    """Protocol of policies whose actions come from a language model, and whose caller sends the requests."""
+    """Protocol of policies of a language model whose caller sends the requests; `episodes`: episode number by game."""
 
     llm: Any
     channels: tuple[str, ...]
