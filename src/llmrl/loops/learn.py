@@ -66,7 +66,7 @@ class Phase:
 class MechanismSampler(StateFields):
     """Sampler of the mechanism vector of each game at the start of each episode.
 
-    The seed of a vector depends on the game and the episode only, so a vector does not depend on the other games.
+    The seed of a vector depends only on the episode and the game's group, so vectors of other groups do not affect it.
 
     Args:
         env: environment with a mechanism.
@@ -152,7 +152,7 @@ class LearnSettings:
 
     Attributes:
         env_steps: environment steps (summed over games) to train for; rounded up to complete rollouts.
-        rollout_steps: steps of every game per update; None: the horizon, i.e. full episodes.
+        rollout_steps: steps of every game per update; None: the horizon, i.e. full episodes, or 256 without a horizon.
         evaluation_interval: updates between evaluations; 0: only at the end.
         evaluate_episodes: minimum number of episodes of an evaluation, rounded up to a multiple of the games.
         probes: list of fixed prompts after which action probabilities are logged (`Probes.load`): name of a list in the
@@ -175,8 +175,8 @@ class LearnLoop(Loop):
     """The loop of `principal=none` with agents that learn for a budget of environment steps.
 
     Args:
-        parts: parts of the run, with one agent. Iteration i draws only from the sub-tree `iteration/i` of the seeds, so
-            a resumed run is bit-equal to an uninterrupted one.
+        parts: parts of the run, with one agent. Each update, evaluation and start draws from its own sub-tree of the
+            seeds, so a resumed run is bit-equal to an uninterrupted one.
         settings: budget, logging and evaluation.
     """
 

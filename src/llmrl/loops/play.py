@@ -59,8 +59,8 @@ class PlayLoop:
     agents play episodes with equal starts.
 
     Args:
-        parts: parts of the run, with one agent. Episode k starts from `episode/k` of the seeds; step i of the run
-            draws from `step/i`.
+        parts: parts of the run, with one agent. Episode k starts from `episode/k` of the seeds, or wave w from `wave/w`
+            if games take no seeds of their own; step i of the run draws from `step/i`.
         settings: number of episodes, videos and records.
 
     Raises:
