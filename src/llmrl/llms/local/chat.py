@@ -143,7 +143,7 @@ class LocalChat(Provider):
         self._prefix_cache.clear()
 
     def discard_outdated_weights(self) -> None:
-        """Discard cached keys and values, and mark the adapters on the server as outdated, after a change of weights."""
+        """Discard cached keys and values, and mark adapters on the server as outdated, after a change of weights."""
         self.clear_cache()
         if self._sampler is not None:
             self._sampler.increment_adapter_version()
