@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.scores import DEFAULT_CURVES, X_AXES, read_series
-from llmrl.analysis.training_curves import find_common_frames, is_training_metric
+from llmrl.analysis.scores import DEFAULT_CURVE_METRICS, X_AXES, read_series
+from llmrl.analysis.training_curves import find_frame_budget, is_training_metric
 from llmrl.results.groups import group_into_tasks
 from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.results.study_settings import StudySettings, shorten_group_names
@@ -48,7 +48,7 @@ def write_runs(folder: Path, settings: StudySettings, runs: Path, curves: Path) 
     for task in group_into_tasks(read_runs(folder), folder):
         names = shorten_group_names(task)
         finished = [run for group in task.groups for run in group.runs if run.state == "finished"]
-        common = find_common_frames([run.folder for run in finished], None, None)
+        common = find_frame_budget([run.folder for run in finished], None, None)
         for group in task.groups:
             for run in group.runs:
                 if run.state == "finished":
@@ -127,7 +127,7 @@ def _make_curve_rows(run: RunRecord, settings: StudySettings, width: int | None)
     path = run.folder / FILE_NAME
     logged_rows = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
     logged_metrics = {name for row in logged_rows for name, value in row.items() if value is not None}
-    metrics = [settings.metric] if settings.metric else list(DEFAULT_CURVES)
+    metrics = [settings.metric] if settings.metric else list(DEFAULT_CURVE_METRICS)
     if settings.metric is None:  # figures show the first metric that was logged
         metrics = [name for name in metrics if name in logged_metrics or is_training_metric(run.folder, name)][:1]
     axis = X_AXES[settings.x_axis][0]

@@ -10,7 +10,7 @@ from PIL import Image
 from explored import HOSTILE, build_call_records, write_calls, write_player_run, write_principal_run
 from llmrl.analysis.explorer.conversations import group_conversations
 from llmrl.analysis.explorer.episodes import read_episode_rows, read_episodes
-from llmrl.analysis.explorer.timeline import iterate_chunks, read_timeline
+from llmrl.analysis.explorer.timeline import iterate_conversation_chunks, read_timeline
 from llmrl.analysis.explorer.write import SCRIPT_FUNCTION, VENDORED_FILES, write_explorer
 from llmrl.core.errors import RunFolderError
 from llmrl.llms.call_log import read_calls
@@ -77,7 +77,7 @@ def test_proposals_have_conversations(tmp_path):
     assert proposals["proposals"][4]["low"] == pytest.approx(4 - 1.96 * 0.5, abs=1e-3)
     assert proposals["welfare"]["mean"][2] == [3, pytest.approx(0.2)]
     assert proposals["behavior"]["apples"][5] == [6, 5]
-    [chunk] = iterate_chunks(talks)
+    [chunk] = iterate_conversation_chunks(talks)
     first, repair = chunk["talks"][3]
     assert first["parse_error"] == "there is no number" and len(repair["messages"]) == 3
 

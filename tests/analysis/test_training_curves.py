@@ -22,10 +22,10 @@ from llmrl.analysis.report_tables import build_efficiency_table
 from llmrl.analysis.scores import ScoreRule, list_metric_names, read_series
 from llmrl.analysis.training_curves import (
     FrameBudget,
-    TrainingCurves,
+    TrainingHistory,
     compute_binned_curve,
-    find_common_frames,
-    read_training,
+    find_frame_budget,
+    read_training_history,
 )
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.results.run_records import read_runs
@@ -83,7 +83,7 @@ def test_bins_have_no_length_bias(stretch: int) -> None:
     for seed in range(runs):
         rows = lottery(probability, 1, steps, stretch, seed)
         record_read.append(
-            TrainingCurves(record(rows, 1, HORIZON, range(0, steps, stretch)), steps).means("success", edges)
+            TrainingHistory(record(rows, 1, HORIZON, range(0, steps, stretch)), steps).compute_means("success", edges)
         )
         windows.append(select_completed(rows, 0, HORIZON - 1))
     means = np.array(record_read)
@@ -98,12 +98,12 @@ def test_bins_have_no_length_bias(stretch: int) -> None:
 def test_parallel_games_are_binned_by_frames() -> None:
     """Use many games in one run; the mean over frames equals that of the bins."""
     steps, games = 120, 400
-    training = TrainingCurves(record(lottery(0.25, games, steps, steps, 0), games, HORIZON), steps)
+    training = TrainingHistory(record(lottery(0.25, games, steps, steps, 0), games, HORIZON), steps)
     middles, means = compute_binned_curve(training, "success", 10 * games)
     assert middles.tolist() == [games * (10 * i + 5) for i in range(8)]
-    assert training.frames == games * steps and training.covered_frames == games * (steps - 2 * HORIZON + 2)
+    assert training.n_frames == games * steps and training.n_covered_frames == games * (steps - 2 * HORIZON + 2)
     assert np.abs(means - 0.25).max() < 0.11 and means.mean() == pytest.approx(0.25, abs=0.04)
-    assert training.means("success", np.array([0, 80 * games]))[0] == pytest.approx(means.mean())
+    assert training.compute_means("success", np.array([0, 80 * games]))[0] == pytest.approx(means.mean())
 
 
 @given(
@@ -116,7 +116,7 @@ def test_bins_are_frame_weighted_means(games: int, inner: list[int], seed: int, 
     """Compare with a computation frame by frame."""
     steps = 100
     rows = lottery(0.5, games, steps, stretch, seed)
-    training = TrainingCurves(record(rows, games, HORIZON, range(0, steps, stretch)), steps)
+    training = TrainingHistory(record(rows, games, HORIZON, range(0, steps, stretch)), steps)
     edges = np.array(sorted({0, games * steps, *(min(x, games * steps) for x in inner)}))
     frames = np.full((steps, games), np.nan)
     for t in range(steps):
@@ -131,40 +131,42 @@ def test_bins_are_frame_weighted_means(games: int, inner: list[int], seed: int, 
     for first, last in pairwise(edges.tolist()):
         finite = flat[first:last][~np.isnan(flat[first:last])]
         expected.append(finite.mean() if len(finite) >= max(1, 0.5 * (last - first)) else np.nan)
-    np.testing.assert_allclose(training.means("success", edges), expected)
+    np.testing.assert_allclose(training.compute_means("success", edges), expected)
 
 
 def test_longest_episode_replaces_missing_horizon() -> None:
     rows = [(0, 0, 2, 1.0), (0, 2, 5, 3.0), (0, 7, 4, 5.0), (0, 11, 1, 7.0)]
-    training = TrainingCurves(record(rows, 1, None), 15)
-    assert training.covered_frames == 15 - 2 * 5 + 2
+    training = TrainingHistory(record(rows, 1, None), 15)
+    assert training.n_covered_frames == 15 - 2 * 5 + 2
     # Frame 0 is judged by the first episode, frames 1 and 2 by the second, 3 to 7 by the third.
-    assert training.means("success", np.array([0, 1, 3, 7, 15])).tolist()[:3] == [1.0, 3.0, 5.0]
-    assert np.isnan(training.means("success", np.array([7, 15]))[0])
-    empty_curves = TrainingCurves(record([], 1, None), 15)
-    assert empty_curves.covered_frames == 0 and np.isnan(empty_curves.means("success", np.array([0, 10]))[0])
+    assert training.compute_means("success", np.array([0, 1, 3, 7, 15])).tolist()[:3] == [1.0, 3.0, 5.0]
+    assert np.isnan(training.compute_means("success", np.array([7, 15]))[0])
+    empty_history = TrainingHistory(record([], 1, None), 15)
+    assert empty_history.n_covered_frames == 0 and np.isnan(
+        empty_history.compute_means("success", np.array([0, 10]))[0]
+    )
 
 
 def test_short_segments_are_missing() -> None:
     """Restart games every 15 steps, so that only successes end; they must not fill the bins."""
     rows = [(0, 0, SHORT, 1.0), (0, 90, SHORT, 1.0)]
-    training = TrainingCurves(record(rows, 1, HORIZON, range(0, 105, 15)), 105)
-    assert training.covered_frames == 0 and np.isnan(training.means("success", np.arange(0, 106, 1))).all()
+    training = TrainingHistory(record(rows, 1, HORIZON, range(0, 105, 15)), 105)
+    assert training.n_covered_frames == 0 and np.isnan(training.compute_means("success", np.arange(0, 106, 1))).all()
 
 
 def test_rare_metric_averages_its_episodes() -> None:
     rows = [(0, 5 * i, 5, (0.25 if i % 8 == 0 else np.nan)) for i in range(60)]
-    training = TrainingCurves(record(rows, 1, 5), 300)
-    assert training.means("success", np.array([0, 100, 200])).tolist() == [0.25, 0.25]
+    training = TrainingHistory(record(rows, 1, 5), 300)
+    assert training.compute_means("success", np.array([0, 100, 200])).tolist() == [0.25, 0.25]
 
 
 def test_skips_episodes_missing_metric() -> None:
     rows = [(0, 5 * i, 5, (1.0, np.nan, 0.0)[i % 3]) for i in range(12)]
-    training = TrainingCurves(record(rows, 1, 5), 60)
+    training = TrainingHistory(record(rows, 1, 5), 60)
     # Frames 0; 6 to 10 are judged by successes and failures, 1 to 5 by nothing.
-    assert training.means("success", np.array([0, 1, 11])).tolist() == [1.0, 0.0]
-    assert np.isnan(training.means("success", np.array([1, 6]))[0])
-    assert training.means("length", np.array([0, 50])).tolist() == [5.0]
+    assert training.compute_means("success", np.array([0, 1, 11])).tolist() == [1.0, 0.0]
+    assert np.isnan(training.compute_means("success", np.array([1, 6]))[0])
+    assert training.compute_means("length", np.array([0, 50])).tolist() == [5.0]
 
 
 def write_training(root: Path, overrides: list[str], seed: int, rows: list[Row], steps: int, games: int) -> Path:
@@ -201,7 +203,7 @@ def test_report_compares_agents_by_frames(tmp_path: Path) -> None:
         assert abs(values.mean() - probability) < 0.08 and len(values) == 6
         assert numbers.estimates["mean"].low <= values.mean() <= numbers.estimates["mean"].high
     folders = [run_.folder for run_ in read_runs(tmp_path)]
-    assert find_common_frames(folders, None, None) == FrameBudget(budget, width)
+    assert find_frame_budget(folders, None, None) == FrameBudget(budget, width)
     # As the score of a report, it is the same number.
     ruled_report = compute_report(tmp_path, ReportSettings(ScoreRule("train/success")))
     for score, has_mean in zip(ruled_report.sections[0].summaries, section.efficiency, strict=True):
@@ -246,7 +248,7 @@ def test_reports_corrupt_record(tmp_path: Path) -> None:
     with (folder / FILE_NAME).open("a") as file:
         file.write("nonsense\t3\n")
     with pytest.raises(RunFolderError, match="is damaged"):
-        read_training(folder)
+        read_training_history(folder)
     [run_] = read_runs(tmp_path)
     assert "is damaged" in str(ScoreRule("train/success").score(run_))
 
@@ -304,8 +306,8 @@ def test_constant_success_gives_flat_curve(tmp_path: Path) -> None:
     series_values = read_series(folder, "episode/success")[1]
     # Of the episodes that ended in a rollout: only successes, when all games have just begun.
     assert series_values[0] == series_values[8] == 1.0 and series_values.mean() > 0.54
-    training = read_training(folder)
-    assert training is not None and training.steps == 240
+    training = read_training_history(folder)
+    assert training is not None and training.n_steps == 240
     assert training.episodes.reset_steps.tolist() == [0, 120]
     starts = training.episodes.indices["start"]
     ends = starts + training.episodes.indices["length"]

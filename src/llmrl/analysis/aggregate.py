@@ -20,7 +20,7 @@ from llmrl.analysis.training_curves import (
     EFFICIENCY_METRIC,
     TRAIN_PREFIX,
     FrameBudget,
-    find_common_frames,
+    find_frame_budget,
     is_training_metric,
 )
 from llmrl.core.errors import ConfigError, RunFolderError
@@ -76,7 +76,7 @@ def compute_report(
         on_progress(f"numbers of task {task_number} of {len(tasks)} ({len(runs)} runs)")
         finished_groups = [(group, [run for run in group.runs if run.state == "finished"]) for group in task.groups]
         folders = [run.folder for _, finished_runs in finished_groups for run in finished_runs]
-        frames = find_common_frames(folders, settings.budget, settings.bin_width)
+        frames = find_frame_budget(folders, settings.budget, settings.bin_width)
         # The runs of a task are compared over the same number of frames.
         rule = settings.rule if frames is None else replace(settings.rule, budget=settings.rule.budget or frames.budget)
         scores = {group.label: _score_runs(task, group, rule, excluded) for group in task.groups}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmrl.analysis.scores import DEFAULT_CURVES, X_AXES, Series, read_series
+from llmrl.analysis.scores import DEFAULT_CURVE_METRICS, X_AXES, Series, read_series
 from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import Group, find_replication_units
 from llmrl.results.run_records import RunRecord
@@ -68,13 +68,13 @@ def build_curves(
 
     Args:
         groups: each group with its finished runs.
-        metrics: names of metrics; empty: the first of `DEFAULT_CURVES` that a run has logged, and `train/success` in
+        metrics: names of metrics; empty: the first of `DEFAULT_CURVE_METRICS` that a run logged, and `train/success` in
             addition to `train/return`.
         x_axis: x axis, a key of `scores.X_AXES`.
         bin_width: width of the bins in which metrics of training episodes are averaged, frames.
     """
     curves, notes = [], []
-    for metric in metrics or (*DEFAULT_CURVES, *_TRAINING_METRICS[1:]):
+    for metric in metrics or (*DEFAULT_CURVE_METRICS, *_TRAINING_METRICS[1:]):
         curve_by_group: dict[str, GroupCurve] = {}
         metric_notes = []
         for group, runs in groups:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llmrl.analysis.curves import GroupCurve, build_group_curve
-from llmrl.analysis.scores import DEFAULT_CURVES, Series, read_series
+from llmrl.analysis.scores import DEFAULT_CURVE_METRICS, Series, read_series
 from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import Group, count_pretrainings, find_replication_units
 from llmrl.results.principal_scores import (
@@ -139,7 +139,7 @@ def _build_trace(
 
 def _read_series(settings: StudySettings, runs: Sequence[RunRecord], bin_width: int | None) -> list[Series] | None:
     """Return the series of the study's metric of every run; None if a run did not log it."""
-    for metric in [settings.metric] if settings.metric else DEFAULT_CURVES:
+    for metric in [settings.metric] if settings.metric else DEFAULT_CURVE_METRICS:
         series = [read_series(run.folder, metric, settings.x_axis, bin_width) for run in runs]
         if all(len(x) for x, _ in series):
             return series

@@ -39,8 +39,8 @@ class ReportSettings:
         curves: metrics to draw; empty: see `curves.build_curves`.
         x_axis: x axis of the curves, a key of `scores.X_AXES`.
         bin_width: width of the bins in curves of training episodes, frames; None: see
-            `training_curves.find_common_frames`.
-        budget: number of first training frames for sample efficiency; None: see `training_curves.find_common_frames`.
+            `training_curves.find_frame_budget`.
+        budget: number of first training frames for sample efficiency; None: see `training_curves.find_frame_budget`.
         study: settings of the studies in the report; None: those in the newest run of each study.
         by_name: whether runs of different names belong to different tasks. False: all runs can be compared with each
             other, and the settings of studies are ignored.

@@ -32,7 +32,7 @@ from llmrl.analysis.regret import RegretMatrix
 from llmrl.analysis.report import MAX_GROUPS_IN_FIGURE, Report, Section
 from llmrl.analysis.report_tables import TaskComparison, compute_online_performance, to_slug
 from llmrl.analysis.scores import X_AXES
-from llmrl.analysis.story.proposed import GroupProposals, compute_mean_score, shared_parameters
+from llmrl.analysis.story.proposed import GroupProposals, compute_mean_score, find_shared_parameters
 from llmrl.results.principal_scores import MEASUREMENTS_COUNTER, OBJECTIVE_METRIC, REFERENCE_TITLES, ReferenceLine
 from llmrl.results.study_settings import StudyResult
 
@@ -205,7 +205,7 @@ def _draw_tasks(tasks: TaskComparison) -> Figure:
     n_rows = -(-len(tasks.titles) // n_columns)
     figure = make_figure(3.4 * n_columns, 0.7 + 2.7 * n_rows)
     axes = figure.subplots(n_rows, n_columns, squeeze=False)
-    styles = choose_group_styles(tasks.names, tasks.settings.baselines)
+    styles = choose_group_styles(tasks.group_names, tasks.settings.baselines)
     handles: dict[str, Any] = {}
     for ax, title, study in zip(axes.flat, tasks.titles, tasks.studies, strict=False):
         for trace in study.traces:
@@ -225,7 +225,7 @@ def _draw_tasks(tasks: TaskComparison) -> Figure:
             ax.set_xlabel(X_AXES[tasks.settings.x_axis][1], fontsize=9)
     for row in axes:
         row[0].set_ylabel(textwrap.fill(tasks.settings.score_name, 30), fontsize=9)
-    legend_handles = [handles[name] for name in tasks.names if name in handles]
+    legend_handles = [handles[name] for name in tasks.group_names if name in handles]
     figure.legend(handles=legend_handles, loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize=10)
     return figure
 
@@ -317,7 +317,7 @@ def draw_proposals(groups: Sequence[GroupProposals], name: str, unit: str = "obj
         ConfigError: matplotlib is not installed.
     """
     best_groups = sorted(groups, key=compute_mean_score, reverse=True)[:MAX_GROUPS_IN_FIGURE]
-    names = shared_parameters(groups)
+    names = find_shared_parameters(groups)
     omission_note = (
         f" The {MAX_GROUPS_IN_FIGURE} groups with the highest score, of {len(groups)}."
         if len(groups) > MAX_GROUPS_IN_FIGURE

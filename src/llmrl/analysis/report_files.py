@@ -30,13 +30,13 @@ from llmrl.results.table_format import ReportTable
 from llmrl.run.files import write_atomic, write_bytes
 from llmrl.statistics.intervals import MINIMUM_UNITS
 
-PAGE = "report.html"
+PAGE_FILE_NAME = "report.html"
 _STUDY_KINDS = (
     *("study", "study_online", "study_landscape", "study_adaptation", "study_kinds", "study_regret", "study_scores"),
     *("study_time_to_solution", "study_comparisons", "study_published"),
 )
-"""Kinds of tables and figures in the chapter of a study; a kind is the name of a table or figure without the slug."""
-_STORY_KINDS = {
+"""Tables and figures in the chapter of a study, by kind: the name of a table or figure without the section's slug."""
+_KINDS_BY_STORY_CHAPTER = {
     "Proposals over time": ("proposals", "best"),
     "Society of agents": ("society",),
     "Advice of teachers": ("teacher", "plans"),
@@ -71,12 +71,12 @@ class SectionContent:
     """A section of a report with its chapters.
 
     Attributes:
-        name: slug with which the section's file names begin.
+        slug: unique text with which the section's file names begin (`build_slugs`).
         section: results of a task.
         chapters: chapters that have figures, tables or exchanges.
     """
 
-    name: str
+    slug: str
     section: Section
     chapters: Sequence[Chapter]
 
@@ -101,10 +101,10 @@ def write_report(
     """
     tables = build_tables(report)
     contents = []
-    for number, (section, name) in enumerate(zip(report.sections, build_slugs(report), strict=True), start=1):
+    for number, (section, slug) in enumerate(zip(report.sections, build_slugs(report), strict=True), start=1):
         on_progress(f"figures of section {number} of {len(report.sections)}; --no-figures leaves them out")
-        drawings = _draw_figures(section, name, report) if figures else []
-        contents.append(SectionContent(name, section, _build_chapters(section, name, tables, drawings)))
+        drawings = _draw_figures(section, slug, report) if figures else []
+        contents.append(SectionContent(slug, section, _build_chapters(section, slug, tables, drawings)))
     comparison = compare_tasks(report)
     comparison_drawings = draw_study(comparison, STUDY_TASKS) if comparison is not None and figures else []
     try:
@@ -121,33 +121,33 @@ def write_report(
     for drawing in (*comparison_drawings, *section_drawings):
         write_bytes(out / "figures" / f"{drawing.name}.png", drawing.png)
         write_bytes(out / "figures" / f"{drawing.name}.svg", drawing.svg)
-    for template, path in (("summary.md.j2", out / "summary.md"), ("report.html.j2", out / PAGE)):
+    for template, path in (("summary.md.j2", out / "summary.md"), ("report.html.j2", out / PAGE_FILE_NAME)):
         write_atomic(path, _render_template(template, report, contents, tables, comparison, comparison_drawings))
-    return out / PAGE
+    return out / PAGE_FILE_NAME
 
 
-def _draw_figures(section: Section, name: str, report: Report) -> list[RenderedFigure]:
+def _draw_figures(section: Section, slug: str, report: Report) -> list[RenderedFigure]:
     """Return the figures of a section; a study gets the general figures of scores and curves only on request."""
-    drawings = [] if section.study is None else draw_study(section.study, f"{name}_study")
+    drawings = [] if section.study is None else draw_study(section.study, f"{slug}_study")
     if section.story.proposals:
         is_objective = section.study is not None and section.study.settings.metric in (None, OBJECTIVE_METRIC)
         unit = section.study.settings.unit if section.study is not None and is_objective else None
-        drawings.append(draw_proposals(section.story.proposals, f"{name}_proposals", unit or "objective"))
+        drawings.append(draw_proposals(section.story.proposals, f"{slug}_proposals", unit or "objective"))
     if section.study is None or report.settings.curves:
-        drawings += draw_section(section, report, name)
+        drawings += draw_section(section, report, slug)
     return drawings
 
 
 def _build_chapters(
-    section: Section, name: str, tables: Sequence[ReportTable], drawings: Sequence[RenderedFigure]
+    section: Section, slug: str, tables: Sequence[ReportTable], drawings: Sequence[RenderedFigure]
 ) -> list[Chapter]:
-    """Return the chapters of a section that are not empty, in reading order; `name` is the section's slug."""
+    """Return the chapters of a section that are not empty, in reading order; names of its content begin with `slug`."""
     tables_by_kind = {
-        table.name.removeprefix(f"{name}_"): table
+        table.name.removeprefix(f"{slug}_"): table
         for table in tables
-        if table.columns and table.name.startswith(f"{name}_")
+        if table.columns and table.name.startswith(f"{slug}_")
     }
-    drawings_by_kind = {drawing.name.removeprefix(f"{name}_"): drawing for drawing in drawings}
+    drawings_by_kind = {drawing.name.removeprefix(f"{slug}_"): drawing for drawing in drawings}
 
     def build_chapter(title: str, kinds: Sequence[str], notes: Sequence[str] = ()) -> Chapter:
         return Chapter(
@@ -158,7 +158,7 @@ def _build_chapters(
         )
 
     study_chapter = build_chapter("", _STUDY_KINDS, section.study.sentences if section.study is not None else ())
-    story_chapters = [build_chapter(title, kinds) for title, kinds in _STORY_KINDS.items()]
+    story_chapters = [build_chapter(title, kinds) for title, kinds in _KINDS_BY_STORY_CHAPTER.items()]
     story_chapters.append(Chapter("Requests and replies of language models", exchanges=section.story.exchanges))
     curve_kinds = [kind for kind in drawings_by_kind if kind.startswith("curve_")]
     notes = ["No run has finished."] if not section.scored_groups else [*section.omitted_groups_notes, *section.notes]
@@ -180,7 +180,7 @@ def describe_run_counts(report: Report) -> str:
 def explain_method(report: Report) -> list[str]:
     """Return sentences that explain how scores, intervals and curves are computed, for a list."""
     settings = report.settings
-    lines = [
+    sentences = [
         f"A run's score is {settings.rule}. Higher is assumed to be better. Only finished runs count.",
         "Runs that differ only in their seed, or in the seed of the pre-training run that they start from, are a "
         "group; one run is expected for every seed that any group of the task has.",
@@ -195,16 +195,16 @@ def explain_method(report: Report) -> list[str]:
         "different places, values are interpolated linearly. Only the range that all of them cover is drawn.",
     ]
     if any(section.references for section in report.sections):
-        lines.append(
+        sentences.append(
             "Untrained agents, no mechanism and the best of a coarse scan were measured before the runs, once for all "
             "of them; their standard errors are over a few measurements. The best of the scan is the highest of "
             "several noisy means, and so biased upward. Each level is the mean over contexts."
         )
     if any(compute_online_performance(section, settings) for section in report.sections):
-        lines.append(SCORES_NOTE)
+        sentences.append(SCORES_NOTE)
     if not any(section.study for section in report.sections):  # the sentences of a study contain these notes
-        lines += explain_scripted_groups(group for _, group, _, _ in report.runs)
-    return lines
+        sentences += explain_scripted_groups(group for _, group, _, _ in report.runs)
+    return sentences
 
 
 def _render_template(
@@ -224,14 +224,14 @@ def _render_template(
     tables_by_name: Mapping[str, ReportTable] = {table.name: table for table in tables}
     text = environment.get_template(template).render(
         report=report,
-        parts=contents,
+        contents=contents,
         excluded=tables_by_name.get("not_in_the_numbers"),
         calls=tables_by_name.get("llm_calls"),
         players=tables_by_name.get("players"),
         comparison=comparison,
-        overview=comparison_drawings,
-        count=describe_run_counts(report),
-        method=explain_method(report),
+        comparison_drawings=comparison_drawings,
+        run_counts_sentence=describe_run_counts(report),
+        method_sentences=explain_method(report),
         version=llmrl.__version__,
         date=time.strftime("%Y-%m-%d %H:%M"),
     )

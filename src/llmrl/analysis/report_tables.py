@@ -69,16 +69,16 @@ def build_scores_table(section: Section, settings: ReportSettings) -> ReportTabl
     """Return the table with the number of runs, score estimates and remark of each group, and the reference levels."""
     fmt = NumberFormat(np.concatenate([summary.scores for summary in section.summaries]))
     has_models = any(summary.group.llm for summary in section.summaries)
-    online_by_name = compute_online_performance(section, settings)
+    online_means = compute_online_performance(section, settings)
     columns = ["group", *(["language model"] if has_models else []), "runs", *ESTIMATES.values(), "s.e.", "min", "max"]
-    columns += ["online performance"] if online_by_name else []
+    columns += ["online performance"] if online_means else []
     header: list[object] = ["group", "llm", "finished", "expected", "mean", "mean_low", "mean_high", "iqm", "median"]
     header += ["standard_error", "min", "max", "online_performance", "remark"]
     data, rows = [header], []
     for summary in section.summaries:
         name = summary.group.display_name
         extremes = [float(summary.scores.min()), float(summary.scores.max())] if summary.estimates else [np.nan] * 2
-        points = [float(summary.estimates[key].estimate) if summary.estimates else np.nan for key in ("iqm", "median")]
+        medians = [float(summary.estimates[key].estimate) if summary.estimates else np.nan for key in ("iqm", "median")]
         cells = [
             name,
             *([summary.group.llm or EMPTY_CELL] if has_models else []),
@@ -86,11 +86,11 @@ def build_scores_table(section: Section, settings: ReportSettings) -> ReportTabl
         ]
         cells += [format_estimate(summary.estimates.get(key), fmt) for key in ESTIMATES]
         cells += [fmt(x) for x in (summary.standard_error, *extremes)]
-        cells += [fmt(online_by_name.get(name, np.nan))] if online_by_name else []
+        cells += [fmt(online_means.get(name, np.nan))] if online_means else []
         rows.append([*cells, summary.remark])
         data_row: list[object] = [name, summary.group.llm, len(summary.scores), summary.group.n_expected_runs]
-        data_row += [*interval_to_cells(summary.estimates.get("mean")), *points, summary.standard_error, *extremes]
-        data.append([*data_row, online_by_name.get(name), summary.remark])
+        data_row += [*interval_to_cells(summary.estimates.get("mean")), *medians, summary.standard_error, *extremes]
+        data.append([*data_row, online_means.get(name), summary.remark])
     means = {summary.group.display_name: float(summary.estimates["mean"].estimate) for summary in section.scored_groups}
     rows.sort(key=lambda row: -means.get(row[0], -np.inf))
     # Reference levels are values of the objective, so they are not comparable to scores by another metric.
@@ -101,13 +101,13 @@ def build_scores_table(section: Section, settings: ReportSettings) -> ReportTabl
         data.append([level_numbers.get(str(column)) for column in header])
     return ReportTable(
         "scores",
-        f"{section.title}: {'recommendations' if online_by_name else 'scores'} over runs, with 95% intervals",
+        f"{section.title}: {'recommendations' if online_means else 'scores'} over runs, with 95% intervals",
         data,
         [*columns, "remark"],
         rows,
         2 if has_models else 1,
         is_last_column_text=True,
-        notes=explain_scores(means, online_by_name),
+        notes=explain_scores(means, online_means),
     )
 
 
@@ -147,27 +147,26 @@ def build_efficiency_table(section: Section) -> ReportTable:
 
 def _build_improvement_table(section: Section) -> ReportTable:
     """Return the matrix of probabilities that a run of the row's group has a higher score than one of the column's."""
-    compared, band = select_best_groups(section.scored_groups), section.improvement  # `band` is indexed as `compared`
-    names = [section.scored_groups[i].group.display_name for i in compared]
-    indices = [compared.index(i) for i in section.figure_indices]
+    group_indices, probabilities = select_best_groups(section.scored_groups), section.improvement  # of these groups
+    names = [section.scored_groups[i].group.display_name for i in group_indices]
+    indices = [group_indices.index(i) for i in section.figure_indices]
     rows = [
         [
             f"({k + 1}) {names[i]}",
-            *(EMPTY_CELL if i == j else format_estimate(band[i, j], "{:.2f}".format) for j in indices),
+            *(EMPTY_CELL if i == j else format_estimate(probabilities[i, j], "{:.2f}".format) for j in indices),
         ]
         for k, i in enumerate(indices)
     ]
     data: list[list[object]] = [["group", "over", "probability", "low", "high"]]
     data += [
-        [name, other, *interval_to_cells(band[i, j])]
+        [name, other, *interval_to_cells(probabilities[i, j])]
         for i, name in enumerate(names)
         for j, other in enumerate(names)
         if i != j
     ]
     total = len(section.scored_groups)
-    notes = (
-        [f"The file has the {len(compared)} groups with the highest IQM, of {total}."] if total > len(compared) else []
-    )
+    n_groups = len(group_indices)
+    notes = [f"The file has the {n_groups} groups with the highest IQM, of {total}."] if total > n_groups else []
     return ReportTable(
         "improvement",
         f"{section.title}: probability that a run of the row's group beats one of the column's, with 95% intervals",
@@ -244,12 +243,12 @@ class TaskComparison(StudyResult):
     Attributes:
         titles: short titles of the tasks.
         studies: comparison of the groups in each task.
-        names: names of the groups of all tasks, sorted, baselines last.
+        group_names: names of the groups of all tasks, sorted, baselines last.
     """
 
     titles: tuple[str, ...]
     studies: tuple[GroupComparison, ...]
-    names: tuple[str, ...]
+    group_names: tuple[str, ...]
 
 
 def compare_tasks(report: Report) -> TaskComparison | None:
@@ -274,11 +273,11 @@ def compare_tasks(report: Report) -> TaskComparison | None:
 
 
 def _describe_verdicts(
-    baselines: Sequence[str], studies: Sequence[GroupComparison], display_names: Mapping[str, str]
+    baseline_names: Sequence[str], studies: Sequence[GroupComparison], display_names: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Return a sentence for each baseline with the number of tasks in which each group is above or below it."""
     sentences = []
-    for baseline in baselines:
+    for baseline in baseline_names:
         verdict_counts: dict[str, Counter[str]] = defaultdict(Counter)
         for comparison in (comparison for study in studies for comparison in study.comparisons):
             if comparison.baseline.name == baseline:
@@ -314,7 +313,7 @@ def _build_tasks_table(
 
 
 def _shorten_titles(titles: Sequence[str]) -> tuple[str, ...]:
-    """Return titles without the comma-separated parts that are common to all of them, and without keys.
+    """Return titles without the comma-separated parts that all of them have, and without the keys before `=`.
 
     >>> _shorten_titles(["rooms, env=two_door", "rooms, env=lava_doorkey"])
     ('two_door', 'lava_doorkey')
@@ -370,21 +369,21 @@ def _drop_absent_parts(
 ) -> dict[str, list[str]]:
     """Replace the options of a part that some groups do not have by one row with the class name of the part.
 
-    An option in which the groups that have the part differ keeps its own row. Rows have a value for each group.
+    An option keeps its own row if the groups that have the part differ in it. A row has a value for each group.
     """
-    has_part = {
+    part_flags = {  # whether each group has the part
         part: [any(key.startswith(f"{part}.") for key in config) for config in configs]
         for part in dict.fromkeys(key.partition(".")[0] for key in differences if "." in key)
     }
     rows: dict[str, list[str]] = {}
     for key, cells in differences.items():
         part = key.partition(".")[0]
-        if part not in has_part or all(has_part[part]):
+        if part not in part_flags or all(part_flags[part]):
             rows[key] = cells
             continue
         classes = [config.get(f"{part}._target_", "set").rpartition(".")[2] for config in configs]
-        rows[part] = [x if is_present else EMPTY_CELL for x, is_present in zip(classes, has_part[part], strict=True)]
-        different_cells = {cell for cell, is_present in zip(cells, has_part[part], strict=True) if is_present}
-        if len(different_cells) > 1 and not key.endswith("._target_"):
+        rows[part] = [x if is_present else EMPTY_CELL for x, is_present in zip(classes, part_flags[part], strict=True)]
+        present_cells = {cell for cell, is_present in zip(cells, part_flags[part], strict=True) if is_present}
+        if len(present_cells) > 1 and not key.endswith("._target_"):
             rows[key] = cells
     return rows

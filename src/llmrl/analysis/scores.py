@@ -27,7 +27,7 @@ X_AXES = {
     "seconds": (f"{TIME_PREFIX}elapsed_s", "seconds of the run"),
 }
 """x axes of curves by option value: key in `metrics.jsonl`, and display name."""
-DEFAULT_CURVES = ("principal/objective", "search/return", "train/return")
+DEFAULT_CURVE_METRICS = ("principal/objective", "search/return", "train/return")
 """Metrics that the loops maximize; by default the first one that the runs of a task have logged is drawn."""
 
 Series = tuple[np.ndarray, np.ndarray]
@@ -46,7 +46,7 @@ class ScoreRule:
         budget: number of first training frames that count, > 0; None: all frames that the run's episodes cover.
 
     Raises:
-        ConfigError: `tail_fraction` is set without a metric, or is outside [0, 1].
+        ConfigError: `tail_fraction` is not 0 without a metric, or is outside [0, 1].
     """
 
     metric: str = ""
@@ -83,7 +83,7 @@ class ScoreRule:
             return float(run.result) if run.result is not None and is_finite else "finished without a result"
         try:
             if training_curves.is_training_metric(run.folder, self.metric):
-                return self._training_score(run.folder)
+                return self._compute_training_score(run.folder)
             rows = _read_rows(run.folder, self.metric)
         except RunFolderError as error:
             return str(error)
@@ -92,11 +92,11 @@ class ScoreRule:
         tail = [row[self.metric] for row in rows[-max(1, math.ceil(self.tail_fraction * len(rows))) :]]
         return f"{self.metric} ends in NaN or infinity" if None in tail else float(np.mean(tail))
 
-    def _training_score(self, folder: Path) -> float | str:
-        training = training_curves.read_training(folder)
-        if training is None or not training.covered_frames:
+    def _compute_training_score(self, folder: Path) -> float | str:
+        training = training_curves.read_training_history(folder)
+        if training is None or not training.n_covered_frames:
             return f"its training is too short, or interrupted too often, for {self.metric}"
-        end = training.covered_frames if self.budget is None else self.budget
+        end = training.n_covered_frames if self.budget is None else self.budget
         start = round(end * (1 - self.tail_fraction)) if self.tail_fraction else 0
         return training_curves.compute_mean(
             training, self.metric.removeprefix(training_curves.TRAIN_PREFIX), start, end
@@ -104,10 +104,9 @@ class ScoreRule:
 
 
 def read_series(folder: Path, metric: str, x_axis: str = "env_steps", bin_width: int | None = None) -> Series:
-    """Return the series of a metric of a run.
+    """Return the finite values of a run's metric with their x coordinates.
 
-    Values that are not finite, and values without an x coordinate, are omitted. Of several values with the same x
-    coordinate, the last one is returned.
+    Values without an x coordinate are omitted. Of several values with the same x coordinate, the last one is returned.
 
     Args:
         folder: run folder.
@@ -123,24 +122,24 @@ def read_series(folder: Path, metric: str, x_axis: str = "env_steps", bin_width:
     if training_curves.is_training_metric(folder, metric):
         if x_axis != "env_steps":
             raise RunFolderError(f"{metric} is recorded over environment steps only, not over {X_AXES[x_axis][1]}")
-        training = training_curves.read_training(folder)
+        training = training_curves.read_training_history(folder)
         if training is None:
             return np.array([]), np.array([])
         name = metric.removeprefix(training_curves.TRAIN_PREFIX)
         return training_curves.compute_binned_curve(
-            training, name, bin_width or max(1, training.frames // training_curves.N_BINS)
+            training, name, bin_width or max(1, training.n_frames // training_curves.N_BINS)
         )
-    axis = X_AXES[x_axis][0]
+    x_key = X_AXES[x_axis][0]
     rows = _read_rows(folder, metric)
     if len(kinds := {row.get(KIND_KEY) for row in rows}) > 1:
         raise RunFolderError(
             f"{folder / FILE_NAME} has {metric} in rows of several kinds: {', '.join(map(str, kinds))}"
         )
-    points = {
-        float(row[axis]): float(row[metric]) for row in rows if row[metric] is not None and row.get(axis) is not None
+    values_by_x = {
+        float(row[x_key]): float(row[metric]) for row in rows if row[metric] is not None and row.get(x_key) is not None
     }
-    x = np.array(sorted(points))
-    return x, np.array([points[key] for key in x])
+    x = np.array(sorted(values_by_x))
+    return x, np.array([values_by_x[key] for key in x])
 
 
 def list_metric_names(runs: Iterable[RunRecord]) -> list[str]:
@@ -161,7 +160,7 @@ def list_metric_names(runs: Iterable[RunRecord]) -> list[str]:
 
 
 def _read_rows(folder: Path, metric: str) -> list[dict[str, Any]]:
-    """Return the rows with a metric, which is None if it was not finite; other lines are not parsed, to save time."""
+    """Return the rows that contain a metric; its value is None if it was not finite. Other lines are not parsed."""
     key_bytes = json.dumps(metric).encode() + b":"
     rows = []
     for number, line in enumerate(_read_lines(folder), start=1):
@@ -171,7 +170,7 @@ def _read_rows(folder: Path, metric: str) -> list[dict[str, Any]]:
             except (ValueError, RecursionError) as error:
                 raise RunFolderError(f"{folder / FILE_NAME}, line {number} is damaged") from error
             is_valid = isinstance(row, dict) and isinstance(row.get(metric), int | float | None)
-            if not is_valid or not all(isinstance(row.get(axis, 0), int | float) for axis in COUNTER_NAMES):
+            if not is_valid or not all(isinstance(row.get(x_key, 0), int | float) for x_key in COUNTER_NAMES):
                 raise RunFolderError(
                     f"{folder / FILE_NAME}, line {number} is damaged: {metric} or a counter is not a number"
                 )

@@ -40,35 +40,35 @@ N_BINS = 50
 """Default number of bins of the run with the fewest training frames in a task."""
 
 MIN_COVERAGE = 0.5
-"""Minimum share of the frames of a bin that must count; bins with fewer of them have no mean."""
+"""Minimum share of the frames of a bin that must count for the bin to have a mean."""
 
 
 @dataclass(frozen=True)
-class TrainingCurves:
-    """The training episodes of a run.
+class TrainingHistory:
+    """The training episodes of a run, and the number of steps in which they were played.
 
     Attributes:
         episodes: finished episodes.
-        steps: number of steps that each game has been played.
+        n_steps: number of steps that have been played in each game.
     """
 
     episodes: TrainingEpisodeTable
-    steps: int
+    n_steps: int
 
     @property
-    def frames(self) -> int:
+    def n_frames(self) -> int:
         """Number of steps of all games."""
-        return self.steps * self.episodes.n_games
+        return self.n_steps * self.episodes.n_games
 
     @property
-    def covered_frames(self) -> int:
+    def n_covered_frames(self) -> int:
         """Number of frames from the start of training to the last frame that counts; 0 without episodes."""
         if not len(self.episodes.indices["start"]):
             return 0
-        ends = [end for start, end in self._find_counted_steps() if end > start]
-        return min(max(ends, default=0), self.steps) * self.episodes.n_games
+        ends = [end for start, end in self._iterate_counted_ranges() if end > start]
+        return min(max(ends, default=0), self.n_steps) * self.episodes.n_games
 
-    def means(self, metric: str, edges: np.ndarray) -> np.ndarray:
+    def compute_means(self, metric: str, edges: np.ndarray) -> np.ndarray:
         """Return the mean of a metric over the frames of each bin.
 
         Args:
@@ -79,24 +79,24 @@ class TrainingCurves:
             Means, [n_bins]; NaN if too few of a bin's frames count (`MIN_COVERAGE`). Frames of episodes whose metric is
             NaN are not part of the mean.
         """
-        # Sums over all frames before each edge: of values, of frames with a value, and of frames that count.
-        total, weights, frames = (np.zeros(len(edges)) for _ in range(3))
+        # Before each edge: the sum of the values, the number of frames with a value, and the number that count.
+        value_sums, n_with_value, n_counted = (np.zeros(len(edges)) for _ in range(3))
         values = self.episodes.metrics[metric]
         for game, start, stop, index in self._iterate_episode_frames():
             is_finite = ~np.isnan(values[index])
             # Number of this game's steps before each edge: frame f is step f // games of the game f % games.
-            game_steps = np.clip(-(-(edges - game) // self.episodes.n_games), 0, self.steps)
-            total += _integrate(game_steps, start[is_finite], stop[is_finite], values[index][is_finite])
-            weights += _integrate(game_steps, start[is_finite], stop[is_finite], np.ones(int(is_finite.sum())))
-            frames += _integrate(game_steps, start, stop, np.ones(len(start)))
-        bin_weights, widths = np.diff(weights), np.diff(edges)
-        is_covered = (np.diff(frames) >= MIN_COVERAGE * widths) & (bin_weights > 0)
-        return np.divide(np.diff(total), bin_weights, out=np.full(len(widths), np.nan), where=is_covered)
+            game_steps = np.clip(-(-(edges - game) // self.episodes.n_games), 0, self.n_steps)
+            value_sums += _integrate(game_steps, start[is_finite], stop[is_finite], values[index][is_finite])
+            n_with_value += _integrate(game_steps, start[is_finite], stop[is_finite], np.ones(int(is_finite.sum())))
+            n_counted += _integrate(game_steps, start, stop, np.ones(len(start)))
+        n_values, widths = np.diff(n_with_value), np.diff(edges)
+        is_covered = (np.diff(n_counted) >= MIN_COVERAGE * widths) & (n_values > 0)
+        return np.divide(np.diff(value_sums), n_values, out=np.full(len(widths), np.nan), where=is_covered)
 
-    def _find_counted_steps(self) -> Iterator[tuple[int, int]]:
+    def _iterate_counted_ranges(self) -> Iterator[tuple[int, int]]:
         """Yield the ranges [start, end) of steps whose frames count, one after each reset of all games."""
         starts = self.episodes.reset_steps
-        ends = np.append(starts[1:], self.steps)
+        ends = np.append(starts[1:], self.n_steps)
         max_length = self.episodes.horizon or int(self.episodes.indices["length"].max(initial=1))
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             yield start, end - 2 * max_length + 2
@@ -115,7 +115,7 @@ class TrainingCurves:
         has_predecessor[1:] = (game[1:] == game[:-1]) & (period[1:] == period[:-1])
         # Steps after the start of the previous episode of the same game and period, up to the start of this one.
         first_step, stop_step = np.where(has_predecessor, np.append(0, start[:-1] + 1), start), start + 1
-        limit = np.array([end for _, end in self._find_counted_steps()], dtype=np.int64)[period]
+        limit = np.array([end for _, end in self._iterate_counted_ranges()], dtype=np.int64)[period]
         first_step, stop_step = np.minimum(first_step, limit), np.minimum(stop_step, limit)
         for game_order in np.split(np.arange(len(order)), np.flatnonzero(np.diff(game)) + 1):
             if len(game_order):
@@ -127,7 +127,7 @@ class FrameBudget:
     """Frames over which the runs of a task are compared.
 
     Attributes:
-        budget: number of first frames of training over which sample efficiency is averaged.
+        budget: number of frames, from the start of training, over which sample efficiency is averaged.
         bin_width: number of frames of each bin of a curve.
     """
 
@@ -135,8 +135,8 @@ class FrameBudget:
     bin_width: int
 
 
-def read_training(folder: Path) -> TrainingCurves | None:
-    """Return the training episodes of a run folder; None if it has none.
+def read_training_history(folder: Path) -> TrainingHistory | None:
+    """Return the training history of a run folder; None if it has no training episodes.
 
     Raises:
         RunFolderError: a file of the run is damaged.
@@ -144,7 +144,7 @@ def read_training(folder: Path) -> TrainingCurves | None:
     episodes = read_training_episodes(folder)
     if episodes is None:
         return None
-    return TrainingCurves(episodes, _read_env_steps(folder) // episodes.n_games)
+    return TrainingHistory(episodes, _read_env_steps(folder) // episodes.n_games)
 
 
 def is_training_metric(folder: Path, metric: str) -> bool:
@@ -152,44 +152,44 @@ def is_training_metric(folder: Path, metric: str) -> bool:
     return metric.startswith(TRAIN_PREFIX) and metric.removeprefix(TRAIN_PREFIX) in read_training_metric_names(folder)
 
 
-def find_common_frames(folders: Iterable[Path], budget: int | None, bin_width: int | None) -> FrameBudget | None:
+def find_frame_budget(folders: Iterable[Path], budget: int | None, bin_width: int | None) -> FrameBudget | None:
     """Return the frames over which the runs in `folders` can be compared; None without training episodes.
 
     Args:
         folders: run folders.
-        budget: number of frames for sample efficiency; None: the smallest `covered_frames` of a run.
+        budget: number of frames for sample efficiency; None: the smallest `n_covered_frames` of a run.
         bin_width: number of frames of a bin; None: 1 / `N_BINS` of the frames of the shortest training.
     """
     trainings = []
     for folder in folders:
         with suppress(RunFolderError):  # raised again when the curve or score of the run is read
-            training = read_training(folder)
-            trainings += [training] if training is not None and training.covered_frames > 0 else []
+            training = read_training_history(folder)
+            trainings += [training] if training is not None and training.n_covered_frames > 0 else []
     if not trainings:
         return None
     return FrameBudget(
-        budget or min(training.covered_frames for training in trainings),
-        bin_width or max(1, min(training.frames for training in trainings) // N_BINS),
+        budget or min(training.n_covered_frames for training in trainings),
+        bin_width or max(1, min(training.n_frames for training in trainings) // N_BINS),
     )
 
 
-def compute_binned_curve(training: TrainingCurves, metric: str, bin_width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the centers of the bins that have a mean, frames, and the means of a metric in them, [n_bins] each."""
-    edges = np.arange(0, training.frames // bin_width + 1) * bin_width
-    means = training.means(metric, edges)
+def compute_binned_curve(training: TrainingHistory, metric: str, bin_width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the centers (in frames) of the bins that have a mean, and the means of a metric in them, [n_bins] each."""
+    edges = np.arange(0, training.n_frames // bin_width + 1) * bin_width
+    means = training.compute_means(metric, edges)
     is_finite = ~np.isnan(means)
     centers: np.ndarray = (edges[:-1] + bin_width / 2)[is_finite]
     return centers, means[is_finite]
 
 
-def compute_mean(training: TrainingCurves, metric: str, start: int, stop: int) -> float | str:
+def compute_mean(training: TrainingHistory, metric: str, start: int, stop: int) -> float | str:
     """Return the mean of a metric over the frames in [start, stop), or the reason why there is none."""
-    if stop > training.covered_frames:
+    if stop > training.n_covered_frames:
         return (
-            f"episodes cover the first {training.covered_frames:,} frames of training, of {stop:,} requested (frames "
+            f"episodes cover the first {training.n_covered_frames:,} frames of training, of {stop:,} requested (frames "
             "within two horizons of its end do not count)"
         )
-    [mean] = training.means(metric, np.array([start, stop]))
+    [mean] = training.compute_means(metric, np.array([start, stop]))
     return f"too few frames of training have a value of {metric}" if np.isnan(mean) else float(mean)
 
 

@@ -25,7 +25,7 @@ def to_call_record(call: Mapping[str, Any], texts: TextTable) -> CallRecord:
         "time": call.get("time"),
         "model": str(call.get("model", "")),
         "messages": [
-            [str(message.get("role", "")), texts.add(_message_text(message))] for message in call.get("messages") or ()
+            [str(message.get("role", "")), texts.add(_get_message_text(message))] for message in call.get("messages") or ()
         ],
         "reply": call.get("reply"),
         "thought": str(call.get("thoughts") or ""),
@@ -40,18 +40,18 @@ def to_call_record(call: Mapping[str, Any], texts: TextTable) -> CallRecord:
     }
 
 
-def get_prompt_id(call: Mapping[str, Any]) -> tuple[str, Any]:
+def get_request_id(call: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the identity of a request within a run, which does not change if it is repeated after a resume."""
     return str(call.get("hash")), call.get("repeat")
 
 
-def drop_repeats(calls: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def drop_repeated_calls(calls: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return one call for each different request, in the order of first use: the last one with a reply, if any."""
     last_calls: dict[tuple[str, Any], Mapping[str, Any]] = {}
     for call in calls:
-        previous = last_calls.get(get_prompt_id(call))
+        previous = last_calls.get(get_request_id(call))
         if previous is None or "reply" in call or "reply" not in previous:
-            last_calls[get_prompt_id(call)] = call
+            last_calls[get_request_id(call)] = call
     return list(last_calls.values())
 
 
@@ -62,8 +62,8 @@ def group_conversations(calls: Iterable[Mapping[str, Any]]) -> list[list[Mapping
     """
     conversations: list[list[Mapping[str, Any]]] = []
     conversation_by_messages: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for call in drop_repeats(calls):
-        messages = [(message.get("role"), _message_text(message)) for message in call.get("messages", ()) or ()]
+    for call in drop_repeated_calls(calls):
+        messages = [(message.get("role"), _get_message_text(message)) for message in call.get("messages", ()) or ()]
         is_repair = len(messages) > 2 and messages[-2][0] == "assistant"
         conversation = conversation_by_messages.get(tuple(messages[:-2])) if is_repair else None
         # After a valid reply, messages that continue a conversation are a new request, not a repair.
@@ -81,7 +81,7 @@ def find_valid_call(conversation: Sequence[Mapping[str, Any]]) -> Mapping[str, A
     return next((call for call in reversed(conversation) if call.get("valid")), None)
 
 
-def _message_text(message: Mapping[str, Any]) -> str:
+def _get_message_text(message: Mapping[str, Any]) -> str:
     """Return the text of a message, with a line for each picture."""
     content = message.get("content", "")
     text = content if isinstance(content, str) else str(content)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.analysis.explorer.conversations import drop_repeats, to_call_record
+from llmrl.analysis.explorer.conversations import drop_repeated_calls, to_call_record
 from llmrl.core.text_array import TextTable
 from llmrl.llms.call_log import CALL_LOG_NAME, read_calls
 from llmrl.run.episode_files import EPISODES, FOLDER, REPLIES, TEXT_COLUMN_WIDTH
@@ -22,11 +22,11 @@ from llmrl.run.files import read_json_lines, write_bytes
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Calls = dict[str, list[Mapping[str, Any]]]
+CallsByDecision = dict[str, list[Mapping[str, Any]]]
 """Calls of an episode by `<player>/<decision>`, or `<player>/lesson`; both are counted from 0."""
 
 _CALL_LOCATION_PATTERN = re.compile(r"episode (\d+), player (\d+), (\w+)")
-_STEP_KEYS = (
+_DECISION_KEYS = (
     *("action", "reward", "reflection", "plan", "lesson", "message"),
     *("has_request", "valid", "replies", "invalid", "failed"),
 )
@@ -65,9 +65,9 @@ def read_episodes(folder: Path) -> Iterator[dict[str, Any]]:
         yield _build_episode(number, lines, calls_by_episode.pop(number, {}))
 
 
-def _group_calls(folder: Path, episodes: set[int]) -> dict[int, Calls]:
+def _group_calls(folder: Path, episodes: set[int]) -> dict[int, CallsByDecision]:
     """Return the calls of players to language models in the given `episodes`, by episode number."""
-    calls_by_episode: dict[int, Calls] = defaultdict(lambda: defaultdict(list))
+    calls_by_episode: dict[int, CallsByDecision] = defaultdict(lambda: defaultdict(list))
     if not (folder / CALL_LOG_NAME).is_file():
         return calls_by_episode
     # Most messages repeat texts of earlier steps; equal texts are stored once to save memory.
@@ -85,14 +85,14 @@ def _group_calls(folder: Path, episodes: set[int]) -> dict[int, Calls]:
     return calls_by_episode
 
 
-def _build_episode(number: int, lines: list[dict[str, Any]], calls: Calls) -> dict[str, Any]:
+def _build_episode(number: int, lines: list[dict[str, Any]], calls: CallsByDecision) -> dict[str, Any]:
     texts = TextTable()
     steps: list[list[dict[str, Any]]] = []
     decision_counts: dict[int, int] = defaultdict(int)
     for line in lines:
         player = int(line.get("agent", 0))
         steps += [[] for _ in range(int(line["step"]) + 1 - len(steps))]
-        record = {name: line[name] for name in _STEP_KEYS if name in line} | {"player": player, "calls": []}
+        record = {name: line[name] for name in _DECISION_KEYS if name in line} | {"player": player, "calls": []}
         if "observation" in line:
             observation = line["observation"]
             is_text = isinstance(observation, str)
@@ -111,7 +111,7 @@ def _build_episode(number: int, lines: list[dict[str, Any]], calls: Calls) -> di
 
 
 def _build_call_records(calls: list[Mapping[str, Any]], texts: TextTable) -> list[dict[str, Any]]:
-    return [to_call_record(call, texts) for call in drop_repeats(calls)]
+    return [to_call_record(call, texts) for call in drop_repeated_calls(calls)]
 
 
 def format_observation(observation: Any) -> str:
@@ -129,7 +129,7 @@ def format_observation(observation: Any) -> str:
     return "\n".join(lines)
 
 
-SHEET_PICTURE_HEIGHT = 400
+MAX_PICTURE_HEIGHT = 400
 """Maximum height of a picture on a sheet, pixels; higher pictures are scaled down."""
 MAX_COLUMNS, MAX_ROWS = 5, 5
 """Numbers of columns and rows of pictures on a full sheet."""
@@ -137,8 +137,8 @@ JPEG_QUALITY = 82
 """Quality of sheets in Pillow's scale, 0 to 95."""
 
 
-def write_sheets(folder: Path, episode: int, out: Path, name: str) -> dict[str, Any] | None:
-    """Write sheets with the pictures of an episode as `<name>-<i>.jpg` into the folder `out`.
+def write_picture_sheets(folder: Path, episode: int, out: Path, prefix: str) -> dict[str, Any] | None:
+    """Write sheets with the pictures of an episode of the run in `folder` as `<prefix>-<i>.jpg` into the folder `out`.
 
     Returns:
         `{width, height, across, down, count, sheets}`: size of a picture in pixels, columns and rows of a sheet, number
@@ -151,39 +151,39 @@ def write_sheets(folder: Path, episode: int, out: Path, name: str) -> dict[str, 
     """
     from PIL import Image
 
-    sheets: list[str] = []
+    sheets: list[str] = []  # file names
     sheet: Image.Image | None = None
-    size, count = (0, 0), 0
+    picture_size, n_pictures = (0, 0), 0
     for picture in _iterate_pictures(folder / FOLDER / str(episode)):
-        size = size if count else picture.size
-        cell_index = count % (MAX_COLUMNS * MAX_ROWS)
+        picture_size = picture_size if n_pictures else picture.size
+        cell_index = n_pictures % (MAX_COLUMNS * MAX_ROWS)
         if cell_index == 0:
             if sheet is not None:
-                _save_sheet(sheet, out, name, sheets)
-            sheet = Image.new("RGB", (size[0] * MAX_COLUMNS, size[1] * MAX_ROWS))
+                _save_sheet(sheet, out, prefix, sheets)
+            sheet = Image.new("RGB", (picture_size[0] * MAX_COLUMNS, picture_size[1] * MAX_ROWS))
         assert sheet is not None
-        sheet.paste(picture, (cell_index % MAX_COLUMNS * size[0], cell_index // MAX_COLUMNS * size[1]))
-        count += 1
+        sheet.paste(picture, (cell_index % MAX_COLUMNS * picture_size[0], cell_index // MAX_COLUMNS * picture_size[1]))
+        n_pictures += 1
     if sheet is None:
         return None
-    rows = math.ceil((count - len(sheets) * MAX_COLUMNS * MAX_ROWS) / MAX_COLUMNS)
+    n_rows = math.ceil((n_pictures - len(sheets) * MAX_COLUMNS * MAX_ROWS) / MAX_COLUMNS)
     # The explorer expects the same number of columns on all sheets, so the last sheet is only cropped in height.
-    _save_sheet(sheet.crop((0, 0, sheet.width, rows * size[1])), out, name, sheets)
+    _save_sheet(sheet.crop((0, 0, sheet.width, n_rows * picture_size[1])), out, prefix, sheets)
     return {
-        "width": size[0],
-        "height": size[1],
+        "width": picture_size[0],
+        "height": picture_size[1],
         "across": MAX_COLUMNS,
         "down": MAX_ROWS,
-        "count": count,
+        "count": n_pictures,
         "sheets": sheets,
     }
 
 
-def _save_sheet(sheet: Image, out: Path, name: str, sheets: list[str]) -> None:
-    """Write a sheet into the folder `out`, and append its file name to `sheets`."""
+def _save_sheet(sheet: Image, out: Path, prefix: str, sheets: list[str]) -> None:
+    """Write a sheet into the folder `out`, and append its file name to the list `sheets`."""
     content = io.BytesIO()
     sheet.save(content, "JPEG", quality=JPEG_QUALITY)
-    sheets.append(f"{name}-{len(sheets)}.jpg")
+    sheets.append(f"{prefix}-{len(sheets)}.jpg")
     write_bytes(out / sheets[-1], content.getvalue())
 
 
@@ -197,7 +197,7 @@ def _iterate_pictures(folder: Path) -> Iterator[Image]:
             for frame in ImageSequence.Iterator(pictures):
                 picture = frame.convert("RGB")
                 picture = picture.crop((0, 0, max(picture.width - TEXT_COLUMN_WIDTH, 1), picture.height))
-                if picture.height > SHEET_PICTURE_HEIGHT:
-                    width = max(1, picture.width * SHEET_PICTURE_HEIGHT // picture.height)
-                    picture = picture.resize((width, SHEET_PICTURE_HEIGHT))
+                if picture.height > MAX_PICTURE_HEIGHT:
+                    width = max(1, picture.width * MAX_PICTURE_HEIGHT // picture.height)
+                    picture = picture.resize((width, MAX_PICTURE_HEIGHT))
                 yield picture

@@ -18,21 +18,21 @@ from llmrl.statistics.estimators import Z95
 PROPOSAL_PURPOSES = ("principal", "search")
 """Purposes of calls that request proposals."""
 CONVERSATIONS_PER_FILE = 25
-"""Number of conversations in a file. It is limited because later prompts, which contain earlier proposals, are long."""
+"""Number of conversations in a data file; limited because later prompts contain earlier proposals, and so are long."""
 
-_MEASURE_KINDS = {"welfare": "welfare", "validation": "behavior"}
-"""Kinds of measures by the prefix of their names in `metrics.jsonl`."""
+_METRIC_KIND_BY_PREFIX = {"welfare": "welfare", "validation": "behavior"}
+"""Kinds of metrics of the society by the prefix of their names in `metrics.jsonl`."""
 
 Conversation = list[Mapping[str, Any]]
 """Calls of a conversation (`conversations.group_conversations`)."""
 
 
 def read_timeline(folder: Path) -> tuple[dict[str, Any], list[Conversation]]:
-    """Return the proposals and measures of a run, and the conversations in which a language model proposed.
+    """Return the proposals and metrics of a run, and the conversations in which a language model proposed.
 
     The first value is `{proposals, welfare, behavior}`. In a proposal, `talk` is the index of its conversation or null,
-    and `fallback` is true if it replaced an invalid reply. `welfare` and `behavior` contain for each measure a list of
-    pairs: number of proposals up to a step, and mean of the measure over the proposals of that step.
+    and `fallback` is true if it replaced an invalid reply. `welfare` and `behavior` contain for each metric a list of
+    pairs: number of proposals up to a step, and mean of the metric over the proposals of that step.
 
     Raises:
         RunFolderError, CheckpointError, ValueError, KeyError, TypeError: a file is damaged.
@@ -58,10 +58,10 @@ def read_timeline(folder: Path) -> tuple[dict[str, Any], list[Conversation]]:
         }
         for proposal, k in zip(proposals, match_conversations(proposals, conversations), strict=True)
     ]
-    return {"proposals": rows, **_read_measures(folder)}, conversations
+    return {"proposals": rows, **_read_society_metrics(folder)}, conversations
 
 
-def iterate_chunks(conversations: Sequence[Conversation]) -> Iterator[dict[str, Any]]:
+def iterate_conversation_chunks(conversations: Sequence[Conversation]) -> Iterator[dict[str, Any]]:
     """Yield the content of each file of conversations: `talks`, lists of call records, and `texts`, their texts."""
     for start in range(0, len(conversations), CONVERSATIONS_PER_FILE):
         texts, chunk = TextTable(), conversations[start : start + CONVERSATIONS_PER_FILE]
@@ -79,23 +79,23 @@ def match_conversations(
     proposals before and after it.
     """
     matches: list[int | None] = [None] * len(proposals)
-    unmatched = {i: list(proposal.parameters.values()) for i, proposal in enumerate(proposals)}
+    unmatched_vectors = {i: list(proposal.parameters.values()) for i, proposal in enumerate(proposals)}
     for conversation_index, conversation in enumerate(conversations):
         for vector in _get_parsed_reply(conversation).get("vectors") or ():
-            match = next((i for i, parameters in unmatched.items() if _are_equal(list(vector), parameters)), None)
-            if match is not None:
-                matches[match] = conversation_index
-                del unmatched[match]
+            equal = (i for i, parameters in unmatched_vectors.items() if _are_close(list(vector), parameters))
+            if (proposal_index := next(equal, None)) is not None:
+                matches[proposal_index] = conversation_index
+                del unmatched_vectors[proposal_index]
     matched_indices = set(matches)
     unmatched_conversations = [(k, x) for k, x in enumerate(conversations) if k not in matched_indices]
     invalid_indices = [k for k, x in unmatched_conversations if find_valid_call(x) is None]
-    for i in unmatched:
+    for i in unmatched_vectors:
         previous = max((index for index in matches[:i] if index is not None), default=-1)
         following = min((index for index in matches[i + 1 :] if index is not None), default=len(conversations))
-        candidate = next((index for index in invalid_indices if previous <= index < following), None)
-        if candidate is not None:
-            invalid_indices.remove(candidate)
-            matches[i] = candidate
+        match = next((index for index in invalid_indices if previous <= index < following), None)
+        if match is not None:
+            invalid_indices.remove(match)
+            matches[i] = match
     return matches
 
 
@@ -105,19 +105,19 @@ def _get_parsed_reply(conversation: Conversation) -> Mapping[str, Any]:
     return parsed if isinstance(parsed, Mapping) else {}
 
 
-def _are_equal(vector: Sequence[float], other: Sequence[float]) -> bool:
+def _are_close(vector: Sequence[float], other: Sequence[float]) -> bool:
     return len(vector) == len(other) and all(
         math.isclose(x, y, rel_tol=1e-4, abs_tol=1e-6) for x, y in zip(vector, other, strict=True)
     )
 
 
-def _read_measures(folder: Path) -> dict[str, dict[str, list[list[float]]]]:
+def _read_society_metrics(folder: Path) -> dict[str, dict[str, list[list[float]]]]:
     """Return finite welfare and behavior metrics by name, as pairs `[number of proposals up to the step, mean]`."""
-    measures: dict[str, dict[str, list[list[float]]]] = {"welfare": {}, "behavior": {}}
+    metrics_by_kind: dict[str, dict[str, list[list[float]]]] = {"welfare": {}, "behavior": {}}
     path = folder / METRICS_NAME
     for row in read_metrics(path, "proposal") if path.is_file() else ():
         for name, value in row.items():
-            prefix, _, measure = name.partition("/")
-            if prefix in _MEASURE_KINDS and math.isfinite(value):
-                measures[_MEASURE_KINDS[prefix]].setdefault(measure, []).append([row["proposals"], value])
-    return measures
+            prefix, _, metric = name.partition("/")
+            if prefix in _METRIC_KIND_BY_PREFIX and math.isfinite(value):
+                metrics_by_kind[_METRIC_KIND_BY_PREFIX[prefix]].setdefault(metric, []).append([row["proposals"], value])
+    return metrics_by_kind

@@ -8,8 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.explorer.episodes import read_episode_rows, read_episodes, write_sheets
-from llmrl.analysis.explorer.timeline import CONVERSATIONS_PER_FILE, iterate_chunks, read_timeline
+from llmrl.analysis.explorer.episodes import read_episode_rows, read_episodes, write_picture_sheets
+from llmrl.analysis.explorer.timeline import CONVERSATIONS_PER_FILE, iterate_conversation_chunks, read_timeline
 from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import CheckpointError, DamagedFileError, RunFolderError
 from llmrl.results.run_records import RunRecord, read_runs
@@ -18,7 +18,7 @@ from llmrl.run.files import check_no_links, path_inside, write_atomic, write_byt
 
 log = logging.getLogger(__name__)
 
-FOLDER, PAGE = "explorer", "index.html"
+FOLDER_NAME, PAGE_FILE_NAME = "explorer", "index.html"
 SCRIPT_FUNCTION = "llmrlTake"
 """JavaScript function that each data file calls with its content."""
 SCRIPT_NAMES = ("base", "conversation", "table", "runs", "episodes", "episode", "timeline", "main")
@@ -46,9 +46,9 @@ def write_explorer(
     if not records:
         raise RunFolderError(f"{folder} has no run; give a folder of runs, such as outputs or outputs/<name>")
     if out is None:
-        out = path_inside(folder, FOLDER)
+        out = path_inside(folder, FOLDER_NAME)
         check_no_links(out)
-    web = files("llmrl.analysis.explorer") / "web"
+    web_files = files("llmrl.analysis.explorer") / "web"
     try:
         (out / "data").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -59,16 +59,16 @@ def write_explorer(
         summaries.append(_write_run(f"r{i}", record, out / "data", on_progress))
     write_json_script(out / "data" / "index.js", SCRIPT_FUNCTION, "index", {"folder": folder.name, "runs": summaries})
     for name in VENDORED_FILES:
-        write_bytes(out / name, (web / "vendor" / name).read_bytes())
-    program = "\n".join((web / f"{part}.js").read_text(encoding="utf-8") for part in SCRIPT_NAMES)
+        write_bytes(out / name, (web_files / "vendor" / name).read_bytes())
+    program = "\n".join((web_files / f"{part}.js").read_text(encoding="utf-8") for part in SCRIPT_NAMES)
     write_atomic(out / "app.js", f'"use strict";\n(() => {{\n{program}\n}})();\n')
-    for name in ("app.css", PAGE):
-        write_atomic(out / name, (web / name).read_text(encoding="utf-8"))
-    return out / PAGE
+    for name in ("app.css", PAGE_FILE_NAME):
+        write_atomic(out / name, (web_files / name).read_text(encoding="utf-8"))
+    return out / PAGE_FILE_NAME
 
 
-def _write_run(key: str, record: RunRecord, data: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
-    """Write the files of a run into `data/<key>`; return its summary for the list of runs."""
+def _write_run(key: str, record: RunRecord, data_folder: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
+    """Write the files of a run into `<data_folder>/<key>`; return its summary for the list of runs."""
     config = _read_config_or_empty(record)
     summary: dict[str, Any] = {
         "key": key,
@@ -84,16 +84,16 @@ def _write_run(key: str, record: RunRecord, data: Path, on_progress: Callable[[s
         "error": record.error,
         "problems": [],
     }
-    run_dir = data / key
-    run_dir.mkdir(exist_ok=True)
+    explorer_folder = data_folder / key
+    explorer_folder.mkdir(exist_ok=True)
     content: dict[str, Any] = {"key": key, "episodes": [], "proposals": [], "welfare": {}, "behavior": {}}
     for content_name, write in (("episodes", _write_episodes), ("proposals", _write_timeline)):
         try:
-            content |= write(key, record.folder, run_dir, on_progress)
+            content |= write(key, record.folder, explorer_folder, on_progress)
         except (DamagedFileError, CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("%s: its %s cannot be read and are left out: %s", record.folder, content_name, error)
             summary["problems"].append(f"its {content_name} cannot be read: {error}")
-    write_json_script(run_dir / "run.js", SCRIPT_FUNCTION, key, content)
+    write_json_script(explorer_folder / "run.js", SCRIPT_FUNCTION, key, content)
     return summary | {"episodes": len(content["episodes"]), "proposals": len(content["proposals"])}
 
 
@@ -102,16 +102,16 @@ def _write_episodes(key: str, folder: Path, out: Path, on_progress: Callable[[st
     for episode in read_episodes(folder):
         number = episode["episode"]
         on_progress(f"explorer, {folder.name}, episode {number:,}")
-        content = episode | {"frames": write_sheets(folder, number, out, f"e{number}")}
+        content = episode | {"frames": write_picture_sheets(folder, number, out, f"e{number}")}
         write_json_script(out / f"e{number}.js", SCRIPT_FUNCTION, f"{key}/e{number}", content)
     return {"episodes": rows}
 
 
 def _write_timeline(key: str, folder: Path, out: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
-    proposals, conversations = read_timeline(folder)
-    for i, chunk in enumerate(iterate_chunks(conversations)):
+    timeline, conversations = read_timeline(folder)
+    for i, chunk in enumerate(iterate_conversation_chunks(conversations)):
         write_json_script(out / f"t{i}.js", SCRIPT_FUNCTION, f"{key}/t{i}", chunk)
-    return proposals | {"chunk": CONVERSATIONS_PER_FILE}
+    return timeline | {"chunk": CONVERSATIONS_PER_FILE}
 
 
 def _read_config_or_empty(record: RunRecord) -> Mapping[str, Any]:

@@ -38,16 +38,16 @@ def read_metric_rows(folder: Path, kind: RowKind | None = None) -> list[dict[str
         return []
 
 
-def metrics_contain(folder: Path, text: str) -> bool:
-    """Return whether a run's `metrics.jsonl` contains a text; false if the file cannot be read."""
+def metrics_file_contains(folder: Path, text: str) -> bool:
+    """Return whether the text of a run's `metrics.jsonl` contains `text`; false if the file cannot be read."""
     try:
         return text.encode() in read_bytes(folder / FILE_NAME)
     except OSError:
         return False
 
 
-def mean_over_runs(values: Sequence[float], runs: Sequence[RunRecord]) -> Estimate:
-    """Return the mean of the finite `values` [n_runs] over top-level units with its standard error; NaN without any."""
+def estimate_mean_over_runs(values: Sequence[float], runs: Sequence[RunRecord]) -> Estimate:
+    """Return the mean of finite `values` [n_runs] over replication units, with its standard error; NaN without any."""
     finite_pairs = [(value, run) for value, run in zip(values, runs, strict=True) if np.isfinite(value)]
     if not finite_pairs:
         return UNKNOWN_ESTIMATE
@@ -73,16 +73,16 @@ def format_mean(estimate: Estimate, fmt: NumberFormat) -> str:
 
 TAIL_FRACTION = 0.2
 """Share of a run's logged rows, counted from the last one, that is averaged."""
-MAX_MEASURES_SHOWN = 8
+MAX_BEHAVIOR_METRICS = 8
 """Maximum number of behavior metrics in the printed table; its file contains all of them."""
 
-_OBJECTIVES = {"principal/objective": "objective", "evaluation/objective": "objective"}
-_WELFARE = {"welfare/minimum": "worst-off", "welfare/equality": "equality", "welfare/spending": "paid out"}
+_OBJECTIVE_TITLES = {"principal/objective": "objective", "evaluation/objective": "objective"}
+_WELFARE_TITLES = {"welfare/minimum": "worst-off", "welfare/equality": "equality", "welfare/spending": "paid out"}
 """Column titles of welfare measures. Sum and Gini coefficient are omitted: they follow from mean and equality."""
-_METRIC_PREFIXES: tuple[tuple[RowKind, str], ...] = (("proposal", "validation/"), ("evaluation", "evaluation/"))
-"""Kinds of rows with welfare metrics, and the prefix of the behavior metrics in them; the first kind that a run has."""
-_OTHER_TABLES_METRICS = frozenset({"return", "base_return", "length", "success", "objective"})
-_PREFERRED = ("apples_eaten", "cells_cleaned", "cleaning_shots", "zaps", "dirt", "apples_live", "apples_per_shot")
+_BEHAVIOR_PREFIXES: tuple[tuple[RowKind, str], ...] = (("proposal", "validation/"), ("evaluation", "evaluation/"))
+"""Kinds of rows with welfare metrics, with the prefix of their behavior metrics; a run's first kind is used."""
+_METRICS_IN_OTHER_TABLES = frozenset({"return", "base_return", "length", "success", "objective"})
+_FIRST_METRICS = ("apples_eaten", "cells_cleaned", "cleaning_shots", "zaps", "dirt", "apples_live", "apples_per_shot")
 _DETAIL_WORDS = ("quarter",)
 """Words in the names of metrics that describe a part of an episode."""
 
@@ -96,8 +96,8 @@ def select_informative_metrics(rows: Sequence[Mapping[str, float]]) -> list[str]
     ['apples_eaten', 'dirt']
     """
     metrics = dict.fromkeys(name for row in rows for name in row)
-    names = [x for x in metrics if x not in _OTHER_TABLES_METRICS and not any(word in x for word in _DETAIL_WORDS)]
-    ordered = [x for x in _PREFERRED if x in names] + [x for x in names if x not in _PREFERRED]
+    names = [x for x in metrics if x not in _METRICS_IN_OTHER_TABLES and not any(word in x for word in _DETAIL_WORDS)]
+    ordered = [x for x in _FIRST_METRICS if x in names] + [x for x in names if x not in _FIRST_METRICS]
     selected: list[str] = []
     seen_values: set[tuple[float, ...]] = set()
     for name in ordered:
@@ -121,25 +121,26 @@ def build_society_table(groups: NamedRuns) -> ReportTable | None:
     metrics = dict.fromkeys(key for rows in tail_means.values() for row in rows for key in row)
     means: dict[str, dict[str, Estimate]] = {
         key: {
-            name: mean_over_runs([row.get(key, np.nan) for row in tail_means[name]], runs)
+            name: estimate_mean_over_runs([row.get(key, np.nan) for row in tail_means[name]], runs)
             for name, runs in runs_by_name.items()
         }
         for key in metrics
     }
-    objective_keys = [key for key in _OBJECTIVES if key in means][:1]
+    objective_keys = [key for key in _OBJECTIVE_TITLES if key in means][:1]
     if objective_keys:  # best group first
         runs_by_name = dict(sorted(runs_by_name.items(), key=lambda item: -means[objective_keys[0]][item[0]][0]))
-    welfare = [key for key in _WELFARE if key in means]
+    welfare_keys = [key for key in _WELFARE_TITLES if key in means]
     behavior_keys = [key for key in means if key.partition("/")[0] in ("validation", "evaluation")]
     behavior_rows = [{key.partition("/")[2]: means[key][name][0] for key in behavior_keys} for name in runs_by_name]
     key_by_name = {key.partition("/")[2]: key for key in behavior_keys}
-    behavior = [key_by_name[name] for name in select_informative_metrics(behavior_rows)][:MAX_MEASURES_SHOWN]
-    columns = [*objective_keys, *welfare, *behavior]
-    if not welfare and not behavior:
+    behavior = [key_by_name[name] for name in select_informative_metrics(behavior_rows)][:MAX_BEHAVIOR_METRICS]
+    columns = [*objective_keys, *welfare_keys, *behavior]
+    if not welfare_keys and not behavior:
         return None
     formats = {key: choose_number_format(list(means[key].values())) for key in columns}
     rows = [[name, *(format_mean(means[key][name], formats[key]) for key in columns)] for name in runs_by_name]
-    titles = [_OBJECTIVES.get(key) or _WELFARE.get(key) or key.partition("/")[2].replace("_", " ") for key in columns]
+    fixed_titles = _OBJECTIVE_TITLES | _WELFARE_TITLES
+    titles = [fixed_titles.get(key) or key.partition("/")[2].replace("_", " ") for key in columns]
     header = ["group", "runs", *(cell for key in metrics for cell in (key, f"{key}_standard_error"))]
     data: list[list[object]] = [
         [name, len(runs), *(number for key in metrics for number in means[key][name])]
@@ -160,11 +161,11 @@ def build_society_table(groups: NamedRuns) -> ReportTable | None:
 
 def _average_tail(run: RunRecord) -> dict[str, float]:
     """Return the mean of each metric over the last `TAIL_FRACTION` of a run's rows; empty without welfare metrics."""
-    for kind, prefix in _METRIC_PREFIXES:
+    for kind, prefix in _BEHAVIOR_PREFIXES:
         rows = read_metric_rows(run.folder, kind)
         last_rows = rows[-max(1, round(TAIL_FRACTION * len(rows))) :] if rows else []
         keys = dict.fromkeys(key for row in last_rows for key in row)
-        names = [key for key in keys if key.startswith((prefix, "welfare/")) or key in _OBJECTIVES]
+        names = [key for key in keys if key.startswith((prefix, "welfare/")) or key in _OBJECTIVE_TITLES]
         if any(name.startswith("welfare/") for name in names):
             return {
                 name: float(np.mean(values))
@@ -180,11 +181,11 @@ def _has_several_agents(row: Mapping[str, float]) -> bool:
     return abs(total - mean) > 1e-9
 
 
-PLANS_NAME = "plans.json"
+PLANS_FILE_NAME = "plans.json"
 """File of a run whose teacher is a language model: share of each plan, by the sentence that describes the state."""
 MAX_SENTENCES, _MAX_PLANS = 12, 3
 """Maximum numbers in the printed table of plans: sentences of each group, and plans of each sentence."""
-_TEACHER_METRICS = {
+_TEACHER_METRIC_TITLES = {
     "teacher/states": "states",
     "teacher/requested_states": "states asked about",
     "llm/parsed_replies": "replies",
@@ -192,7 +193,7 @@ _TEACHER_METRICS = {
     "teacher/fallbacks": "fallbacks",
     "teacher/agreement": "agreement of the student",
 }
-_PERCENT_KEYS = ("llm/invalid_share", "teacher/agreement")
+_PERCENT_METRICS = ("llm/invalid_share", "teacher/agreement")
 
 
 def build_teacher_table(groups: NamedRuns) -> ReportTable | None:
@@ -206,12 +207,12 @@ def build_teacher_table(groups: NamedRuns) -> ReportTable | None:
         last_metrics = [_read_last_teacher_metrics(run) for run in runs]
         if any(last_metrics):
             estimates_by_group[name] = {
-                key: mean_over_runs([metrics.get(key, np.nan) for metrics in last_metrics], runs)
-                for key in _TEACHER_METRICS
+                key: estimate_mean_over_runs([metrics.get(key, np.nan) for metrics in last_metrics], runs)
+                for key in _TEACHER_METRIC_TITLES
             }
     keys = [
         key
-        for key in _TEACHER_METRICS
+        for key in _TEACHER_METRIC_TITLES
         if any(np.isfinite(estimates[key][0]) for estimates in estimates_by_group.values())
     ]
     if not estimates_by_group:
@@ -235,7 +236,7 @@ def build_teacher_table(groups: NamedRuns) -> ReportTable | None:
         "teacher",
         "Teachers",
         [header, *data],
-        ["group", "runs", *(_TEACHER_METRICS[key] for key in keys)],
+        ["group", "runs", *(_TEACHER_METRIC_TITLES[key] for key in keys)],
         rows,
         1,
         notes=notes,
@@ -243,14 +244,11 @@ def build_teacher_table(groups: NamedRuns) -> ReportTable | None:
 
 
 def build_plans_table(groups: NamedRuns) -> ReportTable | None:
-    """Return a table of the teacher's plans for each sentence about the student's state; None if no run has plans.
-
-    A run's share of a plan is averaged over runs.
-    """
+    """Return a table of the teacher's plans for each sentence about the student's state; None if no run has plans."""
     data: list[list[object]] = [["group", "sentence", "plan", "share", "runs"]]
     rows = []
     for name, runs in groups:
-        shares_by_sentence, run_counts = _mean_plan_shares(runs)
+        shares_by_sentence, run_counts = _average_plan_shares(runs)
         for sentence_index, (sentence, shares) in enumerate(shares_by_sentence.items()):
             sorted_plans = sorted(shares.items(), key=lambda item: (-item[1], item[0]))
             data += [[name, sentence, plan, share, run_counts[sentence]] for plan, share in sorted_plans]
@@ -262,7 +260,7 @@ def build_plans_table(groups: NamedRuns) -> ReportTable | None:
     if not rows:
         return None
     n_omitted_sentences = len({(line[0], line[1]) for line in data[1:]}) - len(rows)
-    notes = ["Shares of its answers, averaged over runs."]
+    notes = ["Shares of the teacher's answers, averaged over runs."]
     if n_omitted_sentences:
         notes.append(f"The first {MAX_SENTENCES} of each group; {n_omitted_sentences} more are in the file.")
     return ReportTable(
@@ -273,15 +271,15 @@ def build_plans_table(groups: NamedRuns) -> ReportTable | None:
 def _read_last_teacher_metrics(run: RunRecord) -> dict[str, float]:
     """Return the last logged value of each of a teacher's metrics, which need not be in the same row."""
     last_values: dict[str, float] = {}
-    if not metrics_contain(run.folder, '"teacher/'):  # most runs have no teacher, and parsing takes much longer
+    if not metrics_file_contains(run.folder, '"teacher/'):  # most runs have no teacher, and parsing takes much longer
         return last_values
     for row in read_metric_rows(run.folder):
-        last_values |= {key: row[key] for key in _TEACHER_METRICS if key in row}
+        last_values |= {key: row[key] for key in _TEACHER_METRIC_TITLES if key in row}
     return last_values if any(key.startswith("teacher/") for key in last_values) else {}
 
 
-def _mean_plan_shares(runs: Sequence[RunRecord]) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
-    """Return the share of each plan by sentence, averaged over the runs with that sentence, and their number."""
+def _average_plan_shares(runs: Sequence[RunRecord]) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
+    """Return the share of each plan by sentence, averaged over the runs with that sentence, and the number of runs."""
     sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     run_counts: dict[str, int] = defaultdict(int)
     for run in runs:
@@ -295,7 +293,7 @@ def _mean_plan_shares(runs: Sequence[RunRecord]) -> tuple[dict[str, dict[str, fl
 
 def _read_plans(run: RunRecord) -> Mapping[str, Mapping[str, float]]:
     try:
-        plans = read_json_object(run.folder / PLANS_NAME).get("plans", {})
+        plans = read_json_object(run.folder / PLANS_FILE_NAME).get("plans", {})
         return {str(s): {str(plan): float(share) for plan, share in shares.items()} for s, shares in plans.items()}
     except (FileNotFoundError, ValueError, AttributeError, TypeError):
         return {}
@@ -305,5 +303,5 @@ def _format_teacher_cell(key: str, estimate: Estimate) -> str:
     value, error = estimate
     if not np.isfinite(value):
         return EMPTY_CELL
-    scale, fmt, unit = (100, ".1f", " %") if key in _PERCENT_KEYS else (1, ",.0f", "")
+    scale, fmt, unit = (100, ".1f", " %") if key in _PERCENT_METRICS else (1, ",.0f", "")
     return f"{scale * value:{fmt}}" + (f" ± {scale * error:{fmt}}" if np.isfinite(error) else "") + unit

@@ -12,8 +12,8 @@ from llmrl.analysis.story.group_tables import (
     Estimate,
     NamedRuns,
     choose_number_format,
+    estimate_mean_over_runs,
     format_mean,
-    mean_over_runs,
     read_metric_rows,
     select_informative_metrics,
 )
@@ -25,7 +25,7 @@ from llmrl.run.proposals import MeasuredProposal, read_measured_proposals
 
 MAX_PARAMETERS = 6
 """Proposals with more parameters, such as weights of policies, are shown without the values of their parameters."""
-MAX_RESPONSES = 4
+MAX_BEHAVIOR_METRICS = 4
 """Maximum number of behavior metrics in the table of best recommendations or proposals."""
 _PROPOSAL_PREFIX, _VALIDATION_PREFIX = "principal/", "validation/"
 
@@ -60,9 +60,9 @@ class BestProposal:
         parameters: values of the vector by parameter name.
         objective: measured objective.
         standard_error: standard error of the objective; NaN if it is unknown.
-        measurements: number of evaluations of the recommendation, or of measurements of the proposal.
+        n_measurements: number of evaluations of the recommendation, or of measurements of the proposal.
         context: context of the vector; empty without contexts.
-        response: behavior metrics of the agents under the vector, by name; empty if they are unknown.
+        behavior: behavior metrics of the agents under the vector, by name; empty if they are unknown.
         is_recommendation: whether the vector is a recommendation.
     """
 
@@ -70,9 +70,9 @@ class BestProposal:
     parameters: Mapping[str, float]
     objective: float
     standard_error: float
-    measurements: int
+    n_measurements: int
     context: str
-    response: Mapping[str, float]
+    behavior: Mapping[str, float]
     is_recommendation: bool
 
 
@@ -85,7 +85,7 @@ def read_group_proposals(groups: NamedRuns) -> tuple[GroupProposals, ...]:
     return tuple(GroupProposals(name, *zip(*pairs, strict=True)) for name, pairs in named_pairs if pairs)
 
 
-def shared_parameters(groups: Sequence[GroupProposals]) -> list[str]:
+def find_shared_parameters(groups: Sequence[GroupProposals]) -> list[str]:
     """Return the parameter names of the proposals; empty if these differ or are more than `MAX_PARAMETERS`."""
     names = [
         tuple(proposal.parameters)
@@ -98,21 +98,22 @@ def shared_parameters(groups: Sequence[GroupProposals]) -> list[str]:
 
 
 def build_best_table(groups: Sequence[GroupProposals]) -> ReportTable:
-    """Return a table with a row for the best recommendation or policy of each group and context."""
-    names = shared_parameters(groups)
+    """Return a table with a row for the best recommendation or proposal of each group and context."""
+    names = find_shared_parameters(groups)
     best_by_group = {group.name: _find_best_per_context(group) for group in groups}
-    bests = [best for group_bests in best_by_group.values() for best in group_bests]
-    has_recommendations = all(best.is_recommendation for best in bests)
-    responses = select_informative_metrics([best.response for best in bests])[:MAX_RESPONSES]
-    has_contexts = any(best.context for best in bests)
-    fmt = choose_number_format([(best.objective, best.standard_error) for best in bests])
-    means = {group.name: _average_over_runs(group, has_recommendations) for group in groups}
+    best_proposals = [best for bests in best_by_group.values() for best in bests]
+    has_recommendations = all(best.is_recommendation for best in best_proposals)
+    metrics = select_informative_metrics([best.behavior for best in best_proposals])[:MAX_BEHAVIOR_METRICS]
+    has_contexts = any(best.context for best in best_proposals)
+    fmt = choose_number_format([(best.objective, best.standard_error) for best in best_proposals])
+    means = {group.name: _estimate_best_objective(group, has_recommendations) for group in groups}
     columns = ["group", "run", *(["context"] if has_contexts else []), *names, "objective"]
     columns += ["evaluations", "mean of the runs"] if has_recommendations else ["rounds", "highest of a run, mean"]
-    columns += [*(name.replace("_", " ") for name in responses)]
+    columns += [*(name.replace("_", " ") for name in metrics)]
     rows, data = [], []
     formats = {
-        name: NumberFormat(np.array([x.response[name] for x in bests if name in x.response])) for name in responses
+        name: NumberFormat(np.array([x.behavior[name] for x in best_proposals if name in x.behavior]))
+        for name in metrics
     }
     sorted_pairs = [
         (group, best) for group in sorted(groups, key=lambda x: -means[x.name][0]) for best in best_by_group[group.name]
@@ -120,19 +121,19 @@ def build_best_table(groups: Sequence[GroupProposals]) -> ReportTable:
     for group, best in sorted_pairs:
         cells = [group.name, best.run.run_reference, *([best.context] if has_contexts else [])]
         cells += [f"{best.parameters[name]:.3g}" for name in names]
-        cells += [format_mean((best.objective, best.standard_error), fmt), str(best.measurements)]
+        cells += [format_mean((best.objective, best.standard_error), fmt), str(best.n_measurements)]
         cells += [format_mean(means[group.name], fmt)]
-        cells += [formats[name](best.response[name]) if name in best.response else EMPTY_CELL for name in responses]
+        cells += [formats[name](best.behavior[name]) if name in best.behavior else EMPTY_CELL for name in metrics]
         rows.append(cells)
-        numbers = [best.objective, best.standard_error, best.measurements, *means[group.name]]
+        numbers = [best.objective, best.standard_error, best.n_measurements, *means[group.name]]
         data.append(
             [group.name, best.run.run_reference, best.context, *(best.parameters.get(name) for name in names), *numbers]
-            + [best.response.get(name) for name in responses]
+            + [best.behavior.get(name) for name in metrics]
         )
     header: list[object] = ["group", "run", "context", *names, "objective", "standard_error"]
     header += ["evaluations" if has_recommendations else "rounds"]
     mean_key = "mean_of_runs" if has_recommendations else "highest_of_a_run"
-    header += [mean_key, f"{mean_key}_standard_error", *responses]
+    header += [mean_key, f"{mean_key}_standard_error", *metrics]
     if has_recommendations:
         context_text = " in a context" if has_contexts else ""
         best_text = f"the highest recommendation{context_text}"
@@ -141,8 +142,8 @@ def build_best_table(groups: Sequence[GroupProposals]) -> ReportTable:
         notes = [
             "The highest of many noisy measurements is biased upward, and less so with more rounds of measurement."
         ]
-    if responses:
-        notes.append("The last columns are metrics of the agents' behavior under it: means over its episodes.")
+    if metrics:
+        notes.append("The last columns are means of behavior metrics over the episodes under the vector of the row.")
     return ReportTable(
         "best",
         "The highest recommendation of each group" if has_recommendations else "The best proposal of each group",
@@ -166,9 +167,9 @@ def compute_mean_score(group: GroupProposals) -> float:
     return float(_read_best_objectives(group, use_recommendations=True).mean())
 
 
-def _average_over_runs(group: GroupProposals, use_recommendations: bool) -> Estimate:
-    """Return the mean over runs of `_read_best_objectives`."""
-    return mean_over_runs(_read_best_objectives(group, use_recommendations).tolist(), group.runs)
+def _estimate_best_objective(group: GroupProposals, use_recommendations: bool) -> Estimate:
+    """Return the mean over runs of `_read_best_objectives`, with its standard error."""
+    return estimate_mean_over_runs(_read_best_objectives(group, use_recommendations).tolist(), group.runs)
 
 
 def _read_best_objectives(group: GroupProposals, use_recommendations: bool) -> np.ndarray:
@@ -180,17 +181,18 @@ def _read_best_objectives(group: GroupProposals, use_recommendations: bool) -> n
 
 
 def _find_best_per_context(group: GroupProposals) -> list[BestProposal]:
-    """Return the best recommendation or proposal in each context, sorted by context."""
+    """Return a group's best recommendation or proposal in each context, sorted by context."""
     best_by_context: dict[str, BestProposal] = {}
     for run, run_proposals in zip(group.runs, group.proposals, strict=True):
         for best in _read_recommendations(run) or [_find_highest(run, run_proposals)]:
             if best.context not in best_by_context or best.objective > best_by_context[best.context].objective:
                 best_by_context[best.context] = best
     proposals = dict(zip((run.folder for run in group.runs), group.proposals, strict=True))
-    return [
-        replace(best, response=_read_response(best, proposals[best.run.folder])) if best.is_recommendation else best
-        for _, best in sorted(best_by_context.items())
-    ]
+    for context, best in best_by_context.items():
+        if best.is_recommendation:
+            behavior = _read_behavior_metrics(best, proposals[best.run.folder])
+            best_by_context[context] = replace(best, behavior=behavior)
+    return [best for _, best in sorted(best_by_context.items())]
 
 
 def _read_recommendations(run: RunRecord) -> list[BestProposal]:
@@ -219,12 +221,12 @@ def _find_highest(run: RunRecord, proposals: Sequence[MeasuredProposal]) -> Best
     return BestProposal(run, best.parameters, best.objective, best.standard_error, 1, best.context, {}, False)
 
 
-def _read_response(best: BestProposal, proposals: Sequence[MeasuredProposal]) -> dict[str, float]:
+def _read_behavior_metrics(best: BestProposal, proposals: Sequence[MeasuredProposal]) -> dict[str, float]:
     """Return the behavior metrics of the last proposal that equals a recommendation; empty if they are unknown."""
     # Metrics of a step with several proposals are means over these.
     if len({proposal.step for proposal in proposals}) < len(proposals):
         return {}
-    response = {}
+    behavior = {}
     for row in read_metric_rows(best.run.folder, "proposal"):
         vector = [row.get(_PROPOSAL_PREFIX + name) for name in best.parameters]
         if all(
@@ -232,5 +234,5 @@ def _read_response(best: BestProposal, proposals: Sequence[MeasuredProposal]) ->
             for x, y in zip(vector, best.parameters.values(), strict=True)
         ):
             prefix = _VALIDATION_PREFIX
-            response = {name.removeprefix(prefix): x for name, x in row.items() if name.startswith(prefix)}
-    return response
+            behavior = {name.removeprefix(prefix): x for name, x in row.items() if name.startswith(prefix)}
+    return behavior

@@ -28,7 +28,7 @@ class Exchange:
     """A prompt and the reply to it.
 
     Attributes:
-        name: name of the group.
+        group_name: name of the group.
         source: text with the episode and step of a player's decision, or the number of a principal's call.
         prompt: prompt, truncated at its start.
         reply: reply, truncated at its end.
@@ -36,7 +36,7 @@ class Exchange:
         reward: reward of the step; 0 for a principal.
     """
 
-    name: str
+    group_name: str
     source: str
     prompt: str
     reply: str
@@ -44,7 +44,7 @@ class Exchange:
     reward: float = 0.0
 
 
-def _find_player_call(name: str, run: RunRecord) -> Exchange | None:
+def _find_player_exchange(group_name: str, run: RunRecord) -> Exchange | None:
     """Return the exchange of the first decision with a valid reply in a run's first recorded episode."""
     try:
         for episode in islice(read_episodes(run.folder), 1):
@@ -52,7 +52,7 @@ def _find_player_call(name: str, run: RunRecord) -> Exchange | None:
                 if record.get("calls") and record.get("valid") is not False and "reply" in record:
                     texts, messages = episode["texts"], record["calls"][-1]["messages"]
                     return Exchange(
-                        name,
+                        group_name,
                         f"episode {int(episode['episode'])}, step {step}",
                         truncate_start("\n".join(texts[index] for role, index in messages if role != "assistant")),
                         truncate_end(texts[record["reply"]]),
@@ -64,14 +64,14 @@ def _find_player_call(name: str, run: RunRecord) -> Exchange | None:
     return None
 
 
-def _find_principal_call(name: str, run: RunRecord) -> Exchange | None:
+def _find_principal_exchange(group_name: str, run: RunRecord) -> Exchange | None:
     """Return the exchange of the last call of a run's principal with a valid reply."""
     path, exchange = run.folder / CALL_LOG_NAME, None
     for number, call in enumerate(read_calls(path), start=1) if path.exists() else ():
         if call.get("purpose") == "principal" and call.get("valid") is not False and call.get("reply"):
             contents = [message["content"] for message in call.get("messages", ())]
             prompt = "\n".join(content for content in contents if isinstance(content, str))
-            exchange = Exchange(name, f"principal, call {number}", prompt, str(call["reply"]))
+            exchange = Exchange(group_name, f"principal, call {number}", prompt, str(call["reply"]))
     return exchange and replace(exchange, prompt=truncate_start(exchange.prompt), reply=truncate_end(exchange.reply))
 
 
@@ -117,8 +117,8 @@ def build_story(task: ReportTask, finished: FinishedGroups) -> Story:
     Raises:
         RunFolderError: the metrics of a run cannot be read.
     """
-    names = _shorten_names(task)
-    groups = [(group.format_name(names[group.label]), runs) for group, runs in finished]
+    short_names = _shorten_group_names(task)
+    groups = [(group.format_name(short_names[group.label]), runs) for group, runs in finished]
     proposals = read_group_proposals(groups)
     tables = [build_best_table(proposals)] if proposals else []
     tables += [
@@ -127,13 +127,15 @@ def build_story(task: ReportTask, finished: FinishedGroups) -> Story:
         if (table := build_table(groups)) is not None
     ]
     exchanges = (
-        next(filter(None, (_find_player_call(name, run) or _find_principal_call(name, run) for run in runs)), None)
+        next(
+            (x for run in runs if (x := _find_player_exchange(name, run) or _find_principal_exchange(name, run))), None
+        )
         for name, runs in groups
     )
     return Story(proposals, tuple(tables), tuple(exchange for exchange in exchanges if exchange is not None))
 
 
-def _shorten_names(task: ReportTask) -> dict[str, str]:
+def _shorten_group_names(task: ReportTask) -> dict[str, str]:
     """Return a short name of each group by label: the value, such as `ucb`, if groups differ in only one key."""
     keys = {part.partition("=")[0] for group in task.groups for part in group.label.split(", ")} - {"llm"}
     if len(keys) == 1 and all("=" in group.label for group in task.groups):
