@@ -25,7 +25,7 @@ def test_network_equals_plain_passes(reuse_prefix, make_chat):
     samples = [turn.sample for t in sample_trajectories(chat) for turn in t.turns]
     sequences = [sequence for s in samples for sequence in build_token_sequences([s])]
     assert shared_prefix_length([sequence.tokens for sequence in sequences]) > MIN_PREFIX_LENGTH
-    network = TokenNetwork(chat.module, 1.0, 4096, "float32", reuse_prefix, False, ProcessGroup())
+    network = TokenNetwork(chat.module, 1.0, 4096, "float32", reuse_prefix, recompute=False, processes=ProcessGroup())
     log_probs = network(sequences)
     tokens = torch.tensor([token for s in samples for token in s.tokens])
     expected = np.concatenate(compute_log_probs(chat, sequences))
@@ -87,14 +87,14 @@ def test_invalid_replies_are_punished(make_chat):
     )
     trajectories = sample_trajectories(learner.chat)
     trajectories[0].turns[1].is_valid = False
-    advantages = learner.advantages(trajectories)
+    advantages = learner.compute_advantages(trajectories)
     np.testing.assert_allclose(advantages, [-2.0 + 0.25] * 2 + [0.25] * 14)
 
 
 def test_groups_are_compared_separately(make_chat):
     learner = make_chat(learn=make_settings(advantage="episode", scale="none", group_size=4)).learners.learner("")
     trajectories = sample_trajectories(learner.chat, reward=lambda game, step, reply: float(game >= 4))
-    assert not learner.advantages(trajectories).any()
+    assert not learner.compute_advantages(trajectories).any()
 
 
 def test_kl_pulls_towards_initial_model(make_chat):

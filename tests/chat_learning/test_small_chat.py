@@ -8,7 +8,7 @@ import pytest
 
 from experiments import compose, find_run_folder, run_experiment, run_silently
 from installed import skip_without
-from llmrl.chat_learning.format_training import RandomLegalChat, RandomProposals
+from llmrl.chat_learning.format_training import RandomLegalChat, RandomProposalChat
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import ChatRequest
 from llmrl.experiment.small_models import simulate_search
@@ -56,7 +56,7 @@ def test_unseen_text_is_encoded(tokenizer):
 
 def test_random_proposals_are_legal():
     controller = build_search_agent("linear", POLE).controller
-    chat = RandomProposals(controller.space, np.random.default_rng(0))
+    chat = RandomProposalChat(controller.space, np.random.default_rng(0))
     principal = LLMSearch(POLE, chat, controller, make_searcher().settings)
     vectors = principal.ask(n=8)
     assert len(chat.exchanges) == 8 and not any(principal.fallbacks)
@@ -66,13 +66,13 @@ def test_random_proposals_are_legal():
 
 def test_random_proposals_are_written_like_history():
     controller = build_search_agent("linear", POLE, decimals=0).controller
-    [reply] = RandomProposals(controller.space, np.random.default_rng(0)).chat([ChatRequest((), schema={})])
+    [reply] = RandomProposalChat(controller.space, np.random.default_rng(0)).chat([ChatRequest((), schema={})])
     assert "." not in reply.text and len(json.loads(reply.text)["params"]) == controller.space.dim
 
 
 def test_simulated_searches_cover_prompts_of_a_search():
     controller, rng = build_search_agent("linear", POLE).controller, np.random.default_rng(0)
-    chat = RandomProposals(controller.space, rng)
+    chat = RandomProposalChat(controller.space, rng)
     principal = LLMSearch(POLE, chat, controller, make_searcher(history="last", window=8).settings)
     initial = principal.state_dict()
     for _ in range(4):

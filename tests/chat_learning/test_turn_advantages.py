@@ -67,7 +67,7 @@ def test_returns_to_go_equal_loop(batch, gamma):
 def test_mean_over_group_is_zero(batch):
     reward, trajectory, group, observation = batch
     turns = advantages_and_losses.turn_advantages(reward, trajectory, group, 1.0)
-    index = advantages_and_losses.turn_index(trajectory)
+    index = advantages_and_losses.turn_indices(trajectory)
     for cell in set(zip(group.tolist(), index.tolist(), strict=True)):
         members = (group == cell[0]) & (index == cell[1])
         assert abs(turns[members].sum()) < 1e-9

@@ -14,7 +14,7 @@ import numpy as np
 from llmrl.core.errors import CheckpointError, ConfigError, RunFolderError
 from llmrl.core.plain_data import read_json_object
 from llmrl.core.records import TOKEN_COUNT_FIELDS
-from llmrl.llms.call_log import CALL_LOG_NAME as CALLS
+from llmrl.llms.call_log import CALL_LOG_NAME as CALLS_FILE
 from llmrl.llms.call_log import read_calls
 from llmrl.results.principal_scores import ONLINE_PERFORMANCE, RECOMMENDATION, read_principal_scores
 from llmrl.results.run_records import RunRecord
@@ -22,7 +22,7 @@ from llmrl.run.artifacts import RESULTS_NAME
 from llmrl.run.episode_files import EPISODES
 from llmrl.run.files import read_json_lines
 from llmrl.run.metrics import COUNTER_NAMES, TIME_PREFIX, read_metric_tables
-from llmrl.run.metrics import FILE_NAME as METRICS
+from llmrl.run.metrics import FILE_NAME as METRICS_FILE
 from llmrl.run.proposals import read_measured_proposals
 from llmrl.run.training_episodes import read_training_episodes
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Schema = Mapping[str, str]
-"""From column names to dtypes of pandas, in the order of the columns."""
+"""Mapping from column names to dtypes of pandas, in the order of the columns."""
 RunColumns = Mapping[str, Any]
 """Values of the columns that identify a run: `run`, a unique name; `label`, the label of its group; `seed`."""
 LabeledRuns = Sequence[tuple[RunRecord, RunColumns]]
@@ -172,8 +172,8 @@ def build_runs_frame(runs: LabeledRuns) -> pd.DataFrame:
             "state": run.state,
             "is_prerequisite": run.folder in prerequisites,
             "result": run.result,
-            RECOMMENDATION: _principal_score(run, RECOMMENDATION),
-            ONLINE_PERFORMANCE: _principal_score(run, ONLINE_PERFORMANCE),
+            RECOMMENDATION: _read_principal_score(run, RECOMMENDATION),
+            ONLINE_PERFORMANCE: _read_principal_score(run, ONLINE_PERFORMANCE),
             "environment": run.env,
             "model": run.llm,
             "attempts": run.attempt,
@@ -187,7 +187,7 @@ def build_runs_frame(runs: LabeledRuns) -> pd.DataFrame:
         }
         for run, run_columns in runs
     ]
-    frame = _with_dtypes(pd.DataFrame(rows), RUNS_SCHEMA)
+    frame = _set_dtypes(pd.DataFrame(rows), RUNS_SCHEMA)
     for key in dict.fromkeys(key for run, _ in runs for key in run.overrides):
         texts = pd.Series([run.overrides.get(key) for run, _ in runs], dtype="str")
         if texts.nunique(dropna=False) > 1:
@@ -197,7 +197,7 @@ def build_runs_frame(runs: LabeledRuns) -> pd.DataFrame:
     return frame
 
 
-def _principal_score(run: RunRecord, key: str) -> float:
+def _read_principal_score(run: RunRecord, key: str) -> float:
     scores = read_principal_scores([run], key) if run.state == "finished" else None
     return math.nan if scores is None else float(scores[0])
 
@@ -206,22 +206,22 @@ def read_table(name: str, runs: LabeledRuns) -> pd.DataFrame:
     """Return the table `name` of `_TABLES` for all runs: the columns of its schema, then further numeric columns."""
     schema, readers = _TABLES[name]
     pd = import_pandas()
-    frames = [_with_dtypes(pd.DataFrame(), schema)]
+    frames = [_set_dtypes(pd.DataFrame(), schema)]
     for run, run_columns in runs:
         for source, reader in readers.items():
             try:
                 run_frames = [frame.assign(**run_columns) for frame in reader(run.folder) if len(frame)]
-                frames += [_with_dtypes(frame, schema) for frame in run_frames]
+                frames += [_set_dtypes(frame, schema) for frame in run_frames]
             except (RunFolderError, CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 log.warning("%s: %s cannot be read and is left out: %s", run.folder, source, error)
     frame = pd.concat(frames, ignore_index=True)
-    for name in (name for name, dtype in schema.items() if dtype == "category"):
+    for column in (column for column, dtype in schema.items() if dtype == "category"):
         # An explicit dtype, because the categories of an empty column would not be texts.
-        frame[name] = pd.Categorical(frame[name], pd.Index(frame[name].dropna().unique(), dtype="str"))
+        frame[column] = pd.Categorical(frame[column], pd.Index(frame[column].dropna().unique(), dtype="str"))
     return frame
 
 
-def _with_dtypes(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
+def _set_dtypes(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
     """Return a frame with the columns and dtypes of `schema`, then further columns as float64.
 
     Categories remain texts, because a concatenation of frames would convert different categories to objects.
@@ -247,7 +247,7 @@ def _convert_column(column: pd.Series, dtype: str) -> pd.Series:
 
 
 def _read_metrics(folder: Path) -> list[pd.DataFrame]:
-    path, id_columns = folder / METRICS, ["kind", "axis", "axis_value", "env_steps", "elapsed_s"]
+    path, id_columns = folder / METRICS_FILE, ["kind", "axis", "axis_value", "env_steps", "elapsed_s"]
     frames = []
     for table in read_metric_tables(path).values() if path.is_file() else ():
         wide = import_pandas().DataFrame(table.columns).rename(columns={f"{TIME_PREFIX}elapsed_s": "elapsed_s"})
@@ -289,16 +289,16 @@ def _read_training_episodes(folder: Path) -> list[pd.DataFrame]:
 
 def _read_final_episodes(folder: Path) -> list[pd.DataFrame]:
     if rows := read_json_lines(folder / EPISODES):
-        numeric_names = dict.fromkeys(
+        numeric_columns = dict.fromkeys(
             name for row in rows for name, x in row.items() if isinstance(x, int | float) and not isinstance(x, bool)
         )
-        numeric_rows = [{name: row.get(name) for name in numeric_names} for row in rows]
+        numeric_rows = [{name: row.get(name) for name in numeric_columns} for row in rows]
         return [import_pandas().DataFrame(numeric_rows).assign(source="final")]
     try:
         content = read_json_object(folder / RESULTS_NAME)
     except FileNotFoundError:
         return []
-    return [_episodes_frame(content["per_episode"]).assign(source="final")]
+    return [_to_episodes_frame(content["per_episode"]).assign(source="final")]
 
 
 def _read_evaluations(folder: Path) -> list[pd.DataFrame]:
@@ -308,23 +308,23 @@ def _read_evaluations(folder: Path) -> list[pd.DataFrame]:
         for mechanism in content.get("mechanisms", [content]):
             for player in mechanism["players"]:
                 labels = {"source": path.parent.name, "policy": player["policy"], "mode": player["mode"]}
-                frames.append(_episodes_frame(player["per_episode"]).assign(**labels, mechanism=mechanism["name"]))
+                frames.append(_to_episodes_frame(player["per_episode"]).assign(**labels, mechanism=mechanism["name"]))
     return frames
 
 
-def _episodes_frame(per_episode: Mapping[str, Sequence[float | None]]) -> pd.DataFrame:
-    """Return a frame of measurements of episodes, with the column names of `EPISODES_SCHEMA`."""
-    columns = {_COLUMN_NAMES.get(name, _OBJECTIVE_PATTERN.sub("objective", name)): x for name, x in per_episode.items()}
+def _to_episodes_frame(per_episode: Mapping[str, Sequence[float | None]]) -> pd.DataFrame:
+    """Return a frame of values per episode, given by name, with the column names of `EPISODES_SCHEMA`."""
+    columns = {_COLUMN_NAMES.get(key, _OBJECTIVE_PATTERN.sub("objective", key)): x for key, x in per_episode.items()}
     frame = import_pandas().DataFrame(columns)
     return frame.assign(episode=frame.index)
 
 
 def _read_calls(folder: Path) -> list[pd.DataFrame]:
-    path = folder / CALLS
+    path = folder / CALLS_FILE
     rows = []
     for call in read_calls(path) if path.is_file() else ():
         is_lost, is_cached = bool(call.get("unsettled")), bool(call.get("cached"))
-        derived = {
+        derived_columns = {
             "time": call.get("time") or None,
             # `failed`: the provider returned no reply; `lost`: it is unknown whether the call was charged.
             "outcome": "lost" if is_lost else "failed" if "error" in call else "reply",
@@ -333,12 +333,12 @@ def _read_calls(folder: Path) -> list[pd.DataFrame]:
             "possible_cost": (call.get("reserved") or {}).get("cost"),
             "error": call["lost"] if is_lost else call.get("error"),
         }
-        rows.append({name: call.get(name) for name in CALLS_SCHEMA if name not in _RUN_COLUMNS} | derived)
+        rows.append({name: call.get(name) for name in CALLS_SCHEMA if name not in _RUN_COLUMNS} | derived_columns)
     return [import_pandas().DataFrame(rows)]
 
 
 _TABLES: Mapping[str, tuple[Schema, Mapping[str, Callable[[Path], list[pd.DataFrame]]]]] = {
-    "metrics": (METRICS_SCHEMA, {METRICS: _read_metrics}),
+    "metrics": (METRICS_SCHEMA, {METRICS_FILE: _read_metrics}),
     "proposals": (PROPOSALS_SCHEMA, {"its proposals": _read_proposals}),
     "episodes": (
         EPISODES_SCHEMA,
@@ -348,7 +348,7 @@ _TABLES: Mapping[str, tuple[Schema, Mapping[str, Callable[[Path], list[pd.DataFr
             "an evaluation": _read_evaluations,
         },
     ),
-    "llm_calls": (CALLS_SCHEMA, {CALLS: _read_calls}),
+    "llm_calls": (CALLS_SCHEMA, {CALLS_FILE: _read_calls}),
 }
-"""Schema and readers of each table except `runs`. A reader is a function from a run folder to frames, by a name of what
-it reads, which warnings contain."""
+"""Schema and readers of each table except `runs`. A reader returns the frames of a run folder; its key, which describes
+what it reads, is part of warnings."""

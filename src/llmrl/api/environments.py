@@ -1,6 +1,6 @@
 """Construction of environments by the names of their options, for any training code.
 
-`trl_environment` makes environments for the multi-turn training of TRL (`GRPOTrainer(environment_factory=...)`).
+`trl_environment` makes classes for the multi-turn training of TRL (`GRPOTrainer(environment_factory=...)`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from llmrl.core.spaces import EnvSpec
     from llmrl.envs.adapters.gymnasium_env import GymnasiumAdapter, GymnasiumVectorAdapter
     from llmrl.envs.adapters.parallel import ParallelAdapter
-
 
 Interface = Literal["vec", "gymnasium", "pettingzoo"]
 
@@ -100,19 +99,21 @@ def make_env(
     """
     n_games = 1 if n_envs is None and api != "vec" else n_envs
     env_options = options if n_games is None else {**options, "n_envs": n_games}
-    node, modules = compose_env_options(env, env_options)
-    return build_from_node(node, api, render_mode, seed, device, modules)
+    env_config, trusted = compose_env_options(env, env_options)
+    return build_env_from_config(env_config, trusted, seed, api, render_mode, device)
 
 
-def build_from_node(
-    node: Mapping[str, Any], api: Interface, render_mode: str | None, seed: int, device: str, modules: Sequence[str]
+def build_env_from_config(
+    env_config: Mapping[str, Any],
+    trusted: Sequence[str],
+    seed: int,
+    api: Interface = "vec",
+    render_mode: str | None = None,
+    device: str = "cpu",
 ) -> VecEnv | GymnasiumAdapter | GymnasiumVectorAdapter | ParallelAdapter:
-    """Build an environment from section `env` of a config.
+    """Build an environment from section `env` of a config, whose code is of llmrl or of the packages `trusted`.
 
-    Args:
-        node: section `env` of a config.
-        modules: packages outside llmrl whose code `node` may use.
-        api, render_mode, seed, device: see `make_env`.
+    The other arguments are those of `make_env`.
     """
     from llmrl.config.builder import Builder
     from llmrl.core.seeding import Seeds
@@ -121,9 +122,9 @@ def build_from_node(
 
     if api not in get_args(Interface):
         raise ConfigError(f"api={api!r} is unknown; use {', '.join(get_args(Interface))}")
-    if render_mode is not None and "render" in node:
-        node = {**node, "render": True}
-    env = build_env(node, Builder(EnvServices(Seeds(seed).child("env"), device), modules))
+    if render_mode is not None and "render" in env_config:
+        env_config = {**env_config, "render": True}
+    env = build_env(env_config, Builder(EnvServices(Seeds(seed).child("env"), device), trusted))
     try:
         if api == "pettingzoo":
             from llmrl.envs.adapters.parallel import ParallelAdapter
@@ -139,9 +140,9 @@ def build_from_node(
     return env
 
 
-def merge_options(node: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `node` with the fields `options`; sections are merged, unless the new one has a `_target_`."""
-    merged = dict(node)
+def merge_options(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of `config` with the fields `options`; sections are merged, unless the new one has a `_target_`."""
+    merged = dict(config)
     for name, value in options.items():
         section = merged.get(name)
         is_section = isinstance(value, Mapping) and isinstance(section, Mapping) and "_target_" not in value
@@ -150,7 +151,7 @@ def merge_options(node: Mapping[str, Any], options: Mapping[str, Any]) -> dict[s
 
 
 def compose_env_options(env: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return section `env` of the config for an option and fields of it, and `trusted_modules` of this config."""
+    """Return section `env` of the config with an environment option and changed fields, and its `trusted_modules`."""
     from llmrl.experiment.experiment import Experiment
 
     overrides = [
@@ -162,24 +163,24 @@ def compose_env_options(env: str, options: Mapping[str, Any]) -> tuple[dict[str,
 
 
 class TextEnvironment:
-    """Base class of one game that a language model plays by calls of the tool `act` (`trl_environment`).
+    """Base class of environments with one game that a language model plays by calling `act` (`trl_environment`).
 
     TRL calls `reset` before a rollout, the tools during it, and `get_reward` after it. All other public methods of a
     subclass are tools.
     """
 
-    _options: ClassVar[Mapping[str, Any]]
+    _env_config: ClassVar[Mapping[str, Any]]
     _seed: ClassVar[int]
-    _modules: ClassVar[Sequence[str]]
-    _instances: ClassVar[Iterator[int]]
+    _trusted: ClassVar[Sequence[str]]
+    _instance_counter: ClassVar[Iterator[int]]
 
     def __init__(self) -> None:
         from llmrl.agents.llm_player.answer_format import make_answer_format
         from llmrl.core.option_files import load_option
 
-        env: Any = build_from_node(self._options, "vec", None, self._seed + next(self._instances), "cpu", self._modules)
+        env: Any = build_env_from_config(self._env_config, self._trusted, self._seed + next(self._instance_counter))
         self._env = env
-        self._answers: AnswerFormat = make_answer_format(
+        self._answer_format: AnswerFormat = make_answer_format(
             env.spec, "name", load_option("agent", "llm_player")["decimals"]
         )
         self._observation: Observation = {}
@@ -194,7 +195,7 @@ class TextEnvironment:
         """
         self._observation = self._env.reset(seed=seed)
         self._return, self._is_over = 0.0, False
-        return f"{_describe_rules(self._env.spec, self._answers)}\n\n{self._observation_text()}"
+        return f"{_describe_rules(self._env.spec, self._answer_format)}\n\n{self._format_observation()}"
 
     def get_reward(self) -> float:
         """Return the sum of the rewards of the episode so far."""
@@ -209,16 +210,16 @@ class TextEnvironment:
             return json.dumps({"error": "the episode is over"})
         mask = self._observation.get("action_mask")
         try:
-            action = parse_player_reply(text, self._answers, None if mask is None else mask[0, 0].tolist()).action
+            action = parse_player_reply(text, self._answer_format, None if mask is None else mask[0, 0].tolist()).action
         except InvalidReply as error:
             return json.dumps({"error": str(error)})
         step = self._env.step(np.array([[action]]))
         reward = float(step.reward[0][0])
         self._observation, self._return = step.observation, self._return + reward
         self._is_over = bool(step.terminated[0] or step.truncated[0])
-        return self._observation_text(reward)
+        return self._format_observation(reward)
 
-    def _observation_text(self, reward: float | None = None) -> str:
+    def _format_observation(self, reward: float | None = None) -> str:
         content: dict[str, Any] = {"observation": parse_if_json(str(self._observation["text"][0, 0]))}
         if reward is not None:
             content["reward"] = round(reward, 6)
@@ -251,8 +252,8 @@ def trl_environment(env: str, /, *, seed: int = 0, **options: Any) -> type[TextE
         ...     environment_factory=llmrl.trl_environment("taxi"),
         ... )
     """
-    node, modules = compose_env_options(env, {**options, "n_envs": 1})
-    example_env: Any = build_from_node(node, "vec", None, seed, "cpu", modules)
+    env_config, trusted = compose_env_options(env, {**options, "n_envs": 1})
+    example_env: Any = build_env_from_config(env_config, trusted, seed)
     spec: EnvSpec = example_env.spec
     example_env.close()
     if spec.text is None or "text" not in spec.observation or spec.n_agents != 1:
@@ -263,7 +264,7 @@ def trl_environment(env: str, /, *, seed: int = 0, **options: Any) -> type[TextE
         )
 
     class Environment(TextEnvironment):
-        _options, _seed, _modules, _instances = node, seed, modules, itertools.count()
+        _env_config, _seed, _trusted, _instance_counter = env_config, seed, trusted, itertools.count()
 
         def act(self, action: str) -> str:
             return self._step(action)
@@ -277,10 +278,10 @@ def trl_environment(env: str, /, *, seed: int = 0, **options: Any) -> type[TextE
     return Environment
 
 
-def _describe_rules(spec: EnvSpec, answers: AnswerFormat) -> str:
+def _describe_rules(spec: EnvSpec, answer_format: AnswerFormat) -> str:
     assert spec.text is not None
     lines = [spec.text.goal, "", "Each observation is a JSON object:"]
     lines += [f"- {name}: {description}" for name, description in spec.text.observation]
     lines += ["", "Call the tool `act` with one of these actions:"]
-    lines += [f"- {name}: {description}" for name, description in answers.descriptions]
+    lines += [f"- {name}: {description}" for name, description in answer_format.descriptions]
     return "\n".join(lines)

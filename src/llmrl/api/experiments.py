@@ -206,24 +206,24 @@ def sweep(
     if parallel is not None:
         sweep_overrides.append(f"hardware.parallel={parallel}")
     with _show_warnings():
-        runs = [_compose(combination, {}, command, config_dirs) for combination in _expand_sweep(sweep_overrides)]
-        for run in runs:
-            _check_no_dry_run(run)
+        experiments = [_compose(each, {}, command, config_dirs) for each in _expand_overrides(sweep_overrides)]
+        for experiment in experiments:
+            _check_no_dry_run(experiment)
         folder = Path()
-        if runs:
-            root = Path(runs[0].config["output_root"]).expanduser().absolute()
+        if experiments:
+            root = Path(experiments[0].config["output_root"]).expanduser().absolute()
             folder = root / ".sweeps" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")  # as `hydra.sweep.dir`
-        outcomes, _ = compute_sweep(runs, folder, wait)
+        outcomes, _ = compute_sweep(experiments, folder, wait)
     sweep_result = SweepResult(
         [
             RunResult(o.folder, int(o.job.config["seed"]), o.state, o.result, o.skipped, o.error)
-            for o in outcomes[len(outcomes) - len(runs) :]  # without the prerequisite runs, which are first
+            for o in outcomes[len(outcomes) - len(experiments) :]  # without the prerequisite runs, which are first
         ]
     )
-    interrupted = [
+    interrupted_runs = [
         run for run in sweep_result if run.state in ("stopped", "canceled", *(["submitted"] if wait else []))
     ]
-    if interrupted:
+    if interrupted_runs:
         raise KeyboardInterrupt(f"{sweep_result}: the sweep was interrupted; the same call continues it")
     for result in sweep_result.unfinished:
         log.error("%s: %s: %s", result.folder, result.state, result.error)
@@ -235,7 +235,7 @@ def _check_no_dry_run(experiment: Experiment) -> None:
         raise ConfigError("dry_run=true cannot be used here; llmrl.plan returns what a run would do")
 
 
-def _expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
+def _expand_overrides(overrides: Sequence[str]) -> list[list[str]]:
     """Return the list of overrides of each run of a sweep."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -259,9 +259,9 @@ def _compose(
     """Compose an experiment; the arguments are those of `train`."""
     from llmrl.experiment.experiment import Experiment
 
-    typed_options = [format_override(key, value) for key, value in options.items()]
+    option_overrides = [format_override(key, value) for key, value in options.items()]
     folders = [config_dirs] if isinstance(config_dirs, str | os.PathLike) else config_dirs
-    return Experiment.compose(*overrides, *typed_options, primary=command, config_dirs=list(map(Path, folders)))
+    return Experiment.compose(*overrides, *option_overrides, primary=command, config_dirs=list(map(Path, folders)))
 
 
 @contextmanager

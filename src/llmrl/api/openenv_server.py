@@ -41,7 +41,7 @@ class AgentObservations(Observation):  # type: ignore[misc]
     """Observations of all agents; `reward` is the mean reward of the agents.
 
     Attributes:
-        observations: from agent ids to channels by name, as nested lists or texts.
+        observations: channels of each agent by agent id and channel name, as nested lists or texts.
         rewards: rewards of the last step by agent id; empty after a reset.
         base_rewards: rewards of the last step before payments of the mechanism, by agent id.
         metrics: metrics of the last step by name.
@@ -66,7 +66,7 @@ class EpisodeState(State):  # type: ignore[misc]
 
 
 class ServedEnvironment(Environment[AgentActions, AgentObservations, EpisodeState]):  # type: ignore[misc]
-    """One game of a `VecEnv` as an environment of OpenEnv.
+    """Session of OpenEnv: an environment with one game of a `VecEnv`.
 
     Args:
         env: environment with one game, which is closed at the end of the session.
@@ -103,7 +103,7 @@ class ServedEnvironment(Environment[AgentActions, AgentObservations, EpisodeStat
         observations, _ = self._env.reset(seed, options)
         self._state.episode_id = episode_id or uuid.uuid4().hex
         self._state.step_count = 0
-        return AgentObservations(observations=_to_plain(observations), mechanism=self._mechanism)
+        return AgentObservations(observations=_to_lists(observations), mechanism=self._mechanism)
 
     def step(self, action: AgentActions, timeout_s: float | None = None, **_: Any) -> AgentObservations:
         """Take one action for each agent.
@@ -119,16 +119,16 @@ class ServedEnvironment(Environment[AgentActions, AgentObservations, EpisodeStat
         observations, rewards, terminated, truncated, infos = self._env.step(actions)
         self._state.step_count += 1
         base_rewards = {agent: info.pop("base_reward") for agent, info in infos.items()}
-        first = self._agents[0]
+        first_agent = self._agents[0]
         return AgentObservations(
-            observations=_to_plain(observations),
+            observations=_to_lists(observations),
             rewards=rewards,
             base_rewards=base_rewards,
-            metrics=infos[first],
+            metrics=infos[first_agent],
             mechanism=self._mechanism,
-            terminated=terminated[first],
-            truncated=truncated[first],
-            done=terminated[first] or truncated[first],
+            terminated=terminated[first_agent],
+            truncated=truncated[first_agent],
+            done=terminated[first_agent] or truncated[first_agent],
             reward=sum(rewards.values()) / len(rewards),
         )
 
@@ -149,22 +149,22 @@ class ServedEnvironment(Environment[AgentActions, AgentObservations, EpisodeStat
 
 
 def make_app(
-    make: Callable[[], VecEnv], mechanism: np.ndarray | None, max_sessions: int, session_timeout_s: float | None
+    make_env: Callable[[], VecEnv], mechanism: np.ndarray | None, max_sessions: int, session_timeout_s: float | None
 ) -> FastAPI:
-    """Return the server application.
+    """Return the server application of an environment.
 
     Args:
-        make: function that makes an environment with one game; called for each session.
+        make_env: function that makes an environment with one game; called for each session.
         mechanism: mechanism vector of all episodes, [d]; None: the default of the environment.
         max_sessions: maximum number of concurrent sessions; further requests for a session are refused.
         session_timeout_s: time in seconds after which an idle session is closed; None: never.
     """
-    limits = ConcurrencyConfig(max_concurrent_envs=max_sessions, session_timeout=session_timeout_s)
+    session_limits = ConcurrencyConfig(max_concurrent_envs=max_sessions, session_timeout=session_timeout_s)
     return create_fastapi_app(
-        lambda: ServedEnvironment(make(), mechanism),
+        lambda: ServedEnvironment(make_env(), mechanism),
         AgentActions,
         AgentObservations,
-        concurrency_config=limits,
+        concurrency_config=session_limits,
         state_cls=EpisodeState,
     )
 
@@ -175,10 +175,10 @@ def _parse_action(action: int | list[float] | str, spec: EnvSpec) -> Any:
     Raises:
         ValueError: the action is invalid.
     """
-    continuous = spec.continuous_actions
-    if continuous is not None:
-        if not isinstance(action, list) or len(action) != continuous.dim:
-            raise ValueError(f"an action must be a list of {continuous.description}, got {action!r}")
+    action_space = spec.continuous_actions
+    if action_space is not None:
+        if not isinstance(action, list) or len(action) != action_space.dim:
+            raise ValueError(f"an action must be a list of {action_space.description}, got {action!r}")
         return action
     if isinstance(action, str) and action in spec.action_names:
         return spec.action_names.index(action)
@@ -190,7 +190,7 @@ def _parse_action(action: int | list[float] | str, spec: EnvSpec) -> Any:
     return action
 
 
-def _to_plain(observations: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _to_lists(observations: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return observations by agent with arrays converted to lists; float32 numbers keep their exact value."""
     return {
         agent: {

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     StrPath = str | os.PathLike[str]
 
-TABLES = ("runs", "metrics", "proposals", "episodes", "llm_calls")
+TABLE_NAMES = ("runs", "metrics", "proposals", "episodes", "llm_calls")
 
 
 def load(runs: StrPath | Iterable[StrPath] = "outputs") -> Results:
@@ -150,7 +150,7 @@ class Results:
         Raises:
             ConfigError: pyarrow is not installed.
         """
-        files = {name: Path(folder).expanduser() / f"{name}.parquet" for name in TABLES}
+        files = {name: Path(folder).expanduser() / f"{name}.parquet" for name in TABLE_NAMES}
         for name, path in files.items():
             dataframes.write_frame(getattr(self, name), path, "parquet")
         return list(files.values())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from llmrl.api.environments import Interface, build_from_node, merge_options
+from llmrl.api.environments import Interface, build_env_from_config, merge_options
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError, Incompatible
 from llmrl.core.observers import StepObserver
@@ -23,9 +23,9 @@ from llmrl.llms.client import ChatClient
 if TYPE_CHECKING:
     from llmrl.core.spaces import EnvSpec
 
-
 StrPath = str | os.PathLike[str]
 _Layout = Literal["vec", "games", "game", "agents"]
+"""Leading axes of an observation's arrays: [n_envs, n_agents], [n_envs], none, or a mapping from agents without any."""
 
 
 def load_agent(
@@ -52,29 +52,29 @@ def load_agent(
         >>> agent.reset()  # doctest: +SKIP
         >>> env.step(agent.act(observation))  # doctest: +SKIP
     """
-    saved = read_saved_run(Path(run).expanduser(), trusted)
-    config = remove_teacher(saved.config)
+    saved_run = read_saved_run(Path(run).expanduser(), trusted)
+    config = remove_teacher(saved_run.config)
     config["env"] = merge_options(config["env"], {"n_envs": n_envs})
     llm = build_llm(with_budget(remove_principal(config), calls), folder=None)
     parts = build_parts(config, llm, render=False, play_only=True)
     parts.env.close()  # only its specification is needed
     [agent] = parts.agents
-    agent.load_state_dict(saved.agent)
-    trained_agent = TrainedAgent(saved, parts, seed)
+    agent.load_state_dict(saved_run.agent)
+    trained_agent = TrainedAgent(saved_run, parts, seed)
     if isinstance(agent.policy, StepObserver):
         trained_agent.close()
         raise ConfigError(
-            f"the agent of {saved.folder} must observe the results of its actions, which load_agent does not support; "
-            "play it with llmrl.evaluate"
+            f"the agent of {saved_run.folder} must observe the results of its actions, which load_agent does not "
+            "support; play it with llmrl.evaluate"
         )
     return trained_agent
 
 
 class TrainedAgent:
-    """Trained agents of a run, with their recurrent states of the current episodes.
+    """Trained agents of a run, with their recurrent states in the current episodes.
 
     Args:
-        saved: saved run.
+        saved_run: config and checkpoint of the run.
         parts: parts of the run, with the agent in its saved state.
         seed: seed of the actions.
 
@@ -86,10 +86,10 @@ class TrainedAgent:
         names: names of the agents of a game, [n_agents].
     """
 
-    def __init__(self, saved: SavedRun, parts: Parts, seed: int = 0) -> None:
-        self._saved, self._parts = saved, parts
+    def __init__(self, saved_run: SavedRun, parts: Parts, seed: int = 0) -> None:
+        self._saved_run, self._parts = saved_run, parts
         [self._agent] = parts.agents
-        self.folder, self.iteration = saved.folder, saved.iteration
+        self.folder, self.iteration = saved_run.folder, saved_run.iteration
         self.spec: EnvSpec = parts.env.spec
         self.channels = tuple(self.policy.channels)
         self._generator = Seeds(seed).torch("actions")
@@ -141,14 +141,14 @@ class TrainedAgent:
         inputs: dict[str, Any] = {
             name: x if x.dtype == object else torch.as_tensor(x).to(self._parts.device) for name, x in arrays.items()
         }
-        act = self.policy.act(inputs, self._state, self._generator, deterministic)
-        self._state = act.state
-        action = act.action.detach().cpu().numpy()
+        output = self.policy.act(inputs, self._state, self._generator, deterministic)
+        self._state = output.state
+        action = output.action.detach().cpu().numpy()
         if layout == "vec":
             return action
         if layout == "agents":
-            return {name: self._single_action(action[0, i]) for i, name in enumerate(observation)}
-        return action[:, 0] if layout == "games" else self._single_action(action[0, 0])
+            return {name: self._to_single_action(action[0, i]) for i, name in enumerate(observation)}
+        return action[:, 0] if layout == "games" else self._to_single_action(action[0, 0])
 
     def make_env(self, *, api: Interface = "vec", seed: int = 0, **options: Any) -> Any:
         """Make the environment in which the agent was trained, with `n_envs` games.
@@ -159,25 +159,26 @@ class TrainedAgent:
             options: fields of the environment option that differ from the run, and `render_mode` (`llmrl.make_env`).
         """
         render_mode = options.pop("render_mode", None)
-        node = merge_options(self._saved.config["env"], {**options, "n_envs": self.spec.n_envs})
-        return build_from_node(node, api, render_mode, seed, self._parts.device, self._saved.config["trusted_modules"])
+        trusted, device = self._saved_run.config["trusted_modules"], self._parts.device
+        env_config = merge_options(self._saved_run.config["env"], {**options, "n_envs": self.spec.n_envs})
+        return build_env_from_config(env_config, trusted, seed, api, render_mode, device)
 
     def close(self) -> None:
         """Close the client of the language model, if there is one."""
         if isinstance(self._parts.llm, ChatClient):
             self._parts.llm.close()
 
-    def _single_action(self, action: np.ndarray) -> Any:
+    def _to_single_action(self, action: np.ndarray) -> Any:
         return int(action) if action.ndim == 0 else action
 
     def _to_arrays(self, observation: Mapping[str, Any]) -> tuple[_Layout, dict[str, np.ndarray]]:
-        """Return the interface of an observation, and the channels that the agent reads, [n_envs, n_agents, ...]."""
+        """Return the layout of an observation, and the channels that the agent reads, [n_envs, n_agents, ...]."""
         if observation and all(isinstance(agent_observation, Mapping) for agent_observation in observation.values()):
             if list(observation) != self.names:
                 raise ConfigError(f"the observation has agents {', '.join(observation)}; it must have {self.names}")
             self._check_channels(next(iter(observation.values())))
             return "agents", {
-                name: self._stack([agent_observation[name] for agent_observation in observation.values()], name)[None]
+                name: self._stack_channel([channels[name] for channels in observation.values()], name)[None]
                 for name in self.channels
             }
         self._check_channels(observation)
@@ -190,7 +191,7 @@ class TrainedAgent:
                 arrays[name] = value if isinstance(value, np.ndarray) else to_numpy(value)
             else:
                 games = [value] if channel_layout == "game" else list(value)
-                arrays[name] = self._stack(games, name)[:, None]
+                arrays[name] = self._stack_channel(games, name)[:, None]
         shape = (self.spec.n_envs, self.spec.n_agents)
         for name, array in arrays.items():
             if array.shape[:2] != shape:
@@ -208,7 +209,7 @@ class TrainedAgent:
             )
 
     def _find_layout(self, name: str, value: Any) -> _Layout:
-        """Return the interface of an observation, from the number of axes that a channel has for games and agents."""
+        """Return the layout of an observation, from the number of axes that a channel has for games and agents."""
         if isinstance(value, str | tuple):
             return "game" if isinstance(value, str) else "games"
         n_leading_axes = len(np.shape(value) if isinstance(value, np.ndarray) else value.shape)
@@ -221,7 +222,7 @@ class TrainedAgent:
             )
         return layout_by_axes[n_leading_axes]
 
-    def _stack(self, values: Sequence[Any], name: str) -> np.ndarray:
+    def _stack_channel(self, values: Sequence[Any], name: str) -> np.ndarray:
         """Return a channel of several games or agents, [n, ...], with its original dtype."""
         channel = self.spec.observation[name]
         if channel.dtype == "object":
@@ -233,8 +234,8 @@ class TrainedAgent:
 
 FORMAT_VERSION = 1
 """Version of the format of `agent.json`."""
-DESCRIPTION_NAME, WEIGHTS_NAME = "agent.json", "agent.safetensors"
-_ACCEPTED_AGENTS = (
+DESCRIPTION_FILE, WEIGHTS_FILE = "agent.json", "agent.safetensors"
+_ACCEPTED_AGENTS_TEXT = (
     "llmrl-export agent accepts the networks of PPO (agent=ppo, pg, ippo, mappo, gaussian_ppo, student_mlp, "
     "student_lstm, cleanup_society, harvest_society) with discrete actions or real numbers"
 )
@@ -271,21 +272,21 @@ def export_agent(run: StrPath, out: Path | None = None, trusted: Sequence[str] =
     target = config["agent"]["_target_"]
     agent_class = Builder(trusted=config["trusted_modules"]).locate(target, "agent")
     if not (isinstance(agent_class, type) and issubclass(agent_class, PPOAgent)):
-        raise ConfigError(f"{folder} has an agent of the class {target}; {_ACCEPTED_AGENTS}")
+        raise ConfigError(f"{folder} has an agent of the class {target}; {_ACCEPTED_AGENTS_TEXT}")
     agent = load_agent(folder, trusted=trusted)
     policy, spec = agent.policy, agent.spec
     try:
         networks = [ActorLayers(network) for network in policy.members]
     except Incompatible as error:
-        raise ConfigError(f"{folder}: {error}; {_ACCEPTED_AGENTS}") from error
-    identities = policy.player_one_hots.tolist() if spec.n_players > 1 else [[]] * spec.n_agents
+        raise ConfigError(f"{folder}: {error}; {_ACCEPTED_AGENTS_TEXT}") from error
+    player_one_hots = policy.player_one_hots.tolist() if spec.n_players > 1 else [[]] * spec.n_agents
     continuous = spec.continuous_actions
     description = {
         "format": FORMAT_VERSION,
         "environment": spec.name,
         "agents": {
             name: {"prefix": f"{i % len(networks)}/", "identity": identity}
-            for i, (name, identity) in enumerate(zip(agent.names, identities, strict=True))
+            for i, (name, identity) in enumerate(zip(agent.names, player_one_hots, strict=True))
         },
         "observation": {
             name: {"shape": list(spec.observation[name].shape), "dtype": spec.observation[name].dtype}
@@ -307,6 +308,6 @@ def export_agent(run: StrPath, out: Path | None = None, trusted: Sequence[str] =
         for i, layers in enumerate(networks)
         for name, tensor in layers.tensors.items()
     }
-    write_json(out_folder / DESCRIPTION_NAME, description)
-    save_file(tensors, out_folder / WEIGHTS_NAME)
-    return [out_folder / DESCRIPTION_NAME, out_folder / WEIGHTS_NAME]
+    write_json(out_folder / DESCRIPTION_FILE, description)
+    save_file(tensors, out_folder / WEIGHTS_FILE)
+    return [out_folder / DESCRIPTION_FILE, out_folder / WEIGHTS_FILE]

@@ -31,7 +31,7 @@ class RandomLegalChat:
     label = "random legal replies"
 
     def __init__(self) -> None:
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[Exchange] = []  # all requests so far, with their replies
         self._draw_counter = itertools.count()
 
     def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
@@ -64,7 +64,7 @@ class RandomLegalChat:
         """Do nothing, because replies are always available."""
 
     def fits(self, messages: Sequence[Mapping[str, str]], model: str = CHOSEN_MODEL) -> bool:
-        """Return True."""
+        """Return True: messages of any length are accepted."""
         return True
 
     def accepts_images(self, model: str = CHOSEN_MODEL) -> bool:
@@ -72,15 +72,15 @@ class RandomLegalChat:
         return True
 
     def includes_reasoning(self, model: str = CHOSEN_MODEL) -> bool:
-        """Return False."""
+        """Return False: replies contain no reasoning."""
         return False
 
     def model_label(self, model: str = CHOSEN_MODEL) -> str:
-        """Return the label."""
+        """Return the label of this chat model, whatever `model` is."""
         return self.label
 
 
-class RandomProposals(RandomLegalChat):
+class RandomProposalChat(RandomLegalChat):
     """Chat model that replies with random parameters of a policy, uniform within their bounds.
 
     Args:
@@ -134,7 +134,9 @@ def train_format(folder: Path, exchanges: Sequence[Exchange], steps: int, learni
     sequences = [encode(exchange) for exchange in exchanges]
     with single_thread():
         model: Any = load_model("causal", str(folder), None, "cpu", "float32")
-        network = TokenNetwork(model.requires_grad_(True), 1.0, 10**9, "float32", True, False, ProcessGroup())
+        options: dict[str, Any] = {"temperature": 1.0, "max_piece_tokens": 10**9, "precision": "float32"}
+        options |= {"reuse_prefix": True, "recompute": False, "processes": ProcessGroup()}
+        network = TokenNetwork(model.requires_grad_(True), **options)
         optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
         rng = np.random.Generator(np.random.PCG64(seed))
         for step in range(steps):

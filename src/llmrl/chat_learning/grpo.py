@@ -27,7 +27,7 @@ from llmrl.llms.local.loading import check_model_unchanged, copy_weights, enable
 from llmrl.llms.local.lora import AdapterSet, Lora, disable_adapters, write_adapter
 
 Advantage = Literal["episode", "turn", "anchor", "replay"]
-_WEIGHT_OPTIONS = "llm=, llm.model, llm.learn.tune and llm.learn.lora"
+_WEIGHT_OPTION_NAMES = "llm=, llm.model, llm.learn.tune and llm.learn.lora"
 """Options that determine the names and shapes of the trained weights."""
 
 
@@ -92,10 +92,10 @@ class GRPO:
 
 
 class GRPOLearners:
-    """Learners of one chat model, by adapter; with `tune=full` one learner of all weights. Implements `ChatLearners`.
+    """Learners of the adapters of one chat model; with `tune=full` one learner of all weights. See `ChatLearners`.
 
     Args:
-        settings: options of `llm/learn`.
+        settings: settings of the training.
         chat: chat model to train.
         seeds: seed tree of the model, whose stream `adapter` initializes adapters.
 
@@ -131,7 +131,7 @@ class GRPOLearners:
         return self._reply_seeds.get(adapter, self._seeds)
 
     def use_adapters(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
-        """Return a context in which sequence i of a batch uses `adapters[i]`."""
+        """Return a context in which sequence i of a batch uses the adapter named `adapters[i]`."""
         return nullcontext() if self.settings.tune == "full" else self.adapters.use_adapters(adapters)
 
     @cached_property
@@ -156,7 +156,7 @@ class ChatGRPO:
     def __init__(self, learners: GRPOLearners, adapter: str) -> None:
         self.settings, self.chat = learners.settings, learners.chat
         self._learners, self._adapter = learners, adapter
-        self.updates = 0
+        self.n_updates = 0
         self._processes = ProcessGroup.get_joined()
         self._network: TokenNetwork | None = None
         self._optimizer: OptimizerStep | None = None
@@ -179,26 +179,26 @@ class ChatGRPO:
             # A run that is resumed after this update starts with an empty cache, and must have equal rounding errors.
             self.chat.clear_cache()
             return {}
-        settings, step = self.settings, self._optimizer_step()
+        settings, optimizer_step = self.settings, self._get_optimizer_step()
         self._activate_adapter()
-        learning_rate = settings.scheduled_value(settings.learning_rate, settings.learning_rate_final, self.updates)
-        kl_coefficient = settings.scheduled_value(settings.kl, settings.kl_final, self.updates)
-        for group in step.optimizer.param_groups:
+        learning_rate = settings.scheduled_value(settings.learning_rate, settings.learning_rate_final, self.n_updates)
+        kl_coefficient = settings.scheduled_value(settings.kl, settings.kl_final, self.n_updates)
+        for group in optimizer_step.optimizer.param_groups:
             group["lr"] = learning_rate
-        advantages = torch.from_numpy(self.advantages(trajectories)).float()
+        advantages = torch.from_numpy(self.compute_advantages(trajectories)).float()
         sequences: list[TokenSequence] = []
         for trajectory in trajectories:
             n_replies = 1 + int(sequences[-1].reply_indices[-1]) if sequences else 0
             sequences += build_token_sequences([turn.sample for turn in trajectory.turns], n_replies)
         if self.chat.settings.sampler is not None:
             # Log-probabilities of the sampling server differ by rounding, and because its weights may be older.
-            old_log_probs = self._token_network().sampled_log_probs(sequences)
+            old_log_probs = self._get_token_network().compute_sampled_log_probs(sequences)
             pairs = zip(sequences, old_log_probs, strict=True)
             sequences = [replace(sequence, old_log_probs=log_probs) for sequence, log_probs in pairs]
         records: list[LossRecord] = []
         for _ in range(settings.epochs):
             order = torch.randperm(len(sequences), generator=generator).tolist()
-            for minibatch in self._minibatches([sequences[i] for i in order]):
+            for minibatch in self._iterate_minibatches([sequences[i] for i in order]):
                 batch = {
                     "sequences": minibatch,
                     "advantage": advantages,
@@ -206,38 +206,38 @@ class ChatGRPO:
                     "n_tokens": sum(len(sequence.positions) for sequence in minibatch),
                     "kl": kl_coefficient,
                 }
-                records.append(step.step(batch, self._loss))
-        self.updates += 1
+                records.append(optimizer_step.step(batch, self._compute_loss))
+        self.n_updates += 1
         self.chat.discard_outdated_weights()
-        return self._metrics(trajectories, turns, records) | {
+        return self._compute_metrics(trajectories, turns, records) | {
             "learn/learning_rate": learning_rate,
             "learn/kl_coefficient": kl_coefficient,
         }
 
-    def advantages(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
+    def compute_advantages(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
         """Return the advantage of each turn of all trajectories, [n_turns] float64."""
         settings = self.settings
         turns = [turn for trajectory in trajectories for turn in trajectory.turns]
         lengths = [len(trajectory.turns) for trajectory in trajectories]
         n_agents = 1 + max(trajectory.agent for trajectory in trajectories)
         groups = [t.game // settings.group_size * n_agents + t.agent for t in trajectories]
-        # Indices of the trajectory and of the group of each turn.
-        index, group = np.repeat(np.arange(len(lengths)), lengths), np.repeat(np.array(groups), lengths)
+        trajectory_index = np.repeat(np.arange(len(lengths)), lengths)  # of each turn, [n_turns]
+        group_index = np.repeat(np.array(groups), lengths)
         rewards = np.array([self.reward(turn) for turn in turns])
         if settings.advantage == "episode":
-            advantages = advantages_and_losses.episode_advantages(rewards, index, group)
+            advantages = advantages_and_losses.episode_advantages(rewards, trajectory_index, group_index)
         elif settings.advantage == "turn":
-            advantages = advantages_and_losses.turn_advantages(rewards, index, group, settings.gamma)
+            advantages = advantages_and_losses.turn_advantages(rewards, trajectory_index, group_index, settings.gamma)
         elif settings.advantage == "replay":
             values = np.array([turn.value for turn in turns])
-            advantages = advantages_and_losses.replay_advantages(rewards, index, values, settings.gamma)
+            advantages = advantages_and_losses.replay_advantages(rewards, trajectory_index, values, settings.gamma)
         else:
             observations = [turn.observation for turn in turns]
             weight = settings.anchor_weight
             advantages = advantages_and_losses.anchor_advantages(
-                rewards, index, group, observations, settings.gamma, weight
+                rewards, trajectory_index, group_index, observations, settings.gamma, weight
             )
-        return advantages_and_losses.scale_advantages(advantages, group, settings.scale)
+        return advantages_and_losses.scale_advantages(advantages, group_index, settings.scale)
 
     def reward(self, turn: Turn) -> float:
         """Return the reward of a turn, plus `invalid_reward` if its reply is invalid."""
@@ -246,15 +246,15 @@ class ChatGRPO:
     def reset(self) -> None:
         """Restore the initial weights, and reset the optimizer and the number of updates."""
         if self._network is not None:
-            copy_weights(self._initial_weights, self._trained_parameters(), "the initial model", _WEIGHT_OPTIONS)
+            copy_weights(self._initial_weights, self._trained_parameters(), "the initial model", _WEIGHT_OPTION_NAMES)
             self._optimizer = None
-        self.updates = 0
+        self.n_updates = 0
         self.chat.discard_outdated_weights()
 
     def write_adapter(self, folder: Path) -> None:
         """Write the trained adapter in peft's format; do nothing if all weights are trained."""
         if self.settings.tune == "lora":
-            model, trained = self._token_network().language_model, self._trained_parameters()
+            model, trained = self._get_token_network().language_model, self._trained_parameters()
             write_adapter(model, trained, self.settings.lora, folder, self.chat.model, self.chat.settings.revision)
 
     def describe(self) -> Mapping[str, Any]:
@@ -272,39 +272,39 @@ class ChatGRPO:
         trained = self._trained_parameters()
         return {
             "weights": {name: parameter.detach().cpu().clone() for name, parameter in trained.items()},
-            "optimizer": self._optimizer_step().state_dict(),
-            "updates": self.updates,
-            "model": self._fingerprint(),
+            "optimizer": self._get_optimizer_step().state_dict(),
+            "updates": self.n_updates,
+            "model": self._compute_fingerprint(),
         }
 
     def load_state_dict(self, state: State) -> None:
         """Restore weights and optimizer; raise ConfigError if the model's files or the shapes differ."""
-        check_model_unchanged(self.chat.model, state["model"], self._fingerprint())
-        copy_weights(state["weights"], self._trained_parameters(), "the checkpoint", _WEIGHT_OPTIONS)
-        self._optimizer_step().load_state_dict(state["optimizer"])
-        self.updates = state["updates"]
+        check_model_unchanged(self.chat.model, state["model"], self._compute_fingerprint())
+        copy_weights(state["weights"], self._trained_parameters(), "the checkpoint", _WEIGHT_OPTION_NAMES)
+        self._get_optimizer_step().load_state_dict(state["optimizer"])
+        self.n_updates = state["updates"]
         self.chat.discard_outdated_weights()
 
-    def _loss(self, batch: Batch) -> tuple[torch.Tensor, LossRecord]:
+    def _compute_loss(self, batch: Batch) -> tuple[torch.Tensor, LossRecord]:
         """Return the contribution of a piece to the loss of its minibatch, and to the metrics of the minibatch."""
-        settings, network, sequences = self.settings, self._token_network(), batch["sequences"]
+        settings, network, sequences = self.settings, self._get_token_network(), batch["sequences"]
         log_probs = network(sequences)  # [n_tokens, vocabulary]
         device = log_probs.device
 
         def concatenate(arrays: Sequence[np.ndarray]) -> torch.Tensor:
             return torch.from_numpy(np.concatenate(arrays)).to(device)
 
-        # Of each sampled token: its id, reply, and log-probabilities in sampling and before this update.
+        # Each sampled token's id, its reply, and its log-probabilities in sampling and before this update.
         tokens = concatenate([np.array(s.tokens)[s.positions] for s in sequences])
         reply_indices = concatenate([s.reply_indices for s in sequences])
         sampling_log_prob = concatenate([s.log_probs for s in sequences])
-        old = concatenate([s.log_probs if s.old_log_probs is None else s.old_log_probs for s in sequences])
+        old_log_prob = concatenate([s.log_probs if s.old_log_probs is None else s.old_log_probs for s in sequences])
         token_log_prob = log_probs.gather(1, tokens[:, None]).squeeze(1)
         n_replies, n_tokens = batch["n_replies"], batch["n_tokens"]
         weights = advantages_and_losses.token_weights(
             reply_indices, settings.loss, n_replies, n_tokens, self.chat.settings.max_tokens
         )
-        log_ratio = advantages_and_losses.log_ratios(token_log_prob, old, reply_indices, settings.ratio)
+        log_ratio = advantages_and_losses.log_ratios(token_log_prob, old_log_prob, reply_indices, settings.ratio)
         advantage = batch["advantage"].to(device)[reply_indices]
         token_loss, is_clipped = advantages_and_losses.policy_loss(
             log_ratio, advantage, settings.clip, settings.clip_high
@@ -316,30 +316,32 @@ class ChatGRPO:
             "log_prob_error": (token_log_prob.detach() - sampling_log_prob).abs().sum() / n_tokens,
         }
         if (sampler := self.chat.settings.sampler) is not None:
-            importance = advantages_and_losses.importance_weights(old, sampling_log_prob, sampler.max_importance)
+            limit = sampler.max_importance
+            importance = advantages_and_losses.importance_weights(old_log_prob, sampling_log_prob, limit)
             token_loss = importance * token_loss
             record["importance"] = importance.sum() / n_tokens
         token_loss = token_loss - settings.entropy * entropy
         if batch["kl"]:
-            reference = self._reference_log_probs(sequences)
+            reference = self._compute_reference_log_probs(sequences)  # [n_tokens, vocabulary]
             if settings.kl_estimator == "exact":
                 kl = advantages_and_losses.exact_kl(log_probs, reference)
             else:
-                kl = advantages_and_losses.sampled_kl(token_log_prob, reference.gather(1, tokens[:, None]).squeeze(1))
+                reference_log_prob = reference.gather(1, tokens[:, None]).squeeze(1)
+                kl = advantages_and_losses.sampled_kl(token_log_prob, reference_log_prob)
             token_loss = token_loss + batch["kl"] * kl
             record["kl"] = kl.detach().sum() / n_replies
         return (weights * token_loss).sum(), record
 
     @torch.no_grad()
-    def _reference_log_probs(self, sequences: Sequence[TokenSequence]) -> torch.Tensor:
+    def _compute_reference_log_probs(self, sequences: Sequence[TokenSequence]) -> torch.Tensor:
         """Return log-probabilities of the model before training, [n_tokens, vocabulary]."""
-        network = self._token_network()
+        network = self._get_token_network()
         if self._reference_network is not None:
             return self._reference_network.forward(sequences)
         with disable_adapters(network.language_model):
             return network.forward(sequences)
 
-    def _minibatches(self, sequences: Sequence[TokenSequence]) -> Iterator[list[TokenSequence]]:
+    def _iterate_minibatches(self, sequences: Sequence[TokenSequence]) -> Iterator[list[TokenSequence]]:
         """Yield minibatches of consecutive sequences, each but the last with at least `minibatch_replies` replies."""
         minibatch: list[TokenSequence] = []
         n_replies = 0
@@ -352,16 +354,16 @@ class ChatGRPO:
         if minibatch:
             yield minibatch
 
-    def _metrics(
+    def _compute_metrics(
         self, trajectories: Sequence[Trajectory], turns: Sequence[Turn], records: Sequence[LossRecord]
     ) -> dict[str, float]:
         """Return the metrics of an update."""
-        network = self._token_network()
+        network = self._get_token_network()
         # Tensors are converted to numbers only after all gradient steps, because a conversion waits for the device.
         means = {name: float(torch.stack([record[name] for record in records]).mean()) for name in records[0]}
         means["log_prob_error"] = float(records[0]["log_prob_error"])
-        n_positions = float(sum(self._processes.all_gather_object(network.n_positions)))
-        network.n_positions = 0
+        n_positions = float(sum(self._processes.all_gather_object(network.n_computed_positions)))
+        network.n_computed_positions = 0
         return {f"learn/{name}": mean for name, mean in means.items()} | {
             "learn/reward": float(np.mean([sum(self.reward(turn) for turn in t.turns) for t in trajectories])),
             "learn/invalid": float(np.mean([not turn.is_valid for turn in turns])),
@@ -369,7 +371,7 @@ class ChatGRPO:
             "learn/tokens": n_positions,
         }
 
-    def _token_network(self) -> TokenNetwork:
+    def _get_token_network(self) -> TokenNetwork:
         """Return the network; the first call builds it and copies the initial weights."""
         if self._network is None:
             settings, module = self.settings, self.chat.module
@@ -377,34 +379,34 @@ class ChatGRPO:
                 module.requires_grad_(True)
                 if settings.recompute:
                     enable_recomputation(module, "llm.learn.recompute=true")
-            self._network = self._make_network(module)
+            self._network = self._build_network(module)
             self._initial_weights = {name: p.detach().clone() for name, p in self._trained_parameters().items()}
             if settings.kl and settings.tune == "full":
-                self._reference_network = self._make_network(copy.deepcopy(module).requires_grad_(False))
+                self._reference_network = self._build_network(copy.deepcopy(module).requires_grad_(False))
         return self._network
 
-    def _make_network(self, module: torch.nn.Module) -> TokenNetwork:
+    def _build_network(self, module: torch.nn.Module) -> TokenNetwork:
         settings, chat = self.settings, self.chat.settings
         return TokenNetwork(
             module,
-            chat.temperature,
-            settings.piece_tokens,
-            settings.precision,
-            chat.prefix_cache_tokens > 0,
-            settings.recompute,
-            self._processes,
+            temperature=chat.temperature,
+            max_piece_tokens=settings.piece_tokens,
+            precision=settings.precision,
+            reuse_prefix=chat.prefix_cache_tokens > 0,
+            recompute=settings.recompute,
+            processes=self._processes,
         )
 
-    def _optimizer_step(self) -> OptimizerStep:
+    def _get_optimizer_step(self) -> OptimizerStep:
         if self._optimizer is None:
-            settings, network = self.settings, self._token_network()
+            settings, network = self.settings, self._get_token_network()
             self._activate_adapter()
             self._optimizer = OptimizerStep(network, settings.learning_rate, 1e-8, settings.max_grad_norm)
         return self._optimizer
 
     def _trained_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return the trained parameters by name."""
-        network = self._token_network()  # copies the initial weights before a checkpoint can replace them
+        network = self._get_token_network()  # copies the initial weights before a checkpoint can replace them
         if self.settings.tune == "lora":
             return dict(self._learners.adapters.parameters(self._adapter))
         return dict(network.language_model.named_parameters())
@@ -414,7 +416,7 @@ class ChatGRPO:
         if self.settings.tune == "lora":
             self._learners.adapters.activate(self._adapter)
 
-    def _fingerprint(self) -> str | None:
+    def _compute_fingerprint(self) -> str | None:
         """Return the fingerprint of the model's folder; None for a model of the Hugging Face hub."""
         return folder_fingerprint(self.chat.model, hashes_blocks=True)
 

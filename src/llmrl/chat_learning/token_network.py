@@ -29,7 +29,7 @@ class TokenNetwork(nn.Module):
     Args:
         language_model: the language model.
         temperature: divisor of the logits, > 0, equal to the sampling temperature.
-        piece_tokens: maximum number of tokens in one forward pass, padding included; a longer sequence runs alone.
+        max_piece_tokens: maximum number of tokens in one forward pass, padding included; a longer sequence runs alone.
         precision: precision of the computation; `bfloat16` is autocast with unchanged weights.
         reuse_prefix: whether the common prefix is computed once; without effect if activations are recomputed.
         recompute: whether activations are recomputed in the backward pass (`enable_recomputation`).
@@ -40,17 +40,17 @@ class TokenNetwork(nn.Module):
         self,
         language_model: nn.Module,
         temperature: float,
-        piece_tokens: int,
+        max_piece_tokens: int,
         precision: Precision,
         reuse_prefix: bool,
         recompute: bool,
         processes: ProcessGroup,
     ) -> None:
         super().__init__()
-        self.language_model, self.temperature, self.piece_tokens = language_model, temperature, piece_tokens
+        self.language_model, self.temperature, self.max_piece_tokens = language_model, temperature, max_piece_tokens
         self.precision, self.recompute, self.processes = precision, recompute, processes
         self.reuse_prefix = reuse_prefix and not recompute
-        self.n_positions = 0  # number of token positions computed so far, padding included
+        self.n_computed_positions = 0  # token positions computed so far, padding included
 
     def forward(self, sequences: Sequence[TokenSequence]) -> torch.Tensor:
         """Return log-probabilities at all sampled tokens in the order of sequences, [n_tokens, vocabulary] float32."""
@@ -66,7 +66,7 @@ class TokenNetwork(nn.Module):
         padded_length = ids.shape[1]
         sequence_index = torch.cat([torch.full((len(s.positions),), i) for i, s in enumerate(sequences)]).to(device)
         logit_position = torch.cat([torch.from_numpy(s.positions) for s in sequences]).to(device) - 1
-        kept_positions, kept_index = torch.unique(logit_position, return_inverse=True)
+        distinct_positions, distinct_index = torch.unique(logit_position, return_inverse=True)
         model: Any = self.language_model
         model.train(self.recompute and torch.is_grad_enabled())  # transformers recomputes only in training mode
         with self._autocast():
@@ -80,18 +80,18 @@ class TokenNetwork(nn.Module):
                 input_ids=ids[:, prefix_length:],
                 attention_mask=mask,
                 position_ids=positions,
-                logits_to_keep=kept_positions - prefix_length,
+                logits_to_keep=distinct_positions - prefix_length,
                 **options,
             ).logits
-        self.n_positions += prefix_length + ids[:, prefix_length:].numel()
+        self.n_computed_positions += prefix_length + ids[:, prefix_length:].numel()
         model.eval()
-        return torch.log_softmax(logits[sequence_index, kept_index].float() / self.temperature, dim=-1)
+        return torch.log_softmax(logits[sequence_index, distinct_index].float() / self.temperature, dim=-1)
 
     @torch.no_grad()
-    def sampled_log_probs(self, sequences: Sequence[TokenSequence]) -> list[np.ndarray]:
+    def compute_sampled_log_probs(self, sequences: Sequence[TokenSequence]) -> list[np.ndarray]:
         """Return the log-probabilities of the sampled tokens of each sequence, [n_sampled] float32."""
         log_probs = [np.empty(0, dtype=np.float32)] * len(sequences)
-        for indices in plan_batches([len(s.tokens) for s in sequences], 0, self.piece_tokens):
+        for indices in plan_batches([len(s.tokens) for s in sequences], 0, self.max_piece_tokens):
             piece = [sequences[i] for i in indices]
             tokens = torch.from_numpy(np.concatenate([np.array(s.tokens)[s.positions] for s in piece]))
             sampled = self.forward(piece).cpu().gather(1, tokens[:, None]).squeeze(1).numpy()
@@ -105,13 +105,13 @@ class TokenNetwork(nn.Module):
 
         The weights are 1, because the losses of the pieces already sum to the loss of the minibatch.
         """
-        sequences, world = batch["sequences"], self.processes.world_size
+        sequences, world_size = batch["sequences"], self.processes.world_size
         lengths = [len(sequence.tokens) for sequence in sequences]
         # With several processes, pieces are limited to a process's share of the tokens, so that each has work.
-        budget = self.piece_tokens if world == 1 else min(self.piece_tokens, -(-sum(lengths) // world))
-        plan = plan_batches(lengths, 0, budget)
-        pieces = [batch | {"sequences": [sequences[i] for i in indices]} for indices in plan]
-        local_pieces = pieces[self.processes.rank :: world]
+        limit = self.max_piece_tokens if world_size == 1 else min(self.max_piece_tokens, -(-sum(lengths) // world_size))
+        batch_plan = plan_batches(lengths, 0, limit)
+        pieces = [batch | {"sequences": [sequences[i] for i in indices]} for indices in batch_plan]
+        local_pieces = pieces[self.processes.rank :: world_size]
         yield from ((piece, 1.0) for piece in local_pieces)
         if not local_pieces:  # metrics are summed over processes, so each process must compute all of them
             yield pieces[0], 0.0

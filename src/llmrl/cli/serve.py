@@ -43,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script `llmrl-serve`, with `argv` or else the process's arguments, until a signal."""
     args = build_parser().parse_args(argv)
-    from llmrl.api.environments import build_from_node
+    from llmrl.api.environments import build_env_from_config
     from llmrl.api.openenv_server import make_app
     from llmrl.core.errors import ConfigError
     from llmrl.core.protocols import VecEnv
@@ -60,12 +60,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if other_overrides := [text for text in overrides if not text.lstrip("+~").startswith(("env=", "env."))]:
         raise ConfigError(f"llmrl-serve takes env=, env.* and principal=, not {other_overrides[0]}")
     config = Experiment.compose(*overrides).config
-    node = {**config["env"], "n_envs": 1}
+    env_config = {**config["env"], "n_envs": 1}
 
     import uvicorn
 
     def build_env() -> VecEnv:
-        env = build_from_node(node, "vec", None, config["seed"], "cpu", config["trusted_modules"])
+        env = build_env_from_config(env_config, config["trusted_modules"], config["seed"])
         assert isinstance(env, VecEnv)
         return env
 

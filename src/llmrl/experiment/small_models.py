@@ -205,7 +205,7 @@ def _collect_proposer_exchanges(config: Config, env: VecEnv, builder: Builder, s
     Raises:
         Incompatible: the principal queries no chat model, or the agent has no parameters to propose.
     """
-    from llmrl.chat_learning.format_training import RandomProposals
+    from llmrl.chat_learning.format_training import RandomProposalChat
 
     services = _build_agent_services(config, env, seeds, chat=None)
     controller = None
@@ -219,7 +219,7 @@ def _collect_proposer_exchanges(config: Config, env: VecEnv, builder: Builder, s
             "agent=llm_player, or principal=llm with an agent whose parameters it can search, such as agent=linear",
         )
     space, rng, search_size = controller.space, seeds.numpy("proposals"), _get_search_size(config)
-    chat = RandomProposals(space, rng)
+    chat = RandomProposalChat(space, rng)
     principal_services = PrincipalServices.from_agent(services, llm=chat, space=space, controller=controller)
     principal = builder.replace_services(principal_services).build(config["principal"], "principal")
     principal.on_search_start(search_size["iterations"], search_size["episodes"])
