@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.builder import Builder
-from llmrl.config.loop_sections import declared_loop
+from llmrl.config.loop_sections import get_declared_loop
 from llmrl.core.errors import ConfigError, Incompatible, LlmrlError
 from llmrl.core.option_files import list_option_names, load_option
 from llmrl.core.seeding import Seeds
@@ -253,7 +253,7 @@ class PairTester:
         agent, builder = _load_composed_option("agent", chosen["agent"]), Builder()
         if chosen["agent"] == "teacher":
             chosen.setdefault("teacher", "oracle")
-        if declared_loop(agent, builder) == "search":
+        if get_declared_loop(agent, builder) == "search":
             chosen.setdefault("principal", "random")
         chosen.setdefault("llm", "small_scorer" if builder.needs(agent, "scorer", "agent") else "scripted")
         config = copy.deepcopy(_compose_base_config(chosen["env"]))

@@ -11,8 +11,8 @@ from typing import Any
 
 from llmrl.config.option_docs import (
     KeyPath,
-    display_path,
     document_keys,
+    format_option_path,
     format_option_type,
     format_value,
     read_description,
@@ -84,7 +84,7 @@ def _iterate_section(title: str, path: Path, files: Sequence[tuple[Path, KeyPath
         # The section of a group omits its name.
         label = key if sets_global_keys(path) else ".".join(entry.key)
         kind = "" if key.endswith("_target_") or not entry.is_leaf else format_option_type(key, targets)
-        is_first_use = documents[key].meaning_location == f"{display_path(path)}:{entry.line}"
+        is_first_use = documents[key].meaning_location == f"{format_option_path(path)}:{entry.line}"
         value = f"`{_format_default(path, entry.key)}`" if entry.is_leaf else ""
         rows.append((f"`{label}`", value, kind if is_first_use else "", entry.comment))
     links = [

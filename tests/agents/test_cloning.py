@@ -13,7 +13,7 @@ from experiments import run as run_experiment
 from llmrl.agents.cloning_agent import CloningAgent, CloningAgentSettings
 from llmrl.agents.random_agent import RandomAgent
 from llmrl.algorithms.cloning import BehavioralCloning, CloningSettings
-from llmrl.config.loop_sections import loop_kind
+from llmrl.config.loop_sections import get_loop_kind
 from llmrl.core.errors import ConfigError, Diverged, RunFolderError
 from llmrl.core.records import PolicyOutput
 from llmrl.core.seeding import Seeds
@@ -460,7 +460,7 @@ def test_language_model_imitates_and_reinforces(tmp_path):
 def test_treatments_build(study, treatment, env):
     config = compose(f"experiment=grounding/{study}", f"treatment={treatment}", "agent.data=somewhere")
     check_values(config)
-    assert loop_kind(config) == "clone" and groups_using_model(config)
+    assert get_loop_kind(config) == "clone" and groups_using_model(config)
     assert config["env"]["name"] == env
 
 

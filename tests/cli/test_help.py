@@ -14,9 +14,9 @@ from llmrl.cli.help import (
     EXAMPLES_BY_COMMAND,
     GROUP_DESCRIPTIONS,
     LISTED_GROUPS,
-    help_page,
-    list_options,
-    studies_by_family,
+    format_help_page,
+    format_option_list,
+    list_studies_by_family,
 )
 from llmrl.cli.train import main as train
 from llmrl.core.errors import ConfigError
@@ -29,19 +29,19 @@ def run_in_process(main, *words, cwd):
 
 @pytest.mark.parametrize("primary", ["train", "finetune"])
 def test_help_fits_screen(primary):
-    page = help_page(f"llmrl-{primary}", primary, 100)
+    page = format_help_page(f"llmrl-{primary}", primary, 100)
     assert len(page.splitlines()) < 80 and max(map(len, page.splitlines())) <= 110
     words = set(re.findall(r"[\w/]+", page))
     for group in ("env", "agent", "llm", "hardware"):
         assert words >= set(list_option_names(group))
-    for family, studies in studies_by_family().items():
+    for family, studies in list_studies_by_family().items():
         assert words >= {f"{family}/", *studies}
     assert len(EXAMPLES_BY_COMMAND["train"]) == 5
 
 
 @pytest.mark.parametrize("group", [*LISTED_GROUPS, "experiment/first"])
 def test_list_describes_options(group):
-    lines = list_options(group, 100).splitlines()
+    lines = format_option_list(group, 100).splitlines()
     heads = [line for line in lines if not line.startswith(" ")]
     assert all(re.fullmatch(r"[\w/]+  +\S.*", head) for head in heads), heads
     option_names = [head.split()[0] for head in heads]
@@ -52,7 +52,7 @@ def test_list_describes_options(group):
 
 def test_unknown_group_lists_available_groups(tmp_path):
     with pytest.raises(ConfigError, match=r"'enf'.*env, agent"):
-        list_options("enf", 100)
+        format_option_list("enf", 100)
     done = run_in_process(train, "llmrl-train", "--list", cwd=tmp_path)
     assert done.returncode == 1 and "--list" in done.stderr and ": env, " in done.stderr
 

@@ -17,7 +17,7 @@ import yaml
 from hydra.core.config_store import ConfigStore
 
 from experiments import compose, load_comparable_metrics
-from llmrl.config.installed_options import installed_options, option_content, register_installed_options
+from llmrl.config.installed_options import build_option_content, list_installed_options, register_installed_options
 from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
 from llmrl.core.trust import Trust
@@ -94,8 +94,8 @@ def test_page_example_runs(site, tmp_path):
 def test_options_are_listed_with_no_import(site, store):
     store.syspath_prepend(str(site))
     assert register_installed_options() == [] and register_installed_options() == [], "done twice, it changes nothing"
-    assert installed_options("principal") == ["ladder"] and installed_options("hardware/backend") == ["niced"]
-    assert installed_options("loggers") == ["csv"]
+    assert list_installed_options("principal") == ["ladder"] and list_installed_options("hardware/backend") == ["niced"]
+    assert list_installed_options("loggers") == ["csv"]
     assert not any(name.startswith("my_lab") for name in sys.modules), "nothing has been imported"
     config = compose("env=coins", "principal=ladder", "env.horizon=3", "hardware/backend=niced", "loggers=[csv]")
     assert config["loggers"] == {"csv": {"_target_": "my_lab.csv_file.CsvFile", "separator": ","}}
@@ -134,7 +134,7 @@ def labeled_package(tmp_path, store) -> Path:
 
 def test_option_keys_match_constructor_defaults(labeled_package):
     declare(labeled_package, "labeled", "[llmrl.parts]\nagent.labeled = labeled.parts:Part\n")
-    assert option_content("labeled.parts.Part", "agent=labeled") == {
+    assert build_option_content("labeled.parts.Part", "agent=labeled") == {
         "_target_": "labeled.parts.Part",
         "needed": "???",
         "number": 1.5,
@@ -186,10 +186,12 @@ def test_reports_invalid_names(labeled_package):
 def test_only_declared_modules_are_allowed(labeled_package):
     declare(labeled_package, "labeled", "[llmrl.parts]\nlabeled = labeled.parts\n[other.group]\nx = labeled:x\n")
     assert (
-        Trust().is_trusted("labeled.parts") and not Trust().is_trusted("labeled") and installed_options("agent") == []
+        Trust().is_trusted("labeled.parts")
+        and not Trust().is_trusted("labeled")
+        and list_installed_options("agent") == []
     )
     with pytest.raises(ConfigError, match="trusted modules"):
-        option_content("labeled.broken.Part", "agent")
+        build_option_content("labeled.broken.Part", "agent")
 
 
 def test_first_installation_takes_precedence(labeled_package, store):
@@ -197,4 +199,4 @@ def test_first_installation_takes_precedence(labeled_package, store):
     declare(labeled_package / "newer", "labeled", "[llmrl.parts]\nagent.new = labeled.parts:Part\n")
     store.syspath_prepend(str(labeled_package / "newer"))
     entry_points.cache_clear()
-    assert installed_options("agent") == ["new"]
+    assert list_installed_options("agent") == ["new"]

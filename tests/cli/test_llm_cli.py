@@ -6,7 +6,7 @@ import pytest
 
 from experiments import run
 from fake_openai_server import FakeOpenAIServer
-from llmrl.cli.llm import main, totals
+from llmrl.cli.llm import build_totals_table, main
 from llmrl.llms.scripted import ScriptedChat
 
 
@@ -87,7 +87,7 @@ def test_totals(capsys, tmp_path):
     code, text = call(capsys, "totals", str(tmp_path))
     assert code == 0 and "│ all" in text
     # The table folds long names.
-    assert [row[0].rpartition("/")[2] for row in totals(tmp_path)[1]] == ["s0", "s1", "all"]
+    assert [row[0].rpartition("/")[2] for row in build_totals_table(tmp_path)[1]] == ["s0", "s1", "all"]
     code, text = call(capsys, "totals", str(tmp_path / "nowhere"))
     assert code == 1 and str(tmp_path / "nowhere") in text
     (tmp_path / "empty").mkdir()

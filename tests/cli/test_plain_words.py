@@ -15,7 +15,7 @@ import commands
 from experiments import compose, find_run_folder, run_experiment
 from faulty_env import Faulty
 from llmrl.cli import train
-from llmrl.config.hydra_hooks import check_removals
+from llmrl.config.hydra_hooks import check_no_removals
 from llmrl.core import ram
 from llmrl.core.arguments import validate_argument
 from llmrl.core.errors import BudgetExhausted, ConfigError, EngineError, RunInUse
@@ -194,13 +194,13 @@ def test_game_memory_is_checked_before_start(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_removed_options_give_replacement() -> None:
     with pytest.raises(ConfigError, match=r"~principal: .*principal=none"):
-        check_removals(["~principal"])
+        check_no_removals(["~principal"])
     with pytest.raises(ConfigError, match="teacher=none"):
-        check_removals(["~teacher=llm"])
+        check_no_removals(["~teacher=llm"])
     for part in ("~env", "~agent", "~design", "~design.steps", "~env@x=escape_room"):
         with pytest.raises(ConfigError, match=part.partition("@")[0]):
-            check_removals(["seed=1", part])
-    check_removals(["~env.kwargs.g", "env=x", "~hydra.sweeper", "~agent.x.arguments.y=1", "principal=none"])
+            check_no_removals(["seed=1", part])
+    check_no_removals(["~env.kwargs.g", "env=x", "~hydra.sweeper", "~agent.x.arguments.y=1", "principal=none"])
 
 
 WORDS = {

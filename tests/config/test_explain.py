@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from llmrl.cli.help import explain
+from llmrl.cli.help import explain_options
 from llmrl.config.option_docs import document_config, format_option_type, format_value, read_keys
 from llmrl.core.errors import ConfigError
 
 
 def rows(capsys, *arguments, primary="train"):
-    explain(primary, arguments)
+    explain_options(primary, arguments)
     return {line.split("\t")[0]: line.split("\t")[1:] for line in capsys.readouterr().out.splitlines()}
 
 
@@ -60,7 +60,7 @@ def test_custom_options_are_explained(capsys, tmp_path):
 )
 def test_reports_missing_keys(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        explain("train", arguments)
+        explain_options("train", arguments)
 
 
 def test_nearly_all_keys_have_types():

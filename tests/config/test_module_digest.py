@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmrl.config import input_digests
-from llmrl.config.input_digests import module_digest
+from llmrl.config.input_digests import compute_module_digest
 from llmrl.core.installed import entry_points
 
 FILES = {"field_lab/__init__.py": "", "field_lab/deep/rates.py": "RATE = 2\n", "shared_rules.py": "LIMIT = 3\n"}
@@ -24,10 +24,10 @@ def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def compute(name: str) -> str:
-        input_digests._package_sources.cache_clear()
+        input_digests._read_package_sources.cache_clear()
         entry_points.cache_clear()
         importlib.invalidate_caches()
-        return module_digest([name])
+        return compute_module_digest([name])
 
     return compute
 
@@ -41,7 +41,7 @@ def test_code_changes_digest(tmp_path: Path, digest: Callable[[str], str], path:
     (tmp_path / path).write_text(f"# a comment\n{FILES[path]}\n")
     assert digest(name) == initial != ""
     (tmp_path / path).write_text(f"{FILES[path]}MORE = 1\n")
-    assert module_digest([name]) == initial, "this process has imported the earlier code"
+    assert compute_module_digest([name]) == initial, "this process has imported the earlier code"
     assert digest(name) != initial
     (tmp_path / path).write_text("RATE = = 2\n")
     assert digest(name) != initial
@@ -61,4 +61,4 @@ def test_installed_package_is_identified_by_version(tmp_path: Path, digest: Call
 
 @pytest.mark.parametrize("name", ["llmrl.agents.ppo_agent.PPOAgent", "collections.Counter", "no_such_package.Part", ""])
 def test_only_user_code_counts(name: str) -> None:
-    assert module_digest([name]) == ""
+    assert compute_module_digest([name]) == ""

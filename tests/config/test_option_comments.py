@@ -6,7 +6,7 @@ from collections import defaultdict
 import pytest
 
 from llmrl.config.builder import Builder
-from llmrl.config.option_docs import display_path, document_config, document_keys, read_description, read_keys
+from llmrl.config.option_docs import document_config, document_keys, format_option_path, read_description, read_keys
 from llmrl.core.option_files import (
     list_files,
     list_option_names,
@@ -90,7 +90,7 @@ def test_no_comment_is_copied():
         for entry in read_keys(path):
             for sentence in re.split(r"[;.:] ", entry.comment):
                 if len(sentence.split()) > 6:
-                    places[sentence.strip().lower()].add(display_path(path))
+                    places[sentence.strip().lower()].add(format_option_path(path))
     copied = {sentence: files for sentence, files in places.items() if len(files) > 1}
     assert len(places) > 200 and not copied
 

@@ -9,7 +9,7 @@ from jsonschema.exceptions import best_match
 from referencing import Registry, Resource
 
 from llmrl.config import option_schema
-from llmrl.config.option_schema import TRAIN_SCHEMA, schema_files
+from llmrl.config.option_schema import TRAIN_SCHEMA_FILE, build_schema_files
 from llmrl.core.option_files import SCHEMA_FOLDER, list_part_groups, list_paths, read_file, root, sets_global_keys
 
 FILES = [
@@ -21,7 +21,7 @@ FILES = [
 
 @pytest.fixture(scope="module")
 def schemas():
-    return schema_files()
+    return build_schema_files()
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def validators(schemas):
 def find_schema(path):
     group = path.relative_to(root()).parts[0]
     return (
-        TRAIN_SCHEMA
+        TRAIN_SCHEMA_FILE
         if sets_global_keys(path) or group in ("experiment", "treatment", path.name)
         else f"{group}.schema.json"
     )
@@ -64,7 +64,7 @@ def test_package_files_are_accepted(validators):
     ],
 )
 def test_rejects_invalid_files(validators, content, phrase):
-    errors = list(validators[TRAIN_SCHEMA].iter_errors(yaml.safe_load(content)))
+    errors = list(validators[TRAIN_SCHEMA_FILE].iter_errors(yaml.safe_load(content)))
     assert errors and phrase in best_match(errors).message
 
 
@@ -82,7 +82,7 @@ def test_rejects_invalid_files(validators, content, phrase):
     ],
 )
 def test_valid_files_are_accepted(validators, content):
-    assert not list(validators[TRAIN_SCHEMA].iter_errors(yaml.safe_load(content)))
+    assert not list(validators[TRAIN_SCHEMA_FILE].iter_errors(yaml.safe_load(content)))
 
 
 def test_custom_option_uses_group_schema(validators):
@@ -98,5 +98,8 @@ def test_editor_comment_names_built_file(capsys, monkeypatch, schemas):
     option_schema.main()
     path = root() / SCHEMA_FOLDER / "agent.schema.json"
     assert capsys.readouterr().out.strip() == f"# yaml-language-server: $schema={path}"
-    assert json.loads(path.read_text(encoding="utf-8"))["anyOf"][0]["$ref"] == f"{TRAIN_SCHEMA}#/$defs/agent"
-    assert json.loads((root() / SCHEMA_FOLDER / TRAIN_SCHEMA).read_text(encoding="utf-8")) == schemas[TRAIN_SCHEMA]
+    assert json.loads(path.read_text(encoding="utf-8"))["anyOf"][0]["$ref"] == f"{TRAIN_SCHEMA_FILE}#/$defs/agent"
+    assert (
+        json.loads((root() / SCHEMA_FOLDER / TRAIN_SCHEMA_FILE).read_text(encoding="utf-8"))
+        == schemas[TRAIN_SCHEMA_FILE]
+    )

@@ -4,7 +4,7 @@ import pytest
 
 from experiments import compose
 from llmrl.config.builder import Builder
-from llmrl.config.loop_sections import declared_loop, loop_kind
+from llmrl.config.loop_sections import get_declared_loop, get_loop_kind
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import load_options
 
@@ -28,7 +28,7 @@ class Misdeclared:
 
 
 def test_agents_declare_supported_loop():
-    loops = {name: declared_loop(option, Builder()) for name, option in load_options("agent").items()}
+    loops = {name: get_declared_loop(option, Builder()) for name, option in load_options("agent").items()}
     assert all(loops[name] == loop for loop, names in LOOPS.items() for name in names)
     for name, option in load_options("agent").items():
         target = Builder().locate(option["_target_"], "agent")
@@ -51,20 +51,20 @@ def test_agents_declare_supported_loop():
     ],
 )
 def test_loop_follows_agent_and_principal(agent, principal, kind):
-    assert loop_kind(compose(f"agent={agent}", f"principal={principal}")) == kind
+    assert get_loop_kind(compose(f"agent={agent}", f"principal={principal}")) == kind
 
 
 @pytest.mark.parametrize(("agent", "name"), [("sb3", "SB3Agent"), ("bc", "CloningAgent")])
 def test_independent_learner_has_no_principal(agent, name):
     with pytest.raises(ConfigError, match=rf"{name} .*principal=none"):
-        loop_kind(compose(f"agent={agent}", "principal=ucb"))
+        get_loop_kind(compose(f"agent={agent}", "principal=ucb"))
 
 
 @pytest.mark.parametrize(("name", "phrase"), [("Undeclared", "it declares no loop"), ("Misdeclared", "'dream'")])
 def test_rejects_undeclared_loop(name, phrase):
     config = {**compose("agent=random"), "trusted_modules": [__name__], "agent": {"_target_": f"{__name__}.{name}"}}
     with pytest.raises(ConfigError) as error:
-        loop_kind(config)
+        get_loop_kind(config)
     message = str(error.value)
     assert phrase in message and "`loop`" in message and "learn, clone, baseline, search, play" in message
     assert name in message

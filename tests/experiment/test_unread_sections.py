@@ -7,12 +7,12 @@ import pytest
 import yaml
 
 from experiments import find_run_folder
-from llmrl.config.loop_sections import LOOP_CLASSES, agent_learns, config_section, loop_kind
+from llmrl.config.loop_sections import LOOP_CLASSES, agent_learns, get_loop_kind, get_section
 from llmrl.experiment.config_completion import OBJECTIVE_KEYS, without_unread_sections
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import build_parts
 
-SECTIONS = {config_section(kind) for kind in LOOP_CLASSES}
+SECTIONS = {get_section(kind) for kind in LOOP_CLASSES}
 SHORT = {
     "design": ("env=escape_room", "principal=random", "design.steps=1", "design.adapt_rounds=1", "design.references=0"),
     "search": ("env=cartpole", "agent=linear", "principal=random", "search.iterations=1", "search.episodes=1"),
@@ -109,6 +109,6 @@ def test_classes_declare_learning(loop):
     config = experiment(*SHORT[loop]).config
     parts = build_parts(config, None)
     try:
-        assert loop_kind(config) in ("learn", "play", "design") and parts.agents[0].learns is agent_learns(config)
+        assert get_loop_kind(config) in ("learn", "play", "design") and parts.agents[0].learns is agent_learns(config)
     finally:
         parts.close()

@@ -61,7 +61,7 @@ def forget() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "tariff_lab"]:
         del sys.modules[name]
     importlib.invalidate_caches()
-    input_digests._package_sources.cache_clear()
+    input_digests._read_package_sources.cache_clear()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments import compose, find_run_folder, run_silently
-from llmrl.config.treatments import studies_by_treatment
+from llmrl.config.treatments import list_studies_by_treatment
 from llmrl.experiment.parts import check_values
 from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.run.status import read_status
@@ -47,7 +47,7 @@ def models(tmp_path_factory):
 def test_treatments_have_presets():
     placeholders = ("agent.data=there", "llm.model=there")
     for study, treatments_ in (("mixed", {*PAPER_VARIANTS}), ("goto_local", SMALL_MODELS)):
-        fits = [name for name, studies in studies_by_treatment().items() if f"grounding/{study}" in studies]
+        fits = [name for name, studies in list_studies_by_treatment().items() if f"grounding/{study}" in studies]
         agents = {}
         for name in fits:
             words = placeholders if name == "bc" else placeholders[:1] if name == "small_bc" else ()

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from experiments import compose
-from llmrl.config.treatments import list_studies, studies_by_treatment
+from llmrl.config.treatments import list_studies, list_studies_by_treatment
 from llmrl.core.option_files import load_options
 from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts, check_values
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 GAMES = ("harvest", "cleanup", "escape_room")
 # `listed` proposes what it is given: it is no method that is compared.
 PRINCIPALS = sorted(set(load_options("principal")) - {"none", "listed", "saez"})  # saez: only in the tax economy
-TREATMENTS = [name for name, names in studies_by_treatment().items() if "legislative/harvest" in names]
+TREATMENTS = [name for name, names in list_studies_by_treatment().items() if "legislative/harvest" in names]
 STUDIES_LACKING_PRINCIPAL = (
     "legislative/cleanup_pretrain",
     "legislative/harvest_pretrain",

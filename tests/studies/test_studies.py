@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from llmrl.config.option_docs import read_description
-from llmrl.config.treatments import check_treatment, list_studies, studies_by_treatment
+from llmrl.config.treatments import check_treatment, list_studies, list_studies_by_treatment
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import get_file, is_choosable, list_paths, read_comment, read_file, root, sets_global_keys
 from llmrl.experiment.experiment import Experiment
@@ -36,10 +36,12 @@ def table(group, name, key):
     return read_file(root() / group / f"{name}.yaml").get(key, {})
 
 
-PAIRS = [(study, treatment) for treatment, names in studies_by_treatment().items() for study in names]
+PAIRS = [(study, treatment) for treatment, names in list_studies_by_treatment().items() for study in names]
 FIRST_PAIRS = list({treatment: (study, treatment) for study, treatment in PAIRS[::-1]}.values())
 """Each treatment with the first of its studies."""
-ROWS = [(name, env, row) for name in studies_by_treatment() for env, row in table("treatment", name, "per_env").items()]
+ROWS = [
+    (name, env, row) for name in list_studies_by_treatment() for env, row in table("treatment", name, "per_env").items()
+]
 """Treatment, environment, and what the one sets in the other."""
 PRINCIPAL_OPTIONS = [
     (study, principal, row)
@@ -116,7 +118,7 @@ def test_treatments_compose_with_studies(pair, compose_config):
 @pytest.mark.slow
 @pytest.mark.parametrize(("treatment", "env", "row"), mark_long_except_every(5, ROWS), ids=str)
 def test_treatment_overrides_environment(treatment, env, row, compose_config):
-    study = next(s for s in studies_by_treatment()[treatment] if s not in ("search/cliff_walking", "search/table"))
+    study = next(s for s in list_studies_by_treatment()[treatment] if s not in ("search/cliff_walking", "search/table"))
     words = [f"experiment={study}", f"treatment={treatment}", f"env={env}", *DATA.get(treatment, [])]
     assert is_subset(row, compose_config(*words)[0])
 
@@ -144,12 +146,12 @@ def test_study_has_description(path):
         assert any(f"experiment={name}" in line for line in read_comment(path)), "no command"
 
 
-@pytest.mark.parametrize("treatment", studies_by_treatment())
+@pytest.mark.parametrize("treatment", list_studies_by_treatment())
 def test_treatment_declares_studies(treatment):
     path = root() / "treatment" / f"{treatment}.yaml"
     lines = [*read_comment(path), *read_comment(get_file(path))]
     assert sets_global_keys(path) and read_description(path)
-    assert studies_by_treatment()[treatment], "its studies are misspelled"
+    assert list_studies_by_treatment()[treatment], "its studies are misspelled"
     patterns = next(line for line in lines if line.startswith("# @studies ")).removeprefix("# @studies ").split(",")
     assert all("*" in pattern or pattern in list_studies() for pattern in patterns)
 
@@ -266,7 +268,7 @@ class TestThePage:
     def test_page_lists_studies(self):
         names = set(re.findall(r"`([a-z0-9_/]+)`", self.page))
         assert {study for study in list_studies() if not {study, study.partition("/")[2]} & names} == set()
-        assert set(studies_by_treatment()) - names == set()
+        assert set(list_studies_by_treatment()) - names == set()
 
     @pytest.mark.slow
     def test_command_references_exist(self):
@@ -276,7 +278,7 @@ class TestThePage:
         files += [file for folder in folders for kind in ("*.py", "*.yaml") for file in folder.rglob(kind)]
         known = {
             "experiment": {*list_studies(), "none", "mine"},
-            "treatment": {*studies_by_treatment(), "none", "mine"},
+            "treatment": {*list_studies_by_treatment(), "none", "mine"},
         }
         for file in files:
             text = file.read_text()
@@ -288,5 +290,5 @@ class TestThePage:
 
 
 def test_fragments_are_not_selectable():
-    assert all(map(is_choosable, [*list_studies(), *studies_by_treatment()]))
-    assert json.dumps(sorted(studies_by_treatment())) == json.dumps(list(studies_by_treatment()))
+    assert all(map(is_choosable, [*list_studies(), *list_studies_by_treatment()]))
+    assert json.dumps(sorted(list_studies_by_treatment())) == json.dumps(list(list_studies_by_treatment()))

@@ -10,7 +10,7 @@ import pytest
 from experiments import compose, find_run_folder, run
 from llmrl.agents.ppo_agent import PPOAgent
 from llmrl.agents.teacher_agent import TeacherAgent
-from llmrl.config.treatments import studies_by_treatment
+from llmrl.config.treatments import list_studies_by_treatment
 from llmrl.core.option_files import read_file, root
 from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts, check_values
@@ -56,7 +56,7 @@ RUNS = [
 
 def words(treatment, *extra):
     """`("team", "env=simple_tag")` -> overrides of a run."""
-    study = "rooms" if "teacher/rooms" in studies_by_treatment()[treatment] else "teams"
+    study = "rooms" if "teacher/rooms" in list_studies_by_treatment()[treatment] else "teams"
     return (f"experiment=teacher/{study}", f"treatment={treatment}", *extra)
 
 

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 import llmrl
-from llmrl.config.treatments import list_studies, studies_by_treatment
+from llmrl.config.treatments import list_studies, list_studies_by_treatment
 from llmrl.core.option_files import list_option_names
 
 SRC = Path(llmrl.__file__).parents[1]
 ENVS = {*list_option_names("env")}
-NAMES = ENVS | {*list_studies(), *(study.partition("/")[2] for study in list_studies())} | {*studies_by_treatment()}
+NAMES = (
+    ENVS | {*list_studies(), *(study.partition("/")[2] for study in list_studies())} | {*list_studies_by_treatment()}
+)
 ALLOWED = {
     ("llmrl/envs/substrate/substrate_rules.py", game): "what the substrate is: sizes, places and timings"
     for game in ("cleanup", "harvest")

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import sweeping
 from llmrl.cli import sweep
-from llmrl.cli.sweep import RETRIED_STATES
+from llmrl.cli.sweep import RETRY_STATES
 from llmrl.results.run_records import RESUMABLE_STATES, QueueSnapshot, read_run
 from llmrl.run import ownership
 from llmrl.run.queued import LaunchRecord, read_launch_record, record_cancellation
@@ -69,7 +69,7 @@ def test_launcher_stop_cancels_waiting_runs(tmp_path: Path, number: signal.Signa
         record = read_run(job_.folder)
         assert record.state == "canceled" and "before" in record.error and record.attempt == 0
     retried_folders = [
-        record.folder for record in query_run_records(tmp_path) if record.state in RETRIED_STATES.split(",")
+        record.folder for record in query_run_records(tmp_path) if record.state in RETRY_STATES.split(",")
     ]
     assert len(retried_folders) == 3, "the same command, and retry, come back to them"
 

@@ -38,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
         "suite=<name or .yaml file> evaluates runs by tests of generalization; suite.<key>=<value> changes its "
         "settings (docs/generalization.md)"
     )
-    descriptions = argument_descriptions(EvaluationSettings)
+    descriptions = read_argument_descriptions(EvaluationSettings)
     for setting in fields(EvaluationSettings):
         if setting.name != "trusted":
             flag = f"--{_FLAG_NAMES.get(setting.name, setting.name).replace('_', '-')}"
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
                 dest=setting.name,
                 default=argparse.SUPPRESS,  # `EvaluationSettings` has the defaults
                 help=f"{descriptions[setting.name].rstrip('.')}{default_note}".replace("None", "the default"),
-                **_type_arguments(setting.name, str(setting.type)),
+                **_get_type_arguments(setting.name, str(setting.type)),
             )
     add_trust_option(parser)
     return parser
@@ -59,7 +59,7 @@ _FLAG_NAMES = {"policies": "policy", "mechanisms": "mechanism"}
 """Names of flags that differ from the name of the setting: a flag in the singular takes one value or several."""
 
 
-def _type_arguments(name: str, hint: str) -> dict[str, Any]:
+def _get_type_arguments(name: str, hint: str) -> dict[str, Any]:
     """Return the arguments of `add_argument` that follow from the type hint of a setting."""
     from llmrl.evaluation.settings import Mode
 
@@ -76,9 +76,9 @@ def _type_arguments(name: str, hint: str) -> dict[str, Any]:
     return arguments_by_hint.get(hint, arguments_by_hint["int"])
 
 
-def argument_descriptions(documented: type) -> dict[str, str]:
+def read_argument_descriptions(documented_class: type) -> dict[str, str]:
     """Return the descriptions in the section `Args` of a class's docstring, by argument."""
-    args_section = (inspect.getdoc(documented) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    args_section = (inspect.getdoc(documented_class) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
     paragraphs = re.split(r"^    (?=\w)", args_section, flags=re.MULTILINE)[1:]
     return {name: " ".join(text.split()) for name, _, text in (paragraph.partition(":") for paragraph in paragraphs)}
 
@@ -156,7 +156,7 @@ def main(argv: list[str] | None = None) -> None:
         suites = [option.removeprefix("suite=") for option in suite_options if option.startswith("suite=")]
         if not suites:
             raise ConfigError("suite.<key>=<value> needs a suite; add suite=<name>")
-        changes = [option for option in suite_options if not option.startswith("suite=")]
-        for results in evaluate_suite(runs, suites[-1], parse_settings(args), print_message, changes):
+        suite_changes = [option for option in suite_options if not option.startswith("suite=")]
+        for results in evaluate_suite(runs, suites[-1], parse_settings(args), print_message, suite_changes):
             print_report_table(build_suite_table(results))
             print_line(f"Saved in {results['out']}: results.json, table.csv, table.md")

@@ -72,8 +72,8 @@ GROUPS_BY_COMMAND: dict[str, tuple[str, ...]] = {
 """Config groups that a command accepts, by its primary config."""
 
 
-def print_if_requested(command: str, primary: str, arguments: Sequence[str]) -> bool:
-    """Print help, a list of options or the version if `arguments` request it; return whether they do.
+def print_help_if_requested(command: str, primary: str, arguments: Sequence[str]) -> bool:
+    """Print help, a list of options or the version if `arguments` request one of them; return whether they do.
 
     Args:
         command: name of the command, e.g. `llmrl-train`.
@@ -88,28 +88,28 @@ def print_if_requested(command: str, primary: str, arguments: Sequence[str]) -> 
 
         _print(f"llmrl {__version__}")
     elif "--help" in arguments or "-h" in arguments:
-        _print(help_page(command, primary, _output_width()))
+        _print(format_help_page(command, primary, _get_output_width()))
     elif "--list" in arguments:
         list_arguments = arguments[list(arguments).index("--list") + 1 :]
         if len(list_arguments) != 1:
             raise ConfigError(f"--list takes one group: {', '.join(LISTED_GROUPS)}")
-        _print(list_options(list_arguments[0], _output_width()))
+        _print(format_option_list(list_arguments[0], _get_output_width()))
     else:
         return False
     return True
 
 
-def help_page(command: str, primary: str, width: int) -> str:
+def format_help_page(command: str, primary: str, width: int) -> str:
     """Return the help of a command, in lines of at most `width` characters."""
     lines = [f"{command} composes an experiment from one option of each group and runs it.", "", "Examples"]
     for arguments, description in EXAMPLES_BY_COMMAND[primary]:
         lines += [f"  {command} {arguments}", *_wrap(description, "      ", width)]
     lines += ["", f"Groups, as group=option ({command} --list env says what each option is); debug as +debug=option"]
     for group in GROUPS_BY_COMMAND[primary]:
-        names = ", ".join(list_names(group))
+        names = ", ".join(list_all_option_names(group))
         lines += [f"  {group:<10} {GROUP_DESCRIPTIONS[group]}", *_wrap(names, "             ", width)]
     lines += ["", "Studies, as experiment=family/name: settings of a published or measured comparison"]
-    for family, studies in studies_by_family().items():
+    for family, studies in list_studies_by_family().items():
         lines += _wrap(", ".join(studies), f"  {family + '/':<14} ", width)
     note = (
         "docs/studies.md lists the treatments that each study accepts; docs/results/index.md shows the results of the "
@@ -124,7 +124,7 @@ def help_page(command: str, primary: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def list_options(group: str, width: int) -> str:
+def format_option_list(group: str, width: int) -> str:
     """Return the options of a group as text: each name with the first sentence of the header of its file.
 
     Raises:
@@ -137,9 +137,9 @@ def list_options(group: str, width: int) -> str:
     if group == "experiment":
         option_names = list_nested_options("experiment")
     elif group in LISTED_GROUPS or any(group in list_subgroups(name) for name in GROUP_DESCRIPTIONS):
-        option_names = list_names(group)
-    elif group.startswith("experiment/") and family in studies_by_family():
-        group, option_names = "experiment", [f"{family}/{name}" for name in studies_by_family()[family]]
+        option_names = list_all_option_names(group)
+    elif group.startswith("experiment/") and family in list_studies_by_family():
+        group, option_names = "experiment", [f"{family}/{name}" for name in list_studies_by_family()[family]]
     else:
         raise ConfigError(f"there is no group {group!r}; available groups: {', '.join(LISTED_GROUPS)}")
     name_width = max(map(len, option_names))
@@ -152,15 +152,15 @@ def list_options(group: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def list_names(group: str) -> list[str]:
+def list_all_option_names(group: str) -> list[str]:
     """Return the names of the options of a group, including those of installed packages."""
-    from llmrl.config.installed_options import installed_options
+    from llmrl.config.installed_options import list_installed_options
     from llmrl.core.option_files import list_option_names
 
-    return sorted({*list_option_names(group), *installed_options(group)})
+    return sorted({*list_option_names(group), *list_installed_options(group)})
 
 
-def studies_by_family() -> dict[str, list[str]]:
+def list_studies_by_family() -> dict[str, list[str]]:
     """Return the families of studies, each with the names of its studies."""
     from llmrl.core.option_files import list_option_names, list_subgroups
 
@@ -179,7 +179,7 @@ def _wrap(text: str, prefix: str, width: int) -> list[str]:
     )
 
 
-def _output_width() -> int:
+def _get_output_width() -> int:
     """Return the width of the terminal in characters, at most 140; 100 without a terminal."""
     return min(shutil.get_terminal_size((100, 24)).columns, 140) if sys.stdout.isatty() else 100
 
@@ -192,7 +192,7 @@ def _print(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def explain(primary: str, arguments: Sequence[str]) -> None:
+def explain_options(primary: str, arguments: Sequence[str]) -> None:
     """Print the documentation of the options that `arguments` choose (`env=cleanup`) or name (`design.candidates`).
 
     Without such arguments, all options are printed.
@@ -220,21 +220,21 @@ def explain(primary: str, arguments: Sequence[str]) -> None:
         option_keys = [argument.partition("=")[0].lstrip("+").partition("@")[0] for argument in overrides]
         keys = [key for key in option_keys if key != "experiment"]
     selected = [
-        document for document in documents.values() if not keys or any(_matches_key(document.key, key) for key in keys)
+        document for document in documents.values() if not keys or any(_is_under_key(document.key, key) for key in keys)
     ]
-    if missing := [key for key in keys if not any(_matches_key(document.key, key) for document in selected)]:
-        raise ConfigError(unknown_key_message(missing[0], documents))
+    if missing := [key for key in keys if not any(_is_under_key(document.key, key) for document in selected)]:
+        raise ConfigError(format_unknown_key_message(missing[0], documents))
     targets = {
         key.removesuffix("._target_"): str(document.value) for key, document in documents.items() if "_target_" in key
     }
     _print_documents([document for document in selected if document.is_leaf or document.meaning], targets)
 
 
-def _matches_key(key: str, prefix: str) -> bool:
+def _is_under_key(key: str, prefix: str) -> bool:
     return key == prefix or key.startswith(f"{prefix}.")
 
 
-def unknown_key_message(key: str, keys: Iterable[str]) -> str:
+def format_unknown_key_message(key: str, keys: Iterable[str]) -> str:
     """Return an error message for a key that does not exist."""
     import difflib
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 TEST_PURPOSE = "check"
 """Purpose of the test request in the call log."""
 REQUESTED_NUMBER = 7
-"""The number that the prompt of `check` requests."""
-VALID_FORM = "a reply of the form asked for"
+"""Number that the prompt of `check` requests."""
+VALID_FORM_TEXT = "a reply of the form asked for"
 """Text that `check` prints for a reply in the requested format; for any other text, the command exits with 1."""
-SCHEMA_IGNORED = (
+SCHEMA_IGNORED_TEXT = (
     "ignored: the reply lacks a field that only the schema names, so replies have their form only as far as the model "
     "follows the prompt; llm.structured=false sends no schemas"
 )
@@ -70,7 +70,7 @@ def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tupl
 
 
 def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
-    """Check the format of a reply, support of schemas, latency, tokens and cost of a chat model."""
+    """Return rows about a chat model's reply: its format, support of schemas, latency, tokens and cost."""
     import time
     from dataclasses import replace
 
@@ -106,13 +106,13 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         refusal = str(error)
         [reply] = client.chat([replace(request, schema=None)])
     latency_seconds = time.perf_counter() - start
-    form_text, schema_support = VALID_FORM, "accepted and kept"
+    form_text, schema_support = VALID_FORM_TEXT, "accepted and kept"
     try:
         parsed_reply = apply_parser(
             reply, lambda completion: parse_object(completion.text, Number, completion.is_truncated)
         )
         if parsed_reply.number != REQUESTED_NUMBER:
-            form_text = f"{VALID_FORM}, but with the number {parsed_reply.number} instead of {REQUESTED_NUMBER}"
+            form_text = f"{VALID_FORM_TEXT}, but with the number {parsed_reply.number} instead of {REQUESTED_NUMBER}"
     except InvalidReply as error:
         truncation = "cut off at llm.max_tokens, which thoughts count toward: raise it; " if reply.is_truncated else ""
         form_text = (
@@ -126,7 +126,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         try:
             apply_parser(reply, lambda completion: parse_object(completion.text, Probe, completion.is_truncated))
         except InvalidReply:
-            schema_support = SCHEMA_IGNORED
+            schema_support = SCHEMA_IGNORED_TEXT
     provider = client.provider
     return [
         ("model", client.label),
@@ -141,7 +141,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
 
 
 def _check_scorer(scorer: Scorer) -> list[tuple[str, str]]:
-    """Score three continuations of a sentence; return their log-probabilities, nats, and the latency."""
+    """Score three continuations of a sentence; return rows with their log-probabilities in nats, and the latency."""
     import time
 
     candidates = [" blue", " green", " made of cheese"]
@@ -157,7 +157,7 @@ def _check_scorer(scorer: Scorer) -> list[tuple[str, str]]:
     ]
 
 
-def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
+def build_totals_table(folder: Path) -> tuple[list[str], list[list[str]]]:
     """Return the columns and rows of a table of calls: a row for each model of each run in `folder`, and the total.
 
     Raises:
@@ -201,13 +201,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.command == "check":
         fields = check(args.overrides, args.config_dir)
         print_fields("One request", fields)
-        if dict(fields).get("form", VALID_FORM) != VALID_FORM:
+        if dict(fields).get("form", VALID_FORM_TEXT) != VALID_FORM_TEXT:
             raise SystemExit(1)
     else:
         from llmrl.experiment.run_lookup import resolve_folder
 
         folder = resolve_folder(args.folder, args.output_root)
-        print_table(str(folder), *totals(folder))
+        print_table(str(folder), *build_totals_table(folder))
 
 
 if __name__ == "__main__":

@@ -70,13 +70,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         return env
 
     example_env = build_env()
-    mechanism = _recommended_mechanism(principals[-1], args.output_root, example_env.spec) if principals else None
+    mechanism = _read_recommended_mechanism(principals[-1], args.output_root, example_env.spec) if principals else None
     example_env.close()
     app = make_app(build_env, mechanism, args.sessions, args.timeout)
     uvicorn.run(app, host=args.host, port=args.port, log_level="info", timeout_graceful_shutdown=_SHUTDOWN_SECONDS)
 
 
-def _recommended_mechanism(reference: str, root: Path, spec: EnvSpec) -> np.ndarray:
+def _read_recommended_mechanism(reference: str, root: Path, spec: EnvSpec) -> np.ndarray:
     """Return the vector that a run recommends in its first context, [d].
 
     Raises:

@@ -18,13 +18,13 @@ from llmrl.run.command_exit import console_command
 if TYPE_CHECKING:
     from llmrl.results.run_records import RunRecord
 
-COLUMNS = (
+STATUS_COLUMNS = (
     *("run", "seed", "state", "try", "stage", "done", "steps/s", "left", "last", "last proposal", "LLM $", "where", ""),
 )
 """Columns of the table of runs; the last one, without a title, has the error or a warning."""
 _RIGHT_ALIGNED = ("seed", "try", "done", "steps/s", "left", "last", "LLM $")
 STATE_STYLES = {"failed": "red", "lost": "red", "unreadable": "red", "running": "green"}
-RETRIED_STATES = "failed,stopped,preempted,canceled,lost"
+RETRY_STATES = "failed,stopped,preempted,canceled,lost"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     status.add_argument("--json", action="store_true", help="one JSON list, for programs")
     retry = add_command("retry", "resume unfinished runs, each with the config of its folder", any_folder)
-    retry.add_argument("--states", default=RETRIED_STATES, help=f"which runs, by state (default {RETRIED_STATES})")
+    retry.add_argument("--states", default=RETRY_STATES, help=f"which runs, by state (default {RETRY_STATES})")
     add_trust_option(retry)
     retry.add_argument("--no-wait", action="store_true", help="return after submission (backends with a scheduler)")
     add_command("cancel", "stop running and waiting runs; running ones save their state first", any_folder)
@@ -70,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def status(args: argparse.Namespace) -> int:
-    """Print the table of runs, or JSON; return the exit code, 1 if a run has failed or is lost."""
+    """Print the table of runs, or JSON; return the exit code: 1 if a run has failed, is lost or cannot be read."""
     from llmrl.sweeps.run_control import query_run_records
 
     run_records = query_run_records(args.folder)
@@ -96,9 +96,9 @@ def print_status(records: Sequence[RunRecord], folder: Path) -> None:
     prefixes = {parent: f"{_format_parent(parent, folder)}: " if len(parents) > 1 else "" for parent in parents}
     rows = [_format_status_cells(record, common_overrides, prefixes[record.folder.parent.parent]) for record in records]
     # Empty columns are omitted.
-    used_columns = [i for i in range(len(COLUMNS)) if i < 3 or any(row[i] not in ("", "-") for row in rows)]
-    alignments = "".join("r" if COLUMNS[i] in _RIGHT_ALIGNED else "l" for i in used_columns)
-    columns, *cells = ([row[i] for i in used_columns] for row in (COLUMNS, *rows))
+    used_columns = [i for i in range(len(STATUS_COLUMNS)) if i < 3 or any(row[i] not in ("", "-") for row in rows)]
+    alignments = "".join("r" if STATUS_COLUMNS[i] in _RIGHT_ALIGNED else "l" for i in used_columns)
+    columns, *cells = ([row[i] for i in used_columns] for row in (STATUS_COLUMNS, *rows))
     print_table(title, columns, cells, alignments, [STATE_STYLES.get(record.state) for record in records])
     if common_text:
         print_line(common_text)
@@ -110,9 +110,9 @@ def _format_parent(parent: Path, folder: Path) -> str:
     return str(parent.relative_to(folder)) if parent.is_relative_to(folder) and parent != folder else parent.name
 
 
-def _format_status_cells(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
-    """Return a run's cells under `COLUMNS`; its name has the `prefix` and does not contain the `common` overrides."""
-    overrides = {key: value for key, value in record.overrides.items() if key not in common}
+def _format_status_cells(record: RunRecord, common_overrides: dict[str, str], prefix: str) -> list[str]:
+    """Return a run's cells under `STATUS_COLUMNS`; its name has the `prefix`, without the `common_overrides`."""
+    overrides = {key: value for key, value in record.overrides.items() if key not in common_overrides}
     from llmrl.llms.validity import validity_warning
     from llmrl.run.folder import format_overrides
     from llmrl.run.progress_bar import format_clock
@@ -198,16 +198,16 @@ def retry(args: argparse.Namespace) -> int:
     return code
 
 
-def cancel_runs(args: argparse.Namespace) -> int:
-    """Cancel runs; print the numbers of canceled jobs and signaled processes; return 1 if a run cannot be reached."""
+def cancel(args: argparse.Namespace) -> int:
+    """Cancel runs; print the numbers of canceled jobs and processes; return 1 if a run is not reached."""
     from llmrl.display.console import print_line
     from llmrl.sweeps.run_control import cancel_runs, query_run_records
 
-    jobs, processes, unreachable = cancel_runs(query_run_records(args.folder))
-    print_line(f"canceled {jobs} jobs; {processes} processes of this machine save and stop")
-    for run in unreachable:
+    n_jobs, n_processes, unreachable_runs = cancel_runs(query_run_records(args.folder))
+    print_line(f"canceled {n_jobs} jobs; {n_processes} processes of this machine save and stop")
+    for run in unreachable_runs:
         print_line(f"not reached: {run}")
-    return 1 if unreachable else 0
+    return 1 if unreachable_runs else 0
 
 
 def logs(args: argparse.Namespace) -> int:
@@ -272,7 +272,7 @@ def main(argv: list[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     from llmrl.core.privacy import restrict_permissions_like
 
-    commands = {"status": status, "retry": retry, "cancel": cancel_runs, "logs": logs, "clean": clean}
+    commands = {"status": status, "retry": retry, "cancel": cancel, "logs": logs, "clean": clean}
     from llmrl.experiment.run_lookup import resolve_folder
 
     args.folder = resolve_folder(args.folder, args.output_root)

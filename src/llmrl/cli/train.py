@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from llmrl.cli.help import explain, print_if_requested
+from llmrl.cli.help import explain_options, print_help_if_requested
 from llmrl.run.command_exit import end_composition, exit_on_error, handle_interrupt, print_message
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ def run_task(name: str, config: DictConfig) -> float | None:
         return run_and_print(experiment)
 
 
-def run_console_script(name: str, job: Callable[[DictConfig], float | None], config_name: str) -> None:
-    """Run the console script `name`: Hydra composes the primary config `config_name` and calls `job` with it.
+def run_console_script(name: str, task_function: Callable[[DictConfig], float | None], config_name: str) -> None:
+    """Run the console script `name`: Hydra composes the primary config `config_name` and calls `task_function` with it.
 
     Secrets in arguments are refused. Files that are created before the config is composed are private.
     """
     import hydra
 
-    from llmrl.config.hydra_hooks import VERSION_BASE, patch_hydra
+    from llmrl.config.hydra_hooks import VERSION_BASE_ARGUMENTS, patch_hydra
     from llmrl.config.overrides import move_overrides_first, translate_arguments
     from llmrl.core.privacy import restrict_file_permissions
     from llmrl.core.secrets import check_no_secrets_in_arguments
@@ -62,7 +62,7 @@ def run_console_script(name: str, job: Callable[[DictConfig], float | None], con
     restrict_file_permissions()
     with exit_on_error(name):
         check_no_secrets_in_arguments(sys.argv[1:])
-        if print_if_requested(name, config_name, sys.argv[1:]):
+        if print_help_if_requested(name, config_name, sys.argv[1:]):
             return
         sys.argv[1:] = translate_arguments(sys.argv[1:])
     sys.argv[1:] = move_overrides_first(sys.argv[1:])
@@ -70,9 +70,9 @@ def run_console_script(name: str, job: Callable[[DictConfig], float | None], con
         print_message(name, problem)
     if EXPLAIN_FLAG in sys.argv:
         with exit_on_error(name):
-            explain(config_name, [argument for argument in sys.argv[1:] if argument != EXPLAIN_FLAG])
+            explain_options(config_name, [argument for argument in sys.argv[1:] if argument != EXPLAIN_FLAG])
         return
-    hydra.main(config_path="pkg://llmrl.conf", config_name=config_name, **VERSION_BASE)(job)()
+    hydra.main(config_path="pkg://llmrl.conf", config_name=config_name, **VERSION_BASE_ARGUMENTS)(task_function)()
 
 
 def train(config: DictConfig) -> float | None:

@@ -23,14 +23,14 @@ Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Part:
-    """A config node with a `_target_` whose options have been validated.
+class ValidatedPart:
+    """A config node with a `_target_`, after the validation of its options.
 
     Attributes:
-        target: the class or function.
+        target: class or function that builds the part.
         signature: parameters of the target.
-        options: values by option. Nodes inside are `Part`s, also in lists and mappings. The types of options that
-            contain parts are checked when these are built.
+        options: values by option. Nodes in them are `ValidatedPart`s, also in lists and mappings. The type of an option
+            that contains parts is checked when these are built.
         path: dotted path of the part in the config, for messages.
     """
 
@@ -53,7 +53,7 @@ class Builder:
         # Both dicts are shared with the builders that `replace_services` returns.
         self._targets: dict[str, Any] = {}
         # Nodes and parts by `id(node)`. The node is stored so that its id is not reused.
-        self._validated_parts: dict[int, tuple[Mapping[str, Any], Part]] = {}
+        self._validated_parts: dict[int, tuple[Mapping[str, Any], ValidatedPart]] = {}
         self._set_services(services)
 
     def _set_services(self, services: Services | Mapping[str, Any] | None) -> None:
@@ -79,7 +79,7 @@ class Builder:
         part = self.validate(node, path, target)
         return None if part is None else self._construct(part)
 
-    def _construct(self, part: Part) -> Any:
+    def _construct(self, part: ValidatedPart) -> Any:
         target, signature, path = part.target, part.signature, part.path
         if inspect.isabstract(target):
             abstract_methods = ", ".join(sorted(target.__abstractmethods__))
@@ -93,7 +93,7 @@ class Builder:
             if name in part.options:
                 value, hint = part.options[name], signature.hints.get(name, Any)
                 if hint is PartFactory:
-                    value = self._make_factory(value)
+                    value = self._make_part_factory(value)
                 elif _contains_part(value):
                     value = validate_argument(self._build_parts(value), hint, f"{path}.{name}")
                 arguments[name] = value
@@ -111,7 +111,7 @@ class Builder:
         """
         return validate_argument(self._build_parts(self._validate_value(value, path)), hint, path)
 
-    def validate(self, node: Mapping[str, Any], path: str, target: str | None = None) -> Part | None:
+    def validate(self, node: Mapping[str, Any], path: str, target: str | None = None) -> ValidatedPart | None:
         """Check the arguments of `node` and of the parts in it; return None if `_target_` is null or missing.
 
         No object is built, so checks in constructors are not executed. Arguments are those of `build`.
@@ -129,7 +129,7 @@ class Builder:
             return validated[1]
         target_class = self.locate(target, path)
         signature = get_signature(target_class)
-        part = Part(target_class, signature, self._validate_options(target_class, signature, node, path), path)
+        part = ValidatedPart(target_class, signature, self._validate_options(target_class, signature, node, path), path)
         self._validated_parts[id(node)] = node, part
         return part
 
@@ -150,14 +150,14 @@ class Builder:
                     raise TypeError(f"the type hint of {target.__qualname__}({name}) cannot be evaluated at run time")
                 hint, option_path = signature.hints.get(name, Any), f"{path}.{name}"
                 option = self._validate_value(value, option_path)
-                if hint is PartFactory and not isinstance(option, Part):
+                if hint is PartFactory and not isinstance(option, ValidatedPart):
                     raise ConfigError(f"{option_path}={value!r} must be the options of a part, with its _target_")
                 options[name] = option if _contains_part(option) else validate_argument(option, hint, option_path)
         errors.raise_all()
         return options
 
     def needs(self, node: Mapping[str, Any], name: str, path: str) -> bool:
-        """Return whether the part of `node`, or a nested part, has a parameter for the service `name`."""
+        """Return whether the part of `node`, or a part in it, has a parameter for the service `name`."""
         if node.get("_target_") is None:
             return False
         if name in get_signature(self.locate(node["_target_"], path)).parameters:
@@ -189,7 +189,7 @@ class Builder:
         option_names = [x for x in signature.parameters if x not in services and (x not in SERVICE_NAMES or x in node)]
         return ConfigError(f"{path} has no option '{name}'; it has: {', '.join(option_names) or 'none'}")
 
-    def _make_factory(self, part: Part) -> PartFactory:
+    def _make_part_factory(self, part: ValidatedPart) -> PartFactory:
         def build(overrides: Mapping[str, Any], services: Mapping[str, Any]) -> Any:
             builder = self.replace_services({**self.services, **services})
             options = builder._validate_options(part.target, part.signature, overrides, part.path)
@@ -198,7 +198,7 @@ class Builder:
         return PartFactory(build, part.target, part.path)
 
     def _validate_value(self, value: Any, path: str) -> Any:
-        """Return a value in which nodes are replaced by `Part`s, or by None if their `_target_` is null."""
+        """Return a value in which nodes are replaced by `ValidatedPart`s, or by None if their `_target_` is null."""
         if isinstance(value, Mapping):
             if "_target_" in value:
                 return self.validate(value, path)
@@ -209,7 +209,7 @@ class Builder:
 
     def _build_parts(self, value: Any) -> Any:
         """Return a validated value with its parts built."""
-        if isinstance(value, Part):
+        if isinstance(value, ValidatedPart):
             return self._construct(value)
         if isinstance(value, Mapping):
             return {key: self._build_parts(x) for key, x in value.items()}
@@ -219,7 +219,7 @@ class Builder:
 
 
 def _contains_part(value: Any) -> bool:
-    """Return whether a validated value is or contains a part."""
+    """Return whether a validated value is or contains a `ValidatedPart`."""
     if isinstance(value, Mapping | list):
         return any(map(_contains_part, value.values() if isinstance(value, Mapping) else value))
-    return isinstance(value, Part)
+    return isinstance(value, ValidatedPart)

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmrl.config.builder import Builder
 
-KEY = "debug"
+DEBUG_KEY = "debug"
 """Key of the debugging options in a config."""
 
 
@@ -38,9 +38,9 @@ def apply_debug_sizes(config: dict[str, Any], override_keys: Collection[str] = (
     Raises:
         ConfigError: a debugging option is unknown or has the wrong type.
     """
-    if not config.get(KEY):
+    if not config.get(DEBUG_KEY):
         return config
-    debug: Debugging = Builder().build(config[KEY], KEY, "llmrl.config.debugging.Debugging")
+    debug: Debugging = Builder().build(config[DEBUG_KEY], DEBUG_KEY, "llmrl.config.debugging.Debugging")
     config = _apply_changes(config, debug.upper_limits, override_keys, is_upper_limit=True)
     return _apply_changes(config, debug.replacements, override_keys, is_upper_limit=False)
 

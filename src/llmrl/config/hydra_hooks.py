@@ -22,9 +22,9 @@ from llmrl.core.hydra_composition import patch_option_listing, patch_step_cachin
 from llmrl.core.secrets import register_resolved_variable
 
 HYDRA_VERSION = tuple(int(part) for part in hydra.__version__.split(".")[:2])
-VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if HYDRA_VERSION < (1, 4) else {}
-"""Arguments of `hydra.main` and `initialize` for the defaults of version 1.3; Hydra 1.4 has no such argument."""
-_FOLDER_OPTIONS = {
+VERSION_BASE_ARGUMENTS: dict[str, Any] = {"version_base": "1.3"} if HYDRA_VERSION < (1, 4) else {}
+"""Arguments of `hydra.main` and `initialize` that select the behavior of version 1.3; empty for Hydra 1.4."""
+_REQUIRED_FOLDER_OPTIONS = {
     "output_subdir": None,
     "run": {"dir": "."},
     "sweep": {"dir": "${output_root}/.sweeps/${now:%Y-%m-%d_%H-%M-%S-%f}", "subdir": "."},
@@ -63,7 +63,7 @@ def patch_hydra() -> list[str]:
         call.apply_defaults()
         overrides = call.arguments["overrides"]
         try:
-            check_removals(overrides)
+            check_no_removals(overrides)
             config: DictConfig = load(self, *args, **kwargs)
             _check_folders(config)
         except (HydraException, OmegaConfBaseException, ConfigError, ValueError, YAMLError) as error:
@@ -84,9 +84,9 @@ def patch_hydra() -> list[str]:
 
 
 def _check_folders(config: DictConfig) -> None:
-    """Raise ConfigError if one of Hydra's options for folders differs from `_FOLDER_OPTIONS`."""
+    """Raise ConfigError if one of Hydra's options for folders differs from `_REQUIRED_FOLDER_OPTIONS`."""
     hydra_options: Any = OmegaConf.to_container(config.hydra, resolve=False)
-    for name, expected in _FOLDER_OPTIONS.items():
+    for name, expected in _REQUIRED_FOLDER_OPTIONS.items():
         if (value := hydra_options[name]) != expected:
             raise ConfigError(
                 f"hydra.{name}={value} must be {expected}, because folders of runs are named after their options; "
@@ -108,8 +108,8 @@ _GROUPS_WITH_FAMILIES = ("experiment", "treatment")
 _FREE_FORM_KEY_PATTERN = re.compile(rf"\.({'|'.join(option_files.FREE_FORM_KEYS)})(\.|$)")
 
 
-def check_removals(overrides: Iterable[str]) -> None:
-    """Check that no override deletes part of the config (e.g. `~principal`).
+def check_no_removals(overrides: Iterable[str]) -> None:
+    """Check that no override deletes a part of the config (e.g. `~principal`).
 
     Keyword arguments of third-party classes (`env.kwargs.<key>`) and Hydra's own keys may be removed.
 
@@ -138,7 +138,7 @@ def describe_composition_error(error: HydraException | OmegaConfBaseException, o
         return _describe_omegaconf_error(error, overrides)
     if isinstance(error.__cause__, OmegaConfBaseException):
         return _describe_omegaconf_error(error.__cause__, overrides)
-    subgroup_message = _describe_subgroup(overrides) if "No match in the defaults list" in str(error) else None
+    subgroup_message = _describe_missing_subgroup(overrides) if "No match in the defaults list" in str(error) else None
     return subgroup_message or str(error)
 
 
@@ -168,14 +168,14 @@ def _describe_omegaconf_error(error: OmegaConfBaseException, overrides: Sequence
         return f"{parent_key} has no option '{error.key}'; it has: {', '.join(names)}.{hint}"
     task_overrides = [override for override in overrides if not override.lstrip("+~").startswith("hydra")]
     for i, override in enumerate(task_overrides):  # Hydra also resolves `hydra.overrides.task`
-        override_key, _, value = override.lstrip("+").partition("=")
-        key_prefixes = (f"{override_key}.", f"{override_key}[", f"hydra.overrides.task[{i}]")
-        if "${" in value and (override_key == key or key.startswith(key_prefixes)):
+        changed_key, _, value = override.lstrip("+").partition("=")
+        key_prefixes = (f"{changed_key}.", f"{changed_key}[", f"hydra.overrides.task[{i}]")
+        if "${" in value and (changed_key == key or key.startswith(key_prefixes)):
             return f"{override}: {reason}"
     return f"{key}: {reason}"
 
 
-def _describe_subgroup(overrides: Sequence[str]) -> str | None:
+def _describe_missing_subgroup(overrides: Sequence[str]) -> str | None:
     """Return a message if the chosen option of a group does not have the subgroup in `group/subgroup=option`."""
     value_by_key = dict(override.partition("=")[::2] for override in overrides if "=" in override)
     for key in value_by_key:

@@ -38,7 +38,7 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
     The digests are `prompts_digest` (prompts of the user), `adapter_digest` (adapter of a local model),
     `table_digest` (plan table from a file), `text_digest` (game texts from files), `personas_digest` (personas of
     players from files), `map_digest` (map and pictures of a society's games, if they are files or depend on installed
-    packages), and `sources_digest` (modules outside llmrl that define parts; `module_digest`).
+    packages), and `sources_digest` (modules outside llmrl that define parts; `compute_module_digest`).
 
     Raises:
         ConfigError: a file is missing, or has changed since the run was submitted.
@@ -57,7 +57,7 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
                 f"{subject} changed since this run was submitted; repeat its command, which starts a new run"
             )
     names = sorted(set(find_code_names(drop_excluded_keys(config)))) if only is None else []
-    if digest := module_digest(names):
+    if digest := compute_module_digest(names):
         if config.get(SOURCES_DIGEST_KEY, digest) != digest:
             raise ConfigError(
                 f"the modules of {', '.join(names)} have changed since this run was submitted; repeat its command, "
@@ -144,7 +144,7 @@ _DIGEST_DESCRIPTIONS = {
 """For each digest: subject of error messages, and the option that names the files."""
 
 
-def module_digest(names: Iterable[str]) -> str:
+def compute_module_digest(names: Iterable[str]) -> str:
     """Return a digest, 12 hexadecimal digits, of the packages and modules that define some code; empty without any.
 
     It depends on all Python files of a package, without comments and layout, or on the version of an installed package.
@@ -154,12 +154,12 @@ def module_digest(names: Iterable[str]) -> str:
         names: dotted names of modules, classes or functions. Unknown names, the standard library and llmrl are ignored.
     """
     packages = sorted({name.partition(".")[0] for name in names} - _EXCLUDED_PACKAGES - {""})
-    sources = [source for package in packages for source in _package_sources(package)]
+    sources = [source for package in packages for source in _read_package_sources(package)]
     return hashlib.sha256(repr(sources).encode()).hexdigest()[:12] if sources else ""
 
 
 @functools.cache  # later edits of a file do not change the imported code of this process
-def _package_sources(package: str) -> tuple[str, ...]:
+def _read_package_sources(package: str) -> tuple[str, ...]:
     """Return names and code of the files of a package, or its distributions if it is installed."""
     try:
         spec = find_spec(package)

@@ -59,7 +59,7 @@ def register_installed_options() -> list[str]:
     return problems
 
 
-def installed_options(group: str) -> list[str]:
+def list_installed_options(group: str) -> list[str]:
     """Return the names of the options that installed packages add to a config group."""
     return sorted(name for option_group, name in _group_declared_options()[0] if option_group == group)
 
@@ -106,7 +106,7 @@ class _InstalledOption(ConfigNode):
             packages = " and ".join(entry.package for entry in self._entries)
             raise ConfigCompositionException(f"{self._choice} is declared by {packages}: uninstall all but one")
         try:
-            content = option_content(entry.target, self._choice)
+            content = build_option_content(entry.target, self._choice)
         except Exception as error:
             raise ConfigCompositionException(
                 f"{self._choice} comes from the installed package {entry.package}, and {entry.target} cannot be used: "
@@ -115,7 +115,7 @@ class _InstalledOption(ConfigNode):
         return OmegaConf.create(content)
 
 
-def option_content(target: str, choice: str) -> dict[str, Any]:
+def build_option_content(target: str, choice: str) -> dict[str, Any]:
     """Return the content of an option: `_target_`, and the arguments with their defaults, `???` without a default.
 
     Services (`llmrl.core.services`) and defaults that are not plain data are left out.

@@ -20,9 +20,9 @@ LOOP_CLASSES: Mapping[LoopKind, str] = {
     "learn": "llmrl.loops.learn.LearnLoop",
     "play": "llmrl.loops.play.PlayLoop",
 }
-"""Class of each kind of loop."""
+"""Dotted name of the class of each kind of loop."""
 
-LOOP_SETTINGS: Mapping[LoopKind, str] = {
+SETTING_CLASSES: Mapping[LoopKind, str] = {
     "design": "llmrl.loops.design_settings.DesignSettings",
     "search": "llmrl.loops.search_settings.SearchSettings",
     "baseline": "llmrl.loops.search_settings.SearchSettings",
@@ -30,19 +30,19 @@ LOOP_SETTINGS: Mapping[LoopKind, str] = {
     "learn": "llmrl.loops.learn.LearnSettings",
     "play": "llmrl.loops.play.PlaySettings",
 }
-"""Class of the settings of each kind of loop, which are built from its config section (`config_section`)."""
+"""Dotted name of the class of each kind of loop's settings, which are built from its config section (`get_section`)."""
 
 OBSERVED_LOOPS: tuple[LoopKind, ...] = ("design", "learn", "clone", "play")
-"""Loops whose steps observers can receive."""
+"""Kinds of loops whose steps observers can receive."""
 
 
-def config_section(kind: LoopKind) -> str:
+def get_section(kind: LoopKind) -> str:
     """Return the config section with the settings of a loop; a baseline has the section of policy searches."""
     return "search" if kind == "baseline" else kind
 
 
-def declared_loop(agent: Mapping[str, Any], builder: Builder) -> AgentLoop:
-    """Return the loop that the class of an agent declares (`Agent.loop`).
+def get_declared_loop(agent: Mapping[str, Any], builder: Builder) -> AgentLoop:
+    """Return the kind of loop that the class of an agent declares (`Agent.loop`).
 
     Raises:
         ConfigError: the class declares no loop, or an unknown one.
@@ -79,7 +79,7 @@ def agent_learns(config: Mapping[str, Any], builder: Builder | None = None) -> b
     return learns if isinstance(learns, bool) else None
 
 
-def loop_kind(config: Mapping[str, Any], builder: Builder | None = None) -> LoopKind:
+def get_loop_kind(config: Mapping[str, Any], builder: Builder | None = None) -> LoopKind:
     """Return the kind of loop that the parts determine, before any part is built.
 
     A principal sets the mechanism of a game (`design`), or proposes the parameters of an agent with a parametric policy
@@ -90,7 +90,7 @@ def loop_kind(config: Mapping[str, Any], builder: Builder | None = None) -> Loop
         ConfigError: there is a principal, but the agent has its own training loop; or the agent declares no loop.
     """
     builder = builder or Builder(trusted=config["trusted_modules"])
-    loop = declared_loop(config["agent"], builder)
+    loop = get_declared_loop(config["agent"], builder)
     if loop == "play" and agent_learns(config, builder):
         loop = "learn"
     if config["principal"].get("_target_") is None:

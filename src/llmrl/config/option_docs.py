@@ -162,27 +162,27 @@ def document_keys(
         choices: chosen options by group, which select the rows of tables (`llmrl.core.hydra_composition`); None: no
             rows.
     """
-    located_keys_by_key: dict[str, list[tuple[OptionFileKey, str]]] = {}
+    file_keys_by_key: dict[str, list[tuple[OptionFileKey, str]]] = {}
     for path, package in files:
         for file_key in read_keys(path):
             if (relative_key := resolve_table_key(file_key.key, choices or {})) is None:
                 continue
             key = ".".join((*package, *relative_key))
-            located_keys_by_key.setdefault(key, []).append((file_key, f"{display_path(path)}:{file_key.line}"))
+            file_keys_by_key.setdefault(key, []).append((file_key, f"{format_option_path(path)}:{file_key.line}"))
     documents = {}
-    for key, located_keys in located_keys_by_key.items():
-        comments = [(file_key.comment, location) for file_key, location in located_keys if file_key.comment]
-        (meaning, location), *notes = comments or [("", located_keys[0][1])]
+    for key, file_keys in file_keys_by_key.items():
+        comments = [(file_key.comment, location) for file_key, location in file_keys if file_key.comment]
+        (meaning, location), *notes = comments or [("", file_keys[0][1])]
         value = functools.reduce(
             lambda node, name: node.get(name) if isinstance(node, Mapping) else None, key.split("."), values
         )
-        is_leaf = all(file_key.is_leaf for file_key, _ in located_keys)
-        documents[key] = DocumentedKey(key, value, meaning, tuple(notes), location, located_keys[-1][1], is_leaf)
+        is_leaf = all(file_key.is_leaf for file_key, _ in file_keys)
+        documents[key] = DocumentedKey(key, value, meaning, tuple(notes), location, file_keys[-1][1], is_leaf)
     return documents
 
 
 @functools.cache
-def display_path(path: Path) -> str:
+def format_option_path(path: Path) -> str:
     """Return the path of an option file as text, for shipped files relative to the parent of `conf/`."""
     file = get_file(path)
     return file.relative_to(root().parent).as_posix() if file.is_relative_to(root()) else str(file)
@@ -206,7 +206,7 @@ def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Pa
     from omegaconf import OmegaConf
 
     from llmrl.config.hydra_hooks import patch_hydra
-    from llmrl.config.overrides import override_key
+    from llmrl.config.overrides import get_override_key
 
     patch_hydra()
     Plugins.instance()  # registers the sources of configs
@@ -224,7 +224,7 @@ def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Pa
         if file is not None and not package.startswith("hydra"):
             files.append((file, tuple(filter(None, package.split(".")))))
     documents = document_keys(files, values, read_chosen_options(defaults))
-    override_keys = set(map(override_key, overrides))
+    override_keys = set(map(get_override_key, overrides))
     return {
         key: replace(document, value_location="typed") if key in override_keys else document
         for key, document in documents.items()
@@ -255,7 +255,7 @@ def format_option_type(key: str, targets: Mapping[str, str]) -> str:
         targets: `_target_` of nodes of the config by dotted key. For other nodes, all classes of shipped options are
             considered.
     """
-    texts = (_format_schema(schema) for hint in _list_type_hints(key, targets) for schema in type_hint_schemas(hint))
+    texts = (_format_schema(schema) for hint in _list_type_hints(key, targets) for schema in build_hint_schemas(hint))
     return " | ".join(dict.fromkeys(text for text in texts if text))
 
 
@@ -275,9 +275,9 @@ def _list_type_hints(key: str, targets: Mapping[str, str]) -> list[Any]:
 
 def _iterate_possible_targets(parent_key: str) -> Iterable[str]:
     """Yield the classes that shipped options have at a config key; the section of a loop has one class."""
-    from llmrl.config.loop_sections import LOOP_SETTINGS, config_section
+    from llmrl.config.loop_sections import SETTING_CLASSES, get_section
 
-    yield from (target for kind, target in LOOP_SETTINGS.items() if config_section(kind) == parent_key)
+    yield from (target for kind, target in SETTING_CLASSES.items() if get_section(kind) == parent_key)
     group, *subkeys = parent_key.split(".")
     primary_configs = [read_file(root() / f"{name}.yaml") for name in ("_run", "train", "finetune")]
     for node in (*(config.get(group) for config in primary_configs), *load_options(group).values()):
@@ -287,7 +287,7 @@ def _iterate_possible_targets(parent_key: str) -> Iterable[str]:
             yield node["_target_"]
 
 
-def type_hint_schemas(hint: Any) -> list[dict[str, Any]]:
+def build_hint_schemas(hint: Any) -> list[dict[str, Any]]:
     """Return the JSON schemas of the alternatives of a type hint; empty if it accepts anything.
 
     The schema of a part, or of another class without a JSON schema, is `PART_SCHEMA`.
@@ -298,7 +298,7 @@ def type_hint_schemas(hint: Any) -> list[dict[str, Any]]:
     if hint is Any:
         return []
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        alternatives = [type_hint_schemas(alternative) for alternative in typing.get_args(hint)]
+        alternatives = [build_hint_schemas(alternative) for alternative in typing.get_args(hint)]
         return [schema for schemas in alternatives for schema in schemas] if all(alternatives) else []
     if inspect.isclass(hint) and hint.__module__.startswith("llmrl"):
         # A class with its own validator (`objective: sum`) may accept anything.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.config.option_docs import PART_SCHEMA, document_keys, type_hint_schemas
+from llmrl.config.option_docs import PART_SCHEMA, build_hint_schemas, document_keys
 from llmrl.config.run_options import TYPE_HINTS
 from llmrl.core.arguments import get_signature
 from llmrl.core.hydra_composition import TABLES
@@ -32,33 +32,33 @@ from llmrl.core.services import SERVICE_NAMES
 
 Schema = dict[str, Any]
 
-TRAIN_SCHEMA = "train.schema.json"
+TRAIN_SCHEMA_FILE = "train.schema.json"
 _PLACEHOLDER_SCHEMA = {"type": "string", "pattern": r"^\?\?\?$|\$\{"}
 """Schema of texts that may replace any value: `???` (missing), or an interpolation `${...}`."""
 _SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def schema_files() -> dict[str, Schema]:
+def build_schema_files() -> dict[str, Schema]:
     """Return the schemas by file name in `conf/schema/`."""
-    files = {TRAIN_SCHEMA: build_schema()}
+    files = {TRAIN_SCHEMA_FILE: build_experiment_schema()}
     for group in list_part_groups():
         files[f"{group}.schema.json"] = {
             "$schema": _SCHEMA_DIALECT,
             "title": f"An option of {group}=",
             # An option that sets keys of several groups (`# @package _global_`) has the schema of an experiment.
-            "anyOf": [{"$ref": f"{TRAIN_SCHEMA}#/$defs/{group}"}, {"$ref": TRAIN_SCHEMA}],
+            "anyOf": [{"$ref": f"{TRAIN_SCHEMA_FILE}#/$defs/{group}"}, {"$ref": TRAIN_SCHEMA_FILE}],
         }
     files["regime.schema.json"] = {
         "$schema": _SCHEMA_DIALECT,
         "title": "An option of regime=",
-        "$ref": TRAIN_SCHEMA,
+        "$ref": TRAIN_SCHEMA_FILE,
     }
     return files
 
 
-def build_schema() -> Schema:
+def build_experiment_schema() -> Schema:
     """Return the schema of `conf/train.yaml` and `conf/finetune.yaml`, with a definition of each group."""
-    from llmrl.config.loop_sections import LOOP_SETTINGS, config_section
+    from llmrl.config.loop_sections import SETTING_CLASSES, get_section
 
     primary_files = [root() / f"{name}.yaml" for name in ("_run", "train", "finetune")]
     meanings = _read_meanings((path, ()) for path in primary_files)
@@ -72,10 +72,10 @@ def build_schema() -> Schema:
     properties |= {table: {"type": "object", "additionalProperties": {"$ref": "#"}} for table in TABLES}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            targets = [target for kind, target in LOOP_SETTINGS.items() if config_section(kind) == key]
+            targets = [target for kind, target in SETTING_CLASSES.items() if get_section(kind) == key]
             properties[key] = _build_node_schema([value], targets, meanings, f"{key}.")
         else:
-            properties[key] = _combine_schemas(type_hint_schemas(TYPE_HINTS[key]), meanings.get(key))
+            properties[key] = _combine_schemas(build_hint_schemas(TYPE_HINTS[key]), meanings.get(key))
     groups: dict[str, Schema] = {}
     for group in list_part_groups():
         options = [(path, name) for path in (group, *list_subgroups(group)) for name in list_option_names(path)]
@@ -121,14 +121,14 @@ def _build_node_schema(
     """
     targets = sorted({str(node["_target_"]) for node in nodes if node.get("_target_")})
     hints = {target: _get_option_type_hints(target) for target in (*targets, *additional_targets)}
-    known_keys: Schema = {"_target_": {"type": ["string", "null"]}, "defaults": {"type": "array"}}
-    properties = dict(known_keys)
+    common_properties: Schema = {"_target_": {"type": ["string", "null"]}, "defaults": {"type": "array"}}
+    properties = dict(common_properties)
     for key in dict.fromkeys(
         [*(key for node in nodes for key in node), *(key for class_hints in hints.values() for key in class_hints)]
     ):
-        if key in known_keys:
+        if key in common_properties:
             continue
-        schemas = [type_hint_schemas(class_hints[key]) for class_hints in hints.values() if key in class_hints]
+        schemas = [build_hint_schemas(class_hints[key]) for class_hints in hints.values() if key in class_hints]
         alternatives = [schema for schema_list in schemas for schema in schema_list] if all(schemas) else []
         if children := _find_child_nodes(nodes, prefix, key):
             child_schema = _build_node_schema(children, [], meanings, f"{prefix}{key}.")
@@ -139,13 +139,13 @@ def _build_node_schema(
         keys = {key for name in (target, *additional_targets) for key in hints[name]}
         keys.update(key for node in nodes if node.get("_target_") == target for key in node)
         # Arguments that may be parts have no schema here, because the schema of all classes describes the parts.
-        schemas_by_key = {key: type_hint_schemas(hint) for key, hint in hints[target].items()}
+        schemas_by_key = {key: build_hint_schemas(hint) for key, hint in hints[target].items()}
         schema_by_key = {key: _combine_schemas(x) for key, x in schemas_by_key.items() if PART_SCHEMA not in x}
-        allowed = {key: schema_by_key.get(key, True) for key in sorted(keys | known_keys.keys())}
+        allowed_properties = {key: schema_by_key.get(key, True) for key in sorted(keys | common_properties.keys())}
         rules.append(
             {
                 "if": {"properties": {"_target_": {"const": target}}, "required": ["_target_"]},
-                "then": {"properties": allowed, "additionalProperties": False},
+                "then": {"properties": allowed_properties, "additionalProperties": False},
             }
         )
     has_unknown_target = {
@@ -190,7 +190,7 @@ def main() -> None:
     schema_name = sys.argv[1] if len(sys.argv) > 1 else "train"
     folder = root() / SCHEMA_FOLDER
     folder.mkdir(exist_ok=True)
-    for name, schema in schema_files().items():
+    for name, schema in build_schema_files().items():
         (folder / name).write_text(json.dumps(schema, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     sys.stdout.write(f"# yaml-language-server: $schema={folder / f'{schema_name}.schema.json'}\n")
 

@@ -27,10 +27,10 @@ _FLAGS_WITH_VALUE = (
 """Flags of Hydra that are followed by a value."""
 
 
-def override_key(override: str) -> str:
+def get_override_key(override: str) -> str:
     """Return the key of an override.
 
-    >>> override_key("+env.kwargs.g=9.81"), override_key("~teacher")
+    >>> get_override_key("+env.kwargs.g=9.81"), get_override_key("~teacher")
     ('env.kwargs.g', 'teacher')
     """
     return override.lstrip("+~").partition("=")[0].strip()
@@ -59,15 +59,15 @@ def translate_arguments(arguments: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: an argument cannot be translated; the message states the correct syntax.
     """
-    argument_values = {override_key(argument): argument.partition("=")[2] for argument in arguments}
+    argument_values = {get_override_key(argument): argument.partition("=")[2] for argument in arguments}
     if argument_values.get("treatment", "").startswith("["):
         raise ConfigError("treatment= must be a single option; compare several by --multirun treatment=a,b")
-    translated = []
+    translated_arguments = []
     for argument in arguments:
-        added_group = re.match(r"\+([A-Za-z_]\w*)(?:=|$)", argument)
-        is_choice = added_group is not None and (root() / added_group[1]).is_dir()
-        translated.append(allow_new_key(_replace_null(argument[1:] if is_choice else argument)))
-    return translated
+        addition_match = re.match(r"\+([A-Za-z_]\w*)(?:=|$)", argument)
+        adds_option = addition_match is not None and (root() / addition_match[1]).is_dir()
+        translated_arguments.append(allow_new_key(_replace_null(argument[1:] if adds_option else argument)))
+    return translated_arguments
 
 
 def move_overrides_first(arguments: Sequence[str]) -> list[str]:
@@ -171,8 +171,8 @@ def parse_env_changes(changes: Sequence[str], options: Mapping[str, Any]) -> dic
     return new_options
 
 
-def evaluation_folder_name(changes: Sequence[str]) -> str:
-    """Return the name of the folder for results in the changed environment.
+def make_evaluation_folder_name(changes: Sequence[str]) -> str:
+    """Return the name of the folder for the results of an evaluation with `changes` of the environment.
 
     A name that is long or contains invalid characters is shortened and gets a digest.
 

@@ -87,9 +87,9 @@ def check_permissions(config: Mapping[str, Any], source: str = "the config") -> 
             f"If you trust it, repeat the command with {format_trust_options(modules)}"
         )
     # A permission to send a key to a host includes requests without a key.
-    granted_names = {*config[TRUSTED_KEY], *(entry.rpartition("@")[2] for entry in config[TRUSTED_KEY])}
+    permitted_names = {*config[TRUSTED_KEY], *(entry.rpartition("@")[2] for entry in config[TRUSTED_KEY])}
     for destination in find_destinations(config):
-        if destination not in granted_names:
+        if destination not in permitted_names:
             raise ConfigError(
                 f"{source} would send requests to {destination.rpartition('@')[2]}, with the key in "
                 f"{destination.rpartition('@')[0] or 'no variable'}; this is not the key's provider. If you trust that "

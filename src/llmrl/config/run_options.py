@@ -37,11 +37,11 @@ class RunOptions:
 
 TYPE_HINTS: Mapping[str, Any] = evaluate_type_hints(RunOptions)
 """Type hints of the options of a run, by name."""
-_PART_SECTIONS = (
+_SECTION_KEYS = (
     *("agent", "env", "hardware", "llm", "principal", "teacher", "dataset", "method"),
     *("clone", "design", "learn", "play", "report", "search", "evaluation", "rewards"),
 )
-"""Keys whose values are mappings with the options of a part."""
+"""Keys whose values are mappings with the options of a part or of a loop."""
 
 
 def check_run_options(config: Mapping[str, Any]) -> None:
@@ -51,7 +51,7 @@ def check_run_options(config: Mapping[str, Any]) -> None:
         ConfigError: values have the wrong type or are out of range; the message contains all of them.
     """
     errors = ErrorCollector()
-    for key, hint in [*TYPE_HINTS.items(), *((key, Section) for key in _PART_SECTIONS)]:
+    for key, hint in [*TYPE_HINTS.items(), *((key, Section) for key in _SECTION_KEYS)]:
         if key in config:
             with errors.collect():
                 validate_argument(config[key], hint, key)

@@ -56,11 +56,11 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
     if study_names is not None and study in (None, "none"):
         raise ConfigError(f"treatment={treatment} needs a study: add {_format_choices('experiment', study_names)}")
     if study_names is not None and study in list_studies() and study not in study_names:
-        compatible_treatments = [name for name, studies in studies_by_treatment().items() if study in studies]
-        accepted = _format_choices("treatment", compatible_treatments) if compatible_treatments else "no treatment"
+        compatible_treatments = [name for name, studies in list_studies_by_treatment().items() if study in studies]
+        accepted_text = _format_choices("treatment", compatible_treatments) if compatible_treatments else "no treatment"
         raise ConfigError(
             f"treatment={treatment} is for {_format_choices('experiment', study_names)}; experiment={study} takes "
-            f"{accepted}"
+            f"{accepted_text}"
         )
     treatment_principal, principal = _read_principal(path), choices.get("principal")
     if treatment_principal is not None and treatment_principal != principal:
@@ -70,8 +70,8 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
         )
 
 
-def studies_by_treatment() -> dict[str, list[str]]:
-    """Return the studies of each shipped treatment, by treatment, both sorted; empty if all studies are valid."""
+def list_studies_by_treatment() -> dict[str, list[str]]:
+    """Return the sorted studies of each shipped treatment, by treatment; an empty list if all studies are valid."""
     folder = root() / "treatment"
     return {
         name: _read_studies(folder / f"{name}.yaml") or [] for name in list_option_names("treatment") if name != "none"

@@ -12,7 +12,7 @@ import numpy as np
 
 from llmrl.config.builder import Config
 from llmrl.config.input_digests import with_digests
-from llmrl.config.overrides import check_same_shapes, evaluation_folder_name, parse_env_changes
+from llmrl.config.overrides import check_same_shapes, make_evaluation_folder_name, parse_env_changes
 from llmrl.core.errors import BudgetExhausted, ConfigError, RunFolderError
 from llmrl.core.option_files import read_file, root
 from llmrl.core.protocols import Agent
@@ -244,7 +244,7 @@ def _create_output_folder(run: Path, settings: EvaluationSettings, mechanism_nam
         if len(mechanism_names) > 1
         else []
     )
-    out = settings.out or path_inside(run, evaluation_folder_name([*settings.env, *comparison_text]))
+    out = settings.out or path_inside(run, make_evaluation_folder_name([*settings.env, *comparison_text]))
     if (out / CONFIG_NAME).exists():
         raise RunFolderError(f"out={out} is a run folder, whose results would be lost; use e.g. {out / 'evaluation'}")
     out.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.config.builder import Config
-from llmrl.config.loop_sections import loop_kind
+from llmrl.config.loop_sections import get_loop_kind
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import Scorer
 from llmrl.core.printable import is_number
@@ -175,7 +175,7 @@ def plan_adaptation(
     Raises:
         ConfigError: `adapt` is true, but adaptation is not possible.
     """
-    has_principal, is_student_only = loop_kind(config) == "design", list(names) == ["student"]
+    has_principal, is_student_only = get_loop_kind(config) == "design", list(names) == ["student"]
     if adapt is False or (adapt is None and not (is_comparison and has_principal and is_student_only)):
         return None
     if not has_principal:

@@ -20,7 +20,7 @@ from typing import Any
 
 from llmrl.config.builder import Builder, Config
 from llmrl.config.input_digests import SOURCES_DIGEST_KEY
-from llmrl.config.loop_sections import loop_kind
+from llmrl.config.loop_sections import get_loop_kind
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.config_completion import OBJECTIVE_KEYS, groups_using_model
 from llmrl.experiment.experiment import get_application
@@ -163,7 +163,7 @@ def find_batch_key(config: Config, environment: Mapping[str, str] | None = None)
     """
     if find_separate_process_reason(config) not in (None, SeparateProcessReason.NO_GAIN):
         return None
-    kind = loop_kind(config)
+    kind = get_loop_kind(config)
     loop_settings = _select_batch_settings(config) if kind == "design" else {"loop": kind}
     settings = {**loop_settings, "process": compute_process_key(config), "environment": dict(environment or {})}
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
@@ -194,7 +194,7 @@ def find_separate_process_reason(config: Config) -> SeparateProcessReason | None
     Raises:
         ConfigError: a part cannot be found.
     """
-    kind = None if "method" in config else loop_kind(config)
+    kind = None if "method" in config else get_loop_kind(config)
     if kind not in ("design", "learn", "search"):
         return SeparateProcessReason.LOOP
     builder = Builder(trusted=config["trusted_modules"])
@@ -236,7 +236,7 @@ def estimate_row_gb(config: Config) -> float | None:
     Args:
         config: resolved config of a run for which `find_batch_key` returns a key.
     """
-    if loop_kind(config) != "design":
+    if get_loop_kind(config) != "design":
         return None
     env, design = config["env"], config["design"]
     builder = Builder(trusted=config["trusted_modules"])

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from llmrl.config.hydra_hooks import VERSION_BASE, describe_composition_error, patch_hydra
+from llmrl.config.hydra_hooks import VERSION_BASE_ARGUMENTS, describe_composition_error, patch_hydra
 from llmrl.config.overrides import translate_arguments
 from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import check_no_secrets, check_no_secrets_in_arguments, redact_folder_names
@@ -58,7 +58,7 @@ def compose_config(
         GlobalHydra.instance().hydra = None
         try:
             try:
-                with initialize_config_module("llmrl.conf", **VERSION_BASE):
+                with initialize_config_module("llmrl.conf", **VERSION_BASE_ARGUMENTS):
                     config = compose(primary, [*search_path_overrides, *hydra_arguments], return_hydra_config=True)
             except (HydraException, OmegaConfBaseException) as error:
                 raise ConfigError(describe_composition_error(error, hydra_arguments)) from error

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llmrl.config.builder import Builder, Config
-from llmrl.config.loop_sections import LOOP_CLASSES, agent_learns, config_section, loop_kind
+from llmrl.config.loop_sections import LOOP_CLASSES, agent_learns, get_loop_kind, get_section
 from llmrl.core import option_files
 from llmrl.core.arguments import get_signature, validate_argument
 from llmrl.core.errors import ConfigError
@@ -153,11 +153,11 @@ def without_unread_sections(config: Config) -> dict[str, Any]:
         ConfigError: a part cannot be found, or parts cannot work together.
     """
     builder = Builder(trusted=config["trusted_modules"])
-    kind = loop_kind(config, builder)
+    kind = get_loop_kind(config, builder)
     learns = agent_learns(config, builder) if kind == "learn" else True
     # None: the agent determines in its constructor whether it learns, so both sections may be read.
-    read_sections = {"learn", "play"} if learns is None else {config_section(kind) if learns else "play"}
-    unread_sections = {config_section(loop) for loop in LOOP_CLASSES} - read_sections - {"design"}
+    read_sections = {"learn", "play"} if learns is None else {get_section(kind) if learns else "play"}
+    unread_sections = {get_section(loop) for loop in LOOP_CLASSES} - read_sections - {"design"}
     if not groups_using_model(config, builder=builder):
         unread_sections.add("llm")
     if not groups_with_parameter(config, "prompt_folder", builder):

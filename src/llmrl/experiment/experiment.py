@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from llmrl.config.builder import Config
 from llmrl.config.debugging import apply_debug_sizes
-from llmrl.config.overrides import override_key
+from llmrl.config.overrides import get_override_key
 from llmrl.config.permissions import check_permissions, with_permissions
 from llmrl.config.run_options import check_run_options
 from llmrl.config.treatments import check_treatment
@@ -108,7 +108,7 @@ class Experiment:
         check_treatment(choices, config_dirs)
         plain_config = with_permissions(to_plain(config))
         overrides = list(hydra_config.overrides.task)
-        override_keys = set(map(override_key, overrides))
+        override_keys = set(map(get_override_key, overrides))
         overrides += [
             f"{group}={choices[group]}"
             for group in get_application(plain_config).list_label_groups(plain_config)
@@ -127,7 +127,7 @@ class Experiment:
         _ = self.hash  # compute the cached property, which does not depend on the seed, before it is copied
         experiment = copy.copy(self)
         experiment.config = {**self.config, "seed": seed}
-        experiment.overrides = [f"seed={seed}" if override_key(x) == "seed" else x for x in self.overrides]
+        experiment.overrides = [f"seed={seed}" if get_override_key(x) == "seed" else x for x in self.overrides]
         experiment.resources = RunResources(experiment.config, self.application.make_model, self.resources.connection)
         return experiment
 

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.builder import Builder, Config
-from llmrl.config.loop_sections import LOOP_CLASSES, LOOP_SETTINGS, OBSERVED_LOOPS, LoopKind, config_section, loop_kind
+from llmrl.config.loop_sections import (
+    LOOP_CLASSES,
+    OBSERVED_LOOPS,
+    SETTING_CLASSES,
+    LoopKind,
+    get_loop_kind,
+    get_section,
+)
 from llmrl.core.errors import ConfigError, ErrorCollector, IncompatibilityReason, Incompatible
 from llmrl.core.model_protocols import ChatModel, Scorer
 from llmrl.core.observers import Observer
@@ -45,7 +52,7 @@ class Parts(LoopParts):
         objective: welfare measure of a society.
         llm: language model; None if no part uses one.
         resources: device, cores and language model of the run.
-        kind: kind of the loop that runs these parts (`loop_kind`).
+        kind: kind of the loop that runs these parts (`get_loop_kind`).
     """
 
     objective: Objective
@@ -102,7 +109,7 @@ def build_parts(
                 f"a video needs frames, and {env.spec.name} has no method `render` (llmrl.core.protocols.VecEnv): "
                 f"implement it in {type(env).__qualname__}, or leave out --video and play.videos"
             )
-        kind = loop_kind(config, builder)
+        kind = get_loop_kind(config, builder)
         has_principal = kind == "design"
         if has_principal and env.spec.mechanism is None:
             env_names = ", ".join(name for name, option in load_options("env").items() if option.get("mechanism"))
@@ -292,8 +299,8 @@ def build_loop(config: Config, parts: Parts, load_references: Callable[[], Any] 
     if kind == "learn" and not parts.agents[0].learns:
         kind = "play"
     builder = parts.resources.builder
-    settings = builder.build(config[config_section(kind)], config_section(kind), LOOP_SETTINGS[kind])
-    return builder.locate(LOOP_CLASSES[kind], config_section(kind))(
+    settings = builder.build(config[get_section(kind)], get_section(kind), SETTING_CLASSES[kind])
+    return builder.locate(LOOP_CLASSES[kind], get_section(kind))(
         parts if load_references is None else replace(parts, load_references=load_references), settings
     )
 
@@ -369,11 +376,11 @@ def check_values(config: Config, resources: RunResources | None = None) -> None:
             builder.validate(node, "llm")
         for name, node in (config["llm"].get("variants") or {}).items():
             builder.validate(model_options(node), f"llm.variants.{name}")
-    kind = loop_kind(config, builder)
+    kind = get_loop_kind(config, builder)
     # Some agents decide in their constructor whether they learn, so the settings of both loops must be valid.
     for loop_name in ("learn", "play") if kind == "learn" else (kind,):
-        if config_section(loop_name) in config:
-            builder.validate(config[config_section(loop_name)], config_section(loop_name), LOOP_SETTINGS[loop_name])
+        if get_section(loop_name) in config:
+            builder.validate(config[get_section(loop_name)], get_section(loop_name), SETTING_CLASSES[loop_name])
 
 
 def check_distributed(config: Config, resources: RunResources) -> None:

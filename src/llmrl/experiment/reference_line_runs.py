@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.builder import Builder, Config
-from llmrl.config.loop_sections import loop_kind
+from llmrl.config.loop_sections import get_loop_kind
 from llmrl.core.errors import RunFolderError
 from llmrl.core.option_files import load_option
 from llmrl.core.plain_data import read_json_object
@@ -98,7 +98,7 @@ def find_reason_without_references(config: Config, parts: Parts) -> str | None:
 
 def count_expected_stages(config: Config, builder: Builder) -> int:
     """Return the maximum number of reference runs of `config`, which can be computed before parts are built."""
-    has_references = loop_kind(config, builder) == "design" and config["design"]["references"] != 0
+    has_references = get_loop_kind(config, builder) == "design" and config["design"]["references"] != 0
     return 2 if has_references and not groups_using_model(config, _PLAYER_GROUPS, builder) else 0
 
 

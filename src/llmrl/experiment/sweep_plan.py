@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llmrl.config.loop_sections import loop_kind
+from llmrl.config.loop_sections import get_loop_kind
 from llmrl.core.seeding import Seeds
 from llmrl.experiment import reference_line_runs, run_references
 from llmrl.experiment.batched_runs import SeparateProcessReason, find_separate_process_reason
@@ -231,7 +231,7 @@ def _measure_rate(config: Mapping[str, Any], n_runs: int) -> float | None:
     Several runs are timed as one run with `n_runs` times as many societies. None for loops other than `design` and
     `learn`, for several runs of `learn`, and if agents or teachers use a language model.
     """
-    kind = loop_kind(config)
+    kind = get_loop_kind(config)
     if (
         kind not in ("design", "learn")
         or (kind == "learn" and n_runs > 1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrl.config.builder import Builder, Config
-from llmrl.config.loop_sections import declared_loop
+from llmrl.config.loop_sections import get_declared_loop
 from llmrl.core.errors import ConfigError, ErrorCollector
 from llmrl.core.plain_data import read_json_object
 from llmrl.core.seeding import Seeds
@@ -210,7 +210,7 @@ def _check_task(task: Config, builder: Builder, prefix: str) -> None:
             f"{prefix}env={nodes['env']['_target_']} is not a Gymnasium environment, whose episodes evaluate policies; "
             "use e.g. env=cartpole agent=linear, or env=maze agent=tabular"
         )
-    if declared_loop(nodes["agent"], builder) != "search":
+    if get_declared_loop(nodes["agent"], builder) != "search":
         raise ConfigError(
             f"{prefix}agent={nodes['agent']['_target_']} has no parameters to propose; use agent=linear, tabular, "
             "mlp_policy or projection"

@@ -25,7 +25,8 @@ def to_call_record(call: Mapping[str, Any], texts: TextTable) -> CallRecord:
         "time": call.get("time"),
         "model": str(call.get("model", "")),
         "messages": [
-            [str(message.get("role", "")), texts.add(_get_message_text(message))] for message in call.get("messages") or ()
+            [str(message.get("role", "")), texts.add(_get_message_text(message))]
+            for message in call.get("messages") or ()
         ],
         "reply": call.get("reply"),
         "thought": str(call.get("thoughts") or ""),
