@@ -64,7 +64,7 @@ class Recommending:
     """A principal that recommends the vector measured first."""
 
     def recommend(self, context, n, estimates):
-        return np.array([sorted(estimates.ranked(context), key=lambda estimate: estimate.first)[0].vector])[:n]
+        return np.array([sorted(estimates.ranked(context), key=lambda estimate: estimate.first_index)[0].vector])[:n]
 
 
 def test_recommendation_or_incumbent_is_scored():

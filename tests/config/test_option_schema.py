@@ -94,7 +94,7 @@ def test_custom_option_uses_group_schema(validators):
 
 def test_editor_comment_names_built_file(capsys, monkeypatch, schemas):
     monkeypatch.setattr("sys.argv", ["option_schema", "agent"])
-    monkeypatch.setattr(option_schema, "schema_files", lambda: schemas)
+    monkeypatch.setattr(option_schema, "build_schema_files", lambda: schemas)
     option_schema.main()
     path = root() / SCHEMA_FOLDER / "agent.schema.json"
     assert capsys.readouterr().out.strip() == f"# yaml-language-server: $schema={path}"

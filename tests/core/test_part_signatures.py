@@ -69,7 +69,7 @@ def test_only_fields_are_options(builder, option):
 def test_fields_are_signature_parameters():
     signature = get_signature(Network)
     assert list(signature.parameters) == ["device", "extra", "width", "names", "depth"]
-    assert signature.hints["width"] == PositiveInt and signature.settings is NetworkSettings
+    assert signature.hints["width"] == PositiveInt and signature.settings_class is NetworkSettings
 
 
 def test_field_names_are_unique():

@@ -49,7 +49,7 @@ def test_control_sequences_are_escaped(text):
     output = printable(text)
     assert not find_sequences(output) and printable(output) == output
     output.encode()
-    assert "\n" not in printable(text, lines=False) and "\t" not in printable(text, lines=False)
+    assert "\n" not in printable(text, multiline=False) and "\t" not in printable(text, multiline=False)
     visible = [
         c for c in text if unicodedata.category(c)[0] in "LMNPSZ" and unicodedata.category(c) not in ("Zl", "Zp")
     ]

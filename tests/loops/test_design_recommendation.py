@@ -263,4 +263,4 @@ def test_society_standard_error():
     for society in societies:
         pool.add([1.0], float(society.mean()), standard_error_of_mean(society), 3, 12)
     assert pool.get([1.0]).standard_error == pytest.approx(standard_error_of_mean(np.concatenate(societies)))
-    assert pool.get([1.0]).episodes == 24 and pool.count([1.0]) == 2 and pool.count([2.0]) == 0
+    assert pool.get([1.0]).n_episodes == 24 and pool.count([1.0]) == 2 and pool.count([2.0]) == 0

@@ -46,7 +46,7 @@ class TestPool:
         for vector, values_ in episodes.items():
             estimate, pooled_values = pool.get([vector, 0.5]), np.concatenate(values_)
             assert estimate.value == pytest.approx(pooled_values.mean(), abs=1e-9)
-            assert (estimate.episodes, estimate.measurements) == (len(pooled_values), len(values_))
+            assert (estimate.n_episodes, estimate.n_measurements) == (len(pooled_values), len(values_))
             if len(pooled_values) > 1:
                 assert estimate.standard_error == pytest.approx(standard_error_of_mean(pooled_values), abs=1e-6)
             else:
@@ -75,7 +75,7 @@ class TestPool:
         for _ in range(3):
             pool.add([1.0], 5.0, 1.0, 4, 4, context="a", draw="step 1")
         pool.add([1.0], 9.0, 1.0, 4, 4, context="b", draw="step 2")
-        assert pool.get([1.0], "a").episodes == 4 and pool.get([1.0], "b").value == 9 and pool.contexts == ["a", "b"]
+        assert pool.get([1.0], "a").n_episodes == 4 and pool.get([1.0], "b").value == 9 and pool.contexts == ["a", "b"]
 
     def test_single_society_uses_society_error(self):
         """Episodes of one society are no independent measurements of its proposal."""
@@ -83,7 +83,7 @@ class TestPool:
         pool.add([0.0], 10.0, 0.1, 1, 8)
         assert pool.get([0.0]).standard_error == 0.1
         pool.add([0.0], 14.0, 0.1, 1, 8)
-        assert pool.get([0.0]).standard_error == pytest.approx(2.0) and pool.get([0.0]).episodes == 16
+        assert pool.get([0.0]).standard_error == pytest.approx(2.0) and pool.get([0.0]).n_episodes == 16
 
 
 class TestRules:

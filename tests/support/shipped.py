@@ -19,7 +19,7 @@ def build_settings(path, **options):
     """Return the settings object of the shipped option `path`, e.g. `env/escape_room`, with some options changed."""
     group, name = path.split("/")
     node, builder = {**load_option(group, name), **options}, Builder()
-    settings = get_signature(builder.locate(node.pop("_target_"), group)).settings
+    settings = get_signature(builder.locate(node.pop("_target_"), group)).settings_class
     return builder.build({**node, "_target_": f"{settings.__module__}.{settings.__qualname__}"}, group)
 
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 
-from llmrl.core.numba_cache import numba_cache
+from llmrl.core.numba_cache import use_numba_cache
 from llmrl.envs.native import batch_loop, compilation, hashed_random, rules
 from llmrl.envs.native.compilation import CpuLoop
 from llmrl.envs.native.engine import Engine
@@ -214,7 +214,7 @@ def _replaying_functions() -> SimpleNamespace:
 
     # Rows of a table are views of an array, which need reference counts.
     options = {**compilation.JIT_OPTIONS, "_nrt": True}
-    with numba_cache(compilation.find_game_cache_folder()) as cache:
+    with use_numba_cache(compilation.find_game_cache_folder()) as cache:
         inner, entry = numba.njit(**compilation.INNER_JIT_OPTIONS, **options), numba.njit(cache=cache, **options)
         replay = {"hash_step": _replay_hash_step, "sample_integer": _replay_draw}
         with mock.patch.multiple(rules, **replay), mock.patch.multiple(hashed_random, **replay):

@@ -141,7 +141,7 @@ class _ProgressWriter:
     def __call__(self, text: str) -> None:
         if time.monotonic() >= self._next_time:
             self._next_time = time.monotonic() + self._INTERVAL_SECONDS
-            sys.stderr.write(f"llmrl-report: {printable(text, lines=False)}\n")
+            sys.stderr.write(f"llmrl-report: {printable(text, multiline=False)}\n")
 
 
 def print_report(report: Report, page: Path) -> None:

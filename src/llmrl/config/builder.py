@@ -101,7 +101,7 @@ class Builder:
                 arguments[name] = self.services[name]
             elif parameter.default is inspect.Parameter.empty:
                 raise ConfigError(f"{path} needs the option '{name}'")
-        return target(**signature.arguments(arguments))
+        return target(**signature.combine_arguments(arguments))
 
     def build_value(self, value: Any, hint: Any, path: str) -> Any:
         """Return a value, with its nodes built, after a check against the type `hint`.

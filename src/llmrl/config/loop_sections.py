@@ -22,7 +22,7 @@ LOOP_CLASSES: Mapping[LoopKind, str] = {
 }
 """Dotted name of the class of each kind of loop."""
 
-SETTING_CLASSES: Mapping[LoopKind, str] = {
+LOOP_SETTINGS: Mapping[LoopKind, str] = {
     "design": "llmrl.loops.design_settings.DesignSettings",
     "search": "llmrl.loops.search_settings.SearchSettings",
     "baseline": "llmrl.loops.search_settings.SearchSettings",

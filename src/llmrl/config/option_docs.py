@@ -275,9 +275,9 @@ def _list_type_hints(key: str, targets: Mapping[str, str]) -> list[Any]:
 
 def _iterate_possible_targets(parent_key: str) -> Iterable[str]:
     """Yield the classes that shipped options have at a config key; the section of a loop has one class."""
-    from llmrl.config.loop_sections import SETTING_CLASSES, get_section
+    from llmrl.config.loop_sections import LOOP_SETTINGS, get_section
 
-    yield from (target for kind, target in SETTING_CLASSES.items() if get_section(kind) == parent_key)
+    yield from (target for kind, target in LOOP_SETTINGS.items() if get_section(kind) == parent_key)
     group, *subkeys = parent_key.split(".")
     primary_configs = [read_file(root() / f"{name}.yaml") for name in ("_run", "train", "finetune")]
     for node in (*(config.get(group) for config in primary_configs), *load_options(group).values()):

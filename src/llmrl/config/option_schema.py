@@ -16,7 +16,7 @@ from typing import Any
 from llmrl.config.option_docs import PART_SCHEMA, build_hint_schemas, document_keys
 from llmrl.config.run_options import TYPE_HINTS
 from llmrl.core.arguments import get_signature
-from llmrl.core.hydra_composition import TABLES
+from llmrl.core.hydra_composition import TABLE_GROUPS
 from llmrl.core.option_files import (
     SCHEMA_FOLDER,
     list_files,
@@ -58,7 +58,7 @@ def build_schema_files() -> dict[str, Schema]:
 
 def build_experiment_schema() -> Schema:
     """Return the schema of `conf/train.yaml` and `conf/finetune.yaml`, with a definition of each group."""
-    from llmrl.config.loop_sections import SETTING_CLASSES, get_section
+    from llmrl.config.loop_sections import LOOP_SETTINGS, get_section
 
     primary_files = [root() / f"{name}.yaml" for name in ("_run", "train", "finetune")]
     meanings = _read_meanings((path, ()) for path in primary_files)
@@ -69,10 +69,10 @@ def build_experiment_schema() -> Schema:
         )
     properties: Schema = {"defaults": {"type": "array"}, "hydra": PART_SCHEMA}
     # The rows of a table have the keys of an experiment.
-    properties |= {table: {"type": "object", "additionalProperties": {"$ref": "#"}} for table in TABLES}
+    properties |= {table: {"type": "object", "additionalProperties": {"$ref": "#"}} for table in TABLE_GROUPS}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            targets = [target for kind, target in SETTING_CLASSES.items() if get_section(kind) == key]
+            targets = [target for kind, target in LOOP_SETTINGS.items() if get_section(kind) == key]
             properties[key] = _build_node_schema([value], targets, meanings, f"{key}.")
         else:
             properties[key] = _combine_schemas(build_hint_schemas(TYPE_HINTS[key]), meanings.get(key))

@@ -176,7 +176,7 @@ def make_evaluation_folder_name(changes: Sequence[str]) -> str:
 
     A name that is long or contains invalid characters is shortened and gets a digest.
 
-    >>> evaluation_folder_name(["engine=meltingpot", "mechanism=none,best"])
+    >>> make_evaluation_folder_name(["engine=meltingpot", "mechanism=none,best"])
     'evaluation_engine_meltingpot_mechanism_none-best'
     """
     joined = "_".join(["evaluation", *changes])

@@ -50,15 +50,15 @@ def is_loopback(origin: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def check_transport_security(address: str, plain_http: bool, option_name: str) -> None:
-    """Raise ConfigError for an invalid address, or for plain HTTP to another machine unless `plain_http`.
+def check_transport_security(address: str, allows_plain_http: bool, option_name: str) -> None:
+    """Raise ConfigError for an invalid address, or for plain HTTP to another machine unless `allows_plain_http`.
 
     Args:
         address, option_name: arguments of `parse_origin`.
-        plain_http: value of the option `plain_http` of the same config node.
+        allows_plain_http: value of the option `plain_http` of the same config node.
     """
     origin = parse_origin(address, option_name)
-    if origin.startswith("http:") and not plain_http and not is_loopback(origin):
+    if origin.startswith("http:") and not allows_plain_http and not is_loopback(origin):
         plain_http_option = f"{option_name.rpartition('.')[0]}.plain_http"
         raise ConfigError(
             f"{option_name}={origin}/...: prompts and key would cross the network unencrypted; use https://, or set "

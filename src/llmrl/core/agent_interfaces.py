@@ -51,8 +51,8 @@ class NonLearningAgent(StateFields):
 class RequiresMinRolloutSteps(Protocol):
     """An agent whose updates need rollouts of a minimum length."""
 
-    def min_rollout_steps(self, games: int) -> int:
-        """Return the minimum number of steps per game that an update needs in a rollout of `games` games."""
+    def min_rollout_steps(self, n_games: int) -> int:
+        """Return the minimum number of steps per game that an update needs in a rollout of `n_games` games."""
         ...
 
 

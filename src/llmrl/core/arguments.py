@@ -1,7 +1,7 @@
 """Signatures of parts, and checks of arguments against their type hints, including ranges (`llmrl.core.ranges`).
 
 The options of a part are keyword arguments of its constructor, or fields of a frozen dataclass that the constructor
-takes as `settings`.
+takes as `settings_class`.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ SETTINGS_PARAMETER = "settings"
 
 @dataclass(frozen=True)
 class PartSignature:
-    """Parameters of a class or function, with the fields of the settings dataclass instead of `settings`.
+    """Parameters of a class or function, with the fields of the settings dataclass instead of `settings_class`.
 
     Attributes:
         parameters: parameters by name.
         hints: evaluated type hints by parameter, without hints that cannot be evaluated.
-        settings: type of the parameter `settings`; None if there is no such parameter.
-        fields: names of the parameters that are fields of `settings`.
+        settings_class: type of the parameter `settings_class`; None if there is no such parameter.
+        settings_fields: names of the parameters that are fields of `settings_class`.
     """
 
     parameters: Mapping[str, inspect.Parameter]
     hints: Mapping[str, Any]
-    settings: type | None
-    fields: frozenset[str]
+    settings_class: type | None
+    settings_fields: frozenset[str]
 
-    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def combine_arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keyword arguments of a call, with the fields of the settings combined in one object."""
-        if self.settings is None:
+        if self.settings_class is None:
             return dict(values)
-        fields = {name: value for name, value in values.items() if name in self.fields}
-        other_values = {name: value for name, value in values.items() if name not in self.fields}
-        return {**other_values, SETTINGS_PARAMETER: self.settings(**fields)}
+        fields = {name: value for name, value in values.items() if name in self.settings_fields}
+        other_values = {name: value for name, value in values.items() if name not in self.settings_fields}
+        return {**other_values, SETTINGS_PARAMETER: self.settings_class(**fields)}
 
 
 @functools.cache
@@ -97,8 +97,8 @@ def evaluate_type_hints(target: Any) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _build_type_adapter(hint: Any, name: str) -> TypeAdapter[Any]:
-    """Return the validator of a type hint; `name`, its text, distinguishes unions of different order."""
+def _build_type_adapter(hint: Any, hint_text: str) -> TypeAdapter[Any]:
+    """Return the validator of a type hint; `hint_text`, its `repr`, distinguishes unions of different order."""
     from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 
     try:
@@ -128,7 +128,7 @@ def validate_argument(value: Any, hint: Any, option_name: str) -> Any:
     except ValidationError as error:
         details = error.errors()[0]
         position, wrong_value = "", value
-        for key in details["loc"]:  # which also names types of unions
+        for key in details["loc"]:  # besides keys and indices, it contains the types of unions
             is_index = isinstance(key, int) and isinstance(wrong_value, list | tuple)
             if is_index or (isinstance(wrong_value, Mapping) and key in wrong_value):
                 position += f"[{key}]" if is_index else f".{key}"

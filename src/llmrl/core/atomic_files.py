@@ -65,7 +65,7 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def remove_ignoring_errors(path: Path) -> None:
+def remove_file_ignoring_errors(path: Path) -> None:
     """Remove a file if it exists.
 
     Errors are ignored, so that cleanup in an exception handler does not replace the original error.

@@ -13,9 +13,9 @@ from llmrl.core.printable import printable
 
 def summarize_error(error: BaseException) -> str:
     """Return the first line of an error's message, after the name of its class unless it is an `LlmrlError`."""
-    first_line = printable((str(error).splitlines() or [""])[0], lines=False)
-    has_own_message = isinstance(error, LlmrlError) and bool(first_line)
-    return first_line if has_own_message else f"{type(error).__name__}: {first_line}".rstrip(": ")
+    first_line = printable((str(error).splitlines() or [""])[0], multiline=False)
+    is_self_explanatory = isinstance(error, LlmrlError) and bool(first_line)
+    return first_line if is_self_explanatory else f"{type(error).__name__}: {first_line}".rstrip(": ")
 
 
 _TRACEBACK_ATTRIBUTE = "__llmrl_traceback__"
@@ -107,7 +107,7 @@ class Incompatible(ConfigError):  # noqa: N818  (an adjective reads better in `r
     """Two parts cannot work together with any options.
 
     Attributes:
-        reason: the reason.
+        reason: kind of the incompatibility.
     """
 
     def __init__(self, reason: IncompatibilityReason, message: str) -> None:

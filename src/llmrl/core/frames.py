@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.atomic_files import describe_write_error, remove_ignoring_errors
+from llmrl.core.atomic_files import describe_write_error, remove_file_ignoring_errors
 from llmrl.core.errors import ConfigError, RunFolderError
 
 log = logging.getLogger(__name__)
@@ -23,8 +23,8 @@ TARGET_HEIGHT = 336
 """Height in pixels up to which small frames are enlarged, by an integer factor, so that edges of cells stay sharp."""
 
 
-def enlarge(frame: np.ndarray, target: int = TARGET_HEIGHT) -> np.ndarray:
-    """Return a frame [height, width, 3] uint8, enlarged by an integer factor up to `target` pixels of height.
+def enlarge(frame: np.ndarray, target_height: int = TARGET_HEIGHT) -> np.ndarray:
+    """Return a frame [height, width, 3] uint8, enlarged by an integer factor up to `target_height` pixels of height.
 
     Height and width become even, because video codecs need even sizes.
 
@@ -33,19 +33,19 @@ def enlarge(frame: np.ndarray, target: int = TARGET_HEIGHT) -> np.ndarray:
     """
     if frame.dtype != np.uint8 or frame.ndim != 3:
         raise ConfigError(f"a frame must be [height, width, 3] uint8, got {frame.dtype} {frame.shape}")
-    factor = max(1, target // frame.shape[0])
-    large = frame.repeat(factor, axis=0).repeat(factor, axis=1)
-    return large[: large.shape[0] // 2 * 2, : large.shape[1] // 2 * 2]
+    factor = max(1, target_height // frame.shape[0])
+    enlarged = frame.repeat(factor, axis=0).repeat(factor, axis=1)
+    return enlarged[: enlarged.shape[0] // 2 * 2, : enlarged.shape[1] // 2 * 2]
 
 
 def add_text_column(picture: np.ndarray, texts: Sequence[tuple[str, str]], height: int, width: int) -> np.ndarray:
-    """Return a picture with a column of texts at its right, [height, w' + width, 3] uint8; the width w' is even.
+    """Return a picture with a column of texts on its right, [height, w' + width, 3] uint8; the width w' is even.
 
     Texts are wrapped. A text that is too long for the column ends in `...`; headings are never cut.
 
     Args:
         picture: [h, w, 3] uint8.
-        texts: (heading, text) from top to bottom; an empty text is left out with its heading.
+        texts: pairs (heading, text) from top to bottom; an empty text is left out with its heading.
         height: height of the result in pixels, to which the picture is scaled.
         width: width of the column, pixels.
     """
@@ -84,9 +84,9 @@ def scale_to_width(picture: np.ndarray, width: int) -> np.ndarray:
     from PIL import Image
 
     factor = -(-width // picture.shape[1])
-    large = picture.repeat(factor, axis=0).repeat(factor, axis=1)
+    enlarged = picture.repeat(factor, axis=0).repeat(factor, axis=1)
     height = max(1, round(picture.shape[0] * width / picture.shape[1]))
-    return np.asarray(Image.fromarray(large).resize((width, height), Image.Resampling.BOX))
+    return np.asarray(Image.fromarray(enlarged).resize((width, height), Image.Resampling.BOX))
 
 
 _FONT_SIZE, _LINE_HEIGHT, _TEXT_GAP, _SIDE_MARGIN = 14, 18, 8, 12
@@ -105,7 +105,7 @@ def load_font(size: int) -> Any:
 def _draw_texts(column: Any, texts: Sequence[tuple[str, str]]) -> None:
     from PIL import ImageDraw
 
-    pen, text_font = ImageDraw.Draw(column), load_font(_FONT_SIZE)
+    canvas, text_font = ImageDraw.Draw(column), load_font(_FONT_SIZE)
     width = column.width - 2 * _SIDE_MARGIN
     wrapped_texts = [(heading, wrap_text(text, width, text_font)) for heading, text in texts]
     max_lines = next(
@@ -115,10 +115,10 @@ def _draw_texts(column: Any, texts: Sequence[tuple[str, str]]) -> None:
     y = _SIDE_MARGIN
     for heading, lines in wrapped_texts:
         visible_lines = lines if len(lines) <= max_lines else [*lines[: max_lines - 1], "..."]
-        pen.text((_SIDE_MARGIN, y), heading, fill=_HEADING_COLOR, font=text_font)
+        canvas.text((_SIDE_MARGIN, y), heading, fill=_HEADING_COLOR, font=text_font)
         y += _LINE_HEIGHT
         for line in visible_lines:
-            pen.text((_SIDE_MARGIN, y), line, fill="black", font=text_font)
+            canvas.text((_SIDE_MARGIN, y), line, fill="black", font=text_font)
             y += _LINE_HEIGHT
         y += _TEXT_GAP
 
@@ -152,7 +152,7 @@ def wrap_text(text: str, width: float, text_font: Any) -> list[str]:
 def save_video(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps: float) -> list[Path]:
     """Write frames as `<name>.mp4` and `<name>.gif` and return the paths.
 
-    Frames are pictures [height, width, 3] of one even size, or files of them.
+    Frames are pictures [height, width, 3] uint8 of equal, even size, or paths of such pictures.
 
     Frames are loaded one at a time. The files are written atomically. Without imageio-ffmpeg no MP4 file is written,
     and a warning states the extra that installs it.
@@ -167,13 +167,13 @@ def save_video(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps
     try:
         for path in temporary_paths:
             writers[path.suffix](frames, path, fps)
-        for path, target in zip(temporary_paths, paths, strict=True):
-            path.replace(target)
+        for path, final_path in zip(temporary_paths, paths, strict=True):
+            path.replace(final_path)
     except OSError as error:
         raise RunFolderError(f"cannot write the video {paths[0]}: {describe_write_error(folder, error)}") from error
     finally:
         for path in temporary_paths:
-            remove_ignoring_errors(path)
+            remove_file_ignoring_errors(path)
     return paths
 
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-TABLES: Mapping[str, str] = {"per_env": "env", "per_principal": "principal"}
-"""Config group whose options name the rows of a table, by the table's key."""
+TABLE_GROUPS: Mapping[str, str] = {"per_env": "env", "per_principal": "principal"}
+"""Config group whose options name the rows of a table, by the table's key in option files."""
 _OPTION_PATTERN = re.compile(r"\$\{option:(\w+)\}")
 
 
@@ -53,18 +53,18 @@ def resolve_table_key(key: Sequence[str], choices: Mapping[str, str]) -> tuple[s
     >>> resolve_table_key(("env", "horizon"), {"env": "nim"})
     ('env', 'horizon')
     """
-    if key[0] not in TABLES:
+    if key[0] not in TABLE_GROUPS:
         return tuple(key)
-    return tuple(key[2:]) or None if key[1:2] == (choices.get(TABLES[key[0]]),) else None
+    return tuple(key[2:]) or None if key[1:2] == (choices.get(TABLE_GROUPS[key[0]]),) else None
 
 
 def read_chosen_options(defaults: Sequence[ResultDefault]) -> dict[str, str]:
-    """Return the chosen option of each group in `TABLES`, by group, from a resolved defaults list."""
+    """Return the chosen option of each group in `TABLE_GROUPS`, by group, from a resolved defaults list."""
     choices = {}
     for default in defaults:
         group, _, name = (default.config_path or "").partition("/")
         is_base = (default.parent or "").startswith(f"{group}/")
-        if group in TABLES.values() and default.package in ("", group) and not is_base:
+        if group in TABLE_GROUPS.values() and default.package in ("", group) and not is_base:
             choices[group] = name
     return choices
 
@@ -111,7 +111,7 @@ class _TableRepository:
         source = self._repo.load_config(config_path=config_path)
         if source is None or not isinstance(source.config, DictConfig):
             return source
-        for key, group in TABLES.items():
+        for key, group in TABLE_GROUPS.items():
             if key in source.config:
                 table = source.config.pop(key)
                 self._check_table(table, f"{config_path}.yaml, {key}", group)
@@ -132,8 +132,8 @@ class _TableRepository:
         """
         if group not in self._option_by_group:
             raise ConfigError(
-                f"{config_path}.yaml: ${{option:{group}}} must name one of the groups {', '.join(TABLES.values())} "
-                "of which an option is chosen"
+                f"{config_path}.yaml: ${{option:{group}}} must name one of the groups "
+                f"{', '.join(TABLE_GROUPS.values())} of which an option is chosen"
             )
         return self._option_by_group[group]
 
@@ -177,7 +177,7 @@ def compute_cached(key: Any, compute: Callable[[], Any]) -> Any:
     return result
 
 
-def list_sources(repository: Any) -> tuple[str, ...]:
+def list_source_keys(repository: Any) -> tuple[str, ...]:
     """Return the provider and path of each source of a repository of option files, as cache keys."""
     return tuple(f"{source.provider} {source.path}" for source in repository.get_sources())
 
@@ -202,18 +202,20 @@ def patch_step_caching() -> None:
         def compute() -> tuple[Any, dict[str, Any]]:
             return list_defaults(repo, config_name, overrides, **flags), copy_choices()
 
-        key = ("list", list_sources(repo), config_name, pickle.dumps(copy_choices()), *flags.items())
+        key = ("list", list_source_keys(repo), config_name, pickle.dumps(copy_choices()), *flags.items())
         result, completed_choices = compute_cached(key, compute)
         vars(overrides).update(completed_choices)
         return result
 
     @functools.wraps(merge_files)
     def merge_files_cached(self: ConfigLoaderImpl, defaults: Any, repo: Any) -> Any:
-        return compute_cached(("merge", list_sources(repo), repr(defaults)), lambda: merge_files(self, defaults, repo))
+        return compute_cached(
+            ("merge", list_source_keys(repo), repr(defaults)), lambda: merge_files(self, defaults, repo)
+        )
 
     @functools.wraps(load_config)
     def load_config_cached(self: ConfigRepository, config_path: str) -> Any:
-        return compute_cached(("file", list_sources(self), config_path), lambda: load_config(self, config_path))
+        return compute_cached(("file", list_source_keys(self), config_path), lambda: load_config(self, config_path))
 
     ConfigRepository.load_config = load_config_cached  # type: ignore[method-assign]
     defaults_list._create_defaults_list = list_defaults_cached  # type: ignore[assignment]

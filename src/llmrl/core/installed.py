@@ -56,21 +56,21 @@ def entry_points() -> tuple[EntryPoint, ...]:
     is used, as in an import.
     """
     working_folder = os.path.realpath(Path.cwd())
-    packages: dict[str, list[EntryPoint]] = {}
+    entry_points_by_package: dict[str, list[EntryPoint]] = {}
     for path in dict.fromkeys(sys.path):
         if path and os.path.realpath(path) != working_folder:
             for folder in _iterate_metadata_folders(path):
                 name = Path(folder).name.partition("-")[0].lower()
-                packages.setdefault(name, list(_iterate_entry_points(folder)))
-    all_entries = (entry for entries in packages.values() for entry in entries)
+                entry_points_by_package.setdefault(name, list(_iterate_entry_points(folder)))
+    all_entries = (entry for package_entries in entry_points_by_package.values() for entry in package_entries)
     return tuple(sorted(all_entries, key=lambda entry: (entry.group, entry.name, entry.package)))
 
 
 def _iterate_metadata_folders(path: str) -> Iterator[str]:
     """Yield the metadata folders in `path` that mention a group of llmrl in their entry points."""
     try:
-        with os.scandir(path) as entries:
-            folders = sorted(entry.path for entry in entries if entry.name.endswith(_METADATA_SUFFIXES))
+        with os.scandir(path) as package_entries:
+            folders = sorted(entry.path for entry in package_entries if entry.name.endswith(_METADATA_SUFFIXES))
     except OSError:
         return  # `path` is a zip archive or does not exist
     for folder in folders:

@@ -51,45 +51,45 @@ StepMetrics = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RatioOfTotals:
-    """Sum of the metric `of` over an episode, divided by the sum of the metric `by`."""
+    """Sum of one metric over an episode, divided by the sum of another."""
 
-    of: str
-    by: str
+    numerator: str
+    denominator: str
 
-    def parts(self, rows: StepMetrics, step: Any) -> tuple[Any, Any]:
+    def summands(self, rows: StepMetrics, step: Any) -> tuple[Any, Any]:
         """Return the summands of numerator and denominator, of the shape of `step` (index in the episode, from 0)."""
-        return rows[self.of], rows[self.by]
+        return rows[self.numerator], rows[self.denominator]
 
 
 @dataclass(frozen=True)
 class WeightedMeanStep:
-    """Mean index of the steps of an episode, from 1, weighted by the metric `of`."""
+    """Mean index of the steps of an episode, from 1, weighted by a metric."""
 
-    of: str
+    weight: str
 
-    def parts(self, rows: StepMetrics, step: Any) -> tuple[Any, Any]:
+    def summands(self, rows: StepMetrics, step: Any) -> tuple[Any, Any]:
         """Return the summands of numerator and denominator, as in `RatioOfTotals`."""
-        return rows[self.of] * (step + 1), rows[self.of]
+        return rows[self.weight] * (step + 1), rows[self.weight]
 
 
 @dataclass(frozen=True)
 class MeanWithinSteps:
-    """Mean of the metric `of` over the steps `start` <= t < `stop` of the episode, counted from 0."""
+    """Mean of a metric over the steps `start` <= t < `stop` of the episode, counted from 0."""
 
-    of: str
+    metric: str
     start: int
     stop: int
 
-    def parts(self, rows: StepMetrics, step: Any) -> tuple[Any, Any]:
+    def summands(self, rows: StepMetrics, step: Any) -> tuple[Any, Any]:
         """Return the summands of numerator and denominator, as in `RatioOfTotals`."""
         mask = (step >= self.start) & (step < self.stop)
-        return rows[self.of] * mask, mask
+        return rows[self.metric] * mask, mask
 
 
 DerivedMetric = RatioOfTotals | WeightedMeanStep | MeanWithinSteps
 
 
-def derive_quarter_means(of: str, horizon: int) -> dict[str, MeanWithinSteps]:
-    """Return the means of a metric over the quarters of the horizon, as `<of>_quarter_1` to `<of>_quarter_4`."""
+def derive_quarter_means(metric: str, horizon: int) -> dict[str, MeanWithinSteps]:
+    """Return the means of a metric over the quarters of the horizon, as `<metric>_quarter_1` to `_4`."""
     edges = [horizon * k // 4 for k in range(5)]
-    return {f"{of}_quarter_{k + 1}": MeanWithinSteps(of, edges[k], edges[k + 1]) for k in range(4)}
+    return {f"{metric}_quarter_{k + 1}": MeanWithinSteps(metric, edges[k], edges[k + 1]) for k in range(4)}

@@ -81,7 +81,7 @@ ConversationGenerator = Generator[Sequence[ChatRequest], Sequence[ChatReply], R]
 
 @runtime_checkable
 class ConversingPolicy(Protocol):
-    """A policy with actions from a chat model, whose requests the caller can send.
+    """A policy that takes its actions from a chat model, and lets the caller send the requests.
 
     Attributes:
         llm: the chat model; None if the policy has none.

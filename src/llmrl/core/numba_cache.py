@@ -21,11 +21,11 @@ from llmrl.core.threads import hold_process_lock
 log = logging.getLogger(__name__)
 
 JIT_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
-"""Options of all functions. These allocate no memory, so Numba's reference counting (`_nrt`) is turned off."""
+"""Options of all compiled functions; they allocate no memory, so Numba's reference counting (`_nrt`) is turned off."""
 
 
 @functools.cache
-def cache_folder(name: str, files: tuple[Path, ...]) -> Path:
+def get_cache_folder(name: str, files: tuple[Path, ...]) -> Path:
     """Return the folder for compiled functions, in `$XDG_CACHE_HOME/llmrl` or, if that is not set, `~/.cache/llmrl`.
 
     Args:
@@ -44,8 +44,8 @@ def cache_folder(name: str, files: tuple[Path, ...]) -> Path:
 
 
 @contextlib.contextmanager
-def numba_cache(folder: Path) -> Iterator[bool]:
-    """Return a context in which Numba caches compiled functions in `folder`; its value is whether this is writable."""
+def use_numba_cache(folder: Path) -> Iterator[bool]:
+    """Return a context in which Numba caches compiled functions in `folder`; it yields whether that is writable."""
     import numba
 
     try:
@@ -64,16 +64,15 @@ def numba_cache(folder: Path) -> Iterator[bool]:
             numba.config.CACHE_DIR = previous_folder
 
 
-def compile_for(function: Any, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+def compile_for_types(function: Any, arguments: tuple[Any, ...]) -> Callable[..., Any]:
     """Return a Numba function compiled for the types of `arguments` only.
 
-    Its calls omit Numba's dispatch, which determines the types of all arguments, and raise TypeError for arguments of
-    other types.
+    Its calls skip Numba's dispatch, which determines the types of all arguments, and raise TypeError for other types.
     """
-    return function.compile(tuple(map(numba_type, arguments)))
+    return function.compile(tuple(map(get_numba_type, arguments)))
 
 
-def numba_type(value: Any) -> Any:
+def get_numba_type(value: Any) -> Any:
     """Return the Numba type of an array, of a number, or of a tuple of them.
 
     Read-only arrays get the type of writable ones, so that a function is not compiled a second time.
@@ -81,6 +80,6 @@ def numba_type(value: Any) -> Any:
     from numba import typeof, types
 
     if isinstance(value, tuple):
-        return types.BaseTuple.from_types([numba_type(element) for element in value], type(value))
+        return types.BaseTuple.from_types([get_numba_type(element) for element in value], type(value))
     array_type = typeof(value)
     return types.Array(array_type.dtype, array_type.ndim, "C") if isinstance(array_type, types.Array) else array_type

@@ -30,7 +30,7 @@ class Transition:
     ended: np.ndarray
 
     def select(self, games: slice, agents: slice | list[int]) -> Transition:
-        """Return the step of some games and agents, without the notes of the policy."""
+        """Return the transition of some games and agents; of the policy's output, only the actions are included."""
         step, jacobian = self.step, self.step.reward_jacobian
         step_part = Step(
             observation={name: array[games][:, agents] for name, array in step.observation.items()},

@@ -89,8 +89,8 @@ def list_paths() -> list[Path]:
         for folder in {file.parent for file in files}
         for name, file in find_variants(folder).items()
     }
-    files_without_values = {file for file in variant_files.values() if not read_file(file)}
-    return sorted({*files, *variant_files} - files_without_values)
+    files_of_variants_only = {file for file in variant_files.values() if not read_file(file)}
+    return sorted({*files, *variant_files} - files_of_variants_only)
 
 
 def find_file(path: Path) -> Path | None:
@@ -204,7 +204,7 @@ def read_file(path: Path) -> dict[str, Any]:
         FileNotFoundError: there is no such option.
     """
     file = get_file(path)
-    values = dict(_parse(file.read_text(encoding="utf-8")))
+    values = dict(_parse_yaml(file.read_text(encoding="utf-8")))
     file_variants = values.pop(VARIANTS_KEY, {})
     if file == path:
         return values
@@ -220,7 +220,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 @functools.cache
-def _parse(text: str) -> dict[str, Any]:
+def _parse_yaml(text: str) -> dict[str, Any]:
     import yaml
 
     # The parser in C, which is missing in a few builds of PyYAML, is eight times faster.

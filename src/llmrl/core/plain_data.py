@@ -31,10 +31,10 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """
     try:
         with open_file(path) as file:
-            data = file.read(MAX_RECORD_BYTES + 1)
-        if len(data) > MAX_RECORD_BYTES:
+            content_bytes = file.read(MAX_RECORD_BYTES + 1)
+        if len(content_bytes) > MAX_RECORD_BYTES:
             raise ValueError(f"it has more than {MAX_RECORD_BYTES >> 20} MiB")
-        content = json.loads(data.decode("utf-8"))
+        content = json.loads(content_bytes.decode("utf-8"))
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -44,7 +44,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(content, dict):
-        raise ValueError(f"it holds {_short_repr(content)}, not an object")
+        raise ValueError(f"it holds {_shorten_repr(content)}, not an object")
     return content
 
 
@@ -57,14 +57,14 @@ def parse_record(record_type: type[Record], content: Mapping[str, Any]) -> Recor
         ValueError: a field is missing or has the wrong type; the message names it.
     """
     hints = _get_type_hints(record_type)  # type: ignore[arg-type]  # a class can be hashed
-    names = [field.name for field in fields(record_type)]  # type: ignore[arg-type]
-    if missing_names := [name for name in names if name not in content]:
-        raise ValueError(f"it has no {missing_names[0]}")
-    return record_type(**{name: parse_value(content[name], hints[name], name) for name in names})
+    field_names = [field.name for field in fields(record_type)]  # type: ignore[arg-type]
+    if missing_fields := [name for name in field_names if name not in content]:
+        raise ValueError(f"it has no {missing_fields[0]}")
+    return record_type(**{name: parse_value(content[name], hints[name], name) for name in field_names})
 
 
 def parse_value(value: Any, hint: Any, name: str) -> Any:
-    """Return `value` if it fits the type `hint`, with mappings converted to the dataclasses that the hint names.
+    """Return `value` if it fits the type `hint`, with mappings converted to the dataclasses in the hint.
 
     Hints are plain types, optional types, lists, dicts with str keys, literals of str and dataclasses. An int fits
     `float`. NaN, infinities, integers outside +-2**63 and booleans fit neither int nor float.
@@ -78,7 +78,7 @@ def parse_value(value: Any, hint: Any, name: str) -> Any:
     if origin is Literal:
         if value in arguments and isinstance(value, str):
             return value
-        raise ValueError(f"its {name} is {_short_repr(value)}; known: {', '.join(map(str, arguments))}")
+        raise ValueError(f"its {name} is {_shorten_repr(value)}; known: {', '.join(map(str, arguments))}")
     if origin in (typing.Union, UnionType):
         if value is None and NoneType in arguments:
             return None
@@ -96,12 +96,12 @@ def parse_value(value: Any, hint: Any, name: str) -> Any:
         return value
     if hint in (str, bool) and isinstance(value, hint):
         return value
-    raise ValueError(f"its {name} is {_short_repr(value)}, not {_TYPE_NAMES.get(hint, 'of its type')}")
+    raise ValueError(f"its {name} is {_shorten_repr(value)}, not {_TYPE_NAMES.get(hint, 'of the required type')}")
 
 
 _TYPE_NAMES = {int: "a whole number", float: "a finite number", str: "a text", bool: "a truth value"}
 
 
-def _short_repr(value: Any) -> str:
+def _shorten_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

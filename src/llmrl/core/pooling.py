@@ -18,43 +18,44 @@ class Estimate:
     Attributes:
         vector: vector that was measured.
         context: context of the measurements; None if there are no contexts.
-        first: index of the vector's first measurement among all measurements of the pool, from 0.
+        first_index: index of the vector's first measurement among all measurements of the pool, from 0.
         value: mean over all units, so a measurement is weighted by its number of units.
-        units: number of units, the independent numbers that `value` averages: episodes, or means of societies.
-        episodes: number of episodes of all measurements.
-        measurements: number of measurements.
-        draws: names of the random numbers of the measurements (`PooledEstimates.add`).
+        n_units: number of units, the independent numbers that `value` averages: episodes, or means of societies.
+        n_episodes: number of episodes of all measurements.
+        n_measurements: number of measurements.
+        draw_names: names of the random numbers of the measurements (`PooledEstimates.add`).
     """
 
     vector: VectorKey
     context: int | str | None
-    first: int
+    first_index: int
     value: float = 0.0
-    units: int = 0
-    episodes: int = 0
-    measurements: int = 0
-    draws: set[str] = field(default_factory=set)
-    _squares: float = 0.0  # summed squared deviations of the units from `value`
-    _only_standard_error: float | None = None  # standard error of the only measurement; None after a second one
+    n_units: int = 0
+    n_episodes: int = 0
+    n_measurements: int = 0
+    draw_names: set[str] = field(default_factory=set)
+    _squared_deviations: float = 0.0  # sum over units of their squared deviations from `value`
+    _single_standard_error: float | None = None  # standard error of the only measurement; None after a second one
 
     @property
     def standard_error(self) -> float | None:
         """Standard error of `value` over units; for a single unit, the one of its measurement; None if unknown."""
-        if self.units < 2:
-            return self._only_standard_error
-        return math.sqrt(self._squares / (self.units - 1) / self.units)
+        if self.n_units < 2:
+            return self._single_standard_error
+        return math.sqrt(self._squared_deviations / (self.n_units - 1) / self.n_units)
 
-    def add(self, value: float, standard_error: float | None, units: int, episodes: int) -> None:
-        """Add a measurement with mean `value` over `units` and its standard error.
+    def add(self, value: float, standard_error: float | None, n_units: int, n_episodes: int) -> None:
+        """Add a measurement with mean `value` over `n_units` units, and its standard error.
 
         Moments are merged as in Chan, Golub & LeVeque (1983), "Algorithms for computing the sample variance".
         """
-        squares = 0.0 if units < 2 or standard_error is None else standard_error**2 * units * (units - 1)
-        total, shift = self.units + units, value - self.value
-        self._squares += squares + shift**2 * self.units * units / total
-        self.value += shift * units / total
-        self._only_standard_error = standard_error if self.measurements == 0 else None
-        self.units, self.episodes, self.measurements = total, self.episodes + episodes, self.measurements + 1
+        squared_error = 0.0 if n_units < 2 or standard_error is None else standard_error**2
+        total, shift = self.n_units + n_units, value - self.value
+        self._squared_deviations += squared_error * n_units * (n_units - 1) + shift**2 * self.n_units * n_units / total
+        self.value += shift * n_units / total
+        self._single_standard_error = standard_error if self.n_measurements == 0 else None
+        self.n_units, self.n_episodes = total, self.n_episodes + n_episodes
+        self.n_measurements += 1
 
 
 class PooledEstimates:
@@ -79,8 +80,8 @@ class PooledEstimates:
         vector: Sequence[float] | np.ndarray,
         value: float,
         standard_error: float | None,
-        units: int,
-        episodes: int,
+        n_units: int,
+        n_episodes: int,
         context: int | str | None = None,
         draw: str | None = None,
     ) -> Estimate:
@@ -89,7 +90,7 @@ class PooledEstimates:
         Args:
             vector: vector that was measured, [d]. Vectors are pooled only if all numbers are exactly equal.
             value, standard_error: mean over units, and its standard error; None if the error is unknown.
-            units, episodes: number of units (see `Estimate`) and of episodes.
+            n_units, n_episodes: number of units (see `Estimate`) and of episodes.
             context: context of the measurement.
             draw: name of the random numbers of this measurement. A second measurement of a vector with the same draw
                 (equal proposals in one step, seeds shared by all steps) has the same value and is not counted. None: no
@@ -100,16 +101,16 @@ class PooledEstimates:
         if estimate is None:
             estimate = self._estimates[context, key] = Estimate(key, context, self._n_measurements)
         self._n_measurements += 1
-        if draw is not None and draw in estimate.draws:
+        if draw is not None and draw in estimate.draw_names:
             return estimate
         previous_value = estimate.value
-        estimate.add(value, standard_error, units, episodes)
+        estimate.add(value, standard_error, n_units, n_episodes)
         if draw is not None:
-            estimate.draws.add(draw)
-        best = self._best.get(context)
+            estimate.draw_names.add(draw)
+        best, is_reliable = self._best.get(context), estimate.n_episodes >= self.min_episodes
         if best is estimate and estimate.value < previous_value:
             self._best[context] = max(self._list_reliable(context), key=_get_sort_key)
-        elif estimate.episodes >= self.min_episodes and (best is None or _get_sort_key(estimate) > _get_sort_key(best)):
+        elif is_reliable and (best is None or _get_sort_key(estimate) > _get_sort_key(best)):
             self._best[context] = estimate
         return estimate
 
@@ -124,7 +125,7 @@ class PooledEstimates:
     def count(self, vector: Sequence[float] | np.ndarray, context: int | str | None = None) -> int:
         """Return the number of measurements of a vector in a context."""
         estimate = self._estimates.get((context, make_vector_key(vector)))
-        return 0 if estimate is None else estimate.measurements
+        return 0 if estimate is None else estimate.n_measurements
 
     def best(self, context: int | str | None = None) -> Estimate | None:
         """Return the highest estimate of a context, of equal ones the first; None if there is none."""
@@ -141,7 +142,7 @@ class PooledEstimates:
 
     def _list_reliable(self, context: int | str | None) -> list[Estimate]:
         estimates = [estimate for estimate in self._estimates.values() if estimate.context == context]
-        return [estimate for estimate in estimates if estimate.episodes >= self.min_episodes]
+        return [estimate for estimate in estimates if estimate.n_episodes >= self.min_episodes]
 
 
 def make_vector_key(vector: Sequence[float] | np.ndarray) -> VectorKey:
@@ -150,4 +151,4 @@ def make_vector_key(vector: Sequence[float] | np.ndarray) -> VectorKey:
 
 
 def _get_sort_key(estimate: Estimate) -> tuple[float, int]:
-    return estimate.value, -estimate.first
+    return estimate.value, -estimate.first_index

@@ -9,18 +9,18 @@ from __future__ import annotations
 import logging
 import unicodedata
 
-_JOINERS = "\u200c\u200d"
+_UNESCAPED_JOINERS = "\u200c\u200d"
 """Invisible format characters that are not escaped, because some scripts and emoji need them."""
 _ESCAPED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Escaped Unicode categories: control and format characters, surrogates, line and paragraph separators."""
 
 
-def printable(text: object, lines: bool = True) -> str:
+def printable(text: object, multiline: bool = True) -> str:
     r"""Return `text` with escapes (`\x1b`) in place of characters that would control a terminal.
 
     Args:
         text: any object; its `str` is used.
-        lines: whether to keep line breaks and tabs instead of escaping them.
+        multiline: whether to keep line breaks and tabs instead of escaping them.
 
     >>> printable("\x1b[2J\x9b1A done\rfaked")
     '\\x1b[2J\\x9b1A done\\x0dfaked'
@@ -28,11 +28,11 @@ def printable(text: object, lines: bool = True) -> str:
     string = str(text)
     if string.isascii() and string.isprintable():
         return string
-    return "".join(_escape(character, lines) for character in string)
+    return "".join(_escape(character, multiline) for character in string)
 
 
 def _escape(character: str, keep_line_breaks: bool) -> str:
-    if character.isprintable() or character in _JOINERS or (keep_line_breaks and character in "\n\t"):
+    if character.isprintable() or character in _UNESCAPED_JOINERS or (keep_line_breaks and character in "\n\t"):
         return character
     if unicodedata.category(character) not in _ESCAPED_CATEGORIES:
         return character

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-OWNER_ONLY = 0o077
+OWNER_ONLY_UMASK = 0o077
 """The umask that gives new folders the mode 0700 and new files 0600."""
 _initial_umask: int | None = None  # umask before the first call of `restrict_file_permissions`
 
@@ -18,7 +18,7 @@ def restrict_file_permissions(private: bool = True) -> None:
     If not `private`, restore the umask with which this process was started.
     """
     global _initial_umask
-    previous_umask = os.umask(OWNER_ONLY)
+    previous_umask = os.umask(OWNER_ONLY_UMASK)
     _initial_umask = previous_umask if _initial_umask is None else _initial_umask
     if not private:
         os.umask(_initial_umask)
@@ -26,7 +26,7 @@ def restrict_file_permissions(private: bool = True) -> None:
 
 def restrict_permissions_like(folder: Path) -> None:
     """Call `restrict_file_permissions`; `private` is whether `folder` is missing or accessible by its owner only."""
-    restrict_file_permissions(not folder.exists() or not folder.stat().st_mode & OWNER_ONLY)
+    restrict_file_permissions(not folder.exists() or not folder.stat().st_mode & OWNER_ONLY_UMASK)
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def create_files_privately(private: bool) -> Iterator[None]:
 
     Concurrent contexts must have the same argument, because the umask applies to the whole process.
     """
-    previous_umask = os.umask(OWNER_ONLY) if private else None
+    previous_umask = os.umask(OWNER_ONLY_UMASK) if private else None
     try:
         yield
     finally:
@@ -53,5 +53,5 @@ def make_folder(folder: Path, private: bool) -> None:
     for path in (*reversed(folder.parents), folder):
         path.mkdir(0o700 if private else 0o777, exist_ok=True)
     folder_stat = folder.stat()
-    if private and folder_stat.st_mode & OWNER_ONLY and folder_stat.st_uid == os.getuid():
+    if private and folder_stat.st_mode & OWNER_ONLY_UMASK and folder_stat.st_uid == os.getuid():
         folder.chmod(folder_stat.st_mode & 0o700)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.numba_cache import JIT_OPTIONS, cache_folder, compile_for, numba_cache
+from llmrl.core.numba_cache import JIT_OPTIONS, compile_for_types, get_cache_folder, use_numba_cache
 
 
 def settle_tax(
@@ -141,5 +141,5 @@ def compile_incentives() -> Callable[..., None]:
 def _compile(function: Callable[..., None], arguments: tuple[Any, ...]) -> Callable[..., None]:
     import numba
 
-    with numba_cache(cache_folder("mechanisms", (Path(__file__),))) as cache:
-        return compile_for(numba.njit(cache=cache, **JIT_OPTIONS)(function), arguments)
+    with use_numba_cache(get_cache_folder("mechanisms", (Path(__file__),))) as cache:
+        return compile_for_types(numba.njit(cache=cache, **JIT_OPTIONS)(function), arguments)

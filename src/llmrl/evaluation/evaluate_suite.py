@@ -175,7 +175,7 @@ def _play_suite(
                 f"{name} {test_results['refused'][name] if player is None else format(player['success'], '.2f')}"
                 for name, player in test_results["players"].items()
             ]
-            report(printable(f"{i + 1} of {len(suite.tests)}, {test.title}: {', '.join(scores)}", lines=False))
+            report(printable(f"{i + 1} of {len(suite.tests)}, {test.title}: {', '.join(scores)}", multiline=False))
             write_suite(results, out)
     except BudgetExhausted as error:
         raise explain_exhausted_budget(error) from error

@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.builder import Builder, Config
-from llmrl.config.loop_sections import (
-    LOOP_CLASSES,
-    OBSERVED_LOOPS,
-    SETTING_CLASSES,
-    LoopKind,
-    get_loop_kind,
-    get_section,
-)
+from llmrl.config.loop_sections import LOOP_CLASSES, LOOP_SETTINGS, OBSERVED_LOOPS, LoopKind, get_loop_kind, get_section
 from llmrl.core.errors import ConfigError, ErrorCollector, IncompatibilityReason, Incompatible
 from llmrl.core.model_protocols import ChatModel, Scorer
 from llmrl.core.observers import Observer
@@ -299,7 +292,7 @@ def build_loop(config: Config, parts: Parts, load_references: Callable[[], Any] 
     if kind == "learn" and not parts.agents[0].learns:
         kind = "play"
     builder = parts.resources.builder
-    settings = builder.build(config[get_section(kind)], get_section(kind), SETTING_CLASSES[kind])
+    settings = builder.build(config[get_section(kind)], get_section(kind), LOOP_SETTINGS[kind])
     return builder.locate(LOOP_CLASSES[kind], get_section(kind))(
         parts if load_references is None else replace(parts, load_references=load_references), settings
     )
@@ -380,7 +373,7 @@ def check_values(config: Config, resources: RunResources | None = None) -> None:
     # Some agents decide in their constructor whether they learn, so the settings of both loops must be valid.
     for loop_name in ("learn", "play") if kind == "learn" else (kind,):
         if get_section(loop_name) in config:
-            builder.validate(config[get_section(loop_name)], get_section(loop_name), SETTING_CLASSES[loop_name])
+            builder.validate(config[get_section(loop_name)], get_section(loop_name), LOOP_SETTINGS[loop_name])
 
 
 def check_distributed(config: Config, resources: RunResources) -> None:

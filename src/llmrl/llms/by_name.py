@@ -82,4 +82,4 @@ def build_model(option: str, *, seed: int = 0, **settings: Any) -> Any:
         key for key, value in arguments.items() if isinstance(value, dict) and value == {"_target_": None}
     ]
     arguments |= dict.fromkeys(null_components)
-    return model_class(**signature.arguments(arguments))
+    return model_class(**signature.combine_arguments(arguments))

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from llmrl.core.atomic_files import describe_write_error, remove_ignoring_errors
+from llmrl.core.atomic_files import describe_write_error, remove_file_ignoring_errors
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.plain_data import parse_record, parse_value
 from llmrl.core.records import CHOSEN_MODEL, TOKEN_COUNT_FIELDS, ChatReply, ChatRequest, State, find_impossible_fields
@@ -113,7 +113,7 @@ class Cache:
                 temporary_path.rename(path)  # the existing file is damaged
             return reply
         finally:
-            remove_ignoring_errors(temporary_path)
+            remove_file_ignoring_errors(temporary_path)
 
     def _get_path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"

@@ -250,5 +250,5 @@ def _pool_measurements(rows: HistoryRows) -> VectorMeasurements:
     for row in rows:
         pool.add(vector, row["objective"], row["standard_error"], 1, len(row["values"]))
     estimate = pool.get(vector)
-    fields = (estimate.value, estimate.standard_error, estimate.measurements, estimate.episodes)
+    fields = (estimate.value, estimate.standard_error, estimate.n_measurements, estimate.n_episodes)
     return VectorMeasurements(dict(rows[0]["mechanism"]), *fields)

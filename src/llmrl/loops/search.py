@@ -363,9 +363,10 @@ class SearchLoop(StateFields):
             "best": {
                 "return": best.value,
                 "standard_error": best.standard_error,
-                "measurements": best.measurements,
-                "episodes": best.episodes,
-                "iteration": max(0, best.first - self.warmup) // self.candidates + (best.first >= self.warmup),
+                "measurements": best.n_measurements,
+                "episodes": best.n_episodes,
+                "iteration": max(0, best.first_index - self.warmup) // self.candidates
+                + (best.first_index >= self.warmup),
                 "vector": list(best.vector),
             },
             "race": race_rows,

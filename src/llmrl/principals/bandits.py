@@ -285,7 +285,7 @@ class ThompsonPrincipal(BanditPrincipal):
         """
         self.space.find_context_row(context)
         ranked = estimates.ranked(context)
-        counts = np.array([estimate.measurements for estimate in ranked], dtype=np.float64)
+        counts = np.array([estimate.n_measurements for estimate in ranked], dtype=np.float64)
         means = np.array([estimate.value for estimate in ranked], dtype=np.float64)
         best_indices = np.argsort(-self._posterior_mean(counts, means), kind="stable")[:n]
         return np.array([ranked[i].vector for i in best_indices], dtype=np.float64).reshape(-1, self.space.dim)

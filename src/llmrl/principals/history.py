@@ -287,7 +287,7 @@ def _merge_records(group: Sequence[Record]) -> Record:
     return merged_record | {
         "payoff": estimate.value,
         "standard_error": estimate.standard_error,
-        "episodes": estimate.episodes,
+        "episodes": estimate.n_episodes,
         "units": sum(record["units"] for record in records),
         "training": None,
         "generations": [record["generation"] for record in records],

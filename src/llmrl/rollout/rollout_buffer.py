@@ -72,7 +72,7 @@ class EpisodeAccumulator:
             stop = min(start + chunk_length, len(ends))
             indices = None if step_indices is None else torch.from_numpy(step_indices[start:stop]).to(self._device)
             chunk = [x[start:stop] for x in step_arrays]
-            summands = self._compute_summands(chunk, self._clock + start, indices)
+            summands = self._summands(chunk, self._clock + start, indices)
             first_step = start
             for t in end_steps[(end_steps >= start) & (end_steps < stop)].tolist():
                 self._add_to_sums(summands[first_step - start : t + 1 - start])
@@ -105,7 +105,7 @@ class EpisodeAccumulator:
         begin_times = np.vstack([self._begin_times[None], np.where(ends[:-1], clock[1:], 0)])
         return (clock - np.maximum.accumulate(begin_times)).astype(np.float64)
 
-    def _compute_summands(self, arrays: list[torch.Tensor], start: int, indices: torch.Tensor | None) -> torch.Tensor:
+    def _summands(self, arrays: list[torch.Tensor], start: int, indices: torch.Tensor | None) -> torch.Tensor:
         """Return the summands of t steps from time `start`, [t, n_envs, n_columns] float64.
 
         Args:
@@ -119,7 +119,7 @@ class EpisodeAccumulator:
         # float64, because it represents sums of times (integers) exactly.
         times = torch.arange(start, start + len(reward), dtype=torch.float64, device=self._device)
         blocks = [reward, base_reward, is_gain, is_gain * times[:, None, None], info]
-        blocks += [x[..., None] for metric in self._derived for x in metric.parts(metric_arrays, indices)]
+        blocks += [x[..., None] for metric in self._derived for x in metric.summands(metric_arrays, indices)]
         summands = torch.empty((*reward.shape[:2], self._sums.shape[1]), dtype=torch.float64, device=self._device)
         column = 0
         for block in blocks:

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from llmrl.core.atomic_files import atomic_write, describe_write_error, remove_ignoring_errors
+from llmrl.core.atomic_files import atomic_write, describe_write_error, remove_file_ignoring_errors
 from llmrl.core.errors import CheckpointError
 from llmrl.core.folder_files import create_folder, read_bytes
 from llmrl.core.records import State
@@ -157,7 +157,7 @@ class CheckpointStore:
     def clean(self) -> None:
         """Remove partial and superseded files that a killed process left. Only the owner of the run may call this."""
         for leftover in [*self.folder.glob(".checkpoint_*.tmp"), *self.list_paths()[:-N_KEPT_CHECKPOINTS]]:
-            remove_ignoring_errors(leftover)
+            remove_file_ignoring_errors(leftover)
 
 
 class DamagedCheckpointError(CheckpointError):

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from llmrl.core.atomic_files import remove_ignoring_errors
+from llmrl.core.atomic_files import remove_file_ignoring_errors
 from llmrl.core.errors import RunFolderError, RunInUse
 from llmrl.core.plain_data import parse_record, read_json_object
 from llmrl.core.threads import make_daemon_thread
@@ -158,7 +158,7 @@ class Ownership:
             except OSError as error:
                 with suppress(OSError):
                     self._file.close()
-                remove_ignoring_errors(self._path)  # an empty owner file would block the next process
+                remove_file_ignoring_errors(self._path)  # an empty owner file would block the next process
                 raise make_write_error(self.folder, error) from error
             return
         raise RunFolderError(f"several processes try to own {self.folder} at the same time; repeat this command")

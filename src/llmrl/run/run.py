@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from llmrl.core.atomic_files import remove_ignoring_errors
+from llmrl.core.atomic_files import remove_file_ignoring_errors
 from llmrl.core.errors import (
     BudgetExhausted,
     CallInterrupted,
@@ -406,7 +406,7 @@ class Run:
         self._check_ownership()
         self.metrics.position()  # syncs all rows to disk
         self.status.state, self.status.result, self.status.error = "finished", self.result, ""
-        remove_ignoring_errors(self.folder / TRACEBACK_NAME)
+        remove_file_ignoring_errors(self.folder / TRACEBACK_NAME)
         self.metrics.close(self.status.state, {"result": self.result} | self.summary)
         write_json(self.folder / status.SUMMARY_NAME, self.summary)
         self.status.write(self.folder)  # last, because a run with this status counts as finished

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.atomic_files import describe_write_error, remove_ignoring_errors
+from llmrl.core.atomic_files import describe_write_error, remove_file_ignoring_errors
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import open_file
 from llmrl.core.secrets import redact, redact_nested
@@ -59,7 +59,7 @@ class EventFile:
         with self._reporting_errors():
             self._path = self._path.rename(folder / name)
         for path in earlier_paths:
-            remove_ignoring_errors(path)
+            remove_file_ignoring_errors(path)
 
     def write_scalars(self, step: int, wall_time: float, values: Mapping[str, float]) -> None:
         """Write one record with the scalars of a step; `values` by tag."""
@@ -108,7 +108,7 @@ class EventFile:
         with self._reporting_errors():
             self._records.close()
         if self._path.name == _UNPUBLISHED_NAME:
-            remove_ignoring_errors(self._path)
+            remove_file_ignoring_errors(self._path)
 
     def _write_summary(self, summary: Any, step: int = 0, wall_time: float | None = None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -127,7 +127,7 @@ class EventFile:
             yield
         except OSError as error:
             if self._path.name == _UNPUBLISHED_NAME:
-                remove_ignoring_errors(self._path)
+                remove_file_ignoring_errors(self._path)
             raise RunFolderError(
                 f"cannot write the curves {self._path}: {describe_write_error(self._path, error)}"
             ) from error

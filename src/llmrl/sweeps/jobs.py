@@ -248,7 +248,7 @@ def describe_outcome(outcome: JobOutcome) -> str:
     result_text = f", result {outcome.result:.5g}" if outcome.result is not None else ""
     error_text = f": {outcome.error}" if outcome.error else ""
     duration = f" after {outcome.seconds:.0f} s" if outcome.seconds is not None else ""
-    return printable(f"{outcome.state}{duration}{result_text}{error_text} ({outcome.folder})", lines=False)
+    return printable(f"{outcome.state}{duration}{result_text}{error_text} ({outcome.folder})", multiline=False)
 
 
 def group_into_waves(jobs: Sequence[Job]) -> list[list[Job]]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from llmrl.core.numba_cache import JIT_OPTIONS, cache_folder, compile_for, numba_cache
+from llmrl.core.numba_cache import JIT_OPTIONS, compile_for_types, get_cache_folder, use_numba_cache
 from llmrl.core.records import PolicyOutput
 from llmrl.networks.action_distributions import CategoricalDistribution
 from llmrl.networks.actor_critic import PLAYER_CHANNEL, ActorCritic
@@ -236,7 +236,7 @@ def get_compiled_act() -> Any:
     """Return `act` compiled for a CPU. Numba is imported here; it compiles `act` when that is first called."""
     import numba
 
-    with numba_cache(cache_folder("acting", (Path(__file__),))) as cache:
+    with use_numba_cache(get_cache_folder("acting", (Path(__file__),))) as cache:
         names = dict(globals())
         inner_functions = (write_true_facts, write_nonzero_inputs, apply_activation, choose_action, apply_layer)
         for function in (*inner_functions, apply_layers):
@@ -311,7 +311,7 @@ class CompiledSocieties:
         samples = Samples(codes, self._numbers.reshape(n, -1), self._network_indices, uniform_numbers)
         outputs = Outputs._make([*(np.empty(x, np.float32) for x in self._output_shapes), np.empty(n, np.int64)])
         arguments = samples, self._networks, self._scratch, outputs
-        self._compiled_act = self._compiled_act or compile_for(get_compiled_act(), arguments)
+        self._compiled_act = self._compiled_act or compile_for_types(get_compiled_act(), arguments)
         self._compiled_act(*arguments)
         features, logits, values, log_prob, action = (torch.from_numpy(x).view(*shape, *x.shape[1:]) for x in outputs)
         core_features = features if self.policy.core_frozen else None

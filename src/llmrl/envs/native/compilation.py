@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.numba_cache import JIT_OPTIONS, cache_folder, numba_cache, numba_type
+from llmrl.core.numba_cache import JIT_OPTIONS, get_cache_folder, get_numba_type, use_numba_cache
 from llmrl.envs.native import batch_loop, hashed_random, rules
 from llmrl.envs.native.game_arrays import Games, LoopInputs, LoopOutputs, RuleTables, ViewTables
 
@@ -77,7 +77,7 @@ def load_compiled_functions() -> SimpleNamespace:
     """Return the functions for a CPU. Numba is imported here; it compiles them when they are first called."""
     import numba
 
-    with numba_cache(find_game_cache_folder()) as cache:
+    with use_numba_cache(find_game_cache_folder()) as cache:
         return build_functions(numba.njit(**INNER_JIT_OPTIONS, **JIT_OPTIONS), numba.njit(cache=cache, **JIT_OPTIONS))
 
 
@@ -110,7 +110,7 @@ class CpuLoop:
         from numba import int64
 
         play, start_time = self._functions.play_games, time.perf_counter()
-        signature = (int64, int64, int64, *map(numba_type, arrays))
+        signature = (int64, int64, int64, *map(get_numba_type, arrays))
         is_compiled = signature in play.overloads
         function = play.compile(signature)
         if not is_compiled and signature not in play.stats.cache_hits:
@@ -150,7 +150,7 @@ def is_simulated() -> bool:
 
 def find_game_cache_folder() -> Path:
     """Return the folder with the compiled functions of this package."""
-    return cache_folder("games", tuple(Path(__file__).parent.glob("*.py")))
+    return get_cache_folder("games", tuple(Path(__file__).parent.glob("*.py")))
 
 
 def _play_game(

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from llmrl.core.errors import CheckpointError, ConfigError
-from llmrl.core.numba_cache import compile_for
+from llmrl.core.numba_cache import compile_for_types
 from llmrl.core.ram import require_memory
 from llmrl.core.records import Array, Observation, State, Step, to_numpy
 from llmrl.core.seeding import Seeds
@@ -83,7 +83,7 @@ class NativeEnv(SocietyEnv):
         self._episode_counts = np.zeros(n_envs, dtype=np.int64)
         self._game_keys = np.zeros((n_envs, 2), dtype=np.int32)
         self._episode_clock = EpisodeClock(n_envs, settings.horizon, self.engine.setup)
-        self._has_invalid_action = compile_for(
+        self._has_invalid_action = compile_for_types(
             load_compiled_functions().has_invalid_action, (np.zeros(self._action_shape, np.int64), 0)
         )
         self._was_reset = False
