@@ -20,12 +20,12 @@ from llmrl.config.option_docs import (
 )
 from llmrl.core.option_files import (
     find_variants,
+    get_root,
     is_choosable,
     list_files,
     list_part_groups,
     list_subgroups,
     read_file,
-    root,
     sets_global_keys,
 )
 
@@ -54,12 +54,12 @@ def format_page() -> str:
     """Return the text of the page."""
     paragraphs = [_INTRODUCTION, "## The commands\n"]
     for name, title in _COMMANDS.items():
-        paragraphs += _iterate_section(title, root() / f"{name}.yaml", [(root() / f"{name}.yaml", ())])
+        paragraphs += _iterate_section(title, get_root() / f"{name}.yaml", [(get_root() / f"{name}.yaml", ())])
     for group in sorted(
         key_path for name in (*list_part_groups(), "regime") for key_path in (name, *list_subgroups(name))
     ):
         paragraphs.append(f"## {group}\n")
-        folder = root() / group
+        folder = get_root() / group
         file_names = {path.stem for path in folder.glob("*.yaml")}
         for name in sorted(file_names | find_variants(folder).keys(), key=lambda name: (is_choosable(name), name)):
             path = folder / f"{name}.yaml"
@@ -113,7 +113,7 @@ def _format_base_link(base: Any, path: Path) -> str | None:
     if not isinstance(base, str) or base == "_self_" or base.startswith(("/experiment/", "/treatment/")):
         return None
     reference, _, key_path = base.partition("@")
-    if path.parent == root():
+    if path.parent == get_root():
         return f"[{_COMMANDS[reference]}](#{_COMMANDS[reference].replace(' ', '-')})"
     group, _, name = (reference[1:] if reference.startswith("/") else f"{path.parent.name}/{reference}").partition("/")
     title = f"{group}={name}" if is_choosable(name) else f"{group} {name}"

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.option_files import list_paths, read_file, root
+from llmrl.core.option_files import get_root, list_paths, read_file
 
 ROOT = Path(__file__).parents[1]
 SNAPSHOT = ROOT / "tests" / "public_names.json"
@@ -31,7 +31,7 @@ _NOT_METRICS = {"text", "image", "application", "outputs", "preset", "tests", "p
 
 def read_option_keys() -> list[str]:
     """Return the keys of all options, `<group>/<option>: <dotted key>`."""
-    conf = root()
+    conf = get_root()
     return sorted(
         f"{path.relative_to(conf).with_suffix('').as_posix()}: {key}"
         for path in list_paths()

@@ -27,7 +27,7 @@ from results_runs import restore_runs, write_runs
 
 from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import Report, ReportSettings
-from llmrl.analysis.report_tables import STUDY_TASKS, TaskComparison, build_slugs, compare_tasks
+from llmrl.analysis.report_tables import TASK_COMPARISON_NAME, TaskComparison, build_slugs, compare_tasks
 from llmrl.display.sweeps import create_report
 from llmrl.experiment.composition import compose_plain
 from llmrl.results.run_records import read_runs
@@ -86,7 +86,7 @@ def store_study(folder: Path, results: Path) -> str:
     for part in ("figures", "data"):
         (results / part).mkdir(parents=True, exist_ok=True)
     comparison = compare_tasks(report)
-    figure = STUDY_TASKS if comparison is not None else f"{build_slugs(report)[0]}_study"
+    figure = TASK_COMPARISON_NAME if comparison is not None else f"{build_slugs(report)[0]}_study"
     for suffix in ("", "_online"):
         source = page.parent / "figures" / f"{figure}{suffix}.png"
         if not suffix or source.exists():
@@ -155,7 +155,7 @@ def iterate_study_tables(report: Report) -> Iterator[tuple[str, ReportTable]]:
         tables = list(section.study.tables)
     for table in tables:
         if len(table.csv_rows) > 1:
-            yield "scores" if table.name == STUDY_TASKS else table.name.removeprefix("study_"), table
+            yield "scores" if table.name == TASK_COMPARISON_NAME else table.name.removeprefix("study_"), table
 
 
 def read_study_settings(folder: Path) -> StudySettings:

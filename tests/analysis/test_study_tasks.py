@@ -10,7 +10,7 @@ import pytest
 from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_files import write_report
-from llmrl.analysis.report_tables import STUDY_TASKS, TaskComparison, compare_tasks
+from llmrl.analysis.report_tables import TASK_COMPARISON_NAME, TaskComparison, compare_tasks
 from run_folders import write_run
 
 REPORT = {
@@ -62,9 +62,9 @@ def test_table_comes_first_in_report(study: Path, tmp_path: Path) -> None:
     report = compute_report(study, ReportSettings())
     page = write_report(report, tmp_path).read_text()
     assert page.index('id="tasks"') < page.index(f'id="{"toy"}')
-    assert (tmp_path / "figures" / f"{STUDY_TASKS}.png").stat().st_size > 10_000
-    assert (tmp_path / "tables" / f"{STUDY_TASKS}.csv").read_text().startswith("task,group,runs,score")
-    assert f"figures/{STUDY_TASKS}.png" in (tmp_path / "summary.md").read_text()
+    assert (tmp_path / "figures" / f"{TASK_COMPARISON_NAME}.png").stat().st_size > 10_000
+    assert (tmp_path / "tables" / f"{TASK_COMPARISON_NAME}.csv").read_text().startswith("task,group,runs,score")
+    assert f"figures/{TASK_COMPARISON_NAME}.png" in (tmp_path / "summary.md").read_text()
 
 
 def test_single_task_study_has_no_table(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from omegaconf import Container, OmegaConf
 from omegaconf._utils import get_yaml_loader
 
 from kept_options import cache_options, get_yaml_loader_class
-from llmrl.core.option_files import root
+from llmrl.core.option_files import get_root
 from llmrl.experiment.composition import compose_config, to_plain
 
 CASES = (
@@ -88,7 +88,7 @@ def test_equal_options_share_listing_and_merge(case, monkeypatch):
 
 
 def test_libyaml_reads_package_files_identically():
-    files = sorted(root().rglob("*.yaml"))
+    files = sorted(get_root().rglob("*.yaml"))
     assert len(files) > 100
     for file in files:
         text = file.read_text(encoding="utf-8")
@@ -119,7 +119,7 @@ def test_changed_file_is_reloaded(tmp_path):
 
 def test_custom_files_are_reloaded(tmp_path):
     (tmp_path / "env").mkdir()
-    package_text = (root() / "env" / "escape_room.yaml").read_text()
+    package_text = (get_root() / "env" / "escape_room.yaml").read_text()
     for horizon in (3, 4):
         (tmp_path / "env" / "own.yaml").write_text(package_text.replace("horizon: 5 ", f"horizon: {horizon} "))
         with compose_config("train", ["env=own"], [tmp_path]) as config:

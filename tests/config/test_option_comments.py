@@ -8,6 +8,7 @@ import pytest
 from llmrl.config.builder import Builder
 from llmrl.config.option_docs import document_config, document_keys, format_option_path, read_description, read_keys
 from llmrl.core.option_files import (
+    get_root,
     list_files,
     list_option_names,
     list_part_groups,
@@ -15,13 +16,12 @@ from llmrl.core.option_files import (
     load_option,
     load_options,
     read_file,
-    root,
     sets_global_keys,
 )
 from llmrl.experiment.resources import CALL_POLICY_KEYS
 
-COMMANDS = [(root() / f"{name}.yaml", ()) for name in ("_run", "train", "finetune")]
-FILES = [path for path in list_paths() if path.relative_to(root()).parts[0] in (*list_part_groups(), path.name)]
+COMMANDS = [(get_root() / f"{name}.yaml", ()) for name in ("_run", "train", "finetune")]
+FILES = [path for path in list_paths() if path.relative_to(get_root()).parts[0] in (*list_part_groups(), path.name)]
 # Groups that the command `train` has none of.
 FINETUNING = ("dataset", "method", "transfer")
 OPTIONS = [(group, name) for group in list_part_groups() for name in list_option_names(group)]
@@ -57,7 +57,7 @@ def test_keys_have_descriptions(group, name):
     assert own_keys and not lacking
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(root()).as_posix())
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(get_root()).as_posix())
 def test_files_have_descriptions(path):
     assert len(read_description(path)) > 8
 
@@ -119,7 +119,7 @@ def resolve_node(node):
 def test_base_files_are_not_options():
     bases = {path for path in FILES if path.stem.startswith("_")}
     used = {path for group, name in OPTIONS for path, _ in list_files(group, name)}
-    assert len(bases) > 15 and bases - {root() / "_run.yaml"} <= used
+    assert len(bases) > 15 and bases - {get_root() / "_run.yaml"} <= used
     assert not any(name.startswith("_") for _, name in OPTIONS)
 
 
@@ -132,7 +132,9 @@ def test_option_merges_base_files():
     assert load_option("env", "lava_doorkey")["task"]["max_size"] == 10 and "learn" not in load_option(
         "env", "lava_doorkey"
     )
-    assert sets_global_keys(root() / "regime" / "rooms.yaml") and "learn" in read_file(root() / "regime" / "rooms.yaml")
+    assert sets_global_keys(get_root() / "regime" / "rooms.yaml") and "learn" in read_file(
+        get_root() / "regime" / "rooms.yaml"
+    )
     changed = load_option("agent", "ppo")
     changed["ppo"]["gamma"] = 2
     assert load_option("agent", "ppo")["ppo"]["gamma"] == 0.998

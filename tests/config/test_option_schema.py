@@ -10,12 +10,12 @@ from referencing import Registry, Resource
 
 from llmrl.config import option_schema
 from llmrl.config.option_schema import TRAIN_SCHEMA_FILE, build_schema_files
-from llmrl.core.option_files import SCHEMA_FOLDER, list_part_groups, list_paths, read_file, root, sets_global_keys
+from llmrl.core.option_files import SCHEMA_FOLDER, get_root, list_part_groups, list_paths, read_file, sets_global_keys
 
 FILES = [
     path
     for path in list_paths()
-    if path.relative_to(root()).parts[0] in (*list_part_groups(), "experiment", "treatment", path.name)
+    if path.relative_to(get_root()).parts[0] in (*list_part_groups(), "experiment", "treatment", path.name)
 ]
 
 
@@ -31,7 +31,7 @@ def validators(schemas):
 
 
 def find_schema(path):
-    group = path.relative_to(root()).parts[0]
+    group = path.relative_to(get_root()).parts[0]
     return (
         TRAIN_SCHEMA_FILE
         if sets_global_keys(path) or group in ("experiment", "treatment", path.name)
@@ -96,10 +96,10 @@ def test_editor_comment_names_built_file(capsys, monkeypatch, schemas):
     monkeypatch.setattr("sys.argv", ["option_schema", "agent"])
     monkeypatch.setattr(option_schema, "build_schema_files", lambda: schemas)
     option_schema.main()
-    path = root() / SCHEMA_FOLDER / "agent.schema.json"
+    path = get_root() / SCHEMA_FOLDER / "agent.schema.json"
     assert capsys.readouterr().out.strip() == f"# yaml-language-server: $schema={path}"
     assert json.loads(path.read_text(encoding="utf-8"))["anyOf"][0]["$ref"] == f"{TRAIN_SCHEMA_FILE}#/$defs/agent"
     assert (
-        json.loads((root() / SCHEMA_FOLDER / TRAIN_SCHEMA_FILE).read_text(encoding="utf-8"))
+        json.loads((get_root() / SCHEMA_FOLDER / TRAIN_SCHEMA_FILE).read_text(encoding="utf-8"))
         == schemas[TRAIN_SCHEMA_FILE]
     )

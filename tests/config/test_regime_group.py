@@ -3,7 +3,7 @@
 import pytest
 
 from experiments import compose
-from llmrl.core.option_files import list_option_names, read_file, root
+from llmrl.core.option_files import get_root, list_option_names, read_file
 from llmrl.run.config_hash import config_hash
 from some import mark_long_except
 
@@ -51,7 +51,7 @@ def test_environment_selects_only_regime(env):
     agent = {"agent"} if env in AGENTS else set()
     # The number of games follows from that of the proposals.
     games = {"env"} if env in AGENTS else set()
-    schedule = set(read_file(root() / "regime" / f"{regime}.yaml")) - {"defaults", "regime_name", "regime_noise"}
+    schedule = set(read_file(get_root() / "regime" / f"{regime}.yaml")) - {"defaults", "regime_name", "regime_noise"}
     assert changed == agent | games | schedule
     assert config["env"] | {"n_envs": None} == plain["env"] | {"n_envs": None}
 

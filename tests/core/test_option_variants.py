@@ -9,10 +9,10 @@ from llmrl.core.option_files import (
     VARIANTS_KEY,
     find_file,
     find_variants,
+    get_root,
     list_option_names,
     list_paths,
     read_file,
-    root,
     sets_global_keys,
 )
 
@@ -21,23 +21,23 @@ FOLDERS = sorted({path.parent for path in list_paths()})
 
 def test_variant_includes_file():
     expected = {"defaults": ["gflan"], "llm": {"weights": "embeddings"}}
-    assert read_file(root() / "treatment" / "npe.yaml") == expected
+    assert read_file(get_root() / "treatment" / "npe.yaml") == expected
     # Files in folders of a group are named from the root.
-    defaults = read_file(root() / "experiment" / "grounding" / "goto_red_ball.yaml")["defaults"]
+    defaults = read_file(get_root() / "experiment" / "grounding" / "goto_red_ball.yaml")["defaults"]
     assert defaults[0] == "/experiment/grounding/goto_local"
 
 
 def test_variant_of_variant_includes_file():
-    assert read_file(root() / "regime" / "cleanup_scratch.yaml")["defaults"] == ["cleanup"]
+    assert read_file(get_root() / "regime" / "cleanup_scratch.yaml")["defaults"] == ["cleanup"]
 
 
 def test_file_with_variants_only_is_no_option():
-    path = root() / "treatment" / "tax_gp.yaml"
+    path = get_root() / "treatment" / "tax_gp.yaml"
     assert read_file(path)["defaults"] == [{"override /principal": "gp"}] and sets_global_keys(path)
     assert find_file(path) not in list_paths() and path in list_paths()
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.relative_to(root()).as_posix())
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.relative_to(get_root()).as_posix())
 def test_variants_are_all_found(folder):
     import yaml
 
@@ -48,7 +48,7 @@ def test_variants_are_all_found(folder):
 
 
 def test_variant_has_documentation():
-    path = root() / "regime" / "harvest.yaml"
+    path = get_root() / "regime" / "harvest.yaml"
     assert read_description(path).startswith("Harvest: agents pre-trained")
     replicates = next(entry for entry in read_keys(path) if entry.key == ("design", "replicates"))
     assert replicates.comment.startswith("also read by llmrl-finetune")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import llmrl
 from llmrl.core import secrets
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import get_file, list_paths, read_file, root
+from llmrl.core.option_files import get_file, get_root, list_paths, read_file
 from llmrl.core.secrets import (
     REDACTED,
     check_no_secrets,
@@ -441,12 +441,12 @@ def test_accepted_overrides(argument):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", OPTIONS, ids=lambda path: path.relative_to(root()).as_posix())
+@pytest.mark.parametrize("path", OPTIONS, ids=lambda path: path.relative_to(get_root()).as_posix())
 def test_package_options_are_accepted(path):
     text = get_file(path).read_text(encoding="utf-8")
     assert redact_code(text) == text
     check_no_secrets(read_file(path))
-    option = path.relative_to(root()).with_suffix("").as_posix()
+    option = path.relative_to(get_root()).with_suffix("").as_posix()
     group, _, name = option.partition("/")
     check_no_secrets_in_arguments([f"{group}={name}", f"name={name.replace('/', '_')}"])
 

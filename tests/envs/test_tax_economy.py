@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from environments import make_env
 from llmrl.agents.heuristic_agent import HeuristicAgent
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import read_file, root
+from llmrl.core.option_files import get_root, read_file
 from llmrl.core.protocols import VecEnv
 from llmrl.core.welfare_measures import SocietyEpisodes
 from llmrl.envs.mechanisms import validate_bracket_edges
@@ -52,7 +52,7 @@ def make_rules(eta: float = 0.0, n_hours: int = 11, steps: int = 1) -> EconomyRu
 
 def option(name: str) -> Any:
     """Return the contents of an option file."""
-    return read_file(root() / f"{name}.yaml")
+    return read_file(get_root() / f"{name}.yaml")
 
 
 def acting(env: TaxEconomy) -> Callable[[dict[str, Any]], np.ndarray]:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from llmrl.core.option_files import read_file, root
+from llmrl.core.option_files import get_root, read_file
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.sweep_plan import plan_sweep
 from some import mark_long_except
 
-ENVS = sorted(read_file(root() / "agent" / "numbers" / "none" / "llm_player.yaml")["per_env"])
+ENVS = sorted(read_file(get_root() / "agent" / "numbers" / "none" / "llm_player.yaml")["per_env"])
 GAMES_WITH_MECHANISM = ("cleanup", "harvest", "escape_room", "fishery", "pasture", "pollution", "tax_economy")
 CASES = [
     *((f"env={env}", "agent=llm_player") for env in ENVS),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import compose, find_run_folder, list_search_overrides, run
-from llmrl.core.option_files import read_file, root
+from llmrl.core.option_files import get_root, read_file
 from llmrl.envs.gym import tasks
 from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts, check_values
@@ -77,7 +77,7 @@ def test_search_solves_task(tmp_path, env, principal, settings, min_return):
 
 
 def test_tasks_have_paper_settings():
-    tables = {name: read_file(root() / "treatment" / f"{name}.yaml")["per_env"] for name in ("props", "props_plus")}
+    tables = {name: read_file(get_root() / "treatment" / f"{name}.yaml")["per_env"] for name in ("props", "props_plus")}
     assert set(tables["props_plus"]) < set(tables["props"]) == set(TASKS)
 
 

@@ -18,7 +18,15 @@ from omegaconf import OmegaConf
 from llmrl.config.option_docs import read_description
 from llmrl.config.treatments import check_treatment, list_studies, list_studies_by_treatment
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import get_file, is_choosable, list_paths, read_comment, read_file, root, sets_global_keys
+from llmrl.core.option_files import (
+    get_file,
+    get_root,
+    is_choosable,
+    list_paths,
+    read_comment,
+    read_file,
+    sets_global_keys,
+)
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import check_values
 from llmrl.results.groups import group_into_tasks
@@ -28,12 +36,12 @@ from llmrl.sweeps.jobs import find_differing_keys, select_label_overrides
 from some import mark_long_except, mark_long_except_every
 
 ROOT = Path(__file__).parents[2]
-EXPERIMENTS = [path for path in list_paths() if path.is_relative_to(root() / "experiment")]
+EXPERIMENTS = [path for path in list_paths() if path.is_relative_to(get_root() / "experiment")]
 
 
 def table(group, name, key):
     """Return a table of an option file; empty without one."""
-    return read_file(root() / group / f"{name}.yaml").get(key, {})
+    return read_file(get_root() / group / f"{name}.yaml").get(key, {})
 
 
 PAIRS = [(study, treatment) for treatment, names in list_studies_by_treatment().items() for study in names]
@@ -141,14 +149,14 @@ def is_subset(part, full):
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_study_has_description(path):
     assert sets_global_keys(path) and read_description(path)
-    name = path.relative_to(root() / "experiment").with_suffix("").as_posix()
+    name = path.relative_to(get_root() / "experiment").with_suffix("").as_posix()
     if name in list_studies():
         assert any(f"experiment={name}" in line for line in read_comment(path)), "no command"
 
 
 @pytest.mark.parametrize("treatment", list_studies_by_treatment())
 def test_treatment_declares_studies(treatment):
-    path = root() / "treatment" / f"{treatment}.yaml"
+    path = get_root() / "treatment" / f"{treatment}.yaml"
     lines = [*read_comment(path), *read_comment(get_file(path))]
     assert sets_global_keys(path) and read_description(path)
     assert list_studies_by_treatment()[treatment], "its studies are misspelled"
@@ -273,7 +281,7 @@ class TestThePage:
     @pytest.mark.slow
     def test_command_references_exist(self):
         """In all pages, comments of options, programs and tests."""
-        files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *root().rglob("*.yaml")]
+        files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *get_root().rglob("*.yaml")]
         folders = [ROOT / name for name in ("benchmarks", "scripts", "examples")]
         files += [file for folder in folders for kind in ("*.py", "*.yaml") for file in folder.rglob(kind)]
         known = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmrl.config.treatments import list_studies
-from llmrl.core.option_files import read_file, root
+from llmrl.core.option_files import get_root, read_file
 from llmrl.experiment.composition import compose_plain
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import check_values
@@ -24,7 +24,7 @@ COMPLETE_STUDIES = [study for study in list_studies() if study.startswith(("stud
 def swept(study: str) -> dict[str, list[str]]:
     """Return the values that a study sweeps by itself, by key."""
     params: dict[str, str] = {}
-    for path in _files(root() / "experiment" / f"{study}.yaml"):
+    for path in _files(get_root() / "experiment" / f"{study}.yaml"):
         params |= (read_file(path).get("hydra") or {}).get("sweeper", {}).get("params", {})
     return {key: str(values).split(",") for key, values in params.items()}
 
@@ -34,7 +34,7 @@ def _files(path: Path) -> list[Path]:
     paths: list[Path] = []
     for entry in read_file(path).get("defaults", []):
         if isinstance(entry, str) and entry.startswith("/experiment/"):
-            paths += _files(root() / f"{entry.lstrip('/')}.yaml")
+            paths += _files(get_root() / f"{entry.lstrip('/')}.yaml")
     return [*paths, path]
 
 

@@ -11,7 +11,7 @@ from experiments import compose, find_run_folder, run
 from llmrl.agents.ppo_agent import PPOAgent
 from llmrl.agents.teacher_agent import TeacherAgent
 from llmrl.config.treatments import list_studies_by_treatment
-from llmrl.core.option_files import read_file, root
+from llmrl.core.option_files import get_root, read_file
 from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.experiment.resources import RunResources
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 ROOMS = ("simple_doorkey", "lava_doorkey", "colored_doorkey", "two_door")
 PARTICLES = ("simple_spread", "simple_reference", "simple_speaker_listener", "simple_tag")
-SHIPPED_SCHEDULE = LinearFloorCutoff(**read_file(root() / "treatment" / "_schedule.yaml")["teacher"]["schedule"])
+SHIPPED_SCHEDULE = LinearFloorCutoff(**read_file(get_root() / "treatment" / "_schedule.yaml")["teacher"]["schedule"])
 SCHEDULES = {
     "llm4teach": LinearFloorCutoff(),
     "taught_constant": Constant(0.26),

@@ -2,7 +2,7 @@
 
 from llmrl.config.builder import Builder
 from llmrl.core.arguments import get_signature
-from llmrl.core.option_files import load_option, read_file, root
+from llmrl.core.option_files import get_root, load_option, read_file
 from llmrl.core.services import SERVICE_NAMES
 from llmrl.teachers.llm_planner import LLMPlanner, LLMPlannerSettings
 
@@ -65,4 +65,4 @@ def build_dataset(**options):
 
 def build_rewards(**options):
     """Build the rewards of `conf/finetune.yaml`."""
-    return Builder().build({**read_file(root() / "finetune.yaml")["rewards"], **options}, "rewards")
+    return Builder().build({**read_file(get_root() / "finetune.yaml")["rewards"], **options}, "rewards")

@@ -38,9 +38,9 @@ class OptionSource(ConfigSource):
         return True
 
     def is_group(self, config_path: str) -> bool:
-        from llmrl.core.option_files import root
+        from llmrl.core.option_files import get_root
 
-        return (root() / config_path).is_dir()
+        return (get_root() / config_path).is_dir()
 
     def is_config(self, config_path: str) -> bool:
         from llmrl.core.option_files import find_file
@@ -48,19 +48,19 @@ class OptionSource(ConfigSource):
         return find_file(self._path(config_path)) is not None
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> builtins.list[str]:
-        from llmrl.core.option_files import list_option_names, root
+        from llmrl.core.option_files import get_root, list_option_names
 
         option_names: set[str] = set()
         if results_filter != ObjectType.GROUP:
             option_names.update(list_option_names(config_path))
         if results_filter != ObjectType.CONFIG:
-            option_names.update(path.name for path in (root() / config_path).glob("[!_]*") if path.is_dir())
+            option_names.update(path.name for path in (get_root() / config_path).glob("[!_]*") if path.is_dir())
         return sorted(option_names)
 
     def _path(self, config_path: str) -> Path:
-        from llmrl.core.option_files import root
+        from llmrl.core.option_files import get_root
 
-        return root() / self._normalize_file_name(config_path)
+        return get_root() / self._normalize_file_name(config_path)
 
 
 class OptionSearchPath(SearchPathPlugin):
@@ -77,6 +77,6 @@ def _is_option_package(path: str) -> bool:
     folder = path.removeprefix("file://")
     if "://" in folder:
         return path == PACKAGE
-    from llmrl.core.option_files import root
+    from llmrl.core.option_files import get_root
 
-    return Path(folder).resolve() == root()
+    return Path(folder).resolve() == get_root()

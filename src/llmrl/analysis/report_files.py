@@ -14,7 +14,7 @@ from llmrl.analysis.figures import RenderedFigure
 from llmrl.analysis.report import Report, Section
 from llmrl.analysis.report_figures import draw_proposals, draw_section, draw_study
 from llmrl.analysis.report_tables import (
-    STUDY_TASKS,
+    TASK_COMPARISON_NAME,
     TaskComparison,
     build_slugs,
     build_tables,
@@ -106,7 +106,7 @@ def write_report(
         drawings = _draw_figures(section, slug, report) if figures else []
         contents.append(SectionContent(slug, section, _build_chapters(section, slug, tables, drawings)))
     comparison = compare_tasks(report)
-    comparison_drawings = draw_study(comparison, STUDY_TASKS) if comparison is not None and figures else []
+    comparison_drawings = draw_study(comparison, TASK_COMPARISON_NAME) if comparison is not None and figures else []
     try:
         for folder in (out / "tables", out / "figures") if figures else (out / "tables",):
             folder.mkdir(parents=True, exist_ok=True)

@@ -69,28 +69,28 @@ def build_scores_table(section: Section, settings: ReportSettings) -> ReportTabl
     """Return the table with the number of runs, score estimates and remark of each group, and the reference levels."""
     fmt = NumberFormat(np.concatenate([summary.scores for summary in section.summaries]))
     has_models = any(summary.group.llm for summary in section.summaries)
-    online_means = compute_online_performance(section, settings)
+    online_performance = compute_online_performance(section, settings)
     columns = ["group", *(["language model"] if has_models else []), "runs", *ESTIMATES.values(), "s.e.", "min", "max"]
-    columns += ["online performance"] if online_means else []
+    columns += ["online performance"] if online_performance else []
     header: list[object] = ["group", "llm", "finished", "expected", "mean", "mean_low", "mean_high", "iqm", "median"]
     header += ["standard_error", "min", "max", "online_performance", "remark"]
     data, rows = [header], []
     for summary in section.summaries:
-        name = summary.group.display_name
-        extremes = [float(summary.scores.min()), float(summary.scores.max())] if summary.estimates else [np.nan] * 2
-        medians = [float(summary.estimates[key].estimate) if summary.estimates else np.nan for key in ("iqm", "median")]
+        name, estimates = summary.group.display_name, summary.estimates
+        extremes = [float(summary.scores.min()), float(summary.scores.max())] if estimates else [np.nan] * 2
+        iqm_and_median = [float(estimates[key].estimate) if estimates else np.nan for key in ("iqm", "median")]
         cells = [
             name,
             *([summary.group.llm or EMPTY_CELL] if has_models else []),
             f"{len(summary.scores)} of {summary.group.n_expected_runs}",
         ]
-        cells += [format_estimate(summary.estimates.get(key), fmt) for key in ESTIMATES]
+        cells += [format_estimate(estimates.get(key), fmt) for key in ESTIMATES]
         cells += [fmt(x) for x in (summary.standard_error, *extremes)]
-        cells += [fmt(online_means.get(name, np.nan))] if online_means else []
+        cells += [fmt(online_performance.get(name, np.nan))] if online_performance else []
         rows.append([*cells, summary.remark])
         data_row: list[object] = [name, summary.group.llm, len(summary.scores), summary.group.n_expected_runs]
-        data_row += [*interval_to_cells(summary.estimates.get("mean")), *medians, summary.standard_error, *extremes]
-        data.append([*data_row, online_means.get(name), summary.remark])
+        data_row += [*interval_to_cells(estimates.get("mean")), *iqm_and_median, summary.standard_error, *extremes]
+        data.append([*data_row, online_performance.get(name), summary.remark])
     means = {summary.group.display_name: float(summary.estimates["mean"].estimate) for summary in section.scored_groups}
     rows.sort(key=lambda row: -means.get(row[0], -np.inf))
     # Reference levels are values of the objective, so they are not comparable to scores by another metric.
@@ -101,13 +101,13 @@ def build_scores_table(section: Section, settings: ReportSettings) -> ReportTabl
         data.append([level_numbers.get(str(column)) for column in header])
     return ReportTable(
         "scores",
-        f"{section.title}: {'recommendations' if online_means else 'scores'} over runs, with 95% intervals",
+        f"{section.title}: {'recommendations' if online_performance else 'scores'} over runs, with 95% intervals",
         data,
         [*columns, "remark"],
         rows,
         2 if has_models else 1,
         is_last_column_text=True,
-        notes=explain_scores(means, online_means),
+        notes=explain_scores(means, online_performance),
     )
 
 
@@ -232,7 +232,7 @@ def _build_runs_table(report: Report) -> ReportTable:
     return ReportTable("runs", "Every run", data)
 
 
-STUDY_TASKS = "study_tasks"
+TASK_COMPARISON_NAME = "study_tasks"
 """Name of the table and of the figure that compare the groups of a study over its tasks."""
 
 
@@ -309,7 +309,7 @@ def _build_tasks_table(
         for trace in study.traces:
             data.append([title, trace.display_name, len(trace.scores), *interval_to_cells(scores[trace.name])])
     caption = f"{settings.score_name} in each task, with 95% intervals"
-    return ReportTable(STUDY_TASKS, caption, data, ["task", *display_names.values()], rows)
+    return ReportTable(TASK_COMPARISON_NAME, caption, data, ["task", *display_names.values()], rows)
 
 
 def _shorten_titles(titles: Sequence[str]) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ def make_env(
     """
     n_games = 1 if n_envs is None and api != "vec" else n_envs
     env_options = options if n_games is None else {**options, "n_envs": n_games}
-    env_config, trusted = compose_env_options(env, env_options)
+    env_config, trusted = compose_env_config(env, env_options)
     return build_env_from_config(env_config, trusted, seed, api, render_mode, device)
 
 
@@ -150,7 +150,7 @@ def merge_options(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict
     return merged
 
 
-def compose_env_options(env: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def compose_env_config(env: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return section `env` of the config with an environment option and changed fields, and its `trusted_modules`."""
     from llmrl.experiment.experiment import Experiment
 
@@ -252,7 +252,7 @@ def trl_environment(env: str, /, *, seed: int = 0, **options: Any) -> type[TextE
         ...     environment_factory=llmrl.trl_environment("taxi"),
         ... )
     """
-    env_config, trusted = compose_env_options(env, {**options, "n_envs": 1})
+    env_config, trusted = compose_env_config(env, {**options, "n_envs": 1})
     example_env: Any = build_env_from_config(env_config, trusted, seed)
     spec: EnvSpec = example_env.spec
     example_env.close()

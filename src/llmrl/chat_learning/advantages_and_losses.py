@@ -22,7 +22,7 @@ from llmrl.algorithms.advantages_and_losses import surrogate_objectives
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Aggregation = Literal["dapo", "grpo", "dr_grpo"]
+LossAggregation = Literal["dapo", "grpo", "dr_grpo"]
 RatioLevel = Literal["token", "reply"]
 
 
@@ -119,7 +119,7 @@ def _center(values: Floats, *keys: Ints) -> Floats:
 
 
 def token_weights(
-    reply_index: torch.Tensor, aggregation: Aggregation, n_replies: int, n_tokens: int, max_tokens: int
+    reply_index: torch.Tensor, aggregation: LossAggregation, n_replies: int, n_tokens: int, max_tokens: int
 ) -> torch.Tensor:
     """Return the weight of each token in a minibatch's loss, [n_tokens].
 

@@ -26,7 +26,7 @@ from llmrl.llms.local.learning import AdapterSharing, TokenSequence, Trajectory,
 from llmrl.llms.local.loading import check_model_unchanged, copy_weights, enable_recomputation, folder_fingerprint
 from llmrl.llms.local.lora import AdapterSet, Lora, disable_adapters, write_adapter
 
-Advantage = Literal["episode", "turn", "anchor", "replay"]
+AdvantageMethod = Literal["episode", "turn", "anchor", "replay"]
 _WEIGHT_OPTION_NAMES = "llm=, llm.model, llm.learn.tune and llm.learn.lora"
 """Options that determine the names and shapes of the trained weights."""
 
@@ -39,14 +39,14 @@ class GRPO:
         ConfigError: a group has one episode, or options contradict each other.
     """
 
-    advantage: Advantage
+    advantage: AdvantageMethod
     group_size: PositiveInt
     gamma: UnitInterval
     anchor_weight: NonNegativeFloat
     continuations: PositiveInt
     scale: Literal["batch", "group", "none"]
     invalid_reward: float
-    loss: advantages_and_losses.Aggregation
+    loss: advantages_and_losses.LossAggregation
     ratio: advantages_and_losses.RatioLevel
     clip: PositiveFloat
     clip_high: PositiveFloat | None

@@ -131,7 +131,7 @@ def format_option_list(group: str, width: int) -> str:
         ConfigError: there is no such group.
     """
     from llmrl.config.option_docs import read_description
-    from llmrl.core.option_files import find_file, list_nested_options, list_subgroups, root
+    from llmrl.core.option_files import find_file, get_root, list_nested_options, list_subgroups
 
     family = group.removeprefix("experiment/")
     if group == "experiment":
@@ -145,7 +145,7 @@ def format_option_list(group: str, width: int) -> str:
     name_width = max(map(len, option_names))
     lines = []
     for name in option_names:
-        path = root() / group / f"{name}.yaml"
+        path = get_root() / group / f"{name}.yaml"
         header_text = read_description(path) if find_file(path) is not None else "From an installed package."
         first_sentence, separator, _ = header_text.partition(". ")
         lines += _wrap(first_sentence + separator.strip(), f"{name:<{name_width}}  ", width)

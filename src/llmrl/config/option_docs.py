@@ -23,10 +23,10 @@ from llmrl.core.option_files import (
     VARIANTS_KEY,
     find_file,
     get_file,
+    get_root,
     load_options,
     read_comment,
     read_file,
-    root,
 )
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def document_keys(
 def format_option_path(path: Path) -> str:
     """Return the path of an option file as text, for shipped files relative to the parent of `conf/`."""
     file = get_file(path)
-    return file.relative_to(root().parent).as_posix() if file.is_relative_to(root()) else str(file)
+    return file.relative_to(get_root().parent).as_posix() if file.is_relative_to(get_root()) else str(file)
 
 
 def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Path] = ()) -> dict[str, DocumentedKey]:
@@ -220,7 +220,7 @@ def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Pa
     for default_element in defaults:
         package, name = default_element.package or "", f"{str(default_element.config_path).removesuffix('.yaml')}.yaml"
         # Shipped files come first, as in Hydra's search path.
-        file = next((file for folder in (root(), *folders) if find_file(file := folder / name) is not None), None)
+        file = next((file for folder in (get_root(), *folders) if find_file(file := folder / name) is not None), None)
         if file is not None and not package.startswith("hydra"):
             files.append((file, tuple(filter(None, package.split(".")))))
     documents = document_keys(files, values, read_chosen_options(defaults))
@@ -279,7 +279,7 @@ def _iterate_possible_targets(parent_key: str) -> Iterable[str]:
 
     yield from (target for kind, target in LOOP_SETTINGS.items() if get_section(kind) == parent_key)
     group, *subkeys = parent_key.split(".")
-    primary_configs = [read_file(root() / f"{name}.yaml") for name in ("_run", "train", "finetune")]
+    primary_configs = [read_file(get_root() / f"{name}.yaml") for name in ("_run", "train", "finetune")]
     for node in (*(config.get(group) for config in primary_configs), *load_options(group).values()):
         for subkey in subkeys:
             node = node.get(subkey) if isinstance(node, Mapping) else None

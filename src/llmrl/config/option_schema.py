@@ -19,6 +19,7 @@ from llmrl.core.arguments import get_signature
 from llmrl.core.hydra_composition import TABLE_GROUPS
 from llmrl.core.option_files import (
     SCHEMA_FOLDER,
+    get_root,
     list_files,
     list_option_names,
     list_part_groups,
@@ -26,7 +27,6 @@ from llmrl.core.option_files import (
     load_option,
     override_fields,
     read_file,
-    root,
 )
 from llmrl.core.services import SERVICE_NAMES
 
@@ -60,7 +60,7 @@ def build_experiment_schema() -> Schema:
     """Return the schema of `conf/train.yaml` and `conf/finetune.yaml`, with a definition of each group."""
     from llmrl.config.loop_sections import LOOP_SETTINGS, get_section
 
-    primary_files = [root() / f"{name}.yaml" for name in ("_run", "train", "finetune")]
+    primary_files = [get_root() / f"{name}.yaml" for name in ("_run", "train", "finetune")]
     meanings = _read_meanings((path, ()) for path in primary_files)
     values: dict[str, Any] = {}
     for path in primary_files:
@@ -168,7 +168,7 @@ def _find_child_nodes(nodes: Sequence[Mapping[str, Any]], prefix: str, key: str)
     """Return the nodes of shipped options that may be at `key` of a node and are or contain parts."""
     values = [node[key] for node in nodes if key in node]
     group = f"{prefix}{key}".replace(".", "/")  # there may be a group for this key, e.g. `hardware/backend`
-    if group.count("/") == 1 and (root() / group).is_dir():
+    if group.count("/") == 1 and (get_root() / group).is_dir():
         values += [load_option(group, name) for name in list_option_names(group)]
     mappings = [value for value in values if isinstance(value, Mapping)]
     return [
@@ -188,7 +188,7 @@ def _combine_schemas(alternatives: Sequence[Mapping[str, Any]], meaning: str | N
 def main() -> None:
     """Write the schemas, and print the comment for an experiment, or for an option of the group named by `argv[1]`."""
     schema_name = sys.argv[1] if len(sys.argv) > 1 else "train"
-    folder = root() / SCHEMA_FOLDER
+    folder = get_root() / SCHEMA_FOLDER
     folder.mkdir(exist_ok=True)
     for name, schema in build_schema_files().items():
         (folder / name).write_text(json.dumps(schema, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

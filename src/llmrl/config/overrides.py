@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import FREE_FORM_KEYS, list_option_names, root
+from llmrl.core.option_files import FREE_FORM_KEYS, get_root, list_option_names
 from llmrl.run.folder import sanitize
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def translate_arguments(arguments: Sequence[str]) -> list[str]:
     translated_arguments = []
     for argument in arguments:
         addition_match = re.match(r"\+([A-Za-z_]\w*)(?:=|$)", argument)
-        adds_option = addition_match is not None and (root() / addition_match[1]).is_dir()
+        adds_option = addition_match is not None and (get_root() / addition_match[1]).is_dir()
         translated_arguments.append(allow_new_key(_replace_null(argument[1:] if adds_option else argument)))
     return translated_arguments
 

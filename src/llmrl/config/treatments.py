@@ -17,12 +17,12 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import (
     find_file,
     get_file,
+    get_root,
     is_choosable,
     list_nested_options,
     list_option_names,
     read_comment,
     read_file,
-    root,
 )
 
 _STUDIES_PATTERN = re.compile(r"# @studies (\S+)$")
@@ -48,7 +48,7 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
             )
     if treatment in (None, "none"):
         return
-    paths = [folder / "treatment" / f"{treatment}.yaml" for folder in (root(), *folders)]
+    paths = [folder / "treatment" / f"{treatment}.yaml" for folder in (get_root(), *folders)]
     path = next((path for path in paths if find_file(path) is not None), None)
     if path is None:
         return
@@ -72,7 +72,7 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
 
 def list_studies_by_treatment() -> dict[str, list[str]]:
     """Return the sorted studies of each shipped treatment, by treatment; an empty list if all studies are valid."""
-    folder = root() / "treatment"
+    folder = get_root() / "treatment"
     return {
         name: _read_studies(folder / f"{name}.yaml") or [] for name in list_option_names("treatment") if name != "none"
     }

@@ -37,7 +37,7 @@ SCHEMA_FOLDER = "schema"
 
 
 @functools.cache
-def root() -> Path:
+def get_root() -> Path:
     """Return the folder of the shipped options; in a checkout that is `conf/`, to which `llmrl/conf` links."""
     return Path(str(resources.files("llmrl.conf"))).resolve()
 
@@ -54,13 +54,13 @@ def is_choosable(path: str) -> bool:
 def list_part_groups() -> list[str]:
     """Return the groups whose options are parts of a run, sorted."""
     other_groups = ("experiment", "regime", "treatment", "hydra", "suite", SCHEMA_FOLDER, "__pycache__")
-    folders = (path.name for path in root().iterdir() if path.is_dir() and is_choosable(path.name))
+    folders = (path.name for path in get_root().iterdir() if path.is_dir() and is_choosable(path.name))
     return sorted(name for name in folders if name not in other_groups)
 
 
 def list_option_names(group: str) -> list[str]:
     """Return the names of the options of a group, sorted."""
-    folder = root() / group
+    folder = get_root() / group
     return sorted(filter(is_choosable, (*(path.stem for path in folder.glob("*.yaml")), *find_variants(folder))))
 
 
@@ -83,7 +83,7 @@ def find_variants(folder: Path) -> dict[str, Path]:
 
 def list_paths() -> list[Path]:
     """Return the paths of all shipped files and variants, sorted, without files that contain only variants."""
-    files = list(root().rglob("*.yaml"))
+    files = list(get_root().rglob("*.yaml"))
     variant_files = {
         folder / f"{name}.yaml": file
         for folder in {file.parent for file in files}
@@ -97,7 +97,7 @@ def find_file(path: Path) -> Path | None:
     """Return the file with the option of a path: the path itself, or the file of the variant; None without one."""
     if path.is_file():
         return path
-    return find_variants(path.parent).get(path.stem) if path.is_relative_to(root()) else None
+    return find_variants(path.parent).get(path.stem) if path.is_relative_to(get_root()) else None
 
 
 def get_file(path: Path) -> Path:
@@ -113,7 +113,7 @@ def get_file(path: Path) -> Path:
 
 def list_subgroups(group: str) -> list[str]:
     """Return the groups inside a group, e.g. `llm/learn`, sorted."""
-    folders = (path for path in (root() / group).glob("*") if path.is_dir() and is_choosable(path.name))
+    folders = (path for path in (get_root() / group).glob("*") if path.is_dir() and is_choosable(path.name))
     return sorted(f"{group}/{path.name}" for path in folders if list_option_names(f"{group}/{path.name}"))
 
 
@@ -155,7 +155,7 @@ def list_files(group: str, name: str) -> list[tuple[Path, tuple[str, ...]]]:
     Raises:
         FileNotFoundError: there is no such option.
     """
-    path = root() / group / f"{name}.yaml"
+    path = get_root() / group / f"{name}.yaml"
     return _list_files_with_bases(path, () if sets_global_keys(path) else tuple(group.split("/")))
 
 
@@ -171,7 +171,8 @@ def _list_files_with_bases(path: Path, package: tuple[str, ...]) -> list[tuple[P
         if not isinstance(base, str) or base == "_self_" or base.startswith(("/experiment/", "/treatment/")):
             continue
         reference, _, base_package = base.partition("@")
-        file = (root() / reference[1:] if reference.startswith("/") else path.parent / reference).with_suffix(".yaml")
+        base_folder = get_root() if reference.startswith("/") else path.parent
+        file = (base_folder / reference.removeprefix("/")).with_suffix(".yaml")
         inner_keys = (key for key in base_package.split(".") if key)
         files += _list_files_with_bases(file, () if sets_global_keys(file) else (*package, *inner_keys))
     return [*files, (path, package)]
@@ -211,7 +212,7 @@ def read_file(path: Path) -> dict[str, Any]:
     variant = file_variants[path.stem]
     bases = variant.get("defaults", [])
     # For a file in a folder of a group (`experiment=<folder>/<name>`), Hydra needs the absolute path of a base.
-    folder = file.parent.relative_to(root()).as_posix()
+    folder = file.parent.relative_to(get_root()).as_posix()
     prefix = f"/{folder}/" if "/" in folder else ""
     # A variant whose base is another variant of the file gets the values of the file from that one.
     if values and not any(f"{prefix}{name}" in bases for name in file_variants):

@@ -120,7 +120,7 @@ def show_study(folder: Path, settings_node: Mapping[str, Any]) -> None:
     from importlib.util import find_spec
 
     from llmrl.analysis.report import ReportSettings
-    from llmrl.analysis.report_tables import STUDY_TASKS, build_slugs, compare_tasks
+    from llmrl.analysis.report_tables import TASK_COMPARISON_NAME, build_slugs, compare_tasks
     from llmrl.results.study_settings import parse_study_settings
 
     has_matplotlib = find_spec("matplotlib") is not None
@@ -138,7 +138,7 @@ def show_study(folder: Path, settings_node: Mapping[str, Any]) -> None:
     figure_names = [
         f"{name}_study" for name, section in zip(build_slugs(report), report.sections, strict=True) if section.study
     ]
-    for name in [] if not has_matplotlib else figure_names if comparison is None else [STUDY_TASKS]:
+    for name in [] if not has_matplotlib else figure_names if comparison is None else [TASK_COMPARISON_NAME]:
         print_line(f"Figure: {relative_to_cwd(page.parent / 'figures' / f'{name}.png')}")
     print_line(f"Report: {relative_to_cwd(page)}")
 

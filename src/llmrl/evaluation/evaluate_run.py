@@ -14,7 +14,7 @@ from llmrl.config.builder import Config
 from llmrl.config.input_digests import with_digests
 from llmrl.config.overrides import check_same_shapes, make_evaluation_folder_name, parse_env_changes
 from llmrl.core.errors import BudgetExhausted, ConfigError, RunFolderError
-from llmrl.core.option_files import read_file, root
+from llmrl.core.option_files import get_root, read_file
 from llmrl.core.protocols import Agent
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
@@ -258,7 +258,7 @@ def _choose_n_episodes(settings: EvaluationSettings, config: Config, parts: Part
     if settings.episodes is not None:
         return settings.episodes
     if uses_llm:
-        play = config.get("play", read_file(root() / "train.yaml")["play"])  # runs that learned have no section `play`
+        play = config.get("play", read_file(get_root() / "train.yaml")["play"])  # runs that learned have no `play`
         return int(play["episodes"])
     return 100 if parts.env.spec.deterministic else 10
 
