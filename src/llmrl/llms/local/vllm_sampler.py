@@ -43,7 +43,7 @@ class VLLMSampler:
     max_importance: PositiveFloat
 
     def __post_init__(self) -> None:
-        check_transport_security(self.base_url, plain_http=True, option_name="llm.sampler.base_url")
+        check_transport_security(self.base_url, allows_plain_http=True, option_name="llm.sampler.base_url")
 
 
 class VLLMClient:
