@@ -99,10 +99,10 @@ def test_different_winners_are_explained(study: GroupComparison) -> None:
 
 def test_curves_show_recommendations(study: GroupComparison) -> None:
     gp = study.traces[0]
-    assert gp.anytime is not None and gp.anytime.x.tolist() == list(PLACES)
-    assert gp.anytime.band.estimate == pytest.approx(CURVES["gp"])
+    assert gp.anytime_curve is not None and gp.anytime_curve.x.tolist() == list(PLACES)
+    assert gp.anytime_curve.band.estimate == pytest.approx(CURVES["gp"])
     # At the last measurement it is the score.
-    assert gp.anytime.band.estimate[-1] == pytest.approx(float(gp.score.estimate))
+    assert gp.anytime_curve.band.estimate[-1] == pytest.approx(float(gp.score.estimate))
     [ucb] = [comparison for comparison in study.comparisons if comparison.group.name == "ucb"]
     assert ucb.onset == 2  # measurements, not proposals, which these runs log four at a time
 

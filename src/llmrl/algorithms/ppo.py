@@ -85,6 +85,8 @@ class PPO:
 
     Attributes:
         updaters: one updater for each network of the policy.
+        n_updates: number of updates since the start or the last `reset`.
+        reward_moments, value_moments: running moments of `discounted_returns` and of value targets, for scaling.
 
     Raises:
         ConfigError: `joint_ratio` is set, and each agent has a separate network.

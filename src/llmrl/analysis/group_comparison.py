@@ -85,7 +85,7 @@ class GroupComparison(StudyResult):
     @property
     def has_anytime_curves(self) -> bool:
         """True if the main figure shows curves of recommendations."""
-        return any(trace.anytime is not None for trace in self.traces)
+        return any(trace.anytime_curve is not None for trace in self.traces)
 
 
 def compare_groups(
@@ -122,7 +122,7 @@ def compare_groups(
     missing_pairs = [" and ".join(pair) for pair in settings.pairs if pair not in available_pairs]
     # Reference lines are values of the objective.
     references = tuple(references) if settings.metric in (None, OBJECTIVE_METRIC) else ()
-    has_anytime_curves = any(trace.anytime is not None for trace in traces)
+    has_anytime_curves = any(trace.anytime_curve is not None for trace in traces)
     mean_scores = {x.display_name: float(x.score.estimate) for x in traces if x.online_score is not None}
     mean_online_scores = {x.display_name: float(x.online_score.estimate) for x in traces if x.online_score is not None}
     sentences = (
@@ -233,7 +233,7 @@ def _describe_figure(settings: StudySettings, traces: Sequence[GroupTrace]) -> s
         score = "result" if settings.tail_fraction is None else f"mean of the last {settings.tail_fraction:.0%}"
     dots_text = f"each run's {score}, as a dot, and their mean with its 95% interval."
     title = f"{settings.score_name}, {_describe_runs(traces)}. "
-    if any(trace.anytime is not None for trace in traces):
+    if any(trace.anytime_curve is not None for trace in traces):
         return (
             f"{title}Left, value of the recommendation from the first n measurements of a run alone, with 95% bands; "
             f"right, {dots_text}"
@@ -267,13 +267,13 @@ def _build_tables(
         yield _build_published_table(settings)
     if (solution_table := build_solution_table(settings, traces, references, settings.score_name)) is not None:
         yield solution_table
-    anytime_traces = [trace for trace in traces if trace.anytime is not None]
+    anytime_traces = [trace for trace in traces if trace.anytime_curve is not None]
     if comparisons:
         axis_title = X_AXES[MEASUREMENTS_COUNTER if anytime_traces else settings.x_axis][1]
         yield _build_comparisons_table(comparisons, axis_title)
     yield _build_curves_table("study_curves", {trace.display_name: trace.curve for trace in traces}, settings.x_axis)
     if anytime_traces:
-        curves = {trace.display_name: trace.anytime for trace in traces}
+        curves = {trace.display_name: trace.anytime_curve for trace in traces}
         yield _build_curves_table("study_anytime", curves, MEASUREMENTS_COUNTER)
         yield _build_recommendations_table(anytime_traces)
 
@@ -355,8 +355,8 @@ def _build_recommendations_table(traces: Sequence[GroupTrace]) -> ReportTable:
     """Return a table of the objective of each run's recommendations, which is only written to a file."""
     csv_rows: list[list[object]] = [["group", "run", "seed", MEASUREMENTS_COUNTER, "objective"]]
     for trace in traces:
-        assert trace.anytime is not None
+        assert trace.anytime_curve is not None
         for i, run in enumerate(trace.runs):
-            points = zip(trace.anytime.x, trace.anytime.values[:, i], strict=True)
+            points = zip(trace.anytime_curve.x, trace.anytime_curve.values[:, i], strict=True)
             csv_rows += [[trace.display_name, i, run.seed, *row] for row in points]
     return ReportTable("study_recommendations", "Recommendations of each run", csv_rows)

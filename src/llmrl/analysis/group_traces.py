@@ -42,7 +42,7 @@ class GroupTrace:
         scores: score of each run, [n_runs].
         online_scores: online performance of each run, [n_runs]; None if scores are not values of recommendations.
         curve: curve of the study's metric; None if a run did not log it, or for a group of `settings.levels`.
-        anytime: objective of the recommendation after the first n measurements, over n; None if only the last
+        anytime_curve: objective of the recommendation after the first n measurements, over n; None if only the last
             recommendation was evaluated.
     """
 
@@ -52,7 +52,7 @@ class GroupTrace:
     scores: np.ndarray
     online_scores: np.ndarray | None = None
     curve: GroupCurve | None = None
-    anytime: GroupCurve | None = None
+    anytime_curve: GroupCurve | None = None
 
     @property
     def display_name(self) -> str:
@@ -81,8 +81,8 @@ class GroupTrace:
 
     @property
     def main_curve(self) -> GroupCurve | None:
-        """The curve whose last value is the score: `anytime` if there is one, else `curve`."""
-        return self.anytime or self.curve
+        """The curve that is compared with those of other groups: `anytime_curve` if there is one, else `curve`."""
+        return self.anytime_curve or self.curve
 
 
 def read_group_traces(
@@ -90,8 +90,8 @@ def read_group_traces(
 ) -> list[GroupTrace]:
     """Return the scores and curves of the groups of a study, highest score first.
 
-    Groups with a run without a score are omitted. If a group with a curve has no `anytime` curve, `anytime` is None for
-    all groups, because the two types of curves cannot be compared.
+    Groups with a run without a score are omitted. If a group with a curve has no `anytime_curve`, it is None for all
+    groups, because the two types of curves cannot be compared.
 
     Args:
         settings: settings of the study.
@@ -104,16 +104,16 @@ def read_group_traces(
     all_traces = [_build_trace(settings, name, group, runs, bin_width) for name, group, runs in groups if runs]
     traces = [trace for trace in all_traces if trace is not None]
     traces.sort(key=lambda trace: -float(trace.score.estimate))
-    if all(trace.anytime is not None for trace in traces if trace.curve is not None):
+    if all(trace.anytime_curve is not None for trace in traces if trace.curve is not None):
         return traces
-    return [replace(trace, anytime=None) for trace in traces]
+    return [replace(trace, anytime_curve=None) for trace in traces]
 
 
 def _build_trace(
     settings: StudySettings, name: str, group: Group, runs: Sequence[RunRecord], bin_width: int | None
 ) -> GroupTrace | None:
     """Return the scores and curves of a group; None if a run has no score."""
-    series = _read_series(settings, runs, bin_width)
+    series = _read_all_series(settings, runs, bin_width)
     if series is not None and settings.tail_fraction is not None:
         # Groups in `settings.levels` do not learn, so all values of their runs are averaged.
         share = 1.0 if name in settings.levels else settings.tail_fraction
@@ -131,13 +131,13 @@ def _build_trace(
         smoothed = [(x, _compute_moving_average(values, settings.smooth)) for x, values in series]
         trace = replace(trace, curve=build_group_curve(smoothed, trace.replication_units))
     if trace.online_scores is not None:
-        anytime = [read_series(run.folder, ANYTIME_METRIC, MEASUREMENTS_COUNTER) for run in runs]
-        if all(len(x) > 1 for x, _ in anytime):
-            trace = replace(trace, anytime=build_group_curve(anytime, trace.replication_units))
+        series = [read_series(run.folder, ANYTIME_METRIC, MEASUREMENTS_COUNTER) for run in runs]
+        if all(len(x) > 1 for x, _ in series):
+            trace = replace(trace, anytime_curve=build_group_curve(series, trace.replication_units))
     return trace
 
 
-def _read_series(settings: StudySettings, runs: Sequence[RunRecord], bin_width: int | None) -> list[Series] | None:
+def _read_all_series(settings: StudySettings, runs: Sequence[RunRecord], bin_width: int | None) -> list[Series] | None:
     """Return the series of the study's metric of every run; None if a run did not log it."""
     for metric in [settings.metric] if settings.metric else DEFAULT_CURVE_METRICS:
         series = [read_series(run.folder, metric, settings.x_axis, bin_width) for run in runs]
@@ -204,7 +204,7 @@ def build_solution_table(
     # Groups with different reference lines have no common objective without a mechanism.
     base_levels = base_levels if len(base_levels) == 1 else []
     base_levels += [float(trace.score.estimate) for name in settings.levels for trace in traces if trace.name == name]
-    if settings.best_known is None or not base_levels or all(trace.anytime is None for trace in traces):
+    if settings.best_known is None or not base_levels or all(trace.anytime_curve is None for trace in traces):
         return None
     if not settings.best_known > base_levels[0]:
         raise RunFolderError(
@@ -214,9 +214,9 @@ def build_solution_table(
     level = base_levels[0] + SOLUTION_FRACTION * (settings.best_known - base_levels[0])
     solution_times = []
     for trace in traces:
-        if trace.anytime is not None:
-            times, has_reached = find_solution_times(trace.anytime.x, trace.anytime.values, level)
-            median, n_measurements = compute_kaplan_meier_median(times, has_reached), float(trace.anytime.x[-1])
+        if trace.anytime_curve is not None:
+            times, has_reached = find_solution_times(trace.anytime_curve.x, trace.anytime_curve.values, level)
+            median, n_measurements = compute_kaplan_meier_median(times, has_reached), float(trace.anytime_curve.x[-1])
             solution_times.append((trace.display_name, len(times), int(has_reached.sum()), median, n_measurements))
     solution_times.sort(key=lambda x: (math.inf if x[3] is None else x[3], -x[2] / x[1]))
     rows = []

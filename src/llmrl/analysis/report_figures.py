@@ -163,7 +163,7 @@ def _draw_groups(study: GroupComparison, online: bool) -> Figure:
     if online:
         traces.sort(key=lambda trace: -float(trace.online_score.estimate) if trace.online_score is not None else 0.0)
     is_anytime = study.has_anytime_curves and not online
-    curves = {trace.name: trace.anytime if is_anytime else trace.curve for trace in traces}
+    curves = {trace.name: trace.anytime_curve if is_anytime else trace.curve for trace in traces}
     has_curves = any(curve is not None for curve in curves.values())
     width = 1.5 + 0.45 * len(traces)
     figure = make_figure((8.2 if has_curves else 0.6) + width, 5.6)

@@ -121,13 +121,8 @@ class PlayerPrompts:
         channels: Sequence[str],
         talk: Talk | None,
     ) -> None:
-        self._spec, self._settings, self._resources, self._answers, self._talk = (
-            spec,
-            settings,
-            resources,
-            answers,
-            talk,
-        )
+        self._spec, self._settings, self._resources = spec, settings, resources
+        self._answers, self._talk = answers, talk
         self._decimals, self._has_mask = decimals, "action_mask" in channels
         self._prompt_family = PromptFamily("player", PROMPTS_DIR, resources.prompt_folder)
         self.render_system = functools.lru_cache(maxsize=64)(self._render_system_prompt)

@@ -46,9 +46,9 @@ class LLMPolicy:
     """Policy that requests the actions of all players of all active games from a chat model, in one batch per step.
 
     Inactive games are not part of the batch. A player with an empty text has nothing to decide (it is temporarily out
-    of the game) and takes the first action; a player with a single legal action takes it. An invalid reply is returned
-    to the model up to `repair_turns` times. If no reply is valid, the last action is repeated if it is legal, else the
-    first legal action is taken (for continuous actions the last numbers, else 0), and this is counted. Therefore no
+    of the game) and takes the first legal action; a player with a single legal action takes it. An invalid reply is
+    returned to the model up to `repair_turns` times. If no reply is valid, the last action is repeated if it is legal,
+    else the first legal action is taken (for continuous actions the last numbers, else 0), and this is counted. So no
     reply ends an experiment; only an unreachable model or an exhausted budget does.
 
     With `lessons`, a player that starts another episode is first asked for a lesson from the last one. Its prompts
@@ -66,6 +66,8 @@ class LLMPolicy:
         ConfigError: the environment has no description in words, or a prompt template is invalid.
 
     Attributes:
+        active_mask: whether an episode is in progress in each game, [n_envs] bool.
+        conversations: conversation of each player in each game, by game and player.
         camera: function that renders the frames in prompts; None until a game is played.
         episodes: number of each game's present episode, with which questions are identified; None: questions have no
             identifier, and equal ones are distinguished by counting them.
@@ -86,11 +88,9 @@ class LLMPolicy:
                 f"a language player needs observations in words, but env={spec.name} has none; set env.text (an "
                 "included text, a file, own, auto), or env.observe=[text] if the environment has that option",
             )
-        self.spec, self.text, self.llm = spec, spec.text, llm
-        self._is_recording, self._trajectory_buffer = (
-            trajectory_buffer is not None,
-            trajectory_buffer or TrajectoryBuffer(is_paused=True),
-        )
+        self.spec, self.env_description, self.llm = spec, spec.text, llm
+        self._is_recording = trajectory_buffer is not None
+        self._trajectory_buffer = trajectory_buffer or TrajectoryBuffer(is_paused=True)
         self.camera: Camera | None = None
         self.channels: tuple[str, ...] = (
             "text",
@@ -124,7 +124,7 @@ class LLMPolicy:
         self._max_stored_turns = max(max_shown_turns, MAX_LESSON_TURNS if settings.lessons else 0)
         self._reply_schema = build_reply_schema(self.answers, settings.reflection)
         self.conversations = [[PlayerConversation() for _ in range(spec.n_agents)] for _ in range(spec.n_envs)]
-        self.playing = np.zeros(spec.n_envs, dtype=bool)
+        self.active_mask = np.zeros(spec.n_envs, dtype=bool)
         self.episodes: Sequence[int] | None = None
         self.models = tuple(self.resources.models) or (CHOSEN_MODEL,) * spec.n_agents
         self.adapters = tuple(adapters) or ("",) * spec.n_agents
@@ -136,7 +136,7 @@ class LLMPolicy:
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
         """Start new episodes in `games`; games without an episode are inactive."""
-        self.playing |= games
+        self.active_mask |= games
         game_indices = np.flatnonzero(games).tolist()
         self._trajectory_buffer.begin_episodes(game_indices)
         for game in game_indices:
@@ -147,7 +147,7 @@ class LLMPolicy:
         """Add the results of the last actions to conversations and trajectories."""
         step, done = transition.step, transition.ended
         reward, terminated = to_numpy(step.reward), np.asarray(step.terminated)
-        for game in np.flatnonzero(self.playing).tolist():
+        for game in np.flatnonzero(self.active_mask).tolist():
             for agent, conversation in enumerate(self.conversations[game]):
                 conversation.add_reward(float(reward[game, agent]))
                 self._trajectory_buffer.add_reward(game, agent, float(reward[game, agent]))
@@ -155,7 +155,7 @@ class LLMPolicy:
                     conversation.end_episode(bool(terminated[game]), self.settings.lessons > 0)
             if done[game]:
                 self._trajectory_buffer.end_episode(game)
-        self.playing &= ~done
+        self.active_mask &= ~done
 
     def act(
         self,
@@ -183,7 +183,7 @@ class LLMPolicy:
         yield from self._request_lessons(notes)
         queried_players: list[tuple[int, int, list[bool] | None]] = []
         observing_players: list[tuple[int, int]] = []
-        for game in np.flatnonzero(self.playing).tolist():
+        for game in np.flatnonzero(self.active_mask).tolist():
             images = self._encode_frames(observation, game)
             for agent, conversation in enumerate(self.conversations[game]):
                 text, mask = str(observation["text"][game, agent]), self._get_legal_mask(observation, game, agent)
@@ -277,14 +277,14 @@ class LLMPolicy:
     def state_dict(self) -> State:
         return {
             "conversations": [[x.state_dict() for x in players] for players in self.conversations],
-            "playing": self.playing.copy(),
+            "playing": self.active_mask.copy(),
             "counts": self.counts.state_dict(),
             **{name: query.state_dict() for name, query in self._queries.items()},
         }
 
     def load_state_dict(self, state: State) -> None:
         self.conversations = [[PlayerConversation.from_state(x) for x in players] for players in state["conversations"]]
-        self.playing = np.array(state["playing"])
+        self.active_mask = np.array(state["playing"])
         self.counts.load_state_dict(state["counts"])
         for name, query in self._queries.items():
             query.load_state_dict(state[name])
@@ -400,7 +400,7 @@ class LLMPolicy:
             return
         lesson_players = [
             (game, agent)
-            for game in np.flatnonzero(self.playing).tolist()
+            for game in np.flatnonzero(self.active_mask).tolist()
             for agent, conversation in enumerate(self.conversations[game])
             if conversation.needs_lesson
         ]

@@ -163,7 +163,7 @@ def apply_layers(
 
 
 def apply_layer(weights: np.ndarray, n: int, terms: NonzeroInputs, target: np.ndarray) -> None:
-    """Write the output of a layer to `target`; the last row of `weights` is the bias."""
+    """Write the output of a layer with `n` inputs in `terms` to `target`; the last row of `weights` is the bias."""
     n_out, bias = weights.shape[1], np.uint32(weights.shape[0] - 1)
     for j in range(n_out):
         target[np.uint32(j)] = weights[bias, np.uint32(j)]
@@ -211,7 +211,7 @@ def choose_action(logits: np.ndarray, uniform: np.ndarray) -> tuple[int, float]:
 
 
 def act(samples: Samples, networks: NetworkWeights, scratch: Scratch, outputs: Outputs) -> None:
-    """Write the outputs of all samples."""
+    """Compute the outputs of all samples, and write them to `outputs`."""
     core, activation, n_core = networks.core, networks.activation, networks.core[-1].shape[2]
     has_map, inputs = len(networks.planes) > 0, scratch.inputs
     for s in range(len(samples.network_indices)):
