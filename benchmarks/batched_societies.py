@@ -117,7 +117,7 @@ class SocietyTraining:
         request = PlayEpisode(collector=self.collector, steps=self.horizon, seed=seed, action_seeds=action_seeds)
         rollout = self.executor.answer(request)
         rollout_end = clock()
-        self.executor.answer(self.societies.update_request(rollout, nodes))
+        self.executor.answer(self.societies.make_update_request(rollout, nodes))
         return rollout_end - start, clock() - rollout_end
 
 

@@ -32,13 +32,13 @@ class TestEpisodeFiles:
         files.write_step(2, {"step": 0})
         files.finish_episode(2, {"episode": 2}, 2.0)
         reopened = EpisodeFiles(tmp_path, state)
-        assert reopened.finished == [{"episode": 0}] == read_json_lines(tmp_path / "episodes.jsonl")
+        assert reopened.finished_lines == [{"episode": 0}] == read_json_lines(tmp_path / "episodes.jsonl")
         assert read_json_lines(tmp_path / "episodes" / "1" / "replies.jsonl") == [{"step": 0}]
         assert len(list((tmp_path / "episodes" / "1" / "frames").iterdir())) == 1
         assert not (tmp_path / "episodes" / "2").exists()
         reopened.write_frame(1, picture)
         assert len(list((tmp_path / "episodes" / "1" / "frames").iterdir())) == 2
-        assert EpisodeFiles(tmp_path, None).finished == [] and not (tmp_path / "episodes" / "0").exists()
+        assert EpisodeFiles(tmp_path, None).finished_lines == [] and not (tmp_path / "episodes" / "0").exists()
 
     def test_video_of_reopened_episode_is_removed(self, tmp_path):
         """End the episode after the last checkpoint: the frames of the checkpoint remain."""

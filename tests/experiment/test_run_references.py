@@ -15,7 +15,7 @@ from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.experiment.parts import without_missing_weights
 from llmrl.experiment.run_lookup import parse_reference, resolve_folder, resolve_run_folder
 from llmrl.experiment.run_references import list_referenced_runs, resolve_references, with_digests, without_digests
-from llmrl.run.config_hash import RESOLVED, config_hash
+from llmrl.run.config_hash import RESOLVED_RUNS_KEY, config_hash
 from run_folders import write_run
 
 LEARNING_OPTIONS = ("env=escape_room", "principal=none")
@@ -114,7 +114,7 @@ def test_spelling_keeps_hash(outputs, monkeypatch):
     references = [start_run(root, text) for text in forms]
     assert len({config_hash(config) for config in references}) == 1
     assert all(Path(config["agent"]["init_from"]).resolve() == folders["long", 0] for config in references)
-    assert references[0][RESOLVED]["agent.init_from"]["run"] == f"{long}/s0"
+    assert references[0][RESOLVED_RUNS_KEY]["agent.init_from"]["run"] == f"{long}/s0"
 
 
 def test_different_weights_change_hash(outputs):
@@ -165,7 +165,7 @@ def test_latest_is_resolved_once(outputs):
     second_start = start_run(root, "latest:pre")
     assert second_start == first and config_hash(second_start) == config_hash(first)
     # Of another seed, too: a sweep that is extended goes on with what it has begun with.
-    assert start_run(root, "latest:pre", "seed=4")[RESOLVED] == first[RESOLVED]
+    assert start_run(root, "latest:pre", "seed=4")[RESOLVED_RUNS_KEY] == first[RESOLVED_RUNS_KEY]
     wider = start_run(root, "latest:pre", "agent.features=32")
     assert wider["agent"]["init_from"] == str(newer)
     # A plan writes nothing down.
@@ -194,7 +194,7 @@ def test_reference_keys_are_resolved(outputs):
     replay_config = resolve_references(compose_run(root, "llm.calls=latest:pre"))
     assert (
         replay_config["llm"]["calls"] == str(folders["long", 0])
-        and f"{long}/s0" == replay_config[RESOLVED]["llm.calls"]["run"]
+        and f"{long}/s0" == replay_config[RESOLVED_RUNS_KEY]["llm.calls"]["run"]
     )
     student = ["env=simple_doorkey", "agent=student_mlp", "teacher=offline"]
     taught = resolve_references(compose(*student, f"output_root={root}", f"teacher.table=run:{long}"))
@@ -261,7 +261,7 @@ class TestPresets:
 
     def test_changed_preset_is_detected(self, tmp_path):
         config = start_run(tmp_path, STUDY)
-        config[RESOLVED]["agent.init_from"]["run"] = "00000000/own"
+        config[RESOLVED_RUNS_KEY]["agent.init_from"]["run"] = "00000000/own"
         with pytest.raises(ConfigError, match="has changed"):
             list_referenced_runs(config)
 

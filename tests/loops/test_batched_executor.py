@@ -258,7 +258,7 @@ def test_lone_run_gets_answer(needs_batch, max_waves):
             parts = build_parts(config, None)
             loop = build_loop(config, parts)
             neutral = np.stack([parts.env.spec.mechanism.neutral] * loop.settings.candidates)
-            request = loop.adaptation.episode_request(5, [Seeds(0)] * loop.settings.candidates, neutral, 0)
+            request = loop.adaptation.make_episode_request(5, [Seeds(0)] * loop.settings.candidates, neutral, 0)
             with connection.suspend_batching() if is_unbatched and needs_batch else nullcontext():
                 while not done.is_set() and len(waves) < 1000:
                     connection.answer(request)

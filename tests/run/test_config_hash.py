@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from experiments import compose
-from llmrl.run.config_hash import EXCLUDED, config_hash
+from llmrl.run.config_hash import EXCLUDED_KEYS, config_hash
 
 REASONS = {
     "seed": "is a level of the run folder",
@@ -50,7 +50,7 @@ SECOND_NAME = "another value"
 
 
 def test_excluded_keys_have_reasons() -> None:
-    assert set(EXCLUDED) == set(REASONS) and len(set(EXCLUDED)) == len(EXCLUDED)
+    assert set(EXCLUDED_KEYS) == set(REASONS) and len(set(EXCLUDED_KEYS)) == len(EXCLUDED_KEYS)
 
 
 def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from llmrl.core.plain_data import read_json_object
-from llmrl.run.config_hash import EXCLUDED
+from llmrl.run.config_hash import EXCLUDED_KEYS
 from llmrl.run.provenance import FILE_NAME, write_provenance
 from llmrl.run.status import RunProgress, Status, StatusState
 
@@ -28,7 +28,7 @@ EXCLUSIONS = {
 
 def test_keys_are_documented(tmp_path: Path) -> None:
     names = [
-        *EXCLUDED,
+        *EXCLUDED_KEYS,
         *get_args(StatusState),
         *(f.name for f in fields(Status)),
         *(f.name for f in fields(RunProgress)),
@@ -40,7 +40,7 @@ def test_keys_are_documented(tmp_path: Path) -> None:
 
 def test_hash_exclusions_match_page() -> None:
     sentence = " ".join(PAGE.split()).partition("or when a run ends: ")[2].partition(". It alone")[0]
-    assert {name.strip("`") for name in sentence.split(", ")} == set(EXCLUDED)
+    assert {name.strip("`") for name in sentence.split(", ")} == set(EXCLUDED_KEYS)
 
 
 def test_reproducibility_promise_covers_machine_type() -> None:

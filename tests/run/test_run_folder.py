@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from llmrl.core.errors import RunFolderError
 from llmrl.results.run_records import find_only_run, find_runs
 from llmrl.run import ownership
-from llmrl.run.config_hash import EXCLUDED, config_hash
+from llmrl.run.config_hash import EXCLUDED_KEYS, config_hash
 from llmrl.run.folder import (
     MAX_LABEL_LENGTH,
     create_run_folder,
@@ -37,7 +37,7 @@ from llmrl.sweeps.jobs import select_label_overrides
 
 LEAF = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
 CONFIG = st.dictionaries(
-    st.text(min_size=1, max_size=8).filter(lambda key: key not in EXCLUDED),
+    st.text(min_size=1, max_size=8).filter(lambda key: key not in EXCLUDED_KEYS),
     st.recursive(
         LEAF, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
     ),
@@ -50,7 +50,7 @@ def test_hash_ignores_order(config: dict[str, Any]) -> None:
     digest = config_hash(config)
     assert re.fullmatch("[0-9a-f]{8}", digest)
     assert config_hash(dict(reversed(config.items()))) == digest
-    assert config_hash(config | dict.fromkeys(EXCLUDED, "anything")) == digest
+    assert config_hash(config | dict.fromkeys(EXCLUDED_KEYS, "anything")) == digest
 
 
 @given(CONFIG, LEAF)

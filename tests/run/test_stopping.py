@@ -113,7 +113,7 @@ def test_state_is_saved_ahead_of_long_step(tmp_path, monkeypatch):
         assert [path.stem[-1] for path in run.checkpoints.list_paths()] == ["3"]
         run.safe_point(4, dict)
         assert len(run.checkpoints.list_paths()) == 1
-        run.checkpoint_timer.duration = 1.0
+        run.checkpoint_timer.last_duration = 1.0
         time.sleep(1.2)
         run.safe_point(5, dict)
         assert len(run.checkpoints.list_paths()) == 1, "it would spend most of its time on saving"

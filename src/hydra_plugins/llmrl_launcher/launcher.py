@@ -160,7 +160,7 @@ class LlmrlLauncher(Launcher):
         """
         from llmrl.experiment.composition import depends_on_seed
         from llmrl.experiment.experiment import Experiment
-        from llmrl.run.config_hash import RESOLVED
+        from llmrl.run.config_hash import RESOLVED_RUNS_KEY
 
         assert self.config is not None and self.hydra_context is not None
         config = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
@@ -172,7 +172,7 @@ class LlmrlLauncher(Launcher):
             del config["hydra"]
         refers_to_seed = depends_on_seed(config)
         run = Experiment.from_hydra(config)
-        return run, refers_to_seed or RESOLVED in run.config
+        return run, refers_to_seed or RESOLVED_RUNS_KEY in run.config
 
 
 def _build_job_return(overrides: list[str], outcome: JobOutcome | None, code: int) -> JobReturn:

@@ -19,7 +19,7 @@ from llmrl.llms.call_log import read_calls
 from llmrl.results.principal_scores import ONLINE_PERFORMANCE, RECOMMENDATION, read_principal_scores
 from llmrl.results.run_records import RunRecord
 from llmrl.run.artifacts import RESULTS_NAME
-from llmrl.run.episode_files import EPISODES
+from llmrl.run.episode_files import EPISODES_NAME
 from llmrl.run.files import read_json_lines
 from llmrl.run.metrics import COUNTER_NAMES, TIME_PREFIX, read_metric_tables
 from llmrl.run.metrics import FILE_NAME as METRICS_FILE
@@ -288,7 +288,7 @@ def _read_training_episodes(folder: Path) -> list[pd.DataFrame]:
 
 
 def _read_final_episodes(folder: Path) -> list[pd.DataFrame]:
-    if rows := read_json_lines(folder / EPISODES):
+    if rows := read_json_lines(folder / EPISODES_NAME):
         numeric_columns = dict.fromkeys(
             name for row in rows for name, x in row.items() if isinstance(x, int | float) and not isinstance(x, bool)
         )

@@ -28,7 +28,7 @@ from llmrl.experiment.resources import RunResources
 from llmrl.experiment.run_job import compute_job
 from llmrl.loops.batched_executor import BatchedExecutor, RunConnection
 from llmrl.run.command_exit import EXIT_FAILED
-from llmrl.run.config_hash import EXCLUDED, RESOLVED
+from llmrl.run.config_hash import EXCLUDED_KEYS, RESOLVED_RUNS_KEY
 from llmrl.run.signals import MAX_STOP_S, StopFlag, WorkDiscarded
 from llmrl.sweeps.backends.protocol import Hardware
 from llmrl.sweeps.machine import Machine
@@ -131,8 +131,8 @@ PER_RUN_SETTINGS = (
 """Settings of PPO that may differ between rows (the runs that share a process) if they are numbers in all rows."""
 
 _PER_RUN_KEYS = (
-    *(key for key in EXCLUDED if "." not in key and key != "observers"),  # keys that are not part of a run's hash
-    *("principal", "llm", "prompts_digest", "adapter_digest", SOURCES_DIGEST_KEY, RESOLVED),
+    *(key for key in EXCLUDED_KEYS if "." not in key and key != "observers"),  # keys that are not part of a run's hash
+    *("principal", "llm", "prompts_digest", "adapter_digest", SOURCES_DIGEST_KEY, RESOLVED_RUNS_KEY),
 )
 """Keys that may differ between rows, because each row has its own proposer, language model, folder and seeds.
 `_PROCESS_KEYS` are compared separately (`compute_process_key`)."""

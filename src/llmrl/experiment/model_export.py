@@ -14,7 +14,7 @@ from llmrl.llms.local.candidate_scorer import LocalScorer
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import ModelKind, load_model, load_tokenizer
 from llmrl.llms.local.lora import merge_adapter
-from llmrl.run.artifacts import ADAPTER, load_saved_state, read_config
+from llmrl.run.artifacts import ADAPTER_FOLDER, load_saved_state, read_config
 
 
 def export_model(run: Path, out: Path | None, merge: bool, trusted: Sequence[str]) -> Path:
@@ -29,7 +29,7 @@ def export_model(run: Path, out: Path | None, merge: bool, trusted: Sequence[str
     Raises:
         ConfigError: the run has trained no language model, `out` exists, or `merge` is false and there is no adapter.
     """
-    adapter = run / ADAPTER
+    adapter = run / ADAPTER_FOLDER
     if out is not None and out.exists():
         raise ConfigError(f"--out={out} exists already; give another folder")
     if not merge:

@@ -29,7 +29,7 @@ from llmrl.llms.client import ChatClient
 from llmrl.loops.compute_requests import Loop
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.run.artifacts import CONFIG_NAME
-from llmrl.run.config_hash import RESOLVED
+from llmrl.run.config_hash import RESOLVED_RUNS_KEY
 from llmrl.run.status import read_status
 
 
@@ -259,7 +259,7 @@ def without_missing_weights(config: Config, play_only: bool = False) -> Config:
         play_only: whether the agent gets its weights from a checkpoint.
     """
     init_from = (config.get("agent") or {}).get("init_from")
-    resolution = (config.get(RESOLVED) or {}).get("agent.init_from")
+    resolution = (config.get(RESOLVED_RUNS_KEY) or {}).get("agent.init_from")
     if not isinstance(init_from, str) or (resolution is None and not init_from.startswith("preset:")):
         return config
     is_preset = resolution is None or resolution["as"].startswith("preset:")
@@ -337,7 +337,7 @@ def _check_init_from(config: Config) -> None:
     init_from = config["agent"].get("init_from")
     if (
         not isinstance(init_from, str)
-        or "agent.init_from" in (config.get(RESOLVED) or {})
+        or "agent.init_from" in (config.get(RESOLVED_RUNS_KEY) or {})
         or parse_reference(init_from) is not None
     ):
         return

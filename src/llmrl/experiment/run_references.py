@@ -30,8 +30,8 @@ from llmrl.experiment.run_lookup import (
     parse_reference,
     select_run,
 )
-from llmrl.run.artifacts import ADAPTER, CONFIG_NAME, read_config
-from llmrl.run.config_hash import RESOLVED, config_hash
+from llmrl.run.artifacts import ADAPTER_FOLDER, CONFIG_NAME, read_config
+from llmrl.run.config_hash import RESOLVED_RUNS_KEY, config_hash
 from llmrl.run.folder import format_seed_folder, parse_config_hash, parse_seed, sanitize_path
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ REFERENCE_KEYS = (
     ReferenceKey("agent.data", accepts_preset=True, accepts_folder=True),
     ReferenceKey("teacher.table", "plans.json", accepts_preset=True),
     ReferenceKey("llm.calls"),
-    ReferenceKey("llm.adapter", ADAPTER),
+    ReferenceKey("llm.adapter", ADAPTER_FOLDER),
     ReferenceKey("dataset.runs", is_list=True),
 )
 """All keys whose values can be references to runs."""
@@ -95,7 +95,7 @@ def resolve_references(config: Config) -> dict[str, Any]:
         ConfigError: an invalid reference, a preset that cannot be used, or a preset for a key that accepts none.
         RunFolderError: no run or several runs match a reference; the message lists them.
     """
-    if RESOLVED in config:
+    if RESOLVED_RUNS_KEY in config:
         return dict(config)
     identities: dict[str, dict[str, Any]] = {}
     resolved_config: dict[str, Any] = dict(config)
@@ -113,7 +113,7 @@ def resolve_references(config: Config) -> dict[str, Any]:
         resolved_config[group] = {**resolved_config[group], key: paths if reference_key.is_list else paths[0]}
         references = [run.pinned_text for run in resolved] if reference_key.is_list else resolved[0].pinned_text
         identities[reference_key.key] = {"run": ",".join(run.identity for run in resolved), "as": references}
-    return {**resolved_config, RESOLVED: identities} if identities else resolved_config
+    return {**resolved_config, RESOLVED_RUNS_KEY: identities} if identities else resolved_config
 
 
 def with_digests(config: Config) -> dict[str, Any]:
@@ -128,8 +128,8 @@ def with_digests(config: Config) -> dict[str, Any]:
 
 def without_digests(config: Config) -> dict[str, Any]:
     """Return a config without digests, with references instead of folders of runs; `latest:` has become `run:`."""
-    original = {key: value for key, value in input_digests.without_digests(config).items() if key != RESOLVED}
-    for path, resolution in (config.get(RESOLVED) or {}).items():
+    original = {key: value for key, value in input_digests.without_digests(config).items() if key != RESOLVED_RUNS_KEY}
+    for path, resolution in (config.get(RESOLVED_RUNS_KEY) or {}).items():
         group, _, key = path.partition(".")
         original[group] = {**original[group], key: resolution["as"]}
     return original
@@ -146,7 +146,7 @@ def list_referenced_runs(config: Config) -> list[PrerequisiteRun]:
     """
     config = resolve_references(config)
     runs = []
-    for key, resolution in (config.get(RESOLVED) or {}).items():
+    for key, resolution in (config.get(RESOLVED_RUNS_KEY) or {}).items():
         for text, identity in zip(_to_list(resolution["as"]), resolution["run"].split(","), strict=True):
             reference = parse_reference(text)
             if reference is None:

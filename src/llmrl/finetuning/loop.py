@@ -33,7 +33,7 @@ from llmrl.llms.local.loading import load_meta_model, load_model
 from llmrl.llms.local.lora import save_adapter
 from llmrl.llms.validity import Validity
 from llmrl.loops.compute_requests import Call, Delegate, Log, Request, Requests, SafePoint
-from llmrl.run.artifacts import ADAPTER
+from llmrl.run.artifacts import ADAPTER_FOLDER
 from llmrl.run.files import write_json
 from llmrl.run.run import Run
 
@@ -157,7 +157,7 @@ class FinetuneLoop(StateFields):
             )
             if run.stop_flag.requested:
                 yield SafePoint(iteration_offset + self.method.optimizer.steps + 1, self.state_dict)
-        finetuned_client = self.load_finetuned_client(run.folder / ADAPTER)
+        finetuned_client = self.load_finetuned_client(run.folder / ADAPTER_FOLDER)
         run.status.llm = finetuned_client.label
         yield from self._evaluate(
             run, "after", finetuned_client, tasks, iteration_offset + self.method.optimizer.steps + 1, {}
@@ -295,7 +295,7 @@ class FinetuneLoop(StateFields):
         )
         model = self.method.train(job)
         revision, file_digests = local_model.settings.revision, local_model.identity["files"]
-        save_adapter(model.save_pretrained, run.folder / ADAPTER, local_model.model, revision, file_digests)
+        save_adapter(model.save_pretrained, run.folder / ADAPTER_FOLDER, local_model.model, revision, file_digests)
         self.is_trained = True
         save_checkpoint(self.method.optimizer.steps + 1)
         shutil.rmtree(folder, ignore_errors=True)
@@ -333,7 +333,7 @@ class FinetuneLoop(StateFields):
         write_json(run.folder / EVALUATION_FILE, results)
         main_results = results[TRAINED_TASK_KEY]
         run.summary = {
-            "adapter": str(run.folder / ADAPTER),
+            "adapter": str(run.folder / ADAPTER_FOLDER),
             "method": self.method.name,
             "steps": self.method.optimizer.steps,
         }

@@ -227,7 +227,9 @@ class LearnLoop(Loop):
         if not has_groups:
             total_steps = self.n_updates * self.rollout_steps * n_games
         with run.progress(total_steps, "steps", "learn", self.env_steps) as progress:
-            step_counter = EpisodeProgress(progress, in_steps=True) if has_groups else StepProgress(progress, n_games)
+            step_counter = (
+                EpisodeProgress(progress, counts_steps=True) if has_groups else StepProgress(progress, n_games)
+            )
             with self.collector.add_observers(self.episode_writer, step_counter):
                 while not self.is_complete:
                     yield from self._update(run, progress)

@@ -14,7 +14,7 @@ from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.core.welfare_measures import Objective
 from llmrl.rollout.episode_summaries import make_episode_row, write_results
-from llmrl.run.artifacts import ADAPTER
+from llmrl.run.artifacts import ADAPTER_FOLDER
 from llmrl.run.run import Run
 
 if TYPE_CHECKING:
@@ -111,4 +111,4 @@ def write_trained_results(
 def write_trained_adapter(run: Run, part: object, subfolder: str = "") -> None:
     """Write the adapter that an agent or a principal has trained into the run folder; do nothing if there is none."""
     if isinstance(part, TrainsAdapter):
-        part.write_adapter(run.folder / ADAPTER / subfolder)
+        part.write_adapter(run.folder / ADAPTER_FOLDER / subfolder)

@@ -140,7 +140,7 @@ class PlayLoop:
                     else:
                         run.stop_after_grace(*self._get_checkpoint())
                 counters = {"episodes": self._n_finished_episodes, "env_steps": self.env_steps}
-                metrics = average_episode_rows(self.files.finished) | self._get_player_metrics()
+                metrics = average_episode_rows(self.files.finished_lines) | self._get_player_metrics()
                 metrics |= {} if self.meter is None else self.meter.metrics()
                 yield Log("episode", "episodes", metrics, counters)
                 self._wave_start_checkpoint = None
@@ -219,7 +219,7 @@ class PlayLoop:
             n_counted = self._n_counted_episodes
             if n_counted % self.env.spec.n_envs and n_counted < self.n_episodes:
                 continue
-            rows = self.files.finished[:n_counted]
+            rows = self.files.finished_lines[:n_counted]
             self.env_steps = sum(int(row["length"]) for row in rows)
             # Totals of the language model depend on the order of replies, so they are logged after the last episode
             # only. Costs and times differ between repeated runs in any case, so they are always logged.
@@ -254,7 +254,7 @@ class PlayLoop:
 
     @property
     def _n_finished_episodes(self) -> int:
-        return len(self.files.finished)
+        return len(self.files.finished_lines)
 
     def _set_policy_episodes(self) -> range:
         """Return the episode number of each game of this wave; set `episodes` of a policy that has this attribute."""
@@ -304,7 +304,7 @@ class PlayLoop:
         return getattr(self.agent, "metrics", dict[str, float])()
 
     def _write_results(self, run: Run) -> float:
-        rows = self.files.finished
+        rows = self.files.finished_lines
         metrics = average_episode_rows(rows)
         description = describe_run(run, self.env.spec.name, self.agent)
         # Whether all episodes use the same trained weights or sampled plans, and so are not independent.

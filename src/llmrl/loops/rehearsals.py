@@ -36,13 +36,13 @@ def measure_steps_per_second(adaptation: AdaptationRounds, seeds: Seeds) -> floa
     vectors = np.stack([spec.mechanism.neutral] * societies.candidates)
     seed_nodes = [seeds] * societies.candidates
 
-    min_steps = min_rollout_steps(societies.agents, societies.games)
+    learns, min_steps = societies.agents[0].learns, min_rollout_steps(societies.agents, societies.games)
 
     def measure_round_seconds(steps: int) -> Requests[float]:
         start = time.perf_counter()
-        rollout = yield adaptation.episode_request(steps, seed_nodes, vectors, None, learn=societies.agents[0].learns)
-        if societies.agents[0].learns:
-            yield societies.update_request(rollout, seed_nodes)
+        rollout = yield adaptation.make_episode_request(steps, seed_nodes, vectors, None, learn=learns)
+        if learns:
+            yield societies.make_update_request(rollout, seed_nodes)
         return time.perf_counter() - start
 
     serve(measure_round_seconds(max(_WARMUP_STEPS, min_steps)))
@@ -92,9 +92,9 @@ def _estimate_search_seconds(loop: SearchLoop) -> float | None:
     seeds = np.arange(_TIMED_EPISODES, dtype=np.uint64)
 
     def measure_seconds_per_step() -> Requests[float]:
-        yield loop.play_request(vectors, seeds)  # not timed, because it also starts the worker processes
+        yield loop.make_play_request(vectors, seeds)  # not timed, because it also starts the worker processes
         start = time.perf_counter()
-        evaluation = yield loop.play_request(vectors, seeds)
+        evaluation = yield loop.make_play_request(vectors, seeds)
         return (time.perf_counter() - start) / float(evaluation.lengths.sum())
 
     n_episodes = loop.total_episodes + loop.settings.evaluate_episodes

@@ -129,7 +129,7 @@ class SearchLoop(StateFields):
         return self.warmup * self.warmup_episodes + self.iterations * n_per_iteration + n_race_episodes
 
     @property
-    def proposals(self) -> int:
+    def n_proposals(self) -> int:
         """Number of vectors measured so far, including the random vectors of the warmup."""
         return (self.warmup if self.is_warmed_up else 0) + self.iteration * self.candidates
 
@@ -176,21 +176,21 @@ class SearchLoop(StateFields):
                 if self.settings.race:
                     yield from self._run_race(progress)
             yield SafePoint(self._n_finished_iterations_and_rounds, self.state_dict, always=True)
-            final_evaluation: EvaluationBatch = yield self._evaluation_request()
+            final_evaluation: EvaluationBatch = yield self._make_evaluation_request()
         finally:
             self.proposals_file.close()
         metrics = measure_incumbent(final_evaluation)
-        yield self._log_request("evaluation", metrics)
+        yield self._make_log_request("evaluation", metrics)
         write_trained_adapter(run, self.principal)
         run.summary = {**self._summarize(metrics), RESULT_EPISODES: final_evaluation.returns.tolist()}
         return metrics["search/incumbent_return"]
 
     def _warm_up(self, progress: ProgressBar) -> Requests[None]:
-        seeds = self._episode_seeds(self._draw_name(0), self.warmup_episodes)
+        seeds = self._draw_episode_seeds(self._format_draw_name(0), self.warmup_episodes)
         _, batch = yield from self._play_episodes(self.warmup_vectors, seeds)
         metrics = self._tell_principal(self.warmup_vectors, batch, [{}] * self.warmup)
         self.is_warmed_up = True
-        yield self._log_request("proposal", metrics)
+        yield self._make_log_request("proposal", metrics)
         progress.update(self.counters["episodes"])
         yield SafePoint(0, self.state_dict)
 
@@ -198,51 +198,51 @@ class SearchLoop(StateFields):
         """Run one iteration: get vectors from the principal, play episodes with them, and pass on the outcomes."""
         with nullcontext() if self.meter is None else run.save_on_llm_error(self.iteration, self.state_dict):
             proposals = yield Call(partial(self.principal.ask, None, self.candidates), is_long=True)
-        seeds = self._episode_seeds(self._draw_name(self.iteration + 1), self.episodes)
+        seeds = self._draw_episode_seeds(self._format_draw_name(self.iteration + 1), self.episodes)
         vectors, batch = yield from self._play_episodes(
             self.space.round_values(proposals, clip=False), seeds, replace_invalid=True
         )
         if self.settings.extra_rollout:
-            extra_seeds = self._episode_seeds(f"extra {self.iteration}", 1)
-            self._count_episodes((yield self.play_request(vectors[-1:], extra_seeds)))
+            extra_seeds = self._draw_episode_seeds(f"extra {self.iteration}", 1)
+            self._count_episodes((yield self.make_play_request(vectors[-1:], extra_seeds)))
         self.iteration += 1
         metrics = self._tell_principal(vectors, batch, _build_reasoning_fields(self.principal, len(vectors)))
         self.returns.append(float(batch.returns.mean()))
-        best = self._best_estimate()
+        best = self._find_best_estimate()
         self.agent.set_parameters(np.array(best.vector))
         self.best_returns.append(best.value)
         metrics["search/best_return"] = best.value
-        yield self._log_request("proposal", metrics)
+        yield self._make_log_request("proposal", metrics)
         means = batch.returns.mean(1)
         progress.show_result(float(means.max()), self.space.format_vector(vectors[means.argmax()]))
         if self.target_return is not None and float(means.max()) >= self.target_return:
             yield from self._confirm_solution(vectors[means.argmax()], self.target_return)
         if self.settings.is_evaluation_due(self.iteration):
-            yield self._log_request("evaluation", measure_incumbent((yield self._evaluation_request())))
+            yield self._make_log_request("evaluation", measure_incumbent((yield self._make_evaluation_request())))
         progress.update(self.counters["episodes"])
         yield SafePoint(self.iteration, self.state_dict)
 
     def _confirm_solution(self, vector: np.ndarray, target_return: float) -> Requests[None]:
         """Play a vector on fresh seeds; mark the search as solved if the mean return reaches `target_return` again."""
-        seeds = self._episode_seeds(f"confirmation {self.iteration}", self.episodes)
+        seeds = self._draw_episode_seeds(f"confirmation {self.iteration}", self.episodes)
         _, batch = yield from self._play_episodes(vector[None], seeds)
         self.is_solved = float(batch.returns.mean()) >= target_return
 
     def _run_race(self, progress: ProgressBar) -> Requests[None]:
         """Run the race of the vectors with the highest estimates; set the agent's parameters to the winner."""
         if self.race is None:
-            leading = self.estimates.ranked()[: self.settings.race]
-            self.race = Race(np.array([estimate.vector for estimate in leading]), self.settings.race_rounds)
+            leading_estimates = self.estimates.ranked()[: self.settings.race]
+            self.race = Race(np.array([estimate.vector for estimate in leading_estimates]), self.settings.race_rounds)
         while not self.race.is_finished:
             vectors = self.race.vectors[self.race.remaining]
             _, batch = yield from self._play_episodes(
-                vectors, self._episode_seeds(f"race {self.race.round}", self.episodes)
+                vectors, self._draw_episode_seeds(f"race {self.race.round}", self.episodes)
             )
             self.race.tell(list(batch.returns))
-            yield self._log_request("race", self.race.metrics())
+            yield self._make_log_request("race", self.race.metrics())
             progress.update(self.counters["episodes"])
             yield SafePoint(self._n_finished_iterations_and_rounds, self.state_dict)
-        self.agent.set_parameters(np.array(self._best_estimate().vector))
+        self.agent.set_parameters(np.array(self._find_best_estimate().vector))
 
     @property
     def _n_finished_iterations_and_rounds(self) -> int:
@@ -260,11 +260,11 @@ class SearchLoop(StateFields):
         Raises:
             ConfigError: a return is not finite.
         """
-        batch = yield self.play_request(vectors, seeds)
+        batch = yield self.make_play_request(vectors, seeds)
         is_invalid = ~np.isfinite(batch.returns).all(1)
         if is_invalid.any() and replace_invalid and isinstance(self.principal, SearchPrincipal):
             vectors = self.space.round_values(self.principal.replace_failed(vectors, is_invalid), clip=False)
-            batch = yield self.play_request(vectors, seeds)
+            batch = yield self.make_play_request(vectors, seeds)
             is_invalid = ~np.isfinite(batch.returns).all(1)
         if is_invalid.any():
             raise ConfigError(
@@ -274,7 +274,7 @@ class SearchLoop(StateFields):
         self._count_episodes(batch)
         return vectors, batch
 
-    def play_request(self, vectors: np.ndarray, seeds: np.ndarray) -> EvaluateController:
+    def make_play_request(self, vectors: np.ndarray, seeds: np.ndarray) -> EvaluateController:
         """Return the request that plays an episode of each vector, [q, d], under each seed, [k]."""
         return EvaluateController(
             env=self.env, controller=self.agent.controller, vectors=vectors, seeds=seeds, workers=self.cores
@@ -289,7 +289,8 @@ class SearchLoop(StateFields):
     ) -> dict[str, float]:
         """Pass outcomes to the principal, write them with `extra_fields` to `proposals.jsonl`; return metrics."""
         iteration = self.iteration if self.is_warmed_up else 0
-        outcomes = [make_outcome(vector, batch, i, self._draw_name(iteration)) for i, vector in enumerate(vectors)]
+        draw = self._format_draw_name(iteration)
+        outcomes = [make_outcome(vector, batch, i, draw) for i, vector in enumerate(vectors)]
         metrics = self.principal.tell(outcomes) | ({} if self.meter is None else self.meter.metrics())
         for i, outcome in enumerate(outcomes):
             proposal = {
@@ -313,18 +314,18 @@ class SearchLoop(StateFields):
 
     def _add_estimate(self, proposal: Mapping[str, Any]) -> None:
         """Add a line of `proposals.jsonl` to the pooled estimates."""
-        n, draw = len(proposal["returns"]), self._draw_name(proposal["iteration"])
+        n, draw = len(proposal["returns"]), self._format_draw_name(proposal["iteration"])
         self.estimates.add(proposal["vector"], proposal["return"], proposal["standard_error"], n, n, draw=draw)
         if n >= self.episodes:
             self.highest_return = max(self.highest_return, proposal["return"])
 
-    def _draw_name(self, iteration: int) -> str:
+    def _format_draw_name(self, iteration: int) -> str:
         """Return the name of the seed node of the episodes of an iteration, from 1; 0 is the warmup."""
         if not iteration:
             return "warmup episodes"
         return "common" if self.settings.episode_seeds == "common" else f"iteration {iteration - 1}"
 
-    def _best_estimate(self) -> Estimate:
+    def _find_best_estimate(self) -> Estimate:
         """Return the highest estimate so far; after the race, the estimate of its winner."""
         if self.race is not None and self.race.is_finished:
             return self.estimates.get(self.race.vectors[self.race.leader])
@@ -332,23 +333,23 @@ class SearchLoop(StateFields):
         assert best is not None
         return best
 
-    def _log_request(self, kind: RowKind, metrics: dict[str, float]) -> Log:
+    def _make_log_request(self, kind: RowKind, metrics: dict[str, float]) -> Log:
         """Return the request that logs metrics with the counters of the search."""
-        x: CounterName = "episodes" if kind == "race" else "proposals"
-        counters = {"proposals": self.proposals, "iterations": self.iteration, **self.counters}
-        return Log(kind, x, metrics, counters)
+        x_counter: CounterName = "episodes" if kind == "race" else "proposals"
+        counters = {"proposals": self.n_proposals, "iterations": self.iteration, **self.counters}
+        return Log(kind, x_counter, metrics, counters)
 
-    def _evaluation_request(self) -> EvaluateController:
+    def _make_evaluation_request(self) -> EvaluateController:
         """Return the request that evaluates the best proposal so far, always on the same unseen seeds."""
-        vector = np.array([self._best_estimate().vector])
+        vector = np.array([self._find_best_estimate().vector])
         seeds = draw_evaluation_seeds(self.seeds, self.settings.evaluate_episodes)
-        return self.play_request(vector, seeds)
+        return self.make_play_request(vector, seeds)
 
-    def _episode_seeds(self, name: str, n: int) -> np.ndarray:
+    def _draw_episode_seeds(self, name: str, n: int) -> np.ndarray:
         return draw_episode_seeds(self.seeds.child(name), n)
 
     def _summarize(self, final_metrics: dict[str, float]) -> dict[str, Any]:
-        best, race_rows = self._best_estimate(), [] if self.race is None else self.race.summarize_contestants()
+        best, race_rows = self._find_best_estimate(), [] if self.race is None else self.race.summarize_contestants()
         return {
             **{name.removeprefix("search/"): value for name, value in final_metrics.items()},
             "best_return": self.best_returns[-1],
@@ -357,7 +358,7 @@ class SearchLoop(StateFields):
             "area_of_best": float(np.mean(self.best_returns)),
             "iterations": self.iteration,
             **({} if self.target_return is None else {"solved": self.is_solved}),
-            "proposals": self.proposals,
+            "proposals": self.n_proposals,
             **self.counters,
             "race_episodes": sum(row["measured"] for row in race_rows),
             "best": {

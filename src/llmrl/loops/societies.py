@@ -66,7 +66,7 @@ class Societies:
             return [seed_nodes[0].integer(name)]
         return self._society_seeds(seed_nodes, name)
 
-    def update_request(self, rollout: Rollout, seed_nodes: Sequence[Seeds]) -> Update:
+    def make_update_request(self, rollout: Rollout, seed_nodes: Sequence[Seeds]) -> Update:
         """Return the request to update every society on its games; `seed_nodes` [candidates] seed the minibatches."""
         minibatch_seeds = self._society_seeds(seed_nodes, "minibatches")
         return Update(agents=self.agents, rollout=rollout, minibatch_seeds=minibatch_seeds, stacked=True)
@@ -130,7 +130,7 @@ class AdaptationRounds:
         for i, steps in enumerate(self.rollout_lengths if learns_from_rollouts else [sum(self.rollout_lengths)]):
             if i == 0:
                 fields = {"learn": learns_from_rollouts, "restart": not learns_from_groups}
-                rollout = yield self.episode_request(
+                rollout = yield self.make_episode_request(
                     steps, seed_nodes, vectors, context, reward_jacobian=reward_jacobian, **fields
                 )
             else:
@@ -146,10 +146,10 @@ class AdaptationRounds:
                 [generator] = make_generators([rollout_nodes[0].integer("minibatches")])
                 update_metrics.append((yield Call(partial(learner.update, rollout, generator))))
             elif learns:
-                update_metrics += yield self.societies.update_request(rollout, rollout_nodes)
+                update_metrics += yield self.societies.make_update_request(rollout, rollout_nodes)
         return episodes, update_metrics
 
-    def episode_request(
+    def make_episode_request(
         self, steps: int, seed_nodes: Sequence[Seeds], vectors: np.ndarray, context: int | None, **fields: bool
     ) -> PlayEpisode:
         """Return the request to play `steps` steps of new episodes; `fields` are further fields of `PlayEpisode`."""
@@ -204,8 +204,8 @@ class VectorMeasurer:
                     first, last = self.record.training[i]
                     score.outcome.training_objectives = first, last
                 if self.schedule.early_validation_rounds:
-                    earlier = {rounds: values[i] for rounds, values in self.record.early_values.items()}
-                    score.value_by_rounds = {**earlier, self.schedule.adapt_rounds: score.outcome.value}
+                    earlier_values = {rounds: values[i] for rounds, values in self.record.early_values.items()}
+                    score.value_by_rounds = {**earlier_values, self.schedule.adapt_rounds: score.outcome.value}
                 if self.schedule.early_validation_rounds and self.spec.kinds:
                     earlier_returns = {rounds: x[i] for rounds, x in self.record.early_kind_returns.items()}
                     final_returns = score.kind_returns(self.spec)
@@ -232,14 +232,14 @@ class VectorMeasurer:
                 record.early_values[progress.round] = [score.outcome.value for score in scores]
                 record.early_kind_returns[progress.round] = [score.kind_returns(self.spec) for score in scores]
             # Checkpoints hold no games within an episode, so a round interrupted between updates must start again.
-            is_pinned = has_several_updates and progress.early_checkpoint is None
-            if is_pinned:
+            needs_early_checkpoint = has_several_updates and progress.early_checkpoint is None
+            if needs_early_checkpoint:
                 progress.save_early_checkpoint(run)
             seed_nodes = trial.get_seed_nodes(self.seeds, "adapt", progress.round)
             episodes, update_metrics = yield from self.adaptation.play_round(
                 seed_nodes, trial.vectors, trial.context, learner
             )
-            if is_pinned:
+            if needs_early_checkpoint:
                 progress.early_checkpoint = None
             if is_proposal and (metrics := record.add_round(progress.round, episodes, update_metrics)) is not None:
                 counters = {
@@ -258,7 +258,7 @@ class VectorMeasurer:
         for i in range(self.schedule.n_validation_rounds):
             seed_nodes = trial.get_seed_nodes(self.seeds, "validate", i)
             # The gradient needs the rollouts of all validation rounds, so each is copied.
-            request: PlayEpisode = self.adaptation.episode_request(
+            request: PlayEpisode = self.adaptation.make_episode_request(
                 self.schedule.horizon,
                 seed_nodes,
                 trial.vectors,
@@ -283,7 +283,7 @@ class VectorMeasurer:
         vector_rollouts = self.societies.split_by_proposal(rollouts)
         return [
             score_vector(
-                vector, rollouts_, self.spec, trial.context, *welfare_arguments, self.societies.replicates, name
+                vector, society_rollouts, self.spec, trial.context, *welfare_arguments, self.societies.replicates, name
             )
-            for vector, rollouts_, name in zip(trial.vectors, vector_rollouts, draw_names, strict=True)
+            for vector, society_rollouts, name in zip(trial.vectors, vector_rollouts, draw_names, strict=True)
         ]

@@ -391,31 +391,31 @@ def _select_planes(spec: EnvSpec, name: str, selection: Sequence[str] | None) ->
 
 
 def _check_spatial_channels(
-    spec: EnvSpec, settings: NetworkSettings, channels: Sequence[str], spatial: Sequence[str]
+    spec: EnvSpec, settings: NetworkSettings, channel_names: Sequence[str], spatial_names: Sequence[str]
 ) -> None:
     """Raise an error if the settings do not fit the channels that a network reads.
 
     Args:
         spec: spec of the environment.
         settings: architecture of the network.
-        channels: names of all channels read.
-        spatial: names of those that are an image or a map.
+        channel_names: names of all channels read.
+        spatial_names: names of those that are an image or a map.
 
     Raises:
         ConfigError, Incompatible: see `ActorCritic`.
     """
-    if len(spatial) > 1:
+    if len(spatial_names) > 1:
         raise ConfigError(
-            f"a network reads one image or map, but env={spec.name} has {' and '.join(spatial)}; choose one with "
-            f"agent.observation_channels, e.g. agent.observation_channels=[{spatial[0]}]"
+            f"a network reads one image or map, but env={spec.name} has {' and '.join(spatial_names)}; choose one with "
+            f"agent.observation_channels, e.g. agent.observation_channels=[{spatial_names[0]}]"
         )
-    if settings.core == "planes" and not spatial:
+    if settings.core == "planes" and not spatial_names:
         raise Incompatible(
             IncompatibilityReason.INTERFACE,
-            f"agent.core=planes needs a map, but env={spec.name} has {', '.join(channels)}; use agent.core=auto",
+            f"agent.core=planes needs a map, but env={spec.name} has {', '.join(channel_names)}; use agent.core=auto",
         )
-    if settings.critic != "own" and spatial:
+    if settings.critic != "own" and spatial_names:
         raise ConfigError(
-            f"agent.critic={settings.critic} reads numbers, but {spatial[0]!r} of env={spec.name} is an image or map; "
-            "use agent.critic=own"
+            f"agent.critic={settings.critic} reads numbers, but {spatial_names[0]!r} of env={spec.name} is an image or "
+            "map; use agent.critic=own"
         )

@@ -93,20 +93,20 @@ class DRRN(nn.Module):
 
     Args:
         n_words: size of the vocabulary.
-        units: width of the embedding, of both recurrent networks and of the hidden layer.
+        n_units: width of the embedding, of both recurrent networks and of the hidden layer.
         generator: random numbers of the initial weights.
     """
 
-    def __init__(self, n_words: int, units: int, generator: torch.Generator) -> None:
+    def __init__(self, n_words: int, n_units: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(n_words, units)
-        self.prompt = nn.GRU(units, units, batch_first=True)
-        self.action = nn.GRU(units, units, batch_first=True)
-        self.hidden = nn.Linear(2 * units, units)
-        self.out = nn.Linear(units, 1)
+        self.embedding = nn.Embedding(n_words, n_units)
+        self.prompt = nn.GRU(n_units, n_units, batch_first=True)
+        self.action = nn.GRU(n_units, n_units, batch_first=True)
+        self.hidden = nn.Linear(2 * n_units, n_units)
+        self.out = nn.Linear(n_units, 1)
         with torch.no_grad():
             self.embedding.weight.normal_(generator=generator)
-        widths = {self.prompt: units, self.action: units, self.hidden: 2 * units, self.out: units}
+        widths = {self.prompt: n_units, self.action: n_units, self.hidden: 2 * n_units, self.out: n_units}
         for module, width in widths.items():
             initialize_uniform(module, 1 / math.sqrt(width), generator)
 
@@ -154,8 +154,8 @@ def compute_last_states(
         state = _run_gru(inputs, *weights, state, word_indices[:1, :n_shared_words].to(device), [1] * n_shared_words)
     active_counts = (lengths[:, None] > torch.arange(n_shared_words, int(lengths[0]))).sum(0).tolist()
     initial_state = state.expand(len(words), -1)
-    last = _run_gru(inputs, *weights, initial_state, word_indices[:, n_shared_words:].to(device), active_counts)
-    return last[torch.argsort(order).to(device)]
+    last_states = _run_gru(inputs, *weights, initial_state, word_indices[:, n_shared_words:].to(device), active_counts)
+    return last_states[torch.argsort(order).to(device)]
 
 
 class _GRULastState(torch.autograd.Function):
@@ -178,10 +178,10 @@ class _GRULastState(torch.autograd.Function):
         """
         units, state = initial_state.shape[1], initial_state.clone()
         history = []
-        transposed = weight.t()
+        transposed_weight = weight.t()
         for t, n in enumerate(active_counts):
             projections, previous = inputs[word_indices[:n, t]], state[:n].clone()
-            recurrent = torch.addmm(bias, previous, transposed)
+            recurrent = torch.addmm(bias, previous, transposed_weight)
             gates = torch.sigmoid_(projections[:, : 2 * units] + recurrent[:, : 2 * units])
             reset, update = gates[:, :units], gates[:, units:]
             new = torch.tanh_(torch.addcmul(projections[:, 2 * units :], reset, recurrent[:, 2 * units :]))
@@ -206,8 +206,8 @@ class _GRULastState(torch.autograd.Function):
             step_gradient = state_gradient[:n]
             input_gradient, recurrent = input_gradients[end - n : end], recurrent_gradients[end - n : end]
             end -= n
-            direct = step_gradient * update
-            new_gradient = (step_gradient - direct) * (1 - new * new)
+            direct_gradient = step_gradient * update
+            new_gradient = (step_gradient - direct_gradient) * (1 - new * new)
             gate_gradient = input_gradient[:, : 2 * units]
             torch.mul(new_gradient, recurrent_new, out=gate_gradient[:, :units])
             torch.mul(step_gradient, previous - new, out=gate_gradient[:, units:])
@@ -215,7 +215,7 @@ class _GRULastState(torch.autograd.Function):
             input_gradient[:, 2 * units :] = new_gradient
             recurrent[:, : 2 * units] = gate_gradient
             torch.mul(new_gradient, reset, out=recurrent[:, 2 * units :])
-            torch.addmm(direct, recurrent, weight, out=step_gradient)
+            torch.addmm(direct_gradient, recurrent, weight, out=step_gradient)
         words = torch.cat([word_indices[:n, t] for t, n in enumerate(active_counts)])
         states = torch.cat(history[0::4])
         word_gradients = state_gradient.new_zeros(ctx.n_unique_words, 3 * units).index_add_(0, words, input_gradients)

@@ -49,10 +49,7 @@ def mlp(sizes: Sequence[int], generator: torch.Generator, activation: Activation
 
 
 class IndependentHeads(nn.Module):
-    """Network from observations [batch, n_in] to logits of independent choices and a value.
-
-    The logits are [batch, n_heads, n_choices], the value is [batch].
-    """
+    """Network from observations [batch, n_in] to logits [batch, n_heads, n_choices] of choices and values [batch]."""
 
     def __init__(
         self, n_in: int, hidden: Sequence[int], n_heads: int, n_choices: int, generator: torch.Generator

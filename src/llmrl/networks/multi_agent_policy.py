@@ -57,12 +57,12 @@ class SocietyPolicy(nn.Module):
     def extend_observation(self, observation: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Add the channels `player` and, for central critics, `joint` to an observation [n, n_agents, ...]."""
         n = next(iter(observation.values())).shape[0]
-        additional = {PLAYER_CHANNEL: self.player_one_hots.unsqueeze(0).expand(n, -1, -1)}
+        new_channels = {PLAYER_CHANNEL: self.player_one_hots.unsqueeze(0).expand(n, -1, -1)}
         if self._has_central_critic:
             dtype = self.player_one_hots.dtype
             joint = torch.cat([observation[name].flatten(2).to(dtype) for name in self._vector_channels], dim=2)
-            additional[JOINT_CHANNEL] = joint.flatten(1).unsqueeze(1).expand(-1, self.n_agents, -1)
-        return {**observation, **additional}
+            new_channels[JOINT_CHANNEL] = joint.flatten(1).unsqueeze(1).expand(-1, self.n_agents, -1)
+        return {**observation, **new_channels}
 
     @torch.inference_mode()
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
@@ -110,13 +110,13 @@ class SocietyPolicy(nn.Module):
         """
         member_channels = channels if len(self.members) == 1 else {name: x[:, agents] for name, x in channels.items()}
         shape = member_channels[PLAYER_CHANNEL].shape[:2]
-        flat = {name: x.flatten(0, 1) for name, x in member_channels.items()}
-        features = network.encode(flat)
+        inputs = {name: x.flatten(0, 1) for name, x in member_channels.items()}
+        features = network.encode(inputs)
         head_inputs, next_state = features, None
         if network.memory is not None:
             flat_state = None if state is None else state[:, agents].flatten(0, 1)
             head_inputs, next_state = network.memory.step(features, flat_state)
-        results = (network.outputs(head_inputs, flat.get("action_mask")), network.value(head_inputs, flat), features)
+        results = network.outputs(head_inputs, inputs.get("action_mask")), network.value(head_inputs, inputs), features
         outputs, values, features = (x.reshape(*shape, *x.shape[1:]) for x in results)
         return outputs, values, features, None if next_state is None else next_state.reshape(*shape, -1)
 

@@ -38,7 +38,7 @@ class OneHots(nn.Module):
     """
 
     first_code: torch.Tensor
-    radix: torch.Tensor
+    place_values: torch.Tensor
     table: torch.Tensor
 
     def __init__(self, n_codes: Sequence[int]) -> None:
@@ -49,11 +49,11 @@ class OneHots(nn.Module):
         self.n_columns = sum(n_codes)
         n_kinds = math.prod(n_codes) if n_codes else 0
         self.n_kinds = n_kinds if n_kinds * self.n_columns <= MAX_TABLE_SIZE else 0
-        radix = torch.tensor([math.prod(n_codes[:i]) for i in range(len(n_codes))], dtype=torch.int64)
-        self.register_buffer("radix", radix, persistent=False)
+        place_values = torch.tensor([math.prod(n_codes[:i]) for i in range(len(n_codes))], dtype=torch.int64)
+        self.register_buffer("place_values", place_values, persistent=False)
         table = torch.zeros(self.n_kinds, self.n_columns)
         if self.n_kinds:
-            digits = torch.arange(n_kinds)[:, None] // radix % torch.tensor(n_codes)
+            digits = torch.arange(n_kinds)[:, None] // place_values % torch.tensor(n_codes)
             table.scatter_(1, digits + offsets, 1.0)
         self.register_buffer("table", table, persistent=False)
 
@@ -61,7 +61,7 @@ class OneHots(nn.Module):
         """Return the index into `table` of each cell, [...] int32."""
         # float32 holds these numbers exactly and multiplies much faster than integers.
         numbers = codes.reshape(-1, codes.shape[-1]).to(torch.float32)
-        return torch.mv(numbers, self.radix.to(torch.float32)).to(torch.int32).view(codes.shape[:-1])
+        return torch.mv(numbers, self.place_values.to(torch.float32)).to(torch.int32).view(codes.shape[:-1])
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
         if self.n_kinds:
@@ -173,9 +173,9 @@ PIXEL_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 
 
 class PixelCore(nn.Module):
-    """Convolutional core: [batch, height, width, 3] uint8 -> [batch, features].
+    """Core with the convolutions `PIXEL_LAYERS` and a linear layer, all with ReLU (Mnih et al. 2015).
 
-    Three convolutions (32 8x8/4, 64 4x4/2, 64 3x3/1) and a linear layer, all ReLU (Mnih et al. 2015).
+    It maps [batch, height, width, 3] uint8 to [batch, features].
 
     Raises:
         ConfigError: the image is smaller than 36x36 pixels, which the convolutions need.
@@ -292,10 +292,7 @@ class FilmCore(nn.Module):
 
 
 class FilmBlock(nn.Module):
-    """Block from a map [batch, channels, width, height] and an encoded instruction to a map of the same shape.
-
-    The instruction is [batch, channels].
-    """
+    """Block from a map [batch, channels, width, height] and an encoded instruction [batch, channels] to such a map."""
 
     def __init__(self, channels: int, normalization: Normalization, generator: torch.Generator) -> None:
         super().__init__()

@@ -284,11 +284,12 @@ class ThompsonPrincipal(BanditPrincipal):
         posterior means are in the order of `estimates`.
         """
         self.space.find_context_row(context)
-        ranked = estimates.ranked(context)
-        counts = np.array([estimate.n_measurements for estimate in ranked], dtype=np.float64)
-        means = np.array([estimate.value for estimate in ranked], dtype=np.float64)
+        ranked_estimates = estimates.ranked(context)
+        counts = np.array([estimate.n_measurements for estimate in ranked_estimates], dtype=np.float64)
+        means = np.array([estimate.value for estimate in ranked_estimates], dtype=np.float64)
         best_indices = np.argsort(-self._posterior_mean(counts, means), kind="stable")[:n]
-        return np.array([ranked[i].vector for i in best_indices], dtype=np.float64).reshape(-1, self.space.dim)
+        vectors = [ranked_estimates[i].vector for i in best_indices]
+        return np.array(vectors, dtype=np.float64).reshape(-1, self.space.dim)
 
     def _posterior_mean(self, counts: np.ndarray, means: np.ndarray) -> np.ndarray:
         """Return the posterior mean of each arm from its number of payoffs and their mean, each [n_arms]."""

@@ -111,7 +111,7 @@ class GaussianProcessPrincipal(StateFields):
         vectors = np.array([estimate.vector for estimate in estimates.ranked(context)]).reshape(-1, self.space.dim)
         if len(vectors) and len(self.values) >= self.n_initial:
             # A stable sort, so that equal means keep the order of the estimates.
-            means = self._posterior_means(self.space.find_context_row(context), vectors)
+            means = self._compute_posterior_means(self.space.find_context_row(context), vectors)
             vectors = vectors[np.argsort(-means, kind="stable")]
         return vectors[:n]
 
@@ -159,7 +159,7 @@ class GaussianProcessPrincipal(StateFields):
         model_metrics = {"predicted_objective": mean + scale * predicted_value, "noise": scale * noise}
         return candidates[:, : self.space.dim].numpy(), model_metrics
 
-    def _posterior_means(self, row: int, vectors: np.ndarray) -> np.ndarray:
+    def _compute_posterior_means(self, row: int, vectors: np.ndarray) -> np.ndarray:
         """Return the posterior means, [n], of vectors [n, d] in a context, in units of standardized values."""
         import torch
         from botorch.utils.sampling import manual_seed

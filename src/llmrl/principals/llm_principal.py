@@ -148,7 +148,7 @@ class LLMPrincipal(StateFields, ABC):
         self.fallbacks: list[bool] = []
         self.notes: list[str] = []  # remark in the history for each vector of the last `ask`
         self.learning: ProposalLearning | None = None
-        self.structured_query = self._new_structured_query()
+        self.structured_query = self._make_structured_query()
         self.history_settings = settings  # settings of the selection of records in the last prompt
         self.n_shown_records = 0  # number of records in the last prompt
         self._tokens_per_record: float | None = None
@@ -273,7 +273,7 @@ class LLMPrincipal(StateFields, ABC):
         simulated = copy.copy(self)
         # Without pooling, because the number of repeated proposals in the future is unknown.
         simulated.history, simulated.proposed_vectors, simulated.iteration = History(self.spec, pooled=False), set(), 0
-        simulated.structured_query = self._new_structured_query()
+        simulated.structured_query = self._make_structured_query()
         if n_earlier_outcomes:
             simulated.history.add([simulated.history.make_typical_outcome(self.space, 0)] * n_earlier_outcomes)
         # Prompts are rendered at up to 10 iterations; tokens are interpolated, as they grow almost linearly in between.
@@ -401,7 +401,7 @@ class LLMPrincipal(StateFields, ABC):
         invalid = self.space.is_out_of_bounds(vector) & (self.space.is_choice | (self.settings.out_of_range == "reask"))
         return self.settings.out_of_range != "clamp" and bool(invalid.any())
 
-    def _new_structured_query(self) -> StructuredQuery[ParsedReply]:
+    def _make_structured_query(self) -> StructuredQuery[ParsedReply]:
         functions = self._make_parse_function(None), self.render_repair_prompt
         schema, repair_turns = self.make_reply_schema(), self.settings.repair_turns
         return StructuredQuery(self.llm, self.purpose, *functions, schema, repair_turns)

@@ -64,11 +64,11 @@ class ObservationEncoder(StateFields):
     def __init__(self, spec: EnvSpec, settings: ObserveSettings) -> None:
         metrics, moments, interval = settings.metrics, settings.moments, settings.interval
         self.metrics = list(spec.principal_metrics if metrics is None else metrics)
-        unknown = [name for name in self.metrics if name not in spec.principal_metrics]
-        if unknown:
+        unknown_metrics = [name for name in self.metrics if name not in spec.principal_metrics]
+        if unknown_metrics:
             raise ConfigError(
-                f"principal.observe.metrics: env={spec.name} has no metric '{unknown[0]}' for principals; available: "
-                f"{', '.join(spec.principal_metrics)}"
+                f"principal.observe.metrics: env={spec.name} has no metric '{unknown_metrics[0]}' for principals; "
+                f"available: {', '.join(spec.principal_metrics)}"
             )
         if spec.horizon is None:
             raise ConfigError(
@@ -103,10 +103,10 @@ class ObservationEncoder(StateFields):
         """Store the window means of the outcomes of a step."""
         if not self.history or not self.metrics:
             return
-        self.last = np.mean([self._window_means(outcome) for outcome in outcomes], axis=0)
+        self.last = np.mean([self._compute_window_means(outcome) for outcome in outcomes], axis=0)
         self.largest = np.maximum(self.largest, np.abs(self.last).max(1))
 
-    def _window_means(self, outcome: Outcome) -> np.ndarray:
+    def _compute_window_means(self, outcome: Outcome) -> np.ndarray:
         trajectories = [outcome.trajectories[name][:: self.interval] for name in self.metrics]
         return np.array(
             [[window.mean() for window in np.array_split(x, self.n_windows)] for x in trajectories], dtype=np.float64

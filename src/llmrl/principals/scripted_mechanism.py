@@ -98,15 +98,15 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
         n_proposals = _read_proposal_count(prompt, _CONTEXT_COUNT_PATTERN)
     trials = _read_trials(prompt, names, context, low, high)
     # Seeded by what is constant in a context, so that all prompts of the context give the same design.
-    design = _initial_design(len(names), make_rng_from_text(f"{seed}\0{parameters}\0{context}"))
-    step = _step_size(n_proposals - len(design))
+    design = _make_initial_design(len(names), make_rng_from_text(f"{seed}\0{parameters}\0{context}"))
+    step = _compute_step_size(n_proposals - len(design))
     parent_indices = trials.rank_points(max(step / 2, MIN_KERNEL_WIDTH))[:N_PARENTS]
     parents = trials.points[parent_indices] if len(parent_indices) else np.full((1, len(names)), 0.5)
     # All prompts of a generation get the same random numbers.
     rng = make_rng_from_text(f"{seed}\0{QUESTION_NUMBER_PATTERN.sub('', prompt)}")
     proposals: list[list[float]] = []
     for i in range(n_proposals, n_proposals + _read_proposal_number(prompt)):
-        step = _step_size(i - len(design))
+        step = _compute_step_size(i - len(design))
         parent = parents[(i - n_proposals) % len(parents)]
         for _ in range(MAX_DRAWS):
             point = design[i] if i < len(design) else _perturb(rng, parent, step)
@@ -159,7 +159,7 @@ def _read_trials(prompt: str, names: list[str], context: str, low: np.ndarray, h
     return _Trials(points, np.array(payoffs), np.array(n_measurements, dtype=np.float64))
 
 
-def _initial_design(d: int, rng: np.random.Generator) -> np.ndarray:
+def _make_initial_design(d: int, rng: np.random.Generator) -> np.ndarray:
     """Return the initial design in the unit cube, [n, d]: corners and center, or center and Latin hypercube."""
     if 2**d <= MAX_CORNERS:
         corners = np.array(list(itertools.product((0.0, 1.0), repeat=d)))
@@ -169,7 +169,7 @@ def _initial_design(d: int, rng: np.random.Generator) -> np.ndarray:
     return np.concatenate([np.full((1, d), 0.5), (strata + rng.random((n, d))) / n])
 
 
-def _step_size(n_proposals: int) -> float:
+def _compute_step_size(n_proposals: int) -> float:
     """Return the standard deviation of changes in the unit cube after `n_proposals` proposals beyond the design."""
     return float(max(INITIAL_STEP * STEP_DECAY ** max(n_proposals, 0), MIN_STEP))
 

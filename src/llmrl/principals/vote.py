@@ -272,8 +272,8 @@ class VotePrincipal(StateFields):
         question = VectorQuestion(turn=len(self.records) + 1)
         parser = VectorParser(self.space.names, [(p.low, p.high) for p in parameters], question)
         vector: np.ndarray = parse_answer(reply.text, parser, reply.is_truncated).answer
-        if (outside := self.space.is_out_of_bounds(vector)).any():
-            parameter = parameters[int(np.flatnonzero(outside)[0])]
+        if (is_outside := self.space.is_out_of_bounds(vector)).any():
+            parameter = parameters[int(np.flatnonzero(is_outside)[0])]
             raise InvalidReply(f"{parameter.name} must be from {parameter.low:g} to {parameter.high:g}")
         return vector
 

@@ -1,7 +1,4 @@
-"""Groups and tasks: runs that differ only in their seeds form a group; groups of one environment form a task.
-
-The last functions describe the replication of a group: its independent units, and caveats about its interval.
-"""
+"""Groups and tasks: runs that differ only in their seeds form a group; groups of one environment form a task."""
 
 from __future__ import annotations
 
@@ -142,8 +139,8 @@ def group_into_tasks(records: Iterable[RunRecord], root: Path, by_name: bool = T
     for (parent, env), groups in groups_by_task.items():
         title = parent.name
         if name_counts[title] > 1:
-            base = root.absolute()
-            title = parent.relative_to(base).as_posix() if parent.is_relative_to(base) else str(parent)
+            root_path = root.absolute()
+            title = parent.relative_to(root_path).as_posix() if parent.is_relative_to(root_path) else str(parent)
         if len(environments[parent]) > 1:
             title += f", env={env or 'unknown'}"
         tasks.append(_build_task(title, _merge_groups_by_pretraining(groups)))
@@ -269,14 +266,14 @@ def find_interval_caveats(runs: Sequence[RunRecord]) -> list[str]:
     Args:
         runs: finished runs of the group.
     """
-    n_units, remarks = len(set(find_replication_units(runs))), []
+    n_units, caveats = len(set(find_replication_units(runs))), []
     if n_units < MINIMUM_UNITS:
         unit = "run" if n_units == len(runs) or not count_pretrainings(runs) else "pre-training run"
-        remarks.append(f"{n_units} {unit}{'' if n_units == 1 else 's'}: no interval below {MINIMUM_UNITS}")
+        caveats.append(f"{n_units} {unit}{'' if n_units == 1 else 's'}: no interval below {MINIMUM_UNITS}")
     replies = [name for run in runs for name in run.shared_factors.get(REPLIES, ())]
     if len(replies) > len(set(replies)):
-        remarks.append("seeds share a model's replies: the interval does not cover their variation")
+        caveats.append("seeds share a model's replies: the interval does not cover their variation")
     societies = [name for run in runs for name in set(run.shared_factors.get(SOCIETY, ()))]
     if len(societies) > len(set(societies)):
-        remarks.append("seeds share societies: interval too narrow")
-    return remarks
+        caveats.append("seeds share societies: interval too narrow")
+    return caveats

@@ -135,17 +135,18 @@ def choose_decimals(numbers: Sequence[float | None]) -> int:
 
 def describe_method(results: Mapping[str, Any]) -> list[str]:
     """Return sentences on the method of a comparison, given the content of its `results.json`."""
-    adapted = results["adapted"]
-    if adapted is None:
+    adaptation = results["adapted"]
+    if adaptation is None:
         policy = results["mechanisms"][0]["players"][0]["policy"]
         players = "the agents that the run saved" if policy == "student" else f"the same players ({policy})"
         players_text = f"All mechanisms were played by {players}, which had not adapted to them first."
     else:
-        start = "the initial weights of the run" if adapted["initial"] else "the final weights of the run"
+        start_text = "the initial weights of the run" if adaptation["initial"] else "the final weights of the run"
+        rounds_text = format_count(adaptation["rounds"], "round")
+        games_text = format_count(adaptation["games"], "game")
         players_text = (
-            f"A society adapted to each mechanism as in a principal's step: {format_count(adapted['rounds'], 'round')} "
-            f"of {format_count(adapted['games'], 'game')} from {start}. Intervals cover the variation of its episodes, "
-            "not that of other societies."
+            f"A society adapted to each mechanism as in a principal's step: {rounds_text} of {games_text} from "
+            f"{start_text}. Intervals cover the variation of its episodes, not that of other societies."
         )
     seeding_text = ", with equal seeds: differences are paired by game."
     if not results["paired"]:

@@ -1,7 +1,4 @@
-"""Collector of rollouts: plays a policy in a `VecEnv`, stores the steps for learners, and returns finished episodes.
-
-`evaluate_policy` plays evaluation episodes, whose seeds are the same for every policy.
-"""
+"""Collector of rollouts: plays a policy in a `VecEnv`, stores the steps for learners, and returns finished episodes."""
 
 from __future__ import annotations
 
@@ -94,7 +91,7 @@ class Collector:
         self._is_episode_start = np.ones(self.spec.n_envs, dtype=bool) if games is None else games.copy()
         self._has_ended = ~self._is_episode_start
         self._accumulator = EpisodeAccumulator(self.spec)
-        for observer in self._step_observers():
+        for observer in self._list_step_observers():
             observer.on_reset(self._is_episode_start.copy(), self._observation)
 
     def add_observers(self, *observers: Observer) -> AbstractContextManager[None]:
@@ -146,7 +143,7 @@ class Collector:
             raise RuntimeError("no episode has started; call Collector.reset(seed) before collect()")
         if learn and not restart:
             raise ValueError("learn=True requires restart=True, since a learner needs rollouts of games that continue")
-        buffer, env_device, step_observers = self._buffer, self._env_device, self._step_observers()
+        buffer, env_device, step_observers = self._buffer, self._env_device, self._list_step_observers()
         n_reported_steps, last_report_time = 0, time.monotonic()
         buffer.begin(n_steps, learn, keep_reward_jacobian)
         with fixed_weights(self.policy):
@@ -258,7 +255,7 @@ class Collector:
         for observer in self._observers:
             observer.close()
 
-    def _step_observers(self) -> list[StepObserver]:
+    def _list_step_observers(self) -> list[StepObserver]:
         """Return the observers of steps: the policy, if it is a `StepObserver`, then the other observers."""
         return [*([self.policy] if isinstance(self.policy, StepObserver) else []), *self._observers]
 

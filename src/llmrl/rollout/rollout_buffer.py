@@ -118,11 +118,11 @@ class EpisodeAccumulator:
         is_gain = base_reward > 0
         # float64, because it represents sums of times (integers) exactly.
         times = torch.arange(start, start + len(reward), dtype=torch.float64, device=self._device)
-        blocks = [reward, base_reward, is_gain, is_gain * times[:, None, None], info]
-        blocks += [x[..., None] for metric in self._derived for x in metric.summands(metric_arrays, indices)]
+        summand_blocks = [reward, base_reward, is_gain, is_gain * times[:, None, None], info]
+        summand_blocks += [x[..., None] for metric in self._derived for x in metric.summands(metric_arrays, indices)]
         summands = torch.empty((*reward.shape[:2], self._sums.shape[1]), dtype=torch.float64, device=self._device)
         column = 0
-        for block in blocks:
+        for block in summand_blocks:
             summands[..., column : column + block.shape[-1]] = block
             column += block.shape[-1]
         return summands

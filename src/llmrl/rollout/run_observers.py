@@ -44,18 +44,18 @@ class EpisodeProgress(Observer):
 
     Args:
         display: progress display of the run.
-        in_steps: whether steps are counted instead of episodes.
+        counts_steps: whether steps are counted instead of episodes.
     """
 
-    def __init__(self, display: ProgressBar, in_steps: bool = False) -> None:
-        self.display, self.in_steps = display, in_steps
+    def __init__(self, display: ProgressBar, counts_steps: bool = False) -> None:
+        self.display, self.counts_steps = display, counts_steps
 
     def on_progress(self, steps: int) -> None:
         self.display.advance(0)  # refreshes the displayed time
 
     def on_episode_end(self, episode: Episode) -> None:
-        self.display.advance(episode.length if self.in_steps else 1)
-        if not self.in_steps:
+        self.display.advance(episode.length if self.counts_steps else 1)
+        if not self.counts_steps:
             self.display.show_result(float(episode.base_returns.mean()))
 
 

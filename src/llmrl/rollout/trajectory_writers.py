@@ -52,10 +52,10 @@ class EpisodeQueue:
     def __init__(self, spec: EnvSpec, chunk_rows: int = CHUNK_ROWS) -> None:
         self.spec, self.chunk_rows = spec, chunk_rows
         self._next_number = 0  # lowest number of an episode that is neither ready nor discarded
-        self._ready: list[dict[str, Any]] = []  # episodes to write in the next file
+        self._ready_episodes: list[dict[str, Any]] = []  # episodes to write in the next file
         self._n_ready_rows = 0
-        self._pending: dict[int, dict[str, Any]] = {}  # finished episodes with numbers above `_next_number`
-        self._discarded: set[int] = set()  # numbers of episodes that will not be added
+        self._pending_episodes: dict[int, dict[str, Any]] = {}  # finished episodes with numbers above `_next_number`
+        self._discarded_numbers: set[int] = set()  # numbers of episodes that will not be added
         self._files: TrajectoryFiles | None = None
 
     def open(self, folder: Path, state: State | None = None, omitted_numbers: Iterable[int] = ()) -> None:
@@ -68,41 +68,42 @@ class EpisodeQueue:
                 and episodes that began before trajectories were stored.
         """
         self._files = TrajectoryFiles(folder, None if state is None else state["files"])
-        self._pending = (
+        self._pending_episodes = (
             {} if state is None else {int(episode["episode"]): dict(episode) for episode in state["pending"]}
         )
-        self._discarded = set(omitted_numbers) - set(self._pending)
+        self._discarded_numbers = set(omitted_numbers) - set(self._pending_episodes)
         self._write_ready()
 
     def add(self, episode: dict[str, Any]) -> None:
         """Add a finished episode."""
-        self._pending[episode["episode"]] = episode
+        self._pending_episodes[episode["episode"]] = episode
         self._write_ready()
 
     def drop(self, number: int) -> None:
         """Record that episode `number` was discarded and will not be added."""
-        self._discarded.add(number)
+        self._discarded_numbers.add(number)
         self._write_ready()
 
     def close(self) -> None:
         """Write the remaining episodes."""
-        self._ready += [self._pending[number] for number in sorted(self._pending)]
-        self._pending = {}
-        if self._ready:
+        self._ready_episodes += [self._pending_episodes[number] for number in sorted(self._pending_episodes)]
+        self._pending_episodes = {}
+        if self._ready_episodes:
             self._write()
 
     def state_dict(self) -> State:
         """Return the finished episodes that are in no file, and the state of the files."""
         assert self._files is not None
-        return {"files": self._files.state_dict(), "pending": [*map(dict, [*self._ready, *self._pending.values()])]}
+        unwritten_episodes = [*self._ready_episodes, *self._pending_episodes.values()]
+        return {"files": self._files.state_dict(), "pending": [*map(dict, unwritten_episodes)]}
 
     def _write_ready(self) -> None:
-        while self._next_number in self._pending or self._next_number in self._discarded:
-            episode = self._pending.pop(self._next_number, None)
-            self._discarded.discard(self._next_number)
+        while self._next_number in self._pending_episodes or self._next_number in self._discarded_numbers:
+            episode = self._pending_episodes.pop(self._next_number, None)
+            self._discarded_numbers.discard(self._next_number)
             self._next_number += 1
             if episode is not None:
-                self._ready.append(episode)
+                self._ready_episodes.append(episode)
                 self._n_ready_rows += len(episode["rows"])
             # Within the loop, so that the episodes of a file do not depend on the order in which episodes end.
             if self._n_ready_rows >= self.chunk_rows:
@@ -113,14 +114,14 @@ class EpisodeQueue:
         text_indices: dict[str, int] = {}
         rows: list[tuple[Any, ...]] = []
         n_agents = self.spec.n_agents
-        for episode in self._ready:
+        for episode in self._ready_episodes:
             for i, (text, *step_values, _) in enumerate(episode["rows"]):
                 text_index = -1 if text is None else text_indices.setdefault(text, len(text_indices))
                 identifiers = (episode["episode"], i // n_agents, episode["game"], i % n_agents, episode["success"])
                 rows.append((text_index, *step_values, *identifiers, episode["kind"], episode["mission"]))
         columns = dict(zip(_COLUMN_NAMES, zip(*rows, strict=True), strict=True))
         self._files.write(_to_trajectories(list(text_indices), self.spec, columns))
-        self._ready, self._n_ready_rows = [], 0
+        self._ready_episodes, self._n_ready_rows = [], 0
 
 
 class TrajectoryWriter(StateFields, Observer):
@@ -129,7 +130,7 @@ class TrajectoryWriter(StateFields, Observer):
     Args:
         env: environment that is played.
         text_channel: name of the channel whose texts are stored (`choose_text_channel`); None: no texts.
-        episodes: queue that receives the episodes, possibly shared by several writers; None: a new queue.
+        queue: queue that receives the episodes, possibly shared by several writers; None: a new queue.
         n_games: number of games of the run, where episode k is stored as played in game k % `n_games`; None: the
             index of the game in `env` is stored.
 
@@ -140,11 +141,11 @@ class TrajectoryWriter(StateFields, Observer):
     _state_fields = ("first_episode", "_open_rows", "_numbers")
 
     def __init__(
-        self, env: VecEnv, text_channel: str | None, episodes: EpisodeQueue | None = None, n_games: int | None = None
+        self, env: VecEnv, text_channel: str | None, queue: EpisodeQueue | None = None, n_games: int | None = None
     ) -> None:
         self.env, self.spec, self.text_channel, self.n_games = env, env.spec, text_channel, n_games
         self.channels = () if text_channel is None else (text_channel,)
-        self.episodes = EpisodeQueue(self.spec) if episodes is None else episodes
+        self.queue = EpisodeQueue(self.spec) if queue is None else queue
         self.first_episode = 0
         # Rows of the episode in progress of each game (None: no such episode), and its number.
         self._open_rows: list[list[tuple[Any, ...]] | None] = [None] * self.spec.n_envs
@@ -159,7 +160,7 @@ class TrajectoryWriter(StateFields, Observer):
         """Begin new episodes in `games`, a mask [n_envs] bool, and discard episodes in progress in these games."""
         for game in np.flatnonzero(games):
             if self._open_rows[game] is not None:
-                self.episodes.drop(self._numbers[game])
+                self.queue.drop(self._numbers[game])
             self._open_rows[game], self._numbers[game] = [], self.first_episode
             self.first_episode += 1
 
@@ -196,7 +197,7 @@ class TrajectoryWriter(StateFields, Observer):
 
     def close(self) -> None:
         """Write the remaining finished episodes."""
-        self.episodes.close()
+        self.queue.close()
 
     def _finish_episode(self, game: int) -> None:
         rows, self._open_rows[game] = self._open_rows[game], None
@@ -206,7 +207,7 @@ class TrajectoryWriter(StateFields, Observer):
         aggregates = {"sum": step_successes.sum(), "mean": step_successes.mean(), "last": step_successes[-1]}
         success = (aggregates | {None: np.nan})[self.spec.per_step.get("success")]
         number = self._numbers[game]
-        self.episodes.add(
+        self.queue.add(
             {
                 "episode": number,
                 "game": game if self.n_games is None else number % self.n_games,
@@ -221,7 +222,7 @@ class TrajectoryWriter(StateFields, Observer):
 def make_trajectory_writer(env: VecEnv, policy: Policy, folder: Path) -> TrajectoryWriter:
     """Return an observer that writes the episodes of `policy` in `env` into `folder`."""
     writer = TrajectoryWriter(env, choose_text_channel(env.spec, policy), n_games=env.spec.n_envs)
-    writer.episodes.open(folder)
+    writer.queue.open(folder)
     return writer
 
 

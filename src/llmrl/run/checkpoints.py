@@ -200,10 +200,7 @@ def _check_digest(path: Path, data: bytes) -> None:
 
 
 def _encode(value: Any, location: str) -> Any:
-    """Return a copy of `value` that `weights_only` loading can read; `location` names the value in errors.
-
-    Equal values give equal bytes.
-    """
+    """Return a copy for `weights_only` loading; equal values give equal bytes. `location` names `value` in errors."""
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.hasobject:
             raise TypeError(f"{location} is an array of Python objects, which checkpoints do not hold")
@@ -270,19 +267,19 @@ class CheckpointTimer:
         interval: seconds between saves at safe points; 0: save at every safe point.
 
     Attributes:
-        duration: seconds that the last checkpoint took; 0 before the first one.
+        last_duration: seconds that the last checkpoint took; 0 before the first one.
     """
 
     def __init__(self, interval: float = 60.0) -> None:
         self.interval = interval
-        self.duration = 0.0
+        self.last_duration = 0.0
         self._pending_seconds = 0.0  # seconds of work on the next checkpoint so far
         self._has_warned = False  # whether it was logged that a stop may take longer than `MAX_STOP_S`
-        self._last_checkpoint = self._last_safe_point = time.monotonic()
+        self._last_checkpoint_time = self._last_safe_point_time = time.monotonic()
 
     def start(self) -> None:
         """Start to measure the time to the next safe point."""
-        self._last_safe_point = time.monotonic()
+        self._last_safe_point_time = time.monotonic()
 
     def add(self, seconds: float) -> None:
         """Add seconds of work on the next checkpoint."""
@@ -290,13 +287,13 @@ class CheckpointTimer:
 
     def finish(self) -> None:
         """Mark the checkpoint as saved; warn once if a stop would have to wait too long for it."""
-        self._last_checkpoint = time.monotonic()
-        self.duration, self._pending_seconds = self._pending_seconds, 0.0
-        if self.duration > (max_seconds := MAX_STOP_S - DISCARD_WORK_S) and not self._has_warned:
+        self._last_checkpoint_time = time.monotonic()
+        self.last_duration, self._pending_seconds = self._pending_seconds, 0.0
+        if self.last_duration > (max_seconds := MAX_STOP_S - DISCARD_WORK_S) and not self._has_warned:
             self._has_warned = True
             log.warning(
                 "a checkpoint took %.0f s, more than %g s: a stop may therefore take more than %d s (logged once)",
-                self.duration,
+                self.last_duration,
                 max_seconds,
                 MAX_STOP_S,
             )
@@ -308,7 +305,7 @@ class CheckpointTimer:
         apart, so that a stop discards less work.
         """
         now = time.monotonic()
-        is_long_interval = now - self._last_safe_point > LONG_INTERVAL_S
-        self._last_safe_point = now
-        elapsed = now - self._last_checkpoint
-        return elapsed >= self.interval or (is_long_interval and self.duration < _MAX_SAVING_FRACTION * elapsed)
+        is_long_interval = now - self._last_safe_point_time > LONG_INTERVAL_S
+        self._last_safe_point_time = now
+        elapsed = now - self._last_checkpoint_time
+        return elapsed >= self.interval or (is_long_interval and self.last_duration < _MAX_SAVING_FRACTION * elapsed)

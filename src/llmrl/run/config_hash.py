@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-EXCLUDED: tuple[str, ...] = (
+EXCLUDED_KEYS: tuple[str, ...] = (
     "seed",  # has a folder level of its own
     "name",  # has a folder level of its own
     "output_root",  # location of the run folder
@@ -49,7 +49,7 @@ EXCLUDED: tuple[str, ...] = (
 )
 """Config keys that are left out of the hash and of the label, with all keys inside them."""
 
-RESOLVED = "resolved_runs"
+RESOLVED_RUNS_KEY = "resolved_runs"
 """Key of a config with the identities of the other runs that it names, by key (`llmrl.experiment.run_references`). The
 hash covers an identity instead of the name, because a run can be named in several ways."""
 
@@ -59,29 +59,31 @@ _FURTHER_MODEL_PATTERN = re.compile(r"^llm\.variants\.[^.]+\.")
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """Return the first 8 hexadecimal digits of the SHA-256 of `config` as canonical JSON, without the `EXCLUDED` keys.
+    """Return the first 8 hexadecimal digits of the SHA-256 of `config` as canonical JSON, without `EXCLUDED_KEYS`.
 
     The order of keys does not matter, nor does the spelling of a whole number: `1` and `1.0` build the same part.
 
     Raises:
         TypeError: a value is not plain data (mapping, list, string, number, boolean or None).
     """
-    resolved_runs = {key: entry["run"] for key, entry in (config.get(RESOLVED) or {}).items()}
+    resolved_runs = {key: entry["run"] for key, entry in (config.get(RESOLVED_RUNS_KEY) or {}).items()}
     resolved_keys = {name for key in resolved_runs for name in (key, f"{key}_seed")}
-    hashed_config = drop_excluded_keys({key: config[key] for key in config if key != RESOLVED}, dropped=resolved_keys)
-    hashed_config |= {RESOLVED: resolved_runs} if resolved_runs else {}
+    hashed_config = drop_excluded_keys(
+        {key: config[key] for key in config if key != RESOLVED_RUNS_KEY}, dropped=resolved_keys
+    )
+    hashed_config |= {RESOLVED_RUNS_KEY: resolved_runs} if resolved_runs else {}
     text = json.dumps(_to_canonical(hashed_config, "config"), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
 
 
 def drop_excluded_keys(config: Mapping[str, Any], prefix: str = "", dropped: Collection[str] = ()) -> dict[str, Any]:
-    """Return `config` without the `EXCLUDED` keys and the keys in `dropped`."""
+    """Return `config` without `EXCLUDED_KEYS` and the keys in `dropped`."""
     included = {}
     for key, value in config.items():
         path = f"{prefix}{key}"
         # Keys that are excluded for the chosen model are excluded for further models, too.
         key_of_chosen_model = _FURTHER_MODEL_PATTERN.sub("llm.", path)
-        if key_of_chosen_model not in EXCLUDED and path not in dropped:
+        if key_of_chosen_model not in EXCLUDED_KEYS and path not in dropped:
             included[str(key)] = drop_excluded_keys(value, f"{path}.", dropped) if isinstance(value, Mapping) else value
     return included
 
@@ -100,7 +102,7 @@ def _to_canonical(value: Any, location: str) -> Any:
 
 @functools.lru_cache(maxsize=4096)  # called for each override of each run in a folder
 def is_excluded(key: str) -> bool:
-    """Return whether a key, such as `llm.budget.usd` or `hydra/launcher`, is one of `EXCLUDED` or inside one."""
-    return re.split(r"[@/]", key, maxsplit=1)[0] in EXCLUDED or any(
-        key == excluded or key.startswith(f"{excluded}.") for excluded in EXCLUDED
+    """Return whether a key, such as `llm.budget.usd` or `hydra/launcher`, is one of `EXCLUDED_KEYS` or inside one."""
+    return re.split(r"[@/]", key, maxsplit=1)[0] in EXCLUDED_KEYS or any(
+        key == excluded or key.startswith(f"{excluded}.") for excluded in EXCLUDED_KEYS
     )

@@ -1,7 +1,7 @@
 """The folder of a run: `output_root/<name>/<label>-<hash>/s<seed>/`.
 
 Names consist of letters, digits, `.`, `_` and `-`. The hash identifies the experiment: configs that differ only in keys
-that cannot change results (`config_hash.EXCLUDED`) have the same folder. The label is a short form of the overrides for
+that cannot change results (`EXCLUDED_KEYS`) have the same folder. The label is a short form of the overrides for
 readers and TensorBoard's list of runs; it may be cut, and two experiments may have the same label.
 """
 
@@ -26,7 +26,7 @@ STUDY_GROUP, TREATMENT_GROUP = "experiment", "treatment"
 
 
 def split_overrides(overrides: Iterable[str]) -> dict[str, str]:
-    """Return Hydra overrides as `{key: value}`, without keys of `config_hash.EXCLUDED`; of equal keys the last counts.
+    """Return Hydra overrides as `{key: value}`, without keys of `EXCLUDED_KEYS`; of equal keys the last counts.
 
     Choices of options come first, then values of fields, each sorted by key, so a label that is cut keeps the choices.
 

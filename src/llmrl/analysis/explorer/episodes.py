@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from llmrl.analysis.explorer.conversations import drop_repeated_calls, to_call_record
 from llmrl.core.text_array import TextTable
 from llmrl.llms.call_log import CALL_LOG_NAME, read_calls
-from llmrl.run.episode_files import EPISODES, FOLDER, REPLIES, TEXT_COLUMN_WIDTH
+from llmrl.run.episode_files import EPISODES_FOLDER, EPISODES_NAME, REPLIES_NAME, TEXT_COLUMN_WIDTH
 from llmrl.run.files import read_json_lines, write_bytes
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def read_episode_rows(folder: Path) -> list[dict[str, Any]]:
     A row contains the line of `episodes.jsonl` and `recorded`: whether the steps of the episode are recorded. An
     unfinished episode has no such line; its `end` is `not over`.
     """
-    rows = {int(line["episode"]): dict(line) for line in read_json_lines(folder / EPISODES)}
-    folder_names = [path.parent.name for path in (folder / FOLDER).glob(f"*/{REPLIES}")]
+    rows = {int(line["episode"]): dict(line) for line in read_json_lines(folder / EPISODES_NAME)}
+    folder_names = [path.parent.name for path in (folder / EPISODES_FOLDER).glob(f"*/{REPLIES_NAME}")]
     recorded_numbers = {int(name) for name in folder_names if name.isdigit()}
     return [
         {"episode": number, **rows.get(number, {"end": "not over"}), "recorded": number in recorded_numbers}
@@ -61,7 +61,7 @@ def read_episodes(folder: Path) -> Iterator[dict[str, Any]]:
     numbers = [row["episode"] for row in read_episode_rows(folder) if row["recorded"]]
     calls_by_episode = _group_calls(folder, set(numbers))
     for number in numbers:
-        lines = read_json_lines(folder / FOLDER / str(number) / REPLIES)
+        lines = read_json_lines(folder / EPISODES_FOLDER / str(number) / REPLIES_NAME)
         yield _build_episode(number, lines, calls_by_episode.pop(number, {}))
 
 
@@ -154,7 +154,7 @@ def write_picture_sheets(folder: Path, episode: int, out: Path, prefix: str) -> 
     sheets: list[str] = []  # file names
     sheet: Image.Image | None = None
     picture_size, n_pictures = (0, 0), 0
-    for picture in _iterate_pictures(folder / FOLDER / str(episode)):
+    for picture in _iterate_pictures(folder / EPISODES_FOLDER / str(episode)):
         picture_size = picture_size if n_pictures else picture.size
         cell_index = n_pictures % (MAX_COLUMNS * MAX_ROWS)
         if cell_index == 0:
