@@ -203,7 +203,7 @@ def find_separate_process_reason(config: Config) -> SeparateProcessReason | None
         return SeparateProcessReason.META_GRADIENT
     if config["teacher"].get("_target_") is not None:
         return SeparateProcessReason.TEACHER
-    reason = None if kind == "search" else _find_agent_reason(config, builder, is_batched=kind == "design")
+    reason = None if kind == "search" else _find_agent_separation_reason(config, builder, is_batched=kind == "design")
     if reason is not None:
         return reason
     # This optional attribute of environments returns None if games of several runs cannot be one batch.
@@ -249,7 +249,7 @@ def estimate_row_gb(config: Config) -> float | None:
     return float(_FIXED_ROW_GB + rollout_bytes / 1e9)
 
 
-def _find_agent_reason(config: Config, builder: Builder, is_batched: bool) -> SeparateProcessReason | None:
+def _find_agent_separation_reason(config: Config, builder: Builder, is_batched: bool) -> SeparateProcessReason | None:
     """Return why agents cannot learn in a shared process (if `is_batched`, in a batch of runs); None if they can."""
     from llmrl.algorithms.ppo import PPOSettings
 

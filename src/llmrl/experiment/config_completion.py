@@ -48,8 +48,8 @@ def map_agents(agent: Config, change: Callable[[Config], Config]) -> dict[str, A
 def with_full_members(config: Config) -> dict[str, Any]:
     """Return a resolved config with the full options of each member of `agent=mixed`.
 
-    A typed member is a mapping such as {count: 5, agent: ppo}, which may contain options of that agent and `llm`, the
-    name of an option of llm=. `init_from` of a member becomes that of the society. A second application changes
+    Users write a member as a mapping such as {count: 5, agent: ppo}, which may contain options of that agent and `llm`,
+    the name of an option of llm=. `init_from` of a member becomes that of the society. A second application changes
     nothing.
 
     Raises:

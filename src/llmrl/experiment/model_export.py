@@ -57,7 +57,7 @@ def _load_trained_module(run: Path, adapter: Path, config: dict[str, Any]) -> tu
     if not isinstance(model, LocalChat | LocalScorer):
         raise ConfigError(f"{run} has trained no language model with local weights")
     kind: ModelKind = "causal" if isinstance(model, LocalChat) else model.kind
-    module: Any = load_model(kind, model.model, model.settings.revision, "cpu", "float32")
+    module: Any = load_model(kind, model.model, model.settings.revision, device="cpu", dtype="float32")
     if adapter.is_dir():
         return merge_adapter(module, str(adapter)), model
     run_state = load_saved_state(run)[1]

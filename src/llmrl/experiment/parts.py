@@ -250,8 +250,8 @@ def _build_principal(
 def without_missing_weights(config: Config, play_only: bool = False) -> Config:
     """Return the config with `agent.init_from` set to None if the weights that it names are missing and not needed.
 
-    A plan does not need them, nor does an agent that gets its weights from a checkpoint. Agents with a language model
-    need them in both cases, because their checkpoints contain only the trained weights.
+    A plan does not need the weights of an unfinished preset, and an agent that gets its weights from a checkpoint needs
+    no others, unless it has a language model, whose checkpoints contain only the trained weights.
 
     Args:
         config: config with resolved run references (`run_references.resolve_references`); in a config without them,

@@ -175,7 +175,7 @@ def _provider_costs(estimate: CallEstimate, share: float, provider: Provider) ->
     """Return the expected and maximum cost of the calls that one model answers, `share` in [0, 1] of all calls."""
     max_reply_tokens = provider.max_reply_tokens
     input_tokens, output_tokens = (round(share * n) for n in (estimate.prompt_tokens, estimate.completion_tokens))
-    expected = provider.cost(input_tokens, output_tokens, 0, 0)
+    expected = provider.cost(input_tokens, output_tokens, cached_tokens=0, cache_write_tokens=0)
     if expected is None or max_reply_tokens is None:
         return expected, None
     # Maximum: every reply has the maximum length and every possible repair occurs. The request of a repair repeats the

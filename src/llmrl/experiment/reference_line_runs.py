@@ -107,7 +107,7 @@ def plan_references(config: Config, parts: Parts, loop: DesignLoop) -> Reference
     space, requested = parts.env.spec.proposal_space, config["design"]["references"]
     scan_size = len(space.probe_vectors)
     if requested is not None:
-        return ReferencePlan(requested, scan_size, True, scan_size)
+        return ReferencePlan(requested, n_vectors=scan_size, measures_untrained=True, scan_size=scan_size)
     vector_steps, untrained_steps = (_count_measurement_steps(config, parts, flag) for flag in (True, False))
     return plan_within_steps(loop.env_steps, vector_steps, untrained_steps, scan_size)
 

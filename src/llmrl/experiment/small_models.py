@@ -193,7 +193,7 @@ def _collect_agent_exchanges(config: Config, env: VecEnv, builder: Builder, seed
     collector.reset(seeds.integer("games"))
     generator = torch.Generator().manual_seed(seeds.integer("actions"))
     for _ in range(_MAX_COLLECTION_STEPS):
-        collector.collect(1, generator, learn=False)
+        collector.collect(n_steps=1, generator=generator, learn=False)
         if len(chat.exchanges) >= _MIN_EXCHANGES:
             break
     return chat.exchanges

@@ -250,7 +250,7 @@ def build_loop(config: Config, resources: RunResources, run: Run | None = None) 
     with ExitStack() as exit_stack:
         client = join_run(resources)
         exit_stack.callback(client.close)
-        task = _build_task(config, resources, config, config["principal"], client, exit_stack, "")
+        task = _build_task(config, resources, config, config["principal"], client, exit_stack, name="")
         # principal.optimum is the optimum of the training task only.
         principal = {**config["principal"], "optimum": None}
         transfer = [

@@ -28,7 +28,7 @@ class CheckpointCallback(TrainerCallback):
         progress: progress bar of optimizer steps.
         save_checkpoint: function that saves a checkpoint of the run, which refers to the given step.
         step_metrics_fn: function that returns metrics of the last step that the trainer does not compute.
-        interval: steps between two points from which the trainer can resume exactly, >= 1.
+        resume_interval: steps between two points from which the trainer can resume exactly, >= 1.
     """
 
     def __init__(
@@ -37,17 +37,17 @@ class CheckpointCallback(TrainerCallback):
         progress: ProgressBar,
         save_checkpoint: Callable[[int], None],
         step_metrics_fn: Callable[[], Mapping[str, float]],
-        interval: int,
+        resume_interval: int,
     ) -> None:
         self.run, self.progress, self.save_checkpoint = run, progress, save_checkpoint
-        self.step_metrics_fn, self.interval = step_metrics_fn, interval
+        self.step_metrics_fn, self.resume_interval = step_metrics_fn, resume_interval
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress.update(state.global_step)
         is_due = self.run.stop_flag.requested or self.run.checkpoint_timer.is_due()
         # No checkpoint after the last step, because a trainer that resumes from it would take one more step.
-        is_at_interval = state.global_step < state.max_steps and state.global_step % self.interval == 0
-        control.should_save = is_due and is_at_interval
+        can_resume = state.global_step < state.max_steps and state.global_step % self.resume_interval == 0
+        control.should_save = is_due and can_resume
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         if not logs or "loss" not in logs:

@@ -58,12 +58,12 @@ class EvaluatedTask:
     def requests(self) -> list[ChatRequest]:
         """Return one request for each prompt. Invalid replies are not repaired; a failed call has the reply ""."""
 
-        def parse(reply: ChatReply) -> np.ndarray:
+        def read(reply: ChatReply) -> np.ndarray:
             return self.evaluator.prompt_format.parse_reply(reply.text, reply.is_truncated)
 
         return [
-            ChatRequest(prompt.messages, None, "finetune", prompt.template_name, prompt.template_hash, parse=parse)
-            for prompt in self.prompts
+            ChatRequest(p.messages, purpose="finetune", prompt=p.template_name, prompt_hash=p.template_hash, parse=read)
+            for p in self.prompts
         ]
 
     def measure_replies(self, replies: Sequence[str]) -> State:
@@ -77,10 +77,10 @@ class EvaluatedTask:
         its new return shows by how much the maximum over the history is biased upward.
         """
         vectors = draw_vectors(self.evaluator.prompt_format.space, seeds.child("random"), range(len(self.prompts)))
-        best = np.stack([max(prompt.shown_trials, key=lambda trial: trial.value).vector for prompt in self.prompts])
+        incumbents = np.stack([max(prompt.shown_trials, key=lambda t: t.value).vector for prompt in self.prompts])
         return {
             name: self._compute_measures(self.evaluator.evaluate_vectors(self.prompts, proposals, "evaluation"))
-            for name, proposals in (("random", vectors), ("incumbent", best))
+            for name, proposals in (("random", vectors), ("incumbent", incumbents))
         }
 
     def _compute_measures(self, evaluated_replies: Sequence[EvaluatedReply]) -> State:

@@ -141,7 +141,7 @@ def load_or_play_trials(
             write_atomic(path, json.dumps(rows))
         trials += chunk
     on_progress(n)
-    return TrialSeries(tuple(trials[:n]), False, episodes)
+    return TrialSeries(tuple(trials[:n]), is_search=False, episodes=episodes)
 
 
 def locate_trials(root: Path, identity: Mapping[str, Any]) -> Path:
@@ -150,13 +150,13 @@ def locate_trials(root: Path, identity: Mapping[str, Any]) -> Path:
     return root / hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]) -> TrialSeries:
+def read_search_run(folder: Path, space: ParameterSpace, task_identity: Mapping[str, Any]) -> TrialSeries:
     """Return the proposals of a search run in order, without an incomplete last line.
 
     Args:
         folder: the run folder.
         space: parameter space of the policy.
-        task: required identity of the task, see `get_task_identity`.
+        task_identity: required identity of the task, see `get_task_identity`.
 
     Raises:
         ConfigError: the folder is not a search run, has no or invalid proposals, or belongs to another task.
@@ -168,10 +168,10 @@ def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]
             "outputs/cartpole/<run>/s0, or a folder that contains such folders"
         )
     config = read_config(folder, ())
-    run_identity = get_task_identity(config, with_seed="seed" in task)
-    differing_keys = sorted(key for key in {*task, *run_identity} if task.get(key) != run_identity.get(key))
-    if differing_keys:
-        changes = "; ".join(f"{key}={run_identity.get(key)} instead of {task.get(key)}" for key in differing_keys)
+    identity = get_task_identity(config, with_seed="seed" in task_identity)
+    keys = sorted(key for key in {*task_identity, *identity} if task_identity.get(key) != identity.get(key))
+    if keys:
+        changes = "; ".join(f"{key}={identity.get(key)} instead of {task_identity.get(key)}" for key in keys)
         raise ConfigError(f"dataset.runs: {folder} belongs to another task ({changes}); use runs of this env and agent")
     trials: list[ParameterTrial] = []
     try:
@@ -189,7 +189,7 @@ def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]
         raise ConfigError(f"dataset.runs: {folder / 'config.yaml'} has no search.episodes; use a search run")
     if not trials:
         raise ConfigError(f"dataset.runs: {folder} has no proposals yet; wait for them, or remove the run")
-    return TrialSeries(tuple(trials), True, episodes)
+    return TrialSeries(tuple(trials), is_search=True, episodes=episodes)
 
 
 def find_search_runs(paths: Sequence[str]) -> list[Path]:

@@ -37,7 +37,7 @@ def chat_model(
         raise ConfigError(f"llm={option} scores texts and does not chat; use build_model, or an option of a chat model")
     client = ChatClient(
         provider,
-        Cache(cache.expanduser(), "readwrite") if cache is not None else None,
+        Cache(cache.expanduser(), mode="readwrite") if cache is not None else None,
         CallLog(call_log.expanduser()) if call_log is not None else None,
         sample_seed=seed,
     )

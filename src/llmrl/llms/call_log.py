@@ -1,7 +1,7 @@
 """Log of all calls to chat models, one file per run: requests, replies, tokens, costs and latencies.
 
-Long messages and schemas, which many requests have in common, are stored once: a line `{"stored": <key>, "value": ...}`
-precedes the first call, in which `{"stored": <key>}` replaces the value.
+Long messages and schemas, which many requests have in common, are stored once, in a line `{"stored": <key>, "value":
+...}` before the first call that contains them. In calls, `{"stored": <key>}` replaces them.
 """
 
 from __future__ import annotations

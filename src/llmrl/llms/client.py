@@ -130,7 +130,8 @@ class ChatClient:
         additional_models: Mapping[str, tuple[Provider, RateLimit]] | None = None,
     ) -> None:
         self.policies = policies or ClientPolicies()
-        self.services = SharedServices(cache, None, self.policies.retry, self.policies.budget, should_stop)
+        retry, budget = self.policies.retry, self.policies.budget
+        self.services = SharedServices(cache, call_log=None, retry=retry, budget=budget, should_stop=should_stop)
         self.sample_seed = sample_seed
         self._set_call_log(call_log)
         models = {CHOSEN_MODEL: (provider, self.policies.limits), **(additional_models or {})}

@@ -108,7 +108,7 @@ class Endpoint:
                 self._settle_failed_attempt(pending_call.reservation, is_free=False, reason=ABANDONED_REASON)
 
     def _complete_locally(self, calls: Sequence[Call]) -> list[ChatReply | LLMError]:
-        """Return the replies of a model in this process, which gets all requests that the budget allows at once."""
+        """Return the replies of a model in this process, which gets one batch: all requests that the budget allows."""
         start_time = time.perf_counter()
         reservations: list[Reservation] = []
         results: list[ChatReply | LLMError] = []
@@ -122,7 +122,7 @@ class Endpoint:
         affordable_calls = calls[: len(reservations)]
         try:
             answers = self.provider.complete([call.request for call in affordable_calls]) if affordable_calls else []
-            replies = [self._finalize_reply(reply, 1, start_time) for reply in answers]
+            replies = [self._finalize_reply(reply, n_attempts=1, start_time=start_time) for reply in answers]
             for reply, reservation in zip(replies, reservations, strict=True):
                 self.services.budget.settle(reservation, reply)
             results += [self._cache_and_log(call, reply) for call, reply in zip(affordable_calls, replies, strict=True)]

@@ -20,7 +20,7 @@ class _AccountState:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.n_in_flight = 0
-        self.paused_until = float("-inf")
+        self.pause_end_time = float("-inf")
 
 
 _accounts: dict[str, _AccountState] = {}
@@ -61,13 +61,13 @@ class RateLimit:
 
     def wait_for_pause(self, wait: Callable[[float], None] = time.sleep) -> None:
         """Wait until the end of the pause, if one is active (`start_pause`)."""
-        while (remaining_seconds := self._account.paused_until - self._clock()) > 0:
+        while (remaining_seconds := self._account.pause_end_time - self._clock()) > 0:
             wait(remaining_seconds)
 
     def start_pause(self, seconds: float) -> None:
         """Begin or extend a pause that ends in `seconds`, in which no request is sent."""
         with self._account.lock:
-            self._account.paused_until = max(self._account.paused_until, self._clock() + seconds)
+            self._account.pause_end_time = max(self._account.pause_end_time, self._clock() + seconds)
 
     def _acquire_slot(self) -> bool:
         """Occupy a slot; return whether one was free."""

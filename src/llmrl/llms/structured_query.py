@@ -92,7 +92,7 @@ class StructuredQuery(StateFields, Generic[T]):
         purpose: name of the task, for the call log.
         parse: function from a reply to its value. It raises InvalidReply with an error message for the model; any other
             exception also makes the reply invalid.
-        repair: function from an error message to a prompt that requests a corrected reply.
+        render_repair_prompt: function from an error message to a prompt that requests a corrected reply.
         schema: JSON schema for models with structured output; None: free text.
         repair_turns: maximum number of requests for a correction per question.
 
@@ -108,11 +108,11 @@ class StructuredQuery(StateFields, Generic[T]):
         llm: ChatModel,
         purpose: str,
         parse: Callable[[ChatReply], T],
-        repair: Callable[[str], Prompt],
+        render_repair_prompt: Callable[[str], Prompt],
         schema: dict[str, Any] | None,
         repair_turns: int,
     ) -> None:
-        self.llm, self.purpose, self.parse, self.repair = llm, purpose, parse, repair
+        self.llm, self.purpose, self.parse, self.render_repair_prompt = llm, purpose, parse, render_repair_prompt
         self.schema, self.repair_turns = schema, repair_turns
         self.counters = {"invalid_replies": 0, "repairs": 0, "fallbacks": 0, "trimmed_prompts": 0}
         self.failed_indices: set[int] = set()
@@ -162,7 +162,8 @@ class StructuredQuery(StateFields, Generic[T]):
                     )
                     logger.log(level, "invalid reply of %s: %s%s", self.llm.model_label(model), error, hint)
                     previous_reply = _assistant_message(reply, self.llm.includes_reasoning(model))
-                    conversations[i] = [*messages, previous_reply, _user_message(self.repair(str(error)).text)]
+                    correction_request = _user_message(self.render_repair_prompt(str(error)).text)
+                    conversations[i] = [*messages, previous_reply, correction_request]
                     if reply.error:
                         self.failed_indices.add(i)
                     # A failed call has no reply to correct, and after a long reply the next request may not fit.

@@ -114,8 +114,8 @@ class VotePrincipal(StateFields):
         # Render every prompt once, so that errors in prompts are found before the run.
         self._render_ballot(0, None, self._build_option_fields([self.space.neutral]))
         self._render_nomination_prompt(0, None)
-        self.voter.repair("-")
-        self.nominator.repair("-")
+        self.voter.render_repair_prompt("-")
+        self.nominator.render_repair_prompt("-")
 
     def brief(self, briefing: PrincipalBriefing) -> None:
         """Store the briefing, which prompts contain."""
