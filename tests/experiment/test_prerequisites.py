@@ -47,7 +47,7 @@ class Waiting:
 def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Waiting:
     monkeypatch.setattr(prerequisites, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(prerequisites, "_describe_failure", lambda *args: None)
-    monkeypatch.setattr(prerequisites, "_launch_time_and_folder", lambda run: (0.0, ""))
+    monkeypatch.setattr(prerequisites, "_read_launch_time_and_folder", lambda run: (0.0, ""))
     return Waiting(tmp_path)
 
 

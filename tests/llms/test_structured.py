@@ -14,7 +14,7 @@ from llmrl.llms.structured import json_schema
 
 finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
 # No signs with which a value, another turn or a correction could begin, and no letters of "if", "bad" or "e.g.".
-prose = st.text(st.sampled_from("abc fgh jklm .\n"), max_size=60)
+prose = st.text(st.sampled_from("abc fg jklm .\n"), max_size=60)  # no "hm", which reopens a question
 
 
 class Answer(BaseModel):

@@ -150,9 +150,9 @@ _FIXED_ROW_GB = 0.05
 def find_batch_key(config: Config, environment: Mapping[str, str] | None = None) -> str | None:
     """Return the key of a run: runs with equal keys may be rows of one process. None if the run cannot be a row.
 
-    `find_separate_process_reason` gives the reason for None. Keys of all runs depend on hardware and environment
-    variables, and keys of runs of the loop `design` on the settings of environment, agent and loop except
-    `PER_RUN_SETTINGS`, `_PER_RUN_KEYS`, `_PER_RUN_DESIGN_KEYS` and initial weights; keys of others only on the loop.
+    `find_separate_process_reason` gives the reason for None. Keys of all runs depend on the kind of loop, on
+    `_PROCESS_KEYS` and on environment variables; those of the loop `design` also depend on all other settings except
+    `PER_RUN_SETTINGS`, `_PER_RUN_KEYS`, `_PER_RUN_DESIGN_KEYS` and initial weights.
 
     Args:
         config: resolved config as plain data, of `llmrl-train` or `llmrl-finetune`.

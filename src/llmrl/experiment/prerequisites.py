@@ -148,7 +148,7 @@ def _ensure_one_finished(
     prerequisite: PrerequisiteRun, run: Run, compute: ComputeRun, suspend: Callable[[], AbstractContextManager[None]]
 ) -> None:
     """Compute one prerequisite, or wait for the process or run that computes it; see `ensure_finished`."""
-    launch_time, launch_folder = _launch_time_and_folder(run)
+    launch_time, launch_folder = _read_launch_time_and_folder(run)
     is_waiting = False
     while not prerequisite.finished:
         if (failure := _describe_failure(prerequisite, launch_time, launch_folder)) is not None:
@@ -172,7 +172,7 @@ def _ensure_one_finished(
             raise Stopped(run.folder, run.stop_flag.signal)
 
 
-def _launch_time_and_folder(run: Run) -> tuple[float, str]:
+def _read_launch_time_and_folder(run: Run) -> tuple[float, str]:
     """Return the Unix time at which a launcher accepted this attempt of `run`, and the sweep folder of the launch.
 
     Infinity and an empty text if the attempt was started without a launcher.
