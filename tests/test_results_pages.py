@@ -94,7 +94,7 @@ def test_page_digit_changes_are_detected(root, seed):
 
 @pytest.mark.long
 def test_readme_digit_change_exits_with_1(root, capsys, monkeypatch):
-    monkeypatch.setattr(results, "computed_tables", lambda data: iter(()))  # the test above computes them
+    monkeypatch.setattr(results, "compute_tables", lambda data: iter(()))  # the test above computes them
     page = root / "README.md"
     text = page.read_text()
     digits = [match.start() for match in re.finditer(r"\d", text[: text.rindex("<!-- results:end -->")])]

@@ -31,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     from llmrl.config.permissions import add_trust_option
     from llmrl.experiment.run_lookup import add_output_root_option
-    from llmrl.sweeps.run_control import REMOVABLE_KINDS
+    from llmrl.sweeps.run_control import DESCRIPTION_BY_REMOVABLE_KIND
 
     parser = argparse.ArgumentParser(prog="llmrl-sweep", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
         "remove files that are no longer needed, of the chosen kinds; without --yes they are only listed",
         any_folder,
     )
-    for kind, text in REMOVABLE_KINDS.items():
+    for kind, text in DESCRIPTION_BY_REMOVABLE_KIND.items():
         clean.add_argument(f"--{kind}", action="store_true", help=text)
     clean.add_argument("--yes", action="store_true", help="remove the listed files")
     return parser
@@ -238,16 +238,16 @@ def clean(args: argparse.Namespace) -> int:
     from llmrl.core.errors import ConfigError, RunFolderError
     from llmrl.display.console import print_line
     from llmrl.sweeps.run_control import (
-        REMOVABLE_KINDS,
+        DESCRIPTION_BY_REMOVABLE_KIND,
         compute_disk_usage,
         find_removable_paths,
         query_run_records,
         remove_path,
     )
 
-    kinds = [kind for kind in REMOVABLE_KINDS if getattr(args, kind)]
+    kinds = [kind for kind in DESCRIPTION_BY_REMOVABLE_KIND if getattr(args, kind)]
     if not kinds:
-        raise ConfigError(f"choose what to remove: {', '.join(f'--{kind}' for kind in REMOVABLE_KINDS)}")
+        raise ConfigError(f"choose what to remove: {', '.join(f'--{kind}' for kind in DESCRIPTION_BY_REMOVABLE_KIND)}")
     paths = find_removable_paths(args.folder, query_run_records(args.folder, strict=True), kinds)
     sizes = []
     for path in paths:

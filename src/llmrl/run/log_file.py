@@ -24,7 +24,7 @@ from llmrl.run.files import report_write_errors
 FILE_NAME = "run.log"
 _MESSAGE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
-_active_files: ContextVar[tuple[LogFile, ...]] = ContextVar("llmrl_log_files", default=())
+_active_log_files: ContextVar[tuple[LogFile, ...]] = ContextVar("llmrl_log_files", default=())
 """Log files of this thread: those of runs that wait for the thread's run, then the file of this run."""
 
 
@@ -61,36 +61,36 @@ class LogFile:
             self._handler = _RunLogHandler(folder / FILE_NAME)
         self._handler.setFormatter(SafeFormatter(_MESSAGE_FORMAT))
         self._handler.addFilter(self._accepts_present_thread)
-        self._files_of_waiting_runs = _active_files.get()
-        _active_files.set((*self._files_of_waiting_runs, self))
+        self._files_of_waiting_runs = _active_log_files.get()
+        _active_log_files.set((*self._files_of_waiting_runs, self))
         _change_n_open_files(1)
         logging.getLogger().addHandler(self._handler)
 
     def _accepts_present_thread(self, _: logging.LogRecord) -> bool:
-        files = _active_files.get()
+        files = _active_log_files.get()
         return not files or self in files
 
     @contextmanager
     def receive_messages(self) -> Iterator[None]:
         """Return a context in which messages of this thread go to this file and to those of runs that wait for it."""
-        previous_files = _active_files.get()
-        _active_files.set((*self._files_of_waiting_runs, self))
+        previous_files = _active_log_files.get()
+        _active_log_files.set((*self._files_of_waiting_runs, self))
         try:
             yield
         finally:
-            _active_files.set(previous_files)
+            _active_log_files.set(previous_files)
 
     def write(self, log: logging.Logger, level: int, message: str) -> None:
         """Write a message to the file only, not to the terminal."""
         with self.receive_messages():
-            self._handler.handle(log.makeRecord(log.name, level, __file__, 0, message, (), None))
+            self._handler.handle(log.makeRecord(log.name, level, __file__, lno=0, msg=message, args=(), exc_info=None))
 
     def close(self) -> None:
         """Stop writing and close the file; a second call does nothing."""
         if self._handler in logging.getLogger().handlers:
             logging.getLogger().removeHandler(self._handler)
             _change_n_open_files(-1)
-            _active_files.set(tuple(file for file in _active_files.get() if file is not self))
+            _active_log_files.set(tuple(file for file in _active_log_files.get() if file is not self))
             try:
                 self._handler.close()
             except OSError as error:  # buffered messages could not be written
@@ -99,7 +99,7 @@ class LogFile:
 
 def get_active_log_files() -> tuple[LogFile, ...]:
     """Return the open log files of this thread, that of its own run last; empty in a thread without a run."""
-    return _active_files.get()
+    return _active_log_files.get()
 
 
 _level_lock, _n_open_files, _previous_level = threading.Lock(), 0, logging.NOTSET

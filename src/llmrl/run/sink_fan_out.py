@@ -110,7 +110,7 @@ class _GuardedSink:
     def __init__(self, name: str, sink: Sink, opening: Opening) -> None:
         self.name, self.sink = name, sink
         self._opening = opening
-        self.n_delivered_rows = self.n_rows = 0  # rows passed to the sink, and all rows so far
+        self.n_delivered_rows = self.n_rows = 0  # numbers of rows passed to the sink, and of all rows so far
         self.error = ""
         self.is_close_requested = self.is_abandoned = False
         self._message_queue: queue.Queue[Row | SinkFunction | None] = queue.Queue()

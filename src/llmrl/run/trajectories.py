@@ -64,8 +64,8 @@ class Trajectories:
     kind: np.ndarray = field(repr=False)
     mission: np.ndarray = field(repr=False)
 
-    TABLE_FIELDS: ClassVar = ("prompts", "action_names")  # not columns: they have a length of their own
-    TEXT_FIELDS: ClassVar = ("kind", "mission")  # columns of texts
+    LOOKUP_TABLE_FIELDS: ClassVar = ("prompts", "action_names")  # not columns: they have a length of their own
+    TEXT_COLUMN_FIELDS: ClassVar = ("kind", "mission")  # columns of texts
 
     def __len__(self) -> int:
         return len(self.prompt)
@@ -82,7 +82,7 @@ class Trajectories:
 
 
 def _list_column_names() -> list[str]:
-    return [column.name for column in fields(Trajectories) if column.name not in Trajectories.TABLE_FIELDS]
+    return [column.name for column in fields(Trajectories) if column.name not in Trajectories.LOOKUP_TABLE_FIELDS]
 
 
 class TrajectoryFiles:
@@ -187,7 +187,7 @@ def _to_arrays(trajectories: Trajectories) -> dict[str, Any]:
     arrays: dict[str, Any] = {"format": np.array(FORMAT_VERSION)}
     for array_field in fields(trajectories):
         value = getattr(trajectories, array_field.name)
-        if array_field.name in (*Trajectories.TABLE_FIELDS, *Trajectories.TEXT_FIELDS):
+        if array_field.name in (*Trajectories.LOOKUP_TABLE_FIELDS, *Trajectories.TEXT_COLUMN_FIELDS):
             value = np.array([str(text).encode("utf-8", errors="replace") for text in value], dtype=np.bytes_)
         arrays[array_field.name] = value
     return arrays
@@ -217,9 +217,9 @@ def _read_trajectory_file(path: Path) -> Trajectories:
     if len(prompt) and not -1 <= prompt.min() <= prompt.max() < len(arrays["prompts"]):
         raise RunFolderError(f"{path} is damaged: it refers to texts that it does not contain")
     field_values: dict[str, Any] = {name: arrays[name] for name in names}
-    for name in Trajectories.TABLE_FIELDS:
+    for name in Trajectories.LOOKUP_TABLE_FIELDS:
         field_values[name] = _decode_texts(arrays[name])
-    for name in Trajectories.TEXT_FIELDS:
+    for name in Trajectories.TEXT_COLUMN_FIELDS:
         distinct_texts, inverse_indices = np.unique(arrays[name], return_inverse=True)
         field_values[name] = np.array(_decode_texts(distinct_texts), dtype=object)[inverse_indices]
     return Trajectories(**field_values)

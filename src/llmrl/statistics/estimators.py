@@ -166,11 +166,11 @@ def analysis_of_variance(strata: Sequence[Sequence[np.ndarray]]) -> AnalysisOfVa
         raise ValueError("an analysis of variance needs a stratum with at least two groups")
     spread = math.sqrt(squared_deviations_of_means / df_between)
     if df_within < 1:
-        return AnalysisOfVariance(spread, None, None)
+        return AnalysisOfVariance(spread, noise=None, p=None)
     within_mean_square = sum(float(((scores - scores.mean()) ** 2).sum()) for scores in all_groups) / df_within
     noise = math.sqrt(within_mean_square * float(np.mean([1 / len(scores) for scores in all_groups])))
     if not within_mean_square:  # no variation within groups
-        return AnalysisOfVariance(spread, 0.0, 0.0 if between_sum_of_squares else 1.0)
+        return AnalysisOfVariance(spread, noise=0.0, p=0.0 if between_sum_of_squares else 1.0)
     return AnalysisOfVariance(
         spread, noise, float(fdtrc(df_between, df_within, between_sum_of_squares / df_between / within_mean_square))
     )

@@ -51,9 +51,9 @@ def select_label_overrides(overrides: Sequence[str], differing_keys: set[str]) -
 
 def check_distinct_folders(jobs: Sequence[Job]) -> None:
     """Raise ConfigError if jobs with different overrides have one run folder, because a swept key has no effect."""
-    first_jobs: dict[Path, Job] = {}
+    first_job_by_folder: dict[Path, Job] = {}
     for job in jobs:
-        first_job = first_jobs.setdefault(job.folder, job)
+        first_job = first_job_by_folder.setdefault(job.folder, job)
         if keys := sorted({o.partition("=")[0] for o in set(job.overrides) ^ set(first_job.overrides)}):
             raise ConfigError(
                 f"{' and '.join(keys)} cannot be swept, because it does not change results, so that all runs would "

@@ -188,7 +188,7 @@ def _belongs_to_launch(folder: Path, sweep: str) -> bool:
     return status is None or status.attempt <= launch_record.attempt or status.state == "running"
 
 
-REMOVABLE_KINDS = {
+DESCRIPTION_BY_REMOVABLE_KIND = {
     "backups": "content that reruns have moved aside (backup_<k>/)",
     "checkpoints": "checkpoints of finished runs, which can then no longer be evaluated or used by other runs",
     "launches": "output of jobs and files of backends (.sweeps/ in an output root), of launches that have ended",

@@ -16,8 +16,8 @@ from llmrl.teachers.rooms.room_domains import StepPairs, rule_based_plan
 _STATE_PATTERN = re.compile(r"^State: (.+)$", re.MULTILINE)
 _SKILL_PATTERN = re.compile(r"^- ([a-z ]+?)( <object>)?: ", re.MULTILINE)
 _NAME_PATTERN = re.compile(r"<([^<>]+)>")
-_HOLDS_TEXT = ", holds "
-_PARTICLE_PATTERN = re.compile(r"The agent is (\w+)[.,](.+)$")
+_HOLDS_SEPARATOR = ", holds "
+_PARTICLE_STATE_PATTERN = re.compile(r"The agent is (\w+)[.,](.+)$")
 """Pattern of the state of an agent in a particle environment; groups: name of the agent, and facts that it knows."""
 _NEAREST_TO_LANDMARK_PATTERN = re.compile(r"nearest to <landmark (\d+)> is (\w+)", re.IGNORECASE)
 _ANNOUNCED_GOAL_PATTERN = re.compile(r"(\w+): go to landmark (\d+)")
@@ -43,7 +43,7 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     state = require(_STATE_PATTERN.findall(prompt), "the state (`State: ...`)")[-1]
     skills = {name: bool(takes_object) for name, takes_object in _SKILL_PATTERN.findall(prompt)}
     require(skills, "the skills (`- skill <object>: what it does`)")
-    particle_match = _PARTICLE_PATTERN.match(state)
+    particle_match = _PARTICLE_STATE_PATTERN.match(state)
     if particle_match:
         facts, _, announcements = particle_match.group(2).partition(ANNOUNCEMENT_PREFIX)
         reason, steps = _plan_in_particle_world(particle_match.group(1), facts, announcements)
@@ -61,7 +61,7 @@ def _plan_in_room(state: str, skills: Mapping[str, bool], note: Callable[[str], 
 
     If no rule applies, the plan is the first skill without object, or else the first skill with the first object.
     """
-    visible_text, holds_separator, carried_text = state.partition(_HOLDS_TEXT)
+    visible_text, holds_separator, carried_text = state.partition(_HOLDS_SEPARATOR)
     visible_names = [name for name in _NAME_PATTERN.findall(visible_text) if name != "nothing"]
     carried_name = next((name for name in _NAME_PATTERN.findall(carried_text) if name != "nothing"), None)
     if not holds_separator:

@@ -34,7 +34,7 @@ class Here(Backend):
             )
 
     def make_batches(self, jobs: Sequence[Job]) -> list[JobBatch]:
-        return make_batches_for_machine(jobs, 1, Machine.detect().memory_gb)
+        return make_batches_for_machine(jobs, n_processes=1, memory_gb=Machine.detect().memory_gb)
 
     def count_parallel(self, batches: Sequence[JobBatch]) -> int | None:
         return 1
@@ -62,7 +62,7 @@ def _compute_batch(launch: BatchLaunch, run_function: RunFunction, stop_flag: St
     """Compute the runs of a batch and return their outcomes; exceptions of runs are not raised."""
     start = time.monotonic()
     with preserve_environment():
-        run_exits = build_process_payload(launch.batch, run_function, {})()
+        run_exits = build_process_payload(launch.batch, run_function, environment={})()
     seconds = time.monotonic() - start
     job_by_folder, outcomes = {job.folder: job for job in launch.batch.jobs}, []
     for run_exit in run_exits:

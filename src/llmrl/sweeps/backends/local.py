@@ -309,7 +309,7 @@ class BatchProcessPool:
         name = f"{len(batch.jobs)}-rows" if len(batch.jobs) > 1 else f"{folder.parent.name}-{folder.name}"
         log_file = self.log_folder / f"{batch_index:04d}-{name}.log"
         write_log_header(log_file, batch)
-        launches, failures = record_batch_launch(batch, self.log_folder.parent, str(log_file))
+        launches, failures = record_batch_launch(batch, self.log_folder.parent, log_file=str(log_file))
         self.waiting_launches += launches
         self.outcomes += failures
 

@@ -35,7 +35,7 @@ from llmrl.sweeps.payload import ProcessPayload, RunFunction, is_main_process
 
 log = logging.getLogger(__name__)
 
-ENDED_STATES = {
+ENDED_JOB_STATES = {
     "BOOT_FAIL",
     "CANCELLED",
     "COMPLETED",
@@ -65,7 +65,7 @@ class SlurmScheduler:
             raise SchedulerError("squeue does not answer on this machine")
         states = {job: state for job, (state, _) in jobs.items()}
         reasons = {job: reason for job, (state, reason) in jobs.items() if state == "PENDING" and reason != "None"}
-        job_ends = {job: _make_job_end(state) for job, state in states.items() if state in ENDED_STATES}
+        job_ends = {job: _make_job_end(state) for job, state in states.items() if state in ENDED_JOB_STATES}
         active_states = {job: state for job, state in states.items() if job not in job_ends}
         backends = dict.fromkeys(launch_record.backend for launch_record in launch_records)
         return [QueueSnapshot(backend, self.cluster, users, active_states, job_ends, reasons) for backend in backends]
@@ -312,7 +312,7 @@ class Slurm(Backend):
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
         hardware = batches[0].hardware
-        payloads = [SlurmPayload(build_process_payload(batch, run_function, {})) for batch in batches]
+        payloads = [SlurmPayload(build_process_payload(batch, run_function, environment={})) for batch in batches]
         memory_gb = max(batch.memory_gb for batch in batches)
         parameters = self._make_submitit_parameters(hardware, batches[0].cores, memory_gb)
         prerequisites = [prerequisite for batch in batches for job in batch.jobs for prerequisite in job.prerequisites]

@@ -180,26 +180,26 @@ class TagScene:
         overshoot = OVERSHOOT_FRACTION * hypot(x, y)
         return x + overshoot * (x - pursuer_x) / gap, y + overshoot * (y - pursuer_y) / gap
 
-    def _flee(self, threats: Sequence[Pair]) -> int:
+    def _flee(self, threat_offsets: Sequence[Pair]) -> int:
         """Return the move that, if repeated, has the highest sum of scores of the next positions."""
         best_move, max_score = 0, -inf
         for move, start_velocity in enumerate(self.body.list_next_velocities(self.velocity)):
             x, y = TIME_STEP * self.velocity[0], TIME_STEP * self.velocity[1]
             velocity, score = start_velocity, 0.0
             for step in range(1, FLEE_STEPS + 1):
-                score += self._score_position((x, y), threats, HUNTER_BODY.max_speed * TIME_STEP * step)
+                score += self._score_position((x, y), threat_offsets, HUNTER_BODY.max_speed * TIME_STEP * step)
                 x, y = x + TIME_STEP * velocity[0], y + TIME_STEP * velocity[1]
                 velocity = self.body.list_next_velocities(velocity)[move]
-            score += self._score_position((x, y), threats, HUNTER_BODY.max_speed * TIME_STEP * (FLEE_STEPS + 1))
+            score += self._score_position((x, y), threat_offsets, HUNTER_BODY.max_speed * TIME_STEP * (FLEE_STEPS + 1))
             if score > max_score:
                 best_move, max_score = move, score
         return best_move
 
-    def _score_position(self, offset: Pair, threats: Sequence[Pair], reach: float) -> float:
-        """Return a hand-tuned score, <= 0, of a position (an offset), given the distance `reach` that hunters move."""
+    def _score_position(self, offset: Pair, threat_offsets: Sequence[Pair], hunter_reach: float) -> float:
+        """Return a hand-tuned score, <= 0, of the position `offset`; hunters may have moved by the distance `hunter_reach`."""
         score = 0.0
-        for threat in threats:
-            gap = _distance(offset, threat) - 0.5 * reach
+        for threat in threat_offsets:
+            gap = _distance(offset, threat) - 0.5 * hunter_reach
             score -= 1.0 / max(gap, 0.05) ** 2 if gap < THREAT_DISTANCE else 0.5 / gap
         for obstacle in self.obstacles:
             score -= 200.0 * max(OBSTACLE_RADIUS + self.body.size - _distance(offset, obstacle), 0.0)

@@ -31,8 +31,8 @@ from llmrl.teachers.rooms.observed_room import (
     get_shortest_paths,
 )
 
-WAIT = "wait"
-_ACTION_BY_SKILL = {"pick up": PICK_UP, "drop": DROP, "open": TOGGLE, WAIT: DONE}
+WAIT_SKILL = "wait"
+_ACTION_BY_SKILL = {"pick up": PICK_UP, "drop": DROP, "open": TOGGLE, WAIT_SKILL: DONE}
 _SKILL_NAMES = ("explore", "go to", "pick up", "drop", "open")
 """Names of skills in order of priority: the skill of a text is the first of these that the text contains."""
 
@@ -49,17 +49,17 @@ class PublishedScene:
 
     def __init__(self, room: ObservedRoom, sentence: str, last_seen_cells: Mapping[str, int], view_size: int) -> None:
         self.room, self.sentence, self.last_seen_cells, self.view_size = room, sentence, last_seen_cells, view_size
-        self._actions: dict[PlanStep, int | None] = {}
+        self._action_by_step: dict[PlanStep, int | None] = {}
 
     def act(self, step: PlanStep) -> int | None:
-        if step not in self._actions:
-            self._actions[step] = self._choose_action(step)
-        return self._actions[step]
+        if step not in self._action_by_step:
+            self._action_by_step[step] = self._choose_action(step)
+        return self._action_by_step[step]
 
     def _choose_action(self, step: PlanStep) -> int | None:
         if step.skill == "explore":
             return explore(self.room, self.view_size)
-        if step.skill != WAIT and step.object not in self.last_seen_cells:
+        if step.skill != WAIT_SKILL and step.object not in self.last_seen_cells:
             return DONE
         if step.skill == "go to":
             walkable = self.room.compute_walkable(include_lava=True)
@@ -96,13 +96,13 @@ def parse_leniently(text: str, object_names: Sequence[str], match_last_two_words
     plan = []
     for step_text in text.lower().replace("<", " ").replace(">", " ").split(","):
         step_words = " ".join(step_text.split())
-        skill = next((skill for skill in _SKILL_NAMES if skill in step_words), WAIT)
+        skill = next((skill for skill in _SKILL_NAMES if skill in step_words), WAIT_SKILL)
         object_text = " ".join(step_words.split()[-2:]) if match_last_two_words else step_words
         target = next((name for name in object_names if name in object_text), "")
         if skill == "explore":
             plan.append(PlanStep(skill))
         else:
-            plan.append(PlanStep(skill, target) if target and skill != WAIT else PlanStep(WAIT))
+            plan.append(PlanStep(skill, target) if target and skill != WAIT_SKILL else PlanStep(WAIT_SKILL))
     return tuple(plan)
 
 
@@ -156,6 +156,6 @@ def _find_bounds(room: ObservedRoom) -> tuple[int, int, int, int]:
     width, height = room.geometry.width, room.geometry.height
     is_solid = bytes(object_id in (WALL, DOOR) for object_id in room.object_ids)
     inner_x, inner_y = range(1, width - 1), range(1, height - 1)
-    walls_x = (i for i in inner_x if b"\1\1" in is_solid[i * height + 1 : (i + 1) * height])
-    walls_y = (j for j in inner_y if b"\1\1" in is_solid[height + j :: height])
-    return 0, 0, next(walls_x, width - 1), next(walls_y, height - 1)
+    wall_columns = (i for i in inner_x if b"\1\1" in is_solid[i * height + 1 : (i + 1) * height])
+    wall_rows = (j for j in inner_y if b"\1\1" in is_solid[height + j :: height])
+    return 0, 0, next(wall_columns, width - 1), next(wall_rows, height - 1)

@@ -46,12 +46,12 @@ class RoomScene:
         self, room: ObservedRoom, sentence: str, cells_by_name: Mapping[str, Sequence[int]], carried: str
     ) -> None:
         self.room, self.sentence, self.cells_by_name, self.carried = room, sentence, cells_by_name, carried
-        self._actions: dict[PlanStep, int | None] = {}
+        self._action_by_step: dict[PlanStep, int | None] = {}
 
     def act(self, step: PlanStep) -> int | None:
-        if step not in self._actions:
-            self._actions[step] = self._choose_action(step)
-        return self._actions[step]
+        if step not in self._action_by_step:
+            self._action_by_step[step] = self._choose_action(step)
+        return self._action_by_step[step]
 
     def _choose_action(self, step: PlanStep) -> int | None:
         room = self.room
