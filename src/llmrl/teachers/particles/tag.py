@@ -196,7 +196,7 @@ class TagScene:
         return best_move
 
     def _score_position(self, offset: Pair, threat_offsets: Sequence[Pair], hunter_reach: float) -> float:
-        """Return a hand-tuned score, <= 0, of the position `offset`; hunters may have moved by the distance `hunter_reach`."""
+        """Return a hand-tuned score, <= 0, of the position `offset`, if hunters have moved by up to `hunter_reach`."""
         score = 0.0
         for threat in threat_offsets:
             gap = _distance(offset, threat) - 0.5 * hunter_reach
