@@ -44,7 +44,7 @@ def evaluate_policy(entry: dict[str, Any], episodes: int = EPISODES, workers: in
     """Evaluate a policy on seeds that no search has used."""
     env = make_environment(entry)
     controller = make_agent(entry, env).controller
-    with env.evaluator(entry.get("clip_actions", True), workers) as evaluator:
+    with env.build_evaluator(entry.get("clip_actions", True), workers) as evaluator:
         seeds = FIRST_SEED + np.arange(episodes)
         return evaluator.evaluate(controller, np.array([entry["parameters"]], dtype=np.float64), seeds)
 
@@ -59,7 +59,7 @@ def search(entry: dict[str, Any], iterations: int, episodes: int, bound: float, 
     limits = np.stack((space.low, space.high), axis=1)
     optimizer = CMA(np.zeros(space.dim), bound / 4, bounds=limits, seed=entry.get("seed", 0))
     best, best_value = np.zeros(space.dim), -np.inf
-    with env.evaluator(entry["clip_actions"], None) as evaluator:
+    with env.build_evaluator(entry["clip_actions"], None) as evaluator:
         for iteration in range(iterations):
             population = [optimizer.ask() for _ in range(optimizer.population_size)]
             vectors = space.round_values(np.array(population))

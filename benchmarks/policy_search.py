@@ -128,7 +128,7 @@ def measure(name: str, engine: str, rounds: int, workers: int) -> str:
     policies = make_similar_policies(parameters, entry["agent"] == "tabular", env.spec.n_actions)
     loop = make_sequential_loop(env_option, clip)
     columns = []
-    with env.evaluator(clip, workers) as evaluator:
+    with env.build_evaluator(clip, workers) as evaluator:
         for candidates in (1, CANDIDATES):
             vectors = policies[:candidates]
 

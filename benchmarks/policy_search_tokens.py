@@ -60,7 +60,7 @@ def count_prompt_tokens(
     principal = Builder(services).build({**load_option("principal", "llm"), **settings}, "principal")
     principal.on_search_start(iterations, episodes)
     tokens = []
-    with env.evaluator(True, 1) as evaluator:
+    with env.build_evaluator(True, 1) as evaluator:
 
         def evaluate(vectors: np.ndarray, i: int) -> list[Outcome]:
             batch = evaluator.evaluate(agent.controller, vectors, np.arange(episodes) + i * episodes)

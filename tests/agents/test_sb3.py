@@ -61,7 +61,7 @@ def test_policy_is_playable(tmp_path):
     parts = build_parts(config, None)
     try:
         parts.agents[0].load_state_dict(load_saved_state(folder)[1]["agents"][0])
-        plays = parts.env.evaluator(True, 1)
+        plays = parts.env.build_evaluator(True, 1)
         seeds = draw_evaluation_seeds(Seeds(0).child("loop"), 6)
         returns = plays.evaluate(parts.agents[0].controller, np.zeros((1, 0)), seeds)
         assert rows[-1]["search/incumbent_return"] == pytest.approx(returns.returns.mean())

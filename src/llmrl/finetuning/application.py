@@ -205,7 +205,7 @@ def _check_task(task: Config, builder: Builder, prefix: str) -> None:
     `prefix` precedes their keys in messages: "" for the training task, "transfer.<name>." for others.
     """
     nodes = {group: _select_node(task[group], group) for group in ("env", "agent")}
-    if not hasattr(builder.locate(nodes["env"]["_target_"], f"{prefix}env"), "evaluator"):
+    if not hasattr(builder.locate(nodes["env"]["_target_"], f"{prefix}env"), "build_evaluator"):
         raise ConfigError(
             f"{prefix}env={nodes['env']['_target_']} is not a Gymnasium environment, whose episodes evaluate policies; "
             "use e.g. env=cartpole agent=linear, or env=maze agent=tabular"
@@ -293,7 +293,7 @@ def _build_task(
     services = AgentServices(env.spec, seeds.child("agent"))
     agent = builder.replace_services(services).build(nodes["agent"], f"{prefix}agent")
     controller = agent.controller
-    evaluator = env.evaluator(bool(getattr(controller, "clip_actions", True)), resources.cores)
+    evaluator = env.build_evaluator(bool(getattr(controller, "clip_actions", True)), resources.cores)
     exit_stack.callback(evaluator.close)
     prompt_folder = None if config["prompts"] is None else Path(config["prompts"]).expanduser()
     principal_services = PrincipalServices(

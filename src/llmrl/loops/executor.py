@@ -174,7 +174,7 @@ class Executor:
         key = (bool(getattr(request.controller, "clip_actions", True)), request.workers)
         if key not in self._evaluators:
             assert isinstance(request.env, SupportsEvaluator)
-            self._evaluators[key] = request.env.evaluator(*key)
+            self._evaluators[key] = request.env.build_evaluator(*key)
         # The search checks returns for infinite values, so NumPy's warnings about overflows are redundant.
         with np.errstate(all="ignore"):
             return self._evaluators[key].evaluate(request.controller, request.vectors, request.seeds)

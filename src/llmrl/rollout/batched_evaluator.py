@@ -30,7 +30,7 @@ class Evaluator(Protocol):
 class SupportsEvaluator(Protocol):
     """Protocol of environments whose episodes can be played outside its own games."""
 
-    def evaluator(self, clip_actions: bool, workers: int | None) -> Evaluator:
+    def build_evaluator(self, clip_actions: bool, workers: int | None) -> Evaluator:
         """Return an evaluator.
 
         Args:

@@ -61,7 +61,7 @@ def test_exact_table_returns_match_text():
     for entry in policies_module.POLICIES:
         name = " ".join([entry["env"], *entry.get("kwargs", {})])
         if name in exact_returns:
-            with policies_module.make_environment(entry).evaluator(True, None) as evaluator:
+            with policies_module.make_environment(entry).build_evaluator(True, None) as evaluator:
                 games = evaluator._runner.games
                 exact = games.table.expected_return(np.array(entry["parameters"]), games.horizon)
             assert exact == pytest.approx(exact_returns.pop(name), abs=5e-5)

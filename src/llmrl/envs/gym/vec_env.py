@@ -201,7 +201,7 @@ class GymnasiumEnv(ReplayableEnv):
         """Return a new Gymnasium environment with the same options."""
         return make_gymnasium_env(replace(self.env_factory, engine="stock"), render=False)
 
-    def evaluator(self, clip_actions: bool, workers: int | None) -> GymEvaluator:
+    def build_evaluator(self, clip_actions: bool, workers: int | None) -> GymEvaluator:
         """Return an evaluator of controllers, which plays episodes in `workers` processes (None: one per core)."""
         from llmrl.envs.gym.evaluator import EpisodeRules, GymEvaluator
 
