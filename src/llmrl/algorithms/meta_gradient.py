@@ -102,14 +102,14 @@ class MetaGradient:
             outcome: outcome of these episodes; its `values` are in the order of the rollouts' episodes.
         """
         credits = compute_step_credits(rollouts, objective, spending_cost, outcome, self.settings)
-        total = compute_direct_derivative(rollouts, spending_cost).to(self.tau.device)
+        total_derivative = compute_direct_derivative(rollouts, spending_cost).to(self.tau.device)
         for (_, agents), updater in zip(self.ppo.policy.list_networks(), self._updaters, strict=True):
             # First the derivative with respect to the final weights, then once through the updates that led to them.
             final_step = DifferentiableStep(
                 updater.optimizer_step, self._observed_shift, self._mechanism_columns, self._joint_columns
             )
             inputs = [*final_step.weights.values(), self.tau]
-            totals = [torch.zeros_like(x) for x in inputs]
+            derivatives = [torch.zeros_like(x) for x in inputs]
             for rollout, credit in zip(rollouts, credits, strict=True):
                 samples = self.ppo.build_samples(rollout, agents)
                 weight = credit[:, :, None].expand(rollout.log_prob[:, :, agents].shape).flatten().to(self.tau.dtype)
@@ -122,18 +122,18 @@ class MetaGradient:
                     parts = torch.autograd.grad(
                         surrogate, inputs, allow_unused=True, retain_graph=self._observed_shift is not None
                     )
-                    totals = [x if part is None else x + part for x, part in zip(totals, parts, strict=True)]
-            total += totals.pop().double()
-            pairs = zip(updater.weights.values(), totals, strict=True)
-            differentiable = [(weight, x) for weight, x in pairs if weight.grad_fn is not None]
+                    derivatives = [x if part is None else x + part for x, part in zip(derivatives, parts, strict=True)]
+            total_derivative += derivatives.pop().double()
+            pairs = zip(updater.weights.values(), derivatives, strict=True)
+            differentiable = [(w, x) for w, x in pairs if w.grad_fn is not None]
             if differentiable:
                 outputs, gradients = zip(*differentiable, strict=True)
                 [indirect_derivative] = torch.autograd.grad(
                     outputs, [self.tau], gradients, allow_unused=True, retain_graph=True
                 )
-                total += 0.0 if indirect_derivative is None else indirect_derivative.double()
+                total_derivative += 0.0 if indirect_derivative is None else indirect_derivative.double()
         self._updaters = []
-        return total.cpu().numpy()
+        return total_derivative.cpu().numpy()
 
 
 class DifferentiableStep:

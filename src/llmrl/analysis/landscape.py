@@ -76,7 +76,7 @@ def build_landscape(settings: StudySettings, groups: Mapping[str, Sequence[RunRe
         groups: runs by short name of their group, at least one run each.
 
     Raises:
-        RunFolderError: the settings of two runs differ, or a summary cannot be read.
+        RunFolderError: two runs have different settings, `settings.map` names no parameter, or a summary is unreadable.
     """
     all_runs = [run for group_runs in groups.values() for run in group_runs]
     runs = next((groups[name] for name in settings.baselines if name in groups), all_runs)

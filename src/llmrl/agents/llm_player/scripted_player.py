@@ -50,8 +50,8 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     user_turn = _find_last_user_turn(messages)
     if _AMOUNT_ACTION_TEXT in section:
         [(_, description), *_] = actions
-        bounds = require(_BOUNDS_PATTERN.search(description), "the bounds (`(a whole number from 0 to 20)`)")
-        actions = [(name, description) for name in _expand_range(f"{bounds[1]} to {bounds[2]}")]
+        bounds_match = require(_BOUNDS_PATTERN.search(description), "the bounds (`(a whole number from 0 to 20)`)")
+        actions = [(name, description) for name in _expand_range(f"{bounds_match[1]} to {bounds_match[2]}")]
     if user_turn.get("talk") is True:
         return json.dumps(_write_message([name for name, _ in actions], system, user_turn))
     if _NUMERIC_ACTION_TEXT in section:
@@ -75,10 +75,10 @@ def _find_last_user_turn(messages: Sequence[Mapping[str, str]]) -> Mapping[str, 
 
 
 def _choose_action(
-    names: Sequence[str], system: str, user_turn: Mapping[str, Any], note: Callable[[str], None]
+    action_names: Sequence[str], system: str, user_turn: Mapping[str, Any], note: Callable[[str], None]
 ) -> tuple[str, Any]:
     """Return a reason and an answer for a choice between actions."""
-    legal_actions = user_turn.get("legal_actions", names)
+    legal_actions = user_turn.get("legal_actions", action_names)
     legal_answers = _expand_range(legal_actions) if isinstance(legal_actions, str) else list(map(str, legal_actions))
     # Missing if players are only shown frames.
     observation: Mapping[str, Any] = x if isinstance(x := user_turn.get("observation"), Mapping) else {}
@@ -89,8 +89,8 @@ def _choose_action(
     ]
     for rule_action in rule_actions:
         # With numbered answers, the names of actions are in the descriptions.
-        numbered = re.search(rf"^- (\d+): {re.escape(rule_action)}: ", system, re.MULTILINE)
-        action = rule_action if rule_action in names or numbered is None else numbered[1]
+        numbered_match = re.search(rf"^- (\d+): {re.escape(rule_action)}: ", system, re.MULTILINE)
+        action = rule_action if rule_action in action_names or numbered_match is None else numbered_match[1]
         if _AMOUNT_ACTION_TEXT in system:
             action = rule_action.removeprefix("take_")
         if action in legal_answers:
@@ -101,9 +101,9 @@ def _choose_action(
     return "any action that is legal", _to_json_value(legal_answers[hash_value % len(legal_answers)])
 
 
-def _write_message(names: Sequence[str], system: str, user_turn: Mapping[str, Any]) -> dict[str, str]:
+def _write_message(action_names: Sequence[str], system: str, user_turn: Mapping[str, Any]) -> dict[str, str]:
     """Return a message that announces the next action, to the next player if messages have one recipient."""
-    _, answer = _choose_action(names, system, user_turn, lambda text: None)
+    _, answer = _choose_action(action_names, system, user_turn, lambda text: None)
     message = {"message": f"By rule, not by thought: I mean to {answer}."}
     player_match = require(
         re.search(r"^You are player (\d+)\.", system, re.MULTILINE), "who the player is (`You are player 1.`)"
@@ -128,8 +128,8 @@ def _choose_numbers(actions: Sequence[tuple[str, str]], user_turn: Mapping[str, 
     """Return a reason and numbers within their bounds, selected by a hash of the observation."""
     number_by_name = {}
     for name, description in actions:
-        bounds = require(_BOUNDS_PATTERN.search(description), "the bounds of each number (`(from 0 to 1)`)")
-        low, high = float(bounds.group(1)), float(bounds.group(2))
+        bounds_match = require(_BOUNDS_PATTERN.search(description), "the bounds of each number (`(from 0 to 1)`)")
+        low, high = float(bounds_match.group(1)), float(bounds_match.group(2))
         digest = hashlib.sha256(f"{name} {_format_with_rounded_numbers(user_turn)}".encode()).digest()
         # Quarters of the range, so that numbers of an integer range stay integers.
         fraction = (digest[0] % 5) / 4
@@ -171,8 +171,8 @@ def _play_cliff_walking(observation: Mapping[str, Any]) -> str:
 
 def _play_commons(observation: Mapping[str, Any]) -> str:
     """Take an equal share of the whole stock, or the amount that the observation warns not to exceed."""
-    warning = re.search(r"more than (\d+)", str(observation.get("if_everybody", "")))
-    return f"take_{warning[1] if warning else int(observation['stock']) // int(observation['players'])}"
+    warning_match = re.search(r"more than (\d+)", str(observation.get("if_everybody", "")))
+    return f"take_{warning_match[1] if warning_match else int(observation['stock']) // int(observation['players'])}"
 
 
 def _play_clean_up_or_harvest(observation: Mapping[str, Any]) -> str:
