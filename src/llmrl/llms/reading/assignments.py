@@ -161,7 +161,7 @@ class AssignmentFinder:
     def _find_tokens(self, sentence: str) -> tuple[list[_Token], str]:
         """Return names and numbers in order, and the sentence with blanks for names and irrelevant numbers.
 
-        There are no tokens if the sentence contains a range, a change, or a bound.
+        There are no tokens if the sentence contains a range, a bound, or a change without its final number.
         """
         names = [
             _Token(

@@ -38,7 +38,8 @@ _LINE_BREAK = re.compile(r"\\\\(?:\[[^\[\]]{0,10}\])?")
 def strip_latex(text: str) -> str:
     r"""Replace LaTeX commands by the text that they display, padded with spaces to the same length.
 
-    These are styles, fractions, matrices (as lists), arrows, spaces and escaped characters. `\boxed{}` is not changed.
+    These are styles, fractions, matrices (as lists), sizes, arrows, comparison and product signs, spaces and escaped
+    characters. `\boxed{}` is not changed.
 
     >>> strip_latex(r"\boxed{\text{stick}}").replace(" ", "")
     '\\boxed{stick}'

@@ -106,6 +106,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         return self.finder.describe_incomplete_list(to_ascii(text))
 
     def answers_this_question(self, text: str, candidate: CandidateAnswer[np.ndarray]) -> bool | None:
+        """See `AnswerParser`. A candidate that a measured value follows becomes a fallback."""
         line_start = max(text.rfind("\n", 0, candidate.start) + 1, candidate.start - 400)
         line = text[line_start : candidate.start]
         turns, proposals = list(_TURN_NUMBER.finditer(line)), list(_PROPOSAL_NUMBER.finditer(line))
