@@ -13,7 +13,7 @@ from experiments import compose, find_run_folder, run
 from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import GroupSummary, ReportSettings
 from llmrl.cli.sweep_report import main
-from llmrl.evaluation.suite_results import group_by_experiment, merge_suite_results
+from llmrl.evaluation.suite_results import group_runs_by_experiment, merge_suite_results
 from llmrl.results.groups import group_into_tasks
 from llmrl.results.run_records import read_run, read_runs
 from llmrl.run.shared_factors import list_shared_factors
@@ -150,7 +150,7 @@ def test_single_pretraining_has_no_suite_interval(tmp_path: Path) -> None:
             found.append({"runs": [str(folder)], "checkpoint": 1, "llm": "", "players": ["student"], "tests": [test]})
     rows = {}
     for name, found in results.items():
-        merged = merge_suite_results(found, group_by_experiment([Path(run["runs"][0]) for run in found]))
+        merged = merge_suite_results(found, group_runs_by_experiment([Path(run["runs"][0]) for run in found]))
         rows[name] = merged["tests"][0]["players"]["student"]
     assert rows["shared"]["low"] is None and rows["shared"]["success"] == pytest.approx(0.25)
     assert rows["alone"]["low"] < 0.25 < rows["alone"]["high"]

@@ -52,7 +52,7 @@ def test_agent_matches_run(with_memory):
 
     saved = read_saved_run(with_memory)
     parts = build_parts({**saved.config, "env": {**saved.config["env"], "n_envs": 3}}, None, play_only=True)
-    parts.agents[0].load_state_dict(saved.agent)
+    parts.agents[0].load_state_dict(saved.agent_state)
     collector = Collector(parts.env, parts.agents[0].policy, parts.device)
     collector.reset(11)
     expected = collector.collect(80, generator=None, learn=False, greedy=True).action.numpy()

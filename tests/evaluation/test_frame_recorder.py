@@ -10,11 +10,11 @@ from llmrl.core.observers import Transition
 from llmrl.core.records import PolicyOutput, Step
 from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.evaluation.videos import (
-    MAX_ACTIONS_SHOWN,
-    MAX_AGENTS,
+    MAX_DESCRIBED_AGENTS,
+    MAX_DISPLAYED_ACTIONS,
     TEXT_WIDTH,
+    DecisionDescriber,
     FrameRecorder,
-    ThoughtDescriber,
 )
 
 ACTIONS = ("stay", "left", "right", "down", "up", "jump")
@@ -50,29 +50,29 @@ def transition(n_agents, notes=None):
 
 def test_thoughts_of_player_and_teacher():
     notes = [[{"reflection": "A door."}], [{}]]
-    captions = ThoughtDescriber(object(), make_spec(1), Planner(), "cpu").describe_step(transition(1, notes))
+    captions = DecisionDescriber(object(), make_spec(1), Planner(), "cpu").describe_step(transition(1, notes))
     assert [heading for heading, _ in captions] == [
         *("action", "probabilities of the policy", "probabilities of the teacher", "reflection", "plans")
     ]
     texts = dict(captions)
     assert texts["action"] == "right" and texts["reflection"] == "A door."
     assert texts["probabilities of the policy"].startswith("right 0.80, stay 0.04")
-    assert texts["probabilities of the policy"].count(",") == MAX_ACTIONS_SHOWN - 1
+    assert texts["probabilities of the policy"].count(",") == MAX_DISPLAYED_ACTIONS - 1
     assert texts["plans"] == "game 0\ngo to landmark 0"
 
 
 def test_thoughts_name_several_agents():
-    captions = ThoughtDescriber(object(), make_spec(MAX_AGENTS + 1), None, "cpu").describe_step(
-        transition(MAX_AGENTS + 1)
+    captions = DecisionDescriber(object(), make_spec(MAX_DESCRIBED_AGENTS + 1), None, "cpu").describe_step(
+        transition(MAX_DESCRIBED_AGENTS + 1)
     )
     actions = [heading for heading, _ in captions if heading.endswith("action")]
-    assert actions == [f"agent {i}, action" for i in range(MAX_AGENTS)]
+    assert actions == [f"agent {i}, action" for i in range(MAX_DESCRIBED_AGENTS)]
 
 
 def test_captions_match_world(tmp_path, monkeypatch):
     world = np.full((20, 30, 3), 100, dtype=np.uint8)
     env = SimpleNamespace(spec=make_spec(1), render=lambda game: world)
-    recorder = FrameRecorder(env, thoughts=ThoughtDescriber(object(), make_spec(1), None, "cpu"))
+    recorder = FrameRecorder(env, describer=DecisionDescriber(object(), make_spec(1), None, "cpu"))
     recorder.on_reset(np.ones(2, dtype=bool), {})
     recorder.on_step(transition(1))
     videos = {}

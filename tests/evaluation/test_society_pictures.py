@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from llmrl.core.frames import scale_to_width
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.envs.mechanisms import BracketedTax, Incentives
+from llmrl.evaluation import videos
 from llmrl.evaluation.society_pictures import (
-    SIDE_BY_SIDE_WIDTH,
-    SINGLE_WIDTH,
+    SIDE_BY_SIDE_SOCIETY_WIDTH,
+    SINGLE_SOCIETY_WIDTH,
     EpisodeMoment,
     PictureSettings,
     SocietyEpisode,
@@ -51,6 +52,16 @@ def test_bar_lengths_match_payoffs():
     assert widths[2].max() <= widths[1].min() + 1 and len(widths[2]) == pytest.approx(len(widths[1]), abs=2)
 
 
+@pytest.mark.parametrize("n_moments", [1, 400, 401, 799, 800, 5001])
+def test_side_by_side_videos_have_limited_length(monkeypatch, tmp_path, n_moments):
+    frame_counts = []
+    monkeypatch.setattr(videos, "SocietyPictures", lambda societies, setting: range(n_moments))
+    monkeypatch.setattr(videos, "save_video", lambda frames, *args: frame_counts.append((len(frames), int(frames[-1]))))
+    videos.save_side_by_side_video([], SETTING, tmp_path, 10)
+    [(n_frames, last_frame)] = frame_counts
+    assert n_frames <= videos.MAX_SIDE_BY_SIDE_FRAMES and last_frame == n_moments - 1
+
+
 def test_levels_follow_episode():
     levels = {"apples_live": [0.0, *np.linspace(1, 10, 10)], "dirt": [9.0] * 11}
     pictures = SocietyPictures([society(np.zeros((11, 3)), levels)], SETTING)
@@ -61,7 +72,7 @@ def test_levels_follow_episode():
 def test_societies_share_scales():
     low, high = np.array([[0.0, 0, 0], [1, 1, 1]]), np.array([[0.0, 0, 0], [50, 50, 50]])
     pictures = SocietyPictures([society(low, {}), society(high, {}, title="b")], SETTING)
-    half = SIDE_BY_SIDE_WIDTH + 2
+    half = SIDE_BY_SIDE_SOCIETY_WIDTH + 2
     bars = [has(side, COLORS[0]) for side in (pictures[1][:, :half], pictures[1][:, half:])]
     assert bars[1] > 20 * bars[0] > 0
 
@@ -82,7 +93,7 @@ def test_pictures_have_constant_even_size(agents, societies, payoff, shape, word
     sizes = {picture.shape for picture in (pictures[0], pictures[1])}
     [(height, width, _)] = sizes
     assert height % 2 == width % 2 == 0 and width == (
-        SINGLE_WIDTH if societies == 1 else societies * SIDE_BY_SIDE_WIDTH + 4 * (societies - 1)
+        SINGLE_SOCIETY_WIDTH if societies == 1 else societies * SIDE_BY_SIDE_SOCIETY_WIDTH + 4 * (societies - 1)
     )
 
 

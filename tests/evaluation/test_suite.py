@@ -20,7 +20,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.babyai.language import LANGUAGES, list_action_names
 from llmrl.evaluation.suite import parse_suite
-from llmrl.evaluation.suite_results import group_by_experiment
+from llmrl.evaluation.suite_results import group_runs_by_experiment
 from llmrl.run.trajectories import read_trajectories
 from run_folders import write_run
 
@@ -238,12 +238,12 @@ def test_experiments_have_labels_of_reports(tmp_path):
         ["agent=drrn", "env.n_envs=2"],
     )
     runs = [write_run(tmp_path, "study", words, seed=seed) for words in overrides for seed in (3, 4)]
-    groups = group_by_experiment(runs)
+    groups = group_runs_by_experiment(runs)
     assert list(groups) == ["agent=drrn", "small_llm", "small_llm, tune=lora"]
     assert [run.folder for run in groups["small_llm"]] == runs[:2]
-    assert [run.folder for run in group_by_experiment(runs[:2])["student"]] == runs[:2]
+    assert [run.folder for run in group_runs_by_experiment(runs[:2])["student"]] == runs[:2]
     with pytest.raises(ConfigError, match=str(runs[0])):
-        group_by_experiment([runs[0], runs[0]])
+        group_runs_by_experiment([runs[0], runs[0]])
 
 
 @pytest.mark.slow
@@ -301,7 +301,7 @@ def test_package_suite_composes_and_builds():
     env_options = {"n_envs": 2}
     names = list_action_names("en", "canonical")
     for test in suite.tests:
-        for kind, node in test.environments(names):
+        for kind, node in test.build_options_by_kind(names):
             env = Builder({"seeds": Seeds(0)}).build({**node, **env_options}, "env")
             env.provide(("prompt",))
             prompts = env.reset(seed=0)["prompt"].ravel().tolist()
@@ -342,16 +342,16 @@ def test_new_names_keep_action_count():
     for name, words in (("synonym_actions", "synonyms"), ("shift_actions", "synonyms_shift")):
         for action_set in ("restricted", "canonical"):
             names = list_action_names("en", action_set)
-            suite_results = tests[name].environment(names)["actions"]
+            suite_results = tests[name].build_env_options(names)["actions"]
             # The words are those of the environment's own sets.
             assert suite_results == list(LANGUAGES["en"].action_sets[words][: len(names)])
-        assert tests[name].environment(list_action_names("en", "augmented"))["actions"][6:] == [
+        assert tests[name].build_env_options(list_action_names("en", "augmented"))["actions"][6:] == [
             "sleep",
             "do nothing",
             "think",
         ]
-        assert {node["actions"][0] for _, node in tests[name].environments(names)} == {suite_results[0]}
-    assert tests["goto"].environment(names)["actions"] == "canonical"
+        assert {node["actions"][0] for _, node in tests[name].build_options_by_kind(names)} == {suite_results[0]}
+    assert tests["goto"].build_env_options(names)["actions"] == "canonical"
 
 
 def test_error_names_missing_option():

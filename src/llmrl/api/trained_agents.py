@@ -15,7 +15,7 @@ from llmrl.core.errors import ConfigError, Incompatible
 from llmrl.core.observers import StepObserver
 from llmrl.core.records import to_numpy
 from llmrl.core.seeding import Seeds
-from llmrl.evaluation.saved_runs import SavedRun, read_saved_run, remove_principal, remove_teacher, with_budget
+from llmrl.evaluation.saved_runs import SavedRun, change_llm_budget, read_saved_run, remove_principal, remove_teacher
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Parts, build_parts
 from llmrl.llms.client import ChatClient
@@ -55,11 +55,11 @@ def load_agent(
     saved_run = read_saved_run(Path(run).expanduser(), trusted)
     config = remove_teacher(saved_run.config)
     config["env"] = merge_options(config["env"], {"n_envs": n_envs})
-    llm = build_llm(with_budget(remove_principal(config), calls), folder=None)
+    llm = build_llm(change_llm_budget(remove_principal(config), calls), folder=None)
     parts = build_parts(config, llm, render=False, play_only=True)
     parts.env.close()  # only its specification is needed
     [agent] = parts.agents
-    agent.load_state_dict(saved_run.agent)
+    agent.load_state_dict(saved_run.agent_state)
     trained_agent = TrainedAgent(saved_run, parts, seed)
     if isinstance(agent.policy, StepObserver):
         trained_agent.close()

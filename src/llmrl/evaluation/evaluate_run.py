@@ -38,7 +38,7 @@ from llmrl.evaluation.planned_evaluation import (
     explain_exhausted_budget,
     find_llm_players,
 )
-from llmrl.evaluation.saved_runs import SavedRun, read_saved_run, remove_principal, remove_teacher, with_budget
+from llmrl.evaluation.saved_runs import SavedRun, change_llm_budget, read_saved_run, remove_principal, remove_teacher
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Parts, build_parts
@@ -64,39 +64,36 @@ def name_objective_column(objective: Objective) -> str:
 
 
 def compute_columns(episodes: Sequence[Episode], spec: EnvSpec, objective: Objective, spending_cost: float) -> Columns:
-    """Return the objective, returns, length, welfare and metrics of the environment of each episode."""
+    """Return columns with each episode's objective, returns, length, welfare and metrics of the environment."""
     base_returns = np.array([episode.base_returns for episode in episodes])
+    # Welfare measures of a single agent are omitted, because they equal its return.
+    welfare = compute_welfare(episodes, objective) if spec.n_agents > 1 else {}
     return {
         name_objective_column(objective): compute_objective(episodes, objective, spending_cost),
         "return per agent": np.array([episode.returns.mean() for episode in episodes]),
         "base return per agent": base_returns.mean(1),
         "length": np.array([float(episode.length) for episode in episodes]),
-        # Welfare measures of a single agent are omitted, because they equal its return.
-        **(
-            {f"welfare/{name}": values for name, values in compute_welfare(episodes, objective).items()}
-            if spec.n_agents > 1
-            else {}
-        ),
+        **{f"welfare/{name}": values for name, values in welfare.items()},
         **{name: np.array([episode.summaries[name] for episode in episodes]) for name in spec.metrics},
     }
 
 
 def write_episodes(
-    file: Path, player_headings: Sequence[str], columns_by_player: Mapping[tuple[str, ...], Columns]
+    path: Path, player_headings: Sequence[str], columns_by_player: Mapping[tuple[str, ...], Columns]
 ) -> None:
     """Write a CSV file with a row for each episode.
 
     Args:
-        file: file to write.
-        player_headings: headings of the columns that identify a player, e.g. `policy` and `mode`.
-        columns_by_player: values of metrics of each player; the key has the player's cells under `player_headings`.
+        path: path of the file.
+        player_headings: headings of the columns that identify a player, such as `policy` and `mode`.
+        columns_by_player: columns of each player; a key has the player's cells under `player_headings`.
     """
-    with file.open("w", encoding="utf-8", newline="") as stream:
+    with path.open("w", encoding="utf-8", newline="") as stream:
         writer: Any = csv.writer(stream, lineterminator="\n")
         writer.writerow([*player_headings, "episode", *next(iter(columns_by_player.values()))])
         for player, player_columns in columns_by_player.items():
-            for number, values in enumerate(zip(*player_columns.values(), strict=True)):
-                writer.writerow([*player, number, *(f"{value:.6g}" for value in values)])
+            for episode, values in enumerate(zip(*player_columns.values(), strict=True)):
+                writer.writerow([*player, episode, *(f"{value:.6g}" for value in values)])
 
 
 def write_results(
@@ -110,7 +107,7 @@ def write_results(
     Args:
         evaluation: evaluation that was played.
         description: fields of `results.json` that describe the evaluation.
-        mechanism_episodes: for each mechanism, the episodes of each player.
+        mechanism_episodes: for each mechanism, the episodes of each player in each mode.
         videos: paths of recorded videos.
     """
     is_comparison, out, objective = evaluation.is_comparison, evaluation.out, evaluation.parts.objective
@@ -142,13 +139,13 @@ def _summarize_mechanism(
     player_columns: Mapping[PlayerMode, Columns],
     videos: Videos,
 ) -> dict[str, Any]:
-    """Return the results under one mechanism; `table` and `per_episode` are those of the first player."""
+    """Return the results under one mechanism; the fields `table` and `per_episode` are those of the first player."""
     vector, space = mechanism.vector, evaluation.parts.env.spec.mechanism
     players = [
         {
             "policy": name,
             "mode": mode,
-            "table": describe_measurements(values, not (name == "student" and evaluation.carried_states)),
+            "table": describe_measurements(values, not (name == "student" and evaluation.carried_state_names)),
             "per_episode": {column: numbers.tolist() for column, numbers in values.items()},
         }
         for (name, mode), values in player_columns.items()
@@ -160,7 +157,7 @@ def _summarize_mechanism(
         "players": players,
         "table": players[0]["table"],
         "per_episode": players[0]["per_episode"],
-        "videos": [str(file) for file in videos.paths_by_mechanism.get(mechanism.name, ())],
+        "videos": [str(path) for path in videos.paths_by_mechanism.get(mechanism.name, ())],
     }
 
 
@@ -170,19 +167,19 @@ def _summarize_comparison(
     """Return the fields of `results.json` that only a comparison of several mechanisms has."""
     spec, objective = evaluation.parts.env.spec, evaluation.parts.objective
     column, cost = name_objective_column(objective), evaluation.parts.spending_cost
-    mean_differences = compare_with_reference(mechanism_results, spec.deterministic, not evaluation.carried_states)
+    mean_differences = compare_with_reference(mechanism_results, spec.deterministic, not evaluation.carried_state_names)
     return {
         "paired": spec.deterministic,
         "objective": {"column": column, "formula": objective.formula, "spending_cost": cost},
         "labels": select_table_columns(mechanism_results, spec),
         "differences": mean_differences,
         "sentences": describe_differences(mechanism_results, mean_differences, column),
-        "videos": [str(file) for file in videos.side_by_side],
+        "videos": [str(path) for path in videos.side_by_side],
     }
 
 
 def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> dict[str, Any]:
-    """Evaluate a run; return the content of `results.json` and, under the key `out`, its folder.
+    """Evaluate a run; return the content of `results.json` and, under the key `out`, the folder of the results.
 
     Args:
         run: run folder.
@@ -190,61 +187,60 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
         report: function that shows progress messages.
 
     Raises:
-        ConfigError: the config names code that is not trusted, or the mechanism is out of bounds.
+        ConfigError: the config names code that is not trusted, a mechanism is out of bounds, or settings do not fit.
         CheckpointError: the folder is not a run folder, or has no intact checkpoint.
         LLMError: a language model does not reply, or its budget is exhausted.
     """
-    mechanism_names, names = parse_mechanisms(settings.mechanisms), list(settings.policies)
-    if len(mechanism_names) > 1 and len(names) * len(settings.modes) > 1:
+    mechanism_names, player_names = parse_mechanisms(settings.mechanisms), list(settings.policies)
+    if len(mechanism_names) > 1 and len(player_names) * len(settings.modes) > 1:
         raise ConfigError(
             f"mechanism={','.join(mechanism_names)}: several mechanisms need a single policy and a single mode; name "
             "one of each"
         )
-    saved = read_saved_run(run, settings.trusted)
+    saved_run = read_saved_run(run, settings.trusted)
     if not settings.env:
-        with_digests(saved.config, only=["map_digest"])
-    full_config = {**saved.config, "env": parse_env_changes(settings.env, saved.config["env"])}
-    config = full_config if "teacher" in names else remove_teacher(full_config)
-    plan = plan_adaptation(settings.adapt, len(mechanism_names) > 1, names, saved.config)
+        with_digests(saved_run.config, only=["map_digest"])
+    full_config = {**saved_run.config, "env": parse_env_changes(settings.env, saved_run.config["env"])}
+    config = full_config if "teacher" in player_names else remove_teacher(full_config)
+    plan = plan_adaptation(settings.adapt, len(mechanism_names) > 1, player_names, saved_run.config)
     out = _create_output_folder(run, settings, mechanism_names)
-    llm = build_llm(with_budget(remove_principal(config if plan is None else full_config), settings.calls), folder=out)
+    llm_config = remove_principal(config if plan is None else full_config)
+    llm = build_llm(change_llm_budget(llm_config, settings.calls), folder=out)
     parts = build_parts(config, llm, render=settings.video, play_only=True)
     try:
         [agent] = parts.agents
-        mechanisms, context = select_mechanisms(mechanism_names, settings.context, saved.state, parts.env.spec)
-        if settings.env and "policy" in saved.agent:
-            check_same_shapes(settings.env, saved.agent["policy"], agent.state_dict()["policy"])
+        mechanisms, context = select_mechanisms(mechanism_names, settings.context, saved_run.loop_state, parts.env.spec)
+        if settings.env and "policy" in saved_run.agent_state:
+            check_same_shapes(settings.env, saved_run.agent_state["policy"], agent.state_dict()["policy"])
         plan = _check_adaptation(plan, settings, agent, mechanisms)
-        players, seeds = build_players(names, full_config, parts), Seeds(settings.seed).child("evaluate")
+        players, seeds = build_players(player_names, full_config, parts), Seeds(settings.seed).child("evaluate")
         evaluation = PlannedEvaluation(settings, parts, players, mechanisms, context, seeds, out, report)
-        llm_players = find_llm_players(names, config, llm)
+        llm_players = find_llm_players(player_names, config, llm)
         n_episodes = _choose_n_episodes(settings, config, parts, bool(llm_players))
         if llm_players:
             report("Requests to the language model, at most", _describe_llm_calls(evaluation, llm_players, n_episodes))
-        states: list[State] = [saved.agent] * len(mechanisms)
+        states: list[State] = [saved_run.agent_state] * len(mechanisms)
         if plan is not None:
             _report_adaptation(evaluation, plan, full_config)
             vectors = [mechanism.vector for mechanism in mechanisms if mechanism.vector is not None]
-            states = adapt_societies(plan, saved.config, llm, vectors, context, seeds, saved.agent)
+            states = adapt_societies(plan, saved_run.config, llm, vectors, context, seeds, saved_run.agent_state)
         videos = evaluation.record_videos(states) if settings.video else Videos()
         mechanism_episodes = evaluation.play(states, n_episodes, bool(llm_players))
     except BudgetExhausted as error:
         raise explain_exhausted_budget(error) from error
     finally:
         parts.close()
-    return write_results(evaluation, _describe_evaluation(saved, plan, evaluation), mechanism_episodes, videos) | {
+    return write_results(evaluation, _describe_evaluation(saved_run, plan, evaluation), mechanism_episodes, videos) | {
         "out": str(out)
     }
 
 
 def _create_output_folder(run: Path, settings: EvaluationSettings, mechanism_names: Sequence[str]) -> Path:
     """Create the folder of the results and return it; raise RunFolderError if it is a run folder."""
-    comparison_text = (
-        [f"mechanism={','.join(x if x.isalpha() else f'[{x}]' for x in mechanism_names)}"]
-        if len(mechanism_names) > 1
-        else []
-    )
-    out = settings.out or path_inside(run, make_evaluation_folder_name([*settings.env, *comparison_text]))
+    changes = list(settings.env)
+    if len(mechanism_names) > 1:
+        changes.append(f"mechanism={','.join(x if x.isalpha() else f'[{x}]' for x in mechanism_names)}")
+    out = settings.out or path_inside(run, make_evaluation_folder_name(changes))
     if (out / CONFIG_NAME).exists():
         raise RunFolderError(f"out={out} is a run folder, whose results would be lost; use e.g. {out / 'evaluation'}")
     out.mkdir(parents=True, exist_ok=True)
@@ -271,23 +267,23 @@ def _describe_llm_calls(
     limits = [limit for limit in (settings.video_steps, evaluation.parts.env.spec.horizon) if limit is not None]
     has_llm_video = settings.video and settings.policies[0] in llm_players
     video_steps = min(limits, default=None) if has_llm_video else 0
-    n_rounds = len(settings.modes) * n_mechanisms
-    return describe_llm_calls(llm_players, evaluation.parts, n_episodes, n_rounds, video_steps, n_mechanisms)
+    n_combinations = len(settings.modes) * n_mechanisms
+    return describe_llm_calls(llm_players, evaluation.parts, n_episodes, n_combinations, video_steps, n_mechanisms)
 
 
-def _describe_evaluation(saved: SavedRun, plan: AdaptationPlan | None, evaluation: PlannedEvaluation) -> dict[str, Any]:
+def _describe_evaluation(run: SavedRun, plan: AdaptationPlan | None, evaluation: PlannedEvaluation) -> dict[str, Any]:
     """Return the fields of `results.json` that describe the evaluation."""
     llm, context, settings = evaluation.parts.llm, evaluation.context, evaluation.settings
     return {
-        "run": str(saved.folder),
-        "checkpoint": saved.iteration,
+        "run": str(run.folder),
+        "checkpoint": run.iteration,
         "env": list(settings.env),
         "seed": settings.seed,
         "context": None if context is None else evaluation.parts.env.spec.contexts[context],
-        "society": saved.society_index if plan is None else None,
+        "society": run.society_index if plan is None else None,
         "adapted": None if plan is None else asdict(plan),
         "llm": None if llm is None else llm.label,
-        "carried": evaluation.carried_states,
+        "carried": evaluation.carried_state_names,
         **({} if llm is None else {key: x for key, x in summarize_llm_usage(llm).items() if key in VALIDITY_KEYS}),
     }
 
@@ -306,7 +302,7 @@ def _check_adaptation(
 
 
 def _report_adaptation(evaluation: PlannedEvaluation, plan: AdaptationPlan, full_config: Config) -> None:
-    """Report the length of the adaptation and, if a teacher calls a language model, the number of its episodes."""
+    """Report the length of the adaptation and, if a teacher calls a language model, the number of episodes with it."""
     llm, n_mechanisms = evaluation.parts.llm, len(evaluation.mechanisms)
     titles = ", ".join(mechanism.title for mechanism in evaluation.mechanisms)
     duration = f"{format_count(plan.rounds, 'round')} of {format_count(plan.games, 'game')}"

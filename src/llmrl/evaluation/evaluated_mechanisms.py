@@ -18,7 +18,7 @@ from llmrl.core.printable import is_number
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.evaluation.saved_runs import Row, find_best_row_of_last_step
+from llmrl.evaluation.saved_runs import ProposalRow, find_best_row_of_last_step
 from llmrl.experiment.parts import build_parts, count_envs_per_society
 from llmrl.llms.client import ChatClient
 from llmrl.loops.executor import serve
@@ -36,7 +36,7 @@ class EvaluatedMechanism:
         name: name on the command line: one of `MECHANISM_NAMES`, or numbers like `0,2,0`.
         vector: values of the mechanism's parameters, [d]; None: the environment keeps its initial mechanism, because it
             has no settable mechanism or the run has no proposals.
-        values_text: text with the names and values of the parameters.
+        values_text: text with the names and values of the parameters, or `name` without a vector.
         heading: title above a video.
         sentence: effect of the mechanism, for readers who do not know its parameters.
     """
@@ -49,7 +49,7 @@ class EvaluatedMechanism:
 
     @property
     def title(self) -> str:
-        """The text of the values, with the name of the mechanism if it is `best` or `last`."""
+        """Text of the values, followed by the name of the mechanism if this is `best` or `last`."""
         return f"{self.values_text} ({self.name})" if self.name in ("best", "last") else self.values_text
 
 
@@ -81,7 +81,7 @@ def parse_mechanisms(texts: Sequence[str]) -> list[str]:
 
 
 def select_mechanisms(
-    names: Sequence[str], context: int | None, state: Mapping[str, Any], spec: EnvSpec
+    names: Sequence[str], context: int | None, loop_state: Mapping[str, Any], spec: EnvSpec
 ) -> tuple[list[EvaluatedMechanism], int | None]:
     """Return the mechanisms of an evaluation and the index of their context, which is None without contexts.
 
@@ -90,25 +90,25 @@ def select_mechanisms(
             recommendation without `context`.
         context: index of the context; None: the context of the best recommendation if `best` is among the names, else
             of the best proposal of the last step, else the first context.
-        state: state of the loop in the checkpoint of the run.
+        loop_state: state of the loop in the checkpoint of the run.
         spec: specification of the environment.
 
     Raises:
         ConfigError: a mechanism or the context does not exist, or numbers are out of bounds.
     """
-    history = state.get("history", [])
+    history = loop_state.get("history", [])
     if context is not None and spec.contexts and not 0 <= context < len(spec.contexts):
         choices = ", ".join(f"{i} = {name}" for i, name in enumerate(spec.contexts))
         raise ConfigError(f"context={context} is unknown; use one of {choices}")
     rows = {
-        "best": _find_best_row(state, context, spec) if history and "best" in names else None,
+        "best": _find_recommended_row(loop_state, context, spec) if history and "best" in names else None,
         "last": find_best_row_of_last_step(history),
     }
     if len(names) > 1:
         if spec.mechanism is None:
             raise ConfigError(f"mechanism {','.join(names)}: env={spec.name} has no mechanism to compare")
-        if without_proposals := [name for name in names if name in rows and rows[name] is None]:
-            raise ConfigError(f"mechanism {without_proposals[0]}: this run has no proposals; give numbers")
+        if names_without_proposal := [name for name in names if name in rows and rows[name] is None]:
+            raise ConfigError(f"mechanism {names_without_proposal[0]}: this run has no proposals; give numbers")
     mechanisms = [_build_mechanism(name, rows.get(name), spec) for name in names]
     if not spec.contexts:
         return mechanisms, None
@@ -118,8 +118,9 @@ def select_mechanisms(
     return mechanisms, 0 if row is None else spec.contexts.index(row["context"])
 
 
-def _find_best_row(state: Mapping[str, Any], context: int | None, spec: EnvSpec) -> Row:
-    rows: Sequence[Row] = state["recommended"]
+def _find_recommended_row(loop_state: Mapping[str, Any], context: int | None, spec: EnvSpec) -> ProposalRow:
+    """Return the recommendation in a context (None: the first one)."""
+    rows: Sequence[ProposalRow] = loop_state["recommended"]
     if context is not None and spec.contexts:
         rows = [row for row in rows if row["context"] == spec.contexts[context]]
     if not rows:
@@ -127,23 +128,21 @@ def _find_best_row(state: Mapping[str, Any], context: int | None, spec: EnvSpec)
     return rows[0]
 
 
-def _build_mechanism(name: str, row: Row | None, spec: EnvSpec) -> EvaluatedMechanism:
+def _build_mechanism(name: str, row: ProposalRow | None, spec: EnvSpec) -> EvaluatedMechanism:
     space = spec.mechanism
     if space is None or (row is None and name in ("best", "last")):
-        return EvaluatedMechanism(name, None, name)
+        return EvaluatedMechanism(name, vector=None, values_text=name)
     if name == "none":
         vector = space.neutral
     elif row is not None:
         vector = space.check(list(row["mechanism"].values()))
     else:
         vector = space.check([float(x) for x in name.split(",")])
-    heading_text = {
-        "best": f"With the recommended {space.name}",
-        "last": f"With the {space.name} of the last step",
-    }.get(name, f"With {space.name} {name.replace(',', ', ')}")
+    headings = {"best": f"With the recommended {space.name}", "last": f"With the {space.name} of the last step"}
+    heading = headings.get(name, f"With {space.name} {name.replace(',', ', ')}")
     if (vector == space.neutral).all():
-        heading_text = f"Without {space.name}"
-    return EvaluatedMechanism(name, vector, space.format_vector(vector), heading_text, space.describe_effects(vector))
+        heading = f"Without {space.name}"
+    return EvaluatedMechanism(name, vector, space.format_vector(vector), heading, space.describe_effects(vector))
 
 
 @dataclass(frozen=True)
@@ -162,26 +161,26 @@ class AdaptationPlan:
 
 
 def plan_adaptation(
-    adapt: bool | None, is_comparison: bool, names: Sequence[str], config: Config
+    adapt: bool | None, is_comparison: bool, player_names: Sequence[str], config: Config
 ) -> AdaptationPlan | None:
-    """Return how societies adapt before they are evaluated; None if the saved agents play without adaptation.
+    """Return the plan by which societies adapt before their evaluation; None if the saved agents play unchanged.
 
     Args:
         adapt: option `adapt`; None: adapt if several mechanisms are compared and adaptation is possible.
         is_comparison: whether several mechanisms are compared.
-        names: names of the players.
+        player_names: names of the players.
         config: config of the run.
 
     Raises:
         ConfigError: `adapt` is true, but adaptation is not possible.
     """
-    has_principal, is_student_only = get_loop_kind(config) == "design", list(names) == ["student"]
+    has_principal, is_student_only = get_loop_kind(config) == "design", list(player_names) == ["student"]
     if adapt is False or (adapt is None and not (is_comparison and has_principal and is_student_only)):
         return None
     if not has_principal:
         raise ConfigError("adapt=true needs a run with a principal, whose steps define the adaptation; remove adapt")
     if not is_student_only:
-        raise ConfigError(f"adapt=true needs policy=student, not {','.join(names)}; remove adapt, or the policy")
+        raise ConfigError(f"adapt=true needs policy=student, not {','.join(player_names)}; remove adapt, or the policy")
     design = config["design"]
     return AdaptationPlan(design["adapt_rounds"], count_envs_per_society(config), design["reset_agents"])
 
@@ -193,7 +192,7 @@ def adapt_societies(
     vectors: Sequence[np.ndarray],
     context: int | None,
     seeds: Seeds,
-    saved: State,
+    agent_state: State,
 ) -> list[State]:
     """Adapt one society to each mechanism vector; return the states of the societies' agents.
 
@@ -207,7 +206,7 @@ def adapt_societies(
         vectors: mechanism vectors, [d] each.
         context: index of the context; None without contexts.
         seeds: seed node of the evaluation.
-        saved: saved state of an agent, with which all societies start unless `plan.initial`.
+        agent_state: saved state of an agent, with which all societies start unless `plan.initial`.
 
     Raises:
         ConfigError: the vectors are out of bounds, or the environment has no horizon.
@@ -219,12 +218,12 @@ def adapt_societies(
     with closing(parts.env) as env:
         if env.spec.horizon is None:
             raise ConfigError("adapt=true needs env.horizon, the length of a round, which is null; set it")
-        societies = Societies(env, agents, n_societies, 1)
+        societies = Societies(env, agents, n_societies, replicates=1)
         if plan.initial:
             societies.reset()
         else:
             for agent in agents:
-                agent.load_state_dict(copy.deepcopy(saved))
+                agent.load_state_dict(copy.deepcopy(agent_state))
         teacher_channels = () if parts.teacher is None else parts.teacher.channels
         collector = Collector(env, societies.policy, parts.device, teacher_channels)
         adaptation = AdaptationRounds(collector, societies, env.spec.horizon, config["design"]["rollout_steps"])

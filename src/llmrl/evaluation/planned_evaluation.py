@@ -49,7 +49,7 @@ class Videos:
     """Paths of recorded videos.
 
     Attributes:
-        paths_by_mechanism: paths of the videos under each mechanism, by the name of the mechanism.
+        paths_by_mechanism: name of each mechanism -> paths of its videos.
         side_by_side: paths of the video of all mechanisms side by side; empty for a single mechanism.
     """
 
@@ -64,7 +64,7 @@ class PlannedEvaluation:
     Attributes:
         settings: settings of the evaluation.
         parts: parts of the run.
-        players: policies that play, by name; videos show the first one.
+        players: name of each player -> its policy; videos show the first one.
         mechanisms: mechanisms that are set in the environment one after the other.
         context: index of the context; None without contexts.
         seeds: seed node of the episodes, equal for all players and mechanisms.
@@ -87,11 +87,11 @@ class PlannedEvaluation:
         return len(self.mechanisms) > 1
 
     @property
-    def carried_states(self) -> list[str]:
+    def carried_state_names(self) -> list[str]:
         """Names of states that agents keep from one episode to the next; empty if no agents play."""
         return list(getattr(self.parts.agents[0], "carried_states", ())) if "student" in self.players else []
 
-    def folder(self, mechanism: EvaluatedMechanism, subfolder: str = "") -> Path:
+    def find_folder(self, mechanism: EvaluatedMechanism, subfolder: str = "") -> Path:
         """Return the folder for files of one mechanism, in `subfolder` of the folder of the results."""
         return self.out / subfolder / mechanism.name if self.is_comparison else self.out / subfolder
 
@@ -102,12 +102,12 @@ class PlannedEvaluation:
         additional video shows them side by side.
 
         Args:
-            states: state of the agents for each mechanism.
+            states: state of the agent that plays, for each mechanism.
         """
         videos = []
         for mechanism, state in zip(self.mechanisms, states, strict=True):
             self._report_activity("filming", mechanism)
-            self._impose(mechanism)
+            self._set_mechanism(mechanism)
             self.parts.agents[0].load_state_dict(state)
             policy, greedy = next(iter(self.players.values())), self.settings.mode == "deterministic"
             max_steps = self.settings.video_steps
@@ -115,27 +115,27 @@ class PlannedEvaluation:
         fps = self.settings.fps
         if not self.is_comparison:
             [mechanism], [video] = self.mechanisms, videos
-            folder = self.folder(mechanism, "videos")
-            society = [video.to_society(mechanism.heading, mechanism.sentence)]
-            pictures = None if video.setting is None else SocietyPictures(society, video.setting)
+            folder = self.find_folder(mechanism, "videos")
+            societies = [video.to_society(mechanism.heading, mechanism.sentence)]
+            pictures = None if video.setting is None else SocietyPictures(societies, video.setting)
             return Videos({mechanism.name: video.recorder.save(folder, fps, pictures)})
         paths_by_mechanism: dict[str, Sequence[Path]] = {}
         for mechanism, video in zip(self.mechanisms, videos, strict=True):
             video.pad_to(max(map(len, videos)))
-            paths_by_mechanism[mechanism.name] = video.recorder.save(self.folder(mechanism, "videos"), fps)
+            paths_by_mechanism[mechanism.name] = video.recorder.save(self.find_folder(mechanism, "videos"), fps)
         pairs = zip(videos, self.mechanisms, strict=True)
         societies = [video.to_society(mechanism.heading, mechanism.sentence) for video, mechanism in pairs]
         assert videos[0].setting is not None
         side_by_side = save_side_by_side_video(societies, videos[0].setting, self.out / "videos", fps)
         return Videos(paths_by_mechanism, side_by_side)
 
-    def play(self, states: Sequence[State], episodes: int, exactly: bool) -> list[dict[PlayerMode, list[Episode]]]:
+    def play(self, states: Sequence[State], n_episodes: int, exactly: bool) -> list[dict[PlayerMode, list[Episode]]]:
         """Play with each player in each mode under each mechanism.
 
         Args:
-            states: state of the agents for each mechanism.
-            episodes: minimum number of episodes of each player.
-            exactly: whether `episodes` is also the maximum number.
+            states: state of the agent that plays, for each mechanism.
+            n_episodes: minimum number of episodes of each player.
+            exactly: whether `n_episodes` is also the maximum number.
 
         Returns:
             For each mechanism, the episodes of each player and mode.
@@ -143,8 +143,8 @@ class PlannedEvaluation:
         players = [(name, mode) for name in self.players for mode in self.settings.modes]
         episodes_by_mechanism = []
         for mechanism, state in zip(self.mechanisms, states, strict=True):
-            self._report_activity(f"{episodes} episodes", mechanism)
-            folder, episodes_by_player = self.folder(mechanism), dict[PlayerMode, list[Episode]]()
+            self._report_activity(f"{n_episodes} episodes", mechanism)
+            folder, episodes_by_player = self.find_folder(mechanism), dict[PlayerMode, list[Episode]]()
             for name, mode in players:
                 # The agents' state may have changed in a video or in another mode.
                 self.parts.agents[0].load_state_dict(state)
@@ -152,9 +152,9 @@ class PlannedEvaluation:
                 trajectories = subfolder if self.settings.trajectories else None
                 env, policy = self.parts.env, self.players[name]
                 collector = build_recording_collector(env, policy, self.parts.device, trajectories)
-                greedy, impose_mechanism = mode == "deterministic", partial(self._impose, mechanism)
+                greedy, set_mechanism = mode == "deterministic", partial(self._set_mechanism, mechanism)
                 episodes_by_player[name, mode] = evaluate_policy(
-                    collector, episodes, self.seeds, greedy, prepare=impose_mechanism, exactly=exactly
+                    collector, n_episodes, self.seeds, greedy, prepare=set_mechanism, exactly=exactly
                 )
                 collector.close()
             episodes_by_mechanism.append(episodes_by_player)
@@ -165,7 +165,7 @@ class PlannedEvaluation:
         if self.is_comparison:
             self.report(f"{activity}: {mechanism.title}")
 
-    def _impose(self, mechanism: EvaluatedMechanism) -> None:
+    def _set_mechanism(self, mechanism: EvaluatedMechanism) -> None:
         """Set a mechanism and the context of the evaluation in the environment."""
         if mechanism.vector is not None:
             self.parts.env.set_mechanism(mechanism.vector)
@@ -175,13 +175,13 @@ class PlannedEvaluation:
 
 PLAYERS = ("student", "teacher", "oracle", "bot", "random")
 _PLAYER_GROUPS = {"student": "agent", "teacher": "teacher"}
-"""Config groups of the players that may call a chat model, by player."""
+"""Player that may call a chat model -> its config group."""
 BASELINE_POLICIES: Mapping[str, Callable[[EnvSpec], Policy]] = {"bot": BotPolicy, "random": RandomPolicy}
-"""Constructors of the policies of players that need only the specification of the environment, by player."""
+"""Player whose policy needs only the specification of the environment -> constructor of the policy."""
 
 
 def build_players(names: Sequence[str], config: Config, parts: Parts) -> dict[str, Policy]:
-    """Return the policies of players by name, in the order of `names`.
+    """Return the name of each player -> its policy, in the order of `names`.
 
     Args:
         names: names from `PLAYERS`.
@@ -206,16 +206,16 @@ def build_players(names: Sequence[str], config: Config, parts: Parts) -> dict[st
         else:
             services = TeacherServices(parts.env.spec, Seeds(config["seed"]).child("oracle"))
             domain_options = {key: config["teacher"][key] for key in ("domain", "parity") if key in config["teacher"]}
-            node = load_option("teacher", "oracle") | (
+            oracle_options = load_option("teacher", "oracle") | (
                 domain_options if domain_options.get("domain") is not None else {}
             )
-            oracle = Builder(services, config["trusted_modules"]).build(node, "teacher")
+            oracle = Builder(services, config["trusted_modules"]).build(oracle_options, "teacher")
             players[name] = oracle.policy
     return players
 
 
 def find_llm_players(names: Sequence[str], config: Config, llm: object) -> list[str]:
-    """Return the players among `names` that call the chat model `llm`, without a teacher whose calls are free."""
+    """Return the players among `names` that call the chat model `llm`, except a teacher whose calls are free."""
     if not isinstance(llm, ChatClient):
         return []
     builder = Builder(trusted=config["trusted_modules"])
@@ -229,15 +229,15 @@ def find_llm_players(names: Sequence[str], config: Config, llm: object) -> list[
 
 
 def describe_llm_calls(
-    names: Sequence[str], parts: Parts, episodes: int, rounds: int, video_steps: int | None, n_videos: int = 1
+    names: Sequence[str], parts: Parts, n_episodes: int, n_combinations: int, video_steps: int | None, n_videos: int = 1
 ) -> list[tuple[str, str]]:
     """Return the number of calls of players to a chat model and their cost, as pairs (label, text).
 
     Args:
         names: names of the players (`find_llm_players`).
         parts: parts of the evaluation.
-        episodes: number of episodes of each player in each round.
-        rounds: number of rounds: combinations of a mode and a mechanism in which each player plays.
+        n_episodes: number of episodes of each player in each combination of a mode and a mechanism.
+        n_combinations: number of these combinations.
         video_steps: number of steps of each video; 0: videos show none of the players. None: unknown.
         n_videos: number of videos.
     """
@@ -245,17 +245,17 @@ def describe_llm_calls(
 
     assert isinstance(parts.llm, ChatClient)
     video_text = "" if video_steps == 0 else f", and {n_videos} that {'is' if n_videos == 1 else 'are'} filmed"
-    rows = [("model", parts.llm.label), ("episodes", f"{len(names) * rounds * episodes:,}{video_text}")]
+    rows = [("model", parts.llm.label), ("episodes", f"{len(names) * n_combinations * n_episodes:,}{video_text}")]
     horizon, [agent] = parts.env.spec.horizon, parts.agents
     if names != ["student"] or not isinstance(agent, EstimatesCalls) or horizon is None or video_steps is None:
         return [*rows, ("LLM calls", "unknown, about one for each decision; calls (--calls) limits them")]
-    play_estimate = agent.estimate(horizon, episodes)
-    estimates = [play_estimate] * rounds + ([agent.estimate(video_steps, n_videos)] if video_steps else [])
+    play_estimate = agent.estimate(horizon, n_episodes)
+    estimates = [play_estimate] * n_combinations + ([agent.estimate(video_steps, n_videos)] if video_steps else [])
     return [*rows, *build_call_rows(CallEstimate.add_up(estimates), parts.llm)]
 
 
 def explain_exhausted_budget(error: BudgetExhausted) -> BudgetExhausted:
-    """Return the error with an explanation of what the user can do, for an evaluation whose budget is exhausted."""
+    """Return the error of an evaluation with an exhausted budget, with an explanation of what the user can do."""
     return BudgetExhausted(
         error.reached_limit,
         "All evaluations of a run share the budget of the run, and this one has saved no results. Paid replies are in "

@@ -13,8 +13,8 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.records import State
 from llmrl.run.artifacts import load_saved_state, read_config
 
-Row = Mapping[str, Any]
-"""A proposal in a run's history or recommendations, with its objective."""
+ProposalRow = Mapping[str, Any]
+"""A row about a proposal in a run's history or recommendations; it contains the objective."""
 
 
 @dataclass(frozen=True)
@@ -26,31 +26,31 @@ class SavedRun:
         config: resolved config in plain containers, with `hardware.device=auto`, so that machines without a GPU can
             evaluate runs that were computed on a GPU.
         iteration: iteration of the loop at the checkpoint.
-        state: state of the loop in the checkpoint.
+        loop_state: state of the loop in the checkpoint.
     """
 
     folder: Path
     config: dict[str, Any]
     iteration: int
-    state: State
+    loop_state: State
 
     @property
     def society_index(self) -> int:
         """Index of the saved agent that plays.
 
-        It is the agent of the best proposal of the last step. If each proposal has several societies, it is the agent
+        This is the agent of the best proposal of the last step. If each proposal has several societies, it is the agent
         of the first society, whose seed is that of the run.
         """
-        row = find_best_row_of_last_step(self.state.get("history", []))
+        row = find_best_row_of_last_step(self.loop_state.get("history", []))
         return 0 if row is None else int(row["candidate"]) * int(self.config.get("design", {}).get("replicates", 1))
 
     @property
-    def agent(self) -> State:
+    def agent_state(self) -> State:
         """State of the agent that plays."""
-        return dict(self.state["agents"][self.society_index])
+        return dict(self.loop_state["agents"][self.society_index])
 
 
-def find_best_row_of_last_step(history: Sequence[Row]) -> Row | None:
+def find_best_row_of_last_step(history: Sequence[ProposalRow]) -> ProposalRow | None:
     """Return the proposal of the last step with the highest objective; None without a history."""
     rows = [row for row in history if row["step"] == history[-1]["step"]]
     return max(rows, key=lambda row: float(row["objective"]), default=None)
@@ -66,7 +66,7 @@ def read_saved_run(folder: Path, trusted: Sequence[str] = ()) -> SavedRun:
     Raises:
         CheckpointError: `folder` is not a run folder, or has no intact checkpoint.
         RunFolderError: the config cannot be read.
-        ConfigError: it is a run of `llmrl-finetune`, or the config names code that is not trusted.
+        ConfigError: the run is one of `llmrl-finetune`, or the config names code that is not trusted.
     """
     iteration, state = load_saved_state(folder)
     config = read_config(folder, trusted)
@@ -92,8 +92,8 @@ def remove_teacher(config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(config) if needs_teacher else {**config, "teacher": {"_target_": None}}
 
 
-def with_budget(config: Mapping[str, Any], calls: int | None) -> Mapping[str, Any]:
-    """Return the config with a budget of `calls` replies, if it is not None, and without `llm.max_invalid`.
+def change_llm_budget(config: Mapping[str, Any], calls: int | None) -> Mapping[str, Any]:
+    """Return the config with a budget of `calls` replies, unless `calls` is None, and with `llm.max_invalid=null`.
 
     Invalid replies do not end an evaluation, because it saves its results only at its end.
     """

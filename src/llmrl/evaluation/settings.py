@@ -34,10 +34,10 @@ class EvaluationSettings:
             the other.
         seed: seed of the episodes.
         mechanisms: mechanism to set: `last` (the proposal that the saved agents adapted to, the best one of the last
-            step), `best` (the recommendation of the run), `none` (all numbers 0), or the numbers of a vector, such as
-            `0,2,0`. Several mechanisms are compared: words with commas (`none,best`), or several entries.
+            step), `best` (the recommendation of the run), `none` (all numbers 0, or nearest to it), or the numbers of a
+            vector (`0,2,0`). Several mechanisms are compared: names with commas (`none,best`), or several entries.
         adapt: whether a society first adapts to each mechanism, as in a principal step; None: if several are compared.
-        context: index of the context; None: the context of the proposal.
+        context: index of the context; None: the context of the proposal, or the first one.
         env: option of the environment that differs from that of the run, such as `engine=meltingpot`; several entries
             are possible.
         trajectories: store every step as arrays, `trajectories/<k>.npz`.
@@ -72,9 +72,9 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         for name, minimum in (("episodes", 1), ("video_steps", 1), ("fps", 1), ("calls", 0)):
-            value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise ConfigError(f"{name}={value} is too small; use {minimum} or more")
+            number = getattr(self, name)
+            if number is not None and number < minimum:
+                raise ConfigError(f"{name}={number} is too small; use {minimum} or more")
         if self.mode not in get_args(Mode):
             raise ConfigError(f"mode={self.mode} is unknown; use {', '.join(get_args(Mode))}")
 

@@ -1,4 +1,4 @@
-"""Pictures of societies during an episode: world, payoffs of agents, levels over time, and objective."""
+"""Pictures of societies during an episode: world, payoffs of agents, metrics over time, and objective."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class EpisodeMoment:
         step: number of steps that have been played.
         objective: objective of the principal, computed from the returns up to this step.
         payoffs: return of each agent up to this step, without the mechanism's payments, [n_agents].
-        counts: sums of metrics over the steps that have been played, by display name.
-        levels: values of metrics in the last step, by name; empty before the first step.
+        counts: display name of a metric -> its sum over the steps that have been played.
+        levels: name of a metric -> its value in the last step; empty before the first step.
     """
 
     step: int
@@ -56,7 +56,7 @@ class PictureSettings:
     Attributes:
         horizon: steps of an episode; None: unknown.
         objective: description of the objective.
-        payoff: description of the game's rewards; empty: unknown.
+        payoff: description of the game's rewards; "": unknown.
         colors: RGB color of each agent in the world, [n_agents, 3] in [0, 255]; None: all agents look the same.
     """
 
@@ -72,24 +72,24 @@ LEVEL_STYLES: Mapping[str, tuple[str, Color]] = {
 }
 """Display names and colors of the metrics that are drawn over time, if the environment has them."""
 
-SINGLE_WIDTH, SIDE_BY_SIDE_WIDTH = 640, 400
-"""Width of a society that is drawn alone, and of one that is drawn next to others, pixels."""
+SINGLE_SOCIETY_WIDTH, SIDE_BY_SIDE_SOCIETY_WIDTH = 640, 400
+"""Width of a society that is drawn alone, and of one that is drawn next to others, in pixels."""
 _MARGIN, _SEPARATOR_WIDTH = 10, 4
 _TITLE_SIZE, _TEXT_SIZE, _SMALL_SIZE = 18, 14, 13
-"""Font sizes, pixels."""
+"""Font sizes, in pixels."""
 _LINE_HEIGHT, _BAR_HEIGHT = 18, 15
-"""Heights of a line of text and of an agent's bar, including the space below it, pixels."""
+"""Heights of a line of text and of an agent's bar, including the space below it, in pixels."""
 _PLOT_HEIGHT = 96
-"""Height of the plot of objectives, and minimum height of the plots of payoffs and levels, pixels."""
+"""Height of the plot of objectives, and minimum height of the plots of payoffs and levels, in pixels."""
 _NUMBER_WIDTH, _STEP_WIDTH = 78, 130
-"""Widths of the numbers to the right of the objectives' curves, and of the text with the step above them, pixels."""
+"""Widths of the numbers to the right of the objectives' curves, and of the text with the step above them, in pixels."""
 _TEXT_COLOR: Color = (30, 30, 30)
 _GRAY: Color = (120, 120, 120)
 _GRID_COLOR: Color = (222, 222, 222)
 _CURVE_COLORS: Sequence[Color] = ((100, 100, 100), (31, 119, 180), (214, 110, 20), (44, 140, 60))
 _BAR_COLOR: Color = (31, 119, 180)
-_MIN_RANGE = 1e-9
-"""Minimum range of values for which the range of a plot is proportional to it; otherwise it is about 1."""
+_MIN_PROPORTIONAL_RANGE = 1e-9
+"""Minimum range of values for which the margins of a plot are proportional to the range; otherwise they are 1."""
 _SUPERSAMPLING = 3
 """Factor by which curves are drawn larger than shown; scaling the image down makes them smooth."""
 
@@ -104,7 +104,7 @@ class SocietyPictures(LazyFrames):
 
     def __init__(self, societies: Sequence[SocietyEpisode], setting: PictureSettings) -> None:
         self.societies, self.setting = societies, setting
-        self.width = SINGLE_WIDTH if len(societies) == 1 else SIDE_BY_SIDE_WIDTH
+        self.width = SINGLE_SOCIETY_WIDTH if len(societies) == 1 else SIDE_BY_SIDE_SOCIETY_WIDTH
         worlds = [scale_to_width(society.worlds[0], self.width) for society in societies]
         self._world_height = max(world.shape[0] for world in worlds)
         text_width = self.width - 2 * _MARGIN
@@ -124,10 +124,10 @@ class SocietyPictures(LazyFrames):
         self.height = _round_up_to_even(self._curves_y + _PLOT_HEIGHT + _MARGIN)
         moments = [moment for society in societies for moment in society.moments]
         payoffs = np.array([moment.payoffs for moment in moments])
-        self._payoff_range = _range_with_margin(payoffs)
-        self._objective_range = _range_with_margin(np.array([moment.objective for moment in moments]))
-        names = list(moments[-1].levels)
-        self._max_levels = {name: max(1.0, *(moment.levels.get(name, 0.0) for moment in moments)) for name in names}
+        self._payoff_range = _compute_plot_range(payoffs)
+        self._objective_range = _compute_plot_range(np.array([moment.objective for moment in moments]))
+        level_names = list(moments[-1].levels)
+        self._max_levels = {x: max(1.0, *(moment.levels.get(x, 0.0) for moment in moments)) for x in level_names}
         self._n_steps = self.setting.horizon or max(moment.step for moment in moments)
         super().__init__(len(societies[0].moments), self.draw)
 
@@ -151,7 +151,7 @@ class SocietyPictures(LazyFrames):
 
         society = self.societies[k]
         x, moment = x_offset + _MARGIN, society.moments[i]
-        _draw_bold(draw, (x, _MARGIN - 2), society.title, self._color(k))
+        _draw_bold_text(draw, (x, _MARGIN - 2), society.title, self._choose_color(k))
         for n, line in enumerate(self._sentences[k]):
             draw.text((x, _MARGIN + 24 + n * _LINE_HEIGHT), line, fill=_TEXT_COLOR, font=load_font(_TEXT_SIZE))
         world = scale_to_width(society.worlds[i], self.width)
@@ -169,29 +169,29 @@ class SocietyPictures(LazyFrames):
         draw.text((x, self._plots_y), "payoff of each agent", fill=_TEXT_COLOR, font=load_font(_SMALL_SIZE))
         low, high = self._payoff_range
         scale = (width - 44) / (high - low)
-        zero, top = x + round(-low * scale), self._plots_y + _LINE_HEIGHT + 4
+        zero_x, top = x + round(-low * scale), self._plots_y + _LINE_HEIGHT + 4
         colors = self.setting.colors
-        for agent, value in enumerate(moment.payoffs.tolist()):
+        for agent, payoff in enumerate(moment.payoffs.tolist()):
             y = top + agent * _BAR_HEIGHT
             color = _BAR_COLOR if colors is None else tuple(colors[agent].tolist())
-            end = zero + round(value * scale)
-            draw.rectangle((min(zero, end), y + 2, max(zero, end), y + _BAR_HEIGHT - 3), fill=color)
-            draw.text((max(zero, end) + 5, y - 1), f"{value:,.0f}", fill=_TEXT_COLOR, font=load_font(_SMALL_SIZE))
-        draw.line((zero, top, zero, top + len(moment.payoffs) * _BAR_HEIGHT - 1), fill=_GRAY)
+            end_x = zero_x + round(payoff * scale)
+            draw.rectangle((min(zero_x, end_x), y + 2, max(zero_x, end_x), y + _BAR_HEIGHT - 3), fill=color)
+            draw.text((max(zero_x, end_x) + 5, y - 1), f"{payoff:,.0f}", fill=_TEXT_COLOR, font=load_font(_SMALL_SIZE))
+        draw.line((zero_x, top, zero_x, top + len(moment.payoffs) * _BAR_HEIGHT - 1), fill=_GRAY)
 
     def _draw_levels(self, image: Any, draw: Any, x: int, width: int, society: SocietyEpisode, i: int) -> None:
         """Draw the levels of a society over the steps up to moment `i`, below their names and current values."""
         top, moment = self._plots_y + _LINE_HEIGHT + 4, society.moments[i]
         box, label_x = (x, top, x + width, top + self._plot_height), x
-        lines = []
+        curves = []
         for name, max_level in self._max_levels.items():
             label, color = LEVEL_STYLES.get(name, (name.replace("_", " "), _BAR_COLOR))
             level_text = f"{label} {moment.levels.get(name, 0.0):,.0f}"
             draw.text((label_x, self._plots_y), level_text, fill=color, font=load_font(_SMALL_SIZE))
             label_x += int(load_font(_SMALL_SIZE).getlength(level_text)) + 12
             points = [(m.step, m.levels[name]) for m in society.moments[: i + 1] if name in m.levels]
-            lines.append((points, color, (0.0, max_level * 1.05)))
-        _draw_curves(image, box, self._n_steps, lines)
+            curves.append((points, color, (0.0, max_level * 1.05)))
+        _draw_curves(image, box, self._n_steps, curves)
 
     def _draw_objectives(self, image: Any, draw: Any, i: int) -> None:
         """Draw the objectives of all societies over the steps up to moment `i` in one plot, with their last values."""
@@ -203,60 +203,60 @@ class SocietyPictures(LazyFrames):
         x = self.total_width - _MARGIN - load_font(_TEXT_SIZE).getlength(step_text)
         draw.text((x, y), step_text, fill=_TEXT_COLOR, font=load_font(_TEXT_SIZE))
         box = (_MARGIN, self._curves_y, self.total_width - _NUMBER_WIDTH, self._curves_y + _PLOT_HEIGHT)
-        curves = [[(m.step, m.objective) for m in society.moments[: i + 1]] for society in self.societies]
-        lines = [(curve, self._color(k), self._objective_range) for k, curve in enumerate(curves)]
-        _draw_curves(image, box, self._n_steps, lines)
+        point_lists = [[(m.step, m.objective) for m in society.moments[: i + 1]] for society in self.societies]
+        curves = [(points, self._choose_color(k), self._objective_range) for k, points in enumerate(point_lists)]
+        _draw_curves(image, box, self._n_steps, curves)
         for k, (moment, label_y) in enumerate(zip(moments, self._place_labels(moments, box), strict=True)):
-            _draw_bold(draw, (box[2] + 8, label_y), f"{moment.objective:,.1f}", self._color(k))
+            _draw_bold_text(draw, (box[2] + 8, label_y), f"{moment.objective:,.1f}", self._choose_color(k))
 
-    def _color(self, k: int) -> Color:
+    def _choose_color(self, k: int) -> Color:
         """Return the color of society `k`; society 0, the reference of a comparison, is gray."""
         return _CURVE_COLORS[1] if len(self.societies) == 1 else _CURVE_COLORS[k % len(_CURVE_COLORS)]
 
     def _place_labels(self, moments: Sequence[EpisodeMoment], box: tuple[int, int, int, int]) -> list[int]:
         """Return the y coordinates of the objectives' numbers: close to the ends of the curves, without overlap."""
         low, high = self._objective_range
-        targets = [box[3] - (m.objective - low) / (high - low) * (box[3] - box[1]) - 12 for m in moments]
+        ideal_y = [box[3] - (m.objective - low) / (high - low) * (box[3] - box[1]) - 12 for m in moments]
         label_y = dict[int, float]()
-        for k in sorted(range(len(targets)), key=lambda k: targets[k]):
+        for k in sorted(range(len(ideal_y)), key=lambda k: ideal_y[k]):
             previous_y = max(label_y.values(), default=-np.inf)
-            label_y[k] = max(targets[k], previous_y + 22, box[1] - 1)
+            label_y[k] = max(ideal_y[k], previous_y + 22, box[1] - 1)
         overflow = max(0.0, max(label_y.values()) - (box[3] - 14))
-        return [round(label_y[k] - overflow) for k in range(len(targets))]
+        return [round(label_y[k] - overflow) for k in range(len(ideal_y))]
 
 
 def _draw_curves(
     image: Any,
     box: tuple[int, int, int, int],
-    steps: int,
-    lines: Sequence[tuple[Sequence[tuple[int, float]], Color, tuple[float, float]]],
+    n_steps: int,
+    curves: Sequence[tuple[Sequence[tuple[int, float]], Color, tuple[float, float]]],
 ) -> None:
-    """Draw curves over `steps` into `box` (left, top, right, bottom); a line has points, a color and a value range."""
+    """Draw curves (points, color, range of values) over `n_steps` steps into `box` (left, top, right, bottom)."""
     from PIL import Image, ImageDraw
 
     width, height = (box[2] - box[0]) * _SUPERSAMPLING, (box[3] - box[1]) * _SUPERSAMPLING
-    large = Image.new("RGB", (width, height), (248, 248, 248))
-    draw = ImageDraw.Draw(large)
-    for points, color, (low, high) in lines:
+    enlarged_image = Image.new("RGB", (width, height), (248, 248, 248))
+    draw = ImageDraw.Draw(enlarged_image)
+    for points, color, (low, high) in curves:
         if low < 0 < high:
-            zero = round(height * (1 - (0 - low) / (high - low)))
-            draw.line((0, zero, width, zero), fill=_GRID_COLOR, width=_SUPERSAMPLING)
+            zero_y = round(height * (1 - (0 - low) / (high - low)))
+            draw.line((0, zero_y, width, zero_y), fill=_GRID_COLOR, width=_SUPERSAMPLING)
         stride = max(1, len(points) // 300)
         drawn_points = [*points[:-1:stride], *points[-1:]]
-        path = [(step / steps * (width - 1), (height - 1) * (1 - (y - low) / (high - low))) for step, y in drawn_points]
+        path = [(x / n_steps * (width - 1), (height - 1) * (1 - (y - low) / (high - low))) for x, y in drawn_points]
         if len(path) > 1:
             draw.line(path, fill=color, width=2 * _SUPERSAMPLING, joint="curve")
-    image.paste(large.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BOX), box[:2])
+    image.paste(enlarged_image.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BOX), box[:2])
 
 
-def _range_with_margin(values: np.ndarray) -> tuple[float, float]:
+def _compute_plot_range(values: np.ndarray) -> tuple[float, float]:
     """Return a range that contains all values and zero, with a margin; its length is positive."""
     low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
-    margin = 0.04 * (high - low) if high - low > _MIN_RANGE else 1.0
+    margin = 0.04 * (high - low) if high - low > _MIN_PROPORTIONAL_RANGE else 1.0
     return low - margin * (low < 0), high + margin
 
 
-def _draw_bold(draw: Any, xy: tuple[int, int], text: str, color: Color) -> None:
+def _draw_bold_text(draw: Any, xy: tuple[int, int], text: str, color: Color) -> None:
     draw.text(xy, text, fill=color, font=load_font(_TITLE_SIZE), stroke_width=0.4, stroke_fill=color)
 
 

@@ -21,7 +21,7 @@ from llmrl.statistics.intervals import MINIMUM_UNITS, describe
 Results = Mapping[str, Any]
 STUDENT = "student"
 """Name of the player that is the agent of a run. In results of several experiments, the label of each experiment is the
-name of a player, whose results are means of this player's results over the runs of the experiment."""
+name of a player, whose results are means of the student's results over the runs of the experiment."""
 _INTERVALS_NOTE = (
     f"95%; of several runs Student t over the runs, or over their pre-training runs, none below {MINIMUM_UNITS}; of "
     "one agent's episodes Wilson, and of the mean over kinds Zou and Donner"
@@ -30,59 +30,58 @@ INCOMPLETE_MARK = "‡"
 """Mark of the result of a player that could not play all kinds of a test."""
 
 
-def summarize_test(test: Results) -> dict[str, Any]:
-    """Return a test with a summary of each player's results over its kinds of task; None for a player that cannot play.
+def summarize_test(test_results: Results) -> dict[str, Any]:
+    """Return results of a test with each player's statistics summarized over kinds of task; None if it cannot play.
 
     In a summary, `success` is the mean success rate over kinds, with equal weights, and `low`, `high` are its 95%
     interval. `kinds` has the results of each kind, and `lacking` the reasons for kinds that could not be played.
     """
     players: dict[str, Any] = {}
-    for name, kinds in test["players"].items():
+    for name, kinds in test_results["players"].items():
         if kinds is None:
             players[name] = None
             continue
-        success_rate = mean_proportion(
-            [Interval(kind["success"], kind["low"], kind["high"]) for kind in kinds.values()]
-        )
+        intervals = [Interval(kind["success"], kind["low"], kind["high"]) for kind in kinds.values()]
+        success_rate = mean_proportion(intervals)
         players[name] = {
             "success": success_rate.estimate,
             "low": success_rate.low,
             "high": success_rate.high,
             "episodes": sum(kind["episodes"] for kind in kinds.values()),
             "kinds": dict(kinds),
-            "lacking": test["lacking"],
+            "lacking": test_results["lacking"],
         }
-    return {**{key: value for key, value in test.items() if key != "lacking"}, "players": players}
+    return {**{key: value for key, value in test_results.items() if key != "lacking"}, "players": players}
 
 
-def group_by_experiment(runs: Sequence[Path]) -> dict[str, list[RunRecord]]:
+def group_runs_by_experiment(runs: Sequence[Path]) -> dict[str, list[RunRecord]]:
     """Return the records of each experiment's runs by its label in reports; the label of a single one is `STUDENT`.
 
     Raises:
         ConfigError: a run is given twice, or two experiments have the same label.
     """
     tasks = group_into_tasks([read_run(run) for run in runs], Path(), by_name=False)
-    groups = [
+    labeled_groups = [
         (group.label if len(tasks) == 1 else f"{task.title}, {group.label}", list(group.runs))
         for task in tasks
         for group in task.groups
     ]
-    for label, records in groups:
-        if len({run.folder for run in records}) < len(records) or [name for name, _ in groups].count(label) > 1:
+    for label, records in labeled_groups:
+        if len({run.folder for run in records}) < len(records) or [name for name, _ in labeled_groups].count(label) > 1:
             raise ConfigError(f"{records[0].folder} is the same experiment with the same seed as another run; give one")
-    return {STUDENT: groups[0][1]} if len(groups) == 1 else dict(groups)
+    return {STUDENT: labeled_groups[0][1]} if len(labeled_groups) == 1 else dict(labeled_groups)
 
 
 def merge_suite_results(results: Sequence[Results], groups: Mapping[str, Sequence[RunRecord]]) -> dict[str, Any]:
     """Merge the results of several runs, with each experiment as a player.
 
-    Results of an experiment are means over its runs with 95% t intervals, or the results of its only run. They are None
-    in a test that one of its runs could not play.
+    Results of an experiment are means over its runs with 95% t intervals, or the results of its only run; in a test
+    that one of its runs could not play, they are None.
 
     Args:
-        results: results of each run, with the same tests. Results of players other than the student are in those of the
-            first run only.
-        groups: records of each experiment's runs (`group_by_experiment`).
+        results: results of each run, with the same tests. Only those of the first run include players other than the
+            student.
+        groups: records of each experiment's runs (`group_runs_by_experiment`).
     """
     first_results = results[0]
     results_by_folder = {Path(result["runs"][0]).absolute(): result for result in results}
@@ -99,9 +98,8 @@ def merge_suite_results(results: Sequence[Results], groups: Mapping[str, Sequenc
             if refusals:
                 refused[label] = refusals[0]
             else:
-                players[label] = _average_runs(
-                    [x["players"][STUDENT] for x in run_tests], find_replication_units(groups[label])
-                )
+                student_results = [run_test["players"][STUDENT] for run_test in run_tests]
+                players[label] = _average_runs(student_results, find_replication_units(groups[label]))
         for name in other_players:
             players[name] = test["players"][name]
             if name in test["refused"]:
@@ -121,7 +119,9 @@ def merge_suite_results(results: Sequence[Results], groups: Mapping[str, Sequenc
     }
 
 
-def _average_runs(players: Sequence[Results], units: Sequence[object]) -> dict[str, Any]:
+def _average_runs(run_results: Sequence[Results], units: Sequence[object]) -> dict[str, Any]:
+    """Return the means of a player's results over runs; `units`: the replication unit of each run."""
+
     def average(results: Sequence[Results]) -> dict[str, Any]:
         estimate = describe(np.array([result["success"] for result in results]), units=units)
         return {
@@ -132,10 +132,10 @@ def _average_runs(players: Sequence[Results], units: Sequence[object]) -> dict[s
             "per_run": [result["success"] for result in results],
         }
 
-    if len(players) == 1:
-        return dict(players[0])
-    kinds = {kind: average([player["kinds"][kind] for player in players]) for kind in players[0]["kinds"]}
-    return {**average(players), "kinds": kinds, "lacking": players[0]["lacking"]}
+    if len(run_results) == 1:
+        return dict(run_results[0])
+    kinds = {kind: average([results["kinds"][kind] for results in run_results]) for kind in run_results[0]["kinds"]}
+    return {**average(run_results), "kinds": kinds, "lacking": run_results[0]["lacking"]}
 
 
 def build_suite_table(results: Results) -> ReportTable:
@@ -168,7 +168,7 @@ def build_suite_table(results: Results) -> ReportTable:
     else:
         columns, rows = _build_kind_rows(tests, names)
     n_text_columns = 1 if n_experiments > 1 else 1 + (len(names) > 1)
-    notes = [f"Intervals: {results['intervals']}.", *_incompleteness_notes(tests)]
+    notes = [f"Intervals: {results['intervals']}.", *_build_incompleteness_notes(tests)]
     return ReportTable("table", caption, csv_rows, columns, rows, n_text_columns=n_text_columns, notes=notes)
 
 
@@ -190,24 +190,25 @@ def _build_kind_rows(tests: Sequence[Results], names: Sequence[str]) -> tuple[li
     return ["test", *(["player"] if len(names) > 1 else []), "success", "95% interval", *kind_columns], rows
 
 
-def _incompleteness_notes(tests: Sequence[Results]) -> list[str]:
+def _build_incompleteness_notes(tests: Sequence[Results]) -> list[str]:
     """Return notes on tests that players could not play, or only in part; tests with equal notes are combined."""
-    incomplete_tests: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    refused_tests: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    partial_tests: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    unplayed_tests: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for test in tests:
-        refused: defaultdict[str, list[str]] = defaultdict(list)
+        players_by_refusal: defaultdict[str, list[str]] = defaultdict(list)
         for name, reason in test["refused"].items():
-            refused[f"not played. {reason}"].append(name)
-        incomplete: defaultdict[str, list[str]] = defaultdict(list)
+            players_by_refusal[f"not played. {reason}"].append(name)
+        players_by_gap: defaultdict[str, list[str]] = defaultdict(list)
         for name, player in test["players"].items():
             if player and player["lacking"]:
-                incomplete[f"{', '.join(player['kinds'])} only. {'; '.join(player['lacking'].values())}"].append(name)
-        for players_by_note, tests_by_note in ((refused, refused_tests), (incomplete, incomplete_tests)):
+                note = f"{', '.join(player['kinds'])} only. {'; '.join(player['lacking'].values())}"
+                players_by_gap[note].append(name)
+        for players_by_note, tests_by_note in ((players_by_refusal, unplayed_tests), (players_by_gap, partial_tests)):
             for note, players in players_by_note.items():
                 tests_by_note[", ".join(players), note].append(test["title"])
     return [
         f"{mark}{'; '.join(titles)}: {players}: {note}"
-        for mark, tests_by_note in ((f"{INCOMPLETE_MARK} ", incomplete_tests), ("", refused_tests))
+        for mark, tests_by_note in ((f"{INCOMPLETE_MARK} ", partial_tests), ("", unplayed_tests))
         for (players, note), titles in tests_by_note.items()
     ]
 

@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     import torch
 
 TEXT_WIDTH = 480
-"""Width of the text column, pixels; even, because video codecs require even sizes."""
-MAX_AGENTS = 3
+"""Width of the text column, in pixels; even, because video codecs require even sizes."""
+MAX_DESCRIBED_AGENTS = 3
 """Maximum number of agents whose decisions are described in the text column; more agents are shown as a society."""
-MAX_ACTIONS_SHOWN = 5
+MAX_DISPLAYED_ACTIONS = 5
 """Maximum number of actions whose probabilities are shown for an agent; the most probable ones are selected."""
 
 Captions = list[tuple[str, str]]
 """Pairs of a heading and a text."""
 
 
-class ThoughtDescriber:
-    """Describer of decisions in game 0: actions, their probabilities, reflections, and probabilities of a teacher.
+class DecisionDescriber:
+    """Describer of decisions in game 0: actions, reflections, and action probabilities of policy and teacher.
 
     Args:
         policy: policy that plays.
@@ -59,12 +59,12 @@ class ThoughtDescriber:
         self._teacher_state: torch.Tensor | None = None
 
     def describe_step(self, transition: Transition) -> Captions:
-        """Return headings and texts on the decisions of the first `MAX_AGENTS` agents in a transition."""
+        """Return headings and texts on the decisions of the first `MAX_DESCRIBED_AGENTS` agents in a transition."""
         output = transition.output
         output_by_policy: dict[str, PolicyOutput] = {"teacher" if self.policy is self.teacher else "policy": output}
         if self.teacher is not None and self.teacher is not self.policy:
             output_by_policy["teacher"] = self._act_as_teacher(self.teacher, transition.observation)
-        agents = range(min(self.spec.n_agents, MAX_AGENTS))
+        agents = range(min(self.spec.n_agents, MAX_DESCRIBED_AGENTS))
         return [caption for agent in agents for caption in self._describe_agent(agent, output, output_by_policy)]
 
     def _act_as_teacher(self, teacher: Policy, observation: Observation) -> PolicyOutput:
@@ -90,20 +90,20 @@ class ThoughtDescriber:
         if self.spec.continuous_actions is None:
             action_text = self.spec.action_names[int(action)]
         else:
-            pairs = zip(self.spec.continuous_action_names, action.tolist(), strict=True)
-            action_text = ", ".join(f"{name} = {value:.3g}" for name, value in pairs)
+            named_numbers = zip(self.spec.continuous_action_names, action.tolist(), strict=True)
+            action_text = ", ".join(f"{name} = {value:.3g}" for name, value in named_numbers)
         captions = [(f"{prefix}action", action_text)]
         for name, policy_output in output_by_policy.items():
             if policy_output.logits is not None:
                 probabilities = policy_output.logits[0, agent].softmax(-1).tolist()
                 actions = zip(probabilities, self.spec.action_names, strict=True)
-                most_probable = sorted(actions, key=lambda pair: -pair[0])[:MAX_ACTIONS_SHOWN]
+                most_probable = sorted(actions, key=lambda pair: -pair[0])[:MAX_DISPLAYED_ACTIONS]
                 text = ", ".join(f"{action_name} {probability:.2f}" for probability, action_name in most_probable)
                 captions.append((f"{prefix}probabilities of the {name}", text))
-        note = {} if output.notes is None else output.notes[0][agent]
+        notes = {} if output.notes is None else output.notes[0][agent]
         describe_plans = getattr(self.teacher, "thoughts", None)  # only teachers that plan have this method
         plans = [] if describe_plans is None else describe_plans(0, agent)
-        return [*captions, (f"{prefix}reflection", note.get("reflection", "")), (f"{prefix}plans", "\n".join(plans))]
+        return [*captions, (f"{prefix}reflection", notes.get("reflection", "")), (f"{prefix}plans", "\n".join(plans))]
 
 
 class FrameRecorder(Observer):
@@ -111,13 +111,13 @@ class FrameRecorder(Observer):
 
     Args:
         env: environment whose game 0 is recorded.
-        with_agent_views: whether each agent's view is recorded in addition to the world.
-        thoughts: describer of decisions, whose texts are shown next to the world; None: no texts.
+        records_views: whether each agent's view is recorded in addition to the world.
+        describer: describer of decisions, whose texts are shown next to the world; None: no texts.
     """
 
-    def __init__(self, env: VecEnv, with_agent_views: bool = True, thoughts: ThoughtDescriber | None = None) -> None:
-        self.env, self.with_agent_views, self.thoughts = env, with_agent_views, thoughts
-        self.channels = () if thoughts is None else thoughts.channels
+    def __init__(self, env: VecEnv, records_views: bool = True, describer: DecisionDescriber | None = None) -> None:
+        self.env, self.records_views, self.describer = env, records_views, describer
+        self.channels = () if describer is None else describer.channels
         self.frames: dict[str, list[np.ndarray]] = {}
         self._captions: list[Captions] = []
 
@@ -126,8 +126,8 @@ class FrameRecorder(Observer):
             self._record(observation)
 
     def on_step(self, transition: Transition) -> None:
-        if self.thoughts is not None:
-            self._captions.append(self.thoughts.describe_step(transition))
+        if self.describer is not None:
+            self._captions.append(self.describer.describe_step(transition))
         self._record(transition.step.observation)
 
     def pad_to(self, length: int) -> None:
@@ -152,7 +152,7 @@ class FrameRecorder(Observer):
 
     def _compose_frames(self, name: str) -> LazyFrames:
         """Return enlarged frames; frames of the world have a column with texts on the decision in their state."""
-        frames, has_text_column = self.frames[name], name == "world" and self.thoughts is not None
+        frames, has_text_column = self.frames[name], name == "world" and self.describer is not None
 
         def draw(i: int) -> np.ndarray:
             frame = enlarge(frames[i])
@@ -166,7 +166,7 @@ class FrameRecorder(Observer):
     def _record(self, observation: Observation) -> None:
         self.frames.setdefault("world", []).append(np.array(self.env.render(0)))
         pixels: Any = None
-        if not self.with_agent_views:
+        if not self.records_views:
             return
         if "pixels" in observation:
             pixels = to_numpy(observation["pixels"][0])
@@ -177,9 +177,9 @@ class FrameRecorder(Observer):
                 self.frames.setdefault(f"agent_{i}", []).append(pixels[i].copy())
 
 
-MAX_COUNTS = 3
-"""Maximum number of metrics whose sums are shown in a picture; `PREFERRED_COUNTS` are selected first."""
-PREFERRED_COUNTS = ("apples_eaten", "cleaning_shots", "incentives_paid", "tax_collected")
+MAX_DISPLAYED_SUMS = 3
+"""Maximum number of metrics whose sums are shown in a picture; `PREFERRED_SUMS` are selected first."""
+PREFERRED_SUMS = ("apples_eaten", "cleaning_shots", "incentives_paid", "tax_collected")
 
 
 @dataclass
@@ -210,31 +210,31 @@ class EpisodeVideo:
 
 
 def record_video(
-    parts: Parts, policy: Policy, seeds: Seeds, steps: int | None, greedy: bool, is_compared: bool = False
+    parts: Parts, policy: Policy, seeds: Seeds, max_steps: int | None, greedy: bool, is_compared: bool = False
 ) -> EpisodeVideo:
     """Play one episode and return its video.
 
-    In addition to the game, it shows decisions and the teacher's advice for up to `MAX_AGENTS` agents. For more agents,
-    or if `is_compared`, it shows a society: payoffs of agents, levels of its world and the objective.
+    In addition to the game, the video shows decisions and the teacher's advice for up to `MAX_DESCRIBED_AGENTS` agents.
+    For more agents, or if `is_compared`, it shows a society: payoffs of agents, metrics of its world and the objective.
 
     Args:
         parts: parts of the evaluation; mechanism and context have been set in the environment.
         policy: policy that plays.
         seeds: seed node of the episode, equal for all videos of a comparison.
-        steps: maximum number of steps; None: the full episode.
+        max_steps: maximum number of steps; None: the full episode.
         greedy: whether to take the most probable actions.
         is_compared: whether the video will be shown side by side with others; agents' views are then not recorded.
     """
     spec = parts.env.spec
-    is_society = is_compared or spec.n_agents > MAX_AGENTS
+    is_society = is_compared or spec.n_agents > MAX_DESCRIBED_AGENTS
     teacher = None if parts.teacher is None else parts.teacher.policy
-    thoughts = None if is_society else ThoughtDescriber(policy, spec, teacher, parts.device)
-    recorder = FrameRecorder(parts.env, with_agent_views=not is_compared, thoughts=thoughts)
+    describer = None if is_society else DecisionDescriber(policy, spec, teacher, parts.device)
+    recorder = FrameRecorder(parts.env, records_views=not is_compared, describer=describer)
     collector = Collector(parts.env, policy, parts.device, observers=[recorder])
     # Only game 0 is played, because the others are not shown.
     collector.reset(seeds.integer("video"), np.arange(spec.n_envs) == 0)
     horizon = spec.horizon or UNKNOWN_HORIZON
-    n_remaining_steps, generator = min(steps or horizon, horizon), seeds.torch("video")
+    n_remaining_steps, generator = min(max_steps or horizon, horizon), seeds.torch("video")
     running_episode = RunningEpisode(spec, parts.objective, parts.spending_cost)
     video = EpisodeVideo(recorder)
     if is_society:
@@ -250,18 +250,18 @@ def record_video(
 
 
 def _build_picture_settings(env: VecEnv, objective: Objective) -> PictureSettings:
-    spec, colors = env.spec, getattr(env, "agent_colors", None)
+    spec, find_colors = env.spec, getattr(env, "agent_colors", None)
     mechanism_suffix = "" if spec.mechanism is None else f", before {spec.mechanism.name}"
     return PictureSettings(
         spec.horizon,
-        f"{objective.name.replace('_', ' ')} of the agents' payoffs{mechanism_suffix}",
-        dict(spec.about).get("reward", ""),
-        None if colors is None else colors(),
+        objective=f"{objective.name.replace('_', ' ')} of the agents' payoffs{mechanism_suffix}",
+        payoff=dict(spec.about).get("reward", ""),
+        colors=None if find_colors is None else find_colors(),
     )
 
 
 class RunningEpisode:
-    """Sums of rewards and metrics over the steps of game 0 that have been played in an episode.
+    """Sums of rewards and metrics over the steps that game 0 has played in its episode.
 
     Args:
         spec: specification of the environment.
@@ -271,9 +271,9 @@ class RunningEpisode:
 
     def __init__(self, spec: EnvSpec, objective: Objective, spending_cost: float) -> None:
         self.spec, self.objective, self.spending_cost = spec, objective, spending_cost
-        counts = [name for name, reduction in spec.per_step.items() if reduction == "sum"]
-        preferred = [name for name in PREFERRED_COUNTS if name in counts]
-        self._counts = list(dict.fromkeys([*preferred, *counts]))[:MAX_COUNTS]
+        sum_names = [name for name, aggregate in spec.per_step.items() if aggregate == "sum"]
+        preferred_names = [name for name in PREFERRED_SUMS if name in sum_names]
+        self._count_names = list(dict.fromkeys([*preferred_names, *sum_names]))[:MAX_DISPLAYED_SUMS]
         self._levels: dict[str, float] = {}
         # Metrics that need a complete episode are not shown, so only metrics of single steps are accumulated.
         self._accumulator = EpisodeAccumulator(replace(spec, metrics=spec.per_step, device=None))
@@ -290,20 +290,19 @@ class RunningEpisode:
         """Return the state of the episode after the steps that have been added."""
         episode = self._accumulator.running_episode(0)
         if episode is None:
-            return EpisodeMoment(
-                0, 0.0, np.zeros(self.spec.n_agents), dict.fromkeys(map(_display_name, self._counts), 0.0), {}
-            )
+            counts = dict.fromkeys(map(_format_display_name, self._count_names), 0.0)
+            return EpisodeMoment(0, objective=0.0, payoffs=np.zeros(self.spec.n_agents), counts=counts, levels={})
         objective = float(compute_objective([episode], self.objective, self.spending_cost)[0])
-        counts = {_display_name(name): episode.summaries[name] for name in self._counts}
+        counts = {_format_display_name(name): episode.summaries[name] for name in self._count_names}
         return EpisodeMoment(episode.length, objective, episode.base_returns, counts, self._levels)
 
 
-def _display_name(name: str) -> str:
+def _format_display_name(name: str) -> str:
     return name.replace("_", " ")
 
 
 MAX_SIDE_BY_SIDE_FRAMES = 400
-"""Maximum number of frames of a side-by-side video, because drawing is slow: 20 seconds at 20 frames per second."""
+"""Maximum number of frames of a side-by-side video, because drawing is slow; 20 seconds at 20 frames per second."""
 
 
 def save_side_by_side_video(
@@ -321,7 +320,7 @@ def save_side_by_side_video(
     """
     folder.mkdir(parents=True, exist_ok=True)
     all_frames = SocietyPictures(societies, setting)
-    stride = -(-len(all_frames) // MAX_SIDE_BY_SIDE_FRAMES)
+    stride = max(1, -(-(len(all_frames) - 1) // (MAX_SIDE_BY_SIDE_FRAMES - 1)))  # the last frame is always drawn
     frame_indices = [*range(0, len(all_frames) - 1, stride), len(all_frames) - 1]
     pictures = LazyFrames(len(frame_indices), lambda i: np.asarray(all_frames[frame_indices[i]]))
     return save_video(pictures, folder, "side_by_side", fps)

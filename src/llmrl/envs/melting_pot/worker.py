@@ -145,7 +145,7 @@ class Game:
             raise EngineError(f"the engine failed to build {layout.substrate}: {error}") from error
 
         # The engine has several controls per player. An action sets them to a row of `_controls_by_action`.
-        control_names = list(self._engine.action_discrete_names())
+        names = list(self._engine.action_discrete_names())
         upstream_indices = [
             SUBSTRATES[layout.substrate].upstream_actions.index(action)
             for action in list_action_names(layout.substrate, layout.rules)
@@ -154,16 +154,12 @@ class Game:
         control_rows = [[module.ACTION_SET[action][control] for control in controls] for action in upstream_indices]
         self._controls_by_action = np.array(control_rows, dtype=np.int32)
         players = range(1, layout.n_agents + 1)
-        self._control_indices = np.array(
-            [[control_names.index(f"{player}.{c}") for c in controls] for player in players]
-        )
-        self._control_values = np.zeros(len(control_names), dtype=np.int32)
+        self._control_indices = np.array([[names.index(f"{player}.{c}") for c in controls] for player in players])
+        self._control_values = np.zeros(len(names), dtype=np.int32)
 
         self._pixel_names = [f"{player}.RGB" for player in players] if "pixels" in layout.channels else []
         vector_names = SUBSTRATES[layout.substrate].vector_observations if layout.has_vectors else ()
-        self._vector_names = (
-            [[f"{player}.{name}" for name in vector_names] for player in players] if vector_names else []
-        )
+        self._vector_names = [[f"{player}.{name}" for name in vector_names] for player in players if vector_names]
         self._grid_names = [f"{player}.SEEN" for player in players] if layout.has_grids else []
         self._sprite_encoder: SpriteEncoder | None = None
         self._renders_world = layout.render
@@ -222,8 +218,7 @@ def _build_engine_settings(layout: MemoryLayout, module: Any) -> dict[str, str]:
 EXIT_EPISODE_ENDED = 0
 """Exit code of a child whose episode has ended; the next child prepares the next episode."""
 EXIT_RESTARTED = 11
-"""Exit code of a child that was told to start another episode (during its own, or with another seed); the next child
-starts it."""
+"""Exit code of a child that got the command to start an episode other than its own; the next child starts it."""
 EXIT_LEARNER_GONE = 12
 """Exit code of a child if the learner has exited."""
 

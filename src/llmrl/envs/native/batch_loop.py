@@ -25,26 +25,12 @@ from llmrl.envs.native.rules import N_CLEANED, REWARD, start_game, step_game
 
 WAIT, STEP, START, OBSERVE = range(4)
 """Commands for a game: write zeros, because its episode has ended; take a step; start an episode; only observe."""
-(
-    APPLES_EATEN,
-    PLAYERS_ZAPPED,
-    PLAYERS_PRESENT,
-    APPLES_LIVE,
-    APPLES_REGROWN,
-    CELLS_CLEANED,
-    CLEANING_SHOTS,
-    DIRTY_CELLS,
-) = range(8)
+APPLES_EATEN, PLAYERS_ZAPPED, PLAYERS_PRESENT, APPLES_LIVE = range(4)
+APPLES_REGROWN, CELLS_CLEANED, CLEANING_SHOTS, DIRTY_CELLS = range(4, 8)
 """Indices of the metrics, in the order of `METRIC_NAMES`, into the first axis of `LoopOutputs.metrics`."""
 METRIC_NAMES = (
-    "apples_eaten",
-    "zaps",
-    "players_present",
-    "apples_live",
-    "apples_regrown",
-    "cells_cleaned",
-    "cleaning_shots",
-    "dirt",
+    *("apples_eaten", "zaps", "players_present", "apples_live"),
+    *("apples_regrown", "cells_cleaned", "cleaning_shots", "dirt"),
 )
 STEPS_PER_WATER_FRAME = 3
 """Number of steps between two frames of the water."""
@@ -90,12 +76,8 @@ def write_idle_outputs(b: int, outputs: LoopOutputs, games: Games) -> None:
         for k in range(outputs.player_stats.shape[0]):
             outputs.player_stats[k, b, i] = 0
         player_events = games.player_events[b, i]
-        player_events.n_cleaned = 0
-        player_events.n_zapped = 0
-        player_events.n_other_cleaners = 0
-        player_events.pose_index = 0
-        player_events.zap_beam_mask = 0
-        player_events.cleaning_beam_mask = 0
+        player_events.n_cleaned = player_events.n_zapped = player_events.n_other_cleaners = 0
+        player_events.pose_index = player_events.zap_beam_mask = player_events.cleaning_beam_mask = 0
 
 
 def write_metrics(b: int, n_previous_apples: int, has_stepped: bool, outputs: LoopOutputs, games: Games) -> None:
@@ -158,14 +140,7 @@ def write_codes(
 
 
 def write_beam(
-    b: int,
-    lane: int,
-    i: int,
-    beam_mask: int,
-    beam_code: int,
-    beam_stride: int,
-    games: Games,
-    beam_cells: Int32Array,
+    b: int, lane: int, i: int, beam_mask: int, beam_code: int, beam_stride: int, games: Games, beam_cells: Int32Array
 ) -> None:
     """Set the beam code (1: cleaning, 2: zap) of the cells in `beam_mask`, which a beam of player `i` passes."""
     if beam_mask != 0:

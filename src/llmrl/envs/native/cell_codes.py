@@ -55,12 +55,9 @@ class CellCodes:
 
     def split_codes(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return ground, avatar and beam of every code, each [n_codes]."""
-        code = np.arange(self.n_codes)
-        return (
-            code % self.n_grounds,
-            code // self.n_grounds % self.n_avatar_codes,
-            code // self.n_grounds // self.n_avatar_codes,
-        )
+        avatar_and_beam, ground = np.divmod(np.arange(self.n_codes), self.n_grounds)
+        beam, avatar = np.divmod(avatar_and_beam, self.n_avatar_codes)
+        return ground, avatar, beam
 
     def build_grid_table(self) -> NDArray[np.uint8]:
         """Return the four bytes of the channel `grid` for each heading of the viewing player and every code.

@@ -94,11 +94,8 @@ class Engine:
         self.uses_gpu = torch.device(device).type == "cuda" or is_simulated()
         self.game_loop: Any = GpuLoop() if self.uses_gpu else CpuLoop()
         assigned_cells = _find_assigned_cells(setup) if setup.has_rule_change("own_spawn_cells") else None
-        if assigned_cells is None:
-            cells_by_player, spawn_cells = game_map.list_start_cells(n_agents), game_map.spawn_cells
-        else:
-            spawn_cells = assigned_cells[:n_agents]
-            cells_by_player = [spawn_cells[i : i + 1] for i in range(n_agents)]
+        spawn_cells = game_map.spawn_cells if assigned_cells is None else assigned_cells[:n_agents]
+        cells_by_player = game_map.list_start_cells(n_agents) if assigned_cells is None else [*spawn_cells[:, None]]
         start_groups, start_cells = _group_start_cells(cells_by_player)
         site_adjacency = build_adjacency_matrix(game_map, game_map.apple_cells)
         self.site_adjacency = torch.from_numpy(site_adjacency).to(device)

@@ -61,10 +61,7 @@ def start_game(b: int, inputs: LoopInputs, games: Games, tables: RuleTables) -> 
         player = games.players[b, i]
         player.heading = 0 if constants.starts_facing_north else sample_integer(step_hash, START_HEADING, i) >> 22
         player.alive = 1
-        player.steps_until_return = 0
-        player.steps_until_zap = 0
-        player.steps_until_clean = 0
-        player.has_cleaned = 0
+        player.steps_until_return = player.steps_until_zap = player.steps_until_clean = player.has_cleaned = 0
     apple_state = int(constants.starts_with_apples)
     for k in range(games.apple_sites.shape[1]):
         site = games.apple_sites[b, k]
@@ -198,8 +195,7 @@ def eat_apples(
     n_sites = games.apple_sites.shape[1]
     for i in range(games.players.shape[1]):
         player, scratch = games.players[b, i], games.scratch[lane, i]
-        scratch.eaten_site = n_sites
-        scratch.fresh_site = n_sites
+        scratch.eaten_site = scratch.fresh_site = n_sites
         if player.alive == 1:
             site_index = tables.site_indices[player.cell]
             is_move = tables.actions[inputs.actions[b, i]].move_direction != NO_MOVE
@@ -219,8 +215,7 @@ def fire_zaps(b: int, lane: int, inputs: LoopInputs, games: Games, tables: RuleT
         games.scratch[lane, i].is_hit = 0
     for i in range(n):
         player, player_events = games.players[b, i], games.player_events[b, i]
-        player_events.n_zapped = 0
-        player_events.zap_beam_mask = 0
+        player_events.n_zapped = player_events.zap_beam_mask = 0
         if player.alive == 1:
             fires = inputs.actions[b, i] == constants.zap_action and player.steps_until_zap == 0
             player.steps_until_zap = max(player.steps_until_zap - 1, 0)
@@ -250,8 +245,7 @@ def fire_cleaning_beams(b: int, lane: int, inputs: LoopInputs, games: Games, tab
     for i in range(n):
         player, player_events = games.players[b, i], games.player_events[b, i]
         player_events.n_other_cleaners = n_cleaners - player.has_cleaned
-        player_events.n_cleaned = 0
-        player_events.cleaning_beam_mask = 0
+        player_events.n_cleaned = player_events.cleaning_beam_mask = 0
         if player.alive == 1:
             fires = inputs.actions[b, i] == constants.clean_action and player.steps_until_clean == 0
             player.steps_until_clean = max(player.steps_until_clean - 1, 0)

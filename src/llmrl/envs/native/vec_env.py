@@ -116,17 +116,15 @@ class NativeEnv(SocietyEnv):
         self._episode_counts[reset_mask] += 1
         clock = self._episode_clock
         clock.set_episodes(np.where(reset_mask, 0, clock.steps), clock.has_ended & ~reset_mask)
-        commands = to_loop_array(
-            self._to_device(np.where(reset_mask | (not self._was_reset), START, OBSERVE).astype(np.uint8))
-        )
+        starts = reset_mask | (not self._was_reset)
+        commands = to_loop_array(self._to_device(np.where(starts, START, OBSERVE).astype(np.uint8)))
         self._was_reset = True
         self._update_device_copies()
         self._reset_mechanism(reset_mask)
         # A reset uses no actions, and its rewards are not read.
         actions = to_loop_array(self._to_device(np.zeros(self._action_shape, dtype=np.int64)))
-        return self._build_observation(
-            *self._run_loop(commands, actions, self._allocate(self._stats_shape), self._allocate((0, 0)))
-        )
+        outputs = self._run_loop(commands, actions, self._allocate(self._stats_shape), metrics=self._allocate((0, 0)))
+        return self._build_observation(*outputs)
 
     def step(self, action: Array) -> Step:
         if not self._was_reset:
@@ -251,10 +249,9 @@ class NativeEnv(SocietyEnv):
         observation = self.observation_builder.build_observation(buffers, vector)
         if "text" in self.spec.observation:
             is_alive = split_fields(self._batch.players, PLAYER_DTYPE)["alive"].cpu().numpy() == 1
-            channels = observation["grid"], observation["vector"], self._mechanism_values
-            grids, vectors, values = (to_numpy(x) for x in channels)
-            is_present = is_alive & self._episode_clock.is_live[:, None]
-            observation["text"] = self._describe_observations(grids, vectors, is_present, values)
+            arrays = map(to_numpy, (observation["grid"], observation["vector"], self._mechanism_values))
+            (grids, vectors, values), is_live = arrays, self._episode_clock.is_live[:, None]
+            observation["text"] = self._describe_observations(grids, vectors, is_alive & is_live, values)
         if self._settings.shows_mechanism:
             observation["mechanism"] = self._observed_mechanism_values
         return {name: observation[name] for name in self.spec.observation}

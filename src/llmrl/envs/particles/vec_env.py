@@ -38,13 +38,7 @@ class ParticlesEnv(ArrayGames):
     _state_fields = ("_rngs", "world", "_started", "_time", "_ended")
     _stream_name = "starts"
 
-    def __init__(
-        self,
-        seeds: Seeds,
-        scenario: Scenario,
-        n_envs: PositiveInt = 32,
-        horizon: PositiveInt = 25,
-    ) -> None:
+    def __init__(self, seeds: Seeds, scenario: Scenario, n_envs: PositiveInt = 32, horizon: PositiveInt = 25) -> None:
         self._init_arguments = {name: x for name, x in locals().items() if name not in ("self", "n_envs")}
         self._scenario, self._horizon = scenario, horizon
         bodies, n_actions = scenario.bodies, len(scenario.action_names)

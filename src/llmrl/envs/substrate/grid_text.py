@@ -93,15 +93,11 @@ _ACTION_TEXTS = {
 
 
 def describe_game(
-    substrate: SubstrateName,
-    rules: Rules,
-    n_agents: int,
-    mechanism: Mechanism | None = None,
-    shows_mechanism: bool = True,
+    substrate: SubstrateName, rules: Rules, n_agents: int, mechanism: Mechanism | None = None, shows_values: bool = True
 ) -> EnvDescription:
     """Return the description of the game that players read before it begins.
 
-    `shows_mechanism`: whether players see the values of the mechanism; without one it has no effect.
+    `shows_values`: whether players see the values of the mechanism; without one it has no effect.
     """
     actions = list_action_names(substrate, rules)
     constants, has_dirt = SUBSTRATES[substrate], SUBSTRATES[substrate].has_dirt
@@ -110,7 +106,7 @@ def describe_game(
     if mechanism is not None:
         eating, cleaning = "is eaten", ""
         rules_texts = mechanism.base_reward_text, mechanism.rule_text
-        payment_text = f" {mechanism_text.describe_rules(mechanism.space, *rules_texts, shows_mechanism)}"
+        payment_text = f" {mechanism_text.describe_rules(mechanism.space, *rules_texts, shows_values)}"
     if "zap" in actions:
         zap_text = f" A player who is hit by a zap is out of the game for {constants.removal_steps} steps."
     if substrate == "cleanup":
@@ -150,7 +146,7 @@ def describe_game(
         observation_fields.append(("others_who_cleaned", "how many others cleaned dirt in the last step"))
     mechanism_report: Mapping[str, Any] = {}
     if mechanism is not None:
-        arguments = mechanism.space, mechanism.player_facts, shows_mechanism
+        arguments = mechanism.space, mechanism.player_facts, shows_values
         observation_fields += mechanism_text.describe_report_fields(*arguments)
         mechanism_report = mechanism_text.build_example_report(*arguments)
     # An example with a long text: many apples, all other players in view, and all payments.
@@ -165,9 +161,7 @@ def describe_game(
             (name, _ACTION_TEXTS[name].format(away=constants.removal_steps, zap_cooldown=constants.zap_cooldown))
             for name in actions
         ),
-        example=describe_observation(
-            view, substrate, rules, vector=(1.0, 0.0) if has_dirt else (1.0,), mechanism_report=mechanism_report
-        ),
+        example=describe_observation(view, substrate, rules, (1.0, 0.0) if has_dirt else (1.0,), mechanism_report),
     )
 
 

@@ -87,8 +87,7 @@ def check_installed() -> None:
     reason = find_incompatibility()
     if reason is not None:
         raise EngineError(f"Melting Pot cannot run here: {reason}. {_UNAFFECTED_NOTE}")
-    missing_requirements = list_missing_requirements()
-    if missing_requirements:
+    if missing_requirements := list_missing_requirements():
         names = ", ".join(missing_requirements)
         raise EngineError(f"Melting Pot is not installed ({names} missing): {INSTALL_HINT}. {_UNAFFECTED_NOTE}")
 
@@ -148,10 +147,7 @@ def install(constraint: Path | None = None) -> bool:
 
 
 def _run_pip_install(arguments: Sequence[str], constraint: Path | None, **variables: str) -> None:
-    """Install packages into this interpreter's environment with pip, or with uv if there is no pip.
-
-    `arguments`: requirements and options of `pip install`. `variables`: environment variables of the command.
-    """
+    """Run `pip install` (with uv if there is no pip) with some arguments and additional environment variables."""
     if importlib.util.find_spec("pip") is not None:
         command = [sys.executable, "-m", "pip", "install", *arguments]
     elif (uv := os.environ.get("UV") or shutil.which("uv")) is not None:

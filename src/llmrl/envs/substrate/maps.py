@@ -157,11 +157,7 @@ def parse_map(substrate: SubstrateName, text: str) -> GameMap:
     sprite_stack_indices = np.zeros(symbol_by_cell.size, np.int64)
     for symbol, stack in symbols.items():
         sprite_stack_indices[symbol_by_cell == symbol] = sprite_stacks.index(stack)
-    spawn_cells, apple_cells, dirt_cells = (
-        find_marked_cells("P"),
-        find_marked_cells(APPLE_SYMBOLS[substrate]),
-        find_marked_cells(DIRT_SYMBOLS),
-    )
+    spawn_cells, apple_cells, dirt_cells = map(find_marked_cells, ("P", APPLE_SYMBOLS[substrate], DIRT_SYMBOLS))
     if not len(spawn_cells):
         raise ConfigError(
             "env.map has no spawn cell; mark with P at least one cell in which players start and return after a zap"

@@ -86,9 +86,8 @@ def build_describer(
             "or a class (package.Class)"
         )
     describer = trust.locate(text, "env.text")(env)
-    if not (
-        isinstance(getattr(describer, "game", None), EnvDescription) and callable(getattr(describer, "describe", None))
-    ):
+    has_description = isinstance(getattr(describer, "game", None), EnvDescription)
+    if not has_description or not callable(getattr(describer, "describe", None)):
         raise ConfigError(
             f"env.text={text} must create an object with an attribute game (an EnvDescription) and a method describe"
         )
@@ -185,8 +184,7 @@ def draft_actions(space: Any) -> tuple[tuple[str, str], ...]:
         assert numbers is not None
         bounds = zip(numbers.names, numbers.low, numbers.high, numbers.is_integer, strict=True)
         return tuple(
-            (name, f"a {'whole ' * is_integer}number from {low:g} to {high:g}")
-            for name, low, high, is_integer in bounds
+            (name, f"a {'whole ' * whole}number from {low:g} to {high:g}") for name, low, high, whole in bounds
         )
     return tuple((f"action_{i}", "a whole number") for i in range(int(np.prod(space.shape))))
 
