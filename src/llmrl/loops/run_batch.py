@@ -75,8 +75,7 @@ class RunBatch:
         Args:
             requests: requests with equal numbers of steps and options; if one starts new episodes (`PlayEpisode`), all
                 do, and every run has one.
-            absent_runs: indices of runs that did not request these steps: their games are played, without calls of the
-                observers.
+            absent_runs: indices of runs that did not request these steps, whose games are played without observers.
         """
         first = requests[0]
         collect_options = (first.learn, first.reward_jacobian, first.greedy, first.restart)

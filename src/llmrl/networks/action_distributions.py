@@ -16,7 +16,8 @@ import torch
 from llmrl.core.spaces import ContinuousActions
 
 MAX_CATEGORIES = 256
-"""Maximum number of values of a categorical integer. Larger ranges are sampled as real numbers, which are rounded."""
+"""Maximum number of values of a categorical integer. Integers with larger ranges are sampled as real
+numbers, which the environment rounds."""
 LOG_STD_BOUNDS = (-5.0, 2.0)
 """Bounds to which the log standard deviation is clamped, in normalized coordinates (half the range of a number = 1)."""
 

@@ -393,16 +393,13 @@ def _select_planes(spec: EnvSpec, name: str, selection: Sequence[str] | None) ->
 def _check_spatial_channels(
     spec: EnvSpec, settings: NetworkSettings, channel_names: Sequence[str], spatial_names: Sequence[str]
 ) -> None:
-    """Raise an error if the settings do not fit the channels that a network reads.
+    """Raise ConfigError or Incompatible if the settings do not fit the channels that a network reads.
 
     Args:
         spec: spec of the environment.
         settings: architecture of the network.
         channel_names: names of all channels read.
         spatial_names: names of those that are an image or a map.
-
-    Raises:
-        ConfigError, Incompatible: see `ActorCritic`.
     """
     if len(spatial_names) > 1:
         raise ConfigError(

@@ -1,8 +1,6 @@
-"""Layers of networks, and networks of principals.
+"""Layers of networks, and networks of principals, which map a vector of observations to several simultaneous choices.
 
-Linear and convolutional layers have the usual initialization of PPO (orthogonal weights, zero biases). `RecurrentLayer`
-is the memory of agents, and `RunningNormalizer` normalizes observations by their running mean and standard deviation.
-The networks of principals map one vector of observations to several simultaneous choices.
+Linear and convolutional layers have the usual initialization of PPO (orthogonal weights, zero biases).
 """
 
 from __future__ import annotations

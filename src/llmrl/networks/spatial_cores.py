@@ -139,11 +139,7 @@ class PlanesCore(nn.Module):
     """
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        planes: Sequence[tuple[int, int, int]],
-        features: int,
-        generator: torch.Generator,
+        self, shape: tuple[int, ...], planes: Sequence[tuple[int, int, int]], features: int, generator: torch.Generator
     ) -> None:
         super().__init__()
         width, height, _ = shape

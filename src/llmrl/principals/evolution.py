@@ -207,9 +207,8 @@ class _CEMSearch:
     def update(self, vectors: np.ndarray, values: np.ndarray) -> None:
         settings = self.settings
         elite_indices = np.argsort(-values, kind="stable")[: max(2, round(settings.elite * self.population))]
-        noise_fraction = (
-            max(0.0, 1 - self.generation / settings.noise_generations) if settings.noise_generations else 0.0
-        )
+        n = settings.noise_generations
+        noise_fraction = max(0.0, 1 - self.generation / n) if n else 0.0
         elite_std = np.sqrt(vectors[elite_indices].var(0) + (settings.noise * noise_fraction) ** 2)
         self.mean = settings.smoothing * vectors[elite_indices].mean(0) + (1 - settings.smoothing) * self.mean
         self.std = np.maximum(settings.smoothing * elite_std + (1 - settings.smoothing) * self.std, settings.min_sigma)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -131,10 +132,8 @@ class History(StateFields):
         payoffs (`best`); or the `newest` newest and the `window` best of the others (`best_and_last`). Unless
         `sliding`, the number of newest records varies up to almost twice this number (`_count_newest_records`).
         """
-        selection = [
-            record for context in self.context_names for record in self._select_from(policy, window, newest, context)
-        ]
-        return sorted(selection, key=_record_index)
+        selection = [self._select_from(policy, window, newest, context) for context in self.context_names]
+        return sorted(itertools.chain(*selection), key=_record_index)
 
     def trim(self, records: list[Record], policy: SelectionPolicy, n: int) -> list[Record]:
         """Return `n` of `records`, oldest first, for a prompt that cannot contain all.
@@ -189,9 +188,8 @@ class History(StateFields):
             )
             for aggregate_name, description in AGGREGATE_DESCRIPTIONS.items()
         ]
-        kinds.append(
-            ("of an episode", [f"{name} ({description})" for name, description in self.welfare_descriptions.items()])
-        )
+        welfare_names = [f"{name} ({description})" for name, description in self.welfare_descriptions.items()]
+        kinds.append(("of an episode", welfare_names))
         return [(description, names) for description, names in kinds if names]
 
     def make_typical_outcome(self, space: ParameterSpace, generation: int) -> Outcome:

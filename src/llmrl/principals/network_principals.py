@@ -167,9 +167,8 @@ class DualRLPrincipal(StateFields):
         self.space = spec.proposal_space
         self.settings = settings
         self.encoder = ObservationEncoder(spec, settings.observe)
-        self.points = (
-            find_default_grid_points(self.space, FINE_GRID_POINTS) if settings.points is None else settings.points
-        )
+        points = settings.points
+        self.points = find_default_grid_points(self.space, FINE_GRID_POINTS) if points is None else points
         if self.points < 2:
             raise ConfigError(f"principal.points must be at least 2 (both bounds), got {self.points}")
         generator = seeds.torch("weights")

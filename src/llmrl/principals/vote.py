@@ -141,9 +141,8 @@ class VotePrincipal(StateFields):
         vote_query = self._make_vote_query([option["name"] for option in options])
         vote_query.load_state_dict(self.voter.state_dict())
         self.voter = vote_query
-        citizen_votes = vote_query.ask(
-            [self._render_ballot(agent, context_name, options) for agent in range(self.n_voters)]
-        )
+        prompts = [self._render_ballot(agent, context_name, options) for agent in range(self.n_voters)]
+        citizen_votes = vote_query.ask(prompts)
         valid_votes = [vote for vote in citizen_votes if vote is not None]
         vote_counts = np.bincount(np.array(valid_votes, dtype=np.int64), minlength=len(ballot))
         winner_indices = np.flatnonzero(vote_counts == vote_counts.max())

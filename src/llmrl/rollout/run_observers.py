@@ -160,8 +160,7 @@ class EpisodeLogger(Observer):
         spending_cost: float,
     ) -> None:
         self.env, self.spec = env, env.spec
-        self.files = files
-        self.settings = settings
+        self.files, self.settings = files, settings
         self.objective, self.spending_cost = objective, spending_cost
         self.first_episode = 0 if state is None else state["first"]
         n = self.spec.n_envs
@@ -285,9 +284,8 @@ class EpisodeLogger(Observer):
         costs = {name: x for name, x in totals.items() if name not in _NON_COST_KEYS}
         if costs:
             prompt_tokens, completion_tokens = costs["prompt_tokens"], costs["completion_tokens"]
-            costs["tokens"] = (
-                None if prompt_tokens is None or completion_tokens is None else prompt_tokens + completion_tokens
-            )
+            is_unknown = prompt_tokens is None or completion_tokens is None
+            costs["tokens"] = None if is_unknown else prompt_tokens + completion_tokens
             costs["invalid_rate"] = costs["invalid"] / max(costs["replies"], 1)
         if game in self._frames:
             result_text = f"return {row['return']:g} after {row['length']} step{'s' * (row['length'] != 1)}"

@@ -1,7 +1,4 @@
-"""A run that several processes compute together.
-
-The first process owns the run folder; the others write to temporary folders.
-"""
+"""A run of several processes: the first owns the run folder, and the others write to temporary folders."""
 
 from __future__ import annotations
 

@@ -166,10 +166,7 @@ class LineFile:
     """
 
     def __init__(
-        self,
-        path: Path,
-        position: FilePosition | None = None,
-        extract_content: Callable[[bytes], bytes] | None = None,
+        self, path: Path, position: FilePosition | None = None, extract_content: Callable[[bytes], bytes] | None = None
     ) -> None:
         self._path, self._extract_content = path, extract_content or bytes
         self._n_lines = n_lines = 0 if position is None else position["lines"]
