@@ -51,9 +51,7 @@ class ProcessGroup:
 
     @staticmethod
     def join() -> ProcessGroup:
-        """Return the group that this process was started in, after all its processes have joined.
-
-        Further calls return the same group.
+        """Return the group of this process when all its processes have joined; later calls return the same group.
 
         Raises:
             ConfigError: the environment variables are invalid.

@@ -278,8 +278,7 @@ class WorkerPool:
         """End the processes; later calls do nothing. It may be called after a process has died."""
         for worker in self._workers:
             worker.connection.close()
-        # A worker would notice the closed socket only at the end of an evaluation, so it is killed; it has no data to
-        # save.
+        # A worker would notice the closed socket only after its evaluation, so it is killed; it has nothing to save.
         for worker in self._workers:
             worker.process.kill()
         for worker in self._workers:

@@ -155,7 +155,6 @@ class GymnasiumEnv(ReplayableEnv):
         )
 
     def _advance(self, action: np.ndarray, active: np.ndarray) -> np.ndarray:
-        """Advance the games that are `active` [n_envs]; return rewards [n_envs]."""
         actions = convert_actions(self._games.action_space, action, self.clip_actions)
         self._observations, reward, terminated, truncated = self._games.step(actions, active)
         check_rewards(self.spec.name, reward, self._episode_lengths)
