@@ -44,7 +44,7 @@ preemption, and a closed terminal."""
 DISCARD_WORK_S = 8.0
 """Seconds after a signal at which the work since the last safe point is discarded, if the run has not stopped yet."""
 SECOND_DISCARD_S = 12.0
-"""Seconds after a signal of a second exception, in case the first was suppressed or prevented by a save."""
+"""Seconds after a signal at which the exception is raised again, if the first was suppressed or a save prevented it."""
 FORCED_EXIT_S = 16.0
 """Seconds after a signal at which the process is ended, because its main thread cannot be interrupted."""
 MAX_STOP_S = 20
@@ -80,11 +80,7 @@ class Stopped(BaseException):  # not an `Exception`, which libraries catch
     """
 
     def __init__(
-        self,
-        folder: Path,
-        signal_number: int,
-        work_text: str = "everything is saved",
-        stops_all_processes: bool = True,
+        self, folder: Path, signal_number: int, work_text: str = "everything is saved", stops_all_processes: bool = True
     ) -> None:
         self.signal, self.stops_all_processes = signal_number, stops_all_processes
         self.exit_code = 128 + signal_number

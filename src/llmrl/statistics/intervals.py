@@ -193,12 +193,8 @@ def describe(
     scores, lowest, highest = average_by_unit(scores, units), float(np.min(scores)), float(np.max(scores))
     row = {"mean": float(mean(scores)), **dict.fromkeys(("standard_error", "low", "high"))}
     if independent:
-        band = mean_interval(scores)
-        row |= {
-            "standard_error": standard_error_of_mean(scores),
-            "low": _nan_to_none(band.low),
-            "high": _nan_to_none(band.high),
-        }
+        band, error = mean_interval(scores), standard_error_of_mean(scores)
+        row |= {"standard_error": error, "low": _nan_to_none(band.low), "high": _nan_to_none(band.high)}
         if is_proportion and row["low"] is not None and np.isin(scores, (0.0, 1.0)).all():
             success_rate = proportion(int(scores.sum()), len(scores))
             row |= {"low": success_rate.low, "high": success_rate.high}
