@@ -359,7 +359,7 @@ def test_last_step_caption_describes_episode():
     final_episodes = []
     while not final_episodes:
         rollout = collector.collect(1, Seeds(0).torch("a"), learn=False, restart=False)
-        sums.add(rollout)
+        sums.add_rollout(rollout)
         final_episodes = [episode for episode in rollout.episodes if episode.game == 0]
     descriptions = sums.to_moment()
     assert descriptions.step == 12 and descriptions.objective == pytest.approx(

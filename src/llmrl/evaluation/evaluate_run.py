@@ -225,7 +225,7 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
             vectors = [mechanism.vector for mechanism in mechanisms if mechanism.vector is not None]
             states = adapt_societies(plan, saved_run.config, llm, vectors, context, seeds, saved_run.agent_state)
         videos = evaluation.record_videos(states) if settings.video else Videos()
-        mechanism_episodes = evaluation.play(states, n_episodes, bool(llm_players))
+        mechanism_episodes = evaluation.play_episodes(states, n_episodes, bool(llm_players))
     except BudgetExhausted as error:
         raise explain_exhausted_budget(error) from error
     finally:

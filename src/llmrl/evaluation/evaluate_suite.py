@@ -157,7 +157,7 @@ def _play_suite(
         "checkpoint": saved_run.iteration,
         "seed": settings.seed,
         "mode": settings.mode,
-        "episodes": suite.episodes,
+        "episodes": suite.n_episodes,
         "intervals": "95%, Wilson, of one agent's episodes; of the mean over kinds, Zou and Donner",
         "llm": None if llm is None else llm.label,
         "players": list(player_names),
@@ -167,7 +167,7 @@ def _play_suite(
         [agent] = parts.agents
         agent.load_state_dict(saved_run.loop_state["agents"][0])
         if llm_players := find_llm_players(player_names, config, llm):
-            n_episodes = suite.episodes * sum(max(len(test.kinds), 1) for test in suite.tests)
+            n_episodes = suite.n_episodes * sum(max(len(test.kinds), 1) for test in suite.tests)
             rows = describe_llm_calls(llm_players, parts, n_episodes, n_combinations=1, video_steps=0)
             report("Requests to the language model, at most", rows)
         for i, test in enumerate(suite.tests):
@@ -228,7 +228,7 @@ def _play_test(
                     collector = build_recording_collector(env, policy, parts.device, folder)
                     # Equal seeds give all players the same games.
                     episode_seeds, greedy = seeds.child("episodes"), settings.mode == "deterministic"
-                    episodes = evaluate_policy(collector, suite.episodes, episode_seeds, greedy, exactly=True)
+                    episodes = evaluate_policy(collector, suite.n_episodes, episode_seeds, greedy, exactly=True)
                     collector.close()
                 except ConfigError as error:
                     error_by_player[name] = str(error)

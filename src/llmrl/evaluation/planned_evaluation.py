@@ -129,7 +129,9 @@ class PlannedEvaluation:
         side_by_side = save_side_by_side_video(societies, videos[0].setting, self.out / "videos", fps)
         return Videos(paths_by_mechanism, side_by_side)
 
-    def play(self, states: Sequence[State], n_episodes: int, exactly: bool) -> list[dict[PlayerMode, list[Episode]]]:
+    def play_episodes(
+        self, states: Sequence[State], n_episodes: int, exactly: bool
+    ) -> list[dict[PlayerMode, list[Episode]]]:
         """Play with each player in each mode under each mechanism.
 
         Args:

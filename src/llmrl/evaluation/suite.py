@@ -27,7 +27,7 @@ class SuiteTest:
         name: name in files.
         title: name in tables.
         description: description for readers.
-        env: options of the run's environment with the changes of the test.
+        env_options: options of the run's environment with the changes of the test.
         kinds: kinds of task (values of `env.kind`), each with the same number of episodes; empty: `env.kind` is not
             changed.
         min_actions: kind -> minimum number of actions; in tests without kinds, the kind is `all`.
@@ -38,7 +38,7 @@ class SuiteTest:
     name: str
     title: str
     description: str
-    env: Mapping[str, Any]
+    env_options: Mapping[str, Any]
     kinds: tuple[str, ...]
     min_actions: Mapping[str, int] = field(default_factory=dict)
     new_action_names: tuple[str, ...] = ()
@@ -47,9 +47,9 @@ class SuiteTest:
     def build_env_options(self, action_names: Sequence[str]) -> dict[str, Any]:
         """Return the options of the environment, for a run with the actions `action_names`."""
         if not self.new_action_names:
-            return dict(self.env)
+            return dict(self.env_options)
         new_names = self.new_action_names[: len(action_names)]
-        return {**self.env, "actions": [*new_names, *action_names[len(new_names) :]]}
+        return {**self.env_options, "actions": [*new_names, *action_names[len(new_names) :]]}
 
     def build_options_by_kind(self, action_names: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
         """Return pairs (kind, options of its environment); a test without kinds has one pair, with the kind `all`."""
@@ -83,13 +83,13 @@ class Suite:
     Attributes:
         name: name of the suite.
         metric: metric of the environment that is > 0 in successful episodes.
-        episodes: number of episodes of each kind of task.
+        n_episodes: number of episodes of each kind of task.
         tests: tests in the order in which they are played.
     """
 
     name: str
     metric: str
-    episodes: int
+    n_episodes: int
     tests: tuple[SuiteTest, ...]
 
     def check_metric(self, spec: EnvSpec) -> None:

@@ -123,12 +123,12 @@ class FrameRecorder(Observer):
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
         if games[0]:
-            self._record(observation)
+            self._record_frames(observation)
 
     def on_step(self, transition: Transition) -> None:
         if self.describer is not None:
             self._captions.append(self.describer.describe_step(transition))
-        self._record(transition.step.observation)
+        self._record_frames(transition.step.observation)
 
     def pad_to(self, length: int) -> None:
         """Repeat the last frame of the world and of each view until there are `length` frames."""
@@ -163,7 +163,7 @@ class FrameRecorder(Observer):
 
         return LazyFrames(len(frames), draw)
 
-    def _record(self, observation: Observation) -> None:
+    def _record_frames(self, observation: Observation) -> None:
         self.frames.setdefault("world", []).append(np.array(self.env.render(0)))
         pixels: Any = None
         if not self.records_views:
@@ -243,7 +243,7 @@ def record_video(
     while n_remaining_steps > 0:
         rollout = collector.collect(1, generator, learn=False, greedy=greedy, restart=False)
         if is_society:
-            running_episode.add(rollout)
+            running_episode.add_rollout(rollout)
             video.moments.append(running_episode.to_moment())
         n_remaining_steps = 0 if any(episode.game == 0 for episode in rollout.episodes) else n_remaining_steps - 1
     return video
@@ -274,17 +274,19 @@ class RunningEpisode:
         sum_names = [name for name, aggregate in spec.per_step.items() if aggregate == "sum"]
         preferred_names = [name for name in PREFERRED_SUMS if name in sum_names]
         self._count_names = list(dict.fromkeys([*preferred_names, *sum_names]))[:MAX_DISPLAYED_SUMS]
-        self._levels: dict[str, float] = {}
+        self._last_levels: dict[str, float] = {}
         # Metrics that need a complete episode are not shown, so only metrics of single steps are accumulated.
         self._accumulator = EpisodeAccumulator(replace(spec, metrics=spec.per_step, device=None))
 
-    def add(self, rollout: Rollout) -> None:
+    def add_rollout(self, rollout: Rollout) -> None:
         """Add the steps of a rollout."""
         # Without ends, the accumulator keeps its sums after the last step of the episode, which is shown, too.
         no_ends = np.zeros(rollout.terminated.shape, dtype=bool)
         info = np.array([rollout.info[name] for name in self.spec.per_step]).reshape(-1, *no_ends.shape)
         self._accumulator.add(rollout.reward.cpu(), rollout.base_reward.cpu(), info, no_ends, no_ends[0])
-        self._levels = {name: float(rollout.info[name][-1][0]) for name in LEVEL_STYLES if name in self.spec.per_step}
+        self._last_levels = {
+            name: float(rollout.info[name][-1][0]) for name in LEVEL_STYLES if name in self.spec.per_step
+        }
 
     def to_moment(self) -> EpisodeMoment:
         """Return the state of the episode after the steps that have been added."""
@@ -294,7 +296,7 @@ class RunningEpisode:
             return EpisodeMoment(0, objective=0.0, payoffs=np.zeros(self.spec.n_agents), counts=counts, levels={})
         objective = float(compute_objective([episode], self.objective, self.spending_cost)[0])
         counts = {_format_display_name(name): episode.summaries[name] for name in self._count_names}
-        return EpisodeMoment(episode.length, objective, episode.base_returns, counts, self._levels)
+        return EpisodeMoment(episode.length, objective, episode.base_returns, counts, self._last_levels)
 
 
 def _format_display_name(name: str) -> str:

@@ -67,7 +67,7 @@ class GameWorkerPool:
         finally:
             os.close(memory_descriptor)
 
-    def execute(self, commands: Mapping[int, bytes]) -> dict[int, bytes]:
+    def execute_commands(self, commands: Mapping[int, bytes]) -> dict[int, bytes]:
         """Send `commands` (game -> byte, see `worker`) to the games, and return their answers (game -> byte).
 
         Raises:
@@ -336,7 +336,7 @@ class MeltingPotEnv(SocietyEnv):
 
     def _execute_commands(self, pool: GameWorkerPool, commands: dict[int, bytes]) -> dict[int, bytes]:
         try:
-            return pool.execute(commands)
+            return pool.execute_commands(commands)
         except EngineError:
             self.close()
             raise

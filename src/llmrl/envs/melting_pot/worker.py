@@ -257,7 +257,7 @@ def play_episode(
             return EXIT_EPISODE_ENDED
 
 
-def serve(layout: MemoryLayout, game_index: int, connection: socket.socket, memory: mmap.mmap) -> int:
+def serve_episodes(layout: MemoryLayout, game_index: int, connection: socket.socket, memory: mmap.mmap) -> int:
     """Create the game and fork a child process for every episode; return the exit code of the worker."""
     game = Game(layout)
     reset_pending = False
@@ -295,7 +295,7 @@ def main() -> int:
     for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signal_number, signal.SIG_IGN)
     with socket.socket(fileno=socket_descriptor) as connection, mmap.mmap(memory_descriptor, layout.nbytes) as memory:
-        return serve(layout, game_index, connection, memory)
+        return serve_episodes(layout, game_index, connection, memory)
 
 
 if __name__ == "__main__":

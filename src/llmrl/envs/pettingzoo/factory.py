@@ -92,9 +92,11 @@ class WorldFactory:
                 return make_openspiel_game(self.id, self.kwargs)
             from llmrl.envs.pettingzoo.text_worlds import OpenEnvWorld, TextArenaWorld
 
-            return self._construct(TextArenaWorld if self.library == "textarena" else OpenEnvWorld, {"id": self.id})
+            return self._construct_world(
+                TextArenaWorld if self.library == "textarena" else OpenEnvWorld, {"id": self.id}
+            )
         constructor = self._find_constructor()
-        world = self._construct(constructor, {})
+        world = self._construct_world(constructor, {})
         agents = getattr(world, "possible_agents", None)
         if not agents or not all(isinstance(agent, str) for agent in agents):
             raise ConfigError(
@@ -110,9 +112,9 @@ class WorldFactory:
                 f"{self.id} cannot be rendered as an image (its render modes: {', '.join(render_modes) or 'none'}), so "
                 "no video is possible; leave --video out of llmrl-evaluate, or use play.videos=0 and env.render=false"
             )
-        return self._construct(constructor, {"render_mode": "rgb_array"})
+        return self._construct_world(constructor, {"render_mode": "rgb_array"})
 
-    def _construct(self, constructor: Any, options: Mapping[str, Any]) -> Any:
+    def _construct_world(self, constructor: Any, options: Mapping[str, Any]) -> Any:
         try:
             with convert_creation_errors(self.id, self.kwargs):
                 return constructor(**{**options, **self.kwargs})

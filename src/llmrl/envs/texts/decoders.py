@@ -144,11 +144,11 @@ class Board(Decoder):
                 f"{source}: the decoder board is for observations [rows, columns, 2], of the player and the opponent; "
                 f"this observation space is {env.observation_space}"
             )
-        self._by_columns = has_columns_first
+        self._has_columns_first = has_columns_first
 
     def decode(self, observation: Any) -> dict[str, Any]:
         codes = observation[..., 0] + 2 * observation[..., 1]
-        rows = (codes.T if self._by_columns else codes).tolist()
+        rows = (codes.T if self._has_columns_first else codes).tolist()
         return {"board": ["".join(self._SYMBOLS[int(code)] for code in row) for row in rows]}
 
 
