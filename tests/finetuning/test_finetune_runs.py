@@ -141,7 +141,7 @@ def test_constant_trials_have_finite_scale(proposer, tmp_path):
 
     config = compose_finetune(tmp_path, proposer, "transfer=[maze,mountain_car]", "dataset.held_out=3")
     with build_loop(config, RunResources(config, build_model)) as loop:
-        for task in loop.transfer:
+        for task in loop.transfer_tasks:
             data = loop.dataset.for_transfer(16).prepare(task, tmp_path, Seeds(0))
             low, high = task.return_limits
             evaluated = loop._build_evaluated_task(task, data, replace(loop.rewards, low=low, high=high))

@@ -94,16 +94,16 @@ def test_attempt_spans_send_to_reply():
     first, second = open_attempt(budget), open_attempt(budget)
     assert first.id != second.id and len(first.id) == 16
     assert (first.tokens, first.cost) == (105, MODEL.cost(5, 100))
-    assert budget.worst_case_usage() == Usage(), "nothing is sent"
+    assert budget.compute_worst_case_usage() == Usage(), "nothing is sent"
     budget.mark_sent(first)
-    assert budget.worst_case_usage() == Usage(unsettled=1, unsettled_tokens=105, unsettled_cost=first.cost)
+    assert budget.compute_worst_case_usage() == Usage(unsettled=1, unsettled_tokens=105, unsettled_cost=first.cost)
     assert budget.usage == Usage()
     assert budget.settle(first, reply()) is True
-    assert budget.worst_case_usage() == budget.usage == Usage().with_reply(reply(), first)
+    assert budget.compute_worst_case_usage() == budget.usage == Usage().with_reply(reply(), first)
     assert budget.settle(first, reply()) is False, "a reply counts once"
     assert budget.usage.calls == 1
     budget.mark_sent(first)
-    assert budget.worst_case_usage() == budget.usage, "what is settled is not sent again"
+    assert budget.compute_worst_case_usage() == budget.usage, "what is settled is not sent again"
     assert budget.settle(second, reply(prompt=None)) is True
     assert budget.usage == Usage().with_reply(reply(), first).with_reply(reply(prompt=None), second)
 
@@ -115,7 +115,7 @@ def test_rejected_attempt_leaves_no_trace():
         open_attempt(budget)
     budget.mark_sent(first)
     budget.release(first)
-    assert budget.worst_case_usage() == Usage()
+    assert budget.compute_worst_case_usage() == Usage()
     assert budget.settle(first, reply()) is False and budget.usage == Usage()
     open_attempt(budget)
 
@@ -133,7 +133,7 @@ def test_abandonment_counts_after_send():
     assert budget.settle(attempt, reply()) is False
     budget.abandon(second_attempt)
     budget.abandon(unsent)
-    assert budget.usage == total.with_lost_attempts([second_attempt]) == budget.worst_case_usage()
+    assert budget.usage == total.with_lost_attempts([second_attempt]) == budget.compute_worst_case_usage()
     assert budget.settle(unsent, reply()) is False, "it was released"
 
 

@@ -45,13 +45,13 @@ class Parts(LoopParts):
         objective: welfare measure of a society.
         llm: language model; None if no part uses one.
         resources: device, cores and language model of the run.
-        kind: kind of the loop that runs these parts (`get_loop_kind`).
+        loop_kind: kind of the loop that runs these parts (`get_loop_kind`).
     """
 
     objective: Objective
     llm: ChatModel | Scorer | None
     resources: RunResources
-    kind: LoopKind
+    loop_kind: LoopKind
 
     def close(self) -> None:
         """Close the environment and the client of the language model."""
@@ -168,7 +168,7 @@ def build_parts(
         cores=resources.cores,
         llm=llm,
         resources=resources,
-        kind=kind,
+        loop_kind=kind,
     )
 
 
@@ -284,11 +284,11 @@ def count_proposals(config: Config, kind: LoopKind) -> int:
 
 
 def build_loop(config: Config, parts: Parts, load_references: Callable[[], Any] | None = None) -> Loop:
-    """Build the loop of kind `parts.kind`, or the loop `play` instead of `learn` for agents that do not learn.
+    """Build the loop of kind `parts.loop_kind`, or the loop `play` instead of `learn` for agents that do not learn.
 
     `load_references` returns the measured reference lines (`LoopParts.load_references`).
     """
-    kind = parts.kind
+    kind = parts.loop_kind
     if kind == "learn" and not parts.agents[0].learns:
         kind = "play"
     builder = parts.resources.builder

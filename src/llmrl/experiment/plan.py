@@ -221,7 +221,7 @@ def _build_principal_rows(config: Mapping[str, Any], parts: Parts) -> list[tuple
         return [("principal", "none")]
     description = type(principal).__name__
     if isinstance(principal, BanditPrincipal):
-        mean_plays = count_proposals(config, parts.kind) / principal.space.n_context_rows / principal.n_arms
+        mean_plays = count_proposals(config, parts.loop_kind) / principal.space.n_context_rows / principal.n_arms
         description += f": {principal.n_arms:,} arms, {mean_plays:.3g} measurements of each on average"
         description += " in a context" if principal.space.n_context_rows > 1 else ""
     warning = describe_arm_shortage(config, parts)
@@ -241,7 +241,7 @@ def _build_model_rows(parts: Parts) -> list[tuple[str, str]]:
 
 def describe_arm_shortage(config: Mapping[str, Any], parts: Parts) -> str | None:
     """Return a warning, with remedies, if a run has fewer proposals than its principal has arms; else None."""
-    kind, principal = parts.kind, parts.principal
+    kind, principal = parts.loop_kind, parts.principal
     if not isinstance(principal, BanditPrincipal):
         return None
     n_proposals, n_arms, space = count_proposals(config, kind), principal.n_arms, principal.space

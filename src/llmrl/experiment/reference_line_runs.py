@@ -34,7 +34,7 @@ _PLAYER_GROUPS = ("agent", "teacher")
 _PREFERRED_REPETITIONS = 2
 """Preferred number of measurements of each vector, if they fit into the allowed environment steps."""
 _OMISSION_REASON = "they would take more environment steps than the run itself; design.references=1 requests all"
-_MIN_VECTORS = 3
+_MIN_SCAN_VECTORS = 3
 """Minimum number of vectors of a coarse scan: no mechanism, the center, and the maximum."""
 
 
@@ -59,7 +59,7 @@ def plan_within_steps(env_steps: int, vector_steps: int, untrained_steps: int, s
     """Return the reference measurements that together take at most `env_steps`.
 
     The first priority is the vector for no mechanism, then untrained agents, then the other vectors of the coarse scan
-    in their order, unless fewer than `_MIN_VECTORS` vectors fit. Two repetitions are preferred to more vectors, because
+    in their order, unless fewer than `_MIN_SCAN_VECTORS` fit. Two repetitions are preferred to more vectors, because
     the noise of a measurement cannot be estimated from one.
 
     Args:
@@ -68,7 +68,7 @@ def plan_within_steps(env_steps: int, vector_steps: int, untrained_steps: int, s
         untrained_steps: environment steps of one measurement of untrained agents, summed over contexts.
         scan_size: number of vectors of the coarse scan, >= 1.
     """
-    min_vectors = min(_MIN_VECTORS, scan_size)
+    min_vectors = min(_MIN_SCAN_VECTORS, scan_size)
     n_repetitions, n_vectors, measures_untrained = 0, 0, False
     for n, n_required in ((_PREFERRED_REPETITIONS, min_vectors), (1, min_vectors), (_PREFERRED_REPETITIONS, 1), (1, 1)):
         if (n_fitting := (env_steps - n * untrained_steps) // (n * vector_steps)) >= n_required:
@@ -83,7 +83,7 @@ def plan_within_steps(env_steps: int, vector_steps: int, untrained_steps: int, s
 
 def find_reason_without_references(config: Config, parts: Parts) -> str | None:
     """Return why the run of `config` has no reference lines; None if it has them, or is not a design run."""
-    if parts.kind != "design":
+    if parts.loop_kind != "design":
         return None
     if config["design"]["references"] == 0:
         return "none (design.references=0)"

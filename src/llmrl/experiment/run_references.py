@@ -48,7 +48,7 @@ _INHERITED_KEYS = ("output_root", "hardware", "trusted_modules", "checkpoint_sec
 _PRESET_ENV_KEYS = ("n_envs", "render", "engine")
 """Options of the environment that keep their values in the preset; they do not change the rules of the games."""
 
-_SHAPE_KEYS = (
+_WEIGHT_SHAPE_KEYS = (
     *("share_parameters", "observation_channels", "features", "core", "encoding", "map_channels", "planes"),
     *("core_hidden", "head_hidden", "memory", "memory_layers", "critic", "film"),
 )
@@ -97,7 +97,7 @@ def resolve_references(config: Config) -> dict[str, Any]:
     """
     if RESOLVED_RUNS_KEY in config:
         return dict(config)
-    identities: dict[str, dict[str, Any]] = {}
+    resolutions: dict[str, dict[str, Any]] = {}
     resolved_config: dict[str, Any] = dict(config)
     for reference_key in REFERENCE_KEYS:
         group, _, key = reference_key.key.partition(".")
@@ -112,8 +112,8 @@ def resolve_references(config: Config) -> dict[str, Any]:
         paths = [str(run.folder / reference_key.subpath) for run in resolved]
         resolved_config[group] = {**resolved_config[group], key: paths if reference_key.is_list else paths[0]}
         references = [run.pinned_text for run in resolved] if reference_key.is_list else resolved[0].pinned_text
-        identities[reference_key.key] = {"run": ",".join(run.identity for run in resolved), "as": references}
-    return {**resolved_config, RESOLVED_RUNS_KEY: identities} if identities else resolved_config
+        resolutions[reference_key.key] = {"run": ",".join(run.identity for run in resolved), "as": references}
+    return {**resolved_config, RESOLVED_RUNS_KEY: resolutions} if resolutions else resolved_config
 
 
 def with_digests(config: Config) -> dict[str, Any]:
@@ -403,7 +403,7 @@ def _inherit_env_and_shapes(preset_config: dict[str, Any], config: Config) -> No
         if preset_config["agent"].get("_target_") == agent.get("_target_"):
             preset_config["agent"] |= {
                 name: copy.deepcopy(agent[name])
-                for name in _SHAPE_KEYS
+                for name in _WEIGHT_SHAPE_KEYS
                 if name in agent and name in preset_config["agent"]
             }
             break

@@ -153,7 +153,7 @@ def check_values(config: Config, resources: RunResources | None = None) -> None:
         *(partial(builder.validate, _select_node(node, path), path) for path, node in nodes.items()),
         partial(_build_settings, config, builder),
         *(partial(_check_task, task, builder, prefix) for prefix, task in tasks.items()),
-        *(partial(_read_limits, task, name) for name, task in config["transfer"].items()),
+        *(partial(_read_return_limits, task, name) for name, task in config["transfer"].items()),
         resources.check_sinks,
     ]
     errors = ErrorCollector()
@@ -253,14 +253,14 @@ def build_loop(config: Config, resources: RunResources, run: Run | None = None) 
         task = _build_task(config, resources, config, config["principal"], client, exit_stack, name="")
         # principal.optimum is the optimum of the training task only.
         principal = {**config["principal"], "optimum": None}
-        transfer = [
+        transfer_tasks = [
             _build_task(config, resources, nodes, principal, client, exit_stack, name)
             for name, nodes in config["transfer"].items()
         ]
         settings["dataset"].check_trials(task)
         yield FinetuneLoop(
             task=task,
-            transfer=transfer,
+            transfer_tasks=transfer_tasks,
             **settings,
             client=client,
             load_finetuned_client=load_finetuned_client,
@@ -306,11 +306,11 @@ def _build_task(
 
     needs_seeds = builder.needs(nodes["agent"], "seeds", "agent")
     identity = get_task_identity({**nodes, "seed": config["seed"]}, needs_seeds)
-    limits = _read_limits(task_config, name) if name else (None, None)
+    limits = _read_return_limits(task_config, name) if name else (None, None)
     return SearchTask(name or env.spec.name, env.spec, identity, play, PromptFormat(proposer), limits)
 
 
-def _read_limits(task_config: Config, name: str) -> tuple[float | None, float | None]:
+def _read_return_limits(task_config: Config, name: str) -> tuple[float | None, float | None]:
     """Return `low` and `high` of a transfer task, the returns that are scaled to 0 and to 1; None if not given."""
     low, high = (task_config.get(key) for key in ("low", "high"))
     for key, value in (("low", low), ("high", high)):

@@ -53,7 +53,7 @@ class FinetuneLoop(StateFields):
 
     Args:
         task: task to train on.
-        transfer: other tasks, on which the model is only evaluated.
+        transfer_tasks: other tasks, on which the model is only evaluated.
         dataset: settings of the training examples and prompts.
         rewards: rewards of replies.
         method: training method.
@@ -75,7 +75,7 @@ class FinetuneLoop(StateFields):
     def __init__(
         self,
         task: SearchTask,
-        transfer: Sequence[SearchTask],
+        transfer_tasks: Sequence[SearchTask],
         *,
         dataset: Dataset,
         rewards: Rewards,
@@ -86,7 +86,7 @@ class FinetuneLoop(StateFields):
         trials_dir: Path,
         seeds: Seeds,
     ) -> None:
-        self.task, self.transfer = task, list(transfer)
+        self.task, self.transfer_tasks = task, list(transfer_tasks)
         self.dataset, self.rewards, self.method, self.evaluation = dataset, rewards, method, evaluation
         self.client, self.load_finetuned_client = client, load_finetuned_client
         self.trials_dir, self.seeds = trials_dir, seeds
@@ -98,8 +98,8 @@ class FinetuneLoop(StateFields):
     def plan(self) -> list[tuple[str, str]]:
         """Return rows (label, description) that summarize the planned run."""
         dataset = self.dataset
-        n_evaluations = dataset.held_out * (1 + len(self.transfer))
-        n_episodes = dataset.episodes * (dataset.trials + len(self.transfer) * self.evaluation.transfer_trials)
+        n_evaluations = dataset.held_out * (1 + len(self.transfer_tasks))
+        n_episodes = dataset.episodes * (dataset.trials + len(self.transfer_tasks) * self.evaluation.transfer_trials)
         space = self.task.space
         trials_text = f"{dataset.trials:,} random trials of {dataset.episodes} episodes"
         prompts_text = f"{dataset.prompts:,} to train on, {dataset.held_out:,} held out"
@@ -116,7 +116,7 @@ class FinetuneLoop(StateFields):
                 "evaluation",
                 f"{n_evaluations:,} questions before and after; {self.evaluation.rollouts} episodes per proposal",
             ),
-            ("  other tasks", ", ".join(task.name for task in self.transfer) or "none"),
+            ("  other tasks", ", ".join(task.name for task in self.transfer_tasks) or "none"),
         ]
 
     def requests(self, run: Run) -> Requests[float]:
@@ -183,7 +183,7 @@ class FinetuneLoop(StateFields):
 
         prompts = prepare_prompts(self.task, self.dataset, self.seeds.child("data"))
         tasks = {TRAINED_TASK_KEY: self._build_evaluated_task(self.task, prompts, self.rewards)}
-        for task in self.transfer:
+        for task in self.transfer_tasks:
             dataset = self.dataset.for_transfer(self.evaluation.transfer_trials)
             transfer_prompts = prepare_prompts(task, dataset, self.seeds.child("transfer"))
             rewards = replace(self.rewards, low=task.return_limits[0], high=task.return_limits[1])

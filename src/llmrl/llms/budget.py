@@ -190,12 +190,12 @@ class Budget:
             wait(0.0)
 
     def mark_sent(self, reservation: Reservation) -> None:
-        """Mark an attempt as sent, immediately before it is sent, so that `worst_case_usage` includes it."""
+        """Mark an attempt as sent, immediately before it is sent, so that `compute_worst_case_usage` includes it."""
         with self._condition:
             if reservation.id in self._open_reservations:
                 self._sent_ids.add(reservation.id)
 
-    def worst_case_usage(self) -> Usage:
+    def compute_worst_case_usage(self) -> Usage:
         """Return the usage if all attempts in flight are counted as lost, as after a kill of this process."""
         with self._condition:
             return self.usage.with_lost_attempts(

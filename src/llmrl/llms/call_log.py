@@ -275,7 +275,7 @@ class CallLog:
                 line["messages"] = [self._stored_values.store_value(message, lines) for message in line["messages"]]
                 line["schema"] = self._stored_values.store_value(line["schema"], lines)
             # The usage is read under the lock, so that it never decreases from one line to the next.
-            line["spent"] = asdict(budget.worst_case_usage())
+            line["spent"] = asdict(budget.compute_worst_case_usage())
             self._append_lines([*lines, line], sync_to_disk)
 
     def record_verdicts(self, verdicts: Sequence[Verdict]) -> None:

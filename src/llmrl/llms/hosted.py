@@ -147,13 +147,13 @@ class HostedProvider(Provider):
         self.settings, self.include_reasoning = settings, settings.include_reasoning
 
     @property
-    def account(self) -> str:
+    def account_label(self) -> str:
         """Label of the model and name of the variable with its key, which identify an account without the key."""
         return f"{self.label}, {self.settings.api_key_env}"
 
     @property
     def rate_limit_account(self) -> str:
-        return f"{self.account}, {hashlib.sha256((self._api_key() or '').encode()).hexdigest()}"
+        return f"{self.account_label}, {hashlib.sha256((self._api_key() or '').encode()).hexdigest()}"
 
     def check(self) -> None:
         """Raise LLMError if a required key is not set or contains impossible characters."""

@@ -210,8 +210,9 @@ class LiteLLMChat(HostedProvider):
         return {"output_config": {**effort, "format": schema}}
 
     @property
-    def account(self) -> str:
-        return super().account if self.settings.api_base is None else f"{super().account}, {self.settings.api_base}"
+    def account_label(self) -> str:
+        label = super().account_label
+        return label if self.settings.api_base is None else f"{label}, {self.settings.api_base}"
 
     def _attempt(self, request: ChatRequest) -> ChatReply:
         litellm = _import_litellm()
