@@ -78,7 +78,7 @@ def _estimate_learning_seconds(loop: LearnLoop, seeds: Seeds) -> float:
     if spec.horizon is not None:
         play_seconds = serve(_measure_seconds(loop.collector, TIMED_STEPS, seeds, 0))
         interval = settings.evaluation_interval
-        n_evaluations = 1 + (max(0, loop.updates - 1) // interval if interval else 0)
+        n_evaluations = 1 + (max(0, loop.n_updates - 1) // interval if interval else 0)
         n_waves = -(-settings.evaluate_episodes // spec.n_envs)
         seconds += play_seconds / TIMED_STEPS * spec.horizon * n_waves * n_evaluations
     return seconds
