@@ -186,10 +186,7 @@ def _select_batch_settings(config: Config) -> dict[str, Any]:
 def find_separate_process_reason(config: Config) -> SeparateProcessReason | None:
     """Return the reason why a run has a process of its own; None if sharing a process with other runs saves time.
 
-    A run with `SeparateProcessReason.NO_GAIN` can share a process, but that saves no time.
-
-    Args:
-        config: see `find_batch_key`.
+    With `SeparateProcessReason.NO_GAIN` it can share one, but that saves no time. For `config` see `find_batch_key`.
 
     Raises:
         ConfigError: a part cannot be found.

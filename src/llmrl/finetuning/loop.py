@@ -147,8 +147,7 @@ class FinetuneLoop(StateFields):
             write_prompts(run.folder / "held_out.jsonl", prompts.held_out, held_out_replies)
         yield from self._evaluate(run, "before", self.client, tasks, 0, prompts.metrics())
         self.client.close()
-        # Iterations 0 to len(tasks) belong to the first evaluation; training step k is iteration
-        # `iteration_offset + k`.
+        # Iterations 0 to len(tasks) belong to the first evaluation; step k of training is `iteration_offset + k`.
         iteration_offset = len(tasks)
         if not self.is_trained:
             scale = tasks[TRAINED_TASK_KEY].scale
