@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_files import write_report
-from llmrl.analysis.report_tables import TASK_COMPARISON_NAME, TaskComparison, compare_tasks
+from llmrl.analysis.report_tables import TASK_COMPARISON_NAME, TaskComparison, build_slugs, compare_tasks
 from run_folders import write_run
 
 REPORT = {
@@ -71,3 +73,9 @@ def test_single_task_study_has_no_table(tmp_path: Path) -> None:
     for seed in range(2):
         write_run(tmp_path, "toy", ["experiment=studies/toy", "principal=cem"], seed, [1.0], report=REPORT)
     assert compare_tasks(compute_report(tmp_path / "toy", ReportSettings())) is None
+
+
+def test_slugs_are_unique() -> None:
+    report: Any = SimpleNamespace(sections=[SimpleNamespace(title=title) for title in ("a", "a 2", "a", "a")])
+    slugs = build_slugs(report)
+    assert slugs[:2] == ["a", "a_2"] and len(set(slugs)) == 4

@@ -56,7 +56,9 @@ def build_slugs(report: Report) -> list[str]:
     """Return a unique text for each section of a report, from its title, with which its file names begin."""
     slugs: list[str] = []
     for slug in (to_slug(section.title) for section in report.sections):
-        slugs.append(slug if slug not in slugs else f"{slug}_{len(slugs)}")
+        while slug in slugs:
+            slug = f"{slug}_{len(slugs)}"
+        slugs.append(slug)
     return slugs
 
 

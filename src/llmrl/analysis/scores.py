@@ -125,10 +125,8 @@ def read_series(folder: Path, metric: str, x_axis: str = "env_steps", bin_width:
         training = training_curves.read_training_history(folder)
         if training is None:
             return np.array([]), np.array([])
-        name = metric.removeprefix(training_curves.TRAIN_PREFIX)
-        return training_curves.compute_binned_curve(
-            training, name, bin_width or max(1, training.n_frames // training_curves.N_BINS)
-        )
+        width = bin_width or max(1, training.n_frames // training_curves.N_BINS)
+        return training_curves.compute_binned_curve(training, metric.removeprefix(training_curves.TRAIN_PREFIX), width)
     x_key = X_AXES[x_axis][0]
     rows = _read_rows(folder, metric)
     if len(kinds := {row.get(KIND_KEY) for row in rows}) > 1:

@@ -206,7 +206,7 @@ def sweep(
     if parallel is not None:
         sweep_overrides.append(f"hardware.parallel={parallel}")
     with _show_warnings():
-        experiments = [_compose(each, {}, command, config_dirs) for each in _expand_overrides(sweep_overrides)]
+        experiments = [_compose(args, {}, command, config_dirs) for args in _expand_overrides(sweep_overrides)]
         for experiment in experiments:
             _check_no_dry_run(experiment)
         folder = Path()

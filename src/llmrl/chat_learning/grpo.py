@@ -316,8 +316,8 @@ class ChatGRPO:
             "log_prob_error": (token_log_prob.detach() - sampling_log_prob).abs().sum() / n_tokens,
         }
         if (sampler := self.chat.settings.sampler) is not None:
-            limit = sampler.max_importance
-            importance = advantages_and_losses.importance_weights(old_log_prob, sampling_log_prob, limit)
+            max_importance = sampler.max_importance
+            importance = advantages_and_losses.importance_weights(old_log_prob, sampling_log_prob, max_importance)
             token_loss = importance * token_loss
             record["importance"] = importance.sum() / n_tokens
         token_loss = token_loss - settings.entropy * entropy

@@ -139,8 +139,8 @@ def _build_node_schema(
         keys = {key for name in (target, *additional_targets) for key in hints[name]}
         keys.update(key for node in nodes if node.get("_target_") == target for key in node)
         # Arguments that may be parts have no schema here, because the schema of all classes describes the parts.
-        schemas_by_key = {key: build_hint_schemas(hint) for key, hint in hints[target].items()}
-        schema_by_key = {key: _combine_schemas(x) for key, x in schemas_by_key.items() if PART_SCHEMA not in x}
+        alternatives_by_key = {key: build_hint_schemas(hint) for key, hint in hints[target].items()}
+        schema_by_key = {key: _combine_schemas(x) for key, x in alternatives_by_key.items() if PART_SCHEMA not in x}
         allowed_properties = {key: schema_by_key.get(key, True) for key in sorted(keys | common_properties.keys())}
         rules.append(
             {

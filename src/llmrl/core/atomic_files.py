@@ -36,21 +36,21 @@ def atomic_write(path: Path, root: Path | None = None, durable: bool = True) -> 
     """
     root = path.parent if root is None else root
     *folders, name = path.relative_to(root).parts
-    temporary = f".{name}.{os.getpid()}.{threading.get_native_id()}.tmp"
+    temporary_name = f".{name}.{os.getpid()}.{threading.get_native_id()}.tmp"
     with open_folder(root, folders) as parent_fd:
         try:
             with suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=parent_fd)  # left by a killed process with the same ids
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=parent_fd)
+                os.unlink(temporary_name, dir_fd=parent_fd)  # left by a killed process with the same ids
+            descriptor = os.open(temporary_name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=parent_fd)
             with os.fdopen(descriptor, "wb") as file:
                 yield file
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
-            os.replace(temporary, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
+            os.replace(temporary_name, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
         except BaseException:
             with suppress(OSError):
-                os.unlink(temporary, dir_fd=parent_fd)
+                os.unlink(temporary_name, dir_fd=parent_fd)
             raise
         if durable:
             os.fsync(parent_fd)

@@ -82,8 +82,8 @@ def match_conversations(
     unmatched_vectors = {i: list(proposal.parameters.values()) for i, proposal in enumerate(proposals)}
     for conversation_index, conversation in enumerate(conversations):
         for vector in _get_parsed_reply(conversation).get("vectors") or ():
-            equal = (i for i, parameters in unmatched_vectors.items() if _are_close(list(vector), parameters))
-            if (proposal_index := next(equal, None)) is not None:
+            equal_indices = (i for i, parameters in unmatched_vectors.items() if _are_close(list(vector), parameters))
+            if (proposal_index := next(equal_indices, None)) is not None:
                 matches[proposal_index] = conversation_index
                 del unmatched_vectors[proposal_index]
     matched_indices = set(matches)

@@ -184,7 +184,7 @@ def _find_best_per_context(group: GroupProposals) -> list[BestProposal]:
     """Return a group's best recommendation or proposal in each context, sorted by context."""
     best_by_context: dict[str, BestProposal] = {}
     for run, run_proposals in zip(group.runs, group.proposals, strict=True):
-        for best in _read_recommendations(run) or [_find_highest(run, run_proposals)]:
+        for best in _read_recommendations(run) or [_find_highest_proposal(run, run_proposals)]:
             if best.context not in best_by_context or best.objective > best_by_context[best.context].objective:
                 best_by_context[best.context] = best
     proposals = dict(zip((run.folder for run in group.runs), group.proposals, strict=True))
@@ -216,7 +216,7 @@ def _read_recommendations(run: RunRecord) -> list[BestProposal]:
         return []
 
 
-def _find_highest(run: RunRecord, proposals: Sequence[MeasuredProposal]) -> BestProposal:
+def _find_highest_proposal(run: RunRecord, proposals: Sequence[MeasuredProposal]) -> BestProposal:
     best = max(proposals, key=lambda proposal: proposal.objective)
     return BestProposal(run, best.parameters, best.objective, best.standard_error, 1, best.context, {}, False)
 
