@@ -182,7 +182,7 @@ class Sleepers:
     def find_job_ends(self, job_ids: Sequence[str]) -> Mapping[str, JobEnd]:
         return {}
 
-    def cancel_runs(self, job_ids: Sequence[str]) -> None:
+    def cancel(self, job_ids: Sequence[str]) -> None:
         for job_id in job_ids:
             os.kill(int(job_id), signal.SIGTERM)
 
