@@ -93,7 +93,7 @@ def load_states(cwd: Path) -> dict[tuple[str, int], str]:
     return {(row["overrides"].get("agent.trouble", ""), row["seed"]): row["state"] for row in load_status(cwd)}
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 300) -> None:
     """Wait until a condition is true.
 
     Raises:
