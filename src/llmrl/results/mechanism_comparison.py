@@ -99,7 +99,10 @@ def describe_differences(
     mechanism_by_name = {mechanism["name"]: mechanism for mechanism in mechanisms}
     return [
         _describe_difference(
-            *(mechanism_by_name[comparison[key]] for key in ("name", "reference")), comparison["table"][column], column
+            mechanism_by_name[comparison["name"]],
+            mechanism_by_name[comparison["reference"]],
+            comparison["table"][column],
+            column,
         )
         for comparison in comparisons
     ]

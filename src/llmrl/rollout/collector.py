@@ -201,8 +201,8 @@ class Collector:
         state, policy_inputs = self._policy_state, self._buffer.to_tensors(self._observation, self.policy.channels)
         output = self.policy.act(policy_inputs, state, generator, greedy)  # type: ignore[arg-type]
         # Learners differentiate through the recurrent state, and autograd rejects inference tensors.
-        is_inference_tensor = output.state is not None and output.state.is_inference()
-        self._policy_state = output.state.clone() if is_inference_tensor else output.state
+        next_state = output.state
+        self._policy_state = next_state.clone() if next_state is not None and next_state.is_inference() else next_state
         self._buffer.add_policy_output(is_episode_start, self._observation, policy_inputs, state, output)
         return output
 

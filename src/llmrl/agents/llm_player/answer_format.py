@@ -202,9 +202,11 @@ class ContinuousAnswerFormat:
         values = np.asarray(answer, dtype=np.float64).reshape(-1)
         tolerance = 1e-6 * (self.high - self.low)
         for i in np.flatnonzero((values < self.low - tolerance) | (values > self.high + tolerance)):
-            raise InvalidReply(f"{self.names[i]} must be {self._format_bounds(i)}, got {values[i]:g}")
+            raise InvalidReply(f"{self.names[i]} must be {self._format_bounds(int(i))}, got {values[i]:g}")
         for i in np.flatnonzero(self.is_integer & (values != np.round(values))):
-            raise InvalidReply(f"{self.names[i]} must be a whole number {self._format_bounds(i)}, got {values[i]:g}")
+            raise InvalidReply(
+                f"{self.names[i]} must be a whole number {self._format_bounds(int(i))}, got {values[i]:g}"
+            )
         # Rounding may leave the bounds.
         rounded = np.clip(np.round(values, self.decimals), self.low, self.high)
         return [float(value) + 0.0 for value in rounded]

@@ -281,9 +281,11 @@ class CompiledSocieties:
         if (player_columns := self._columns.pop(PLAYER_CHANNEL, None)) is not None:
             self._numbers[:, :, player_columns] = channels[PLAYER_CHANNEL].numpy()
         width = max(max(layer.shape[1:]) for layer in (*networks.core, *networks.actor, *networks.critic))
-        inputs = [NonzeroInputs(np.empty(width, np.int64), np.empty(width, np.float32)) for _ in range(2)]
+        first_inputs, hidden_inputs = (
+            NonzeroInputs(np.empty(width, np.int64), np.empty(width, np.float32)) for _ in range(2)
+        )
         self._compiled_act: Callable[..., None] | None = None
-        self._scratch = Scratch(*inputs, np.empty(width, np.float32))
+        self._scratch = Scratch(first_inputs, hidden_inputs, np.empty(width, np.float32))
 
     @torch.no_grad()
     def read(self) -> None:

@@ -182,9 +182,10 @@ def draft_actions(space: Any) -> tuple[tuple[str, str], ...]:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         numbers = find_continuous_actions(space, "a game")
         assert numbers is not None
-        bounds = zip(numbers.names, numbers.low, numbers.high, numbers.is_integer, strict=True)
+        components = zip(numbers.names, numbers.low, numbers.high, numbers.is_integer, strict=True)
         return tuple(
-            (name, f"a {'whole ' * whole}number from {low:g} to {high:g}") for name, low, high, whole in bounds
+            (name, f"a {'whole ' * is_integer}number from {low:g} to {high:g}")
+            for name, low, high, is_integer in components
         )
     return tuple((f"action_{i}", "a whole number") for i in range(int(np.prod(space.shape))))
 
