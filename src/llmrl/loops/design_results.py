@@ -74,8 +74,7 @@ def score_vector(
         draw: identifier of the random numbers of the measurement (`Outcome.draw`).
     """
     rollouts_per_society = len(rollouts) // n_societies
-    starts = range(0, len(rollouts), rollouts_per_society)
-    society_rollouts = [rollouts[i : i + rollouts_per_society] for i in starts]
+    society_rollouts = [rollouts[i : i + rollouts_per_society] for i in range(0, len(rollouts), rollouts_per_society)]
     society_episodes = [[episode for rollout in group for episode in rollout.episodes] for group in society_rollouts]
     episodes = [episode for group in society_episodes for episode in group]
     welfare = compute_welfare(episodes, objective)
@@ -112,8 +111,7 @@ def compute_proposal_metrics(scores: Sequence[TrialScore], mechanism: ParameterS
     society_means = np.mean([score.society_values for score in scores], axis=0)
     if len(society_means) > 1:
         metrics |= {f"principal/objective_society_{i}": float(x) for i, x in enumerate(society_means)}
-    for name in best.welfare:
-        metrics[f"welfare/{name}"] = float(np.mean([outcome.welfare[name] for outcome in outcomes]))
+    metrics |= {f"welfare/{name}": float(np.mean([x.welfare[name] for x in outcomes])) for name in best.welfare}
     if len(outcomes) > 1:
         metrics["principal/best_of_step"] = best.value
     if best.context is not None:

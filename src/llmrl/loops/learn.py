@@ -132,8 +132,7 @@ class MechanismSampler(StateFields):
         self.load_state_dict(training_state)
 
     def _select_phase(self, episode: int) -> Phase:
-        phase_ends = itertools.accumulate(phase.episodes or 0 for phase in self.phases[:-1])
-        phases = zip(self.phases, phase_ends, strict=False)
+        phases = zip(self.phases, itertools.accumulate(phase.episodes or 0 for phase in self.phases[:-1]), strict=False)
         return next((phase for phase, end in phases if episode < end and not self._use_last_phase), self.phases[-1])
 
     def _draw_vector(self, phase: Phase, rng: np.random.Generator) -> np.ndarray:
@@ -194,25 +193,24 @@ class LearnLoop(Loop):
             self.env, self.agent.policy, parts.device, parts.teacher_channels, before_reset, parts.observers
         )
         self.rollout_steps = settings.rollout_steps or self.env.spec.horizon or 256
-        self.episode_groups: EpisodeGroups | None = None
-        if group_size is not None:
-            self.episode_groups = EpisodeGroups(self.collector, self.agent, self.rollout_steps)
+        self.episode_groups = (
+            None if group_size is None else EpisodeGroups(self.collector, self.agent, self.rollout_steps)
+        )
         check_rollout_steps(parts.agents, self.rollout_steps, self.env.spec.n_envs)
         self.n_updates = -(-settings.env_steps // (self.rollout_steps * self.env.spec.n_envs))
         self.probes = None if settings.probes is None else Probes.load(settings.probes, self.env, self.agent.policy)
         self.iteration = self.env_steps = 0
 
     def plan(self) -> list[tuple[str, str]]:
-        steps = self.n_updates * self.rollout_steps * self.env.spec.n_envs
+        n_games = self.env.spec.n_envs
         if self.episode_groups is not None:
-            n_games = self.env.spec.n_envs
             return [
                 ("  updates", f"{self.n_updates:,} or more, of {n_games:,} episodes in groups with equal starts"),
                 ("environment steps", f"{self.settings.env_steps:,}"),
             ]
         return [
-            ("  updates", f"{self.n_updates:,} of {self.rollout_steps:,} steps x {self.env.spec.n_envs} games"),
-            ("environment steps", f"{steps:,}"),
+            ("  updates", f"{self.n_updates:,} of {self.rollout_steps:,} steps x {n_games} games"),
+            ("environment steps", f"{self.n_updates * self.rollout_steps * n_games:,}"),
         ]
 
     def requests(self, run: Run) -> Requests[float]:

@@ -318,9 +318,7 @@ class PlayLoop:
 
     def _save_on_llm_error(self, run: Run) -> AbstractContextManager[None]:
         """Return a context that saves the run if the language model cannot be reached; a null context without one."""
-        if self.meter is None:
-            return nullcontext()
-        return run.save_on_llm_error(*self._get_checkpoint())
+        return nullcontext() if self.meter is None else run.save_on_llm_error(*self._get_checkpoint())
 
     def _get_checkpoint(self) -> tuple[int, Callable[[], State]]:
         """Return the step from which a run interrupted now would resume, and a function that returns its state."""

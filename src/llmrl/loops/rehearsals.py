@@ -120,6 +120,5 @@ def _measure_seconds(
             collector=collector, steps=n_steps, action_seeds=[seeds.integer("actions")], learn=agent is not None
         )
         if agent is not None and n_steps >= min_rollout_steps([agent], collector.spec.n_envs):
-            minibatch_seeds = [seeds.integer("minibatches")]
-            yield Update(agents=[agent], rollout=rollout, minibatch_seeds=minibatch_seeds, stacked=False)
+            yield Update(agents=[agent], rollout=rollout, minibatch_seeds=[seeds.integer("minibatches")], stacked=False)
     return time.perf_counter() - start

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
-from llmrl.core.metrics import CounterName, RowKind
+from llmrl.core.metrics import RowKind
 from llmrl.core.pooling import Estimate, PooledEstimates
 from llmrl.core.protocols import EstimatesCalls, Proposer, SearchableAgent
 from llmrl.core.records import CallEstimate, EvaluationBatch, State
@@ -104,8 +104,7 @@ class SearchLoop(StateFields):
         # Drawn here, so that an invalid `warmup_draw` raises its error before any episode is played.
         rng = self.seeds.numpy("warmup")
         self.warmup_vectors = draw_warmup_vectors(self.space, settings.warmup_draw, settings.warmup, rng)
-        max_return = self.env.spec.max_return
-        self.target_return = max_return if settings.target_return == "max" else settings.target_return
+        self.target_return = self.env.spec.max_return if settings.target_return == "max" else settings.target_return
         if isinstance(principal, SearchPrincipal):
             principal.on_search_start(settings.iterations, settings.episodes, settings.episode_seeds == "common")
         # The attributes of this block are saved in checkpoints.
@@ -335,15 +334,13 @@ class SearchLoop(StateFields):
 
     def _make_log_request(self, kind: RowKind, metrics: dict[str, float]) -> Log:
         """Return the request that logs metrics with the counters of the search."""
-        x_counter: CounterName = "episodes" if kind == "race" else "proposals"
         counters = {"proposals": self.n_proposals, "iterations": self.iteration, **self.counters}
-        return Log(kind, x_counter, metrics, counters)
+        return Log(kind, "episodes" if kind == "race" else "proposals", metrics, counters)
 
     def _make_evaluation_request(self) -> EvaluateController:
         """Return the request that evaluates the best proposal so far, always on the same unseen seeds."""
         vector = np.array([self._find_best_estimate().vector])
-        seeds = draw_evaluation_seeds(self.seeds, self.settings.evaluate_episodes)
-        return self.make_play_request(vector, seeds)
+        return self.make_play_request(vector, draw_evaluation_seeds(self.seeds, self.settings.evaluate_episodes))
 
     def _draw_episode_seeds(self, name: str, n: int) -> np.ndarray:
         return draw_episode_seeds(self.seeds.child(name), n)

@@ -235,9 +235,8 @@ class VectorMeasurer:
             needs_early_checkpoint = has_several_updates and progress.early_checkpoint is None
             if needs_early_checkpoint:
                 progress.save_early_checkpoint(run)
-            seed_nodes = trial.get_seed_nodes(self.seeds, "adapt", progress.round)
             episodes, update_metrics = yield from self.adaptation.play_round(
-                seed_nodes, trial.vectors, trial.context, learner
+                trial.get_seed_nodes(self.seeds, "adapt", progress.round), trial.vectors, trial.context, learner
             )
             if needs_early_checkpoint:
                 progress.early_checkpoint = None

@@ -269,9 +269,11 @@ class ActorCritic(nn.Module):
         They are normalized if there is a normalizer; otherwise they are padded with zeros if n < `width`.
         """
         vectors = [channels[name] for name in self.vector_inputs]
-        if self.normalizer is None:
-            return self._concatenate(vectors, width)
-        return self.normalizer(self._concatenate(vectors))
+        return (
+            self._concatenate(vectors, width)
+            if self.normalizer is None
+            else self.normalizer(self._concatenate(vectors))
+        )
 
     def _concatenate(self, channels: Sequence[torch.Tensor], width: int = 0) -> torch.Tensor:
         """Concatenate channels [batch, ...] to [batch, n].
@@ -287,8 +289,7 @@ class ActorCritic(nn.Module):
         if n >= width:
             return torch.cat([x.to(weight.dtype) for x in flat], dim=-1)  # type: ignore[arg-type]
         numbers = torch.empty((*flat[0].shape[:-1], width), dtype=weight.dtype, device=flat[0].device)  # type: ignore[arg-type]
-        parts = torch.split(numbers[..., :n], [x.shape[-1] for x in flat], -1)
-        for part, x in zip(parts, flat, strict=True):
+        for part, x in zip(torch.split(numbers[..., :n], [x.shape[-1] for x in flat], -1), flat, strict=True):
             part.copy_(x)
         numbers[..., n:].zero_()
         return numbers

@@ -114,8 +114,7 @@ class GridCore(nn.Module):
         n_flat = channels * height * width
         self.linear: nn.Module = nn.Identity()
         if features is not None:
-            layer = initialize(nn.Linear(n_flat, features), HIDDEN_GAIN, generator)
-            self.linear = nn.Sequential(layer, nn.ReLU())
+            self.linear = nn.Sequential(initialize(nn.Linear(n_flat, features), HIDDEN_GAIN, generator), nn.ReLU())
         self.n_features = features or n_flat
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
@@ -157,8 +156,7 @@ class PlanesCore(nn.Module):
         if n_padding := weight.shape[-1] - len(values) * values[0].shape[-1]:
             values.append(values[0].new_zeros((*values[0].shape[:-1], n_padding)))  # stacked weights are wider
         # Bytes are converted six times as fast as booleans.
-        flat = torch.cat(values, dim=-1).view(torch.uint8).to(weight.dtype)
-        return self.linear(flat)
+        return self.linear(torch.cat(values, dim=-1).view(torch.uint8).to(weight.dtype))
 
     def extra_repr(self) -> str:
         return f"planes={self.planes}"

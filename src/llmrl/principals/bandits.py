@@ -302,8 +302,7 @@ class ThompsonPrincipal(BanditPrincipal):
         precision = self.rng.standard_gamma(shape) / rate
         # A precision that underflows to 0 would make the standard deviation infinite.
         precision = np.maximum(precision, np.finfo(np.float64).tiny)
-        draws = self.rng.normal(mean, 1.0 / np.sqrt(strength * precision))
-        return self._argmax(draws)
+        return self._argmax(self.rng.normal(mean, 1.0 / np.sqrt(strength * precision)))
 
     def _update_statistics(self, row: int, arm: int, payoff: float) -> None:
         # Welford's update: S grows by the product of the payoff's deviations from the old and from the new mean.

@@ -140,10 +140,9 @@ class GaussianProcessPrincipal(StateFields):
             warnings.simplefilter("ignore", BotorchWarning)
             warnings.simplefilter("ignore", RuntimeWarning)
             model = self._fit_model()
-            bounds = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, self.space.dim + len(context_features))
             candidates, _ = optimize_acqf(
                 self._build_acquisition(model, row, seed),
-                bounds,
+                torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, self.space.dim + len(context_features)),
                 q=n,
                 num_restarts=N_RESTARTS,
                 raw_samples=N_RAW_SAMPLES,
@@ -164,11 +163,10 @@ class GaussianProcessPrincipal(StateFields):
         import torch
         from botorch.utils.sampling import manual_seed
 
-        seed = self.seeds.child("recommendation").integer(row)
         unit_vectors = list(to_unit(self.space, vectors))
         inputs = self._build_inputs([row] * len(unit_vectors), unit_vectors)
         # BoTorch repeats a failed fit from random parameters, which it draws from torch's global generator.
-        with hold_process_lock(), manual_seed(seed), torch.no_grad():
+        with hold_process_lock(), manual_seed(self.seeds.child("recommendation").integer(row)), torch.no_grad():
             with torch.enable_grad():
                 model = self._fit_model()
             means: np.ndarray = model.posterior(inputs).mean[:, 0].numpy()
@@ -210,10 +208,9 @@ class GaussianProcessPrincipal(StateFields):
         # Values are standardized here instead of by the model, because BoTorch's tolerances are absolute numbers in the
         # units of the model's posterior.
         mean, scale = self._compute_value_moments()
-        values = torch.tensor((np.array(self.values) - mean) / scale)[:, None]
         model = SingleTaskGP(
             self._build_inputs(self.rows, self.vectors),
-            values,
+            torch.tensor((np.array(self.values) - mean) / scale)[:, None],
             covar_module=self._build_kernel(),
             outcome_transform=None,
         )

@@ -162,8 +162,7 @@ class History(StateFields):
         Only vectors with at least as many episodes as the measurement with the most episodes are considered.
         """
         records = self.list_records_in_context(context)
-        min_episodes = max((record["episodes"] for record in records), default=1)
-        estimate = _pool_estimates(records, min_episodes).best(context)
+        estimate = _pool_estimates(records, max((record["episodes"] for record in records), default=1)).best(context)
         return None if estimate is None else np.array(estimate.vector)
 
     def pool_best_record(self, context: str | None) -> Record | None:
@@ -197,7 +196,6 @@ class History(StateFields):
 
         Its payoff exceeds those of earlier generations about as often as that of a random vector would.
         """
-        steps = np.full(self.spec.horizon or 1000, TYPICAL_PAYOFF)
         n_contexts = max(len(self.spec.contexts), 1)
         # In a sequence of t independent payoffs, about log t exceed all earlier ones.
         payoff = TYPICAL_PAYOFF + (generation // n_contexts + 1).bit_length()
@@ -208,7 +206,7 @@ class History(StateFields):
             standard_error=TYPICAL_PAYOFF,
             context=generation % n_contexts if self.spec.contexts else None,
             returns=np.full(self.spec.n_agents, TYPICAL_PAYOFF),
-            trajectories=dict.fromkeys(self.spec.principal_metrics, steps),
+            trajectories=dict.fromkeys(self.spec.principal_metrics, np.full(self.spec.horizon or 1000, TYPICAL_PAYOFF)),
             summaries=dict.fromkeys(self.spec.principal_metrics, TYPICAL_PAYOFF),
             welfare=dict.fromkeys(self.welfare_descriptions, TYPICAL_PAYOFF),
             training_objectives=(TYPICAL_PAYOFF, TYPICAL_PAYOFF),
@@ -308,5 +306,4 @@ def _negative_payoff(record: Record) -> float:
 
 def _sample_curve(trajectory: np.ndarray) -> list[float]:
     """Return the values at a quarter, half, three quarters and the end of an episode."""
-    ends = np.linspace(0, len(trajectory), CURVE_POINTS + 1)[1:]
-    return [float(trajectory[max(round(end) - 1, 0)]) for end in ends]
+    return [float(trajectory[max(round(end) - 1, 0)]) for end in np.linspace(0, len(trajectory), CURVE_POINTS + 1)[1:]]

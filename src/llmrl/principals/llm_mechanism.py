@@ -99,10 +99,9 @@ class LLMMechanismPrincipal(LLMPrincipal):
         )
 
     def make_parser(self, context: str | None = None, proposal_number: int | None = None) -> VectorParser:
-        parameters = self.space.parameters
         return VectorParser(
             self.space.names,
-            [(p.low, p.high) for p in parameters],
+            [(p.low, p.high) for p in self.space.parameters],
             VectorQuestion(
                 turn=self.history.n_generations + 1,
                 proposal=proposal_number,

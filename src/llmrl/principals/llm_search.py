@@ -219,10 +219,9 @@ class LLMSearch(LLMPrincipal):
                 (name, f"from {low:g} to {high:g}{': ' if description else ''}{description}")
                 for (name, low, high), description in zip(bounds, texts, strict=True)
             ]
-        names = self.spec.action_names
         return [
             (str(i), ": ".join(text for text in (name if name != str(i) else "", descriptions.get(name, "")) if text))
-            for i, name in enumerate(names)
+            for i, name in enumerate(self.spec.action_names)
         ]
 
 

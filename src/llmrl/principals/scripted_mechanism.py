@@ -154,8 +154,7 @@ def _read_trials(prompt: str, names: list[str], context: str, low: np.ndarray, h
         sum(payoff * n for payoff, n in payoffs_and_counts) / total
         for payoffs_and_counts, total in zip(measurements.values(), n_measurements, strict=True)
     ]
-    span = np.where(high > low, high - low, 1.0)
-    points = (np.array(list(measurements)).reshape(-1, len(names)) - low) / span
+    points = (np.array(list(measurements)).reshape(-1, len(names)) - low) / np.where(high > low, high - low, 1.0)
     return _Trials(points, np.array(payoffs), np.array(n_measurements, dtype=np.float64))
 
 

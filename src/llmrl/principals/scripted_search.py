@@ -159,9 +159,8 @@ def _perturb(task: _Task, rng: np.random.Generator, attempt: int) -> np.ndarray:
     step = step * min(2.0 ** (n_rows_since_best // PATIENCE) * (1 + attempt / 10), MAX_STEP_FACTOR)
     start = best
     if rng.random() < 0.5 and len(order) > N_PARENTS:
-        parents = task.vectors[order[:N_PARENTS]]
         weights = np.arange(N_PARENTS, 0, -1.0)
-        mean = weights @ parents / weights.sum()
+        mean = weights @ task.vectors[order[:N_PARENTS]] / weights.sum()
         start = best + 0.5 * (best - mean)
     is_changed = rng.random(d) < max(0.3, 2.0 / d)
     is_changed[rng.integers(d)] = True

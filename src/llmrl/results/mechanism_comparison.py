@@ -78,8 +78,7 @@ def select_table_columns(mechanisms: Sequence[MechanismResult], spec: EnvSpec) -
         if name in names
     }
     columns |= {name: label for name, label in WELFARE_LABELS.items() if name in names}
-    lengths = {table["length"][bound] for table in tables for bound in ("min", "max")}
-    if len(lengths) > 1:
+    if len({table["length"][bound] for table in tables for bound in ("min", "max")}) > 1:
         columns["length"] = "steps of an episode"
     if any(_are_columns_equal(mechanisms, name, "welfare/spending") for name in spec.metrics):
         columns.pop("welfare/spending", None)  # a metric of the environment has the same values
@@ -125,9 +124,8 @@ def _describe_difference(mechanism: MechanismResult, reference: MechanismResult,
 
 
 def _describe_mechanism(mechanism: MechanismResult) -> str:
-    if mechanism["name"] in ("best", "last"):
-        return f"the {mechanism['name']} mechanism"
-    return str(mechanism["words"])
+    name = mechanism["name"]
+    return f"the {name} mechanism" if name in ("best", "last") else str(mechanism["words"])
 
 
 def choose_decimals(numbers: Sequence[float | None]) -> int:
@@ -151,9 +149,8 @@ def describe_method(results: Mapping[str, Any]) -> list[str]:
             f"A society adapted to each mechanism as in a principal's step: {rounds_text} of {games_text} from "
             f"{start_text}. Intervals cover the variation of its episodes, not that of other societies."
         )
-    seeding_text = ", with equal seeds: differences are paired by game."
-    if not results["paired"]:
-        seeding_text = "; the engine cannot repeat a game, so differences are not paired."
+    unpaired_text = "; the engine cannot repeat a game, so differences are not paired."
+    seeding_text = ", with equal seeds: differences are paired by game." if results["paired"] else unpaired_text
     return [players_text, f"{format_count(results['episodes'], 'episode')} under each mechanism{seeding_text}"]
 
 

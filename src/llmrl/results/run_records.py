@@ -136,11 +136,10 @@ class RunRecord:
                     newest_values |= json.loads(line)
                 except (ValueError, TypeError, RecursionError):
                     continue  # the first line may be incomplete
-        number_types = (int, float, type(None))
         return {
             name: value
             for name, value in newest_values.items()
-            if name not in (KIND_KEY, X_KEY) and isinstance(value, number_types)
+            if name not in (KIND_KEY, X_KEY) and isinstance(value, (int, float, type(None)))
         }
 
 

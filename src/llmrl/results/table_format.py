@@ -72,9 +72,8 @@ class ReportTable:
 
     def to_markdown(self) -> str:
         """Return a Markdown pipe table with its notes."""
-        ruler = ["---" if alignment == "l" else "---:" for alignment in self.alignments]
         lines = [[_escape_markdown(cell) for cell in line] for line in (self.columns, *self.rows)]
-        lines.insert(1, ruler)
+        lines.insert(1, ["---" if alignment == "l" else "---:" for alignment in self.alignments])
         text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return text + "".join(f"\n\n{_escape_markdown(note)}" for note in self.notes)
 
@@ -85,7 +84,6 @@ class ReportTable:
             ("{}" if line[0].startswith(("[", "*")) else "") + " & ".join(escape_latex(cell) for cell in line) + r" \\"
             for line in (self.columns, *self.rows)
         ]
-        notes = [rf"\par\smallskip\footnotesize {escape_latex(note)}" for note in self.notes]
         return "\n".join(
             [
                 "% \\usepackage{booktabs}",
@@ -100,7 +98,7 @@ class ReportTable:
                 *lines,
                 r"\bottomrule",
                 r"\end{tabular}",
-                *notes,
+                *[rf"\par\smallskip\footnotesize {escape_latex(note)}" for note in self.notes],
                 r"\end{table}",
                 "",
             ]

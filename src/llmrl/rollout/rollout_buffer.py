@@ -71,8 +71,7 @@ class EpisodeAccumulator:
         for start in range(0, len(ends), chunk_length):
             stop = min(start + chunk_length, len(ends))
             indices = None if step_indices is None else torch.from_numpy(step_indices[start:stop]).to(self._device)
-            chunk = [x[start:stop] for x in step_arrays]
-            summands = self._summands(chunk, self._clock + start, indices)
+            summands = self._summands([x[start:stop] for x in step_arrays], self._clock + start, indices)
             first_step = start
             for t in end_steps[(end_steps >= start) & (end_steps < stop)].tolist():
                 self._add_to_sums(summands[first_step - start : t + 1 - start])
@@ -173,11 +172,10 @@ class EpisodeAccumulator:
 
     def _mean_by_kind(self, returns: np.ndarray, base_returns: np.ndarray) -> dict[str, float]:
         """Return the mean returns of each kind of players (`EnvSpec.kinds`); empty without kinds."""
-        columns = {"return": returns, "base_return": base_returns}
         return {
             f"{prefix}_{name}": float(x[list(seats)].mean())
             for name, seats in self.spec.kinds.items()
-            for prefix, x in columns.items()
+            for prefix, x in {"return": returns, "base_return": base_returns}.items()
         }
 
 

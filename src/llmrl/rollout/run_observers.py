@@ -238,9 +238,8 @@ class EpisodeLogger(Observer):
 
     def _write_step(self, game: int, lines: list[dict[str, Any]]) -> None:
         """Write the lines of a step to the step records and next to the video frame, where the episode has these."""
-        episode = self.first_episode + game
         for line in lines if self._totals[game]["recorded"] else ():
-            self.files.write_step(episode, line)
+            self.files.write_step(self.first_episode + game, line)
         if game in self._frames:
             thoughts = self._totals[game]["thoughts"]
             texts_by_player = [self._make_frame_texts(*texts) for texts in zip(lines, thoughts, strict=True)]

@@ -205,13 +205,12 @@ class TrajectoryWriter(StateFields, Observer):
         # One row per step, because all agents of a game have the same success.
         step_successes = np.array([row[-1] for row in rows[:: self.spec.n_agents]])
         aggregates = {"sum": step_successes.sum(), "mean": step_successes.mean(), "last": step_successes[-1]}
-        success = (aggregates | {None: np.nan})[self.spec.per_step.get("success")]
         number = self._numbers[game]
         self.queue.add(
             {
                 "episode": number,
                 "game": game if self.n_games is None else number % self.n_games,
-                "success": float(success),
+                "success": float((aggregates | {None: np.nan})[self.spec.per_step.get("success")]),
                 "kind": str(self.env.kinds[game]) if isinstance(self.env, HasTaskLabels) else "",
                 "mission": str(self.env.missions[game]) if isinstance(self.env, HasTaskLabels) else "",
                 "rows": rows,

@@ -159,9 +159,8 @@ def exit_on_signal(name: str, note: str) -> Iterator[None]:
     def terminate(*_: object) -> None:
         raise _Terminated
 
-    previous_handler = None
-    if threading.current_thread() is threading.main_thread():
-        previous_handler = signal.signal(signal.SIGTERM, terminate)
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    previous_handler = signal.signal(signal.SIGTERM, terminate) if is_main_thread else None
     try:
         yield
     except KeyboardInterrupt as interrupt:

@@ -337,8 +337,7 @@ def _measure_touch_age(path: Path) -> float | None:
     clock_file = path.with_name(f".clock.{uuid.uuid4().hex}.tmp")
     try:
         clock_file.touch()
-        now = clock_file.stat().st_mtime
-        return now - path.lstat().st_mtime
+        return clock_file.stat().st_mtime - path.lstat().st_mtime
     except FileNotFoundError:
         return None
     except OSError as error:

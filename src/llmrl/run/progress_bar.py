@@ -130,8 +130,7 @@ class ProgressBar:
     def print_line(self, text: str) -> None:
         """Show a line of text: above the bar on a terminal, else in the log, and below the cell of a notebook."""
         if self._bar is not None:
-            line = printable(text)
-            self._bar.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
         else:
             log.info("%s", text)
             if self._in_notebook:

@@ -89,8 +89,7 @@ def read_measured_proposals(folder: Path) -> list[MeasuredProposal]:
 
 def _read_proposal_history(folder: Path) -> list[dict[str, Any]]:
     try:
-        summary = read_json_object(folder / SUMMARY_NAME)
-        return list(summary.get("history", []))
+        return list(read_json_object(folder / SUMMARY_NAME).get("history", []))
     except FileNotFoundError:
         pass
     metrics_path = folder / METRICS_NAME

@@ -115,12 +115,11 @@ def _save_diff_and_describe_code(diff_path: Path) -> dict[str, Any] | None:
         if len(diff) > MAX_DIFF_CHARACTERS:
             diff = diff[:MAX_DIFF_CHARACTERS] + f"\n[truncated; the full diff has {len(diff)} characters]\n"
         write_atomic(diff_path, diff)
-    untracked_paths = [line[3:] for line in status.splitlines() if line.startswith("??")]
     return {
         "revision": revision,
         "clean": not status,
         "diff": diff_path.name if diff else None,
-        "untracked": untracked_paths[:50],
+        "untracked": [line[3:] for line in status.splitlines() if line.startswith("??")][:50],
     }
 
 

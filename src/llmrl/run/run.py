@@ -127,10 +127,9 @@ class Run:
         check_no_secrets(config)
         check_no_secrets_in_arguments(overrides)
         run.seed, run.config, run.config_digest = seed, dict(config), config_digest or config_hash(config)
-        private = config.get("private", True)
         folder = find_run_folder(root, name, run.config_digest, overrides, seed)
         run._created_folders = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-        run.folder = create_run_folder(root, name, run.config_digest, overrides, seed, private)
+        run.folder = create_run_folder(root, name, run.config_digest, overrides, seed, config.get("private", True))
         run.checkpoint_timer.interval = config.get("checkpoint_seconds", run.checkpoint_timer.interval)
         last_status = status.read_latest_status(run.folder, rerun)
         # An earlier rerun was killed while it moved the old content to a backup.

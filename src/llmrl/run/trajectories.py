@@ -217,8 +217,7 @@ def _read_trajectory_file(path: Path) -> Trajectories:
     if len(prompt) and not -1 <= prompt.min() <= prompt.max() < len(arrays["prompts"]):
         raise RunFolderError(f"{path} is damaged: it refers to texts that it does not contain")
     field_values: dict[str, Any] = {name: arrays[name] for name in names}
-    for name in Trajectories.LOOKUP_TABLE_FIELDS:
-        field_values[name] = _decode_texts(arrays[name])
+    field_values |= {name: _decode_texts(arrays[name]) for name in Trajectories.LOOKUP_TABLE_FIELDS}
     for name in Trajectories.TEXT_COLUMN_FIELDS:
         distinct_texts, inverse_indices = np.unique(arrays[name], return_inverse=True)
         field_values[name] = np.array(_decode_texts(distinct_texts), dtype=object)[inverse_indices]

@@ -315,7 +315,6 @@ def adjust_p_values(p_values: Sequence[float]) -> list[float]:
     p_array = np.asarray(p_values, dtype=np.float64)
     tested_indices = np.flatnonzero(~np.isnan(p_array))
     order = tested_indices[np.argsort(p_array[tested_indices], kind="stable")]
-    factors = np.arange(len(order), 0, -1)
     adjusted_p_values = np.full(len(p_array), np.nan)
-    adjusted_p_values[order] = np.minimum(np.maximum.accumulate(p_array[order] * factors), 1.0)
+    adjusted_p_values[order] = np.minimum(np.maximum.accumulate(p_array[order] * np.arange(len(order), 0, -1)), 1.0)
     return adjusted_p_values.tolist()

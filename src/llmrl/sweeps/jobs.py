@@ -262,8 +262,7 @@ def group_into_waves(jobs: Sequence[Job]) -> list[list[Job]]:
     def compute_wave_index(job: Job) -> int:
         if job.folder not in wave_index_by_folder:
             prerequisites = [prerequisite for prerequisite in job.prerequisites if prerequisite.folder in folders]
-            earlier_indices = map(compute_wave_index, prerequisites)
-            wave_index_by_folder[job.folder] = 1 + max(earlier_indices, default=-1)
+            wave_index_by_folder[job.folder] = 1 + max(map(compute_wave_index, prerequisites), default=-1)
         return wave_index_by_folder[job.folder]
 
     waves: list[list[Job]] = [[] for _ in range(1 + max(map(compute_wave_index, jobs), default=-1))]

@@ -163,11 +163,10 @@ def _find_launcher_pid(run: RunRecord, canceled_folders: set[Path]) -> int | Non
         launch_record.pid, Path(launch_record.sweep) / LAUNCHER_ALIVE_NAME
     ):
         return None
-    sweep = launch_record.sweep
     peer_folders = [
         folder
         for folder in find_runs(run.folder.parent.parent)
-        if folder not in canceled_folders and _belongs_to_launch(folder, sweep)
+        if folder not in canceled_folders and _belongs_to_launch(folder, launch_record.sweep)
     ]
     if peer_folders:
         raise RunFolderError(

@@ -39,8 +39,7 @@ class SweepWatch:
         if (now := time.monotonic()) - self._last_update_time < self._interval_s or not folders:
             return
         self._last_update_time = now
-        records = [read_run(folder) for folder in folders if folder.is_dir()]
-        if text := summarize_running_runs(records):
+        if text := summarize_running_runs([read_run(folder) for folder in folders if folder.is_dir()]):
             self._progress.show_activity(text)
 
 

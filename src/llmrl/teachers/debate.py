@@ -74,8 +74,7 @@ class Debate(StateFields):
             final_plans = self._request_plans([self._append_announcements(game, plans) for game, plans in pairs])
         for game, initial, final in zip(distinct_games, initial_plans, final_plans, strict=True):
             likeliest_plans = ((find_likeliest_plan(plans) for plans in by_agent) for by_agent in (initial, final))
-            n_changed = sum(old != new for old, new in zip(*likeliest_plans, strict=True))
-            self.changed += game_counts[game] * n_changed
+            self.changed += game_counts[game] * sum(old != new for old, new in zip(*likeliest_plans, strict=True))
         self.looked_up += len(games) * len(self.agent_names)
         plans_by_game = dict(zip(distinct_games, final_plans, strict=True))
         return [plans_by_game[game] for game in games]

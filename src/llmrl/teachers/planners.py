@@ -112,5 +112,4 @@ def normalize_weights(weighted_plans: Sequence[tuple[Plan, float]]) -> PlanDistr
     for plan, weight in weighted_plans:
         weight_by_plan[plan] = weight_by_plan.get(plan, 0.0) + weight
     total = sum(weight_by_plan.values())
-    ordered = sorted(weight_by_plan.items(), key=lambda pair: -pair[1])
-    return tuple((plan, weight / total) for plan, weight in ordered)
+    return tuple((plan, weight / total) for plan, weight in sorted(weight_by_plan.items(), key=lambda pair: -pair[1]))

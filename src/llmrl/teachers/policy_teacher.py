@@ -61,9 +61,8 @@ class PlanPolicy:
         """
         channels = {name: observation[name] for name in self.domain.channels}
         n, n_agents = next(iter(channels.values())).shape[:2]
-        scene = self.domain.scene
         return [
-            scene(
+            self.domain.scene(
                 {name: x[i, agent] for name, x in channels.items()}, agent, None if memory is None else memory[i, agent]
             )
             for i in range(n)
@@ -139,8 +138,7 @@ class PlanPolicy:
 
 def _select_plan(plans: PlanDistribution, uniform_number: float) -> Plan:
     """Return the plan whose interval of the cumulative distribution on [0, 1) contains `uniform_number`."""
-    upper_edges = accumulate(probability for _, probability in plans)
-    pairs = zip(plans, upper_edges, strict=True)
+    pairs = zip(plans, accumulate(probability for _, probability in plans), strict=True)
     return next((plan for (plan, _), edge in pairs if uniform_number < edge), plans[-1][0])
 
 
@@ -237,13 +235,12 @@ class PolicyTeacher(StateFields):
         """Return a description of planner, domain and schedule for the printed plan."""
         plan_policy = self.plan_policy
         sharing = {"sharing": plan_policy.sharing} if plan_policy.n_agents > 1 else {}
-        parity = str(plan_policy.domain.parity).lower()
         return {
             **plan_policy.planner.describe(),
             "domain": plan_policy.domain.name,
             "mode": plan_policy.mode,
             **sharing,
-            "parity": parity,
+            "parity": str(plan_policy.domain.parity).lower(),
             "schedule": str(self.schedule),
         }
 
@@ -260,10 +257,9 @@ class PolicyTeacher(StateFields):
         n_steps, n_envs, n_agents = rollout.action.shape
         memory: np.ndarray | None = None
         if self.plan_policy.domain.memory_size:
-            if self._memory is None:
-                memory = np.zeros((n_envs, n_agents, self.plan_policy.domain.memory_size))
-            else:
-                memory = self._memory.copy()  # the state stays unchanged if a model fails
+            initial_memory = np.zeros((n_envs, n_agents, self.plan_policy.domain.memory_size))
+            # A copy, so that the state stays unchanged if a model fails.
+            memory = initial_memory if self._memory is None else self._memory.copy()
             episode_starts = rollout.episode_start.cpu().numpy()
             scenes = []
             for t in range(n_steps):

@@ -58,8 +58,7 @@ def llm_teacher(
             f"teacher.sharing=mixture needs agents with equal actions, but those of env={spec.name} differ; use "
             "teacher.sharing=own"
         )
-    plan_policy = PlanPolicy(planner, settings.mode, settings.sharing, spec.n_agents)
-    return _build_teacher(plan_policy, seeds, settings.schedule)
+    return _build_teacher(PlanPolicy(planner, settings.mode, settings.sharing, spec.n_agents), seeds, settings.schedule)
 
 
 def offline_teacher(
@@ -92,8 +91,7 @@ def oracle_teacher(
     selected_domain = _select_domain(spec, domain, parity)
     if type(selected_domain).best_plan is Domain.best_plan:
         raise ConfigError(f"the domain {selected_domain.name} has no rule for teacher=oracle; use teacher=llm")
-    planner = _add_errors(OraclePlanner(selected_domain), error_rate, seeds)
-    return _build_teacher(PlanPolicy(planner), seeds, schedule)
+    return _build_teacher(PlanPolicy(_add_errors(OraclePlanner(selected_domain), error_rate, seeds)), seeds, schedule)
 
 
 def _add_errors(planner: Planner, error_rate: UnitInterval, seeds: Seeds) -> Planner:

@@ -187,8 +187,7 @@ def _run_process(payload: ProcessPayload, log_file: str, pipe: Connection) -> No
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNAL_NUMBERS)
     redirect_output(log_file)
     try:
-        exits = payload()
-        pipe.send([replace(run_exit, error=run_exit.error[:_MAX_ERROR_CHARACTERS]) for run_exit in exits])
+        pipe.send([replace(run_exit, error=run_exit.error[:_MAX_ERROR_CHARACTERS]) for run_exit in payload()])
     except BaseException as error:
         pipe.send(summarize_error(error)[:_MAX_ERROR_CHARACTERS])
         if isinstance(error, KeyboardInterrupt):  # raised before a run handles signals; Python would exit with code 1

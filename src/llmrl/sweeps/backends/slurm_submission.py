@@ -76,10 +76,9 @@ class SlurmScheduler:
             return {}
         arguments = ["--format=JobID,State", "--jobs", ",".join(job_ids)]
         text = run_slurm_command(["sacct", "--noheader", "--parsable2", "--allocations", *arguments])
-        pairs = (line.split("|", 1) for line in (text or "").splitlines() if "|" in line)
         return {
             job: _make_job_end(state.split()[0])
-            for jobs, state in pairs
+            for jobs, state in (line.split("|", 1) for line in (text or "").splitlines() if "|" in line)
             if state.strip()
             for job in expand_array_job_ids(jobs)
         }
@@ -234,10 +233,9 @@ class Slurm(Backend):
             raise ConfigError("hardware=slurm_* needs submitit: pip install 'llmrl[slurm]'") from error
 
     def make_batches(self, jobs: Sequence[Job]) -> list[JobBatch]:
-        groups = group_by_key(jobs, lambda job: job.hardware)
         return [
             batch
-            for hardware_jobs in groups
+            for hardware_jobs in group_by_key(jobs, lambda job: job.hardware)
             for batch in make_batches_for_n_processes(hardware_jobs, hardware_jobs[0].hardware.jobs)
         ]
 

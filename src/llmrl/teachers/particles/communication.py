@@ -113,8 +113,7 @@ class SimpleSpeakerListenerDomain(ParticleDomain):
 
     def best_plan(self, sentence: str) -> Plan:
         """Return the speaker's plan to tell all listeners their goals, or a listener's plan to go to the heard goal."""
-        goals = _ASSIGNMENT_PATTERN.findall(sentence)
-        steps = tuple(PlanStep(f"tell {name}", color) for name, color in goals)
+        steps = tuple(PlanStep(f"tell {name}", color) for name, color in _ASSIGNMENT_PATTERN.findall(sentence))
         return steps or _plan_from_spoken_color(sentence)
 
 

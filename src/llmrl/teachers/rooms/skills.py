@@ -139,8 +139,7 @@ def _find_frontier(room: ObservedRoom) -> set[int]:
     visited = {room.cell}
     queue = deque(visited)
     while queue:
-        cell = queue.popleft()
-        for neighbor in geometry.neighbors[cell]:
+        for neighbor in geometry.neighbors[queue.popleft()]:
             if neighbor < 0 or neighbor in visited:
                 continue
             if object_ids[neighbor] == UNSEEN:
@@ -153,9 +152,7 @@ def _find_frontier(room: ObservedRoom) -> set[int]:
 
 def _is_opaque(room: ObservedRoom, cell: int) -> bool:
     object_id = room.object_ids[cell]
-    if object_id == DOOR:
-        return room.states[cell] != OPEN
-    return object_id in (WALL, UNSEEN)
+    return room.states[cell] != OPEN if object_id == DOOR else object_id in (WALL, UNSEEN)
 
 
 def _count_visible_frontier(room: ObservedRoom, pose: int, frontier: set[int]) -> int:
