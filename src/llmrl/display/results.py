@@ -342,9 +342,8 @@ def _print_comparison(title: str, results: dict[str, Any]) -> None:
     for line in describe_method(results):
         print_line(line)
     print_dependence_note(results["carried"])
-    out = Path(results["out"])
     videos = ", videos/" if results["videos"] else ""
-    print_line(f"Saved in {relative_to_cwd(out)}: results.json, episodes.csv{videos}")
+    print_line(f"Saved in {relative_to_cwd(Path(results['out']))}: results.json, episodes.csv{videos}")
     for file in results["videos"][:1]:  # the first is the video (MP4 or GIF), the others are images
         print_line(f"Video, side by side: {relative_to_cwd(Path(file))}")
     for sentence in results["sentences"]:

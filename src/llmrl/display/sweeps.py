@@ -31,21 +31,19 @@ def print_sweep(outcomes: Sequence[JobOutcome], show_commands: bool = True) -> N
 
     unique_outcomes = list({outcome.folder: outcome for outcome in outcomes}.values())
     outcomes = [outcome for outcome in unique_outcomes if not outcome.job.purpose]
-    counts = Counter(outcome.state for outcome in outcomes)
     notes = ["nothing to do" if x.skipped and x.state == "finished" else x.error for x in outcomes]
     for i, outcome in enumerate(outcomes):
         if outcome.state == "finished" and (
             warning := find_validity_warning(read_json_or_empty(outcome.folder / SUMMARY_NAME))
         ):
             notes[i] = warning
-    counts_text = ", ".join(f"{n} {state}" for state, n in counts.most_common())
+    counts_text = ", ".join(f"{n} {state}" for state, n in Counter(outcome.state for outcome in outcomes).most_common())
     rows, styles = [], []
     for outcome, note in zip(outcomes, notes, strict=True):
         name = format_overrides(split_overrides(outcome.job.label_overrides)) or outcome.folder.parent.name
         result = "" if outcome.result is None else f"{outcome.result:.5g}"
         styles.append({"finished": None, "submitted": None, "elsewhere": "dim"}.get(outcome.state, "bold"))
-        seed = str(outcome.job.config["seed"])
-        rows.append([name, seed, outcome.state, result, *([note] if any(notes) else [])])
+        rows.append([name, str(outcome.job.config["seed"]), outcome.state, result, *([note] if any(notes) else [])])
     print_table(counts_text, ["run", "seed", "state", "result", *([""] if any(notes) else [])], rows, "lrlrl", styles)
     incomplete = [x for x in unique_outcomes if x.state not in ("finished", "elsewhere", "submitted")]
     if incomplete:

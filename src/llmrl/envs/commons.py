@@ -103,9 +103,11 @@ class Commons(ArrayGames):
         scenario, n_envs, n_agents = settings.scenario, settings.n_envs, settings.n_agents
         n_actions = settings.max_catch + 1
         tax_space = build_tax_space(settings.max_tax, SCENARIOS[scenario].harvest_units) if settings.mechanism else None
-        self._report: MechanismReport | None = None
-        if tax_space is not None and "text" in settings.observe:
-            self._report = MechanismReport(tax_space, n_envs, n_agents, settings.show_mechanism)
+        self._report = (
+            MechanismReport(tax_space, n_envs, n_agents, settings.show_mechanism)
+            if tax_space is not None and "text" in settings.observe
+            else None
+        )
         sustainable_harvest = int(self._compute_sustainable_harvest(np.array(settings.capacity)))
         # Maximum number of units that can be taken in a game without reducing the stock.
         self._max_sustainable_harvest = settings.horizon * sustainable_harvest
@@ -207,8 +209,7 @@ class Commons(ArrayGames):
             **settlement.metrics,
         }
         base_reward, reward, jacobian, *_ = settlement
-        truncated = self._ended & ~self._collapsed
-        return self._build_step(reward, base_reward, self._collapsed, truncated, info, jacobian)
+        return self._build_step(reward, base_reward, self._collapsed, self._ended & ~self._collapsed, info, jacobian)
 
     def share_random_numbers(self, n_groups: int) -> None:
         previous_n_groups = self._groups
@@ -294,9 +295,10 @@ class Commons(ArrayGames):
             texts = np.empty(self._taken.shape, dtype=object)
             sustainable_shares = self._compute_sustainable_shares()
             for game, agent in np.ndindex(*texts.shape):
-                report: Mapping[str, Any] = {}
-                if self._report is not None:
-                    report = self._report.build_entries(game, agent, self._taxes_set[game])
+                taxes = self._taxes_set[game]
+                report: Mapping[str, Any] = (
+                    {} if self._report is None else self._report.build_entries(game, agent, taxes)
+                )
                 texts[game, agent] = describe_observation(
                     self.settings,
                     report,

@@ -143,9 +143,11 @@ def describe_game(settings: CommonsSettings, tax_space: ParameterSpace | None) -
     growth_phrase = {2: "doubles", 3: "triples"}.get(settings.growth, f"becomes {settings.growth} times as much")
     stock, harvest = 9 * capacity // 10, 3 * capacity // 10
     next_stock = min(capacity, settings.growth * (stock - harvest))
-    end_sentence = "The game goes on for many months."
-    if settings.show_horizon:
-        end_sentence = f"After {settings.horizon} months the game is over."
+    end_sentence = (
+        f"After {settings.horizon} months the game is over."
+        if settings.show_horizon
+        else "The game goes on for many months."
+    )
     reward_text = f"You are rewarded with 1 for each {story.reward_unit}."
     if tax_space is not None:
         sharing_sentence = "What is paid is shared equally among all players, those who paid it included."

@@ -134,8 +134,9 @@ def compile_tax() -> Callable[..., None]:
 def compile_incentives() -> Callable[..., None]:
     """Return `settle_incentives`, compiled."""
     vector, matrix, cube = (np.zeros((1,) * n, np.float32) for n in (1, 2, 3))
-    arguments = matrix, matrix, matrix, matrix, vector, vector > 0, matrix, matrix, cube, matrix
-    return _compile(settle_incentives, arguments)
+    return _compile(
+        settle_incentives, (matrix, matrix, matrix, matrix, vector, vector > 0, matrix, matrix, cube, matrix)
+    )
 
 
 def _compile(function: Callable[..., None], arguments: tuple[Any, ...]) -> Callable[..., None]:

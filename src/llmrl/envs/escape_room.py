@@ -224,9 +224,11 @@ class EscapeRoom(ArrayGames):
                 "budget_balanced": settings.budget_balanced,
             },
         )
-        self._report: MechanismReport | None = None
-        if space is not None and "text" in settings.observe:
-            self._report = MechanismReport(space, n_envs, n_agents, settings.show_mechanism)
+        self._report = (
+            MechanismReport(space, n_envs, n_agents, settings.show_mechanism)
+            if space is not None and "text" in settings.observe
+            else None
+        )
         self._reseed([(seeds, self._stream_name)])
         # Working levers of the next episodes, [n_envs]; None: they are sampled.
         self._next_context = None if settings.fixed_context is None else np.full(n_envs, settings.fixed_context)
@@ -281,8 +283,7 @@ class EscapeRoom(ArrayGames):
         net_incentives = charge_equally(incentives) if self.settings.budget_balanced else incentives
 
         info = {name: counts[:, i] * active for i, name in enumerate(self.spec.metrics) if i < self._n_places}
-        info["door_open"] = door_open & active
-        info["incentives_paid"] = incentives.sum(axis=1)
+        info |= {"door_open": door_open & active, "incentives_paid": incentives.sum(axis=1)}
         reward_jacobian: np.ndarray | None = None
         if self.spec.has_reward_jacobian:
             # 1 for the agent's place in games in progress, else 0. If agents pay for incentives equally, the mean over
@@ -356,9 +357,10 @@ class EscapeRoom(ArrayGames):
             texts = np.full(self._place.shape, "", dtype=object)  # "" in games that have ended
             remaining = self.settings.horizon - self._time
             for game, agent in np.argwhere(~self._ended[:, None] & np.ones_like(self._place, dtype=bool)).tolist():
-                report: Mapping[str, Any] = {}
-                if self._report is not None:
-                    report = self._report.build_entries(game, agent, self._incentives[game])
+                values = self._incentives[game]
+                report: Mapping[str, Any] = (
+                    {} if self._report is None else self._report.build_entries(game, agent, values)
+                )
                 agent_state = self._place[game].tolist(), agent, int(self._lever[game]), int(remaining[game])
                 texts[game, agent] = describe_observation(self.settings.places, *agent_state, report)
             observation["text"] = texts
@@ -391,6 +393,5 @@ def build_incentive_space(settings: EscapeRoomSettings) -> ParameterSpace:
         )
         for place in settings.places
     )
-    sentence = "Pays agents for each step {effects}"
-    sentence += "; all agents pay for it equally." if settings.budget_balanced else "."
-    return ParameterSpace("incentives", parameters, sentence=sentence)
+    end = "; all agents pay for it equally." if settings.budget_balanced else "."
+    return ParameterSpace("incentives", parameters, sentence=f"Pays agents for each step {{effects}}{end}")

@@ -37,8 +37,7 @@ def describe_report_fields(
     space: ParameterSpace, player_facts: Mapping[str, str], shows_values: bool
 ) -> tuple[tuple[str, str], ...]:
     """Return (name, description) of each entry that `MechanismReport.build_entries` adds to an observation."""
-    names = ", ".join(space.names)
-    mechanism_field = [("mechanism", f"the numbers that are set now: {names}")] if shows_values else []
+    mechanism_field = [("mechanism", f"the numbers that are set now: {', '.join(space.names)}")] if shows_values else []
     payments = "what each number added to it or took from it, without zeros" if shows_values else "the rest"
     reward_parts = f"what your last reward was made of. before_payments: what the game paid; payments: {payments}"
     return (*mechanism_field, ("last_reward", reward_parts), *player_facts.items())

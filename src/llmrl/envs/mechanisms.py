@@ -367,8 +367,10 @@ class Incentives(Mechanism):
             "budget_balanced": budget_balanced,
         }
         cells_text = "exactly one dirty cell" if self.requires_exactly_one else "at least one dirty cell"
-        exception_texts = ["cleaning two or three cells at once"] * self.requires_exactly_one
-        exception_texts += ["being out of the game after a zap"] * reward_removed
+        exception_texts = [
+            *["cleaning two or three cells at once"] * self.requires_exactly_one,
+            *["being out of the game after a zap"] * reward_removed,
+        ]
         exceptions_text = f" (also {' and '.join(exception_texts)})" if exception_texts else ""
         occasion_texts = {
             "eat": f"eating an apple, which is worth {eat_reward:g} before payments",

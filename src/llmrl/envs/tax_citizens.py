@@ -250,8 +250,7 @@ def split_by_bracket(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
     times part.
     """
     low = np.asarray(edges, dtype=np.float64)
-    widths = np.append(np.diff(low), np.inf)
-    return np.clip(np.asarray(income, dtype=np.float64)[..., None] - low, 0.0, widths)
+    return np.clip(np.asarray(income, dtype=np.float64)[..., None] - low, 0.0, np.append(np.diff(low), np.inf))
 
 
 def find_top_brackets(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:

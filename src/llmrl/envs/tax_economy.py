@@ -139,9 +139,7 @@ class TaxEconomy(ArrayGames):
         edges = validate_bracket_edges(settings.brackets)
         n_envs, n_agents, n_brackets = settings.n_envs, settings.n_agents, len(edges)
         self._full_time_income = float(compute_yearly_income(np.array(settings.mean_wage), np.array(FULL_TIME_HOURS)))
-        psi = settings.psi
-        if psi is None:
-            psi = self._full_time_income ** (1.0 - settings.eta) / settings.delta
+        psi = self._full_time_income ** (1.0 - settings.eta) / settings.delta if settings.psi is None else settings.psi
         self.rules = EconomyRules(settings.eta, psi, settings.delta, settings.n_hours, settings.steps_per_year, edges)
         self._wage_distribution = WageDistribution(settings.mean_wage, settings.wage_sigma, settings.wage_tail)
         self._horizon = settings.years * settings.steps_per_year
@@ -240,8 +238,7 @@ class TaxEconomy(ArrayGames):
         jacobian = (bracket_income.mean(1, keepdims=True) - bracket_income) * year_ends[:, None, None]
         self._last = np.where(year_ends_column, year_results, self._last)
         self._earned, self._effort = (np.where(year_ends_column, 0.0, x) for x in (self._earned, self._effort))
-        terminated = np.zeros(len(year_ends), dtype=bool)
-        return self._build_step(reward, base_reward, terminated, self._ended, info, jacobian)
+        return self._build_step(reward, base_reward, np.zeros(len(year_ends), dtype=bool), self._ended, info, jacobian)
 
     def _compute_year_metrics(self, bracket_income: np.ndarray, year_results: np.ndarray) -> dict[str, np.ndarray]:
         """Return the metrics of a year except the hours, each [n_envs].
@@ -270,8 +267,7 @@ class TaxEconomy(ArrayGames):
         }
         is_top_bracket = find_top_brackets(income, self.rules.edges)
         earned, weighted = is_top_bracket * income[..., None], bracket_income * welfare_weights[..., None]
-        bracket_amounts = (is_top_bracket, earned, bracket_income, weighted)
-        for name, amount in zip(_BRACKET_METRICS, bracket_amounts, strict=True):
+        for name, amount in zip(_BRACKET_METRICS, (is_top_bracket, earned, bracket_income, weighted), strict=True):
             metrics |= {f"{name}_{k + 1}": amount[..., k].mean(1) for k in range(bracket_income.shape[-1])}
         return metrics
 
@@ -299,8 +295,7 @@ class TaxEconomy(ArrayGames):
         observation: Observation = {}
         if "vector" in self.spec.observation:
             income, tax, transfer = (self._last[i] for i in (_INCOME, _TAX, _TRANSFER))
-            mean_income = np.broadcast_to(income.mean(-1, keepdims=True), shape)
-            amounts = (income, tax, transfer, mean_income, self._earned)
+            amounts = (income, tax, transfer, np.broadcast_to(income.mean(-1, keepdims=True), shape), self._earned)
             log_amounts = [np.log1p(x / self._full_time_income) for x in amounts]
             steps_per_year = self.rules.steps_per_year
             elapsed = (self._time % steps_per_year / steps_per_year, np.minimum(self._time / self._horizon, 1.0))

@@ -79,8 +79,7 @@ class Language:
         noun, gender = self.nouns[CELL_TYPES[type_code]]
         template = self.door_template if type_code == DOOR_CODE else self.object_template
         color, state = self.colors[gender][color_code], self.states[gender][state_code]
-        description = template.format(noun=noun, color=color, state=state)
-        return f"{self.articles[gender]} {description}"
+        return f"{self.articles[gender]} {template.format(noun=noun, color=color, state=state)}"
 
     def format_steps(self, n: int) -> str:
         return f"{n} {self.step_nouns[n > 1]}"
@@ -263,8 +262,7 @@ def list_vocabulary(language: str) -> tuple[str, ...]:
         *(words.extra_mission_words, words.test_words),
         *(str(n) for n in range(_N_NUMBERS)),
     ]
-    all_words = (word for text in texts for word in split_words(re.sub(r"\{\w+\}", " ", text)))
-    return tuple(dict.fromkeys(all_words))
+    return tuple(dict.fromkeys(word for text in texts for word in split_words(re.sub(r"\{\w+\}", " ", text))))
 
 
 _ENGLISH_COLORS = ENGLISH.colors[""]
@@ -395,9 +393,8 @@ class ViewDescriber:
         # One integer encodes the three codes of an object and its position.
         positions = np.broadcast_to(self._position_codes, types.shape)[visible]
         object_codes = (views[visible].astype(np.int64) @ self._code_weights) + positions
-        cache = self._sentence_cache
         for i, code in zip(np.nonzero(visible)[0].tolist(), object_codes.tolist(), strict=True):
-            texts[i].append(cache.get(code) or self._format_object_sentence(code))
+            texts[i].append(self._sentence_cache.get(code) or self._format_object_sentence(code))
         return texts
 
     def _format_object_sentence(self, code: int) -> str:

@@ -202,11 +202,10 @@ class TextLevel(RoomGridLevel):
             if any(pos_next_to(cell, other_cell) for cell in movable_cells for other_cell in fixed_cells):
                 return False
         self.agent_pos, self.agent_dir = agent, self._rand_int(0, 4)
-        room = self.get_room(0, 0)
         for (color, noun), cell in zip(names, cells, strict=True):
             obj = _OBJECT_CLASSES[noun](color)
             self.put_obj(obj, *cell)
-            room.objs.append(obj)
+            self.get_room(0, 0).objs.append(obj)
         self.instrs = self._make_instruction(targets)
         return True
 
@@ -215,8 +214,7 @@ class TextLevel(RoomGridLevel):
         size = self.room_size - 2
         agent = _list_cells(size)[self._rand_int(0, size**2)]
         free_cells = _list_cells_apart_from(size, agent)
-        indices = self.np_random.permutation(len(free_cells))[:n].tolist()
-        return agent, [free_cells[k] for k in indices]
+        return agent, [free_cells[k] for k in self.np_random.permutation(len(free_cells))[:n].tolist()]
 
     @property
     def _n_objects(self) -> int:

@@ -348,8 +348,10 @@ class BabyAIEnv(ReplayableEnv):
         info = {"success": (reward > 0).astype(np.float32)}
         if self._tracked_kinds:
             kinds = np.array(self.kinds)
-            for kind in self._tracked_kinds:
-                info[f"success_{kind}"] = np.where(kinds == kind, self._succeeded, np.nan).astype(np.float32)
+            info |= {
+                f"success_{kind}": np.where(kinds == kind, self._succeeded, np.nan).astype(np.float32)
+                for kind in self._tracked_kinds
+            }
         scaled_reward = (reward * self.settings.reward_scale).astype(np.float32)[:, None]
         return Step(self._observe(), scaled_reward, base_reward, self._terminated.copy(), self._truncated.copy(), info)
 
@@ -359,9 +361,7 @@ class BabyAIEnv(ReplayableEnv):
         if "prompt" in requested:
             observation["prompt"] = self._prompt_builder.build_prompts()
         if "text" in requested:
-            texts = np.empty((self.spec.n_envs, 1), dtype=object)
-            texts[:, 0] = [self._format_text(i) for i in range(self.spec.n_envs)]
-            observation["text"] = texts
+            observation["text"] = np.array([[self._format_text(i)] for i in range(self.spec.n_envs)], dtype=object)
         if "view" in requested:
             observation["view"] = self._games.views[:, None].copy()
         if "mission" in requested:

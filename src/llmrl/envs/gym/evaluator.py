@@ -100,10 +100,9 @@ class EpisodeRunner:
             ConfigError: the controller reads a channel that the environment does not have.
         """
         if controller.channel not in self._channels:
-            channels = ", ".join(self._channels) or "none without text"
             raise ConfigError(
                 f"the policy reads the channel {controller.channel}, but channels of {self._rules.env_factory.id} are: "
-                f"{channels}; use a policy for one of these"
+                f"{', '.join(self._channels) or 'none without text'}; use a policy for one of these"
             )
         # Inputs of the controller are vectors [n, m] float64, or state indices [n] int64.
         encode_observation = self._channels[controller.channel][1]
@@ -278,8 +277,7 @@ class WorkerPool:
         """End the processes; later calls do nothing. It may be called after a process has died."""
         for worker in self._workers:
             worker.connection.close()
-        # A worker would notice the closed socket only after its evaluation, so it is killed; it has nothing to save.
-        for worker in self._workers:
+            # A worker would notice this only after its evaluation, so it is killed; it has nothing to save.
             worker.process.kill()
         for worker in self._workers:
             worker.process.communicate()

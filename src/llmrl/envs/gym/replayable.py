@@ -141,8 +141,11 @@ class ReplayableEnv(GroupedGames, ABC):
         self._mechanism_values = self._broadcast_mechanism_values(values)
 
     def state_dict(self) -> State:
-        state: State = {"root_seeds": list(self._root_seeds), "groups": self._groups}
-        state["episode_counts"] = self._episode_counts.copy()
+        state: State = {
+            "root_seeds": list(self._root_seeds),
+            "groups": self._groups,
+            "episode_counts": self._episode_counts.copy(),
+        }
         if self.spec.mechanism is not None:
             state["values"] = self._mechanism_values.copy()
         if not self.spec.deterministic:

@@ -287,8 +287,9 @@ class MeltingPotEnv(SocietyEnv):
         """Return copies of all channels, because the workers overwrite the shared memory in the next step."""
         observation = {name: self._arrays[name].copy() for name in self._layout.channels if name != "text"}
         if "text" in self._layout.channels:
-            channels = self._arrays["grid"], self._arrays["vector"]
-            observation["text"] = self._describe_observations(*channels, self._is_present, self._mechanism_values)
+            observation["text"] = self._describe_observations(
+                self._arrays["grid"], self._arrays["vector"], self._is_present, self._mechanism_values
+            )
         if self._settings.shows_mechanism:
             observation["mechanism"] = np.repeat(self._mechanism_values[:, None, :], self.spec.n_agents, axis=1)
         return observation

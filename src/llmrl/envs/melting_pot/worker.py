@@ -186,13 +186,11 @@ class Game:
         observation = self._engine.observation
         arrays["census"][game_index] = observation("WORLD.CENSUS")
         if self._pixel_names:
-            pixels = arrays["pixels"][game_index]
             for player, name in enumerate(self._pixel_names):
-                pixels[player] = observation(name)
+                arrays["pixels"][game_index, player] = observation(name)
         if self._sprite_encoder is not None:
-            grid = arrays["grid"][game_index]
             for player, name in enumerate(self._grid_names):
-                grid[player] = self._sprite_encoder(observation(name), player)
+                arrays["grid"][game_index, player] = self._sprite_encoder(observation(name), player)
         if self._vector_names:
             arrays["vector"][game_index] = [
                 [float(observation(name)) for name in names] for names in self._vector_names

@@ -93,8 +93,9 @@ def assign_cell_codes(game_map: GameMap, n_agents: int) -> CellCodes:
         key = (int(game_map.sprite_stack_indices[cell]), str(cell_types[cell]))
         if key not in ground_by_key:
             ground_by_key[key] = len(ground_stacks)
-            can_wither = game_map.substrate == "harvest"
-            ground_stacks += _list_sprite_stacks(game_map.sprite_stacks[key[0]], key[1], can_wither)
+            ground_stacks += _list_sprite_stacks(
+                game_map.sprite_stacks[key[0]], key[1], game_map.substrate == "harvest"
+            )
         base_codes[cell] = ground_by_key[key]
     return CellCodes(n_agents, tuple(ground_stacks), base_codes)
 

@@ -60,9 +60,8 @@ def build_functions(jit: JitCompiler, entry_jit: JitCompiler | None = None) -> S
     functions = SimpleNamespace()
     for name, function in list(global_variables.items()):
         if isinstance(function, FunctionType) and name not in _UNCOMPILED_FUNCTION_NAMES:
-            function_copy = FunctionType(function.__code__, global_variables, name)
             compiler = entry_jit or jit if name in _ENTRY_FUNCTION_NAMES else jit
-            global_variables[name] = compiler(function_copy)
+            global_variables[name] = compiler(FunctionType(function.__code__, global_variables, name))
             setattr(functions, name, global_variables[name])
     return functions
 

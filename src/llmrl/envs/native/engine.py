@@ -159,8 +159,7 @@ def build_int32_table(values: NDArray[Any], device: str) -> Any:
 
 def build_step_targets(game_map: GameMap) -> NDArray[np.int64]:
     """Return where a player on each cell is after a step north, east, south or west, and without one, [n_cells, 5]."""
-    cells = np.arange(game_map.n_cells)
-    table = np.tile(cells[:, None], (1, 5))
+    table = np.tile(np.arange(game_map.n_cells)[:, None], (1, 5))
     floor_cells = np.flatnonzero(~game_map.is_wall)
     for direction, offset in enumerate(list_direction_offsets(game_map)):
         target = floor_cells + offset

@@ -301,8 +301,9 @@ class GameBatch:
         for name in ("steps_until_clean", "has_cleaned"):
             players[name].copy_(state[name] if is_cleanup else torch.zeros_like(player_cells))
         sites["apple_state"].copy_(has_apple)
-        classes = state["group"] if is_harvest else torch.full_like(has_apple, -1, dtype=torch.int8)
-        sites["regrowth_class"].copy_(classes)
+        sites["regrowth_class"].copy_(
+            state["group"] if is_harvest else torch.full_like(has_apple, -1, dtype=torch.int8)
+        )
         sites["is_withered"].copy_(state["is_withered"] if is_harvest else torch.zeros_like(has_apple))
         sites["n_apples_nearby"].copy_(has_apple.to(torch.float32) @ site_adjacency)
         river["is_dirty"].zero_()

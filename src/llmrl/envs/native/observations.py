@@ -49,10 +49,9 @@ class ObservationBuilder:
         state_bytes = 4 * (16 + 13 * n) + 4 * engine.n_apple_sites + 2 * engine.n_river_cells + engine.n_cells
         if engine.uses_gpu:
             state_bytes += 4 * (engine.n_cells + 9 * max(engine.n_apple_sites, 3 * n))
-        step_bytes = 4 * _N_BUFFER_SETS * (8 + 8 * n)
         grid_bytes = self.has_grids * 4 * 121 * _N_BUFFER_SETS
         pixel_bytes = self.has_pixels * (4 * 121 + _N_BUFFER_SETS * int(np.prod(PIXELS_SHAPE)))
-        return state_bytes + step_bytes + (grid_bytes + pixel_bytes) * n
+        return state_bytes + 4 * _N_BUFFER_SETS * (8 + 8 * n) + (grid_bytes + pixel_bytes) * n
 
     def build_loop_tables(self) -> ViewTables:
         """Return the view tables that `batch_loop.play_games` reads; empty ones if no views are observed."""
@@ -127,8 +126,7 @@ class ObservationBuilder:
         if self.has_pixels:
             tile_ids = torch.zeros((*shape, *VIEW_SHAPE), dtype=torch.int32, device=engine.device)
             buffers["tile_ids"] = tile_ids, to_loop_array(tile_ids.view(*shape, -1))
-            pixels = torch.zeros((*shape, *PIXELS_SHAPE), dtype=torch.uint8, device=engine.device)
-            buffers["pixels"] = pixels, None
+            buffers["pixels"] = torch.zeros((*shape, *PIXELS_SHAPE), dtype=torch.uint8, device=engine.device), None
         return buffers
 
     def allocate_vectors(self) -> tuple[torch.Tensor, Any]:

@@ -160,10 +160,9 @@ class NativeEnv(SocietyEnv):
         return self.observation_builder.render_players(self._get_started_batch(), index)
 
     def state_dict(self) -> State:
-        batch_state = {name: x.cpu() for name, x in self._batch.state_dict().items()}
         return {
             "map": self.engine.setup.game_map.text,
-            "state": batch_state if self._was_reset else None,
+            "state": {name: x.cpu() for name, x in self._batch.state_dict().items()} if self._was_reset else None,
             "player_events": self._batch.player_events.cpu().clone(),
             "root_seeds": self._root_seeds,
             "group": self._group_size,

@@ -87,8 +87,9 @@ class SimpleSpread(Scenario):
 
 def _compute_nearest_agent_distances(world: ParticleWorld) -> np.ndarray:
     """Return the distance of the nearest agent to each landmark, [n_envs, L]."""
-    offsets = world.agent_positions[:, :, None] - world.landmark_positions[:, None]
-    return np.asarray(compute_lengths(offsets).min(axis=1))
+    return np.asarray(
+        compute_lengths(world.agent_positions[:, :, None] - world.landmark_positions[:, None]).min(axis=1)
+    )
 
 
 class SimpleTag(Scenario):
@@ -177,8 +178,7 @@ class SimpleTag(Scenario):
         """Return fill and outline [E, 3] uint8: shades of red for adversaries, of green for good agents."""
         fill, outline = super().compute_colors(goal_landmark)
         for start, count, channel in ((0, self.n_adversaries, 0), (self.n_adversaries, self.n_good, 1)):
-            shades = np.linspace(0, 1, count + 1)[:-1]
-            fill[start : start + count] = (40 + 110 * shades)[:, None].astype(np.uint8)
+            fill[start : start + count] = (40 + 110 * np.linspace(0, 1, count + 1)[:-1])[:, None].astype(np.uint8)
             fill[start : start + count, channel] = 225
         return fill, outline
 
@@ -211,9 +211,8 @@ class GuidedScenario(Scenario):
 
     def _compute_offsets_from_goals(self, world: ParticleWorld) -> np.ndarray:
         """Return the offset from each of the G goals' landmarks to the agent that must reach it, [n_envs, G, 2]."""
-        guided_agents = [agent for _, agent in self.guide_pairs]
         targets = np.take_along_axis(world.landmark_positions, world.goal_landmark[:, :, None], axis=1)
-        return np.asarray(world.agent_positions[:, guided_agents] - targets)
+        return np.asarray(world.agent_positions[:, [agent for _, agent in self.guide_pairs]] - targets)
 
 
 class SimpleReference(GuidedScenario):

@@ -144,6 +144,5 @@ def compute_agent_colors(n_agents: int) -> np.ndarray:
 
 def concatenate_features(world: ParticleWorld, *features: np.ndarray) -> np.ndarray:
     """Return arrays [n_envs, A, ...] flattened after the agents' axis and concatenated, [n_envs, A, width] float32."""
-    leading_shape = world.velocity.shape[:2]
-    flat_features = [feature.reshape(*leading_shape, -1) for feature in features]
+    flat_features = [feature.reshape(*world.velocity.shape[:2], -1) for feature in features]
     return np.concatenate(flat_features, axis=2, dtype=np.float32, casting="same_kind")

@@ -93,8 +93,7 @@ class ParticlesEnv(ArrayGames):
         self.world.step(*self._scenario.decode_actions(actions), active)
         reward = self._scenario.compute_rewards(self.world) * active[:, None]
         info = {name: metric * active for name, metric in self._scenario.compute_metrics(self.world).items()}
-        terminated = np.zeros(self.spec.n_envs, dtype=bool)
-        return self._build_step(reward, reward, terminated, self._ended, info)
+        return self._build_step(reward, reward, np.zeros(self.spec.n_envs, dtype=bool), self._ended, info)
 
     def render(self, index: int = 0) -> np.ndarray:
         """Return a frame of game `index`, [320, 320, 3] uint8.
@@ -119,10 +118,8 @@ class ParticlesEnv(ArrayGames):
         return actions
 
     def _observe(self) -> Observation:
-        vector = self._scenario.observe(self.world)
-        if self._legal_actions is None:
-            return {"vector": vector}
-        return {"vector": vector, "action_mask": self._legal_actions.copy()}
+        masks = {} if self._legal_actions is None else {"action_mask": self._legal_actions.copy()}
+        return {"vector": self._scenario.observe(self.world), **masks}
 
 
 FRAME_SIDE = 320  # width and height of a frame, in pixels

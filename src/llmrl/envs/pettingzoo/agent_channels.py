@@ -155,9 +155,8 @@ class SharedChannels:
         Raises:
             EngineError: an observation is not in its space.
         """
-        shape = len(games), len(self.agents)
         observation: Observation = {
-            name: np.zeros((*shape, *channel.shape), dtype=channel.dtype)
+            name: np.zeros((len(games), len(self.agents), *channel.shape), dtype=channel.dtype)
             for name, channel in self.channels.items()
             if name != MASK_KEY
         }
@@ -166,9 +165,8 @@ class SharedChannels:
             if not indices:
                 continue
             for name, (channel, encode) in interface.channels.items():
-                slices = tuple(slice(size) for size in channel.shape)
                 encoded = self._encode(encode, interface, agent, [games[i] for i in indices])
-                observation[name][(indices, j, *slices)] = encoded
+                observation[name][(indices, j, *(slice(size) for size in channel.shape))] = encoded
         if MASK_KEY in self.channels:
             observation[MASK_KEY] = self._build_masks(games)
         return observation

@@ -153,8 +153,9 @@ class TextArenaWorld(MoveListWorld):
             is_done, _ = self._game.step(f"[{self.action_names[int(action)]}]")
             if is_done:
                 rewards, _ = self._game.close()
-                for i, player in enumerate(self.possible_agents):
-                    self.rewards[player] = float((rewards or {}).get(i, 0.0))
+                self.rewards = {
+                    player: float((rewards or {}).get(i, 0.0)) for i, player in enumerate(self.possible_agents)
+                }
                 self.terminations = dict.fromkeys(self.agents, True)
             else:
                 self._read_text()
@@ -258,8 +259,7 @@ class OpenEnvWorld(MoveListWorld):
         """Start an episode."""
         self._begin_episode()
         self.agent_selection = _OPENENV_AGENT_NAME
-        seed_argument = {} if seed is None else {"seed": int(seed)}
-        self._send_request("reset", {**self._reset_options, **seed_argument})
+        self._send_request("reset", {**self._reset_options, **({} if seed is None else {"seed": int(seed)})})
 
     def step(self, action: Any) -> None:
         """Take the action with the index `action`."""

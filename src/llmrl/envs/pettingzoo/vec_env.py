@@ -100,10 +100,11 @@ class PettingZooEnv(ReplayableEnv):
             self._mechanism_values = np.tile(mechanism_space.neutral, (n_envs, 1))
         self._metric_aggregates = read_metrics(name, first_world)
         is_deterministic = self._check_reproducibility(name)
-        self._world_texts = None
-        if settings.text is not None:
-            interfaces = self._channels.interfaces
-            self._world_texts = WorldTexts(settings, self.games[0], interfaces, mechanism_space, trust)
+        self._world_texts = (
+            None
+            if settings.text is None
+            else WorldTexts(settings, self.games[0], self._channels.interfaces, mechanism_space, trust)
+        )
         # Rewards of the last step before the mechanism's payments; and the sums of rewards since each agent's last
         # observation, [..., 0] before and [..., 1] after these payments.
         self._base_reward = np.zeros((n_envs, len(self._channels.agents)))
@@ -129,8 +130,7 @@ class PettingZooEnv(ReplayableEnv):
         if text is not None:
             channels["text"] = Channel((), "object")
         if space is not None and self.settings.show_mechanism:
-            bounds = float(space.low.min()), float(space.high.max())
-            channels["mechanism"] = Channel((space.dim,), "float32", *bounds)
+            channels["mechanism"] = Channel((space.dim,), "float32", float(space.low.min()), float(space.high.max()))
         if not set(channels) - {"action_mask", "mechanism"}:
             raise ConfigError(
                 f"no observation of {name} can be converted to numbers or images; set env.text to convert it to text"
@@ -183,8 +183,7 @@ class PettingZooEnv(ReplayableEnv):
         if self._tax is not None:
             is_present = np.array([[agent in game.previous_agents for agent in game.agents] for game in self.games])
             events = SocietyEvents(reward.astype(np.float32), None, is_present & active[:, None])
-            values = self._mechanism_values.astype(np.float32)
-            self._settlement = self._tax.settle(events, values)
+            self._settlement = self._tax.settle(events, self._mechanism_values.astype(np.float32))
             base_reward, reward = events.raw_reward, self._settlement.reward
         self._base_reward = base_reward * active[:, None]
         self._cumulative_rewards[active] += np.stack((base_reward, reward), -1)[active]

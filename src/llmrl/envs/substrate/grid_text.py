@@ -49,8 +49,7 @@ def build_grid_planes(substrate: SubstrateName, n_agents: int) -> dict[str, tupl
 
     They are the contents, whether another player is on the cell, and the beams.
     """
-    has_dirt = SUBSTRATES[substrate].has_dirt
-    names = [name for name in CONTENTS[1:] if has_dirt or name not in ("river", "dirt")]
+    names = [name for name in CONTENTS[1:] if SUBSTRATES[substrate].has_dirt or name not in ("river", "dirt")]
     planes = {name: (0, CONTENTS.index(name), CONTENTS.index(name)) for name in names}
     return planes | {"others": (1, 2, 1 + n_agents), "clean_beam": (3, 1, 1), "zap_beam": (3, 2, 2)}
 

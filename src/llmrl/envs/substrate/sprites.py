@@ -119,8 +119,7 @@ def _parse_sprite(text: str, palette: Mapping[str, Sequence[int]]) -> ByteArray:
     """Return the image [8, 8, 4] of a text with one letter per pixel; a larger image is reduced as in Melting Pot."""
     image = np.array([[palette[letter] for letter in row] for row in text.strip("\n").splitlines()], np.int32)
     factor = image.shape[0] // TILE_SIZE
-    blocks = image.reshape(TILE_SIZE, factor, TILE_SIZE, factor, 4)
-    return (blocks.sum((1, 3)) // factor**2).astype(np.uint8)
+    return (image.reshape(TILE_SIZE, factor, TILE_SIZE, factor, 4).sum((1, 3)) // factor**2).astype(np.uint8)
 
 
 def _build_heading_views(image: ByteArray, is_rotated: bool) -> ByteArray:
@@ -164,9 +163,11 @@ _SHADOW_COLOR = (0, 0, 0, 45)
 
 def _build_plain_sprites(n_agents: int) -> SpriteSet:
     """Return sprites with plain colors, for machines without Melting Pot; players have a white mark in front."""
-    symmetric_images = {name: _build_color_sprite(color) for name, color in _GROUND_COLORS.items()}
-    symmetric_images["dirt"] = _build_color_sprite((105, 75, 25, 150))
-    symmetric_images["apple"] = _build_color_sprite((205, 45, 45), rows=slice(2, 6), columns=slice(2, 6))
+    symmetric_images = {
+        **{name: _build_color_sprite(color) for name, color in _GROUND_COLORS.items()},
+        "dirt": _build_color_sprite((105, 75, 25, 150)),
+        "apple": _build_color_sprite((205, 45, 45), rows=slice(2, 6), columns=slice(2, 6)),
+    }
     directed_images = {
         "grass_edge": _build_color_sprite(_GROUND_COLORS["grass"], rows=slice(4, 8)),
         "shadow_n": _build_color_sprite(_SHADOW_COLOR, rows=slice(0, 3)),

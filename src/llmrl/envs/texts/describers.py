@@ -145,8 +145,9 @@ class AutoDescriber(JsonDescriber):
 
     def __init__(self, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None = None) -> None:
         fields = draft_fields(env.observation_space)
-        source = f"the draft of {_find_env_name(env)}"
-        self._formatter = build_formatter(env.observation_space, fields, DECIMALS, source)
+        self._formatter = build_formatter(
+            env.observation_space, fields, DECIMALS, f"the draft of {_find_env_name(env)}"
+        )
         goal = join_paragraphs(
             f"The game is {_find_env_name(env)} of Gymnasium. Collect as much reward as you can over an episode.",
             describe_changed_settings(EnvArguments(env)),
@@ -194,8 +195,7 @@ def _draft_field(name: str, space: Any) -> Field:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
-        highest = int(space.start) + int(space.n) - 1
-        return Field(name, "a whole number", range=(int(space.start), highest))
+        return Field(name, "a whole number", range=(int(space.start), int(space.start) + int(space.n) - 1))
     if isinstance(space, spaces.Box):
         size = int(np.prod(space.shape))
         description = "a number" if size == 1 else f"{' x '.join(map(str, space.shape))} numbers"

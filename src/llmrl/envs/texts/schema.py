@@ -195,8 +195,7 @@ def _parse_success_meanings(content: Any, source: str) -> dict[str, str]:
                 f"{source}.{name} is not a criterion; use terminated, return >= <number> or reward >= <number>"
             )
         quantity, threshold = criterion.groups()
-        meaning = _parse_text(content, name, source)
-        meanings[f"{quantity} >= {float(threshold):g}" if threshold else str(name)] = meaning
+        meanings[f"{quantity} >= {float(threshold):g}" if threshold else str(name)] = _parse_text(content, name, source)
     return meanings
 
 

@@ -111,8 +111,7 @@ class BatchedGames(ABC):
     ) -> tuple[NDArray[Any], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
         self.time += active
         reward, terminated = self.advance(actions, None if active.all() else active)
-        truncated = active & (self.time >= (self.horizon or np.inf))
-        return self.observe(), reward * active, terminated & active, truncated
+        return self.observe(), reward * active, terminated & active, active & (self.time >= (self.horizon or np.inf))
 
     def close(self) -> None:  # noqa: B027
         """Do nothing: there are no resources."""

@@ -162,8 +162,7 @@ class MountainCarContinuousGames(ClassicControlGames):
         # In Gymnasium, an action clipped to its bound, -1 or 1, is a Python number; any other action is float32.
         push_at_bound = (np.where(action > 0, _MAX_FORCE, -_MAX_FORCE) - slope_force).astype(position.dtype)
         push_inside = action * np.float32(_MAX_FORCE) - slope_force.astype(np.float32)
-        push = np.where(np.abs(action) > 1, push_at_bound, push_inside)
-        state = _move_car(position, velocity, push)
+        state = _move_car(position, velocity, np.where(np.abs(action) > 1, push_at_bound, push_inside))
         return state, (state[0] >= _CONTINUOUS_GOAL_POSITION) & (state[1] >= self._goal_velocity)
 
 

@@ -182,9 +182,8 @@ def _make_toy_text_games(entry_point: str, n: int, horizon: int | None, **kwargs
         env.s, env.lastaction = state, action
         return np.asarray(env.render())
 
-    action_masks = None
-    if hasattr(env, "action_mask"):
-        action_masks = np.stack([env.action_mask(state) for state in range(table.n_states)])
+    has_masks = hasattr(env, "action_mask")
+    action_masks = np.stack([env.action_mask(state) for state in range(table.n_states)]) if has_masks else None
     return TabularGames(n, table, render_state, horizon, action_masks)
 
 

@@ -26,8 +26,7 @@ class Canvas:
     def draw_rectangle(self, x: float, y: float, width: float, height: float, color: Color) -> None:
         """Draw a filled rectangle whose upper left corner is (x, y); parts outside the image are omitted."""
         rows = slice(max(round(y), 0), max(round(y + height), 0))
-        columns = slice(max(round(x), 0), max(round(x + width), 0))
-        self.image[rows, columns] = color
+        self.image[rows, max(round(x), 0) : max(round(x + width), 0)] = color
 
     def draw_disc(self, x: float, y: float, radius: float, color: Color) -> None:
         """Draw a filled disc with the center (x, y)."""

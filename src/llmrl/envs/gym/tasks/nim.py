@@ -26,8 +26,8 @@ def describe_goal(takes: Sequence[int] = DEFAULT_TAKES) -> str:
         first_takes = ", ".join(map(str, takes[:-1]))
         turn_phrase = (
             f"You and your opponent take some of them in turn, you {first_takes} or {takes[-1]}, your opponent "
+            "1, 2 or 3"
         )
-        turn_phrase += "1, 2 or 3"
     return (
         f"Ten sticks lie on the table. {turn_phrase}; you begin, and whoever takes the last stick loses.\n"
         "The game is worth 1 if you win and -1 if you lose. Taking none, more than 3, or more than are left, loses at "
