@@ -83,8 +83,7 @@ class DRRNPolicy:
         New words are not added to the vocabulary.
         """
         texts = [self.vocabulary.encode(prompt, add_words=False) for prompt in prompts]
-        q: torch.Tensor = self.network(pad_texts(texts), pad_texts(self.action_texts))
-        return (q / self.temperature).softmax(-1)
+        return (self.network(pad_texts(texts), pad_texts(self.action_texts)) / self.temperature).softmax(-1)
 
     @torch.no_grad()
     def _compute_q_of_observation(self, observation: dict[str, Any]) -> tuple[torch.Tensor, list[bytes]]:
@@ -154,8 +153,9 @@ class DRRNAgent:
         self._learner = QLearning(network, settings.q)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        transitions = self._build_transitions(rollout)
-        metrics = self._learner.learn(transitions, len(rollout.action), self.policy.action_texts, generator)
+        metrics = self._learner.learn(
+            self._build_transitions(rollout), len(rollout.action), self.policy.action_texts, generator
+        )
         self.policy.vocabulary.commit()
         return {**metrics, "loss/entropy": -float(rollout.log_prob.mean())}
 
@@ -203,8 +203,7 @@ class DRRNAgent:
         final_states = dict(
             zip(has_final.nonzero()[:, 0].tolist(), policy.final_states[-int(has_final.sum()) :], strict=True)
         )
-        prompt_texts = rollout.observation[policy.channel]
-        unique_texts, text_indices = prompt_texts.unique()
+        unique_texts, text_indices = rollout.observation[policy.channel].unique()
         encoded_texts = [policy.vocabulary.encode(text) for text in unique_texts]
         prompts = [[encoded_texts[i] for i in row] for row in text_indices.flatten(1).tolist()]
         next_prompts = [*prompts[1:], final_states[n_steps - 1][0]]

@@ -128,8 +128,7 @@ class SB3Agent:
         def make_training_env() -> gymnasium.Env[Any, Any]:
             env = make_env()
             space = env.observation_space
-            is_flat = isinstance(space, spaces.Discrete) or (isinstance(space, spaces.Box) and len(space.shape) == 1)
-            if is_flat:
+            if isinstance(space, spaces.Discrete) or (isinstance(space, spaces.Box) and len(space.shape) == 1):
                 return EpisodeCounter(env)
             # Texts and images cannot be flattened and are omitted, as in the channel `vector`.
             numeric_part = select_numeric_part(space)

@@ -13,8 +13,7 @@ def normalize_advantages(advantage: torch.Tensor, eps: float) -> torch.Tensor:
     """
     if advantage.shape[-1] == 1:
         return advantage
-    centered = advantage - advantage.mean(-1, keepdim=True)
-    return centered / (advantage.std(-1, keepdim=True) + eps)
+    return (advantage - advantage.mean(-1, keepdim=True)) / (advantage.std(-1, keepdim=True) + eps)
 
 
 def generalized_advantages(
@@ -129,5 +128,4 @@ def _compute_losses(error: torch.Tensor, huber: float | None) -> torch.Tensor:
 
 def unexplained_variance(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Return the variance of `target` - `value` divided by that of `target`, [...], over the last axis of [..., n]."""
-    variance = target.var(-1, correction=0).clamp_min(1e-8)
-    return (target - value).var(-1, correction=0) / variance
+    return (target - value).var(-1, correction=0) / target.var(-1, correction=0).clamp_min(1e-8)

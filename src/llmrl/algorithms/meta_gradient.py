@@ -366,8 +366,7 @@ def _gather_welfare(
         for episode in rollout.episodes:
             welfare_table[n_episodes[episode.game], episode.game] = next(welfare_values)
             n_episodes[episode.game] += 1
-        n_ended = end.long().cumsum(0) - end.long()
-        welfare.append(welfare_table.gather(0, n_ended))
+        welfare.append(welfare_table.gather(0, end.long().cumsum(0) - end.long()))
     return welfare
 
 
@@ -380,5 +379,4 @@ def _count_steps_since_start(end_mask: torch.Tensor) -> torch.Tensor:
     """Return the index of each step within its episode, [T, n_envs] int64. A rollout begins with new episodes."""
     steps = torch.arange(len(end_mask), device=end_mask.device)[:, None].expand(end_mask.shape)
     is_first = torch.cat([torch.ones_like(end_mask[:1]), end_mask[:-1]])
-    start_steps = torch.where(is_first, steps, 0).cummax(0).values
-    return steps - start_steps
+    return steps - torch.where(is_first, steps, 0).cummax(0).values

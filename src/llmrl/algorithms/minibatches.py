@@ -141,14 +141,12 @@ class SequenceMinibatches:
         stretch_bounds = zip(rows.tolist(), begins.tolist(), ends.tolist(), strict=True)
         index_grid = indices.cpu().view(n_steps, n_rows)  # many short slices, which a GPU would launch one by one
         self.indices = [index_grid[begin:stop, r] for r, begin, stop in stretch_bounds]
-        is_episode_start = episode_starts[0].to(state.device)[:, None]
-        initial_state = torch.where(is_episode_start, 0, state)[rows.to(state.device)]
+        initial_state = torch.where(episode_starts[0].to(state.device)[:, None], 0, state)[rows.to(state.device)]
         self.state = torch.where((begins == 0).to(state.device)[:, None], initial_state, 0)
         # Unit of a team: the stretches with the same index within their rows.
         stretch_indices = torch.cat([torch.arange(int(n)) for n in torch.bincount(rows, minlength=n_rows)])
         keys = list(zip((rows // team_size).tolist(), stretch_indices.tolist(), rows.tolist(), strict=True))
-        sorted_stretches = sorted(range(len(rows)), key=keys.__getitem__)
-        self.units = torch.tensor(sorted_stretches).view(-1, team_size)
+        self.units = torch.tensor(sorted(range(len(rows)), key=keys.__getitem__)).view(-1, team_size)
         self.n_units = len(self.units)
 
     def iterate_batches(self, permutation: torch.Tensor) -> Iterator[Batch]:

@@ -214,11 +214,10 @@ class ReplayBuffer:
 
     def state_dict(self) -> State:
         """Return arrays and numbers; texts are compressed, because prompts differ in few words."""
-        compressed_texts = zlib.compress(b"".join(self._stored_texts), level=1)
         return {
             "added": self.n_added,
             "columns": {name: column[: len(self)].copy() for name, column in self._columns.items()},
-            "texts": np.frombuffer(compressed_texts, dtype=np.uint8).copy(),
+            "texts": np.frombuffer(zlib.compress(b"".join(self._stored_texts), level=1), dtype=np.uint8).copy(),
             "lengths": np.array([len(text) for text in self._stored_texts], dtype=np.int32),
         }
 
@@ -227,8 +226,7 @@ class ReplayBuffer:
         self._columns = {name: np.array(column) for name, column in state["columns"].items()}
         joined_texts = zlib.decompress(state["texts"].tobytes())
         ends = np.cumsum(state["lengths"], dtype=np.int64).tolist()
-        starts = [0, *ends][: len(ends)]
-        self._stored_texts = [joined_texts[start:end] for start, end in zip(starts, ends, strict=True)]
+        self._stored_texts = [joined_texts[start:end] for start, end in zip([0, *ends][: len(ends)], ends, strict=True)]
         self._text_indices = {text: i for i, text in enumerate(self._stored_texts)}
 
     def _to_text_indices(self, texts: Sequence[bytes]) -> np.ndarray:

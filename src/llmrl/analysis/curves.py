@@ -39,8 +39,7 @@ class GroupCurve:
     @property
     def rows(self) -> list[list[float]]:
         """A row for each point: x coordinate, mean, and lower and upper end of the interval of the mean."""
-        columns = (self.x, self.band.estimate, self.band.low, self.band.high)
-        return np.stack(columns, axis=-1).tolist()
+        return np.stack((self.x, self.band.estimate, self.band.low, self.band.high), axis=-1).tolist()
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,7 @@ def summarize_final_episodes(task: ReportTask, group: Group, runs: Sequence[RunR
     player_options = [f"{key}={common[key]}" for key in ("agent", "principal", "teacher") if key in common]
     agent = results[0].get("agent")
     default_name = ", ".join(player_options) or (str(agent.get("policy", "")) if isinstance(agent, dict) else "")
-    n_episodes = sum(int(result["episodes"]) for result in results)
-    counts = len(results), n_episodes
+    counts = len(results), sum(int(result["episodes"]) for result in results)
     return FinalEpisodes(task.title, group, *counts, is_trained, carried_states, means, errors, default_name)
 
 
@@ -125,12 +124,12 @@ def build_players_table(players: Sequence[FinalEpisodes]) -> ReportTable:
         "Means over the final episodes of finished runs, with standard errors: over runs if the player was trained in "
         "them or carries a state between episodes, else over episodes. Tokens are those of prompts and replies."
     ]
-    for player, name in zip(players, names, strict=True):
-        if player.carried_states:
-            notes.append(
-                f"{player.task}, {name}: the player carries {' and '.join(player.carried_states)} to the next episode "
-                "of the same game, so episodes depend on each other and on env.n_envs."
-            )
+    notes += [
+        f"{player.task}, {name}: the player carries {' and '.join(player.carried_states)} to the next episode of the "
+        "same game, so episodes depend on each other and on env.n_envs."
+        for player, name in zip(players, names, strict=True)
+        if player.carried_states
+    ]
     return ReportTable(
         "players",
         "Final episodes of each player",

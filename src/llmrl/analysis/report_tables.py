@@ -308,8 +308,10 @@ def _build_tasks_table(
         fmt = NumberFormat(np.concatenate([trace.scores for trace in study.traces]))
         scores = {trace.name: trace.score for trace in study.traces}
         rows.append([title, *(format_estimate(scores.get(name), fmt) for name in display_names)])
-        for trace in study.traces:
-            data.append([title, trace.display_name, len(trace.scores), *interval_to_cells(scores[trace.name])])
+        data += [
+            [title, trace.display_name, len(trace.scores), *interval_to_cells(scores[trace.name])]
+            for trace in study.traces
+        ]
     caption = f"{settings.score_name} in each task, with 95% intervals"
     return ReportTable(TASK_COMPARISON_NAME, caption, data, ["task", *display_names.values()], rows)
 

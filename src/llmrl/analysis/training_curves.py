@@ -142,9 +142,7 @@ def read_training_history(folder: Path) -> TrainingHistory | None:
         RunFolderError: a file of the run is damaged.
     """
     episodes = read_training_episodes(folder)
-    if episodes is None:
-        return None
-    return TrainingHistory(episodes, _read_env_steps(folder) // episodes.n_games)
+    return None if episodes is None else TrainingHistory(episodes, _read_env_steps(folder) // episodes.n_games)
 
 
 def is_training_metric(folder: Path, metric: str) -> bool:
@@ -178,8 +176,7 @@ def compute_binned_curve(training: TrainingHistory, metric: str, bin_width: int)
     edges = np.arange(0, training.n_frames // bin_width + 1) * bin_width
     means = training.compute_means(metric, edges)
     is_finite = ~np.isnan(means)
-    centers: np.ndarray = (edges[:-1] + bin_width / 2)[is_finite]
-    return centers, means[is_finite]
+    return (edges[:-1] + bin_width / 2)[is_finite], means[is_finite]
 
 
 def compute_mean(training: TrainingHistory, metric: str, start: int, stop: int) -> float | str:

@@ -226,8 +226,7 @@ def _set_dtypes(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
 
     Categories remain texts, because a concatenation of frames would convert different categories to objects.
     """
-    other_dtypes = dict.fromkeys((name for name in frame if name not in schema), "float64")
-    dtypes = {**schema, **other_dtypes}
+    dtypes = {**schema, **dict.fromkeys((name for name in frame if name not in schema), "float64")}
     frame = frame.reindex(columns=list(dtypes))
     return import_pandas().DataFrame({name: _convert_column(frame[name], dtype) for name, dtype in dtypes.items()})
 

@@ -98,8 +98,7 @@ def make_env(
         torch.Size([4, 7, 11, 11, 4])
     """
     n_games = 1 if n_envs is None and api != "vec" else n_envs
-    env_options = options if n_games is None else {**options, "n_envs": n_games}
-    env_config, trusted = compose_env_config(env, env_options)
+    env_config, trusted = compose_env_config(env, options if n_games is None else {**options, "n_envs": n_games})
     return build_env_from_config(env_config, trusted, seed, api, render_mode, device)
 
 

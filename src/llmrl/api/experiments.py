@@ -220,10 +220,7 @@ def sweep(
             for o in outcomes[len(outcomes) - len(experiments) :]  # without the prerequisite runs, which are first
         ]
     )
-    interrupted_runs = [
-        run for run in sweep_result if run.state in ("stopped", "canceled", *(["submitted"] if wait else []))
-    ]
-    if interrupted_runs:
+    if any(run.state in ("stopped", "canceled", *(["submitted"] if wait else [])) for run in sweep_result):
         raise KeyboardInterrupt(f"{sweep_result}: the sweep was interrupted; the same call continues it")
     for result in sweep_result.unfinished:
         log.error("%s: %s: %s", result.folder, result.state, result.error)

@@ -159,12 +159,11 @@ def make_app(
         max_sessions: maximum number of concurrent sessions; further requests for a session are refused.
         session_timeout_s: time in seconds after which an idle session is closed; None: never.
     """
-    session_limits = ConcurrencyConfig(max_concurrent_envs=max_sessions, session_timeout=session_timeout_s)
     return create_fastapi_app(
         lambda: ServedEnvironment(make_env(), mechanism),
         AgentActions,
         AgentObservations,
-        concurrency_config=session_limits,
+        concurrency_config=ConcurrencyConfig(max_concurrent_envs=max_sessions, session_timeout=session_timeout_s),
         state_cls=EpisodeState,
     )
 

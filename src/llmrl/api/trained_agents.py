@@ -190,8 +190,7 @@ class TrainedAgent:
             if channel_layout == "vec":
                 arrays[name] = value if isinstance(value, np.ndarray) else to_numpy(value)
             else:
-                games = [value] if channel_layout == "game" else list(value)
-                arrays[name] = self._stack_channel(games, name)[:, None]
+                arrays[name] = self._stack_channel([value] if channel_layout == "game" else list(value), name)[:, None]
         shape = (self.spec.n_envs, self.spec.n_agents)
         for name, array in arrays.items():
             if array.shape[:2] != shape:

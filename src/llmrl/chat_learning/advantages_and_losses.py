@@ -114,8 +114,7 @@ def _center(values: Floats, *keys: Ints) -> Floats:
     """Return each of `values` [n] minus the mean of the values with equal `keys`, each of which is [n]."""
     _, set_index = np.unique(np.stack(keys), axis=1, return_inverse=True)
     set_index = set_index.reshape(-1)
-    means = np.bincount(set_index, values) / np.bincount(set_index)
-    return values - means[set_index]
+    return values - (np.bincount(set_index, values) / np.bincount(set_index))[set_index]
 
 
 def token_weights(
@@ -135,8 +134,7 @@ def token_weights(
         return torch.full(reply_index.shape, 1.0 / n_tokens, device=reply_index.device)
     if aggregation == "dr_grpo":
         return torch.full(reply_index.shape, 1.0 / (n_replies * max_tokens), device=reply_index.device)
-    lengths = torch.bincount(reply_index)
-    return 1.0 / (n_replies * lengths[reply_index])
+    return 1.0 / (n_replies * torch.bincount(reply_index)[reply_index])
 
 
 def log_ratios(
@@ -154,8 +152,7 @@ def log_ratios(
     if level == "token":
         return log_ratio
     lengths = torch.bincount(reply_index)
-    sums = log_ratio.new_zeros(len(lengths)).index_add(0, reply_index, log_ratio)
-    return (sums / lengths.clamp(min=1))[reply_index]
+    return (log_ratio.new_zeros(len(lengths)).index_add(0, reply_index, log_ratio) / lengths.clamp(min=1))[reply_index]
 
 
 def policy_loss(

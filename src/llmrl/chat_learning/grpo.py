@@ -192,8 +192,7 @@ class ChatGRPO:
             sequences += build_token_sequences([turn.sample for turn in trajectory.turns], n_replies)
         if self.chat.settings.sampler is not None:
             # Log-probabilities of the sampling server differ by rounding, and because its weights may be older.
-            old_log_probs = self._get_token_network().compute_sampled_log_probs(sequences)
-            pairs = zip(sequences, old_log_probs, strict=True)
+            pairs = zip(sequences, self._get_token_network().compute_sampled_log_probs(sequences), strict=True)
             sequences = [replace(sequence, old_log_probs=log_probs) for sequence, log_probs in pairs]
         records: list[LossRecord] = []
         for _ in range(settings.epochs):
@@ -233,9 +232,8 @@ class ChatGRPO:
             advantages = advantages_and_losses.replay_advantages(rewards, trajectory_index, values, settings.gamma)
         else:
             observations = [turn.observation for turn in turns]
-            weight = settings.anchor_weight
             advantages = advantages_and_losses.anchor_advantages(
-                rewards, trajectory_index, group_index, observations, settings.gamma, weight
+                rewards, trajectory_index, group_index, observations, settings.gamma, settings.anchor_weight
             )
         return advantages_and_losses.scale_advantages(advantages, group_index, settings.scale)
 
@@ -305,9 +303,8 @@ class ChatGRPO:
             reply_indices, settings.loss, n_replies, n_tokens, self.chat.settings.max_tokens
         )
         log_ratio = advantages_and_losses.log_ratios(token_log_prob, old_log_prob, reply_indices, settings.ratio)
-        advantage = batch["advantage"].to(device)[reply_indices]
         token_loss, is_clipped = advantages_and_losses.policy_loss(
-            log_ratio, advantage, settings.clip, settings.clip_high
+            log_ratio, batch["advantage"].to(device)[reply_indices], settings.clip, settings.clip_high
         )
         entropy = advantages_and_losses.entropy(log_probs)
         record = {
@@ -326,8 +323,7 @@ class ChatGRPO:
             if settings.kl_estimator == "exact":
                 kl = advantages_and_losses.exact_kl(log_probs, reference)
             else:
-                reference_log_prob = reference.gather(1, tokens[:, None]).squeeze(1)
-                kl = advantages_and_losses.sampled_kl(token_log_prob, reference_log_prob)
+                kl = advantages_and_losses.sampled_kl(token_log_prob, reference.gather(1, tokens[:, None]).squeeze(1))
             token_loss = token_loss + batch["kl"] * kl
             record["kl"] = kl.detach().sum() / n_replies
         return (weights * token_loss).sum(), record

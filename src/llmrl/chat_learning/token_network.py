@@ -75,11 +75,10 @@ class TokenNetwork(nn.Module):
                 cache = model(input_ids=ids[:1, :prefix_length], use_cache=True, logits_to_keep=1).past_key_values
                 cache.batch_repeat_interleave(len(sequences))
                 options = {"past_key_values": cache, "use_cache": True}
-            positions = torch.arange(prefix_length, padded_length, device=device).expand(len(sequences), -1)
             logits = model(
                 input_ids=ids[:, prefix_length:],
                 attention_mask=mask,
-                position_ids=positions,
+                position_ids=torch.arange(prefix_length, padded_length, device=device).expand(len(sequences), -1),
                 logits_to_keep=distinct_positions - prefix_length,
                 **options,
             ).logits
@@ -109,8 +108,7 @@ class TokenNetwork(nn.Module):
         lengths = [len(sequence.tokens) for sequence in sequences]
         # With several processes, pieces are limited to a process's share of the tokens, so that each has work.
         limit = self.max_piece_tokens if world_size == 1 else min(self.max_piece_tokens, -(-sum(lengths) // world_size))
-        batch_plan = plan_batches(lengths, 0, limit)
-        pieces = [batch | {"sequences": [sequences[i] for i in indices]} for indices in batch_plan]
+        pieces = [batch | {"sequences": [sequences[i] for i in indices]} for indices in plan_batches(lengths, 0, limit)]
         local_pieces = pieces[self.processes.rank :: world_size]
         yield from ((piece, 1.0) for piece in local_pieces)
         if not local_pieces:  # metrics are summed over processes, so each process must compute all of them

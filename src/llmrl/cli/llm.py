@@ -62,8 +62,7 @@ def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tupl
     with compose_config("train", overrides, [] if config_dir is None else [config_dir]) as composition:
         full_config = to_plain(composition)
     keys = ("llm", "hardware", "seed", "trusted_modules", "dry_run")
-    config = with_permissions({key: full_config[key] for key in keys})
-    resources = RunResources(config, build_model)
+    resources = RunResources(with_permissions({key: full_config[key] for key in keys}), build_model)
     if (model := resources.checked_model) is None:
         raise ConfigError("llm=none is not a model; choose one with llm=<option>")
     return _check_chat(model) if isinstance(model, ChatClient) else _check_scorer(model)

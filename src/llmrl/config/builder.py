@@ -170,8 +170,7 @@ class Builder:
 
     def requires(self, node: Mapping[str, Any], name: str, path: str) -> bool:
         """Return whether the parameter of the part for the service `name` has no default."""
-        parameter = get_signature(self.locate(node["_target_"], path)).parameters[name]
-        return parameter.default is inspect.Parameter.empty
+        return get_signature(self.locate(node["_target_"], path)).parameters[name].default is inspect.Parameter.empty
 
     def locate(self, target: str, path: str) -> Any:
         """Return the class or function that `target` names; `path` is the dotted path of its node.

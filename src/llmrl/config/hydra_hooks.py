@@ -148,8 +148,7 @@ def _describe_missing_option(error: MissingConfigException) -> str:
     names = set(error.options or ())
     if group in _GROUPS_WITH_FAMILIES:
         names |= {*option_files.list_option_names(group), *option_files.list_nested_options(group)}
-    option = path.removeprefix(f"{group}/")
-    close_matches = difflib.get_close_matches(option, sorted(names))
+    close_matches = difflib.get_close_matches(path.removeprefix(f"{group}/"), sorted(names))
     names_hint = f"{group} has: {', '.join(sorted(names))}. Options of your own need --config-dir <folder>"
     hint = f"Did you mean {' or '.join(close_matches)}?" if close_matches else names_hint
     return f"{str(error).splitlines()[0]}. {hint}"

@@ -93,8 +93,7 @@ def read_keys(path: Path) -> tuple[OptionFileKey, ...]:
             node = next(value for key, value in node.value if key.value == name)
     if not isinstance(node, yaml.MappingNode):
         return ()
-    lines = text.splitlines()
-    return tuple(_iterate_keys(node, (), lines))
+    return tuple(_iterate_keys(node, (), text.splitlines()))
 
 
 def read_description(path: Path) -> str:

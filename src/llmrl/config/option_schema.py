@@ -170,11 +170,11 @@ def _find_child_nodes(nodes: Sequence[Mapping[str, Any]], prefix: str, key: str)
     group = f"{prefix}{key}".replace(".", "/")  # there may be a group for this key, e.g. `hardware/backend`
     if group.count("/") == 1 and (get_root() / group).is_dir():
         values += [load_option(group, name) for name in list_option_names(group)]
-    mappings = [value for value in values if isinstance(value, Mapping)]
     return [
-        mapping
-        for mapping in mappings
-        if any("_target_" in node for node in (mapping, *mapping.values()) if isinstance(node, Mapping))
+        value
+        for value in values
+        if isinstance(value, Mapping)
+        and any("_target_" in node for node in (value, *value.values()) if isinstance(node, Mapping))
     ]
 
 

@@ -89,8 +89,7 @@ def list_paths() -> list[Path]:
         for folder in {file.parent for file in files}
         for name, file in find_variants(folder).items()
     }
-    files_of_variants_only = {file for file in variant_files.values() if not read_file(file)}
-    return sorted({*files, *variant_files} - files_of_variants_only)
+    return sorted({*files, *variant_files} - {file for file in variant_files.values() if not read_file(file)})
 
 
 def find_file(path: Path) -> Path | None:

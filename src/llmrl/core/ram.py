@@ -32,8 +32,7 @@ def free_memory(device: str) -> int | None:
 
 def list_cgroup_folders() -> list[Path]:
     """Return the folders of this process's control group and its parents (cgroup v2)."""
-    group_path = read_system_file(Path("/proc/self/cgroup")).rpartition("0::/")[2].strip()
-    path = _CGROUP_ROOT / group_path
+    path = _CGROUP_ROOT / read_system_file(Path("/proc/self/cgroup")).rpartition("0::/")[2].strip()
     return [path, *(parent for parent in path.parents if parent.is_relative_to(_CGROUP_ROOT))]
 
 

@@ -310,11 +310,11 @@ TOKEN_COUNT_FIELDS = ("prompt_tokens", "completion_tokens", "cached_tokens", "ca
 def find_impossible_fields(reply: ChatReply) -> list[str]:
     """Return the names of the counts and costs of a reply that are negative, not finite, or not numbers."""
     types = dict.fromkeys(TOKEN_COUNT_FIELDS, int) | {"cost": int | float}
-    values = {name: x for name in types if (x := getattr(reply, name)) is not None}
     return [
         name
-        for name, x in values.items()
-        if not isinstance(x, types[name]) or isinstance(x, bool) or not 0 <= x < math.inf
+        for name in types
+        if (x := getattr(reply, name)) is not None
+        and (not isinstance(x, types[name]) or isinstance(x, bool) or not 0 <= x < math.inf)
     ]
 
 

@@ -15,8 +15,7 @@ os.register_at_fork(after_in_child=_process_lock._at_fork_reinit)  # type: ignor
 
 def make_daemon_thread(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
     """Return an unstarted daemon thread with the caller's context variables, so its messages go to the same run log."""
-    context = contextvars.copy_context()
-    return threading.Thread(target=context.run, args=(target, *args), name=name, daemon=True)
+    return threading.Thread(target=contextvars.copy_context().run, args=(target, *args), name=name, daemon=True)
 
 
 @contextmanager

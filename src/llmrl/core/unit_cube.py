@@ -34,8 +34,7 @@ def from_unit(space: ParameterSpace, points: np.ndarray) -> np.ndarray:
 def to_unit(space: ParameterSpace, vectors: np.ndarray) -> np.ndarray:
     """Return the points [..., d] of the unit cube for `vectors`; discrete values become centers of intervals."""
     low, high, n_values = space.low, space.high, count_values(space)
-    span = np.where(high > low, high - low, 1.0)
-    positions: np.ndarray = (vectors - low) / span
+    positions: np.ndarray = (vectors - low) / np.where(high > low, high - low, 1.0)
     if np.isinf(n_values).all():
         return positions
     n_steps = np.where(np.isinf(n_values), 2.0, n_values)

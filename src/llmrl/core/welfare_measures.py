@@ -85,11 +85,10 @@ class Objective(WelfareMeasure):
             if isinstance(value, Objective) and {m.name: m for m in MEASURES}.get(value.name, value) == value:
                 return value
             reason = f"the name {value.name} is taken" if isinstance(value, Objective) else "there is no such objective"
-            names = ", ".join(OBJECTIVES)
             raise PydanticCustomError(
                 "objective",
                 "{why}; there are {known}, or one of your own, {own}",
-                {"why": reason, "known": names, "own": "{_target_: package.module.function}"},
+                {"why": reason, "known": ", ".join(OBJECTIVES), "own": "{_target_: package.module.function}"},
             )
 
         return core_schema.no_info_plain_validator_function(validate)

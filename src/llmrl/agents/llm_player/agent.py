@@ -233,8 +233,9 @@ class LLMPlayer:
         conversation = PlayerConversation(steps=steps, episode_return=-float(steps) - 0.1, reward=-float(steps) - 0.1)
         has_mask = "action_mask" in policy.channels
         legal_answers = policy.answers.format_legal_answers([True] * policy.spec.n_actions) if has_mask else None
-        example = policy.env_description.example or OBSERVATION_PLACEHOLDER
-        observation_text = example if policy.settings.show_text else None
+        observation_text = (
+            (policy.env_description.example or OBSERVATION_PLACEHOLDER) if policy.settings.show_text else None
+        )
         for _ in range(n_observations):
             conversation.add_observation(observation_text, legal_answers, policy.settings.observation_extras)
         return estimate_tokens(conversation.render_question()) + TOKENS_PER_MESSAGE

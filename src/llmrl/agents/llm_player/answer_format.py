@@ -208,8 +208,7 @@ class ContinuousAnswerFormat:
                 f"{self.names[i]} must be a whole number {self._format_bounds(int(i))}, got {values[i]:g}"
             )
         # Rounding may leave the bounds.
-        rounded = np.clip(np.round(values, self.decimals), self.low, self.high)
-        return [float(value) + 0.0 for value in rounded]
+        return [float(value) + 0.0 for value in np.clip(np.round(values, self.decimals), self.low, self.high)]
 
     def describe_accepted_answers(self, legal_mask: Sequence[bool] | None) -> str:
         return "the action has " + ", ".join(f"{name} ({self._format_bounds(i)})" for i, name in enumerate(self.names))

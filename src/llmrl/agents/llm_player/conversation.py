@@ -154,10 +154,9 @@ class PlayerConversation:
 
     def build_messages(self, system: str, n_turns: int) -> tuple[Message, ...]:
         """Return the system message, `n_turns` earlier turns, and the question."""
-        shown_turns = self.turns[len(self.turns) - n_turns :]
         turn_messages = [
             m
-            for question, answer in shown_turns
+            for question, answer in self.turns[len(self.turns) - n_turns :]
             for m in (make_message("user", question), make_message("assistant", answer))
         ]
         images = {IMAGES_KEY: list(self.images)} if self.images else {}
@@ -196,8 +195,7 @@ class PlayerConversation:
 
     def state_dict(self) -> State:
         """Return a copy of the conversation as plain data."""
-        state = {field.name: copy.deepcopy(getattr(self, field.name)) for field in fields(self)}
-        return state | {
+        return {field.name: copy.deepcopy(getattr(self, field.name)) for field in fields(self)} | {
             "turns": [list(turn) for turn in self.turns],
             "observations": [to_json(observation) for observation in self.observations],
         }

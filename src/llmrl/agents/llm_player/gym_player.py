@@ -170,8 +170,7 @@ def make_player(
     else:
         model = llm
     describer = build_describer(text, env, SuccessCriterion.from_options(success, success_threshold))
-    spec = _make_spec(env, describer.game)
-    return Player(env, describer, LLMPolicy(spec, model, settings, PlayerResources(prompts)))
+    return Player(env, describer, LLMPolicy(_make_spec(env, describer.game), model, settings, PlayerResources(prompts)))
 
 
 def _make_spec(env: gymnasium.Env[Any, Any], text: EnvDescription) -> EnvSpec:

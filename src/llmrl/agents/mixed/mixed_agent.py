@@ -158,8 +158,7 @@ class MixedAgent:
         """Return the agents' metrics other than those of learning, as `<member>/<metric>`."""
         metrics: dict[str, float] = {}
         for name, agent in zip(self._member_names, self.agents, strict=True):
-            agent_metrics: dict[str, float] = getattr(agent, "metrics", dict)()
-            metrics |= {f"{name}/{metric}": x for metric, x in agent_metrics.items()}
+            metrics |= {f"{name}/{metric}": x for metric, x in getattr(agent, "metrics", dict)().items()}
         return metrics
 
     def estimate(self, steps: int, n: int, n_earlier_outcomes: int = 0) -> CallEstimate:

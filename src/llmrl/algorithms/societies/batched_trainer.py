@@ -114,8 +114,7 @@ class BatchedTrainer:
         indices = index_network_samples(rollout.reward.shape, len(all_learners), len(first_learner.updaters))
         indices = indices.view(len(all_learners), -1, indices.shape[1])[list(group)].flatten(0, 1)
         estimates = first_learner.estimate_advantages(rollout)
-        results = fit(learners, rollout, *estimates, generators, iterate_updaters, indices)
-        return dict(zip(group, results, strict=True))
+        return dict(zip(group, fit(learners, rollout, *estimates, generators, iterate_updaters, indices), strict=True))
 
     def _get_stack(self, group: tuple[int, ...], part: slice, networks: Sequence[ActorCritic]) -> StackedOptimizerStep:
         """Return the cached stack of `networks`, which are the slice `part` of the group's networks."""

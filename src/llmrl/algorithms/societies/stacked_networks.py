@@ -73,10 +73,9 @@ class StackedConv2d(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights = self.weight[:, : self.shape.numel()].unbind()
         biases = [None] * len(weights) if self.bias is None else self.bias[:, : self.n_out].unbind()
-        triples = zip(x.unbind(), weights, biases, strict=True)
         outputs = [
             functional.conv2d(inputs, weight.view(self.shape), bias, self.stride, self.padding, self.dilation)
-            for inputs, weight, bias in triples
+            for inputs, weight, bias in zip(x.unbind(), weights, biases, strict=True)
         ]
         return torch.stack(outputs)
 
@@ -91,8 +90,7 @@ class StackedLogStd(nn.Module):
 
     def forward(self, outputs: torch.Tensor) -> torch.Tensor:
         # A whole cache line is repeated, so that the gradient's sums are those of a bias.
-        repeated = self.weight[:, None].expand(-1, outputs.shape[1], -1)
-        return torch.cat([outputs, repeated[..., : self.n_std]], dim=-1)
+        return torch.cat([outputs, self.weight[:, None].expand(-1, outputs.shape[1], -1)[..., : self.n_std]], dim=-1)
 
 
 class StackedNetwork:

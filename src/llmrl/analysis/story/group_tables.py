@@ -58,8 +58,7 @@ def estimate_mean_over_runs(values: Sequence[float], runs: Sequence[RunRecord]) 
 
 def choose_number_format(estimates: Sequence[Estimate]) -> NumberFormat:
     """Return the format of the numbers of a column, with no more decimals than their errors justify."""
-    numbers = np.array(estimates, dtype=float).reshape(-1, 2)
-    values, errors = (column[np.isfinite(column)] for column in numbers.T)
+    values, errors = (column[np.isfinite(column)] for column in np.array(estimates, dtype=float).reshape(-1, 2).T)
     return NumberFormat(values, errors)
 
 

@@ -93,8 +93,7 @@ def find_shared_parameters(groups: Sequence[GroupProposals]) -> list[str]:
         for run_proposals in group.proposals
         for proposal in run_proposals
     ]
-    are_equal = len(set(names)) == 1
-    return list(names[0]) if are_equal and len(names[0]) <= MAX_PARAMETERS else []
+    return list(names[0]) if len(set(names)) == 1 and len(names[0]) <= MAX_PARAMETERS else []
 
 
 def build_best_table(groups: Sequence[GroupProposals]) -> ReportTable:
@@ -190,8 +189,7 @@ def _find_best_per_context(group: GroupProposals) -> list[BestProposal]:
     proposals = dict(zip((run.folder for run in group.runs), group.proposals, strict=True))
     for context, best in best_by_context.items():
         if best.is_recommendation:
-            behavior = _read_behavior_metrics(best, proposals[best.run.folder])
-            best_by_context[context] = replace(best, behavior=behavior)
+            best_by_context[context] = replace(best, behavior=_read_behavior_metrics(best, proposals[best.run.folder]))
     return [best for _, best in sorted(best_by_context.items())]
 
 
