@@ -65,13 +65,12 @@ def name_objective_column(objective: Objective) -> str:
 
 def compute_columns(episodes: Sequence[Episode], spec: EnvSpec, objective: Objective, spending_cost: float) -> Columns:
     """Return columns with each episode's objective, returns, length, welfare and metrics of the environment."""
-    base_returns = np.array([episode.base_returns for episode in episodes])
     # Welfare measures of a single agent are omitted, because they equal its return.
     welfare = compute_welfare(episodes, objective) if spec.n_agents > 1 else {}
     return {
         name_objective_column(objective): compute_objective(episodes, objective, spending_cost),
         "return per agent": np.array([episode.returns.mean() for episode in episodes]),
-        "base return per agent": base_returns.mean(1),
+        "base return per agent": np.array([episode.base_returns for episode in episodes]).mean(1),
         "length": np.array([float(episode.length) for episode in episodes]),
         **{f"welfare/{name}": values for name, values in welfare.items()},
         **{name: np.array([episode.summaries[name] for episode in episodes]) for name in spec.metrics},
@@ -121,11 +120,9 @@ def write_results(
         }
         mechanism_results.append(_summarize_mechanism(evaluation, mechanism, columns, videos))
         columns_by_player |= {(*([mechanism.name] * is_comparison), *player): x for player, x in columns.items()}
-    n_episodes = len(next(iter(mechanism_episodes[0].values())))
-    results = {**description, "episodes": n_episodes}
+    results = {**description, "episodes": len(next(iter(mechanism_episodes[0].values())))}
     if is_comparison:
-        comparison = _summarize_comparison(evaluation, mechanism_results, videos)
-        results |= {"mechanisms": mechanism_results, **comparison}
+        results |= {"mechanisms": mechanism_results, **_summarize_comparison(evaluation, mechanism_results, videos)}
     else:
         results |= mechanism_results[0]
     write_json(out / "results.json", results)

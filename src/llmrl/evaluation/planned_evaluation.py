@@ -115,10 +115,9 @@ class PlannedEvaluation:
         fps = self.settings.fps
         if not self.is_comparison:
             [mechanism], [video] = self.mechanisms, videos
-            folder = self.find_folder(mechanism, "videos")
             societies = [video.to_society(mechanism.heading, mechanism.sentence)]
             pictures = None if video.setting is None else SocietyPictures(societies, video.setting)
-            return Videos({mechanism.name: video.recorder.save(folder, fps, pictures)})
+            return Videos({mechanism.name: video.recorder.save(self.find_folder(mechanism, "videos"), fps, pictures)})
         paths_by_mechanism: dict[str, Sequence[Path]] = {}
         for mechanism, video in zip(self.mechanisms, videos, strict=True):
             video.pad_to(max(map(len, videos)))
@@ -211,8 +210,7 @@ def build_players(names: Sequence[str], config: Config, parts: Parts) -> dict[st
             oracle_options = load_option("teacher", "oracle") | (
                 domain_options if domain_options.get("domain") is not None else {}
             )
-            oracle = Builder(services, config["trusted_modules"]).build(oracle_options, "teacher")
-            players[name] = oracle.policy
+            players[name] = Builder(services, config["trusted_modules"]).build(oracle_options, "teacher").policy
     return players
 
 

@@ -110,8 +110,7 @@ class SocietyPictures(LazyFrames):
         text_width = self.width - 2 * _MARGIN
         self._sentences = [wrap_text(society.sentence, text_width, load_font(_TEXT_SIZE)) for society in societies]
         self._n_sentence_lines = max(map(len, self._sentences))
-        n_agents = len(societies[0].moments[0].payoffs)
-        self._plot_height = max(_PLOT_HEIGHT, n_agents * _BAR_HEIGHT)
+        self._plot_height = max(_PLOT_HEIGHT, len(societies[0].moments[0].payoffs) * _BAR_HEIGHT)
         self._world_y = _MARGIN + 26 + self._n_sentence_lines * _LINE_HEIGHT + 6
         self._plots_y = self._world_y + self._world_height + 8
         self._objective_y = self._plots_y + _LINE_HEIGHT + 4 + self._plot_height + _LINE_HEIGHT + 12
@@ -123,11 +122,9 @@ class SocietyPictures(LazyFrames):
         self._curves_y = self._objective_y + len(self._objective_lines) * _LINE_HEIGHT + 4
         self.height = _round_up_to_even(self._curves_y + _PLOT_HEIGHT + _MARGIN)
         moments = [moment for society in societies for moment in society.moments]
-        payoffs = np.array([moment.payoffs for moment in moments])
-        self._payoff_range = _compute_plot_range(payoffs)
+        self._payoff_range = _compute_plot_range(np.array([moment.payoffs for moment in moments]))
         self._objective_range = _compute_plot_range(np.array([moment.objective for moment in moments]))
-        level_names = list(moments[-1].levels)
-        self._max_levels = {x: max(1.0, *(moment.levels.get(x, 0.0) for moment in moments)) for x in level_names}
+        self._max_levels = {x: max(1.0, *(moment.levels.get(x, 0.0) for moment in moments)) for x in moments[-1].levels}
         self._n_steps = self.setting.horizon or max(moment.step for moment in moments)
         super().__init__(len(societies[0].moments), self.draw)
 
@@ -219,8 +216,7 @@ class SocietyPictures(LazyFrames):
         ideal_y = [box[3] - (m.objective - low) / (high - low) * (box[3] - box[1]) - 12 for m in moments]
         label_y = dict[int, float]()
         for k in sorted(range(len(ideal_y)), key=lambda k: ideal_y[k]):
-            previous_y = max(label_y.values(), default=-np.inf)
-            label_y[k] = max(ideal_y[k], previous_y + 22, box[1] - 1)
+            label_y[k] = max(ideal_y[k], max(label_y.values(), default=-np.inf) + 22, box[1] - 1)
         overflow = max(0.0, max(label_y.values()) - (box[3] - 14))
         return [round(label_y[k] - overflow) for k in range(len(ideal_y))]
 
@@ -241,8 +237,7 @@ def _draw_curves(
         if low < 0 < high:
             zero_y = round(height * (1 - (0 - low) / (high - low)))
             draw.line((0, zero_y, width, zero_y), fill=_GRID_COLOR, width=_SUPERSAMPLING)
-        stride = max(1, len(points) // 300)
-        drawn_points = [*points[:-1:stride], *points[-1:]]
+        drawn_points = [*points[: -1 : max(1, len(points) // 300)], *points[-1:]]
         path = [(x / n_steps * (width - 1), (height - 1) * (1 - (y - low) / (high - low))) for x, y in drawn_points]
         if len(path) > 1:
             draw.line(path, fill=color, width=2 * _SUPERSAMPLING, joint="curve")

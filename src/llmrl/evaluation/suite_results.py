@@ -244,6 +244,6 @@ def _format_with_interval(player: Results | None) -> str:
 
 
 def _format_interval(player: Results) -> str:
-    if player["low"] is None:
-        return EMPTY_CELL
-    return f"{_format_percent(player['low'])} … {_format_percent(player['high'])}"
+    return (
+        EMPTY_CELL if player["low"] is None else f"{_format_percent(player['low'])} … {_format_percent(player['high'])}"
+    )

@@ -71,15 +71,14 @@ class DecisionDescriber:
         """Return the teacher's output in game 0 only, because it may call a language model."""
         import torch
 
-        # A separate generator, so that the random numbers of the game do not depend on whether a video is recorded.
-        generator = torch.Generator().manual_seed(0)
         policy_inputs = {
             name: observation[name][:1]
             if self.spec.observation[name].dtype == "object"
             else torch.as_tensor(observation[name][:1]).to(self.device)
             for name in teacher.channels
         }
-        output = teacher.act(policy_inputs, self._teacher_state, generator, greedy=True)
+        # A separate generator, so that the random numbers of the game do not depend on whether a video is recorded.
+        output = teacher.act(policy_inputs, self._teacher_state, torch.Generator().manual_seed(0), greedy=True)
         self._teacher_state = output.state
         return output
 

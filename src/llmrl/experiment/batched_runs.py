@@ -272,6 +272,5 @@ def _list_ppo_options(config: Config) -> list[str]:
     from llmrl.algorithms.ppo import PPOSettings
 
     builder = Builder(trusted=config["trusted_modules"])
-    options = config["agent"].items()
-    nodes = {name: node for name, node in options if isinstance(node, Mapping) and node.get("_target_")}
+    nodes = {name: node for name, node in config["agent"].items() if isinstance(node, Mapping) and node.get("_target_")}
     return [name for name, node in nodes.items() if builder.locate(node["_target_"], f"agent.{name}") is PPOSettings]

@@ -126,6 +126,5 @@ def _redact_folders(config: DictConfig) -> None:
         group, _, key = option.rpartition(".")
         node = OmegaConf.select(config, group) if group else config
         if isinstance(node, DictConfig) and key in node and OmegaConf.is_interpolation(node, key):
-            folder = str(redact_folder_names(Path(str(node[key]))))
             with read_write(config):
-                node[key] = folder
+                node[key] = str(redact_folder_names(Path(str(node[key]))))

@@ -41,8 +41,7 @@ def map_agents(agent: Config, change: Callable[[Config], Config]) -> dict[str, A
     """Return a config's node `agent` with `change` applied to the options of each agent (`iterate_agent_nodes`)."""
     if agent.get("_target_") != _MIXED_TARGET:
         return dict(change(agent))
-    members = [{**member, "agent": dict(change(member["agent"]))} for member in agent["members"]]
-    return {**agent, "members": members}
+    return {**agent, "members": [{**member, "agent": dict(change(member["agent"]))} for member in agent["members"]]}
 
 
 def with_full_members(config: Config) -> dict[str, Any]:
@@ -89,8 +88,7 @@ def _complete_member(index: int, member: Any, society: dict[str, Any]) -> dict[s
                 f"{path}.llm={member['llm']}: agent={agent_name} uses no chat model; remove this key, or choose an "
                 "agent such as llm_player"
             )
-        count = member.get("count") or len(member.get("slots") or ())
-        node["players"] = {str(member["llm"]): count}
+        node["players"] = {str(member["llm"]): member.get("count") or len(member.get("slots") or ())}
     has_initial_weights = node.get("init_from") is not None
     if has_initial_weights:
         if society.get("init_from") not in (None, node["init_from"]):

@@ -92,9 +92,8 @@ def build_model(resources: RunResources, llm: Config | None = None) -> Model:
 
 def _build_model_services(resources: RunResources, node: Config, path: str, seed_path: str = "llm") -> ModelServices:
     """Return the services of the model `node`; only models with local weights get a torch device."""
-    config = resources.config
     needs_device = resources.builder.needs(node, "device", path)
-    return ModelServices(Seeds(config["seed"]).child(seed_path), resources.device if needs_device else None)
+    return ModelServices(Seeds(resources.config["seed"]).child(seed_path), resources.device if needs_device else None)
 
 
 def _build_player_models(
@@ -108,8 +107,7 @@ def _build_player_models(
         provider_options = model_options(node)
         services = _build_model_services(resources, provider_options, key, f"llm/{name}")
         build_provider = functools.partial(resources.builder.replace_services(services).build, provider_options, key)
-        limits = {**llm_config["limits"], **(node.get("limits") or {})}
-        rate_limit = resources.builder.build(limits, f"{key}.limits")
+        rate_limit = resources.builder.build({**llm_config["limits"], **(node.get("limits") or {})}, f"{key}.limits")
         models[name] = model.additional_provider(name, build_provider), rate_limit
     return models
 

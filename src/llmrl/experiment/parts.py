@@ -117,8 +117,6 @@ def build_parts(
         n_candidates = design["candidates"] if is_design_run else n_proposals or 1
         n_replicates = design["replicates"] if is_design_run else 1
         n_societies = n_candidates * n_replicates
-        # `loops.societies.Societies` expects all societies of the first candidate, then those of the second, and so on.
-        agent_seeds = seeds.replicates(n_replicates) * n_candidates
         services = AgentServices(
             spec=replace(env.spec, n_envs=env.spec.games_per_group(n_societies)) if n_societies > 1 else env.spec,
             seeds=seeds,
@@ -133,9 +131,10 @@ def build_parts(
             processes=get_process_group(),
             cores=resources.cores,
         )
+        # `loops.societies.Societies` expects all societies of the first candidate, then those of the second, and so on.
         agents_with_teachers = [
             _build_agent(config, replace(services, seeds=society_seeds, society_index=i), builder)
-            for i, society_seeds in enumerate(agent_seeds)
+            for i, society_seeds in enumerate(seeds.replicates(n_replicates) * n_candidates)
         ]
         agents, teacher = [agent for agent, _ in agents_with_teachers], agents_with_teachers[-1][1]
         if agent_kinds := getattr(agents[0], "kinds", None):  # of a mixed society: agent indices by member name

@@ -143,10 +143,9 @@ def build_call_rows(estimate: CallEstimate, client: ChatClient) -> list[tuple[st
         return [*rows, ("  cost", "unknown: set llm.input_price and llm.output_price (US dollars per million tokens)")]
     budget = client.budget.usd
     if len(providers) > 1:
-        provider_shares = zip(providers, estimate.fraction_by_model.values(), strict=True)
         rows += [
             (f"  {provider.label}", _format_cost(*_provider_costs(estimate, share, provider)))
-            for provider, share in provider_shares
+            for provider, share in zip(providers, estimate.fraction_by_model.values(), strict=True)
         ]
     cost = ("  cost", _format_cost(expected, maximum))
     return [*rows, cost, *([] if budget is None else [("  budget", f"${budget:,.4g}")])]

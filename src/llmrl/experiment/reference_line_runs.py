@@ -257,5 +257,4 @@ def _make_run(stage: str, label: str, name: str, config: dict[str, Any], horizon
     design, n_envs = config["design"], config["env"]["n_envs"]
     rounds = design["adapt_rounds"] - (-design["validate_episodes"] // (n_envs // design["candidates"]))
     steps = design["steps"] * rounds * (horizon or 0) * n_envs
-    purpose = f"reference lines: {stage}"
-    return PrerequisiteRun(purpose, name, with_digests(config), [f"reference={label}"], steps)
+    return PrerequisiteRun(f"reference lines: {stage}", name, with_digests(config), [f"reference={label}"], steps)

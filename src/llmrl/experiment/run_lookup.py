@@ -119,8 +119,7 @@ def find_experiment_runs(reference: RunReference, root: Path) -> list[Path]:
     if reference.kind == "preset":
         raise ConfigError(f"{reference} can only be used in options of a run; use run: or latest: here")
     if reference.kind == "latest":
-        newest_run = find_newest_run(reference.target, root)
-        return [run for run in find_runs(newest_run.parent) if is_finished(run)]
+        return [run for run in find_runs(find_newest_run(reference.target, root).parent) if is_finished(run)]
     runs = [run for run in find_runs(root) if (parse_config_hash(run) or "").startswith(reference.target)]
     if not runs:
         raise RunFolderError(f"there is no run in {root} whose folder's hash begins with {reference.target}")

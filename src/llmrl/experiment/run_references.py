@@ -197,14 +197,13 @@ def _resolve_reference(reference_key: ReferenceKey, text: str, config: Config) -
         if reference.kind == "latest":
             reference = _pin_reference(reference_key, reference, config)
         runs = find_experiment_runs(reference, Path(config["output_root"]))
-        reference_text = f"run:{parse_config_hash(runs[0])}"
         if reference_key.is_list:
             matches = runs if reference.seed is None else [select_run(reference, runs)]
             folder = matches[0].parent if reference.seed is None else matches[0]
             return _ResolvedReference(
                 folder,
                 f"{parse_config_hash(runs[0])}/{'all' if reference.seed is None else folder.name}",
-                reference_text,
+                f"run:{parse_config_hash(runs[0])}",
             )
         return _resolve_among_runs(reference_key, reference, runs, config)
     except (ConfigError, RunFolderError) as error:
@@ -268,11 +267,10 @@ def _pin_reference(reference_key: ReferenceKey, reference: RunReference, config:
     path = folder / f"{config_hash({**config, 'key': reference_key.key})}.json"
     record = _read_pinned_reference(path)
     if record is None:
-        digest = parse_config_hash(find_newest_run(reference.target, root))
         record = {
             "key": reference_key.key,
             "reference": str(reference),
-            "run": digest,
+            "run": parse_config_hash(find_newest_run(reference.target, root)),
             "time": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
         if not config["dry_run"]:

@@ -59,8 +59,7 @@ class SmallModels:
             identity_fields += [self._config.get("agent"), self._config.get("prompts")]
             if not _is_queried_by_agent(self._config):
                 identity_fields += [self._config.get("principal"), _get_search_size(self._config)]
-        identity = json.dumps(identity_fields, sort_keys=True, default=str)
-        digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
+        digest = hashlib.sha256(json.dumps(identity_fields, sort_keys=True, default=str).encode()).hexdigest()[:12]
         return Path(self._config["output_root"]) / "models" / f"small-{digest}"
 
     def make(self, kind: SmallKind, model: SmallModelSettings | SmallChatSettings) -> None:
@@ -134,8 +133,7 @@ def create_model_for_env(folder: Path, config: Config, kind: ModelKind, settings
     training_stories = sample_stories(n_stories, model_seeds.integer("stories"), informative=is_informative)
     # The tokenizer is built from texts of the environment and from stories, so a word has the same tokens in both.
     tokenizer_stories = sample_stories(len(env_texts) if reads_stories else 0, tokenizer_seeds.integer("stories"))
-    tokenizer_texts = [*env_texts, *tokenizer_stories]
-    make_small_model(folder, tokenizer_texts, kind, settings, model_seeds.integer("weights"))
+    make_small_model(folder, [*env_texts, *tokenizer_stories], kind, settings, model_seeds.integer("weights"))
     if training_stories:
         from llmrl.llms.local.small import train_on_texts
 
@@ -210,8 +208,7 @@ def _collect_proposer_exchanges(config: Config, env: VecEnv, builder: Builder, s
     services = _build_agent_services(config, env, seeds, chat=None)
     controller = None
     if config["principal"]["_target_"] is not None and builder.needs(config["principal"], "llm", "principal"):
-        agent = builder.replace_services(services).build(config["agent"], "agent")
-        controller = getattr(agent, "controller", None)
+        controller = getattr(builder.replace_services(services).build(config["agent"], "agent"), "controller", None)
     if controller is None:
         raise Incompatible(
             IncompatibilityReason.MODEL,

@@ -85,19 +85,17 @@ def build_job(experiment: Experiment, label_overrides: Sequence[str]) -> Job:
     job_config = {**config, "output_root": str(Path(config["output_root"]).expanduser().absolute())}
     check_command_lines(config)
     hardware = experiment.resources.hardware
-    cores = hardware.count_cores(count_game_processes(config))
     batch_key = find_batch_key(config, experiment.environment)
-    is_batching_faster = find_separate_process_reason(config) is not SeparateProcessReason.NO_GAIN
     return Job(
         job_config,
         experiment.overrides,
         hardware,
-        cores,
+        hardware.count_cores(count_game_processes(config)),
         list(label_overrides),
         experiment.environment,
         batch_key=batch_key,
         additional_memory_gb=None if batch_key is None else estimate_row_gb(config),
-        is_batching_faster=is_batching_faster,
+        is_batching_faster=find_separate_process_reason(config) is not SeparateProcessReason.NO_GAIN,
     )
 
 

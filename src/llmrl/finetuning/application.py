@@ -291,8 +291,7 @@ def _build_task(
     env = builder.replace_services(EnvServices(seeds.child("env"))).build({**nodes["env"], "n_envs": 1}, f"{prefix}env")
     env.close()
     services = AgentServices(env.spec, seeds.child("agent"))
-    agent = builder.replace_services(services).build(nodes["agent"], f"{prefix}agent")
-    controller = agent.controller
+    controller = builder.replace_services(services).build(nodes["agent"], f"{prefix}agent").controller
     evaluator = env.build_evaluator(bool(getattr(controller, "clip_actions", True)), resources.cores)
     exit_stack.callback(evaluator.close)
     prompt_folder = None if config["prompts"] is None else Path(config["prompts"]).expanduser()
@@ -304,8 +303,7 @@ def _build_task(
     def play(vectors: np.ndarray, episodes: np.ndarray) -> np.ndarray:
         return evaluator.evaluate(controller, vectors, episodes).returns
 
-    needs_seeds = builder.needs(nodes["agent"], "seeds", "agent")
-    identity = get_task_identity({**nodes, "seed": config["seed"]}, needs_seeds)
+    identity = get_task_identity({**nodes, "seed": config["seed"]}, builder.needs(nodes["agent"], "seeds", "agent"))
     limits = _read_return_limits(task_config, name) if name else (None, None)
     return SearchTask(name or env.spec.name, env.spec, identity, play, PromptFormat(proposer), limits)
 

@@ -44,10 +44,9 @@ class CheckpointCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress.update(state.global_step)
-        is_due = self.run.stop_flag.requested or self.run.checkpoint_timer.is_due()
         # No checkpoint after the last step, because a trainer that resumes from it would take one more step.
         can_resume = state.global_step < state.max_steps and state.global_step % self.resume_interval == 0
-        control.should_save = is_due and can_resume
+        control.should_save = (self.run.stop_flag.requested or self.run.checkpoint_timer.is_due()) and can_resume
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         if not logs or "loss" not in logs:

@@ -99,9 +99,7 @@ def improvement(reply: EvaluatedReply, scale: ReturnScale) -> float:
     new, best = scale(reply.value), scale(float(reply.history_values.max()))
     if scale.uses_published_formula:
         return new if best == 0.0 else float(np.clip((new - best) * new / best, 0.0, 1.0))
-    if best == 1.0:
-        return float(new == 1.0)
-    return float(np.clip((new - best) / (1.0 - best), 0.0, 1.0))
+    return float(new == 1.0) if best == 1.0 else float(np.clip((new - best) / (1.0 - best), 0.0, 1.0))
 
 
 def rank(reply: EvaluatedReply, scale: ReturnScale) -> float:

@@ -133,8 +133,7 @@ def load_or_play_trials(
         if chunk is None:
             on_progress(start)
             # The last chunk is complete even if `n` is smaller, so that files do not depend on `n`.
-            indices = range(start, start + CHUNK_SIZE)
-            vectors = draw_vectors(space, seeds.child("vectors"), indices, bounds)
+            vectors = draw_vectors(space, seeds.child("vectors"), range(start, start + CHUNK_SIZE), bounds)
             returns = play(vectors, draw_episode_seeds(seeds.child("episodes").child(start), episodes))
             chunk = [ParameterTrial(vector, row) for vector, row in zip(vectors, returns, strict=True)]
             rows = [{"vector": t.vector.tolist(), "returns": t.returns.tolist()} for t in chunk]
@@ -364,9 +363,8 @@ def _select_target(
     `values` [n] are the candidates' mean returns, `is_valid_target_mask` [n] marks those that may be targets, and
     `target_draw` is a random integer that selects one of the better candidates.
     """
-    best_value = max(trial.value for trial in trials)
     trial_keys = {make_vector_key(trial.vector) for trial in trials}
-    indices = np.flatnonzero(is_valid_target_mask & (values > best_value)).tolist()
+    indices = np.flatnonzero(is_valid_target_mask & (values > max(trial.value for trial in trials))).tolist()
     better_trials = [candidates[j] for j in indices if make_vector_key(candidates[j].vector) not in trial_keys]
     return better_trials[target_draw % len(better_trials)] if better_trials else None
 

@@ -78,8 +78,7 @@ def build_model(option: str, *, seed: int = 0, **settings: Any) -> Any:
         raise ConfigError(f"llm={option} needs a value of {missing_settings[0]}; set {missing_settings[0]}=...")
     arguments |= {key: value for key, value in services.items() if key in parameters and key not in arguments}
     # `_target_: null` is an optional part of the model that is not used.
-    null_components = [
+    arguments |= dict.fromkeys(
         key for key, value in arguments.items() if isinstance(value, dict) and value == {"_target_": None}
-    ]
-    arguments |= dict.fromkeys(null_components)
+    )
     return model_class(**signature.combine_arguments(arguments))

@@ -220,5 +220,4 @@ class RepeatCounter:
         }
 
     def load_state_dict(self, state: State) -> None:
-        pairs = zip(state["questions"].tolist(), state["counts"].tolist(), strict=True)
-        self._counts = Counter(dict(pairs))
+        self._counts = Counter(dict(zip(state["questions"].tolist(), state["counts"].tolist(), strict=True)))

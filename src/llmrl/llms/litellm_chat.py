@@ -254,8 +254,7 @@ class LiteLLMChat(HostedProvider):
         name = type(error).__name__
         if status in RETRIABLE_STATUSES or isinstance(error, IndexError) or "Timeout" in name or "Connection" in name:
             # Not the headers of `error.response`, which litellm may have created without the server's headers.
-            headers = getattr(error, "litellm_response_headers", None) or {}
-            wait = parse_retry_after(headers.get("retry-after"))
+            wait = parse_retry_after((getattr(error, "litellm_response_headers", None) or {}).get("retry-after"))
             return TransientError(message, wait, refused=_is_unprocessed(error, status))
         return LLMError(message, refused=_is_unprocessed(error, status))
 

@@ -65,10 +65,9 @@ class OpenAICompatibleChat(HostedProvider):
     def check(self) -> None:
         """Raise LLMError if a required key is not set, or the server cannot be reached or refuses the key."""
         super().check()
-        url = f"{self.base_url}/models"
         try:
             timeout = min(self.settings.timeout, 15.0)
-            response = self._client.get(url, headers=self._headers(), timeout=timeout)
+            response = self._client.get(f"{self.base_url}/models", headers=self._headers(), timeout=timeout)
         except httpx.HTTPError as error:
             raise LLMError(
                 f"no answer from the chat server at {self.base_url} ({self._redact(error) or type(error).__name__}). "

@@ -111,9 +111,10 @@ class Provider(ABC):
 
     def fits(self, messages: Sequence[Mapping[str, str]]) -> bool:
         """Return whether `messages` and a reply of maximum length fit into the context window; true if unknown."""
-        if self.context_window is None:
-            return True
-        return self.count_tokens(messages) + (self.max_reply_tokens or 0) <= self.context_window
+        return (
+            self.context_window is None
+            or self.count_tokens(messages) + (self.max_reply_tokens or 0) <= self.context_window
+        )
 
     def cost(
         self,
@@ -133,9 +134,8 @@ class Provider(ABC):
         if self.cache_write_price is not None:
             write_costs_more = self.cache_write_price > (self.input_price or 0.0)
             n_written = n_new * write_costs_more if cache_write_tokens is None else min(cache_write_tokens, n_new)
-        n_uncached = None if prompt_tokens is None else n_new - n_written
         charges = [
-            _token_cost(n_uncached, self.input_price),
+            _token_cost(None if prompt_tokens is None else n_new - n_written, self.input_price),
             _token_cost(n_cached, self.cached_input_price or 0.0),
             _token_cost(n_written, self.cache_write_price or 0.0),
             _token_cost(completion_tokens, self.output_price),

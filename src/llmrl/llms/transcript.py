@@ -134,9 +134,7 @@ def _format_usage(call: Mapping[str, Any]) -> str:
         facts.append("valid" if call["valid"] else "**not valid**")
     if call.get("finish") not in (None, "", "stop"):
         facts.append(f"ended by {_inline_code(call['finish'])}")
-    for name in TOKEN_COUNT_FIELDS:
-        if call.get(name) is not None:
-            facts.append(f"{call[name]:,} {name.replace('_', ' ')}")
+    facts += [f"{call[name]:,} {name.replace('_', ' ')}" for name in TOKEN_COUNT_FIELDS if call.get(name) is not None]
     if call.get("cached"):
         facts.append("from the cache")
     elif call.get("cost") is not None:

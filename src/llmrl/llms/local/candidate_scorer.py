@@ -251,8 +251,7 @@ class LocalScorer(ABC):
         batches = batch_by_length(queries, self.settings.batch_tokens)
         outputs = [self._score_batch([queries[i] for i in batch], n_candidates) for batch in batches]
         # Outputs are in the order of batches; these indices restore the order of prompts.
-        row_indices = np.argsort(np.concatenate(batches))[query_indices]
-        row_order = torch.from_numpy(row_indices).to(outputs[0].log_probs.device)
+        row_order = torch.from_numpy(np.argsort(np.concatenate(batches))[query_indices]).to(outputs[0].log_probs.device)
         return ScorerOutput(
             torch.cat([output.log_probs for output in outputs])[row_order],
             torch.cat([output.state for output in outputs])[row_order],
@@ -323,7 +322,6 @@ class LocalScorer(ABC):
             )
             for prompt, texts in query_index_by_pair
         ]
-        query_indices = [query_index_by_pair[pair] for pair in pairs]
         limit = self._max_sequence_length()
         for (prompt, _), query in zip(query_index_by_pair, queries, strict=True):
             if limit is not None and len(query.prompt) + query.tree.max_length > limit:
@@ -333,7 +331,7 @@ class LocalScorer(ABC):
                     f"{self.label} reads {limit}; {_SHORTENING_ADVICE}, or choose a model that reads more. The prompt: "
                     f"{excerpt!r}"
                 )
-        return queries, query_indices
+        return queries, [query_index_by_pair[pair] for pair in pairs]
 
     def _compute_prompt_tokens(self, prompt: str) -> TokenIds:
         """Tokenize a prompt, and raise ConfigError if it has no tokens."""
@@ -368,8 +366,7 @@ class LocalScorer(ABC):
         vocabulary = self._module.config.get_text_config().vocab_size
         prompts = [tuple(t % vocabulary for t in range(start, stop)) for start, stop in ((5, 16), (20, 25))]
         candidates = tuple(tuple(t % vocabulary for t in ids) for ids in ((31, 32, 33), (31, 34, 35), (36, 37), (38,)))
-        tree = build_token_tree(candidates)
-        trees = TreeBatch.stack([tree], len(candidates), self._module.device)
+        trees = TreeBatch.stack([build_token_tree(candidates)], len(candidates), self._module.device)
         tree_scores = trees.log_probs(self._run_model(prompts, trees)[0])
         scores = []
         for prompt, ids in itertools.product(prompts, candidates):

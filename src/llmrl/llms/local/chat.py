@@ -329,12 +329,11 @@ class LocalChat(Provider):
         """
         prompt = self._render_template(messages, begins_reply=True)
         dialogue = self._render_template([*messages, {"role": "assistant", "content": reply}], begins_reply=False)
-        # Some templates do not render the prompt as a prefix of the complete dialogue.
-        text = dialogue[len(prompt) :] if dialogue.startswith(prompt) else reply
         end_token = self.tokenizer.eos_token_id
         if end_token is None:
             raise LLMError(f"{self.model}: its tokenizer has no end-of-sequence token; choose another model")
-        ids = self._tokenize_rendered(text)
+        # Some templates do not render the prompt as a prefix of the complete dialogue.
+        ids = self._tokenize_rendered(dialogue[len(prompt) :] if dialogue.startswith(prompt) else reply)
         return [*ids[: ids.index(end_token)], int(end_token)] if end_token in ids else [*ids, int(end_token)]
 
     def _render_template(self, messages: Sequence[Mapping[str, str]], begins_reply: bool) -> str:

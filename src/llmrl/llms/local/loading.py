@@ -286,9 +286,8 @@ def copy_weights(
     """
     import torch
 
-    different_names = sorted(weights.keys() ^ parameters.keys())
     different_shapes = [name for name, x in parameters.items() if name in weights and weights[name].shape != x.shape]
-    if differences := [*different_names, *different_shapes]:
+    if differences := [*sorted(weights.keys() ^ parameters.keys()), *different_shapes]:
         raise ConfigError(
             f"the weights of {source} do not fit the model (first difference: {differences[0]}); use the same {options}"
         )

@@ -50,11 +50,10 @@ class CausalScorer(LocalScorer):
         if not context:
             return self._tokenize_without_special(texts)
         [context_ids, *joint_ids] = self._tokenize_without_special([context, *(context + text for text in texts)])
-        separate_ids = self._tokenize_without_special(texts)
         n_context_tokens = len(context_ids)
         return [
             ids[n_context_tokens:] if ids[:n_context_tokens] == context_ids else text_ids
-            for ids, text_ids in zip(joint_ids, separate_ids, strict=True)
+            for ids, text_ids in zip(joint_ids, self._tokenize_without_special(texts), strict=True)
         ]
 
     def _max_sequence_length(self) -> int | None:
@@ -94,8 +93,7 @@ class CausalScorer(LocalScorer):
         return additive_mask(allowed, self._module.dtype)[:, None]
 
     def _logits_without_tree(self, prompt: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self._module(input_ids=torch.cat([prompt, candidate])[None]).logits[0]
-        return logits[len(prompt) - 1 : -1]
+        return self._module(input_ids=torch.cat([prompt, candidate])[None]).logits[0][len(prompt) - 1 : -1]
 
 
 class Seq2SeqScorer(LocalScorer):
@@ -134,8 +132,7 @@ class Seq2SeqScorer(LocalScorer):
         module = self._module
         prompt_length = max(len(prompt) for prompt in prompts)
         ids = torch.tensor([[*prompt, *[0] * (prompt_length - len(prompt))] for prompt in prompts])
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        mask = torch.arange(prompt_length) < lengths[:, None]
+        mask = torch.arange(prompt_length) < torch.tensor([len(prompt) for prompt in prompts])[:, None]
         node_tokens = trees.tokens.clone()
         node_tokens[:, 0] = module.config.decoder_start_token_id
         with last_hidden_states(module) as hidden_states:
@@ -160,6 +157,5 @@ class Seq2SeqScorer(LocalScorer):
         return depth_bias - position_bias + additive_mask(trees.ancestors, position_bias.dtype)[:, None]
 
     def _logits_without_tree(self, prompt: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-        start = candidate.new_full((1,), self._module.config.decoder_start_token_id)
-        inputs = torch.cat([start, candidate[:-1]])
+        inputs = torch.cat([candidate.new_full((1,), self._module.config.decoder_start_token_id), candidate[:-1]])
         return self._module(input_ids=prompt[None], decoder_input_ids=inputs[None]).logits[0]

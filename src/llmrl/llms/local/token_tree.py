@@ -101,7 +101,6 @@ class TreeBatch:
         """Pad `trees` to the size of the largest one and to `n_candidates`, and move them to `device`."""
         trees = trees[:1] if all(tree is trees[0] for tree in trees) else trees
         n_nodes = max(tree.n_nodes for tree in trees)
-        max_length = max(tree.max_length for tree in trees)
 
         def pad(arrays: Sequence[np.ndarray], *shape: int) -> np.ndarray:
             padded = np.zeros((len(trees), *shape), arrays[0].dtype)
@@ -110,7 +109,7 @@ class TreeBatch:
             return padded
 
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("tokens", "depths"), (n_nodes,))
-        shapes |= dict.fromkeys(("parents", "targets"), (n_candidates, max_length))
+        shapes |= dict.fromkeys(("parents", "targets"), (n_candidates, max(tree.max_length for tree in trees)))
         shapes |= {"ancestors": (n_nodes, n_nodes), "lengths": (n_candidates,)}
         arrays = {name: pad([getattr(tree, name) for tree in trees], *shape) for name, shape in shapes.items()}
         arrays["ancestors"] |= np.eye(n_nodes, dtype=np.bool_)
@@ -140,6 +139,5 @@ class TreeBatch:
         batch, _, vocabulary = node_scores.shape
         shape = (batch, *self.targets.shape[1:])
         flat_indices = (self.parents * vocabulary + self.targets).expand(shape).reshape(batch, -1)
-        token_scores = node_scores.reshape(batch, -1).gather(1, flat_indices).view(shape)
         mask = torch.arange(shape[2], device=node_scores.device) < self.lengths[..., None]
-        return token_scores.where(mask, padding_score).sum(-1)
+        return node_scores.reshape(batch, -1).gather(1, flat_indices).view(shape).where(mask, padding_score).sum(-1)

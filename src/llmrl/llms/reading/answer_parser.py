@@ -246,8 +246,7 @@ def _find_options_end(text: str) -> int:
     """Return the end of the last mention of an option with a label of the text's own; 0 without several options."""
     mentions = list(_OPTION_MENTION.finditer(text))
     n_options = len({(match["label"] or match["order"]).casefold() for match in mentions})
-    n_items = len({match["label"] for match in _LIST_LABEL.finditer(text)})
-    if max(n_options, n_items) < 2:
+    if max(n_options, len({match["label"] for match in _LIST_LABEL.finditer(text)})) < 2:
         return 0
     return max((match.end() for match in (*mentions, *_LABEL_CHOICE.finditer(text))), default=0)
 
@@ -328,9 +327,8 @@ def _exclude_examples(
         before, after = split_sentence_around(text, candidate.start, candidate.end)
         if remaining and _OR_CONJUNCTION.fullmatch(text[remaining[-1].end : candidate.start]):
             before = ""  # keep both alternatives, "A or B", so that they make the reply invalid
-        is_alternative = excluded_end and _OR_CONJUNCTION.fullmatch(text[excluded_end : candidate.start])
         if (
-            is_alternative
+            (excluded_end and _OR_CONJUNCTION.fullmatch(text[excluded_end : candidate.start]))
             or is_non_answer(context, text[candidate.end : candidate.end + 60])
             or (not candidate.is_object and candidate.start < excluded_end)
             or (not candidate.is_object and is_doubtful(before, after))

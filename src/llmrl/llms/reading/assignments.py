@@ -177,8 +177,7 @@ class AssignmentFinder:
         values = []
         for match in _NUMBER.finditer(statement):
             before, after = statement[: match.start()], statement[match.end() :]
-            is_assigned = match["digits"] or _is_assignment_link(before[-60:]) or _PREPOSITION.match(after)
-            if is_assigned:
+            if match["digits"] or _is_assignment_link(before[-60:]) or _PREPOSITION.match(after):
                 text, end = match[0].strip().lstrip("$\u20ac\u00a3\u00a5 "), match.end()
                 if (unit := _PERCENT.match(after)) and "%" not in text and "cent" not in text:
                     text, end = f"{text} %", end + unit.end()
@@ -242,10 +241,9 @@ def _is_enumeration(sentence: str, names: Sequence[_Token]) -> bool:
 
 def _is_assignment_link(gap: str) -> bool:
     """Return whether `gap`, the text between a name and a number, assigns the number to the name."""
-    clause = _CONJUNCTION.split(gap)[-1]
     return (
         len(gap) < 160
-        and not _NEGATION.search(clause)
+        and not _NEGATION.search(_CONJUNCTION.split(gap)[-1])
         and bool(_LINK_BEFORE_NUMBER.search(gap.rstrip(" $\u20ac\u00a3")) or not gap.strip(" *_`\"'"))
     )
 

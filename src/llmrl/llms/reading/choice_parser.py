@@ -245,8 +245,7 @@ class ChoiceParser(AnswerParser[int]):
 
     def _has_alternatives(self, text: str) -> bool:
         """Return whether a text contains a condition, or several actions as steps or alternatives."""
-        spans = self.matcher.find_mentions(text)
-        gaps = [text[end:start] for (_, end, i), (start, _, j) in pairwise(spans) if i != j]
+        gaps = [text[end:start] for (_, end, i), (start, _, j) in pairwise(self.matcher.find_mentions(text)) if i != j]
         return any(not _EXPLANATION.search(gap) for gap in gaps) or is_conditional(text)
 
     def _parse_last_sentence(self, text: str) -> int | None:

@@ -223,10 +223,9 @@ def _close_brackets(text: str) -> str:
     text = text[:quote] if quote >= 0 else re.sub(r"[^\s\[\]{},:\"]+\Z", "", text.rstrip())
     open_brackets = _unclosed_brackets(text)
     text = re.sub(r'("(?:[^"\\]|\\.)*"\s*:|,)\s*\Z', "", text)
-    end_marker = json.dumps(TRUNCATION_MARKER)
     for bracket in reversed(open_brackets):
         comma = "" if text.rstrip().endswith(("[", "{", ",")) else ","
-        text += f"{comma} {end_marker}]" if bracket == "[" else "}"
+        text += f"{comma} {json.dumps(TRUNCATION_MARKER)}]" if bracket == "[" else "}"
     return text
 
 
@@ -383,8 +382,7 @@ def _merge_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for key, value in pairs:
         if key in fields:
-            values = fields[key] if isinstance(fields[key], list) else [fields[key]]
-            value = [*values, value]
+            value = [*(fields[key] if isinstance(fields[key], list) else [fields[key]]), value]
         fields[key] = value
     return fields
 

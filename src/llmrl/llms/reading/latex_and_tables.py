@@ -76,8 +76,7 @@ def _format_matrix(match: re.Match[str]) -> str:
     inner = _LINE_BREAK.sub(lambda m: _pad_to_match(",", m), match["inner"].replace("&", ","))
     if inner.rstrip().endswith(","):
         inner = inner.rstrip()[:-1].ljust(len(inner))
-    prefix_length = match.start("inner") - match.start()
-    return f"[{' ' * (prefix_length - 1)}{inner}{']'.ljust(match.end() - match.end('inner'))}"
+    return f"[{' ' * (match.start('inner') - match.start() - 1)}{inner}{']'.ljust(match.end() - match.end('inner'))}"
 
 
 @dataclass(frozen=True)
@@ -116,5 +115,4 @@ def find_tables(text: str) -> Iterator[Table]:
 
 
 def _split_cells(line: str) -> list[str]:
-    cells = re.split(r"(?<!\\)\|", line.removeprefix("|").removesuffix("|"))
-    return [cell.strip(" *`\\_$") for cell in cells]
+    return [cell.strip(" *`\\_$") for cell in re.split(r"(?<!\\)\|", line.removeprefix("|").removesuffix("|"))]

@@ -140,8 +140,7 @@ class NameMatcher:
             index, rest = self.index_of_number(float(number_match[1])), number_match[2].strip(" ()[]\"'*.`")
             if index is None or not rest:
                 return index
-            find_name_index = self.match_text(rest)
-            return index if find_name_index == index else None
+            return index if self.match_text(rest) == index else None
         trailing_number = re.fullmatch(
             r"(.*?)[\s(\[]+(?:#|no\.?|number|index|action)?\s*(\d{1,6})\s*[)\]]?", text, re.IGNORECASE | re.DOTALL
         )

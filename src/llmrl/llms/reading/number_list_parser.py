@@ -212,8 +212,7 @@ class NumberListFinder:
                 if (numbers := self.parse_numbers(match[1])) is not None:
                     lists.append(CandidateAnswer(match.start(), match.end(), np.array(numbers), certainty=certainty))
         text = text.replace("\\$", " $")
-        signs = list(re.finditer(r"\$+", text))
-        for sign, next_sign in pairwise(signs):
+        for sign, next_sign in pairwise(re.finditer(r"\$+", text)):
             inner = text[sign.end() : next_sign.start()]
             if self.d > 1 and (numbers := self.parse_numbers(inner)) is not None:
                 # A list in round brackets is less certain: it may be any point.

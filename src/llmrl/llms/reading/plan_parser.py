@@ -296,8 +296,7 @@ class PlanParser(AnswerParser[Plan]):
         for call in _CALL.finditer(text):
             # In `the calls are go_to(key)`, the call begins at the name of a skill, or otherwise at the last word.
             starts = [call.start(1), *(call.start(1) + space.end() for space in re.finditer(" ", call[1]))]
-            skill_starts = [i for i in starts if find_skill(text[i : call.end(1)]) is not None]
-            start = [*skill_starts, starts[-1]][0]
+            start = next((i for i in starts if find_skill(text[i : call.end(1)]) is not None), starts[-1])
             if not groups or not _SEPARATOR.fullmatch(text[groups[-1][-1][1] : start]):
                 groups.append([])
             groups[-1].append((start, call.end(), text[start : call.end(1)]))
@@ -310,8 +309,7 @@ class PlanParser(AnswerParser[Plan]):
             ):
                 continue
             if find_skill(calls[0][2]) is not None:
-                instructions = [text[first:last] for first, last, _ in calls]
-                candidates += self._parse_items(start, end, instructions, certainty=1)
+                candidates += self._parse_items(start, end, [text[first:last] for first, last, _ in calls], certainty=1)
         return candidates if not _OPEN_PLAN_PHRASE.search(text) else []
 
     def _find_table_plans(self, text: str) -> PlanCandidates:
@@ -373,8 +371,7 @@ def _parse_item_number(line: str) -> int | None:
 def _strip_reason(item: str) -> str:
     """Return the instruction in a list item, without its reason."""
     item = re.sub(r"[*`]{1,3}|__|\b(?:skill|object|action)\s?[:=]", " ", item).strip(" _")
-    first = _REASON_START.split(item, maxsplit=1)[0].strip()
-    return first or item
+    return _REASON_START.split(item, maxsplit=1)[0].strip() or item
 
 
 def _build_instruction_pattern(agent_name: str) -> re.Pattern[str]:

@@ -107,8 +107,7 @@ class VectorParser(AnswerParser[np.ndarray]):
 
     def answers_this_question(self, text: str, candidate: CandidateAnswer[np.ndarray]) -> bool | None:
         """See `AnswerParser`. A candidate that a measured value follows becomes a fallback."""
-        line_start = max(text.rfind("\n", 0, candidate.start) + 1, candidate.start - 400)
-        line = text[line_start : candidate.start]
+        line = text[max(text.rfind("\n", 0, candidate.start) + 1, candidate.start - 400) : candidate.start]
         turns, proposals = list(_TURN_NUMBER.finditer(line)), list(_PROPOSAL_NUMBER.finditer(line))
         if turns and self.question.turn is not None:
             return int(turns[-1][2]) == self.question.turn
