@@ -209,6 +209,14 @@ def test_multiple_folders_and_filters(outputs, tmp_path):
         results.where(color="red")
 
 
+def test_filters_can_be_chained(outputs):
+    results = llmrl.load(outputs)
+    ucb = results.where(principal="ucb")
+    assert set(ucb.runs.label) == set(ucb.metrics.label) == {"principal=ucb, steps=3"}
+    again = ucb.where(principal="ucb")
+    pd.testing.assert_frame_equal(again.runs, results.runs[results.runs.principal == "ucb"].reset_index(drop=True))
+
+
 def test_equal_names_in_different_folders_are_distinct(tmp_path):
     first, second = (write_run(tmp_path / place, "same", ["principal=ucb"], 0) for place in ("a", "b"))
     assert llmrl.load([first, second]).metrics.run.nunique() == 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmrl.config.overrides import translate_arguments
+from llmrl.config.overrides import to_hydra_arguments
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.composition import compose_config
 
@@ -18,7 +18,7 @@ from llmrl.experiment.composition import compose_config
     ],
 )
 def test_hydra_syntax_is_supported(words, overrides):
-    assert translate_arguments(words) == overrides
+    assert to_hydra_arguments(words) == overrides
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,6 @@ def test_sweep_reports_untested_combinations():
 def test_custom_study_is_available_to_commands(tmp_path, primary):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "nice.yaml").write_text("# @package _global_\nname: nice\n")
-    words = translate_arguments(["+experiment=nice"])
+    words = to_hydra_arguments(["+experiment=nice"])
     with compose_config(primary, words, [tmp_path]) as config:
         assert config.name == "nice"

@@ -214,7 +214,7 @@ def test_batched_calls_are_counted(monkeypatch):
     from llmrl.loops.run_batch import RunBatch
 
     # On a busy machine, a thread may start later than the executor waits by default.
-    monkeypatch.setattr(batched_executor, "MIN_PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(batched_executor, "MIN_DETACHED_WAIT_SECONDS", 60.0)
     sizes = []
     play = RunBatch.play
     monkeypatch.setattr(RunBatch, "play", lambda self, *a, **k: (sizes.append(len(self.runs)), play(self, *a, **k))[1])

@@ -218,6 +218,8 @@ class TestVotes:
         for _ in range(4):
             tell_returns(proposer, proposer.ask(0)[0], [0.0] * 5)
         assert estimate.calls == 4 * (5 + 3) == llm.metrics()["llm/calls"]
+        # The earlier outcomes are in all prompts, so that the average number of records is 4 + 2 // 2.
+        assert proposer.estimate(2, 1, 4).prompt_tokens * 5 == proposer.estimate(10, 1).prompt_tokens
 
 
 def test_society_vote_resumes_after_budget(tmp_path):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from llmrl.core.ranges import NonNegativeInt
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend
-from llmrl.sweeps.jobs import cancel_before_start, outcome_from_exit, record_launch
+from llmrl.sweeps.jobs import mark_canceled, outcome_from_exit, record_launch
 from llmrl.sweeps.payload import RunPayload
 
 
@@ -26,7 +26,7 @@ class Niced(Backend):
     def launch(self, jobs, run_function, sweep_folder):
         with StopFlag("the run saves and stops") as stop:
             return [
-                cancel_before_start(job) if stop.requested else self._compute(job, run_function, sweep_folder, stop)
+                mark_canceled(job) if stop.requested else self._compute(job, run_function, sweep_folder, stop)
                 for job in jobs
             ]
 

@@ -22,9 +22,9 @@ from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend, Job, JobBatch, JobOutcome, SchedulerError
 from llmrl.sweeps.jobs import (
     BatchLaunch,
-    cancel_before_start,
     describe_outcome,
     has_run_ended,
+    mark_canceled,
     outcome_from_exit,
     record_batch_launch,
     redirect_output,
@@ -114,7 +114,7 @@ class Ray(Backend):
                         outcome = replace(outcome, error=f"its worker is lost ({run_exit.error})")
                     outcomes.append(outcome)
                     log.info("%s", describe_outcome(outcome))
-        return outcomes + [cancel_before_start(job) for launch in waiting for job in launch.batch.jobs]
+        return outcomes + [mark_canceled(job) for launch in waiting for job in launch.batch.jobs]
 
 
 def _submit(launch: BatchLaunch, run_function: RunFunction) -> Any:

@@ -141,7 +141,7 @@ def compare_groups(
         references,
         (
             f"Online performance: {settings.score_name}, {_describe_runs(traces)}. Left, the objective of proposals "
-            f"over {_describe_x_axis(settings)}; right, mean of the last fifth of each run's proposals, as a dot, and "
+            f"over {_describe_curves(settings)}; right, mean of the last fifth of each run's proposals, as a dot, and "
             "their mean with its 95% interval."
         )
         if has_anytime_curves and mean_online_scores
@@ -239,7 +239,7 @@ def _describe_figure(settings: StudySettings, traces: Sequence[GroupTrace]) -> s
             f"right, {dots_text}"
         )
     if any(trace.curve is not None for trace in traces):
-        return f"{title}Left, over {_describe_x_axis(settings)}; right, {dots_text}"
+        return f"{title}Left, over {_describe_curves(settings)}; right, {dots_text}"
     return title + dots_text[:1].upper() + dots_text[1:]
 
 
@@ -250,7 +250,7 @@ def _describe_runs(traces: Sequence[GroupTrace]) -> str:
     return f"mean over {runs_text} runs a group" + (f" on {n_pretrainings} pre-training runs" if n_pretrainings else "")
 
 
-def _describe_x_axis(settings: StudySettings) -> str:
+def _describe_curves(settings: StudySettings) -> str:
     smooth_text = f", each point the mean of {settings.smooth} values of a run" if settings.smooth > 1 else ""
     return f"{X_AXES[settings.x_axis][1]}{smooth_text}, with 95% bands"
 

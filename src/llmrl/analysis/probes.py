@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from llmrl.analysis.figures import COLORS, make_figure, render_figure, use_unit_prefixes
 from llmrl.core.errors import RunFolderError
 from llmrl.core.plain_data import read_json_object
+from llmrl.run import metrics
 from llmrl.run.artifacts import PROBES_NAME
 from llmrl.run.files import write_bytes
-from llmrl.run.metrics import FILE_NAME, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ _MAX_COLUMNS = 3  # maximum number of panels in a row
 def draw_probes(folder: Path) -> Path | None:
     """Write `probes.png` into a run folder; return None if the run has no probes, or matplotlib is not installed.
 
-    The figure has a panel for each probe and a line for each action; the line of the intended action is thicker.
+    The figure has a panel for each probe and a line for each action, thicker for the correct action (`intended`).
 
     Raises:
         RunFolderError: the files of the run cannot be read, or the figure cannot be written.
@@ -42,7 +42,7 @@ def draw_probes(folder: Path) -> Path | None:
         content = read_json_object(folder / PROBES_NAME)
     except (FileNotFoundError, ValueError) as error:
         raise RunFolderError(f"{folder / PROBES_NAME} cannot be read: {error}") from error
-    rows = read_metrics(folder / FILE_NAME, "probe")
+    rows = metrics.read_metrics(folder / metrics.FILE_NAME, "probe")
     try:
         figure = render_figure("probes", "", lambda: _draw_panels(content["probes"], content["actions"], rows))
     except (KeyError, TypeError, AttributeError) as error:

@@ -117,10 +117,10 @@ def _format_mechanisms(mechanisms: Mechanism | Sequence[Mechanism]) -> list[str]
     """Return mechanisms in the syntax of `llmrl-evaluate`: words unchanged, vectors as comma-separated numbers."""
     if isinstance(mechanisms, str):
         return [mechanisms]
-    mechanism_list = list(mechanisms)
-    if all(isinstance(mechanism, int | float) for mechanism in mechanism_list):
-        return [_format_vector(mechanism_list)]
-    return [mechanism if isinstance(mechanism, str) else _format_vector(mechanism) for mechanism in mechanism_list]  # type: ignore[arg-type]
+    elements = list(mechanisms)
+    if all(isinstance(mechanism, int | float) for mechanism in elements):
+        return [_format_vector(elements)]
+    return [mechanism if isinstance(mechanism, str) else _format_vector(mechanism) for mechanism in elements]  # type: ignore[arg-type]
 
 
 def _format_vector(numbers: Sequence[Any]) -> str:

@@ -73,12 +73,13 @@ class Results:
     def runs(self) -> pd.DataFrame:
         """Table with one row for each run.
 
-        Columns: `run`, a unique name; `name` (folder under the output root); `label`, the overrides of its group that
-        differ from other groups; `seed`, `hash`, `state` (finished, running, failed, ...), `is_prerequisite` (whether
-        another of the runs needs it: pre-training, reference lines), `result` (NaN unless finished), `recommendation`
-        and `online_performance` (of runs with a principal, else NaN), `environment`, `model` (language model),
-        `attempts`, `done` of `total` `unit`, `started` and `updated` (UTC), `error`, `folder`; and every override that
-        differs between the runs, such as `principal` or `design.steps`, missing for runs without this override.
+        Columns: `run`, a unique name; `name` (folder under the output root); `label`, the overrides that distinguish
+        its experiment from the others; `seed`, `hash` (of the config), `state` (finished, running, failed, ...),
+        `is_prerequisite` (whether another of the runs needs it: pre-training, reference lines), `result` (NaN unless
+        finished), `recommendation` (its objective on fresh seeds) and `online_performance` (both NaN without a
+        principal), `environment`, `model` (language model), `attempts` (number of starts), `done` of `total` `unit`,
+        `started` and `updated` (UTC), `error`, `folder`; and every override that differs between the runs, such as
+        `principal` or `design.steps`, missing for runs without this override.
         """
         return dataframes.build_runs_frame(self._labeled_runs)
 
@@ -96,7 +97,8 @@ class Results:
         """Table with one row for each proposal of a principal.
 
         Columns: `step`, `candidate`, `context`, `objective` with its `standard_error` and number of `episodes`,
-        `fallback`, `reasoning`, and the proposed value of each parameter, `parameter.<name>`.
+        `fallback` (whether the vector replaces a proposal that the principal failed to make), `reasoning`, and the
+        proposed value of each parameter, `parameter.<name>`.
         """
         return dataframes.read_table("proposals", self._labeled_runs)
 
@@ -104,10 +106,11 @@ class Results:
     def episodes(self) -> pd.DataFrame:
         """Table with one row for each recorded episode.
 
-        Columns: `source` (`training`; `final`, the episodes at the end of a run or of a run without learning; or the
-        folder of an evaluation, such as `evaluation`); `policy`, `mode` and `mechanism`, missing where unknown;
-        `episode`, its number in the source; `start`, for training episodes the step of the game at which it started;
-        `return` and `base_return` (mean over agents), `length`, `objective`, and the metrics of the environment.
+        Columns: `source` (`training`; `final`: the evaluation episodes at the end of a run, or all episodes of a run
+        without learning; or the folder of an evaluation, such as `evaluation`); `policy`, `mode` (`stochastic` or
+        `deterministic`) and `mechanism`, missing where unknown; `episode`, its number in the source; `start`, for
+        training episodes the step of the game at which it started; `return` and `base_return` (mean over agents),
+        `length`, `objective`, and the metrics of the environment.
         """
         return dataframes.read_table("episodes", self._labeled_runs)
 
@@ -115,31 +118,33 @@ class Results:
     def llm_calls(self) -> pd.DataFrame:
         """Table with one row for each call to a chat model.
 
-        Columns: `time` (UTC), `model`, `purpose`, `prompt`; `outcome` (`reply`, `failed`, or `lost`: it is unknown
-        whether the call was charged); `valid` and `parse_error`, the result of parsing the reply; `cached`, `attempts`,
-        tokens; `cost` in US dollars, 0 from the cache and NaN if it is unknown; `possible_cost`, the maximum cost of a
-        lost call; `latency` in seconds; `finish`, `repeat`, `sample_seed`, `hash`, `reply`, `error`.
+        Columns: `time` (UTC), `model`, `purpose`, `prompt` (name of its file); `outcome` (`reply`, `failed`, or `lost`:
+        it is unknown whether the call was charged); `valid` and `parse_error`, the result of parsing the reply;
+        `cached`, `attempts` (requests sent), tokens; `cost` in US dollars, 0 from the cache and NaN if it is unknown;
+        `possible_cost`, the maximum cost of a lost call; `latency` in seconds; `finish`, the provider's stop reason;
+        `repeat`, the index among independent replies to one request; `sample_seed`, the seed whose runs share the reply
+        (missing: all seeds); `hash` of request and model; `reply`, `thoughts`, `error`.
         """
         return dataframes.read_table("llm_calls", self._labeled_runs)
 
     def where(self, **column_values: Any) -> Results:
-        """Return the runs whose columns of `runs` have given values.
-
-        `results.where(name="cleanup", state="finished", seed=[0, 1])`
+        """Return the runs whose columns of `runs` have given values; their rows of `runs` are unchanged.
 
         Args:
-            column_values: from column names to a value, or a list, tuple or set of accepted values.
+            column_values: accepted value of each column, or a list, tuple or set of them, e.g. `seed=[0, 1]`.
 
         Raises:
             ConfigError: a column does not exist.
         """
-        table, mask = self.runs, [True] * len(self)
+        table = self.runs
         for column, value in column_values.items():
             if column not in table:
                 raise ConfigError(f"where({column}=...): the table of runs has no such column; use {', '.join(table)}")
-            values = list(value) if isinstance(value, list | tuple | set) else [value]
-            mask = [selected and bool(x) for selected, x in zip(mask, table[column].isin(values), strict=True)]
-        return Results([record for record, selected in zip(self.records, mask, strict=True) if selected], self.root)
+            table = table[table[column].isin(list(value) if isinstance(value, list | tuple | set) else [value])]
+        subset = Results([self.records[i] for i in table.index], self.root)
+        # Labels and columns of overrides would differ if they were determined from the selected runs alone.
+        subset.runs, subset._labeled_runs = table.reset_index(drop=True), [self._labeled_runs[i] for i in table.index]
+        return subset
 
     def save(self, folder: StrPath) -> list[Path]:
         """Write every table to `folder` as a Parquet file with Apache Arrow's types: `runs.parquet`, ...

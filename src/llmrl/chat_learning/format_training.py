@@ -120,7 +120,7 @@ def train_format(folder: Path, exchanges: Sequence[Exchange], steps: int, learni
     from llmrl.llms.local.loading import load_model, load_tokenizer
     from llmrl.llms.local.small import BATCH_SIZE, single_thread
 
-    tokenizer = load_tokenizer(str(folder), None)
+    tokenizer = load_tokenizer(str(folder), revision=None)
 
     def encode(exchange: Exchange) -> TokenSequence:
         messages, reply = exchange
@@ -128,12 +128,13 @@ def train_format(folder: Path, exchanges: Sequence[Exchange], steps: int, learni
         prompt = tokenizer.apply_chat_template(chat_messages, tokenize=False, add_generation_prompt=True)
         prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
         ids = [*tokenizer(reply, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-        positions = np.arange(len(ids)) + len(prompt_ids)
-        return TokenSequence((*prompt_ids, *ids), positions, np.zeros_like(positions), np.zeros(len(ids), np.float32))
+        tokens, positions = (*prompt_ids, *ids), np.arange(len(ids)) + len(prompt_ids)
+        # The tokens are treated as sampled; the loss does not use the log-probabilities of sampling.
+        return TokenSequence(tokens, positions, np.zeros_like(positions), log_probs=np.zeros(len(ids), np.float32))
 
     sequences = [encode(exchange) for exchange in exchanges]
     with single_thread():
-        model: Any = load_model("causal", str(folder), None, "cpu", "float32")
+        model: Any = load_model("causal", str(folder), revision=None, device="cpu", dtype="float32")
         options: dict[str, Any] = {"temperature": 1.0, "max_piece_tokens": 10**9, "precision": "float32"}
         options |= {"reuse_prefix": True, "recompute": False, "processes": ProcessGroup()}
         network = TokenNetwork(model.requires_grad_(True), **options)

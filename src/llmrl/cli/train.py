@@ -53,7 +53,7 @@ def run_console_script(name: str, task_function: Callable[[DictConfig], float | 
     import hydra
 
     from llmrl.config.hydra_hooks import VERSION_BASE_ARGUMENTS, patch_hydra
-    from llmrl.config.overrides import move_overrides_first, translate_arguments
+    from llmrl.config.overrides import move_overrides_first, to_hydra_arguments
     from llmrl.core.privacy import restrict_file_permissions
     from llmrl.core.secrets import check_no_secrets_in_arguments
     from llmrl.core.terminal import guard_output
@@ -64,7 +64,7 @@ def run_console_script(name: str, task_function: Callable[[DictConfig], float | 
         check_no_secrets_in_arguments(sys.argv[1:])
         if print_help_if_requested(name, config_name, sys.argv[1:]):
             return
-        sys.argv[1:] = translate_arguments(sys.argv[1:])
+        sys.argv[1:] = to_hydra_arguments(sys.argv[1:])
     sys.argv[1:] = move_overrides_first(sys.argv[1:])
     for problem in patch_hydra():
         print_message(name, problem)

@@ -45,15 +45,15 @@ def allow_new_key(argument: str) -> str:
     return f"++{argument}" if _FREE_FORM_OVERRIDE_PATTERN.match(argument) else argument
 
 
-def translate_arguments(arguments: Sequence[str]) -> list[str]:
+def to_hydra_arguments(arguments: Sequence[str]) -> list[str]:
     """Return command-line arguments in a form that Hydra accepts.
 
     `+<group>=<option>` becomes `<group>=<option>`, because the config has a default for each group. `<group>=null`
     becomes `<group>=none`, because Hydra cannot choose an option by `null`.
 
-    >>> translate_arguments(["+experiment=search/table", "seed=1"])
+    >>> to_hydra_arguments(["+experiment=search/table", "seed=1"])
     ['experiment=search/table', 'seed=1']
-    >>> translate_arguments(["treatment=null,props", "agent.init_from=null"])
+    >>> to_hydra_arguments(["treatment=null,props", "agent.init_from=null"])
     ['treatment=none,props', 'agent.init_from=null']
 
     Raises:

@@ -52,7 +52,7 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
     path = next((path for path in paths if find_file(path) is not None), None)
     if path is None:
         return
-    study_names = _read_studies(path)
+    study_names = _read_valid_studies(path)
     if study_names is not None and study in (None, "none"):
         raise ConfigError(f"treatment={treatment} needs a study: add {_format_choices('experiment', study_names)}")
     if study_names is not None and study in list_studies() and study not in study_names:
@@ -72,10 +72,8 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
 
 def list_studies_by_treatment() -> dict[str, list[str]]:
     """Return the sorted studies of each shipped treatment, by treatment; an empty list if all studies are valid."""
-    folder = get_root() / "treatment"
-    return {
-        name: _read_studies(folder / f"{name}.yaml") or [] for name in list_option_names("treatment") if name != "none"
-    }
+    names = [name for name in list_option_names("treatment") if name != "none"]
+    return {name: _read_valid_studies(get_root() / "treatment" / f"{name}.yaml") or [] for name in names}
 
 
 @functools.cache
@@ -84,7 +82,7 @@ def list_studies() -> tuple[str, ...]:
     return tuple(list_nested_options("experiment"))
 
 
-def _read_studies(path: Path) -> list[str] | None:
+def _read_valid_studies(path: Path) -> list[str] | None:
     """Return the studies for which a treatment is valid; None for all."""
     lines = [*read_comment(path), *read_comment(get_file(path))]
     match = next((match for line in lines if (match := _STUDIES_PATTERN.match(line))), None)

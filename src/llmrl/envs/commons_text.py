@@ -51,7 +51,7 @@ class CommonsSettings:
         if self.growth * self.collapse_threshold > capacity:
             raise ConfigError(
                 f"env.collapse_threshold={self.collapse_threshold} must be at most capacity / growth = "
-                f"{capacity // self.growth}; otherwise even a stock of {capacity} that nobody reduces could collapse"
+                f"{capacity // self.growth}; otherwise a full stock would collapse even after a sustainable harvest"
             )
         if self.universalization and "text" not in self.observe:
             raise ConfigError("env.universalization=true adds a sentence to texts; add text to env.observe")
@@ -212,7 +212,7 @@ def describe_observation(
         player: index of the player.
         stock: current stock, in units.
         month: number of months played.
-        sustainable_share: current sustainable share of a player, in units.
+        sustainable_share: harvest of each player after which the stock grows back to its current size, in units.
         harvests: units that each player got last month, [n_agents].
         request: units that the player requested last month.
         total_harvest: units that the player got since the episode began.

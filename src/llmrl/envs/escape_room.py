@@ -27,7 +27,7 @@ from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import EQUAL_CHARGE_SENTENCE, charge_equally
 
 DOOR_REWARD = 10.0
-MOVE_REWARD = -1.0
+MOVE_REWARD = -1.0  # with `stay_penalty`, also of an agent that stays while the door is open
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class EscapeRoom(ArrayGames):
 
     @staticmethod
     def observation_bytes(options: Mapping[str, Any]) -> int:
-        """Return the bytes of one agent's observation in a step, given the options of the environment."""
+        """Return the number of bytes of one agent's `vector` and `mechanism` in a step, given the options."""
         n_levers = options["n_levers"]
         n_mechanism_values = n_levers + 2 if options["show_mechanism"] else 0
         return int(4 * (options["n_agents"] * (n_levers + 2) + n_levers + n_mechanism_values))
@@ -297,7 +297,7 @@ class EscapeRoom(ArrayGames):
         return self._build_step(reward, base_reward, terminated, self._ended, info, reward_jacobian)
 
     def set_context(self, context: int | np.ndarray) -> None:
-        """Set the context (index into `spec.contexts`) of all games or of each game [n_envs], from the next reset on.
+        """Set the context (index in `spec.contexts`) of all games or each [n_envs] from the next reset on if not fixed.
 
         Raises:
             ConfigError: the context does not exist.

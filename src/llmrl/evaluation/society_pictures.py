@@ -110,10 +110,10 @@ class SocietyPictures(LazyFrames):
         text_width = self.width - 2 * _MARGIN
         self._sentences = [wrap_text(society.sentence, text_width, load_font(_TEXT_SIZE)) for society in societies]
         self._n_sentence_lines = max(map(len, self._sentences))
-        self._plot_height = max(_PLOT_HEIGHT, len(societies[0].moments[0].payoffs) * _BAR_HEIGHT)
+        self._agent_plot_height = max(_PLOT_HEIGHT, len(societies[0].moments[0].payoffs) * _BAR_HEIGHT)
         self._world_y = _MARGIN + 26 + self._n_sentence_lines * _LINE_HEIGHT + 6
         self._plots_y = self._world_y + self._world_height + 8
-        self._objective_y = self._plots_y + _LINE_HEIGHT + 4 + self._plot_height + _LINE_HEIGHT + 12
+        self._objective_y = self._plots_y + _LINE_HEIGHT + 4 + self._agent_plot_height + _LINE_HEIGHT + 12
         self.total_width = _round_up_to_even(len(societies) * self.width + (len(societies) - 1) * _SEPARATOR_WIDTH)
         objective_text = f"objective: {setting.objective}" + (f" ({setting.payoff})" if setting.payoff else "")
         self._objective_lines = wrap_text(
@@ -158,7 +158,7 @@ class SocietyPictures(LazyFrames):
         self._draw_payoffs(draw, x, plot_width, moment)
         self._draw_levels(image, draw, x + plot_width + _MARGIN, plot_width, society, i)
         counts = "   ".join(f"{name} {value:,.0f}" for name, value in moment.counts.items())
-        counts_y = self._plots_y + _LINE_HEIGHT + 4 + self._plot_height + 2
+        counts_y = self._plots_y + _LINE_HEIGHT + 4 + self._agent_plot_height + 2
         draw.text((x, counts_y), counts, fill=_GRAY, font=load_font(_SMALL_SIZE))
 
     def _draw_payoffs(self, draw: Any, x: int, width: int, moment: EpisodeMoment) -> None:
@@ -179,7 +179,7 @@ class SocietyPictures(LazyFrames):
     def _draw_levels(self, image: Any, draw: Any, x: int, width: int, society: SocietyEpisode, i: int) -> None:
         """Draw the levels of a society over the steps up to moment `i`, below their names and current values."""
         top, moment = self._plots_y + _LINE_HEIGHT + 4, society.moments[i]
-        box, label_x = (x, top, x + width, top + self._plot_height), x
+        box, label_x = (x, top, x + width, top + self._agent_plot_height), x
         curves = []
         for name, max_level in self._max_levels.items():
             label, color = LEVEL_STYLES.get(name, (name.replace("_", " "), _BAR_COLOR))

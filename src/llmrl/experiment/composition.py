@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from llmrl.config.hydra_hooks import VERSION_BASE_ARGUMENTS, describe_composition_error, patch_hydra
-from llmrl.config.overrides import translate_arguments
+from llmrl.config.overrides import to_hydra_arguments
 from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import check_no_secrets, check_no_secrets_in_arguments, redact_folder_names
 from llmrl.core.threads import hold_process_lock
@@ -49,7 +49,7 @@ def compose_config(
     check_no_secrets_in_arguments(overrides)
     for problem in patch_hydra():
         log.debug("%s", problem)  # not a warning, because commands print these problems once at their start
-    hydra_arguments = translate_arguments(overrides)
+    hydra_arguments = to_hydra_arguments(overrides)
     folders = [f"file://{Path(folder).expanduser().absolute()}" for folder in config_dirs]
     search_path_overrides = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
     with hold_process_lock():

@@ -97,7 +97,7 @@ def resolve_references(config: Config) -> dict[str, Any]:
     """
     if RESOLVED_RUNS_KEY in config:
         return dict(config)
-    resolutions: dict[str, dict[str, Any]] = {}
+    resolved_runs: dict[str, dict[str, Any]] = {}
     resolved_config: dict[str, Any] = dict(config)
     for reference_key in REFERENCE_KEYS:
         group, _, key = reference_key.key.partition(".")
@@ -112,8 +112,8 @@ def resolve_references(config: Config) -> dict[str, Any]:
         paths = [str(run.folder / reference_key.subpath) for run in resolved]
         resolved_config[group] = {**resolved_config[group], key: paths if reference_key.is_list else paths[0]}
         references = [run.pinned_text for run in resolved] if reference_key.is_list else resolved[0].pinned_text
-        resolutions[reference_key.key] = {"run": ",".join(run.identity for run in resolved), "as": references}
-    return {**resolved_config, RESOLVED_RUNS_KEY: resolutions} if resolutions else resolved_config
+        resolved_runs[reference_key.key] = {"run": ",".join(run.identity for run in resolved), "as": references}
+    return {**resolved_config, RESOLVED_RUNS_KEY: resolved_runs} if resolved_runs else resolved_config
 
 
 def with_digests(config: Config) -> dict[str, Any]:

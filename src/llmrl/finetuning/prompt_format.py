@@ -106,8 +106,8 @@ class PromptFormat:
     def format_reply(self, vector: np.ndarray, reasoning: str) -> str:
         """Return a reply with `vector` [d] and `reasoning` in the form that the prompt requests."""
         # Numbers have the format of the prompt's trials, or all digits if that format would change the number.
-        texts_and_values = [(format_number(value), value) for value in vector.tolist()]
-        number_texts = [text if float(text) == value else repr(value) for text, value in texts_and_values]
+        text_number_pairs = [(format_number(value), value) for value in vector.tolist()]
+        number_texts = [text if float(text) == value else repr(value) for text, value in text_number_pairs]
         if self.proposer.settings.reply == "lines":
             return "; ".join(f"params[{i}]: {x}" for i, x in enumerate(number_texts)) + f"\n{reasoning}"
         return f'{{"reasoning": {json.dumps(reasoning)}, "params": [{", ".join(number_texts)}]}}'

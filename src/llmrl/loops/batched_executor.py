@@ -26,7 +26,7 @@ RunState = Literal["running", "waiting", "detached", "finished"]
 """State of a run. `running`: it computes in its own thread; `waiting`: it waits for an answer; `detached`: it computes
 something slow, for which the executor does not wait; `finished`: it makes no more requests."""
 
-MIN_PATIENCE_SECONDS, PATIENCE_FRACTION = 0.1, 0.2
+MIN_DETACHED_WAIT_SECONDS, DETACHED_WAIT_FRACTION = 0.1, 0.2
 """The executor waits for a newly detached run for the longer of two times: this number of seconds, and this fraction of
 the duration of the last answer."""
 MAX_SKIPS = 20
@@ -85,7 +85,7 @@ class BatchedExecutor:
                 states = {connection.state for connection in self._connections}
                 if states <= {"finished"}:
                     return None
-                wait_seconds = self._get_patience_seconds()
+                wait_seconds = self._get_remaining_wait_seconds()
                 if "waiting" in states and "running" not in states and wait_seconds <= 0:
                     break
                 # Python handles signals only between waits, so no wait may be unlimited.
@@ -112,11 +112,11 @@ class BatchedExecutor:
         is_overdue = max(connection.n_skips for connection in connections) >= MAX_SKIPS
         return any(connection.is_prerequisite for connection in connections), is_update, is_overdue, len(connections)
 
-    def _get_patience_seconds(self) -> float:
+    def _get_remaining_wait_seconds(self) -> float:
         """Return the seconds left to wait for newly detached runs; 0 or negative: there is no wait."""
         detach_times = [c.state_change_time for c in self._connections if c.state == "detached"]
-        patience_seconds = max(MIN_PATIENCE_SECONDS, PATIENCE_FRACTION * self._last_answer_seconds)
-        return max(detach_times) + patience_seconds - time.monotonic() if detach_times else 0.0
+        wait_seconds = max(MIN_DETACHED_WAIT_SECONDS, DETACHED_WAIT_FRACTION * self._last_answer_seconds)
+        return max(detach_times) + wait_seconds - time.monotonic() if detach_times else 0.0
 
     def _answer(self, connections: Sequence[RunConnection]) -> None:
         """Answer the requests of connections with equal batch keys."""

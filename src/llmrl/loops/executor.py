@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ExecutorConnection(Protocol):
-    """Protocol of `RunConnection`, which connects a run to an executor of several runs; avoids a circular import."""
+    """Protocol of `RunConnection`, a run's connection to an executor; importing the class would be circular."""
 
     def answer(self, request: Request) -> Any:
         """Return the answer to a request; called in the thread of the run, which waits for it."""
@@ -60,18 +60,18 @@ def serve(requests: Requests[T], run: Run | None = None, connection: ExecutorCon
         Exception: raised while a request was answered, and not caught by the loop.
     """
     executor = Executor(run, connection)
-    resume, answer = requests.send, None
+    resume, answer_or_error = requests.send, None
     try:
         while True:
             try:
-                answer = executor.answer(resume(answer))
+                answer_or_error = executor.answer(resume(answer_or_error))
                 resume = requests.send
             except BaseException as error:
-                if inspect.getgeneratorstate(requests) == inspect.GEN_CLOSED:  # raised by the loop, not by an answer
+                if inspect.getgeneratorstate(requests) == inspect.GEN_CLOSED:  # the loop returned or did not catch it
                     if isinstance(error, StopIteration):
                         return error.value
                     raise
-                resume, answer = requests.throw, error
+                resume, answer_or_error = requests.throw, error
     finally:
         requests.close()
         executor.close()
@@ -126,10 +126,10 @@ class Executor:
         generators = make_generators(request.minibatch_seeds)
         if request.stacked:
             self._trainer = BatchedTrainer.reuse_or_create(request.agents, self._trainer)
-            metrics = self._trainer.update(request.rollout, generators)
-            if (error := next((x for x in metrics if isinstance(x, Diverged)), None)) is not None:
+            metrics_or_errors = self._trainer.update(request.rollout, generators)
+            if (error := next((x for x in metrics_or_errors if isinstance(x, Diverged)), None)) is not None:
                 raise error
-            return metrics
+            return metrics_or_errors
         society_rollouts = split_rollout(request.rollout, len(request.agents))
         return [
             agent.update(rollout, generator)
@@ -175,6 +175,6 @@ class Executor:
         if key not in self._evaluators:
             assert isinstance(request.env, SupportsEvaluator)
             self._evaluators[key] = request.env.build_evaluator(*key)
-        # The search checks returns for infinite values, so NumPy's warnings about overflows are redundant.
+        # The search checks returns for infinite values, so NumPy's floating-point warnings are redundant.
         with np.errstate(all="ignore"):
             return self._evaluators[key].evaluate(request.controller, request.vectors, request.seeds)

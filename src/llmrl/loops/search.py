@@ -202,8 +202,8 @@ class SearchLoop(StateFields):
             self.space.round_values(proposals, clip=False), seeds, replace_invalid=True
         )
         if self.settings.extra_rollout:
-            extra_seeds = self._draw_episode_seeds(f"extra {self.iteration}", 1)
-            self._count_episodes((yield self.make_play_request(vectors[-1:], extra_seeds)))
+            extra_rollout_seeds = self._draw_episode_seeds(f"extra {self.iteration}", 1)
+            self._count_episodes((yield self.make_play_request(vectors[-1:], extra_rollout_seeds)))
         self.iteration += 1
         metrics = self._tell_principal(vectors, batch, _build_reasoning_fields(self.principal, len(vectors)))
         self.returns.append(float(batch.returns.mean()))

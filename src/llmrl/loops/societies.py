@@ -279,10 +279,10 @@ class VectorMeasurer:
             else f"{trial.phase} {trial.context} {draw}"
             for draw in trial.draws
         ]
-        vector_rollouts = self.societies.split_by_proposal(rollouts)
+        rollouts_by_vector = self.societies.split_by_proposal(rollouts)
         return [
             score_vector(
                 vector, society_rollouts, self.spec, trial.context, *welfare_arguments, self.societies.replicates, name
             )
-            for vector, society_rollouts, name in zip(trial.vectors, vector_rollouts, draw_names, strict=True)
+            for vector, society_rollouts, name in zip(trial.vectors, rollouts_by_vector, draw_names, strict=True)
         ]

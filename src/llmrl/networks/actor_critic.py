@@ -1,9 +1,7 @@
 """Actor-critics: a core that maps observation channels to features, and linear or deeper heads.
 
-The actor's outputs parameterize a distribution of actions (`action_distributions`): logits, or Gaussians.
-
-Some studies freeze the core. All inputs of the heads are therefore in `features`, and a rollout with a frozen core
-stores features instead of observations.
+Some studies freeze the core. Features contain all inputs of the heads on a core, so a rollout with a frozen core stores
+features instead of observations.
 """
 
 from __future__ import annotations
@@ -41,11 +39,11 @@ MECHANISM_CHANNEL = "mechanism"
 PLAYER_CHANNEL = "player"
 """Channel with the agent's index as one-hot, which the policy adds to an observation."""
 JOINT_CHANNEL = "joint"
-"""Channel with the numbers that all agents of a game observe, which the policy adds for a central critic."""
+"""Channel with the concatenated numeric observations of all agents, which the policy adds for a central critic."""
 MISSION_CHANNEL = "mission"
 """Channel with the words of an instruction as indices into a vocabulary, read by `film` cores only."""
-NON_NUMERIC_CHANNELS = ("text", "prompt", "state", "action_mask", MISSION_CHANNEL, "expert")
-"""Channels that networks do not read as numeric input."""
+UNREAD_CHANNELS = ("text", "prompt", "state", "action_mask", MISSION_CHANNEL, "expert")
+"""Channels that networks do not read as vectors, maps or images."""
 
 MAX_CELLS_PER_PASS = 2**15
 """Maximum number of map cells in one forward pass of a core on the CPU without gradients."""
@@ -60,9 +58,9 @@ class NetworkSettings:
     """Architecture of an `ActorCritic`.
 
     Attributes:
-        features: width of the core's output; None: with a map, there is no layer after the convolutions; 512 with
-            pixels, 32 with a `film` core, else 64.
-        core_hidden: hidden widths of an MLP core, and of a central critic.
+        features: width of the core's output, with a `film` core number of channels. None: 512 with pixels, 32 with a
+            `film` core, no layer after the convolutions of other cores over a map, else 64.
+        core_hidden: hidden widths of an MLP core, and of the first layers of a separate or central critic.
         head_hidden: hidden widths of the heads.
         observation_channels: names of the channels that the network reads; None: all numeric ones.
         memory: number of units in each LSTM layer; None: no memory.
@@ -102,7 +100,8 @@ class NetworkSettings:
 class ActorCritic(nn.Module):
     """Network from channels [batch, ...] to features [batch, F], outputs [batch, n_outputs] and value [batch].
 
-    The outputs are the parameters of `distribution`: logits of actions, or means and standard deviations of numbers.
+    The outputs are the parameters of `distribution`: logits of actions, or means and log standard deviations of
+    real numbers, and logits of integers.
 
     A core reads an image or map (a channel with three axes) if there is one. All other channels are then concatenated
     to the inputs of the heads, as in published agents for Clean Up and Harvest. Otherwise an MLP core reads all
@@ -188,12 +187,12 @@ class ActorCritic(nn.Module):
             for agent in range(spec.n_agents if is_central else 0)
             for i in range(mechanism_slice.start, mechanism_slice.stop)
         ]
-        if s.critic != "own":
-            head_widths = [joint_width if is_central else width, *s.core_hidden, self.n_features, *s.head_hidden]
+        separate_widths = [joint_width if is_central else width, *s.core_hidden, self.n_features, *s.head_hidden]
+        critic_widths = head_widths if s.critic == "own" else separate_widths
         self.normalizer = RunningNormalizer((width,)) if s.normalize_observations and width else None
         self.joint_normalizer = RunningNormalizer((joint_width,)) if s.normalize_observations and is_central else None
-        layers = mlp(head_widths, generator, s.activation)
-        self.critic = nn.Sequential(*layers, initialize(nn.Linear(head_widths[-1], 1), VALUE_GAIN, generator))
+        layers = mlp(critic_widths, generator, s.activation)
+        self.critic = nn.Sequential(*layers, initialize(nn.Linear(critic_widths[-1], 1), VALUE_GAIN, generator))
 
     def forward(self, samples: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return outputs [batch, n_outputs] and values [batch] of `samples["features"]`, if given, else of channels.
@@ -217,14 +216,14 @@ class ActorCritic(nn.Module):
         return torch.cat([features, self._read_vectors(channels)], dim=-1) if self.vector_inputs else features
 
     def _encode_spatial(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """Return the core's output for an image or map, and the words of a `film` core, each [batch, ...].
+        """Return the core's output [batch, F] for `inputs`: an image or map, then words if the core is `film`.
 
         On the CPU, large batches of maps without gradients are split into pieces whose one-hots fit into its cache.
         """
         image = inputs[0]
         if not self._max_samples_per_pass or image.device.type != "cpu" or torch.is_grad_enabled():
             return self.core(*inputs)
-        sample_axis = image.dim() - 4  # the axis of samples: stacked networks have theirs in front of it
+        sample_axis = image.dim() - 4  # stacked networks have an axis of networks before it
         # The piece size must not depend on the number of stacked networks: a product's shape decides its rounding.
         split_inputs = [torch.split(x, self._max_samples_per_pass, sample_axis) for x in inputs]
         if len(split_inputs[0]) == 1:
@@ -317,7 +316,7 @@ def list_readable_channels(spec: EnvSpec, observation_channels: Sequence[str] | 
     Raises:
         ConfigError: one of `observation_channels` is not a numeric channel, or no channel is left.
     """
-    available = [name for name in spec.observation if name not in NON_NUMERIC_CHANNELS]
+    available = [name for name in spec.observation if name not in UNREAD_CHANNELS]
     if not available:
         raise Incompatible(
             IncompatibilityReason.INTERFACE,
@@ -364,8 +363,8 @@ def _build_spatial_core(
         features = s.features or 512
         return PixelCore(channel.shape, features, generator), features
     if s.core == "film":
-        [n_words] = spec.observation[MISSION_CHANNEL].codes
-        film_core = FilmCore(channel.shape, codes, n_words, s.features or 32, s.film or FilmSettings(), generator)
+        [vocab_size] = spec.observation[MISSION_CHANNEL].codes
+        film_core = FilmCore(channel.shape, codes, vocab_size, s.features or 32, s.film or FilmSettings(), generator)
         return film_core, film_core.n_features
     grid_core = GridCore(channel.shape, s.features, generator, codes, s.map_channels)
     return grid_core, grid_core.n_features

@@ -1,8 +1,8 @@
 """Export of a network's actor as a list of layers for other programs.
 
-A layer is a function of PyTorch, or `planes` or `append_numbers`. Its input is the output of the previous layer. The
-input of the first layer is the map or image that the network reads or, without one, an empty vector.
-`docs/with_other_tools.md` has a program that computes such layers.
+A layer is a function of PyTorch or a function that the program in `docs/with_other_tools.md` defines: `append_numbers`,
+`one_hot`, `planes` and `lstm_cell`. Its input is the output of the previous layer. The input of the first layer is the
+map or image that the network reads or, without one, an empty vector.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from llmrl.networks.spatial_cores import FilmCore, GridCore, OneHots, PixelCore,
 class ActorLayers:
     """The layers of the actor of one network.
 
-    Their output is the logits of all actions, or the most probable action of several numbers.
+    Their output is the logits of all actions or, if an action is a vector of numbers, the most probable action.
 
     Args:
-        network: network with discrete actions, or with actions of real numbers.
+        network: network with discrete actions, or with actions that are vectors of numbers.
 
     Attributes:
         layers: a dictionary for each layer: `function`; `weights`, names of tensors that are its arguments after the
@@ -35,7 +35,7 @@ class ActorLayers:
         tensors: name -> tensor.
 
     Raises:
-        Incompatible: the core reads an instruction, or an action includes integers.
+        Incompatible: the core reads an instruction, or an action includes integers with few values.
     """
 
     def __init__(self, network: ActorCritic) -> None:
@@ -80,7 +80,7 @@ class ActorLayers:
                     raise TypeError(f"{type(module).__name__} is not a layer of an actor")
 
     def _add_vector_inputs(self, network: ActorCritic) -> None:
-        """Append the other numbers that a network reads and the index of the agent: (x - mean) / deviation, clipped."""
+        """Append the numbers outside the map and the index of the agent as one-hot: (x - mean) / deviation, clipped."""
         if not network.vector_inputs:
             return
         moments = network.normalizer or RunningMoments()
@@ -110,13 +110,11 @@ class ActorLayers:
             self._add_layer("flatten")
 
     def _add_numeric_actions(self, distribution: NumericDistribution) -> None:
-        """Replace the last layer by one with the means of the numbers, and scale these to their bounds."""
+        """Scale the outputs, the means of normalized numbers, to the bounds of the numbers."""
         if distribution.categorical_integers:
             raise Incompatible(
                 IncompatibilityReason.INTERFACE, "actions that include integers with few values cannot be exported"
             )
-        for name in self.layers[-1]["weights"]:
-            self.tensors[name] = self.tensors[name][: distribution.n_real]
         arrays = distribution.center, distribution.half_range
         center, half_range = (torch.tensor(x, dtype=torch.float32) for x in arrays)
         self._add_layer("linear", {"weight": half_range.diag(), "bias": center})

@@ -56,7 +56,7 @@ class BanditPrincipal(StateFields, ABC):
         `pending` [n_arms] int64 counts the plays of each arm that were chosen in this step and have no payoff yet.
         """
 
-    def _update_statistics(self, row: int, arm: int, payoff: float) -> None:
+    def _update_extra_statistics(self, row: int, arm: int, payoff: float) -> None:
         """Update further statistics of a subclass with a payoff that `counts` and `means` do not include yet."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
@@ -85,7 +85,7 @@ class BanditPrincipal(StateFields, ABC):
         """
         for outcome in outcomes:
             row, arm = self.space.find_context_row(outcome.context), self.find_arm(outcome.vector)
-            self._update_statistics(row, arm, outcome.value)
+            self._update_extra_statistics(row, arm, outcome.value)
             self.counts[row, arm] += 1
             self.means[row, arm] += (outcome.value - self.means[row, arm]) / self.counts[row, arm]
         is_played = self.counts[row] > 0
@@ -218,7 +218,7 @@ class UCBPrincipal(BanditPrincipal):
             return int(arm_order[plays.argmin()])
         return self._argmax(self.compute_upper_bounds(row, pending))
 
-    def _update_statistics(self, row: int, arm: int, payoff: float) -> None:
+    def _update_extra_statistics(self, row: int, arm: int, payoff: float) -> None:
         self.lowest[row] = min(self.lowest[row], payoff)
         self.highest[row] = max(self.highest[row], payoff)
 
@@ -304,7 +304,7 @@ class ThompsonPrincipal(BanditPrincipal):
         precision = np.maximum(precision, np.finfo(np.float64).tiny)
         return self._argmax(self.rng.normal(mean, 1.0 / np.sqrt(strength * precision)))
 
-    def _update_statistics(self, row: int, arm: int, payoff: float) -> None:
+    def _update_extra_statistics(self, row: int, arm: int, payoff: float) -> None:
         # Welford's update: S grows by the product of the payoff's deviations from the old and from the new mean.
         deviation = payoff - self.means[row, arm]
         self.squares[row, arm] += deviation * (deviation - deviation / (self.counts[row, arm] + 1))

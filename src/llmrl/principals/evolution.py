@@ -50,7 +50,7 @@ class _ContextSearch(StateFields):
         n_proposed: number of candidates proposed so far.
         pending: unrounded candidates of the last `ask` in the unit cube, [n, d].
         vectors, values: vectors [d] in the unit cube, and values, of all outcomes in order of time.
-        n_used_outcomes: number of outcomes with which the search was updated.
+        n_consumed_outcomes: number of outcomes with which the search was updated.
         n_generations: number of updates, one for each complete generation.
         spread: standard deviation of the candidates of the last complete generation, mean over dimensions.
         search: distribution of the candidates; None before the first `ask`.
@@ -63,7 +63,7 @@ class _ContextSearch(StateFields):
     pending: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     vectors: list[np.ndarray] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
-    n_used_outcomes: int = 0
+    n_consumed_outcomes: int = 0
     n_generations: int = 0
     spread: float = 0.0
     search: Search | None = None
@@ -71,10 +71,10 @@ class _ContextSearch(StateFields):
     def update(self) -> None:
         """Update the search with the complete generations."""
         assert self.search is not None
-        while len(self.values) - self.n_used_outcomes >= self.search.population:
-            generation_slice = slice(self.n_used_outcomes, self.n_used_outcomes + self.search.population)
+        while len(self.values) - self.n_consumed_outcomes >= self.search.population:
+            generation_slice = slice(self.n_consumed_outcomes, self.n_consumed_outcomes + self.search.population)
             vectors = np.array(self.vectors[generation_slice])
-            self.n_used_outcomes, self.n_generations = generation_slice.stop, self.n_generations + 1
+            self.n_consumed_outcomes, self.n_generations = generation_slice.stop, self.n_generations + 1
             self.spread = float(vectors.std(0).mean())
             self.search.update(vectors, np.array(self.values[generation_slice]))
 

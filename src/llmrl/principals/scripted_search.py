@@ -106,8 +106,8 @@ def _parse_task(prompt: str, d: int) -> _Task:
     }
     unique_rows: list[tuple[tuple[str, ...], str]] = []
     for i, (row, value) in enumerate(rows):
-        has_newer_row = row in means and any(row == other for other, _ in rows[i + 1 :])
-        if len(row) == d and not has_newer_row:
+        has_newer_duplicate = row in means and any(row == other for other, _ in rows[i + 1 :])
+        if len(row) == d and not has_newer_duplicate:
             unique_rows.append((row, means.get(row, value)))
     return _Task(
         low=np.array([float(low) for _, low, _, _ in ranges]),

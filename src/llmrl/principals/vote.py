@@ -1,4 +1,4 @@
-"""Principal `principal=vote`: language-model citizens elect the mechanism vector of each generation."""
+"""Principal `principal=vote`: language-model citizens elect the mechanism vector of each step."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class VotePrincipal(StateFields):
     """Principal that proposes vectors elected by citizens, language models that represent the agents of the society.
 
     A citizen's prompts contain the returns of its agent. The ballot lists the status quo, which is the vector of the
-    last generation (at first the neutral vector), and the nominations, in random order. If several vectors have the
-    most votes, the status quo wins if it is one of them, else the first of them on the ballot. A citizen without a
+    context's last election (at first the neutral vector), and the nominations, in random order. If several vectors have
+    the most votes, the status quo wins if it is one of them, else the first of them on the ballot. A citizen without a
     valid vote abstains.
 
     Args:
@@ -99,7 +99,7 @@ class VotePrincipal(StateFields):
         self.prompts = PromptFamily("principal", PROMPTS_DIR, prompt_folder)
         self.briefing: PrincipalBriefing | None = None
         self.records: list[dict[str, Any]] = []  # generation, context, vector and returns of each outcome
-        self.votes = 0  # number of elections so far
+        self.votes = 0  # number of elections so far, also of those without a vote
         self.last_metrics: dict[str, float] = {}  # metrics of the last election
         self.totals = {"abstentions": 0, "unchanged": 0}
         self.nominator: StructuredQuery[np.ndarray] = StructuredQuery(
@@ -160,7 +160,7 @@ class VotePrincipal(StateFields):
         return ballot[[winner_index]]
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Store the outcomes; return metrics of the last election, and counts of votes and replies since the start."""
+        """Store the outcomes; return metrics of the last election and, since the start, of calls and abstentions."""
         for outcome in outcomes:
             self.records.append(
                 {
@@ -181,9 +181,9 @@ class VotePrincipal(StateFields):
         return np.array(elected_vectors[-1:][:n], dtype=np.float64).reshape(-1, self.space.dim)
 
     def estimate(self, steps: int, n: int, n_earlier_outcomes: int = 0) -> CallEstimate:
-        """Return the estimate for `steps` elections, from prompts with the average number of records of such a run."""
+        """Return the estimate for `steps` elections, from prompts with the average number of records."""
         vector = self.space.neutral
-        n_records = min(self.settings.memory, (steps + n_earlier_outcomes) // 2)
+        n_records = min(self.settings.memory, n_earlier_outcomes + steps // 2)
         record = {"generation": 1, "context": None, "vector": vector.tolist(), "returns": [0.0] * self.spec.n_agents}
         records, self.records = self.records, [record] * n_records
         options = self._build_option_fields([vector] * (self.settings.nominations + 1))

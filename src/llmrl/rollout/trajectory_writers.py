@@ -51,27 +51,27 @@ class EpisodeQueue:
 
     def __init__(self, spec: EnvSpec, chunk_rows: int = CHUNK_ROWS) -> None:
         self.spec, self.chunk_rows = spec, chunk_rows
-        self._next_number = 0  # lowest number of an episode that is neither ready nor discarded
+        self._next_number = 0  # lowest number that was neither added nor excluded
         self._ready_episodes: list[dict[str, Any]] = []  # episodes to write in the next file
         self._n_ready_rows = 0
         self._pending_episodes: dict[int, dict[str, Any]] = {}  # finished episodes with numbers above `_next_number`
-        self._discarded_numbers: set[int] = set()  # numbers of episodes that will not be added
+        self._excluded_numbers: set[int] = set()  # numbers of episodes that will not be added
         self._files: TrajectoryFiles | None = None
 
-    def open(self, folder: Path, state: State | None = None, omitted_numbers: Iterable[int] = ()) -> None:
+    def open(self, folder: Path, state: State | None = None, excluded_numbers: Iterable[int] = ()) -> None:
         """Open the files in `folder`, or continue them from `state`.
 
         Args:
             folder: folder of the run or of the evaluation.
-            state: state from the run's checkpoint; None: there are no files.
-            omitted_numbers: numbers of episodes that will not be added, unless they are in `state`: finished episodes,
-                and episodes that began before trajectories were stored.
+            state: state from the run's checkpoint; None: a new run, existing files are deleted.
+            excluded_numbers: numbers of episodes that will not be added: finished episodes (those in `state` are
+                written nevertheless), and episodes that began before trajectories were stored.
         """
         self._files = TrajectoryFiles(folder, None if state is None else state["files"])
         self._pending_episodes = (
             {} if state is None else {int(episode["episode"]): dict(episode) for episode in state["pending"]}
         )
-        self._discarded_numbers = set(omitted_numbers) - set(self._pending_episodes)
+        self._excluded_numbers = set(excluded_numbers) - set(self._pending_episodes)
         self._write_ready()
 
     def add(self, episode: dict[str, Any]) -> None:
@@ -79,9 +79,9 @@ class EpisodeQueue:
         self._pending_episodes[episode["episode"]] = episode
         self._write_ready()
 
-    def drop(self, number: int) -> None:
-        """Record that episode `number` was discarded and will not be added."""
-        self._discarded_numbers.add(number)
+    def exclude(self, number: int) -> None:
+        """Record that episode `number` will not be added."""
+        self._excluded_numbers.add(number)
         self._write_ready()
 
     def close(self) -> None:
@@ -98,9 +98,9 @@ class EpisodeQueue:
         return {"files": self._files.state_dict(), "pending": [*map(dict, unwritten_episodes)]}
 
     def _write_ready(self) -> None:
-        while self._next_number in self._pending_episodes or self._next_number in self._discarded_numbers:
+        while self._next_number in self._pending_episodes or self._next_number in self._excluded_numbers:
             episode = self._pending_episodes.pop(self._next_number, None)
-            self._discarded_numbers.discard(self._next_number)
+            self._excluded_numbers.discard(self._next_number)
             self._next_number += 1
             if episode is not None:
                 self._ready_episodes.append(episode)
@@ -131,11 +131,11 @@ class TrajectoryWriter(StateFields, Observer):
         env: environment that is played.
         text_channel: name of the channel whose texts are stored (`choose_text_channel`); None: no texts.
         queue: queue that receives the episodes, possibly shared by several writers; None: a new queue.
-        n_games: number of games of the run, where episode k is stored as played in game k % `n_games`; None: the
-            index of the game in `env` is stored.
+        n_games: number of games of the run; episode k is stored with game index k % `n_games`. None: the index of the
+            game in `env` is stored.
 
     Attributes:
-        first_episode: number of the next episode that begins.
+        first_episode: number of the next episode.
     """
 
     _state_fields = ("first_episode", "_open_rows", "_numbers")
@@ -160,7 +160,7 @@ class TrajectoryWriter(StateFields, Observer):
         """Begin new episodes in `games`, a mask [n_envs] bool, and discard episodes in progress in these games."""
         for game in np.flatnonzero(games):
             if self._open_rows[game] is not None:
-                self.queue.drop(self._numbers[game])
+                self.queue.exclude(self._numbers[game])
             self._open_rows[game], self._numbers[game] = [], self.first_episode
             self.first_episode += 1
 
@@ -180,7 +180,7 @@ class TrajectoryWriter(StateFields, Observer):
             for agent in range(self.spec.n_agents):
                 index = game, agent
                 rows.append(
-                    (
+                    (  # text, then columns from `action` to `terminated`, `truncated`, and success of the step
                         None if texts is None else str(texts[index]),
                         actions[index].tolist(),
                         np.nan if log_prob is None else float(log_prob[index]),

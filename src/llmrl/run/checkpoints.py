@@ -273,7 +273,7 @@ class CheckpointTimer:
     def __init__(self, interval: float = 60.0) -> None:
         self.interval = interval
         self.last_duration = 0.0
-        self._pending_seconds = 0.0  # seconds of work on the next checkpoint so far
+        self._next_checkpoint_seconds = 0.0  # seconds of work on the next checkpoint so far
         self._has_warned = False  # whether it was logged that a stop may take longer than `MAX_STOP_S`
         self._last_checkpoint_time = self._last_safe_point_time = time.monotonic()
 
@@ -283,12 +283,12 @@ class CheckpointTimer:
 
     def add(self, seconds: float) -> None:
         """Add seconds of work on the next checkpoint."""
-        self._pending_seconds += seconds
+        self._next_checkpoint_seconds += seconds
 
     def finish(self) -> None:
         """Mark the checkpoint as saved; warn once if a stop would have to wait too long for it."""
         self._last_checkpoint_time = time.monotonic()
-        self.last_duration, self._pending_seconds = self._pending_seconds, 0.0
+        self.last_duration, self._next_checkpoint_seconds = self._next_checkpoint_seconds, 0.0
         if self.last_duration > (max_seconds := MAX_STOP_S - DISCARD_WORK_S) and not self._has_warned:
             self._has_warned = True
             log.warning(

@@ -98,12 +98,12 @@ def read_training_episodes(folder: Path) -> TrainingEpisodeTable | None:
     """
     path = folder / FILE_NAME
     try:
-        header_text, column_text, *episode_texts = read_bytes(path).decode("utf-8").split("\n", _N_HEADER_LINES)
-        if not episode_texts:
+        header_text, column_text, *body_parts = read_bytes(path).decode("utf-8").split("\n", _N_HEADER_LINES)
+        if not body_parts:
             return None
         header = json.loads(header_text.removeprefix("#"))
         column_names = column_text.split("\t")
-        complete_lines = episode_texts[0][: episode_texts[0].rfind("\n") + 1]
+        complete_lines = body_parts[0][: body_parts[0].rfind("\n") + 1]
         reset_steps = np.unique([0, *(int(step) for step in _RESET_PATTERN.findall(complete_lines))])
         with warnings.catch_warnings():
             warnings.simplefilter("error", DeprecationWarning)  # NumPy issues it for text that is not a number

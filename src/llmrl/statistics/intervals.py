@@ -186,9 +186,9 @@ def describe(
 ) -> dict[str, float | None]:
     """Return statistics of scores [n]: `mean`, `standard_error`, interval of the mean (`low`, `high`), `min`, `max`.
 
-    The interval is a 95 % t interval; it is None for fewer than `MINIMUM_UNITS` top-level units. Standard error and
-    interval are None for a single unit, and for scores that are not `independent`. With `is_proportion`, scores of 0
-    and 1 have Wilson's interval, which is within [0, 1] and has a positive width even if all scores are equal.
+    All but `min` and `max` are of the means of units. The 95 % t interval is None for fewer than `MINIMUM_UNITS` units,
+    the standard error for one; both are None if scores are not `independent`. With `is_proportion`, scores of 0 and 1
+    have Wilson's interval, which is within [0, 1] and has a positive width even if all scores are equal.
     """
     scores, lowest, highest = average_by_unit(scores, units), float(np.min(scores)), float(np.max(scores))
     row = {"mean": float(mean(scores)), **dict.fromkeys(("standard_error", "low", "high"))}

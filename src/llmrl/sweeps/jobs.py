@@ -183,7 +183,7 @@ def record_launch(
     return launch_record
 
 
-def cancel_before_start(job: Job) -> JobOutcome:
+def mark_canceled(job: Job) -> JobOutcome:
     """Record in the run folder, if it exists, that the job was canceled before it started; return its outcome."""
     if job.folder.is_dir():
         record_cancellation(job.folder, CANCELLATION_REASON)
@@ -214,7 +214,7 @@ def outcome_from_exit(
     if exit_code == EXIT_IN_USE:
         return replace(outcome, state="elsewhere", skipped=True, error=error)
     if not has_started and stop_signal is not None and exit_code in (-stop_signal, 128 + stop_signal):
-        return replace(cancel_before_start(job), seconds=outcome.seconds)
+        return replace(mark_canceled(job), seconds=outcome.seconds)
     if exit_code < 0:
         return replace(outcome, state="lost", error=f"its process was killed by {signal.Signals(-exit_code).name}")
     if exit_code > 0 and (not has_started or record.state in ("queued", "running", "lost")):

@@ -17,11 +17,11 @@ from llmrl.run.queued import LAUNCHER_ALIVE_NAME
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Job, JobOutcome
 from llmrl.sweeps.jobs import (
-    cancel_before_start,
     check_distinct_folders,
     describe_outcome,
     find_missing_jobs,
     group_into_waves,
+    mark_canceled,
     record_launch,
 )
 from llmrl.sweeps.packing import group_by_key
@@ -118,7 +118,7 @@ def _launch_groups(
         _record_pending_groups(groups, sweep_folder)
         for group in groups:
             if stop_flag.requested:
-                outcomes += [cancel_before_start(job) for job in group]
+                outcomes += [mark_canceled(job) for job in group]
                 continue
             if purposes := ", ".join(dict.fromkeys(job.purpose for job in group if job.purpose)):
                 n_dependent_jobs = sum(bool(job.prerequisites) for jobs in groups for job in jobs)

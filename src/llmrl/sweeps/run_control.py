@@ -107,7 +107,7 @@ def cancel_runs(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
         for run in runs_of_backend:
             if run.state == "queued":
                 record_cancellation(run.folder, f"job {run.job_id}, with llmrl-sweep cancel")
-    pids: set[int] = set()
+    signaled_pids: set[int] = set()
     folders = {run.folder for run in active_runs}
     for run in local_runs:
         pid = _find_running_pid(run) if run.state == "running" else None
@@ -115,10 +115,10 @@ def cancel_runs(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
             pid = _find_launcher_pid(run, folders)
         if pid is None:
             unreachable_texts.append(f"{run.folder} ({run.state} on {run.host})")
-        elif pid not in pids:
+        elif pid not in signaled_pids:
             os.kill(pid, signal.SIGTERM)
-            pids.add(pid)
-    return n_jobs, len(pids), unreachable_texts
+            signaled_pids.add(pid)
+    return n_jobs, len(signaled_pids), unreachable_texts
 
 
 def _check_peers_are_included(active_runs: Sequence[RunRecord]) -> None:

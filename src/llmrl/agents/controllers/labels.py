@@ -50,7 +50,7 @@ def describe_states(spec: EnvSpec) -> str:
 
 
 def list_input_names(spec: EnvSpec) -> tuple[str, ...]:
-    """Return a name for each element of the channel `vector`; `observation[i]` for elements without a name."""
+    """Return a name for each element of the channel `vector`: state, field of the text, or `observation[i]`."""
     n_elements = int(spec.observation["vector"].shape[0])
     if "state" in spec.observation:
         return tuple(f"in state {i}" for i in range(n_elements))

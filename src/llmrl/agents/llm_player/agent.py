@@ -206,7 +206,7 @@ class LLMPlayer:
         n_agents = spec.n_agents
         n_messages = 0 if policy.talk is None else -(-steps // policy.talk.interval) * n
         message_tokens = 0 if policy.talk is None else policy.talk.max_length // 4 + TOKENS_PER_MESSAGE
-        n_calls = (n_decisions * n + n_lessons + n_messages) * n_agents
+        min_calls = (n_decisions * n + n_lessons + n_messages) * n_agents
         # The others read a message with their next question, and in the turns that are shown later.
         message_prompt_tokens = episode_tokens // n_decisions + n_agents * message_tokens
         total_prompt_tokens = (
@@ -217,8 +217,8 @@ class LLMPlayer:
         ) * n_agents
         n_shown_turns = (n_turns * n + min(n_decisions, MAX_LESSON_TURNS) * n_lessons) * n_agents
         model_shares = {model: policy.models.count(model) / n_agents for model in dict.fromkeys(policy.models)}
-        max_n_calls = n_calls * (1 + policy.structured_query.repair_turns)
-        return CallEstimate(n_calls, max_n_calls, total_prompt_tokens, total_reply_tokens, n_shown_turns, model_shares)
+        max_calls = min_calls * (1 + policy.structured_query.repair_turns)
+        return CallEstimate(min_calls, max_calls, total_prompt_tokens, total_reply_tokens, n_shown_turns, model_shares)
 
     def _count_shown_turns(self, n_decisions: int) -> int:
         """Return the number of earlier turns that are shown with the question after `n_decisions` decisions."""

@@ -34,14 +34,13 @@ class LanguagePPOSettings(LanguageNetworkSettings):
     """Options of `LanguagePPOAgent`; those of the network are inherited. Ranges are in `conf/agent/llm_ppo.yaml`.
 
     Attributes:
-        tune: trained weights: all weights, an adapter (`lora`), only the heads, or nothing (the agent does not learn).
+        tune: trained weights: all (`full`), an adapter and the heads (`lora`), only the `heads`, or `nothing`.
         lora: settings of the adapter.
         recompute: whether activations are computed again for the gradient instead of being stored.
-        kl_coefficient: weight of the divergence from the policy before training (for an adapter, the model without it);
-            0: no divergence is computed.
+        kl_coefficient: weight of the KL divergence from the initial policy (for an adapter, the model without it).
         init_from: run folder whose newest checkpoint contains the initial values of the trained weights, read at every
             start; None: those of the model, and random values of heads and adapters.
-        init_from_seed: seed of that run; not used here, because `init_from` already names the run.
+        init_from_seed: seed of that run (`own`: of this run; `shared`: 0); unused, because `init_from` names the run.
         ppo: hyperparameters.
     """
 
@@ -63,7 +62,7 @@ class LanguagePPOAgent:
     Args:
         spec: spec of the environment.
         settings: options.
-        seeds: seed tree, whose stream `weights` initializes heads and adapters.
+        seeds: seed tree, whose streams `weights` and `adapter` initialize heads and adapter.
         device: torch device.
         scorer: the language model.
         processes: processes that share the computation.
@@ -145,13 +144,13 @@ class LanguagePPOAgent:
             self._adapter_set.activate(self._adapter_name)
 
     def min_rollout_steps(self, games: int) -> int:
-        """Return the minimum number of steps of a rollout of `games` games."""
+        """Return the minimum number of steps of a rollout, given the number of games."""
         return 1 if self._ppo is None else self._ppo.min_rollout_steps(games)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Update the policy by PPO.
 
-        The metric `language/tokens` is the number of positions that the model has computed since the last update.
+        The metric `language/tokens` is the number of token positions computed by the model since the last update.
         """
         if self._ppo is None:
             return {}
@@ -228,7 +227,7 @@ class LanguagePPOAgent:
         weights = state.get("agents", [{}])[-1].get("policy")
         if weights is None:
             raise ConfigError(
-                f"agent.init_from={run}: the agent of that run has no weights of a policy; use a run of agent=llm_ppo"
+                f"agent.init_from={run}: that run has no weights of a policy; use a run of agent=llm_ppo or agent=bc"
             )
         copy_weights(weights, self._trained_parameters, f"agent.init_from={run}", _WEIGHT_SHAPE_OPTIONS)
 

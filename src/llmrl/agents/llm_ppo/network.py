@@ -161,30 +161,30 @@ class LanguageActorCritic(nn.Module):
         n_samples, world_size = len(batch["action"]), self.processes.world_size
         prompts, prompt_indices = batch[self.channel].unique()
         lengths = self.scorer.count_prompt_tokens(prompts)
-        joint_indices = batch.get("joint_action_index", torch.arange(n_samples)).to(prompt_indices.device)
-        prompt_indices_by_joint: list[set[int]] = [set() for _ in range(int(joint_indices.max()) + 1)]
-        for joint_index, i in zip(joint_indices.tolist(), prompt_indices.tolist(), strict=True):
-            prompt_indices_by_joint[joint_index].add(i)
+        joint_action_indices = batch.get("joint_action_index", torch.arange(n_samples)).to(prompt_indices.device)
+        prompt_indices_by_joint_action: list[set[int]] = [set() for _ in range(int(joint_action_indices.max()) + 1)]
+        for joint_action, i in zip(joint_action_indices.tolist(), prompt_indices.tolist(), strict=True):
+            prompt_indices_by_joint_action[joint_action].add(i)
         # Joint actions with the same prompts are in one piece, so that few prompts are computed repeatedly.
-        joint_indices_by_prompts: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for joint_index, indices in enumerate(prompt_indices_by_joint):
-            joint_indices_by_prompts[tuple(sorted(indices, key=lambda i: (-lengths[i], i)))].append(joint_index)
+        joint_actions_by_prompts: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for joint_action, indices in enumerate(prompt_indices_by_joint_action):
+            joint_actions_by_prompts[tuple(sorted(indices, key=lambda i: (-lengths[i], i)))].append(joint_action)
         piece_indices: list[tuple[set[int], list[int]]] = []  # indices of prompts, and of joint actions
         # All processes form the same pieces, and each computes some of them. The limit is such that each gets some.
         max_tokens = min(self.piece_tokens, -(-sum(lengths) // world_size)) if world_size > 1 else self.piece_tokens
         max_length = 0
-        for joint_prompt_indices in sorted(joint_indices_by_prompts, key=lambda key: [(-lengths[i], i) for i in key]):
-            if not piece_indices or len(piece_indices[-1][0] | set(joint_prompt_indices)) * max_length > max_tokens:
+        for group_prompt_indices in sorted(joint_actions_by_prompts, key=lambda key: [(-lengths[i], i) for i in key]):
+            if not piece_indices or len(piece_indices[-1][0] | set(group_prompt_indices)) * max_length > max_tokens:
                 piece_indices.append((set(), []))
-                max_length = lengths[joint_prompt_indices[0]]
-            piece_indices[-1][0].update(joint_prompt_indices)
-            piece_indices[-1][1].extend(joint_indices_by_prompts[joint_prompt_indices])
+                max_length = lengths[group_prompt_indices[0]]
+            piece_indices[-1][0].update(group_prompt_indices)
+            piece_indices[-1][1].extend(joint_actions_by_prompts[group_prompt_indices])
         local_piece_indices = piece_indices[self.processes.rank :: world_size]
-        for _, group_joint_indices in local_piece_indices:
-            is_in_piece = torch.isin(joint_indices, torch.tensor(group_joint_indices, device=joint_indices.device))
+        for _, group_joint_actions in local_piece_indices:
+            is_in_piece = torch.isin(joint_action_indices, joint_action_indices.new_tensor(group_joint_actions))
             yield _select_samples(batch, is_in_piece.nonzero().squeeze(1)), int(is_in_piece.sum()) / n_samples
         if not local_piece_indices:  # at least one piece
-            yield _select_samples(batch, torch.zeros(1, dtype=torch.int64, device=joint_indices.device)), 0.0
+            yield _select_samples(batch, torch.zeros(1, dtype=torch.int64, device=joint_action_indices.device)), 0.0
 
     def _autocast(self) -> AbstractContextManager[Any]:
         device_type = next(self.language.parameters()).device.type

@@ -154,15 +154,15 @@ def apply_layers(
         weights, is_last = layers[depth][k], depth == len(layers) - 1
         target = outputs if is_last else scratch.hidden
         if depth == 0:
-            apply_layer(weights, n, scratch.inputs, target)
+            apply_linear_layer(weights, n, scratch.inputs, target)
         else:
             n_hidden = write_nonzero_inputs(scratch.hidden[: weights.shape[0] - 1], scratch.hidden_inputs)
-            apply_layer(weights, n_hidden, scratch.hidden_inputs, target)
+            apply_linear_layer(weights, n_hidden, scratch.hidden_inputs, target)
         if not is_last:
             apply_activation(target[: weights.shape[1]], activation)
 
 
-def apply_layer(weights: np.ndarray, n: int, terms: NonzeroInputs, target: np.ndarray) -> None:
+def apply_linear_layer(weights: np.ndarray, n: int, terms: NonzeroInputs, target: np.ndarray) -> None:
     """Write the output of a layer with `n` inputs in `terms` to `target`; the last row of `weights` is the bias."""
     n_out, bias = weights.shape[1], np.uint32(weights.shape[0] - 1)
     for j in range(n_out):
@@ -238,7 +238,7 @@ def get_compiled_act() -> Any:
 
     with use_numba_cache(get_cache_folder("acting", (Path(__file__),))) as cache:
         names = dict(globals())
-        inner_functions = (write_true_facts, write_nonzero_inputs, apply_activation, choose_action, apply_layer)
+        inner_functions = (write_true_facts, write_nonzero_inputs, apply_activation, choose_action, apply_linear_layer)
         for function in (*inner_functions, apply_layers):
             names[function.__name__] = numba.njit(
                 FunctionType(function.__code__, names, function.__name__), **JIT_OPTIONS
@@ -260,9 +260,9 @@ class CompiledSocieties:
     def __init__(self, policies: Sequence[SocietyPolicy], games: int, observation: dict[str, torch.Tensor]) -> None:
         self.policy, self.n_games = policies[0], games * len(policies)
         self._members: list[ActorCritic] = [network for policy in policies for network, _ in policy.list_networks()]
-        n_agents, n_members = self.policy.n_agents, len(self.policy.members)
-        member_indices = np.tile(np.arange(n_agents), self.n_games) if n_members > 1 else 0
-        self._network_indices = np.repeat(np.arange(len(policies)), games * n_agents) * n_members + member_indices
+        n_agents, n_networks = self.policy.n_agents, len(self.policy.members)
+        member_indices = np.tile(np.arange(n_agents), self.n_games) if n_networks > 1 else 0
+        self._network_indices = np.repeat(np.arange(len(policies)), games * n_agents) * n_networks + member_indices
         first_network = self._members[0]
         planes = first_network.core.planes if isinstance(first_network.core, PlanesCore) else ()
         self._planes = np.array(planes, np.int64).reshape(-1, 3)

@@ -181,8 +181,8 @@ class StackedPolicies:
             return
         members = [network for policy in policies for network, _ in policy.list_networks()]
         self._n_samples = games * (policies[0].n_agents // self._n_networks)
-        self._network_slices = choose_stack_slices(members, self._n_samples, count_cells(members[0], observation))
-        self._stacks = [StackedNetwork(members[x]) for x in self._network_slices]
+        self._stack_slices = choose_stack_slices(members, self._n_samples, count_cells(members[0], observation))
+        self._stacks = [StackedNetwork(members[x]) for x in self._stack_slices]
 
     def read(self) -> None:
         """Copy the weights of the policies."""
@@ -227,8 +227,8 @@ class StackedPolicies:
         """Return outputs [n_envs, n_agents, n_outputs], values [n_envs, n_agents], features [n_envs, n_agents, F]."""
         samples = {name: self._group_samples(x) for name, x in self.policies[0].extend_observation(observation).items()}
         stack_outputs = []
-        for network_slice, stack in zip(self._network_slices, self._stacks, strict=True):
-            inputs = {name: x[network_slice] for name, x in samples.items()}
+        for stack_slice, stack in zip(self._stack_slices, self._stacks, strict=True):
+            inputs = {name: x[stack_slice] for name, x in samples.items()}
             network: ActorCritic = stack.network
             features = network.encode(inputs)
             stack_outputs.append(

@@ -4,7 +4,7 @@ The output for a network is bit for bit independent of the networks stacked with
 sweep then equals a run alone. On one thread, three properties ensure this. Products are batched, one weight per
 network, with widths padded with zeros to whole cache lines, because libraries choose instructions by alignment.
 Convolutions run one network after the other, because a grouped convolution chooses its method by the number of groups.
-Adam and sums run along each network's own numbers.
+Adam and sums are computed along axes that contain numbers of one network only.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class StackedLogStd(nn.Module):
         self.weight = _make_parameter(layer.weight, k, self.n_std)
 
     def forward(self, outputs: torch.Tensor) -> torch.Tensor:
-        # A whole cache line is repeated, so that the gradient's sums are those of a bias.
+        # All padded numbers are repeated, so that the gradient is summed as that of a bias.
         return torch.cat([outputs, self.weight[:, None].expand(-1, outputs.shape[1], -1)[..., : self.n_std]], dim=-1)
 
 
@@ -114,7 +114,7 @@ class StackedNetwork:
         self.parameters: list[tuple[nn.Parameter, list[nn.Parameter]]] = [
             (p, [group[name] for group in member_parameters]) for name, p in self.network.named_parameters()
         ]
-        self._member_weights = [member.data for _, group in self.parameters for member in group]
+        self._member_weights = [weight.data for _, group in self.parameters for weight in group]
         self._member_views = [view for p, group in self.parameters for view in make_member_views(p.data, group[0])]
         self.read()
 
@@ -133,8 +133,8 @@ def make_member_views(stacked: torch.Tensor, single: torch.Tensor) -> list[torch
     """Return views, one per network, of the part of a `stacked` parameter or moment that has the shape of `single`."""
     if stacked.dim() == single.dim() + 1:
         inner = tuple(slice(0, n) for n in single.shape)
-        return [member[inner] for member in stacked.unbind()]
-    return [member[: single.numel()].view(single.shape) for member in stacked.unbind()]
+        return [tensor[inner] for tensor in stacked.unbind()]
+    return [tensor[: single.numel()].view(single.shape) for tensor in stacked.unbind()]
 
 
 def are_stackable(networks: Sequence[nn.Module]) -> bool:

@@ -382,18 +382,18 @@ class ViewDescriber:
             carried = self._words.describe_cell(*agent_cells[i].tolist())
             texts[i].append(self._words.carried_sentence.format(object=carried))
         # The cells ahead, to the left and to the right of the agent, from near to far.
-        cell_lines = types[:, x, :y][:, ::-1], types[:, :x, y][:, ::-1], types[:, x + 1 :, y]
-        for line_cells, sentences in zip(cell_lines, self._wall_sentences, strict=True):
-            if not line_cells.shape[1]:
+        type_lines = types[:, x, :y][:, ::-1], types[:, :x, y][:, ::-1], types[:, x + 1 :, y]
+        for line_types, sentences in zip(type_lines, self._wall_sentences, strict=True):
+            if not line_types.shape[1]:
                 continue
-            distances = (line_cells > _EMPTY_CODE).argmax(axis=1)
-            for i in np.flatnonzero(line_cells[np.arange(len(line_cells)), distances] == _WALL_CODE).tolist():
+            distances = (line_types > _EMPTY_CODE).argmax(axis=1)
+            for i in np.flatnonzero(line_types[np.arange(len(line_types)), distances] == _WALL_CODE).tolist():
                 texts[i].append(sentences[distances[i] + 1])
         visible = (types > _WALL_CODE) & self._is_not_agent_cell
         # One integer encodes the three codes of an object and its position.
         positions = np.broadcast_to(self._position_codes, types.shape)[visible]
-        object_codes = (views[visible].astype(np.int64) @ self._code_weights) + positions
-        for i, code in zip(np.nonzero(visible)[0].tolist(), object_codes.tolist(), strict=True):
+        object_position_codes = (views[visible].astype(np.int64) @ self._code_weights) + positions
+        for i, code in zip(np.nonzero(visible)[0].tolist(), object_position_codes.tolist(), strict=True):
             texts[i].append(self._sentence_cache.get(code) or self._format_object_sentence(code))
         return texts
 

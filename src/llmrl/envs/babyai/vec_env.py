@@ -60,14 +60,14 @@ class PromptBuilder:
         history: int,
         replacements: Mapping[str, str],
     ) -> None:
-        self._language, self._is_glam, self._actions = LANGUAGES[language], template == "glam", tuple(actions)
+        self._uses_glam_template, self._actions = template == "glam", tuple(actions)
         # The space between a prompt and the next action is part of the prompt with `glam`, else of the action.
-        self._action_texts = [name if self._is_glam else f" {name}" for name in actions]
-        self._replacements = tuple(replacements.items())
+        self._action_texts = [name if self._uses_glam_template else f" {name}" for name in actions]
+        self._language, self._replacements = LANGUAGES[language], tuple(replacements.items())
         self._prompt_headers = [""] * n
         self._observations: list[deque[str]] = [deque(maxlen=history) for _ in range(n)]
         self._actions_taken: list[deque[str]] = [deque(maxlen=history - 1) for _ in range(n)]
-        if self._is_glam:
+        if self._uses_glam_template:
             self._observation_prefixes = [f" \n {self._language.observation_label} {i}: " for i in range(history)]
             self._action_prefixes = [f"\n {self._language.action_label} {i}: " for i in range(history)]
         else:
@@ -82,7 +82,7 @@ class PromptBuilder:
     def start(self, game: int, mission: str, sentences: Sequence[str]) -> None:
         """Clear the history of a game and append the first observation of an episode."""
         prefix = self._language.possible_actions_prefix
-        actions_line = f"{prefix}{', '.join(self._actions)} \n " if self._is_glam else ""
+        actions_line = f"{prefix}{', '.join(self._actions)} \n " if self._uses_glam_template else ""
         self._prompt_headers[game] = f"{actions_line}{self._language.goal_prefix}{mission}"
         self._observations[game].clear()
         self._actions_taken[game].clear()
@@ -95,7 +95,7 @@ class PromptBuilder:
 
     def _append_observation(self, game: int, sentences: Sequence[str]) -> None:
         self._observations[game].append(
-            "".join([f"{sentence}, " for sentence in sentences]) if self._is_glam else ", ".join(sentences)
+            "".join([f"{sentence}, " for sentence in sentences]) if self._uses_glam_template else ", ".join(sentences)
         )
 
     def build_prompts(self) -> np.ndarray:

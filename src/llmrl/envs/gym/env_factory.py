@@ -122,7 +122,7 @@ class EnvFactory:
         games = self._make_batched(n)
         if games is None:
             raise ConfigError(
-                f"{self.id} has no batched engine with env.kwargs={dict(self.kwargs)}; use env.engine=stock, or one of "
+                f"{self.id} has no batched engine with env.kwargs={dict(self.kwargs)}; use env.engine=stock, or env.id="
                 f"{', '.join(sorted(BATCHED_GAMES))}"
             )
         return games
@@ -168,7 +168,7 @@ class GymnasiumGames:
             for _ in range(n):
                 self.envs.append(make_gymnasium_env(env_factory, render))
             if render and "envs.mujoco" in type(self.envs[0].unwrapped).__module__:
-                # Report a MuJoCo that cannot render before the first episode.
+                # Fail before the first episode if MuJoCo cannot render.
                 self.envs[0].reset(seed=0)
                 with _convert_mujoco_errors(env_factory.id):
                     self.envs[0].render()

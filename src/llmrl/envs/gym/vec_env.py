@@ -90,9 +90,9 @@ class GymnasiumEnv(ReplayableEnv):
         self._has_action_mask = "action_mask" in self._games.infos[0]
         self._return_scale = settings.progress
         if self._return_scale is not None and not self._return_scale.applies_to(self._games.horizon, kwargs):
-            horizon, scale_kwargs = self._return_scale.horizon, dict(self._return_scale.kwargs)
+            horizon, reference_kwargs = self._return_scale.horizon, dict(self._return_scale.kwargs)
             message = "env.progress was measured with horizon=%s and kwargs=%s, so this run has no metric progress"
-            log.info(message, horizon, scale_kwargs)
+            log.info(message, horizon, reference_kwargs)
             self._return_scale = None
         self._describer: Describer | None = None
         if settings.text is not None:

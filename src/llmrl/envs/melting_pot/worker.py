@@ -215,7 +215,7 @@ def _build_engine_settings(layout: MemoryLayout, module: Any) -> dict[str, str]:
 
 EXIT_EPISODE_ENDED = 0
 """Exit code of a child whose episode has ended; the next child prepares the next episode."""
-EXIT_RESTARTED = 11
+EXIT_RESET_REQUESTED = 11
 """Exit code of a child that got the command to start an episode other than its own; the next child starts it."""
 EXIT_LEARNER_GONE = 12
 """Exit code of a child if the learner has exited."""
@@ -238,7 +238,7 @@ def play_episode(
         if not command:
             return EXIT_LEARNER_GONE
         if int(arrays["seed"][game_index]) != seed:
-            return EXIT_RESTARTED
+            return EXIT_RESET_REQUESTED
     game.observe(arrays, game_index)
     connection.sendall(b"C")
     action = arrays["action"][game_index]
@@ -247,7 +247,7 @@ def play_episode(
         if not command:
             return EXIT_LEARNER_GONE
         if command == b"R":
-            return EXIT_RESTARTED
+            return EXIT_RESET_REQUESTED
         continues = game.step(action)
         game.observe(arrays, game_index)
         connection.sendall(b"C" if continues else b"E")
@@ -276,9 +276,9 @@ def serve_episodes(layout: MemoryLayout, game_index: int, connection: socket.soc
         exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if exit_code == EXIT_LEARNER_GONE:
             return 0
-        if exit_code not in (EXIT_EPISODE_ENDED, EXIT_RESTARTED):
+        if exit_code not in (EXIT_EPISODE_ENDED, EXIT_RESET_REQUESTED):
             return exit_code if exit_code > 0 else 128 - exit_code
-        reset_pending = exit_code == EXIT_RESTARTED
+        reset_pending = exit_code == EXIT_RESET_REQUESTED
 
 
 def main() -> int:

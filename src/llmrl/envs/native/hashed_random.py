@@ -1,8 +1,8 @@
 """Counter-based random numbers: hashes of (game, step, purpose, index), which do not depend on other games of a batch.
 
 There is no generator state, which other games and other random numbers would change. A random number is a 24-bit
-integer; an event of probability p happens if this integer is below `compute_probability_threshold(p)`. All arithmetic
-is on 64-bit integers truncated to 32 bits, with equal results in Python and Numba.
+integer; an event of probability p happens if this integer is below `compute_probability_threshold(p)`. Except in the
+keys of games, arithmetic is on 64-bit integers truncated to 32 bits, with equal results in Python and Numba.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def hash_step(game_keys: NDArray[Any], b: int, step: int) -> tuple[int, int]:
 
 
 def sample_integer(step_hash: tuple[int, int], purpose: int, index: int) -> int:
-    """Return the random integer of a purpose and an index, 0 to 2**24 - 1, in the step of `step_hash` (`hash_step`)."""
+    """Return the random integer, 0 to 2**24 - 1, of a purpose and an index (of a player or cell) in a step."""
     x = ((int(index) * 8 + purpose) * GOLDEN_RATIO_MULTIPLIER + step_hash[0]) & UINT32_MASK
     x = ((x ^ (x >> 16)) * MIX_MULTIPLIER_1) & UINT32_MASK
     x = ((x ^ (x >> 15)) + step_hash[1]) & UINT32_MASK

@@ -176,7 +176,7 @@ class LocalScorer(ABC):
 
     def check(self) -> None:
         """Raise LLMError if transformers is missing or `model` can be neither a folder nor a hub name."""
-        check_model(self.model, is_created=self.settings.make is not None)
+        check_model(self.model, created_on_demand=self.settings.make is not None)
 
     def load(self) -> None:
         """Load tokenizer and weights, if not yet loaded, and check scores of trees against those of plain sequences.

@@ -176,7 +176,7 @@ class LocalChat(Provider):
 
         Whether a model of the hub exists is not checked.
         """
-        check_model(self.model, is_created=self.settings.make is not None)
+        check_model(self.model, created_on_demand=self.settings.make is not None)
         if self.settings.adapter is not None:
             check_adapter(self.settings.adapter)
             check_base_model(self.settings.adapter, self.model, self.settings.revision, self.identity["files"])

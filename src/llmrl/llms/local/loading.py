@@ -27,12 +27,12 @@ _ACCEPTED_SOURCES = (
 )
 
 
-def check_model(model: str, is_created: bool = False) -> None:
+def check_model(model: str, created_on_demand: bool = False) -> None:
     """Check that the folder `model` contains a model, or that `model` is a possible hub name.
 
     Args:
         model: folder or hub name.
-        is_created: whether the folder is created when the model is first needed, so that it may be missing before.
+        created_on_demand: whether the folder is created when the model is first needed, so that it may be missing.
 
     Raises:
         LLMError: transformers is not installed, the folder does not exist or contains no model, or `model` is not a
@@ -43,7 +43,7 @@ def check_model(model: str, is_created: bool = False) -> None:
             f"{model}: local language models need the optional package transformers: pip install 'llmrl[local-llm]'"
         )
     folder = Path(model).expanduser()
-    if is_created:
+    if created_on_demand:
         return
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -61,7 +61,7 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
 
     Args:
         model: folder or hub name.
-        revision: branch, tag or commit on the hub; None: its default branch.
+        revision: branch, tag or commit on the hub; None: `main`.
 
     Raises:
         LLMError: the tokenizer cannot be loaded.
@@ -117,11 +117,11 @@ def load_model(
     Args:
         kind: `causal` (decoder-only) or `seq2seq` (encoder-decoder).
         model: folder or hub name.
-        revision: branch, tag or commit on the hub; None: its default branch.
+        revision: branch, tag or commit on the hub; None: `main`.
         device: torch device, e.g. `cpu` or `cuda`.
         dtype: data type of the weights and of the computation.
-        weights: `pretrained`: all weights are loaded; `random`: all have the initial distribution of the architecture;
-            `embeddings`: only the input embeddings are loaded.
+        weights: `pretrained`: all weights are loaded; `random`: none is loaded; `embeddings`: only the input embeddings
+            are loaded. Weights that are not loaded have the initial distribution of the architecture.
         seed: seed of randomly initialized weights.
 
     Raises:
@@ -145,7 +145,7 @@ def load_model(
                 module = model_class.from_config(config, trust_remote_code=False, dtype=torch.float32)
             except ValueError as error:
                 raise LLMError(
-                    f"{model} is no {kind} language model: {_to_one_line(error)} {_ACCEPTED_SOURCES}"
+                    f"{model} is not a {kind} language model: {_to_one_line(error)} {_ACCEPTED_SOURCES}"
                 ) from error
             _untie_output_layer(module)
             # Weights are drawn in float32, because draws in half precision are slower and depend on the torch version.
@@ -164,8 +164,8 @@ def load_model(
 def _untie_output_layer(module: Any) -> None:
     """Initialize a separate output layer for models of the T5 family whose config requires one, e.g. Flan-T5.
 
-    transformers ties their output layer to the input embeddings until it loads weights. In their configs
-    `scale_decoder_outputs` is False.
+    transformers ties the output layer of these models, whose configs have `scale_decoder_outputs=False`, to the input
+    embeddings until it loads weights.
     """
     import torch
 
@@ -187,7 +187,7 @@ def _copy_embeddings(source: Any, target: Any) -> None:
     excluded_weight = None if output_weight is target.get_input_embeddings().weight else output_weight
     with torch.no_grad():
         for name, parameter in target.named_parameters():
-            embeds_words = parameter.shape[0] == target.config.get_text_config().vocab_size and parameter.dim() == 2
+            embeds_words = parameter.dim() == 2 and parameter.shape[0] == target.config.get_text_config().vocab_size
             embeds_positions = name.endswith(("wpe.weight", "embed_positions.weight"))
             if (embeds_words and parameter is not excluded_weight) or embeds_positions:
                 parameter.copy_(parameters[name])
@@ -296,14 +296,14 @@ def copy_weights(
             parameter.copy_(weights[name])
 
 
-def enable_recomputation(module: Any, source: str) -> None:
-    """Enable gradient checkpointing of a model in training mode, and set dropout to 0.
+def enable_recomputation(module: Any, option: str) -> None:
+    """Enable gradient checkpointing, which a model uses in training mode only, and set dropout to 0.
 
     Gradient checkpointing takes less memory and about a third more time.
 
     Args:
         module: model of transformers.
-        source: option that requests gradient checkpointing, for the error message.
+        option: option that requests gradient checkpointing, for the error message.
 
     Raises:
         LLMError: the model does not support gradient checkpointing.
@@ -323,4 +323,4 @@ def enable_recomputation(module: Any, source: str) -> None:
         else:  # older transformers; reentrant checkpoints would give no gradients if the embeddings are frozen
             module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     except ValueError as error:
-        raise LLMError(f"{source}: {error}") from error
+        raise LLMError(f"{option}: {error}") from error

@@ -232,8 +232,8 @@ class ChoiceParser(AnswerParser[int]):
                 indices = indices or {i for _, _, i in self.matcher.find_mentions(clause[match.start() :])}
                 rest = sentence[sentence.index(clause) + match.end() :]
                 if self.index_by_amount:
-                    amount = self._parse_amount(rest)
-                    indices = set() if amount is None else {amount}
+                    index = self._parse_amount_action(rest)
+                    indices = set() if index is None else {index}
                 if len(indices) > 1 or (
                     indices and (_INDECISION.search(clause[match.end() :]) or self._has_alternatives(rest))
                 ):
@@ -299,10 +299,10 @@ class ChoiceParser(AnswerParser[int]):
         index = None if is_unclear else self.matcher.match_text(text)
         if index is not None or not self.index_by_amount or has_negation(text) or len(text) > 80:
             return index
-        return self._parse_amount(re.sub(r"\([^()]*\)", "", to_ascii(text)))
+        return self._parse_amount_action(re.sub(r"\([^()]*\)", "", to_ascii(text)))
 
-    def _parse_amount(self, text: str) -> int | None:
-        """Return the action of the amount at the beginning of a text; None if the amount is uncertain."""
+    def _parse_amount_action(self, text: str) -> int | None:
+        """Return the index of the action with the amount that a text begins with; None if the amount is uncertain."""
         match = _AMOUNT.match(text)
         if match is None or match["number"].startswith("+"):
             return None

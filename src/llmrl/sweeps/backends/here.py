@@ -11,7 +11,7 @@ from pathlib import Path
 from llmrl.core.errors import ConfigError
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobBatch, JobOutcome
-from llmrl.sweeps.jobs import BatchLaunch, cancel_before_start, describe_outcome, outcome_from_exit, record_batch_launch
+from llmrl.sweeps.jobs import BatchLaunch, describe_outcome, mark_canceled, outcome_from_exit, record_batch_launch
 from llmrl.sweeps.machine import Machine, preserve_environment
 from llmrl.sweeps.packing import build_process_payload, make_batches_for_machine
 from llmrl.sweeps.payload import RunFunction
@@ -49,7 +49,7 @@ class Here(Backend):
                 outcomes += failures
             for launch in waiting:
                 if stop_flag.requested:
-                    batch_outcomes = [cancel_before_start(job) for job in launch.batch.jobs]
+                    batch_outcomes = [mark_canceled(job) for job in launch.batch.jobs]
                 else:
                     batch_outcomes = _compute_batch(launch, run_function, stop_flag)
                 outcomes += batch_outcomes

@@ -29,9 +29,9 @@ from llmrl.run.signals import MAX_STOP_S, SIGNALS, StopFlag
 from llmrl.sweeps.backends.protocol import Backend, Job, JobBatch, JobOutcome
 from llmrl.sweeps.jobs import (
     BatchLaunch,
-    cancel_before_start,
     describe_outcome,
     has_run_ended,
+    mark_canceled,
     outcome_from_exit,
     record_batch_launch,
     redirect_output,
@@ -258,13 +258,13 @@ class BatchProcessPool:
                 raise make_write_error(self.log_folder, error) from error
             for batch_index, batch in enumerate(self.batches):
                 if stop_flag.requested:
-                    self.outcomes += [cancel_before_start(job) for job in batch.jobs]
+                    self.outcomes += [mark_canceled(job) for job in batch.jobs]
                 else:
                     self._record_and_queue(batch_index, batch)
             start_fork_server(self.jobs)
             self._run_processes(stop_flag)
         waiting_jobs = [job for launch in self.waiting_launches for job in launch.batch.jobs]
-        return self.outcomes + [cancel_before_start(job) for job in waiting_jobs]
+        return self.outcomes + [mark_canceled(job) for job in waiting_jobs]
 
     def _run_processes(self, stop_flag: StopFlag) -> None:
         """Start processes and collect their outcomes, until all runs have ended or a signal stops the sweep."""

@@ -28,7 +28,7 @@ from llmrl.run.queued import LaunchRecord, read_launch_record
 from llmrl.run.signals import StopFlag
 from llmrl.run.status import read_status
 from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobBatch, JobOutcome, Scheduler, SchedulerError
-from llmrl.sweeps.jobs import BatchLaunch, cancel_before_start, record_batch_launch
+from llmrl.sweeps.jobs import BatchLaunch, mark_canceled, record_batch_launch
 from llmrl.sweeps.machine import THREAD_VARIABLES, preserve_environment
 from llmrl.sweeps.packing import build_process_payload, group_by_key, make_batches_for_n_processes
 from llmrl.sweeps.payload import ProcessPayload, RunFunction, is_main_process
@@ -274,7 +274,7 @@ class Slurm(Backend):
                 previous_array_id = ""
                 for chunk in (array[i : i + max_array_size] for i in range(0, len(array), max_array_size)):
                     if stop_flag.requested:
-                        outcomes += [cancel_before_start(job) for launch in chunk for job in launch.batch.jobs]
+                        outcomes += [mark_canceled(job) for launch in chunk for job in launch.batch.jobs]
                         continue
                     try:
                         batches = [launch.batch for launch in chunk]

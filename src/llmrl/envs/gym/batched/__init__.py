@@ -1,4 +1,4 @@
-"""Batched environments: n parallel copies (games) with states in arrays; each game equals Gymnasium's in each step."""
+"""Batched environments: n parallel games with states in arrays, each with exactly the results of Gymnasium's game."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ environment. It returns the games, or None if no batched engine supports these a
 
 
 class BatchedGames(ABC):
-    """Base class of `Games` whose state consists of arrays.
+    """Base class of games whose state consists of arrays; `env_factory.Games` documents most attributes.
 
     Args:
         n: number of games.
