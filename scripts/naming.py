@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LIMITS = {"src": 17.5, "tests": 24.0}  # per 1,000 names; lower them when the share has fallen
+LIMITS = {"src": 16.5, "tests": 23.5}  # per 1,000 names; lower them when the share has fallen
 QUESTION_WORDS = {"What", "Whether", "How", "Of", "Who", "Where", "Which", "Why", "When"}
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 

@@ -310,7 +310,7 @@ def test_package_suite_composes_and_builds():
                 assert not any(old in text for text in prompts), (test.name, old, prompts[0])
             assert all(f": {', '.join(env.spec.action_names)}" in text for text in prompts)
             env.close()
-    assert all(yaml.safe_load(json.dumps(dict(test.env))) for test in suite.tests)
+    assert all(yaml.safe_load(json.dumps(dict(test.env_options))) for test in suite.tests)
 
 
 def spec(n_actions, names="abcdefghi"):
