@@ -365,7 +365,7 @@ def test_stop_during_references_resumes(has_principal, tmp_path, monkeypatch):
     def interrupted(self, iteration, state):
         folders.append(self.folder)
         if len(folders) == 20:
-            self.stop.signal = signal.SIGTERM
+            self.stop_flag.signal = signal.SIGTERM
         safe_point(self, iteration, state)
 
     monkeypatch.setattr(Run, "safe_point", interrupted)

@@ -79,8 +79,8 @@ class LandscapeGame:
 class UnsavedRun:
     """Replacement of `Run` that neither logs nor saves."""
 
-    restored, iteration, seed, folder = None, 0, 0, Path(os.devnull)
-    stop = SimpleNamespace(requested=False, signal=None)
+    restored_state, iteration, seed, folder = None, 0, 0, Path(os.devnull)
+    stop_flag = SimpleNamespace(requested=False, signal=None)
 
     def __init__(self) -> None:
         self.summary = {}
