@@ -74,7 +74,7 @@ def check(part: Part) -> None:
                         "WRONG, and their speed is meaningless."
                     )
         part.print_row(
-            f"{substrate}, {games} games, {steps} steps", "equal, bit for bit", f" {len(arrays[0])} arrays per step"
+            f"{substrate}, {games} games, {steps} steps", "equal, bit for bit", f"{len(arrays[0])} arrays per step"
         )
 
 

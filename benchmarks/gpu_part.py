@@ -73,7 +73,7 @@ class Part:
 
     def print_row(self, *cells: object) -> None:
         """Print a row of the table: a wide first cell, and right-aligned columns."""
-        print(f"  {cells[0]!s:48}" + "".join(f"{cell!s:>16}" for cell in cells[1:]), flush=True)
+        print(f"  {cells[0]!s:48}" + "".join(f" {cell!s:>15}" for cell in cells[1:]), flush=True)
 
     def run_measurement(self, title: str, measure: Callable[[], None], min_seconds: float = 5.0) -> bool:
         """Run a measurement unless less than `min_seconds` remain, and return whether it fit into memory.

@@ -26,6 +26,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from results_runs import read_rows
 
+from llmrl.results.table_format import format_p_value
 from llmrl.statistics.intervals import mean_interval
 
 README = "README.md"
@@ -79,6 +80,7 @@ class ResultPages:
             signed=format_signed_difference,
             negated=negate_comparison,
             mean_error=format_mean_error,
+            p_value=lambda p: format_p_value(math.nan if p is None else p),
             passage=self._check_passage,
         )
 

@@ -13,7 +13,14 @@ from llmrl.analysis.scores import X_AXES
 from llmrl.results.groups import FinishedGroups, explain_scripted_groups
 from llmrl.results.principal_scores import MEASUREMENTS_COUNTER, OBJECTIVE_METRIC, ReferenceLine, explain_scores
 from llmrl.results.study_settings import StudyResult, StudySettings
-from llmrl.results.table_format import EMPTY_CELL, NumberFormat, ReportTable, format_estimate, interval_to_cells
+from llmrl.results.table_format import (
+    EMPTY_CELL,
+    NumberFormat,
+    ReportTable,
+    format_estimate,
+    format_p_value,
+    interval_to_cells,
+)
 from llmrl.statistics.estimators import Interval
 from llmrl.statistics.intervals import (
     SIGNIFICANCE_LEVEL,
@@ -328,10 +335,7 @@ def _build_comparisons_table(comparisons: Sequence[Comparison], axis_title: str)
         names = [comparison.group.display_name, comparison.baseline.display_name]
         sign = "+" if fmt.format_signed(float(comparison.difference.estimate)).startswith("+") else ""
         cells = [sign + format_estimate(comparison.difference, fmt)]
-        cells += [
-            EMPTY_CELL if np.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
-            for p in (comparison.p, comparison.p_adjusted)
-        ]
+        cells += [format_p_value(p) for p in (comparison.p, comparison.p_adjusted)]
         cells += [format_estimate(comparison.probability, "{:.2f}".format)]
         cells += [EMPTY_CELL if comparison.onset is None else f"{comparison.onset:,.0f}"] if has_onset else []
         rows.append([*names, *cells])

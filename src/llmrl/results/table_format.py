@@ -159,6 +159,11 @@ def format_estimate(interval: Band | Interval | None, format_number: Callable[[f
     return format_number(estimate) + (f" [{format_number(low)}, {format_number(high)}]" if math.isfinite(low) else "")
 
 
+def format_p_value(p: float) -> str:
+    """Format a p-value without the zero before the point, or return `EMPTY_CELL` for NaN."""
+    return EMPTY_CELL if math.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
+
+
 def interval_to_cells(interval: Band | Interval | None) -> list[float | None]:
     """Return estimate, lower bound and upper bound of an interval as cells of a CSV file."""
     if interval is None:
