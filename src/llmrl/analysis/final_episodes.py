@@ -97,8 +97,10 @@ def summarize_final_episodes(task: ReportTask, group: Group, runs: Sequence[RunR
     player_options = [f"{key}={common[key]}" for key in ("agent", "principal", "teacher") if key in common]
     agent = results[0].get("agent")
     default_name = ", ".join(player_options) or (str(agent.get("policy", "")) if isinstance(agent, dict) else "")
-    counts = len(results), sum(int(result["episodes"]) for result in results)
-    return FinalEpisodes(task.title, group, *counts, is_trained, carried_states, means, errors, default_name)
+    n_episodes = sum(int(result["episodes"]) for result in results)
+    return FinalEpisodes(
+        task.title, group, len(results), n_episodes, is_trained, carried_states, means, errors, default_name
+    )
 
 
 def build_players_table(players: Sequence[FinalEpisodes]) -> ReportTable:

@@ -342,9 +342,10 @@ def _draw_proposals(groups: Sequence[GroupProposals], names: Sequence[str], unit
         order = np.argsort(objectives_of_group)  # dots with the highest objectives are drawn last, on top
         for column, parameter in enumerate(names):
             ax = axes[row, column]
+            values = np.array([proposal.parameters[parameter] for _, proposal in group.numbered_proposals])
             image = ax.scatter(
                 numbers[order],
-                np.array([proposal.parameters[parameter] for _, proposal in group.numbered_proposals])[order],
+                values[order],
                 c=objectives_of_group[order],
                 s=9,
                 cmap=_COLOR_MAP,

@@ -329,7 +329,8 @@ def is_secret_name(name: str, is_query_parameter: bool = True) -> bool:
 
     With `is_query_parameter`, it is the name of a query parameter of a URL; then `key` and `sig` also denote secrets.
     """
-    words = [word for word in re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()) if word]
+    snake_case_name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    words = [word for word in re.split(r"[^a-z0-9]+", snake_case_name) if word]
     if not words or "_".join(words[-2:]) in _SPECIAL_TOKENS:
         return False
     has_secret_suffix = "".join(words[-2:]).endswith(_SECRET_NAME_SUFFIXES)

@@ -257,9 +257,10 @@ class PolicyTeacher(StateFields):
         n_steps, n_envs, n_agents = rollout.action.shape
         memory: np.ndarray | None = None
         if self.plan_policy.domain.memory_size:
-            initial_memory = np.zeros((n_envs, n_agents, self.plan_policy.domain.memory_size))
-            # A copy, so that the state stays unchanged if a model fails.
-            memory = initial_memory if self._memory is None else self._memory.copy()
+            if self._memory is None:
+                memory = np.zeros((n_envs, n_agents, self.plan_policy.domain.memory_size))
+            else:
+                memory = self._memory.copy()  # so that the state stays unchanged if a model fails
             episode_starts = rollout.episode_start.cpu().numpy()
             scenes = []
             for t in range(n_steps):
@@ -308,8 +309,10 @@ class TeacherPolicy(PolicyWithoutValues):
         shape = next(iter(arrays.values())).shape[:2]
         memory: np.ndarray | None = None
         if self.plan_policy.domain.memory_size:
-            initial_memory = np.zeros((*shape, self.plan_policy.domain.memory_size))
-            memory = initial_memory if state is None else state.cpu().numpy().astype(np.float64)  # a copy
+            if state is None:
+                memory = np.zeros((*shape, self.plan_policy.domain.memory_size))
+            else:
+                memory = state.cpu().numpy().astype(np.float64)  # a copy
         scenes = self.plan_policy.scenes(arrays, memory)
         self._scenes, self._n_agents = scenes, shape[1]
         uniform_numbers, n = None, len(scenes)
