@@ -18,11 +18,11 @@ TEST_PURPOSE = "check"
 """Purpose of the test request in the call log."""
 REQUESTED_NUMBER = 7
 """Number that the prompt of `check` requests."""
-VALID_FORM_TEXT = "a reply of the form asked for"
+VALID_FORMAT_TEXT = "the requested format"
 """Text that `check` prints for a reply in the requested format; for any other text, the command exits with 1."""
 SCHEMA_IGNORED_TEXT = (
-    "ignored: the reply lacks a field that only the schema names, so replies have their form only as far as the model "
-    "follows the prompt; llm.structured=false sends no schemas"
+    "ignored: the reply lacks a field that only the schema contains, so only the prompt determines the format of "
+    "replies; llm.structured=false sends no schemas"
 )
 """Text that `check` prints for a server that accepts a schema but whose replies do not follow it."""
 
@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Send one short request: llmrl-llm check llm=gpt4o",
     )
     check.add_argument("overrides", nargs="+", help="as for llmrl-train: llm=<option>, and its fields llm.<field>=...")
-    check.add_argument("--config-dir", type=Path, default=None, help="folder with options of your own")
+    check.add_argument("--config-dir", type=Path, default=None, help="folder with your own options")
     totals = commands.add_parser("totals", help="calls, tokens and costs of all runs in a folder")
     totals.add_argument("folder", type=Path, help="outputs, a sweep, or one run; or run:<hash>, latest:<name>")
     add_output_root_option(totals)
@@ -105,22 +105,22 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         refusal = str(error)
         [reply] = client.chat([replace(request, schema=None)])
     latency_seconds = time.perf_counter() - start
-    form_text, schema_support = VALID_FORM_TEXT, "accepted and kept"
+    format_text, schema_support = VALID_FORMAT_TEXT, "accepted and followed"
     try:
         parsed_reply = apply_parser(
             reply, lambda completion: parse_object(completion.text, Number, completion.is_truncated)
         )
         if parsed_reply.number != REQUESTED_NUMBER:
-            form_text = f"{VALID_FORM_TEXT}, but with the number {parsed_reply.number} instead of {REQUESTED_NUMBER}"
+            format_text = f"{VALID_FORMAT_TEXT}, but the number {parsed_reply.number} instead of {REQUESTED_NUMBER}"
     except InvalidReply as error:
         truncation = "cut off at llm.max_tokens, which thoughts count toward: raise it; " if reply.is_truncated else ""
-        form_text = (
-            f"{truncation}{error}; such replies are shown to the model once to be repaired, then replaced and counted"
+        format_text = (
+            f"{truncation}{error}; in a run, the model is asked once to repair such a reply, which is then replaced"
         )
     if refusal:
         schema_support = f"refused, set llm.structured=false: {refusal}"
     elif not uses_schema:
-        schema_support = "not asked for: the format is described in the prompt only"
+        schema_support = "not used: only the prompt describes the format"
     else:
         try:
             apply_parser(reply, lambda completion: parse_object(completion.text, Probe, completion.is_truncated))
@@ -130,7 +130,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     return [
         ("model", client.label),
         ("reply", repr(reply.text[:200]) + (f" (finish: {reply.finish})" if reply.finish else "")),
-        ("form", form_text),
+        ("format", format_text),
         ("structured output", schema_support),
         ("latency", f"{latency_seconds:.2f} s"),
         ("tokens", f"{_format_count(reply.prompt_tokens)} in, {_format_count(reply.completion_tokens)} out"),
@@ -200,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.command == "check":
         fields = check(args.overrides, args.config_dir)
         print_fields("One request", fields)
-        if dict(fields).get("form", VALID_FORM_TEXT) != VALID_FORM_TEXT:
+        if dict(fields).get("format", VALID_FORMAT_TEXT) != VALID_FORMAT_TEXT:
             raise SystemExit(1)
     else:
         from llmrl.experiment.run_lookup import resolve_folder

@@ -427,6 +427,10 @@ class EnvSpec:
                 IncompatibilityReason.INTERFACE, f"{problem}; use a text environment, e.g. env=babyai_text"
             )
 
+    def get_context_name(self, context: int | None) -> str | None:
+        """Return the name of a context, given its index in `contexts`; None for None."""
+        return None if context is None else self.contexts[context]
+
     @property
     def proposal_space(self) -> ParameterSpace:
         """The space of the mechanism's values, with the contexts of the environment.

@@ -276,7 +276,7 @@ def _describe_evaluation(run: SavedRun, plan: AdaptationPlan | None, evaluation:
         "checkpoint": run.iteration,
         "env": list(settings.env),
         "seed": settings.seed,
-        "context": None if context is None else evaluation.parts.env.spec.contexts[context],
+        "context": evaluation.parts.env.spec.get_context_name(context),
         "society": run.society_index if plan is None else None,
         "adapted": None if plan is None else asdict(plan),
         "llm": None if llm is None else llm.label,

@@ -318,7 +318,7 @@ def evaluate_recommendations(run: Run, measurer: VectorMeasurer, references: Ref
 
 def _compute_objective_range(context: Context, results: DesignResults, references: References | None) -> float:
     """Return the range of the objective in a context: the larger of those of the reference scan and the estimates."""
-    name = None if context is None else results.history.spec.contexts[context]
+    name = results.history.spec.get_context_name(context)
     scan_range = 0.0 if references is None else references.get_scan_range(name)
     return max(scan_range, results.history.compute_objective_range(context))
 

@@ -181,7 +181,7 @@ class DesignHistory:
         """Return the keys `mechanism` and `context` that identify a vector in rows and summaries."""
         assert self.spec.mechanism is not None
         values = dict(zip(self.spec.mechanism.names, np.asarray(vector).tolist(), strict=True))
-        return {"mechanism": values, "context": None if context is None else self.spec.contexts[context]}
+        return {"mechanism": values, "context": self.spec.get_context_name(context)}
 
     def compute_objective_range(self, context: int | None) -> float:
         """Return the difference between the highest and the lowest estimate of a context; 0 without estimates."""

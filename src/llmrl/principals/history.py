@@ -243,7 +243,7 @@ class History(StateFields):
             name: round(outcome.welfare[name], 4) for name in self.welfare_descriptions if name in outcome.welfare
         }
         return {
-            "context": None if outcome.context is None else self.spec.contexts[outcome.context],
+            "context": self.spec.get_context_name(outcome.context),
             "vector": np.asarray(outcome.vector, dtype=np.float64).tolist(),
             "payoff": float(outcome.value),
             "standard_error": outcome.standard_error,

@@ -165,7 +165,7 @@ class VotePrincipal(StateFields):
             self.records.append(
                 {
                     "generation": len(self.records) + 1,
-                    "context": None if outcome.context is None else self.spec.contexts[outcome.context],
+                    "context": self.spec.get_context_name(outcome.context),
                     "vector": [float(x) for x in outcome.vector],
                     "returns": [float(x) for x in outcome.net_returns],
                 }
