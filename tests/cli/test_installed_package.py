@@ -143,6 +143,14 @@ def test_option_keys_match_constructor_defaults(labeled_package):
     }
 
 
+def test_first_version_of_a_package_on_the_path_is_used(labeled_package, tmp_path, store):
+    later = tmp_path / "later"
+    declare(later, "labeled", "[llmrl.parts]\nagent.labeled = labeled.parts:Part\n")
+    declare(labeled_package, "labeled", "[console_scripts]\nlabeled = labeled:main\n")
+    store.setattr("sys.path", [*sys.path, str(later)])
+    assert "labeled" not in list_installed_options("agent")
+
+
 def test_broken_package_is_reported_on_use(labeled_package):
     from hydra.errors import ConfigCompositionException
 

@@ -103,7 +103,10 @@ def evaluate(
 
         return evaluate_suite(runs, suite, settings, _log_message, _format_options(suite_options or {}))[-1]
     if len(runs) != 1 or suite_options:
-        raise ConfigError("several runs and suite_options need a suite; set one, such as suite='babyai_text'")
+        raise ConfigError(
+            f"run={[str(path) for path in runs]}: without a suite, evaluate takes one run and no suite_options; set a "
+            "suite, such as suite='babyai_text'"
+        )
     from llmrl.evaluation.evaluate_run import evaluate_run
 
     return evaluate_run(runs[0], settings, _log_message)

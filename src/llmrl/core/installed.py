@@ -6,6 +6,7 @@ the entry points of every installed package, which takes as long as the rest of 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -60,33 +61,33 @@ def entry_points() -> tuple[EntryPoint, ...]:
     for path in dict.fromkeys(sys.path):
         if path and os.path.realpath(path) != working_folder:
             for folder in _iterate_metadata_folders(path):
-                name = Path(folder).name.partition("-")[0].lower()
-                entry_points_by_package.setdefault(name, list(_iterate_entry_points(folder)))
+                name = Path(folder).stem.partition("-")[0].lower()
+                if name not in entry_points_by_package:
+                    entry_points_by_package[name] = _read_entry_points(folder)
     all_entries = (entry for package_entries in entry_points_by_package.values() for entry in package_entries)
     return tuple(sorted(all_entries, key=lambda entry: (entry.group, entry.name, entry.package)))
 
 
 def _iterate_metadata_folders(path: str) -> Iterator[str]:
-    """Yield the metadata folders in `path` that mention a group of llmrl in their entry points."""
+    """Yield the metadata folders in `path`, sorted; nothing if it is a zip archive or does not exist."""
+    with contextlib.suppress(OSError), os.scandir(path) as folder_entries:
+        yield from sorted(entry.path for entry in folder_entries if entry.name.endswith(_METADATA_SUFFIXES))
+
+
+def _read_entry_points(folder: str) -> list[EntryPoint]:
+    """Return the entry points in a metadata folder that belong to a group of llmrl."""
     try:
-        with os.scandir(path) as package_entries:
-            folders = sorted(entry.path for entry in package_entries if entry.name.endswith(_METADATA_SUFFIXES))
+        with open(f"{folder}/entry_points.txt", "rb") as file:  # noqa: PTH123 (hundreds of files at every start)
+            if b"[llmrl." not in file.read():
+                return []
     except OSError:
-        return  # `path` is a zip archive or does not exist
-    for folder in folders:
-        try:
-            with open(f"{folder}/entry_points.txt", "rb") as file:  # noqa: PTH123 (hundreds of files at every start)
-                if b"[llmrl." in file.read():
-                    yield folder
-        except OSError:
-            continue
-
-
-def _iterate_entry_points(folder: str) -> Iterator[EntryPoint]:
+        return []
     from importlib.metadata import PathDistribution
 
     distribution = PathDistribution(Path(folder))
     package = f"{distribution.metadata['Name']} {distribution.metadata['Version']}"
-    for entry in distribution.entry_points:
-        if entry.group in ENTRY_POINT_GROUPS:
-            yield EntryPoint(entry.group, entry.name, entry.module, entry.attr, package)
+    return [
+        EntryPoint(entry.group, entry.name, entry.module, entry.attr, package)
+        for entry in distribution.entry_points
+        if entry.group in ENTRY_POINT_GROUPS
+    ]
