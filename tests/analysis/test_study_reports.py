@@ -16,6 +16,7 @@ from llmrl.analysis.group_comparison import GroupComparison
 from llmrl.analysis.landscape import Landscape, _compute_unbiased_best
 from llmrl.analysis.regret import TRANSFER_ROW_LABELS, GroupValues, compute_regret
 from llmrl.analysis.report import ReportSettings
+from llmrl.analysis.report_figures import draw_study
 from llmrl.analysis.report_files import write_report
 from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import SCRIPTED_NOTE
@@ -232,13 +233,18 @@ def test_landscape_compares_kinds_of_players(tmp_path: Path) -> None:
         rows = [{**row, "kinds": kinds} for row in history(k, N_GRID_POINTS)]
         write_run(tmp_path, "map", ["principal=listed"], k, report=MAP, history=rows)
     [section] = compute_report(tmp_path / "map", ReportSettings()).sections
-    assert section.study is not None
-    [table] = [table for table in section.study.tables if table.name == "study_kinds"]
+    study = section.study
+    assert isinstance(study, Landscape) and study.player_kinds is not None
+    [table] = [table for table in study.tables if table.name == "study_kinds"]
     header, *lines = table.csv_rows
     assert header == ["kind", "a", "b", "c", "after_0", "after_9", "change", "low", "high"]
     assert [line[0] for line in lines] == ["deviator"] * len(N_GRID_POINTS) + ["others"] * len(N_GRID_POINTS)
     assert lines[0][4:] == pytest.approx([2.0, 4.0, 2.0, 2.0, 2.0])
     assert lines[-1][4:7] == pytest.approx([3.0, 1.0, -2.0]) and lines[-1][7] < -2.0 < lines[-1][8]
+    [figure] = draw_study(study, "study")
+    for kind, change in study.player_kinds.change_by_kind.items():
+        assert change.estimate.tolist() == [line[6] for line in lines if line[0] == kind]
+        assert f"<!-- {kind} -->".encode() in figure.svg, "the legend"
 
 
 REGRET_MAP = {**MAP, "baselines": ["none"], "recommendations": 5}

@@ -25,6 +25,24 @@ _Setting = tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
+class PlayerKindComparison:
+    """The change of the return of each kind of players in mixed societies, during adaptation.
+
+    A change is the mean return of players after the last validated round minus that after the first one, in the same
+    run.
+
+    Attributes:
+        change_by_kind: change with its interval under each setting, [n].
+        table: mean returns after both rounds, and changes.
+        sentences: a sentence about each kind.
+    """
+
+    change_by_kind: Mapping[str, Band]
+    table: ReportTable
+    sentences: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Landscape(StudyResult):
     """The measurements of a landscape.
 
@@ -35,6 +53,8 @@ class Landscape(StudyResult):
         band_by_n_rounds: mean objective of each setting, [n], by number of adaptation rounds
             (`design.validation_rounds`); empty if it was measured only after the last round.
         regret: regret of the settings in each group; None for a single group.
+        player_kinds: comparison of the kinds of players; None without mixed societies or with fewer than two validated
+            rounds.
     """
 
     names: tuple[str, ...]
@@ -42,6 +62,7 @@ class Landscape(StudyResult):
     band: Band
     band_by_n_rounds: Mapping[int, Band] = field(default_factory=dict)
     regret: RegretMatrix | None = None
+    player_kinds: PlayerKindComparison | None = None
 
     @property
     def best_index(self) -> int:
@@ -147,13 +168,19 @@ def build_landscape(settings: StudySettings, groups: Mapping[str, Sequence[RunRe
         unit,
     )
     tables += [] if regret is None else [regret.table]
-    kind_tables, kind_sentences = _compare_player_kinds(names, vectors, histories, first_run_values, units, basis)
-    tables += kind_tables
-    caption = f"Mean {unit} under each setting, {basis}; intervals are in the table. "
-    caption += "The lines connect measurements of one setting." if band_by_n_rounds else "The best is framed."
+    player_kinds = _compare_player_kinds(names, vectors, histories, first_run_values, units, basis)
+    sentences = [sentence + "."]
+    if player_kinds is not None:
+        tables.append(player_kinds.table)
+        sentences += player_kinds.sentences
+        caption = f"{player_kinds.table.caption}. Change of the return under each setting, with 95% intervals."
+    else:
+        caption = f"Mean {unit} under each setting, {basis}; intervals are in the table. "
+        caption += "The lines connect measurements of one setting." if band_by_n_rounds else "The best is framed."
     caption += " All settings of a run were measured with the same random numbers."
-    sentences = (sentence + ".", *kind_sentences)
-    return Landscape(settings, sentences, tuple(tables), caption, names, vectors, band, band_by_n_rounds, regret)
+    return Landscape(
+        settings, tuple(sentences), tuple(tables), caption, names, vectors, band, band_by_n_rounds, regret, player_kinds
+    )
 
 
 def _compute_unbiased_best(values: np.ndarray) -> float | None:
@@ -257,11 +284,8 @@ def _compare_player_kinds(
     settings: Iterable[_Setting],
     units: Sequence[object],
     basis: str,
-) -> tuple[list[ReportTable], list[str]]:
-    """Return a table and sentences on how adaptation changes the return of each kind of players in mixed societies.
-
-    A change is the mean return of players after the last validated round minus that after the first one, in the same
-    run. Both lists are empty without mixed societies or with fewer than two validated rounds.
+) -> PlayerKindComparison | None:
+    """Compare the kinds of players in mixed societies; None without these or with fewer than two validated rounds.
 
     Args:
         names: names of the d parameters of a setting.
@@ -273,14 +297,15 @@ def _compare_player_kinds(
     """
     rounds = sorted(set.intersection(*({int(n) for n in row.get("kinds", ())} for rows in histories for row in rows)))
     if len(rounds) < 2:
-        return [], []
+        return None
     first_round, last_round = rounds[0], rounds[-1]
     header: list[object] = ["kind", *names, f"after_{first_round}", f"after_{last_round}", "change", "low", "high"]
     csv_rows, rows, sentences, keys = [header], [], [], list(settings)
+    change_by_kind = {}
     for kind in histories[0][0]["kinds"][str(last_round)]:
         means = [[_average_by_setting(history, n, kind) for history in histories] for n in (first_round, last_round)]
         first_returns, last_returns = (np.array([[x[key] for x in by_run] for key in keys]) for by_run in means)
-        change = mean_interval(last_returns - first_returns, units)
+        change = change_by_kind[kind] = mean_interval(last_returns - first_returns, units)
         fmt = NumberFormat(np.concatenate([first_returns, last_returns]))
         for i, vector in enumerate(vectors):
             mean_returns = [float(average_by_unit(x[i], units).mean()) for x in (first_returns, last_returns)]
@@ -294,4 +319,4 @@ def _compare_player_kinds(
         )
     caption = f"Return of a player of each kind, mechanism included: {first_round} and {last_round} rounds, {basis}"
     columns = ["kind", *names, f"{first_round} rounds", f"{last_round} rounds", "change"]
-    return [ReportTable("study_kinds", caption, csv_rows, columns, rows)], sentences
+    return PlayerKindComparison(change_by_kind, ReportTable("study_kinds", caption, csv_rows, columns, rows), sentences)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from llmrl.analysis.scores import X_AXES
 from llmrl.analysis.story.proposed import GroupProposals, compute_mean_score, find_shared_parameters
 from llmrl.results.principal_scores import MEASUREMENTS_COUNTER, OBJECTIVE_METRIC, REFERENCE_TITLES, ReferenceLine
 from llmrl.results.study_settings import StudyResult
+from llmrl.statistics.intervals import Band
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,6 +58,8 @@ def draw_study(study: StudyResult, name: str) -> list[RenderedFigure]:
     if isinstance(study, Landscape):
         if (regret := study.regret) is not None:
             return [render_figure(name, regret.table.caption + ".", lambda: _draw_regret(regret))]
+        if (kinds := study.player_kinds) is not None:
+            return [render_figure(name, study.caption, lambda: _draw_changes_by_kind(study, kinds.change_by_kind))]
         draw = _draw_adaptation if study.band_by_n_rounds else _draw_heat_maps
         return [render_figure(name, study.caption, lambda: draw(study))]
     if isinstance(study, TaskComparison):
@@ -154,6 +157,27 @@ def _draw_adaptation(study: Landscape) -> Figure:
     ax.set_ylabel(textwrap.fill(study.settings.unit or "objective", 30))
     ax.set_title(", ".join(study.names), loc="right", fontsize=9)
     label_line_ends(ax)
+    return figure
+
+
+def _draw_changes_by_kind(study: Landscape, change_by_kind: Mapping[str, Band]) -> Figure:
+    """Draw the change of the return of each kind of players under each setting, highest objective first."""
+    figure = make_figure(8.0, 1.6 + 0.4 * len(study.vectors))
+    ax = figure.subplots()
+    order = np.argsort(study.band.estimate)
+    styles = choose_group_styles(list(change_by_kind))
+    for offset, (kind, change) in zip(
+        np.linspace(0.15, -0.15, len(change_by_kind)), change_by_kind.items(), strict=True
+    ):
+        x = change.estimate[order]
+        errors = np.nan_to_num([x - change.low[order], change.high[order] - x])
+        style = {**styles[kind], "linestyle": "none", "markevery": None}
+        ax.errorbar(x, np.arange(len(order)) + offset, xerr=errors, label=kind, **style)
+    ax.axvline(0, color="#777777", linewidth=1, zorder=0)
+    ax.set_yticks(range(len(order)), [", ".join(f"{x:g}" for x in study.vectors[i]) for i in order])
+    ax.set_ylabel(", ".join(study.names))
+    ax.set_xlabel("change of the return of a player")
+    add_legend(figure, ax)
     return figure
 
 
