@@ -11,11 +11,11 @@ from typing import Any
 
 from llmrl.config.option_docs import (
     KeyPath,
-    document_keys,
     format_option_path,
     format_option_type,
     format_value,
     read_description,
+    read_documented_keys,
     read_keys,
 )
 from llmrl.core.option_files import (
@@ -75,7 +75,7 @@ def _iterate_section(title: str, path: Path, files: Sequence[tuple[Path, KeyPath
     targets: dict[str, str] = {}
     for file, key_path in files:
         targets |= _find_targets(read_file(file), key_path)
-    documents = document_keys(files)
+    documents = read_documented_keys(files)
     rows = []
     for entry in read_keys(path):
         key = ".".join((*package, *entry.key))

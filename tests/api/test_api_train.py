@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from http import HTTPStatus
 
 import hypothesis.strategies as st
 import pytest
@@ -20,7 +21,7 @@ import commands
 import llmrl
 from experiments import load_comparable_metrics, run_experiment
 from llmrl.core.errors import CheckpointError, ConfigError, LlmrlError
-from llmrl.core.typed_values import format_override
+from llmrl.core.override_text import format_override
 
 TINY = {
     "env.n_envs": 2,
@@ -278,6 +279,18 @@ def test_python_values_are_preserved(value):
     (override,) = OverridesParser.create().parse_overrides([format_override("key", value)])
     assert str(unquoted(override.value())) == str(value)
     assert not override.is_sweep_override()
+
+
+@pytest.mark.parametrize("value", [{1: 2, -3: {"a/b.c-d": None}}, "a\\\n", HTTPStatus.OK])
+def test_unusual_values_are_preserved(value):
+    override = OverridesParser.create().parse_override(format_override("key", value))
+    assert unquoted(override.value()) == value
+
+
+@pytest.mark.parametrize("name", ["", "true", "two words", "1", 1.5, None])
+def test_mapping_keys_that_need_quotes_are_rejected(name):
+    with pytest.raises(ConfigError, match=f"key: {name!r}"):
+        format_override("key", {"inner": {name: 1}})
 
 
 @given(st.lists(plain, min_size=2, max_size=3))

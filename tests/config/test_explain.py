@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from llmrl.cli.help import explain_options
-from llmrl.config.option_docs import document_config, format_option_type, format_value, read_keys
+from llmrl.config.option_docs import format_option_type, format_value, read_documented_config, read_keys
 from llmrl.core.errors import ConfigError
 
 
@@ -34,6 +34,30 @@ def test_single_key_is_explained(capsys):
     assert list(explained) == ["design.candidates"] and explained["design.candidates"][0] == "8"
     # Set by what env=cleanup brings along.
     assert explained["design.candidates"][3].startswith("conf/train.yaml:")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("regime=none",),
+        ("experiment=first/teacher",),
+        ("experiment=studies/rooms", "treatment=none"),
+    ],
+)
+def test_all_keys_are_explained_without_keys_of_one_group(capsys, arguments):
+    explained = rows(capsys, *arguments)
+    assert {"design.candidates", "seed", "env.horizon"} <= explained.keys()
+
+
+def test_subgroups_are_explained(capsys):
+    assert list(rows(capsys, "hardware/backend=local")) == ["hardware.backend._target_"]
+
+
+def test_key_with_the_name_of_a_folder_is_explained(capsys, tmp_path, monkeypatch):
+    (tmp_path / "seed").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert list(rows(capsys, "seed")) == ["seed"]
 
 
 def test_nested_parts_and_second_command(capsys):
@@ -64,7 +88,7 @@ def test_reports_missing_keys(arguments, message):
 
 
 def test_nearly_all_keys_have_types():
-    documents = document_config("train", ["env=cleanup", "principal=llm", "llm=gpt4o", "teacher=none"])
+    documents = read_documented_config("train", ["env=cleanup", "principal=llm", "llm=gpt4o", "teacher=none"])
     targets = {
         key.removesuffix("._target_"): str(document.value) for key, document in documents.items() if "_target_" in key
     }

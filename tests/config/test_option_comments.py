@@ -6,7 +6,13 @@ from collections import defaultdict
 import pytest
 
 from llmrl.config.builder import Builder
-from llmrl.config.option_docs import document_config, document_keys, format_option_path, read_description, read_keys
+from llmrl.config.option_docs import (
+    format_option_path,
+    read_description,
+    read_documented_config,
+    read_documented_keys,
+    read_keys,
+)
 from llmrl.core.option_files import (
     get_root,
     list_files,
@@ -42,8 +48,8 @@ COMMON = {"dataset": "random", "principal": "llm", "llm": "local_chat"}
 @pytest.mark.slow
 @pytest.mark.parametrize(("group", "name"), OPTIONS, ids=lambda x: x)
 def test_keys_have_descriptions(group, name):
-    documented_keys = document_keys(find_files(group, name))
-    own_keys = document_keys(list_files(group, name))
+    documented_keys = read_documented_keys(find_files(group, name))
+    own_keys = read_documented_keys(list_files(group, name))
     # What a preset holds for other options (test_debug_presets) means what it means where they are.
     debug_prefixes = ("debug.upper_limits.", "debug.replacements.")
     lacking = [
@@ -66,7 +72,7 @@ def test_command_keys_are_documented():
     for primary in ("train", "finetune"):
         lacking = [
             key
-            for key, node in document_config(primary, []).items()
+            for key, node in read_documented_config(primary, []).items()
             if node.is_leaf and not node.meaning and not key.endswith("_target_")
         ]
         assert not lacking
@@ -78,7 +84,7 @@ def test_inherited_key_is_documented_once():
     Range, choices and the meaning of null stand in the base file.
     """
     for group, name in OPTIONS:
-        for key, node in document_keys(find_files(group, name)).items():
+        for key, node in read_documented_keys(find_files(group, name)).items():
             for note, place in node.notes:
                 assert not re.search(r"[<>]=? ?\d| \| |null =|, \[0, 1\]", note), f"{place} ({key}): {note}"
 

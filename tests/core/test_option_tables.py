@@ -3,7 +3,7 @@
 import pytest
 
 from experiments import compose
-from llmrl.config.option_docs import document_config as documentation
+from llmrl.config.option_docs import read_documented_config as documentation
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.composition import compose_config, to_plain
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmrl.config.option_docs import document_config, format_option_path, read_description, read_keys
+from llmrl.config.option_docs import format_option_path, read_description, read_documented_config, read_keys
 from llmrl.config.treatments import check_treatment
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import (
@@ -53,7 +53,7 @@ def test_variant_has_documentation():
     replicates = next(entry for entry in read_keys(path) if entry.key == ("design", "replicates"))
     assert replicates.comment.startswith("also read by llmrl-finetune")
     assert "replicates: 1" in find_file(path).read_text().splitlines()[replicates.line - 1]
-    document = document_config("train", ["env=harvest"])["design.replicates"]
+    document = read_documented_config("train", ["env=harvest"])["design.replicates"]
     location = f"{format_option_path(path)}:{replicates.line}"
     assert document.value_location == location == f"conf/regime/_regimes.yaml:{replicates.line}"
 

@@ -1,4 +1,4 @@
-"""Comparison of the groups of a study: curves, scores, and tests of the pairs of groups in its settings."""
+"""Comparison of the groups of a study: curves, scores, and tests against baselines and of the planned pairs."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ from llmrl.statistics.intervals import (
 class Comparison:
     """The comparison of one group with another.
 
+    A unit is a pre-training run with all runs that start from it, or else a run.
+
     Attributes:
         group, baseline: the compared groups.
         difference: difference of their mean scores, `group` minus `baseline`.
         probability: probability that a run of `group` has a higher score than a run of `baseline`.
-        p: p-value of equal means (`statistics.intervals.p_value`); NaN if a group has too few top-level units.
+        p: p-value of equal means (`statistics.intervals.p_value`); NaN if a group has too few units.
         p_adjusted: `p` after Holm's correction for the number of comparisons in its family.
         onset: x coordinate from which the interval of the difference between the curves (`GroupTrace.main_curve`)
             stays above 0; None if there is no such coordinate.
@@ -64,7 +66,7 @@ class Comparison:
     def verdict(self) -> str:
         """Verdict of the test: `above` or `below` if `p_adjusted` < `SIGNIFICANCE_LEVEL`, `unclear` otherwise.
 
-        It is `untested` if a group has too few top-level units.
+        It is `untested` if a group has too few units.
         """
         if np.isnan(self.p_adjusted):
             return "untested"
@@ -79,7 +81,7 @@ class GroupComparison(StudyResult):
 
     Attributes:
         traces: curves and scores of the compared groups, highest score first.
-        comparisons: comparisons with the baselines and of the pairs in the settings.
+        comparisons: comparisons of groups with the baselines, then of the pairs in the settings.
         references: reference lines, which were measured before the runs.
         online_caption: caption of the figure of online performance; empty if there is no such figure.
     """
@@ -109,7 +111,8 @@ def compare_groups(
         names: short names of the groups, by label.
         finished: each group with its finished runs.
         references: reference lines, which were measured before the runs.
-        bin_width: width of the bins in which metrics of training episodes are averaged, frames; None without these.
+        bin_width: width, in frames, of the bins in which metrics of training episodes are averaged; None if no such
+            metrics are compared.
 
     Raises:
         RunFolderError: a metric of a run cannot be read.
@@ -134,7 +137,7 @@ def compare_groups(
     mean_online_scores = {x.display_name: float(x.online_score.estimate) for x in traces if x.online_score is not None}
     sentences = (
         *_describe_comparisons(comparisons, settings.score_name),
-        *([f"Not compared, because one has no finished run: {'; '.join(missing_pairs)}."] if missing_pairs else []),
+        *([f"Not compared, as a group has no run with a score: {'; '.join(missing_pairs)}."] if missing_pairs else []),
         *explain_scores(mean_scores, mean_online_scores),
         *explain_scripted_groups(trace.group for trace in traces),
     )
@@ -142,7 +145,7 @@ def compare_groups(
         settings,
         sentences,
         tuple(_build_tables(settings, traces, comparisons, references)),
-        _describe_figure(settings, traces) + (" Level lines were measured before the runs." if references else ""),
+        _describe_figure(settings, traces) + (" Horizontal lines were measured before the runs." if references else ""),
         tuple(traces),
         tuple(comparisons),
         references,
@@ -174,7 +177,7 @@ def _compare_pairs(family: Sequence[tuple[GroupTrace, GroupTrace]]) -> list[Comp
 
 
 def _find_onset(group: GroupTrace, baseline: GroupTrace) -> float | None:
-    """Return the x coordinate from which the curve of a group stays above that of its baseline; None without such an x.
+    """Return the first x from which the interval of the difference between two curves stays above 0; None without one.
 
     Only the range of x that both curves have is compared. A baseline without a curve is constant at its scores.
     """
@@ -206,12 +209,15 @@ def find_start_above_zero(x: np.ndarray, low: np.ndarray) -> float | None:
 
 
 def _describe_comparisons(comparisons: Sequence[Comparison], score_name: str) -> list[str]:
-    """Return a sentence for each baseline and verdict, with the groups and their differences from the baseline."""
+    """Return a sentence for each baseline and verdict, with the groups and their differences from the baseline.
+
+    The baseline of a planned pair is its second group.
+    """
     sentences = []
     text_by_verdict = {
         "above": "Above",
         "below": "Below",
-        "unclear": "No difference shown from",
+        "unclear": "Not shown to differ from",
         "untested": "Too few units to compare with",
     }
     for baseline in dict.fromkeys(comparison.baseline.display_name for comparison in comparisons):
@@ -237,12 +243,12 @@ def _describe_figure(settings: StudySettings, traces: Sequence[GroupTrace]) -> s
     if any(trace.online_scores is not None for trace in traces):
         score = "recommendation"
     else:
-        score = "result" if settings.tail_fraction is None else f"mean of the last {settings.tail_fraction:.0%}"
+        score = "result" if settings.tail_fraction is None else f"mean over its last {settings.tail_fraction:.0%}"
     dots_text = f"each run's {score}, as a dot, and their mean with its 95% interval."
     title = f"{settings.score_name}, {_describe_runs(traces)}. "
     if any(trace.anytime_curve is not None for trace in traces):
         return (
-            f"{title}Left, value of the recommendation from the first n measurements of a run alone, with 95% bands; "
+            f"{title}Left, value of what a run would recommend after only its first n measurements, with 95% bands; "
             f"right, {dots_text}"
         )
     if any(trace.curve is not None for trace in traces):
@@ -254,7 +260,8 @@ def _describe_runs(traces: Sequence[GroupTrace]) -> str:
     counts = sorted({len(trace.scores) for trace in traces})
     runs_text = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}" if counts else "no"
     n_pretrainings = max((trace.n_pretrainings for trace in traces), default=0)
-    return f"mean over {runs_text} runs a group" + (f" on {n_pretrainings} pre-training runs" if n_pretrainings else "")
+    pretrainings_text = f", which start from {n_pretrainings} pre-training runs" if n_pretrainings else ""
+    return f"mean over {runs_text} runs per group{pretrainings_text}"
 
 
 def _describe_curves(settings: StudySettings) -> str:

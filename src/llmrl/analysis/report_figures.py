@@ -284,7 +284,7 @@ def draw_section(section: Section, report: Report, name: str) -> list[RenderedFi
         lines = select_drawable_lines(section.references) if curve.metric == OBJECTIVE_METRIC else ()
         if curve.metric == OBJECTIVE_METRIC and online:
             caption += " It is the objective of the proposals (online performance), not of the recommendations."
-        caption += " Level lines were measured before the runs." if lines else ""
+        caption += " Horizontal lines were measured before the runs." if lines else ""
         draw = functools.partial(_draw_curve, section, curve, styles, lines)
         figures.append(render_figure(f"{name}_curve_{to_slug(curve.metric)}", caption, draw))
     return figures

@@ -266,8 +266,8 @@ def compare_tasks(report: Report) -> TaskComparison | None:
     run_counts = sorted({len(trace.scores) for study in studies for trace in study.traces})
     n_runs = f"{run_counts[0]} to {run_counts[-1]}" if len(run_counts) > 1 else f"{run_counts[0]}"
     caption = (
-        f"{settings.score_name} in {len(titles)} tasks: means over {n_runs} runs a group with 95% bands; dashes at the "
-        "right end are the scores. Groups without a curve are drawn as a level."
+        f"{settings.score_name} in {len(titles)} tasks: means over {n_runs} runs per group with 95% bands; dashes at "
+        "the right end are the scores. Groups without a curve are drawn as a level."
     )
     sentences = _describe_verdicts(settings.baselines, studies, display_names)
     table = _build_tasks_table(settings, short_titles, studies, {name: display_names[name] for name in names})

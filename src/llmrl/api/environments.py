@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, overload
 import numpy as np
 
 from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
+from llmrl.core.override_text import format_override
 from llmrl.core.records import Observation, parse_if_json
-from llmrl.core.typed_values import format_override
 
 if TYPE_CHECKING:
     from llmrl.agents.llm_player.answer_format import AnswerFormat

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.typed_values import format_override
+from llmrl.core.override_text import format_override
 
 if TYPE_CHECKING:
     from llmrl.api.results import Results

@@ -1,6 +1,6 @@
 """`--help`, `--list`, `--explain` and `--version` of commands that compose an experiment.
 
-The texts are generated from the option files.
+Descriptions of options are generated from the option files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 GROUP_DESCRIPTIONS = {
     "env": "environment",
     "agent": "agents, and how they learn",
-    "regime": "pre-training of agents, schedule and objective; its default depends on env=; none removes it",
+    "regime": "pre-training of agents, schedule and objective; the default depends on env=",
     "principal": "proposer of taxes, incentives or policy parameters",
     "teacher": "adviser of a student while it learns",
     "llm": "language model of principals, teachers and players",
@@ -29,12 +29,14 @@ GROUP_DESCRIPTIONS = {
     "loggers": "metric loggers: loggers=[jsonl,tensorboard,wandb]",
     "method": "method of fine-tuning a proposer",
     "dataset": "data of fine-tuning",
-    "debug": "small sizes: +debug=quick",
+    "debug": "small numbers of steps and episodes, for a quick test: +debug=quick",
 }
-"""Config groups with their descriptions, in the order of `--help`."""
+"""Config groups with their descriptions."""
 
 LISTED_GROUPS = (*GROUP_DESCRIPTIONS, "experiment", "treatment")
-"""Groups that `--list` accepts."""
+"""Groups that `--list` accepts, in addition to their subgroups, e.g. `hardware/backend`."""
+GLOBAL_GROUPS = ("experiment", "regime", "treatment", "debug")
+"""Groups whose options set keys of other groups instead of a node of their own."""
 
 EXAMPLES_BY_COMMAND = {
     "train": (
@@ -57,9 +59,9 @@ EXAMPLES_BY_COMMAND = {
 
 FLAG_DESCRIPTIONS = (
     ("--list GROUP", "what each option of a group is; experiment and treatment are groups, too"),
-    ("--explain GROUP=OPTION", "meaning, default, range and file of each option of a chosen config"),
+    ("--explain GROUP=OPTION", "value, type with range, meaning and file of each key of a chosen option"),
     ("--cfg job", "the composed config"),
-    ("--multirun", "every combination of values with commas; the same command again computes what is missing"),
+    ("--multirun", "run every combination of comma-separated values; repeat the command to compute what is missing"),
     ("--version", "the version of llmrl"),
     ("--hydra-help", "Hydra's own flags"),
 )
@@ -69,7 +71,7 @@ GROUPS_BY_COMMAND: dict[str, tuple[str, ...]] = {
     "train": ("env", "agent", "regime", "principal", "teacher", "llm", "hardware", "loggers", "debug"),
     "finetune": ("env", "agent", "method", "dataset", "llm", "hardware", "loggers", "debug"),
 }
-"""Config groups that a command accepts, by its primary config."""
+"""Config groups of a command in the order of its `--help`, by its primary config."""
 
 
 def print_help_if_requested(command: str, primary: str, arguments: Sequence[str]) -> bool:
@@ -81,7 +83,7 @@ def print_help_if_requested(command: str, primary: str, arguments: Sequence[str]
         arguments: arguments of the command line.
 
     Raises:
-        ConfigError: there is no such group to list.
+        ConfigError: `--list` names no group, several groups, or one that does not exist.
     """
     if "--version" in arguments:
         from llmrl import __version__
@@ -108,7 +110,7 @@ def format_help_page(command: str, primary: str, width: int) -> str:
     for group in GROUPS_BY_COMMAND[primary]:
         names = ", ".join(list_all_option_names(group))
         lines += [f"  {group:<10} {GROUP_DESCRIPTIONS[group]}", *_wrap(names, "             ", width)]
-    lines += ["", "Studies, as experiment=family/name: settings of a published or measured comparison"]
+    lines += ["", "Studies, as experiment=family/name: settings of a comparison, published or planned here"]
     for family, studies in list_studies_by_family().items():
         lines += _wrap(", ".join(studies), f"  {family + '/':<14} ", width)
     note = (
@@ -193,9 +195,10 @@ def _print(text: str) -> None:
 
 
 def explain_options(primary: str, arguments: Sequence[str]) -> None:
-    """Print the documentation of the options that `arguments` choose (`env=cleanup`) or name (`design.candidates`).
+    """Print the documentation of keys of the config that `arguments` compose.
 
-    Without such arguments, all options are printed.
+    The keys are those that `arguments` name (`design.candidates`), or else those of the chosen options (`env=cleanup`).
+    All keys are printed if there are neither, because options of `GLOBAL_GROUPS` may set any key.
 
     Args:
         primary: primary config of the command, `train` or `finetune`.
@@ -206,28 +209,31 @@ def explain_options(primary: str, arguments: Sequence[str]) -> None:
     """
     from hydra.errors import HydraException
 
-    from llmrl.config.option_docs import document_config
+    from llmrl.config.option_docs import read_documented_config
     from llmrl.config.overrides import parse_config_dirs
 
-    positional_arguments = [argument for argument in arguments if not argument.startswith("-")]
-    overrides = [argument for argument in positional_arguments if "=" in argument]
-    keys = [argument for argument in positional_arguments if "=" not in argument and not Path(argument).is_dir()]
+    folders = parse_config_dirs(arguments)
+    words = [argument for argument in arguments if not argument.startswith("-") and Path(argument) not in folders]
+    overrides = [word for word in words if "=" in word]
+    keys = [word for word in words if "=" not in word]
     try:
-        documents = document_config(primary, overrides, parse_config_dirs(arguments))
+        documented_keys = read_documented_config(primary, overrides, folders)
     except HydraException as error:
         raise ConfigError(" ".join(str(error).split())) from error
     if not keys:
-        option_keys = [argument.partition("=")[0].lstrip("+").partition("@")[0] for argument in overrides]
-        keys = [key for key in option_keys if key != "experiment"]
-    selected = [
-        document for document in documents.values() if not keys or any(_is_under_key(document.key, key) for key in keys)
+        groups = [word.partition("=")[0].lstrip("+").partition("@")[0] for word in overrides]
+        keys = [group.replace("/", ".") for group in groups if group not in GLOBAL_GROUPS]
+    selected_keys = [
+        entry for entry in documented_keys.values() if not keys or any(_is_under_key(entry.key, key) for key in keys)
     ]
-    if missing := [key for key in keys if not any(_is_under_key(document.key, key) for document in selected)]:
-        raise ConfigError(format_unknown_key_message(missing[0], documents))
+    if missing := [key for key in keys if not any(_is_under_key(entry.key, key) for entry in selected_keys)]:
+        raise ConfigError(format_unknown_key_message(missing[0], documented_keys))
     targets = {
-        key.removesuffix("._target_"): str(document.value) for key, document in documents.items() if "_target_" in key
+        key.removesuffix("._target_"): entry.value
+        for key, entry in documented_keys.items()
+        if key.endswith("._target_") and isinstance(entry.value, str)
     }
-    _print_documents([document for document in selected if document.is_leaf or document.meaning], targets)
+    _print_documented_keys([entry for entry in selected_keys if entry.is_leaf or entry.meaning], targets)
 
 
 def _is_under_key(key: str, prefix: str) -> bool:
@@ -244,10 +250,10 @@ def format_unknown_key_message(key: str, keys: Iterable[str]) -> str:
     return f"there is no option {key!r}" + (f"; did you mean {' or '.join(similar_keys)}?" if similar_keys else "")
 
 
-def _print_documents(documents: Sequence[DocumentedKey], targets: Mapping[str, str]) -> None:
+def _print_documented_keys(entries: Sequence[DocumentedKey], targets: Mapping[str, str]) -> None:
     from llmrl.config.option_docs import format_option_type
 
-    rows = [_format_explain_cells(document, format_option_type(document.key, targets)) for document in documents]
+    rows = [_format_explain_cells(entry, format_option_type(entry.key, targets)) for entry in entries]
     if not sys.stdout.isatty():
         _print("\n".join("\t".join(row) for row in rows))
         return
@@ -256,14 +262,14 @@ def _print_documents(documents: Sequence[DocumentedKey], targets: Mapping[str, s
     print_table("Options", EXPLAIN_COLUMNS, rows, "lllll")
 
 
-def _format_explain_cells(document: DocumentedKey, type_text: str) -> tuple[str, ...]:
-    """Return the cells of an option under `EXPLAIN_COLUMNS`."""
-    from llmrl.config.option_docs import format_value
+def _format_explain_cells(entry: DocumentedKey, type_text: str) -> tuple[str, ...]:
+    """Return the cells of a key under `EXPLAIN_COLUMNS`."""
+    from llmrl.config.option_docs import OVERRIDE_LOCATION, format_value
 
-    value = format_value(document.value) if document.is_leaf else ""
-    if document.key.endswith("_target_"):
+    value = format_value(entry.value) if entry.is_leaf else ""
+    if entry.key.endswith("_target_"):
         meaning = "class or function that is called with the other options"
-        return document.key, value, "", meaning, document.value_location
-    meaning = "; ".join([document.meaning, *(f"in this config: {note}" for note, _ in document.notes)])
-    locations = dict.fromkeys(x for x in (document.meaning_location, document.value_location) if x != "typed")
-    return document.key, value, type_text if document.is_leaf else "", meaning, ", ".join(locations)
+        return entry.key, value, "", meaning, entry.value_location
+    meaning = "; ".join([entry.meaning, *(f"in this config: {note}" for note, _ in entry.notes)])
+    locations = dict.fromkeys(x for x in (entry.meaning_location, entry.value_location) if x != OVERRIDE_LOCATION)
+    return entry.key, value, type_text if entry.is_leaf else "", meaning, ", ".join(locations)

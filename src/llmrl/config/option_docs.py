@@ -37,6 +37,8 @@ KeyPath = tuple[str, ...]
 _LIMIT_SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 PART_SCHEMA: dict[str, Any] = {"type": "object"}
 """JSON schema of a part whose fields are not described."""
+OVERRIDE_LOCATION = "override"
+"""Location of a value that an override sets."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class DocumentedKey:
         meaning: comment of the first file that documents the key; empty without one.
         notes: (comment, `file:line`) of later files.
         meaning_location: `file:line` of the meaning.
-        value_location: `file:line` of the value, or `typed` for an override.
+        value_location: `file:line` of the value, or `OVERRIDE_LOCATION`.
         is_leaf: whether the key has a value instead of further keys.
     """
 
@@ -147,7 +149,7 @@ def _get_indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def document_keys(
+def read_documented_keys(
     files: Sequence[tuple[Path, KeyPath]],
     values: Mapping[str, Any] | None = None,
     choices: Mapping[str, str] | None = None,
@@ -187,7 +189,9 @@ def format_option_path(path: Path) -> str:
     return file.relative_to(get_root().parent).as_posix() if file.is_relative_to(get_root()) else str(file)
 
 
-def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Path] = ()) -> dict[str, DocumentedKey]:
+def read_documented_config(
+    primary: str, overrides: Sequence[str], folders: Sequence[Path] = ()
+) -> dict[str, DocumentedKey]:
     """Return the documentation and value of every key of the config that `overrides` compose, by dotted key.
 
     Args:
@@ -222,11 +226,11 @@ def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Pa
         file = next((file for folder in (get_root(), *folders) if find_file(file := folder / name) is not None), None)
         if file is not None and not package.startswith("hydra"):
             files.append((file, tuple(filter(None, package.split(".")))))
-    documents = document_keys(files, values, read_chosen_options(defaults))
+    documented_keys = read_documented_keys(files, values, read_chosen_options(defaults))
     override_keys = set(map(get_override_key, overrides))
     return {
-        key: replace(document, value_location="typed") if key in override_keys else document
-        for key, document in documents.items()
+        key: replace(entry, value_location=OVERRIDE_LOCATION) if key in override_keys else entry
+        for key, entry in documented_keys.items()
         if key.partition(".")[0] != "hydra"
     }
 

@@ -1,8 +1,8 @@
 """JSON schemas of option files and experiments, with which editors check them.
 
-Keys, types and ranges come from the signatures of the classes that options name, and descriptions from comments in the
-option files. `python -m llmrl.config.option_schema` writes the schemas to `conf/schema/`, which is not under version
-control, and prints the comment with which a file refers to its schema.
+Keys come from shipped option files and the signatures of the classes that they name, types and ranges from these
+signatures, and descriptions from comments in the files. `python -m llmrl.config.option_schema` writes the schemas to
+`conf/schema/`, which is not under version control, and prints the comment with which a file refers to its schema.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.config.option_docs import PART_SCHEMA, build_hint_schemas, document_keys
+from llmrl.config.option_docs import PART_SCHEMA, build_hint_schemas, read_documented_keys
 from llmrl.config.run_options import TYPE_HINTS
 from llmrl.core.arguments import get_signature
 from llmrl.core.hydra_composition import TABLE_GROUPS
@@ -68,12 +68,12 @@ def build_experiment_schema() -> Schema:
             values, {key: value for key, value in read_file(path).items() if key not in ("defaults", "hydra")}
         )
     properties: Schema = {"defaults": {"type": "array"}, "hydra": PART_SCHEMA}
-    # The rows of a table have the keys of an experiment.
+    # The options in a table, such as `per_env`, may have all keys of an experiment.
     properties |= {table: {"type": "object", "additionalProperties": {"$ref": "#"}} for table in TABLE_GROUPS}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            targets = [target for kind, target in LOOP_SETTINGS.items() if get_section(kind) == key]
-            properties[key] = _build_node_schema([value], targets, meanings, f"{key}.")
+            loop_targets = [target for loop_kind, target in LOOP_SETTINGS.items() if get_section(loop_kind) == key]
+            properties[key] = _build_node_schema([value], loop_targets, meanings, f"{key}.")
         else:
             properties[key] = _combine_schemas(build_hint_schemas(TYPE_HINTS[key]), meanings.get(key))
     groups: dict[str, Schema] = {}
@@ -101,8 +101,8 @@ def build_experiment_schema() -> Schema:
 
 
 def _read_meanings(files: Iterable[tuple[Path, tuple[str, ...]]]) -> dict[str, str]:
-    """Return the meanings of documented keys by dotted key; `files` as in `document_keys`."""
-    return {key: document.meaning for key, document in document_keys(list(files)).items() if document.meaning}
+    """Return the meanings of documented keys by dotted key; `files` as in `read_documented_keys`."""
+    return {key: entry.meaning for key, entry in read_documented_keys(list(files)).items() if entry.meaning}
 
 
 def _build_node_schema(
@@ -110,12 +110,13 @@ def _build_node_schema(
 ) -> Schema:
     """Return the schema of a node.
 
-    With a known `_target_`, a node has the arguments of this class only. Without a `_target_`, as in experiments that
-    change an option, it has the arguments of all possible classes. With an unknown `_target_`, everything is valid.
+    With a known `_target_`, a node has the arguments of this class and of `additional_targets`, and the keys of shipped
+    nodes with this `_target_`. Without a `_target_`, as in experiments that change an option, it has the keys of all
+    possible classes and nodes. With an unknown `_target_`, all keys are valid.
 
     Args:
         nodes: nodes of shipped options at this key.
-        additional_targets: dotted names of classes whose arguments the node has in addition.
+        additional_targets: dotted names of classes and functions whose arguments the node has in addition.
         meanings: meanings of keys, by dotted key.
         prefix: dotted key of the node, with a dot at the end.
     """
@@ -128,8 +129,10 @@ def _build_node_schema(
     ):
         if key in common_properties:
             continue
-        schemas = [build_hint_schemas(class_hints[key]) for class_hints in hints.values() if key in class_hints]
-        alternatives = [schema for schema_list in schemas for schema in schema_list] if all(schemas) else []
+        schemas_by_class = [build_hint_schemas(hint[key]) for hint in hints.values() if key in hint]
+        # A class without schemas for an argument accepts any value.
+        accepts_any_value = not all(schemas_by_class)
+        alternatives = [] if accepts_any_value else [schema for schemas in schemas_by_class for schema in schemas]
         if children := _find_child_nodes(nodes, prefix, key):
             child_schema = _build_node_schema(children, [], meanings, f"{prefix}{key}.")
             alternatives = [*(schema for schema in alternatives if schema != PART_SCHEMA), child_schema]
@@ -138,7 +141,7 @@ def _build_node_schema(
     for target in targets:
         keys = {key for name in (target, *additional_targets) for key in hints[name]}
         keys.update(key for node in nodes if node.get("_target_") == target for key in node)
-        # Arguments that may be parts have no schema here, because the schema of all classes describes the parts.
+        # An argument that may be a part, with its own `_target_`, has no further restriction than that in `properties`.
         alternatives_by_key = {key: build_hint_schemas(hint) for key, hint in hints[target].items()}
         schema_by_key = {key: _combine_schemas(x) for key, x in alternatives_by_key.items() if PART_SCHEMA not in x}
         allowed_properties = {key: schema_by_key.get(key, True) for key in sorted(keys | common_properties.keys())}
@@ -149,7 +152,7 @@ def _build_node_schema(
             }
         )
     has_unknown_target = {
-        "properties": {"_target_": {"type": "string", "not": {"enum": targets}}},
+        "properties": {"_target_": {"type": "string", "not": {"enum": ["", *targets]}}},
         "required": ["_target_"],
     }
     known_schema = {"properties": properties, "additionalProperties": False, "allOf": rules}
@@ -157,7 +160,7 @@ def _build_node_schema(
 
 
 def _get_option_type_hints(target: str) -> dict[str, Any]:
-    """Return the type hints of the options of a class by name, without services."""
+    """Return the type hints of the arguments of a class by argument, without services (`SERVICE_NAMES`)."""
     from llmrl.config.builder import Builder
 
     signature = get_signature(Builder().locate(target, ""))
@@ -165,7 +168,7 @@ def _get_option_type_hints(target: str) -> dict[str, Any]:
 
 
 def _find_child_nodes(nodes: Sequence[Mapping[str, Any]], prefix: str, key: str) -> list[Mapping[str, Any]]:
-    """Return the nodes of shipped options that may be at `key` of a node and are or contain parts."""
+    """Return the nodes at `key` in shipped options, or of its own group, that have a `_target_` or a child with one."""
     values = [node[key] for node in nodes if key in node]
     group = f"{prefix}{key}".replace(".", "/")  # there may be a group for this key, e.g. `hardware/backend`
     if group.count("/") == 1 and (get_root() / group).is_dir():

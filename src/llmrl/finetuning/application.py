@@ -17,10 +17,10 @@ import numpy as np
 from llmrl.config.builder import Builder, Config
 from llmrl.config.loop_sections import get_declared_loop
 from llmrl.core.errors import ConfigError, ErrorCollector
+from llmrl.core.override_text import format_override
 from llmrl.core.plain_data import read_json_object
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import AgentServices, EnvServices, PrincipalServices
-from llmrl.core.typed_values import format_override
 from llmrl.experiment.application import Application, PlanRows
 from llmrl.experiment.models import build_model
 from llmrl.experiment.parts import check_distributed

@@ -4,7 +4,7 @@ The output for a network is bit for bit independent of the networks stacked with
 sweep then equals a run alone. On one thread, three properties ensure this. Products are batched, one weight per
 network, with widths padded with zeros to whole cache lines, because libraries choose instructions by alignment.
 Convolutions run one network after the other, because a grouped convolution chooses its method by the number of groups.
-Adam and sums are computed along axes that contain numbers of one network only.
+Sums run only over axes that contain numbers of one network, and vector instructions of Adam never combine two networks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StackedLinear(nn.Module):
         x = pad_inputs(x)
         weight = self.weight.mT
         outputs = torch.bmm(x, weight) if self.bias is None else torch.baddbmm(self.bias[:, None], x, weight)
-        # The gradient of a slice is a copy, even if the slice has all elements.
+        # Sliced only if needed: the backward pass of a slice copies the gradient, even if the slice has all elements.
         return outputs if outputs.shape[-1] == self.n_out else outputs[..., : self.n_out]
 
 
@@ -89,7 +89,7 @@ class StackedLogStd(nn.Module):
         self.weight = _make_parameter(layer.weight, k, self.n_std)
 
     def forward(self, outputs: torch.Tensor) -> torch.Tensor:
-        # All padded numbers are repeated, so that the gradient is summed as that of a bias.
+        # The padded weight is expanded and then sliced, so that its gradient is summed like that of a bias.
         return torch.cat([outputs, self.weight[:, None].expand(-1, outputs.shape[1], -1)[..., : self.n_std]], dim=-1)
 
 
@@ -140,7 +140,8 @@ def make_member_views(stacked: torch.Tensor, single: torch.Tensor) -> list[torch
 def are_stackable(networks: Sequence[nn.Module]) -> bool:
     """Return whether the networks have the same architecture and buffers, and only layers that can be stacked.
 
-    Networks with a memory or a `film` core cannot be stacked, because their computation depends on the samples.
+    Networks with a memory or a `film` core cannot be stacked, because the contents of a batch (starts of episodes,
+    instructions) decide which operations are computed.
     """
     modules = list(networks[0].named_modules())
     if not all(type(module) in _STACKABLE_MODULES for _, module in modules) or type(networks[0]) is not ActorCritic:
@@ -174,10 +175,7 @@ def choose_stack_slices(networks: Sequence[ActorCritic], n_samples: int, n_cells
 
 
 def count_cells(network: ActorCritic, observation: dict[str, torch.Tensor]) -> int:
-    """Return the number of cells of the map or image [..., height, width, k] that the network convolves.
-
-    It is 0 if there is none.
-    """
+    """Return height x width of the map or image [..., height, width, n_features] that the network convolves; else 0."""
     if network.spatial_channel is None or network.spatial_channel not in observation:
         return 0
     if not any(isinstance(layer, nn.Conv2d) for layer in network.core.modules()):
@@ -199,7 +197,7 @@ def _stack_layers(module: nn.Module, k: int) -> None:
 
 
 def _make_parameter(single: torch.Tensor, k: int, *shape: int) -> nn.Parameter:
-    """Return zeros [k, *shape] with the properties of a parameter, each axis padded to whole cache lines."""
+    """Return zeros [k, *shape] like `single`, as a parameter, with each axis of `shape` padded to whole cache lines."""
     padded_shape = (-(-n // FLOATS_PER_CACHE_LINE) * FLOATS_PER_CACHE_LINE for n in shape)
     return nn.Parameter(single.data.new_zeros((k, *padded_shape)), requires_grad=single.requires_grad)
 
