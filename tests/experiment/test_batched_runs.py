@@ -21,10 +21,11 @@ from experiments import compose, load_comparable_metrics
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.privacy import restrict_file_permissions
 from llmrl.envs.escape_room import EscapeRoom
-from llmrl.experiment.batched_runs import compute_batch, compute_process_key
+from llmrl.experiment.batched_runs import _run_threads, compute_batch, compute_process_key
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.run_job import compute_job
 from llmrl.experiment.sweep_jobs import build_job
+from llmrl.loops.batched_executor import BatchedExecutor
 from llmrl.principals import scripted_mechanism
 from llmrl.principals.nonadaptive import RandomPrincipal
 from llmrl.run import signals
@@ -270,6 +271,30 @@ def test_slow_work_is_abandoned_for_batch(tmp_path, monkeypatch, number, state):
         assert status.state == state
         assert number == signal.SIGINT or "checkpoint of iteration" in status.error
     assert_resources_released(rows)
+
+
+def test_signals_do_not_end_the_wait_for_a_running_thread():
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(*_):
+        raise Interrupted
+
+    def work():
+        for _ in range(2):
+            time.sleep(0.3)  # the main thread is waiting by then
+            os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.3)
+        results.append("complete")
+        end_event.set()
+
+    results, end_event = [], threading.Event()
+    previous_handler = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        _run_threads(BatchedExecutor(), [threading.Thread(target=work)], [end_event])
+    finally:
+        signal.signal(signal.SIGUSR1, previous_handler)
+    assert results == ["complete"]
 
 
 def test_uninterruptible_thread_ends_with_process(monkeypatch):
