@@ -40,6 +40,19 @@ def test_check_of_server_ignoring_schemas(capsys):
     assert re.search(r"number 1 \D* 7", text)
 
 
+def test_check_of_invalid_reply(capsys):
+    with FakeOpenAIServer(lambda messages: "seven") as server:
+        code, text = call(capsys, *server_options(server))
+    assert code == 1 and "unknown" in text and "llm.structured=false" not in text
+
+
+def test_check_with_refused_key_sends_no_second_request(capsys):
+    with FakeOpenAIServer(lambda messages: '{"number": 7, "word": "blue"}') as server:
+        server.faults.append("401")
+        code, text = call(capsys, *server_options(server))
+    assert code == 1 and len(server.requests) == 1 and "llm.structured=false" not in text
+
+
 def test_check_of_server_lacking_schemas(capsys):
     class Simple(FakeOpenAIServer):
         def _begin(self, body):

@@ -19,12 +19,12 @@ TEST_PURPOSE = "check"
 REQUESTED_NUMBER = 7
 """Number that the prompt of `check` requests."""
 VALID_FORMAT_TEXT = "the requested format"
-"""Text that `check` prints for a reply in the requested format; for any other text, the command exits with 1."""
+"""Text of the row `format` for a valid reply; with any other text in this row, the command exits with 1."""
 SCHEMA_IGNORED_TEXT = (
     "ignored: the reply lacks a field that only the schema contains, so only the prompt determines the format of "
     "replies; llm.structured=false sends no schemas"
 )
-"""Text that `check` prints for a server that accepts a schema but whose replies do not follow it."""
+"""Text of the row `structured output` for a server that accepts a schema but whose reply does not follow it."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -35,13 +35,14 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser(
         "check",
-        help="send one short request (well under a cent) and print the reply; exits with 1 if it is unusable",
+        help="send one short request (well under a cent) and print the reply; exits with 1 if the reply is invalid",
         description="Send one short request: llmrl-llm check llm=gpt4o",
     )
     check.add_argument("overrides", nargs="+", help="as for llmrl-train: llm=<option>, and its fields llm.<field>=...")
-    check.add_argument("--config-dir", type=Path, default=None, help="folder with your own options")
+    check.add_argument("--config-dir", type=Path, default=None, help="folder with your own option files")
     totals = commands.add_parser("totals", help="calls, tokens and costs of all runs in a folder")
-    totals.add_argument("folder", type=Path, help="outputs, a sweep, or one run; or run:<hash>, latest:<name>")
+    help_text = "folder of outputs, a sweep or a run; or run:<config hash>, latest:<name>"
+    totals.add_argument("folder", type=Path, help=help_text)
     add_output_root_option(totals)
     return parser
 
@@ -99,28 +100,33 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     try:
         [reply] = client.chat([request])
     except LLMError as error:
-        # A server without support of schemas may refuse the request.
-        if not uses_schema or not re.search(r"HTTP 4\d\d|BadRequest", str(error)):
+        # A server without support of schemas may refuse the request as malformed.
+        if not uses_schema or not re.search(r"HTTP (?:400|415|422)|BadRequest|Unprocessable", str(error)):
             raise
         refusal = str(error)
+        start = time.perf_counter()
         [reply] = client.chat([replace(request, schema=None)])
     latency_seconds = time.perf_counter() - start
+    is_valid = False
     format_text, schema_support = VALID_FORMAT_TEXT, "accepted and followed"
     try:
         parsed_reply = apply_parser(
             reply, lambda completion: parse_object(completion.text, Number, completion.is_truncated)
         )
+        is_valid = True
         if parsed_reply.number != REQUESTED_NUMBER:
             format_text = f"{VALID_FORMAT_TEXT}, but the number {parsed_reply.number} instead of {REQUESTED_NUMBER}"
     except InvalidReply as error:
-        truncation = "cut off at llm.max_tokens, which thoughts count toward: raise it; " if reply.is_truncated else ""
+        truncation = "cut off at llm.max_tokens, which includes thoughts; increase it; " if reply.is_truncated else ""
         format_text = (
-            f"{truncation}{error}; in a run, the model is asked once to repair such a reply, which is then replaced"
+            f"{truncation}{error}; a run asks the model once to repair such a reply, and replaces a second invalid one"
         )
     if refusal:
-        schema_support = f"refused, set llm.structured=false: {refusal}"
+        schema_support = f"refused by the server ({refusal}); set llm.structured=false"
     elif not uses_schema:
         schema_support = "not used: only the prompt describes the format"
+    elif not is_valid:
+        schema_support = "accepted, but unknown whether followed: the reply is invalid"
     else:
         try:
             apply_parser(reply, lambda completion: parse_object(completion.text, Probe, completion.is_truncated))
@@ -157,7 +163,10 @@ def _check_scorer(scorer: Scorer) -> list[tuple[str, str]]:
 
 
 def build_totals_table(folder: Path) -> tuple[list[str], list[list[str]]]:
-    """Return the columns and rows of a table of calls: a row for each model of each run in `folder`, and the total.
+    """Return the columns and rows of a table of calls: a row for each model of each run in `folder`; last, their sum.
+
+    A lost call has no reply, but may have been paid: its process ended before the reply arrived. The share of invalid
+    replies is that of the replies that were checked.
 
     Raises:
         ConfigError: `folder` does not exist, or no run in it has called a language model.

@@ -39,8 +39,7 @@ def run_task(name: str, config: DictConfig) -> float | None:
         _, world_size = read_rank_and_world_size()
     backend = experiment.resources.hardware.backend
     if world_size == 1 and backend.scheduler is not None:
-        note = f"{type(backend).__name__} submits runs of --multirun; without it the run is computed here"
-        sys.stderr.write(f"{name}: {note}\n")
+        print_message(name, f"{type(backend).__name__} is used only with --multirun; this process computes the run")
     with report_errors(name):
         return run_and_print(experiment)
 

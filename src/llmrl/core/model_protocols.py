@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class ChatModel(Protocol):
-    """A client that returns replies to batches of chat requests, of one or several models (`ChatRequest.model`)."""
+    """A client of one or several chat models, which replies to batches of requests (`ChatRequest.model`)."""
 
     label: str
     """Label of the model in results, e.g. `gpt-4o (litellm)` or `scripted rule (not a language model)`."""
@@ -47,7 +47,7 @@ class ChatModel(Protocol):
         ...
 
     def model_label(self, model: str = CHOSEN_MODEL) -> str:
-        """Return the `label` of one of several models."""
+        """Return the label of the model with the name `model` (see `label`)."""
         ...
 
 
@@ -55,17 +55,18 @@ class ChatModel(Protocol):
 class Scorer(Protocol):
     """A language model that computes log-probabilities of given continuations, for policies over text actions.
 
-    It needs a model with local weights, because hosted chat models do not return these log-probabilities.
+    Its weights are local, because hosted chat models do not return these log-probabilities.
     """
 
     label: str
     """Label of the model in results, e.g. `google/flan-t5-small (local scorer)`."""
 
     def score(self, prompts: Sequence[str], candidates: Sequence[str] | Sequence[Sequence[str]]) -> torch.Tensor:
-        """Return log p(candidate | prompt), [n_prompts, n_candidates] float32, with gradients where torch records them.
+        """Return log p(candidate | prompt), [n_prompts, n_candidates] float32, differentiable unless under `no_grad`.
 
-        `candidates` is one list for all prompts, or a list for each prompt; shorter lists are padded with -inf. Prompt
-        and candidate are concatenated without a separator, so one of them must contain it (`EnvSpec.continuations`).
+        `candidates` is one list for all prompts, or a list for each prompt; scores of shorter lists are padded with
+        -inf. Prompt and candidate are concatenated without a separator, so one of them must contain it
+        (`EnvSpec.continuations`).
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Functions that print lines and tables; all printed output uses them."""
+"""Functions that print lines and tables to standard output."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def print_table(
     alignments: str = "ll",
     styles: Sequence[str | None] = (),
 ) -> None:
-    """Print a table, at most 200 characters wide in a file, because names of runs are long.
+    """Print a table, at most 200 characters wide if standard output is no terminal, because names of runs are long.
 
     Args:
         title: title, printed as a line above the table without wrapping, so that it can be copied.
@@ -73,7 +73,7 @@ def print_table(
 
 
 def print_report_table(table: ReportTable) -> None:
-    """Print a table of a report with its notes; nothing for a table without columns, which is only in a file."""
+    """Print a table of a report with its notes, or nothing for a table without columns, which is written to a file."""
     if table.columns:
         print_table(table.caption, table.columns, table.rows, table.alignments)
         for note in table.notes:

@@ -1,4 +1,4 @@
-"""n parallel copies (games) of one level: MiniGrid environments with views that are computed in a batch."""
+"""n parallel copies (games) of one level: MiniGrid environments, whose views are computed in a batch if possible."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from llmrl.envs.rooms.views import Viewer
 _MAX_VIEW_SIZE = 31
 """Maximum view size that `Viewer` supports, in cells."""
 _N_SAMPLED_MISSIONS = 16
-"""Number of episodes that are sampled to estimate the maximum step limit of a MiniGrid level."""
+"""Number of missions, one per reset, that are sampled to estimate the maximum step limit of a MiniGrid level."""
 
 
 class LevelGames:
-    """Games of one level, each of which is a MiniGrid environment with its rules, random numbers and verifier.
+    """Games of one level, each a MiniGrid environment, which applies the rules and decides when a mission is fulfilled.
 
     In MiniGrid, observations take most of the time. Here the state of each game is copied to a `GridWorld`, which
     computes the views of all games at once. This requires that a step changes only the agent's position and heading,
-    the carried object and the cell in front of the agent. BabyAI's levels fulfill this; other levels use the
-    observations of MiniGrid.
+    the carried object and the cell in front of the agent. BabyAI's levels fulfill this. Other levels, and those with
+    other observations or a view that `Viewer` does not support, use the observations of MiniGrid.
 
     Args:
         env_factories: factory of each game.
@@ -36,11 +36,11 @@ class LevelGames:
         view_size: width and height of a view, in cells.
         kinds: kinds of missions in a level of BabyAI-Text; empty for other levels.
         is_babyai: whether the level is one of BabyAI's, which MiniGrid's bot can solve.
-        views: current view of each game, [n, view_size, view_size, 3] uint8; undefined before its first start.
-        steps: number of steps of each episode, [n].
+        views: current view of each game, [n, view_size, view_size, 3] uint8; zeros before its first start.
+        steps: number of steps since the start of the present episode of each game, [n].
 
     Raises:
-        ConfigError: the level is unknown or no MiniGrid environment.
+        ConfigError: the level is unknown, or is not a MiniGrid environment.
     """
 
     def __init__(self, env_factories: Sequence[EnvFactory], render: bool = False) -> None:
@@ -76,12 +76,15 @@ class LevelGames:
             grid_sizes = [getattr(env, "max_grid_size", (env.width, env.height)) for env in self.envs]
             width, height = (max(sides) for sides in zip(*grid_sizes, strict=True))
             for env in self.envs:
-                env.gen_obs = dict  # its result is not used
+                env.gen_obs = dict  # skips MiniGrid's slow observation, which is not used
             self._world = GridWorld(self.n, width, height, self._margin)
             self._viewer = Viewer(self._world, self.view_size)
 
     def find_max_steps(self) -> int:
-        """Return the maximum number of steps of an episode."""
+        """Return the maximum number of steps of an episode, which is estimated for some levels.
+
+        It resets the first game in this case, so call it before the first episode.
+        """
         first_env = self.envs[0]
         if self.kinds:
             max_steps = max(int(env.max_episode_steps) for env in self.envs)
@@ -92,10 +95,10 @@ class LevelGames:
         return max_steps if self._horizon is None else min(max_steps, self._horizon)
 
     def has_only_goto_missions(self) -> bool:
-        """Return whether all missions can be fulfilled by turning and walking.
+        """Return whether all present missions can be fulfilled by turning and walking.
 
-        This depends on the kinds of missions that the level declares, on the current missions, and on closed doors,
-        which may block the way.
+        This is true if the level declares no kind of missions but `goto`, every mission is a `GoToInstr`, and no door,
+        which might block the way, is closed.
         """
         from minigrid.envs.babyai.core.verifier import GoToInstr
 
@@ -178,11 +181,12 @@ def _encode_object(obj: Any) -> np.uint32:
 
 
 def _find_max_mission_steps(env: Any) -> int:
-    """Return the largest step limit of missions in a BabyAI level of MiniGrid; outside `LevelGen`, an estimate."""
+    """Return the largest step limit of missions in a BabyAI level of MiniGrid; an estimate if it is no `LevelGen`."""
     from minigrid.envs.babyai.core.levelgen import LevelGen
 
     if isinstance(env, LevelGen):
-        # MiniGrid's limit for each navigation, times the maximum number of navigations in a mission.
+        # MiniGrid's limit for each walk to an object, times the maximum number of walks in a mission: one per clause,
+        # or two to put an object next to another. "and" joins two clauses, "seq" two actions or pairs of clauses.
         navigation_steps = int(env.room_size) ** 2 * int(env.num_rows) * int(env.num_cols)
         n_clauses = max({"action": 1, "and": 2, "seq": 4}[kind] for kind in env.instr_kinds)
         return navigation_steps * n_clauses * (2 if "putnext" in env.action_kinds else 1)
