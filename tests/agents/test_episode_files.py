@@ -9,7 +9,7 @@ import pytest
 
 from llmrl.core.frames import add_text_column
 from llmrl.core.spaces import ContinuousActions, EnvDescription, EnvSpec
-from llmrl.rollout.run_observers import _format_numbers, _format_observation
+from llmrl.rollout.episode_logger import _format_numbers, _format_observation
 from llmrl.run.episode_files import EpisodeFiles
 from llmrl.run.files import read_json_lines
 

@@ -16,7 +16,7 @@ from llmrl.llms.provider import TOKENS_PER_MESSAGE, estimate_tokens
 from llmrl.llms.scripted import ScriptedChat
 from llmrl.loops.learn import LearnLoop
 from llmrl.loops.play import PlayLoop
-from llmrl.rollout.run_observers import EpisodeLogger
+from llmrl.rollout.episode_logger import EpisodeLogger
 from llmrl.run.files import read_json_lines
 from some import mark_long_except
 

@@ -19,8 +19,9 @@ from llmrl.loops.continuations import begin_games
 from llmrl.loops.independent_games import IndependentGames
 from llmrl.loops.loop_parts import LoopParts, describe_run
 from llmrl.rollout.collector import Collector
+from llmrl.rollout.episode_logger import EpisodeLogger, EpisodeLogSettings
 from llmrl.rollout.episode_summaries import average_episode_rows, write_results
-from llmrl.rollout.run_observers import EpisodeLogger, EpisodeLogSettings, EpisodeProgress
+from llmrl.rollout.run_observers import EpisodeProgress
 from llmrl.rollout.trajectory_writers import EpisodeQueue, TrajectoryWriter, choose_text_channel
 from llmrl.run.artifacts import RESULT_EPISODES
 from llmrl.run.episode_files import VIDEO_TAG, EpisodeFiles
