@@ -242,7 +242,7 @@ def test_evaluation_with_env_overrides(workdir, trained_run):
         ({"mode": "greedy"}, ConfigError, "stochastic, deterministic, both"),
         ({"policy": "nobody"}, ConfigError, "use student"),
         ({"mechanism": "most"}, ConfigError, "mechanism most"),
-        ({"suite_options": {"episodes": 2}}, ConfigError, "need a suite"),
+        ({"suite_options": {"episodes": 2}}, ConfigError, "suite_options"),
         ({"suite": "nothing"}, ConfigError, "babyai_text"),
     ],
 )
