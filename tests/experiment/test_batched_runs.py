@@ -286,12 +286,13 @@ def test_signals_do_not_end_the_wait_for_a_running_thread():
             os.kill(os.getpid(), signal.SIGUSR1)
         time.sleep(0.3)
         results.append("complete")
-        end_event.set()
+        connection.close()
 
-    results, end_event = [], threading.Event()
+    results, executor = [], BatchedExecutor()
+    connection = executor.connect()
     previous_handler = signal.signal(signal.SIGUSR1, interrupt)
     try:
-        _run_threads(BatchedExecutor(), [threading.Thread(target=work)], [end_event])
+        _run_threads(executor, [threading.Thread(target=work)])
     finally:
         signal.signal(signal.SIGUSR1, previous_handler)
     assert results == ["complete"]

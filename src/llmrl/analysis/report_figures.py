@@ -12,6 +12,7 @@ import numpy as np
 from llmrl.analysis.curves import MetricCurves
 from llmrl.analysis.figures import (
     COLORS,
+    GRAY,
     MARKERS,
     RenderedFigure,
     add_legend,
@@ -170,10 +171,11 @@ def _draw_changes_by_kind(study: Landscape, change_by_kind: Mapping[str, Band]) 
         np.linspace(0.15, -0.15, len(change_by_kind)), change_by_kind.items(), strict=True
     ):
         x = change.estimate[order]
+        # Bars have the length 0 if there are too few runs for an interval.
         errors = np.nan_to_num([x - change.low[order], change.high[order] - x])
         style = {**styles[kind], "linestyle": "none", "markevery": None}
         ax.errorbar(x, np.arange(len(order)) + offset, xerr=errors, label=kind, **style)
-    ax.axvline(0, color="#777777", linewidth=1, zorder=0)
+    ax.axvline(0, color=GRAY, linewidth=1, zorder=0)
     ax.set_yticks(range(len(order)), [", ".join(f"{x:g}" for x in study.vectors[i]) for i in order])
     ax.set_ylabel(", ".join(study.names))
     ax.set_xlabel("change of the return of a player")

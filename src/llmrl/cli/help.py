@@ -35,8 +35,6 @@ GROUP_DESCRIPTIONS = {
 
 LISTED_GROUPS = (*GROUP_DESCRIPTIONS, "experiment", "treatment")
 """Groups that `--list` accepts, in addition to their subgroups, e.g. `hardware/backend`."""
-GLOBAL_GROUPS = ("experiment", "regime", "treatment", "debug")
-"""Groups whose options set keys of other groups instead of a node of their own."""
 
 EXAMPLES_BY_COMMAND = {
     "train": (
@@ -198,7 +196,7 @@ def explain_options(primary: str, arguments: Sequence[str]) -> None:
     """Print the documentation of keys of the config that `arguments` compose.
 
     The keys are those that `arguments` name (`design.candidates`), or else those of the chosen options (`env=cleanup`).
-    All keys are printed if there are neither, because options of `GLOBAL_GROUPS` may set any key.
+    All keys are printed if there are neither; options of groups without a node, such as `experiment=`, may set any key.
 
     Args:
         primary: primary config of the command, `train` or `finetune`.
@@ -211,6 +209,7 @@ def explain_options(primary: str, arguments: Sequence[str]) -> None:
 
     from llmrl.config.option_docs import read_documented_config
     from llmrl.config.overrides import parse_config_dirs
+    from llmrl.core.option_files import list_part_groups
 
     folders = parse_config_dirs(arguments)
     words = [argument for argument in arguments if not argument.startswith("-") and Path(argument) not in folders]
@@ -222,7 +221,8 @@ def explain_options(primary: str, arguments: Sequence[str]) -> None:
         raise ConfigError(" ".join(str(error).split())) from error
     if not keys:
         groups = [word.partition("=")[0].lstrip("+").partition("@")[0] for word in overrides]
-        keys = [group.replace("/", ".") for group in groups if group not in GLOBAL_GROUPS]
+        groups_without_node = set(LISTED_GROUPS) - set(list_part_groups())
+        keys = [group.replace("/", ".") for group in groups if group not in groups_without_node]
     selected_keys = [
         entry for entry in documented_keys.values() if not keys or any(_is_under_key(entry.key, key) for key in keys)
     ]

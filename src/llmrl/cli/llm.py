@@ -107,13 +107,12 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         start = time.perf_counter()
         [reply] = client.chat([replace(request, schema=None)])
     latency_seconds = time.perf_counter() - start
-    is_valid = False
+    parsed_reply: Number | None = None
     format_text, schema_support = VALID_FORMAT_TEXT, "accepted and followed"
     try:
         parsed_reply = apply_parser(
             reply, lambda completion: parse_object(completion.text, Number, completion.is_truncated)
         )
-        is_valid = True
         if parsed_reply.number != REQUESTED_NUMBER:
             format_text = f"{VALID_FORMAT_TEXT}, but the number {parsed_reply.number} instead of {REQUESTED_NUMBER}"
     except InvalidReply as error:
@@ -125,7 +124,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         schema_support = f"refused by the server ({refusal}); set llm.structured=false"
     elif not uses_schema:
         schema_support = "not used: only the prompt describes the format"
-    elif not is_valid:
+    elif parsed_reply is None:
         schema_support = "accepted, but unknown whether followed: the reply is invalid"
     else:
         try:

@@ -151,10 +151,8 @@ def _build_node_schema(
                 "then": {"properties": allowed_properties, "additionalProperties": False},
             }
         )
-    has_unknown_target = {
-        "properties": {"_target_": {"type": "string", "not": {"enum": ["", *targets]}}},
-        "required": ["_target_"],
-    }
+    unknown_target_schema = {"type": "string", **({"not": {"enum": targets}} if targets else {})}
+    has_unknown_target = {"properties": {"_target_": unknown_target_schema}, "required": ["_target_"]}
     known_schema = {"properties": properties, "additionalProperties": False, "allOf": rules}
     return {"type": ["object", "null"], "if": has_unknown_target, "else": known_schema}
 

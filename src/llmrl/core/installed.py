@@ -61,7 +61,7 @@ def entry_points() -> tuple[EntryPoint, ...]:
     for path in dict.fromkeys(sys.path):
         if path and os.path.realpath(path) != working_folder:
             for folder in _iterate_metadata_folders(path):
-                name = Path(folder).stem.partition("-")[0].lower()
+                name = os.path.splitext(os.path.basename(folder))[0].partition("-")[0].lower()  # noqa: PTH119, PTH122
                 if name not in entry_points_by_package:
                     entry_points_by_package[name] = _read_entry_points(folder)
     all_entries = (entry for package_entries in entry_points_by_package.values() for entry in package_entries)

@@ -71,6 +71,6 @@ def _format_mapping_key(name: Any, key: str) -> str:
     if (isinstance(name, str) and _needs_no_quotes(name)) or type(name) is int:
         return str(name)
     raise ConfigError(
-        f"{key}: {name!r} cannot be a key of a mapping in an override; use an integer, or letters, digits, _, . and -, "
-        "with a letter first"
+        f"{key}: {name!r} cannot be a key of a mapping in an override; use an integer, or letters, digits, _, ., - "
+        "and /, with a letter or _ first"
     )

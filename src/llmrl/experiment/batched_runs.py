@@ -60,7 +60,6 @@ def compute_batch(payloads: Sequence[RunPayload]) -> list[RunExit]:
     stop = StopFlag(f"saving and stopping all runs, within {MAX_STOP_S} s; a second Ctrl-C stops at once", build_error)
     executor = BatchedExecutor()
     exits = [RunExit(payload.folder, EXIT_FAILED, "its thread has ended without a result") for payload in payloads]
-    end_events = [threading.Event() for _ in payloads]
 
     def compute_in_thread(index: int, payload: RunPayload, connection: RunConnection) -> None:
         try:
@@ -69,7 +68,6 @@ def compute_batch(payloads: Sequence[RunPayload]) -> list[RunExit]:
             exits[index] = payload.execute_and_capture_exit(partial(compute_job, connection=connection, label=label))
         finally:
             connection.close()
-            end_events[index].set()
 
     with stop:
         threads = []
@@ -77,22 +75,12 @@ def compute_batch(payloads: Sequence[RunPayload]) -> list[RunExit]:
             context = contextvars.copy_context()
             run_in_thread = partial(compute_in_thread, index, payload, executor.connect(payload.batch_key))
             threads.append(threading.Thread(target=context.run, args=(run_in_thread,), name=payload.folder.name))
-        _run_threads(executor, threads, end_events)
+        _run_threads(executor, threads)
     return exits
 
 
-def _run_threads(
-    executor: BatchedExecutor, threads: Sequence[threading.Thread], end_events: Sequence[threading.Event]
-) -> None:
-    """Start the threads, answer their requests, and wait for their ends; raise an error of this thread in every run.
-
-    Args:
-        executor: executor of the requests of the threads.
-        threads: one thread for each run.
-        end_events: event of each thread, which the thread sets at its end. `Thread.join` is not sufficient: until
-            Python 3.12, an exception that a signal handler raises during a join marks the thread as ended, although it
-            is running (bpo-45274).
-    """
+def _run_threads(executor: BatchedExecutor, threads: Sequence[threading.Thread]) -> None:
+    """Start the threads, answer their requests, and join them; raise an exception of this thread in every run."""
     error: BaseException | None = None
     while True:
         try:
@@ -101,10 +89,9 @@ def _run_threads(
             for thread in threads:
                 if thread.ident is None:
                     thread.start()
-            if error is None:
-                executor.run()
-            for event in end_events:
-                event.wait()
+            # Also after an error: until Python 3.12, an exception of a signal handler during a join marks the running
+            # thread as ended (bpo-45274).
+            executor.run()
             for thread in threads:
                 thread.join()
             return

@@ -185,8 +185,8 @@ class LLMPrincipal(StateFields, ABC):
         """Return the repair prompt after an invalid reply; `reason` is the error of the reply."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        row = self.space.find_context_row(context)
-        context_name = self.spec.contexts[row] if self.spec.contexts else None
+        self.space.find_context_row(context)
+        context_name = self.spec.get_context_name(context)
         proposal_numbers = range(1, n + 1)
         if self.learning is not None:
             self.learning.check_group_size(n)

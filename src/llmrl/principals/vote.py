@@ -122,8 +122,8 @@ class VotePrincipal(StateFields):
         self.briefing = briefing
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        row = self.space.find_context_row(context)
-        context_name = self.spec.contexts[row] if self.spec.contexts else None
+        self.space.find_context_row(context)
+        context_name = self.spec.get_context_name(context)
         vote_seeds = self.seeds.child("vote").child(self.votes)
         records = [record for record in self.records if record["context"] == context_name]
         status_quo_vector = np.array(records[-1]["vector"]) if records else self.space.neutral
@@ -175,8 +175,8 @@ class VotePrincipal(StateFields):
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the vector of the last election in a context, [1, d]; [0, d] before the first outcome."""
-        row = self.space.find_context_row(context)
-        context_name = self.spec.contexts[row] if self.spec.contexts else None
+        self.space.find_context_row(context)
+        context_name = self.spec.get_context_name(context)
         elected_vectors = [record["vector"] for record in self.records if record["context"] == context_name]
         return np.array(elected_vectors[-1:][:n], dtype=np.float64).reshape(-1, self.space.dim)
 
