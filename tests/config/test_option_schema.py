@@ -103,3 +103,12 @@ def test_editor_comment_names_built_file(capsys, monkeypatch, schemas):
         json.loads((get_root() / SCHEMA_FOLDER / TRAIN_SCHEMA_FILE).read_text(encoding="utf-8"))
         == schemas[TRAIN_SCHEMA_FILE]
     )
+
+
+def test_group_without_schema_is_an_error(monkeypatch, schemas):
+    monkeypatch.setattr("sys.argv", ["option_schema", "agnt"])
+    monkeypatch.setattr(option_schema, "build_schema_files", lambda: schemas)
+    with pytest.raises(SystemExit) as exit_info:
+        option_schema.main()
+    assert "agnt" in str(exit_info.value.code)
+    assert "agent" in str(exit_info.value.code)

@@ -64,6 +64,13 @@ def test_numbers_join_at_heads(options):
     assert net.mechanism_columns == slice(16, 19)
 
 
+def test_networks_with_different_buffers_are_not_stackable():
+    member, different = network(core="planes"), network(core="planes")
+    different.core.register_buffer("offset", torch.zeros(2))
+    assert not are_stackable([member, different])
+    assert not are_stackable([different, member])
+
+
 def test_stack_matches_single_networks():
     members = [network(seed, core="planes") for seed in range(3)]
     assert are_stackable(members)

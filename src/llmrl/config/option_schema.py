@@ -187,11 +187,18 @@ def _combine_schemas(alternatives: Sequence[Mapping[str, Any]], meaning: str | N
 
 
 def main() -> None:
-    """Write the schemas, and print the comment for an experiment, or for an option of the group named by `argv[1]`."""
+    """Write the schemas, and print the comment for an experiment, or for an option of the group named by `argv[1]`.
+
+    Exits with an error if this group has no schema.
+    """
     schema_name = sys.argv[1] if len(sys.argv) > 1 else "train"
+    schemas = build_schema_files()
+    if f"{schema_name}.schema.json" not in schemas:
+        accepted_names = ", ".join(sorted(name.removesuffix(".schema.json") for name in schemas))
+        sys.exit(f"group={schema_name}: it has no schema; accepted: {accepted_names}")
     folder = get_root() / SCHEMA_FOLDER
     folder.mkdir(exist_ok=True)
-    for name, schema in build_schema_files().items():
+    for name, schema in schemas.items():
         (folder / name).write_text(json.dumps(schema, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     sys.stdout.write(f"# yaml-language-server: $schema={folder / f'{schema_name}.schema.json'}\n")
 

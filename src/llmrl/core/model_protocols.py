@@ -6,6 +6,7 @@ A conversation is a generator that yields requests, receives the replies, and re
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from llmrl.core.records import CHOSEN_MODEL, ChatReply, ChatRequest, PolicyOutput
@@ -117,6 +118,9 @@ def merge_conversations(conversations: Sequence[ConversationGenerator[R]]) -> Co
     """Merge conversations into one, whose batches contain the requests of all and whose result is the list of results.
 
     A conversation that waits for another one yields an empty list of requests.
+
+    Raises:
+        ValueError: the numbers of requests and of replies to them differ.
     """
     results: dict[int, R] = {}
     replies: dict[int, Sequence[ChatReply] | None] = dict.fromkeys(range(len(conversations)))
@@ -128,6 +132,11 @@ def merge_conversations(conversations: Sequence[ConversationGenerator[R]]) -> Co
             except StopIteration as end:
                 results[i] = end.value
         batch = [request for group in requests.values() for request in group]
-        batch_replies = iter((yield batch) if batch else ())
-        replies = {i: [next(batch_replies) for _ in group] for i, group in requests.items()}
+        batch_replies = (yield batch) if batch else []
+        if len(batch_replies) != len(batch):
+            raise ValueError(
+                f"{len(batch)} requests were answered by {len(batch_replies)} replies; each needs one reply"
+            )
+        remaining_replies = iter(batch_replies)
+        replies = {i: list(islice(remaining_replies, len(group))) for i, group in requests.items()}
     return [results[i] for i in range(len(conversations))]

@@ -152,6 +152,7 @@ def are_stackable(networks: Sequence[nn.Module]) -> bool:
     buffers = list(networks[0].buffers())
     return all(
         _describe_architecture(network) == architecture
+        and len(list(network.buffers())) == len(buffers)
         and all(torch.equal(*pair) for pair in zip(network.buffers(), buffers, strict=True))
         for network in networks[1:]
     )
