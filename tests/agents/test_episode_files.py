@@ -54,8 +54,8 @@ class TestEpisodeFiles:
         for shade in shades[5:]:
             reopened.write_frame(0, shade)
         reopened.finish_episode(0, {"episode": 0}, 2.0)
-        film = iio.imread(tmp_path / "episodes" / "0" / "episode.gif", index=None)
-        assert [int(picture[0, 0, 0]) for picture in film] == pytest.approx([30 * i for i in range(8)], abs=4)
+        video = iio.imread(tmp_path / "episodes" / "0" / "episode.gif", index=None)
+        assert [int(picture[0, 0, 0]) for picture in video] == pytest.approx([30 * i for i in range(8)], abs=4)
         # Over at the checkpoint: nobody will need them.
         EpisodeFiles(tmp_path, reopened.state_dict())
         assert not (tmp_path / "episodes" / "0" / "frames").exists()

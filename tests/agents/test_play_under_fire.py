@@ -122,9 +122,9 @@ class TestResuming:
             for folder in (reference, restart)
         ]
         assert rows[0] == rows[1]
-        for film in sorted(path.parent.name for path in reference.rglob("episode.gif")):
+        for episode in sorted(path.parent.name for path in reference.rglob("episode.gif")):
             x, b = (
-                iio.imread(folder / "episodes" / film / "episode.gif", index=None) for folder in (reference, restart)
+                iio.imread(folder / "episodes" / episode / "episode.gif", index=None) for folder in (reference, restart)
             )
             assert x.shape == b.shape and (x == b).all()
 

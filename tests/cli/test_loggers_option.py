@@ -83,5 +83,5 @@ def test_videos_are_logged_with_metrics(tmp_path: Path) -> None:
     folder = find_run_folder(tmp_path)
     events = EventAccumulator(str(folder), size_guidance={"images": 0})
     events.Reload()
-    videos = [(image.step, image.encoded_image_string) for image in events.Images("episode/film")]
+    videos = [(image.step, image.encoded_image_string) for image in events.Images("episode/video")]
     assert videos == [(k + 1, (folder / "episodes" / str(k) / "episode.gif").read_bytes()) for k in range(2)]

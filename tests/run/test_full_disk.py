@@ -55,7 +55,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "trajectories": lambda folder: TrajectoryFiles(folder).write(trajectories()),
     "a kept reply": keep_reply,
     "a plan table": lambda folder: save_plan_table(folder / "plans.json", "d", LONG, {}),
-    "a film": lambda folder: save_video(NOISE, folder, "film", 4.0),
+    "a video": lambda folder: save_video(NOISE, folder, "video", 4.0),
 }
 
 
@@ -65,7 +65,7 @@ def test_no_partial_file_remains(tmp_path: Path, writer: str) -> None:
         WRITERS[writer](tmp_path)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], "a partial file is left"
     assert str(tmp_path) in str(error.value)
-    if writer != "a film":  # whose encoder is another process, and says what it likes
+    if writer != "a video":  # whose encoder is another process with its own messages
         assert all(part in str(error.value) for part in ("too large", " MB ", "`llmrl-sweep clean`", "=<folder>"))
 
 

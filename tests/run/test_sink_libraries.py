@@ -94,10 +94,10 @@ def test_wandb_offline(tmp_path: Path) -> None:
     assert texts.keys() == {0, 60}
     [text] = (folder / "loggers" / "wandb").glob(f"offline-run-*/files/{texts[60]}")
     assert text.read_text().endswith(">*key* &lt;redacted&gt;</pre>")
-    [film] = [row["episode/film"] for row in history if "episode/film" in row]
-    assert film["_type"] == "video-file"
-    [media] = (folder / "loggers" / "wandb").glob(f"offline-run-*/files/{film['path']}")
-    assert media.read_bytes() == sink_worker.write_film(tmp_path).read_bytes()
+    [video] = [row["episode/video"] for row in history if "episode/video" in row]
+    assert video["_type"] == "video-file"
+    [media] = (folder / "loggers" / "wandb").glob(f"offline-run-*/files/{video['path']}")
+    assert media.read_bytes() == sink_worker.write_video(tmp_path).read_bytes()
     metrics = {r.metric.name: r.metric.step_metric for r in records if r.WhichOneof("record_type") == "metric"}
     assert metrics["loss/value"] == "env_steps" and metrics["evaluation/return"] == "updates"
     [run] = [r.run for r in records if r.WhichOneof("record_type") == "run"][:1]
@@ -184,8 +184,8 @@ def test_mlflow_database(tmp_path: Path) -> None:
     artifacts = tmp_path / "outputs" / "mlflow" / "artifacts" / run.info.run_id / "artifacts"
     assert sorted(p.name for p in (artifacts / "llm/exchange").iterdir()) == ["00000000.md", "00000006.md"]
     assert (artifacts / "llm/exchange/00000006.md").read_text() == "*key* <redacted>"
-    [film] = (artifacts / "episode/film").rglob("*.gif")
-    assert film.read_bytes() == sink_worker.write_film(tmp_path).read_bytes()
+    [video] = (artifacts / "episode/video").rglob("*.gif")
+    assert video.read_bytes() == sink_worker.write_video(tmp_path).read_bytes()
     assert json.loads((artifacts / "summary.json").read_text())["best"] == {"a": 1.0}
 
 

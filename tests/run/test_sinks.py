@@ -103,11 +103,11 @@ def notes() -> RecordingSink:
 def test_sink_receives_all_events(tmp_path: Path, notes: RecordingSink) -> None:
     with Run.open(tmp_path, "toys", CONFIG, ["env=toy", "agent.lr=0.1"], 3, make_sinks=lambda: {"notes": notes}) as run:
         record(run.metrics, range(1))
-        run.metrics.attach_text("said", lambda line: f"at {line['env_steps']}")
-        run.metrics.attach_pictures("film", lambda line: [tmp_path / "a.gif"] if line["updates"] else [])
+        run.metrics.attach_text("reply", lambda line: f"at {line['env_steps']}")
+        run.metrics.attach_pictures("video", lambda line: [tmp_path / "a.gif"] if line["updates"] else [])
         record(run.metrics, range(1, 2))
         run.result, run.summary = 2.5, {"worst": 0.5, "best": {"a": 1.0}, "episodes": 3}
-    opening, first, text, second, second_text, film, ending = notes.events
+    opening, first, text, second, second_text, video, ending = notes.events
     assert (opening.folder, opening.root, opening.name, opening.n_kept_rows) == (run.folder, tmp_path, "toys", 0)
     assert opening.label == "/".join(run.folder.parts[-2:]) and opening.label.endswith("/s3")
     assert opening.config == CONFIG and opening.hyperparameters == {"env": "toy", "agent.lr": 0.1, "seed": 3}
@@ -115,8 +115,8 @@ def test_sink_receives_all_events(tmp_path: Path, notes: RecordingSink) -> None:
     assert second.counters == {"env_steps": 10, "updates": 1} and second.x_value == 10
     assert second.metrics.keys() == {"loss", "nothing"} and second.metrics["loss"] == 0.5
     assert second.metrics["nothing"] != second.metrics["nothing"]
-    assert text == (0, "said", "at 0") and second_text == (1, "said", "at 10")
-    assert film == (1, "film", tmp_path / "a.gif")
+    assert text == (0, "reply", "at 0") and second_text == (1, "reply", "at 10")
+    assert video == (1, "video", tmp_path / "a.gif")
     assert (ending.state, ending.x_value, ending.error) == ("finished", 10, "") and ending.succeeded
     assert ending.final_metrics == {"Final/result": 2.5, "Final/worst": 0.5}
     assert ending.summary == {"result": 2.5, "worst": 0.5, "best": {"a": 1.0}, "episodes": 3}
@@ -130,7 +130,7 @@ def test_resume_repeats_rows_to_sink(tmp_path: Path, background: bool) -> None:
     position = metrics.position()
     record(metrics, range(3, 5))  # cut when it is resumed
     metrics = MetricLog(tmp_path, position, {"notes": sinks[1]})
-    metrics.attach_text("said", lambda line: "yes")
+    metrics.attach_text("reply", lambda line: "yes")
     record(metrics, range(3, 6))
     metrics.close()
     metrics.wait_for_sinks()
@@ -220,7 +220,7 @@ def test_sinks_receive_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     config = {"a": {"b": f"uses {KEY}", "correct-horse-battery": 1}}
     opening = Opening(tmp_path, tmp_path, "n", "l", config, {"x": "correct-horse-battery"})
     metrics = MetricLog(tmp_path, None, {"notes": notes}, opening)
-    metrics.attach_text("said", lambda line: f"Bearer {KEY}")
+    metrics.attach_text("reply", lambda line: f"Bearer {KEY}")
     metrics.log("update", "updates", {"loss/correct-horse-battery": 1.0, "fine": 2.0}, updates=1)
     metrics.close("failed", {"found": f"key {KEY}"}, error=f"no access with {KEY}")
     events = repr(notes.events)

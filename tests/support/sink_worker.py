@@ -35,7 +35,7 @@ def log_rows(metrics: MetricLog, numbers: range) -> None:
             metrics.log("update", "env_steps", scalars, env_steps=10 * number, updates=number)
 
 
-def write_film(folder: Path) -> Path:
+def write_video(folder: Path) -> Path:
     path = folder / "episodes" / "7" / "episode.gif"
     path.parent.mkdir(parents=True, exist_ok=True)
     iio.imwrite(path, np.random.default_rng(0).integers(0, 255, (3, 16, 16, 3), dtype=np.uint8), loop=0)
@@ -50,9 +50,9 @@ def main() -> None:
         create_files_privately(True),
         Run.open(root, "game", {**CONFIG, "rerun": mode == "anew"}, OVERRIDES, 3, make_sinks=lambda: sinks) as run,
     ):
-        movie = write_film(run.folder)
+        video = write_video(run.folder)
         run.metrics.attach_text("llm/exchange", lambda line: f"*key* {KEY}" if line["updates"] % 6 == 0 else None)
-        run.metrics.attach_pictures("episode/film", lambda line: [movie] if line["updates"] == 3 else [])
+        run.metrics.attach_pictures("episode/video", lambda line: [video] if line["updates"] == 3 else [])
         if mode == "killed":
             log_rows(run.metrics, range(ROWS_AT_CHECKPOINT))
             run.checkpoint(ROWS_AT_CHECKPOINT, {})

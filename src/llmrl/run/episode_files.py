@@ -28,7 +28,7 @@ from llmrl.run.files import read_json_lines, report_write_errors
 EPISODES_NAME = "episodes.jsonl"
 EPISODES_FOLDER = "episodes"
 REPLIES_NAME = "replies.jsonl"
-VIDEO_TAG = "episode/film"
+VIDEO_TAG = "episode/video"
 """Tag of videos in sinks."""
 TEXT_COLUMN_WIDTH = 520
 """Width of the text column at the right of each video frame, pixels."""

@@ -18,7 +18,7 @@ from llmrl.sweeps.backends.protocol import Hardware
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Environment variables for the number of threads, which numerical libraries read only when they are loaded."""
 
-N_PARALLEL_PROCESSES_VARIABLE = "LLMRL_RUNS_BESIDE"
+N_PARALLEL_PROCESSES_VARIABLE = "LLMRL_PARALLEL_PROCESSES"
 """Environment variable with the number of processes of a sweep that share this machine's cores, this one included."""
 
 _GPU_ID_PATTERN = re.compile(r"\d+|(?:GPU|MIG)-.+")
