@@ -12,7 +12,7 @@ import numpy as np
 
 from llmrl.config.builder import Config
 from llmrl.config.input_digests import with_digests
-from llmrl.config.overrides import check_same_shapes, make_evaluation_folder_name, parse_env_changes
+from llmrl.config.overrides import make_evaluation_folder_name, parse_env_changes
 from llmrl.core.errors import BudgetExhausted, ConfigError, RunFolderError
 from llmrl.core.option_files import get_root, read_file
 from llmrl.core.protocols import Agent
@@ -207,8 +207,10 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
     try:
         [agent] = parts.agents
         mechanisms, context = select_mechanisms(mechanism_names, settings.context, saved_run.loop_state, parts.env.spec)
-        if settings.env and "policy" in saved_run.agent_state:
-            check_same_shapes(settings.env, saved_run.agent_state["policy"], agent.state_dict()["policy"])
+        try:
+            agent.load_state_dict(saved_run.agent_state)
+        except RuntimeError as error:  # of torch, with the names and shapes of the weights that differ
+            raise ConfigError(f"--env {' '.join(settings.env)}: the agents of this run do not fit: {error}") from error
         plan = _check_adaptation(plan, settings, agent, mechanisms)
         players, seeds = build_players(player_names, full_config, parts), Seeds(settings.seed).child("evaluate")
         evaluation = PlannedEvaluation(settings, parts, players, mechanisms, context, seeds, out, report)
