@@ -13,7 +13,6 @@ from experiments import compose, find_run_folder, run
 from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import GroupSummary, ReportSettings
 from llmrl.cli.sweep_report import main
-from llmrl.evaluation.suite_results import group_runs_by_experiment, merge_suite_results
 from llmrl.results.groups import group_into_tasks
 from llmrl.results.run_records import read_run, read_runs
 from llmrl.run.shared_factors import list_shared_factors
@@ -137,20 +136,3 @@ def test_runs_record_shared_parts() -> None:
     replay = compose("principal=llm", "env=escape_room", "llm=replay", "llm.calls='outputs/a/b/s0'")
     assert list_shared_factors(replay, uses_llm=True) == {"replies": ["a/b/s0"]}
     assert list_shared_factors(replay | {"llm": {**replay["llm"], "calls": "outputs/a/b"}}, uses_llm=True) == {}
-
-
-def test_single_pretraining_has_no_suite_interval(tmp_path: Path) -> None:
-    results: dict[str, list] = {"shared": [], "alone": []}
-    for seed in range(6):
-        for name, found in results.items():
-            shared = {"pre-training": ["pre/defaults-1/s0"]} if name == "shared" else {}
-            folder = write_run(tmp_path, name, ["agent=llm_ppo"], seed, shared=shared)
-            player = {"success": 0.1 * seed, "low": 0.4, "high": 0.6, "episodes": 10, "kinds": {}, "lacking": []}
-            test = {"env": "x", "players": {"student": player}, "refused": {}}
-            found.append({"runs": [str(folder)], "checkpoint": 1, "llm": "", "players": ["student"], "tests": [test]})
-    rows = {}
-    for name, found in results.items():
-        merged = merge_suite_results(found, group_runs_by_experiment([Path(run["runs"][0]) for run in found]))
-        rows[name] = merged["tests"][0]["players"]["student"]
-    assert rows["shared"]["low"] is None and rows["shared"]["success"] == pytest.approx(0.25)
-    assert rows["alone"]["low"] < 0.25 < rows["alone"]["high"]

@@ -119,6 +119,7 @@ def test_nested_fields_are_set_separately():
         ({"env": "maze", "n_envs": 0}, "n_envs"),
         ({"env": "maze", "api": "gym"}, "vec, gymnasium, pettingzoo"),
         ({"env": "maze", "api": "pettingzoo", "n_envs": 2}, "one game"),
+        ({"env": "maze", "api": "gymnasium", "n_envs": 2}, "n_envs=2"),
         ({"env": "escape_room", "api": "gymnasium"}, "api='pettingzoo'"),
     ],
 )
@@ -179,39 +180,6 @@ def test_multi_agent_environments_pass_pettingzoo_checkers(name):
 def test_agent_roles_keep_names():
     env = llmrl.make_env("simple_speaker_listener", api="pettingzoo")
     assert env.possible_agents == ["speaker_0", "listener_0"]
-
-
-@pytest.mark.parametrize(("name", "n"), [("maze", 3), ("navigation", 2), ("babyai_text", 2)])
-def test_vector_environment_has_parallel_games(name, n):
-    options = {"level": "BabyAI-GoToLocal-v0"} if name == "babyai_text" else {}
-    env = llmrl.make_env(name, api="gymnasium", n_envs=n, horizon=3, **options)
-    assert isinstance(env, gymnasium.vector.VectorEnv) and env.num_envs == n
-    env.action_space.seed(0)
-    observation, _ = env.reset(seed=1)
-    assert env.observation_space.contains(observation)
-    ends = []
-    for _ in range(8):
-        observation, reward, terminated, truncated, infos = env.step(env.action_space.sample())
-        assert env.observation_space.contains(observation)
-        assert reward.shape == terminated.shape == truncated.shape == infos["base_reward"].shape == (n,)
-        ends.append(terminated | truncated)
-    # No episode is longer than three steps, and the step after its end begins the next.
-    assert not (np.array(ends[:-1]) & np.array(ends[1:])).any() and np.array(ends).any(0).all()
-    env.close()
-
-
-def test_vector_game_matches_single_game():
-    """Check that the step after an end returns the first observation of the next episode and no reward."""
-    env = llmrl.make_env("maze", api="gymnasium", n_envs=2, horizon=2)
-    start, _ = env.reset(seed=3)
-    for _ in range(2):
-        *_, truncated, _ = env.step(np.array([0, 0]))
-    assert truncated.all()
-    after, reward, terminated, truncated, infos = env.step(np.array([1, 1]))
-    assert arrays_equal(after["state"], start["state"]) and not reward.any() and not (terminated | truncated).any()
-    assert not infos["_base_reward"].any()
-    with pytest.raises(ConfigError, match=r"seed .*integer"):
-        env.reset(seed=[1, 2])
 
 
 @pytest.mark.parametrize("name", llmrl.gym.IDS)

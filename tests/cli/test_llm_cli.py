@@ -6,7 +6,7 @@ import pytest
 
 from experiments import run
 from fake_openai_server import FakeOpenAIServer
-from llmrl.cli.llm import build_totals_table, main
+from llmrl.cli.llm import main
 from llmrl.llms.scripted import ScriptedChat
 
 
@@ -88,23 +88,6 @@ def test_check_reports_missing_parts(capsys, monkeypatch, argv, message):
 def test_check_of_offline_model(capsys):
     code, text = call(capsys, "check", "llm=scripted")
     assert code == 0 and ScriptedChat.label in text
-
-
-@pytest.mark.slow
-def test_totals(capsys, tmp_path):
-    common = ("env=escape_room", "env.n_envs=2", "principal=llm", "design.steps=3", "design.adapt_rounds=0")
-    common += ("design.validate_episodes=2", "design.evaluations=1")
-    for seed in (0, 1):
-        run(*common, "llm.empty=0.5", f"seed={seed}", f"output_root={tmp_path}")
-    capsys.readouterr()
-    code, text = call(capsys, "totals", str(tmp_path))
-    assert code == 0 and "│ all" in text
-    # The table folds long names.
-    assert [row[0].rpartition("/")[2] for row in build_totals_table(tmp_path)[1]] == ["s0", "s1", "all"]
-    code, text = call(capsys, "totals", str(tmp_path / "nowhere"))
-    assert code == 1 and str(tmp_path / "nowhere") in text
-    (tmp_path / "empty").mkdir()
-    assert str(tmp_path / "empty") in call(capsys, "totals", str(tmp_path / "empty"))[1]
 
 
 @pytest.mark.slow

@@ -20,9 +20,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.babyai.language import LANGUAGES, list_action_names
 from llmrl.evaluation.suite import parse_suite
-from llmrl.evaluation.suite_results import group_runs_by_experiment
 from llmrl.run.trajectories import read_trajectories
-from run_folders import write_run
 
 SUITE = """
 environment: errands.Errands
@@ -141,109 +139,17 @@ def test_adapting_agent_uses_extra_actions(tmp_path, suite_file):
     assert players["more"]["kinds"]["fetch"]["success"] == players["kinds"]["kinds"]["fetch"]["success"] == 1.0
 
 
-def make_runs(root, *configs):
-    """Write runs from (seed, skill, overrides)."""
-    run_folders = []
-    for seed, skill, overrides in configs:
-        run_experiment(config(root, seed, skill=skill), overrides)
-        [new] = {status.parent for status in root.rglob("status.json")} - set(run_folders)
-        run_folders.append(new)
-    return run_folders
-
-
 @pytest.mark.slow
 def test_suite_from_python(tmp_path, suite_file):
-    for seed in (0, 1):
-        run_experiment(config(tmp_path / "runs", seed), [f"seed={seed}"])
-    runs = sorted((tmp_path / "runs").rglob("s[0-9]*"))
+    run_experiment(config(tmp_path / "runs"), [])
+    run = find_run_folder(tmp_path / "runs")
     results = llmrl.evaluate(
-        runs, suite=str(suite_file), suite_options={"only": ["same"], "episodes": 4}, trusted=["errands"]
+        run, suite=str(suite_file), suite_options={"only": ["same"], "episodes": 4}, trusted=["errands"]
     )
     assert [test["name"] for test in results["tests"]] == ["same"] and results["episodes"] == 4
-    assert results["runs"] == [str(run) for run in runs] and (Path(results["out"]) / "table.csv").exists()
+    assert results["run"] == str(run) and (Path(results["out"]) / "table.csv").exists()
     with pytest.raises(ConfigError, match="video"):
-        llmrl.evaluate(runs, suite=str(suite_file), video=True, trusted=["errands"])
-
-
-@pytest.mark.slow
-def test_runs_are_aggregated(tmp_path, suite_file, capsys):
-    runs = make_runs(tmp_path / "runs", (0, 1.0, []), (1, 1.0, []))
-    words = ["suite.only=[kinds,more]", "--policy", "student,random", "--out", str(tmp_path / "both")]
-    main(["--trust", "errands", *map(str, runs), f"suite={suite_file}", *words])
-    joint = json.loads((tmp_path / "both" / "suite_toy" / "results.json").read_text())
-    run_results = [json.loads((tmp_path / "both" / str(i) / "suite_toy" / "results.json").read_text()) for i in (0, 1)]
-    shares = [index_by_name(run_result)["kinds"]["players"]["student"]["success"] for run_result in run_results]
-    mean = index_by_name(joint)["kinds"]["players"]["student"]
-    assert mean["success"] == pytest.approx(np.mean(shares)) and mean["per_run"] == shares
-    assert mean["low"] is None and mean["high"] is None, "two runs have no interval"
-    assert index_by_name(joint)["more"]["players"]["student"] is None
-    # Who has no runs plays once, and has its own interval.
-    assert (
-        index_by_name(joint)["kinds"]["players"]["random"]
-        == index_by_name(run_results[0])["kinds"]["players"]["random"]
-    )
-    assert "random" not in index_by_name(run_results[1])["kinds"]["players"]
-    assert "Student t" in joint["intervals"]
-    assert "2 runs" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_compares_experiments(tmp_path, suite_file, capsys):
-    overrides = ["agent=reader", "agent.skill=0", "seed=0"], ["agent=reader", "agent.skill=30"]
-    root = tmp_path / "runs"
-    runs = make_runs(root, (0, 0.0, overrides[0]), (0, 30.0, overrides[1]), (1, 30.0, overrides[1]))
-    main(
-        [
-            "--trust",
-            "errands",
-            *map(str, runs),
-            f"suite={suite_file}",
-            "suite.only=[kinds,more]",
-            "--policy",
-            "student,random",
-        ]
-    )
-    folder = root / "errands" / "suite_toy"
-    joint = json.loads((folder / "results.json").read_text())
-    labels = ["skill=0", "skill=30"]
-    assert joint["players"] == [*labels, "random"]
-    assert [[entry_of_run["run"] for entry_of_run in joint["experiments"][label]] for label in labels] == [
-        [str(runs[0])],
-        [str(runs[1]), str(runs[2])],
-    ]
-    players = index_by_name(joint)["kinds"]["players"]
-    # One who guesses, and two who read: not their mean.
-    assert players[labels[0]]["success"] < 0.9 and players[labels[1]]["per_run"] == [1.0, 1.0]
-    assert players[labels[0]] == index_by_name(run_suite(runs[0]))["kinds"]["players"]["student"]
-    assert players["random"]["episodes"] == 24
-    table = (folder / "table.md").read_text()
-    assert "3 runs of 2 experiments" in table and f"| test | {labels[0]} | {labels[1]} | random |" in table
-    assert "| kinds apart |" in table and "| 100.0 |" in re.sub(r" +", " ", table)
-    assert re.search("more actions: skill=0, skill=30: .*3 actions", table)
-    assert f"kinds,{labels[1]},fetch,24,," in (folder / "table.csv").read_text()
-    capsys.readouterr()
-    for arguments_invalid, message in (
-        ([runs[0], runs[0]], f"{runs[0]} "),
-        ([*runs, "--policy", "random"], "policy must include student"),
-    ):
-        with pytest.raises(SystemExit):
-            main(["--trust", "errands", *map(str, arguments_invalid), f"suite={suite_file}"])
-        assert message in " ".join(capsys.readouterr().err.split())
-
-
-def test_experiments_have_labels_of_reports(tmp_path):
-    overrides = (
-        ["treatment=small_llm", "env.n_envs=2"],
-        ["treatment=small_llm", "agent.tune=lora", "env.n_envs=2"],
-        ["agent=drrn", "env.n_envs=2"],
-    )
-    runs = [write_run(tmp_path, "study", words, seed=seed) for words in overrides for seed in (3, 4)]
-    groups = group_runs_by_experiment(runs)
-    assert list(groups) == ["agent=drrn", "small_llm", "small_llm, tune=lora"]
-    assert [run.folder for run in groups["small_llm"]] == runs[:2]
-    assert [run.folder for run in group_runs_by_experiment(runs[:2])["student"]] == runs[:2]
-    with pytest.raises(ConfigError, match=str(runs[0])):
-        group_runs_by_experiment([runs[0], runs[0]])
+        llmrl.evaluate(run, suite=str(suite_file), video=True, trusted=["errands"])
 
 
 @pytest.mark.slow

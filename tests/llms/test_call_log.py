@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import commands
-from llmrl.analysis.llm_calls import CallTotals, read_call_totals
+from llmrl.analysis.llm_calls import CallTotals, read_run_totals
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.llms.cache import Cache, compute_request_key
 from llmrl.llms.call_log import CALL_LOG_NAME, CallLog, read_calls
@@ -198,8 +198,8 @@ def test_totals_across_run_folders(tmp_path):
     client(tmp_path / "s0" / "backup_1" / CALL_LOG_NAME).chat([make_request("a")])
     (tmp_path / "silent").mkdir()
     CallLog(tmp_path / "silent" / CALL_LOG_NAME)
-    totals = {path.name: total for path, models in read_call_totals(tmp_path).items() for total in models.values()}
-    assert set(totals) == {"s0", "s1", "other"}
+    totals = {name: read_run_totals(tmp_path / name) for name in ("s0", "s1", "other", "silent")}
+    assert totals.pop("silent") == CallTotals()
     assert totals["s0"] == CallTotals(("echo",), 2, 0, 0, 2, 1, 6, 4, pytest.approx(14e-6))
     assert totals["s1"] == CallTotals(("echo",), 2, 2, 0, 2, 1, 6, 4, 0.0)
     assert totals["other"] == CallTotals(("echo",), 1, 0, 1, 0, 0, 3, 2, None)

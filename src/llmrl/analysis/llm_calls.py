@@ -40,8 +40,9 @@ class CallTotals:
 
     @property
     def counts(self) -> list[int | None]:
-        """Replies, cached replies, failed calls, lost replies, prompt tokens and completion tokens."""
-        return [self.calls, self.cached, self.failed, self.lost, self.prompt_tokens, self.completion_tokens]
+        """Replies, cached replies, failed calls, lost replies, checked replies, invalid ones, and tokens in and out."""
+        replies = [self.calls, self.cached, self.failed, self.lost, self.validated, self.invalid]
+        return [*replies, self.prompt_tokens, self.completion_tokens]
 
     @property
     def paid(self) -> str:
@@ -76,28 +77,12 @@ class CallTotals:
         return total
 
 
-def read_call_totals(folder: Path) -> dict[Path, dict[str, CallTotals]]:
-    """Return the totals of every run with calls in `folder` and below it, by run folder and model label."""
-    return {
-        path.parent: totals
-        for path in sorted(folder.rglob(CALL_LOG_NAME))
-        # A rerun moves the files of the replaced run into a folder `backup_*`.
-        if not any(part.startswith("backup_") for part in path.relative_to(folder).parts)
-        and (totals := read_model_totals(path.parent))
-    }
-
-
 def read_run_totals(run: Path) -> CallTotals:
     """Return the totals of the run in the folder `run`; zeros without calls."""
-    return sum(read_model_totals(run).values(), CallTotals())
-
-
-def read_model_totals(run: Path) -> dict[str, CallTotals]:
-    """Return the totals of the run in the folder `run`, by model label."""
-    totals: dict[str, CallTotals] = {}
+    totals = CallTotals()
     if (run / CALL_LOG_NAME).is_file():
         for call in read_calls(run / CALL_LOG_NAME):
-            totals.setdefault(str(call.get("model")), CallTotals()).add(call)
+            totals.add(call)
     return totals
 
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from llmrl.analysis.curves import MetricCurves
 from llmrl.analysis.figures import (
-    COLORS,
     GRAY,
     MARKERS,
     RenderedFigure,
@@ -333,27 +332,24 @@ _COLOR_QUANTILE = 0.05
 outliers would reduce the contrast of the other dots."""
 
 
-def draw_proposals(groups: Sequence[GroupProposals], name: str, unit: str = "objective") -> RenderedFigure:
-    """Return the figure of the proposals of groups.
+def draw_proposals(groups: Sequence[GroupProposals], name: str, unit: str = "objective") -> list[RenderedFigure]:
+    """Return the figure of the parameters of each proposal, in the color of its objective.
 
-    It shows the parameters of each proposal in the color of its objective. Parameters of policies, which have no names,
-    are not shown; the figure then shows the highest objective up to each proposal.
+    There is none if the groups have different parameters or many, such as those of policies.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
     best_groups = sorted(groups, key=compute_mean_score, reverse=True)[:MAX_GROUPS_IN_FIGURE]
-    names = find_shared_parameters(groups)
+    if not (names := find_shared_parameters(groups)):
+        return []
     omission_note = (
         f" The {MAX_GROUPS_IN_FIGURE} groups with the highest score, of {len(groups)}."
         if len(groups) > MAX_GROUPS_IN_FIGURE
         else ""
     )
-    if names:
-        caption = f"Proposals over time: a dot is a proposal of a run, its color is the measured {unit}.{omission_note}"
-        return render_figure(name, caption, lambda: _draw_proposals(best_groups, names, unit))
-    caption = f"Best {unit} so far, over the proposals of a run: thin lines are runs, thick ones means.{omission_note}"
-    return render_figure(name, caption, lambda: _draw_best_so_far(best_groups, unit))
+    caption = f"Proposals over time: a dot is a proposal of a run, its color is the measured {unit}.{omission_note}"
+    return [render_figure(name, caption, lambda: _draw_proposals(best_groups, names, unit))]
 
 
 def _draw_proposals(groups: Sequence[GroupProposals], names: Sequence[str], unit: str) -> Figure:
@@ -387,21 +383,4 @@ def _draw_proposals(groups: Sequence[GroupProposals], names: Sequence[str], unit
         axes[0, column].set_title(parameter, fontsize=11)
         axes[-1, column].set_xlabel("proposal", fontsize=9)
     figure.colorbar(image, ax=axes.ravel().tolist(), label=unit, shrink=min(1.0, 3.0 / len(groups)), extend="both")
-    return figure
-
-
-def _draw_best_so_far(groups: Sequence[GroupProposals], unit: str) -> Figure:
-    figure = make_figure(8, 3.6 + 0.23 * len(groups))
-    ax = figure.subplots()
-    for i, group in enumerate(groups):
-        color = COLORS[i % len(COLORS)]
-        best_by_run = [np.maximum.accumulate([proposal.objective for proposal in run]) for run in group.proposals]
-        for best_values in best_by_run if len(best_by_run) > 1 else ():
-            ax.plot(np.arange(1, len(best_values) + 1), best_values, color=color, alpha=0.25, linewidth=0.8)
-        length = min(map(len, best_by_run))
-        mean_values = np.mean([best_values[:length] for best_values in best_by_run], axis=0)
-        ax.plot(np.arange(1, length + 1), mean_values, color=color, linewidth=2.2, label=group.name)
-    ax.set_xlabel("proposals of a run")
-    ax.set_ylabel(f"best {unit} so far")
-    figure.legend(loc="outside lower center", ncols=4, fontsize=10)
     return figure

@@ -132,7 +132,7 @@ def _draw_figures(section: Section, slug: str, report: Report) -> list[RenderedF
     if section.story.proposals:
         is_objective = section.study is not None and section.study.settings.metric in (None, OBJECTIVE_METRIC)
         unit = section.study.settings.unit if section.study is not None and is_objective else None
-        drawings.append(draw_proposals(section.story.proposals, f"{slug}_proposals", unit or "objective"))
+        drawings += draw_proposals(section.story.proposals, f"{slug}_proposals", unit or "objective")
     if section.study is None or report.settings.curves:
         drawings += draw_section(section, report, slug)
     return drawings

@@ -195,9 +195,10 @@ def _build_llm_calls_table(report: Report) -> ReportTable:
     lines = [(task, group.display_name, group.llm, totals) for task, group, totals in report.calls]
     grand_total = sum((totals for *_, totals in report.calls), CallTotals())
     header: list[object] = ["task", "group", "models", "calls", "cached", "failed", "lost"]
-    header += ["prompt_tokens", "completion_tokens", "usd", "lost_usd"]
+    header += ["validated", "invalid", "prompt_tokens", "completion_tokens", "usd", "lost_usd"]
     data = [[task, name, ", ".join(x.models), *x.counts, x.cost, x.lost_cost] for task, name, _, x in lines]
-    columns = ["task", "group", "model", "replies", "from cache", "failed", "lost", "tokens in", "tokens out"]
+    columns = ["task", "group", "model", "replies", "from cache", "failed", "lost", "checked", "invalid"]
+    columns += ["tokens in", "tokens out"]
     rows = [
         [task, name, ", ".join(x.models) or model, *("unknown" if n is None else f"{n:,}" for n in x.counts), x.paid]
         for task, name, model, x in [*lines, *([("all", "", "", grand_total)] if len(lines) > 1 else [])]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llmrl.agents.llm_player.answer_format import AnswerFormat
     from llmrl.core.protocols import VecEnv
     from llmrl.core.spaces import EnvSpec
-    from llmrl.envs.adapters.gymnasium_env import GymnasiumAdapter, GymnasiumVectorAdapter
+    from llmrl.envs.adapters.gymnasium_env import GymnasiumAdapter
     from llmrl.envs.adapters.parallel import ParallelAdapter
 
 Interface = Literal["vec", "gymnasium", "pettingzoo"]
@@ -42,13 +42,13 @@ def make_env(
     env: str,
     /,
     *,
-    n_envs: int | None = None,
+    n_envs: Literal[1] | None = None,
     api: Literal["gymnasium"],
     render_mode: Literal["rgb_array"] | None = None,
     seed: int = 0,
     device: str = "cpu",
     **options: Any,
-) -> GymnasiumAdapter | GymnasiumVectorAdapter: ...
+) -> GymnasiumAdapter: ...
 @overload
 def make_env(
     env: str,
@@ -73,15 +73,15 @@ def make_env(
     seed: int = 0,
     device: str = "cpu",
     **options: Any,
-) -> VecEnv | GymnasiumAdapter | GymnasiumVectorAdapter | ParallelAdapter:
+) -> VecEnv | GymnasiumAdapter | ParallelAdapter:
     """Make an environment with the options that a run would use.
 
     Args:
         env: name of the option, such as `cleanup` for `env=cleanup`.
         n_envs: number of parallel games; None: for `vec` the number of the option, for other interfaces 1.
         api: interface of the environment. `vec`: `llmrl.core.protocols.VecEnv`, with all games and agents as arrays;
-            `gymnasium`, for environments with one agent: an `Env`, or a `VectorEnv` if `n_envs` is more than 1;
-            `pettingzoo`: a `ParallelEnv` with one game.
+            `gymnasium`, for environments with one agent: an `Env` with one game; `pettingzoo`: a `ParallelEnv` with one
+            game.
         render_mode: `rgb_array`: `render()` of a Gymnasium or PettingZoo environment returns images; None: no images.
         seed: root seed of the random numbers; `reset(seed=...)` sets another one.
         device: torch device of environments that compute with tensors.
@@ -109,7 +109,7 @@ def build_env_from_config(
     api: Interface = "vec",
     render_mode: str | None = None,
     device: str = "cpu",
-) -> VecEnv | GymnasiumAdapter | GymnasiumVectorAdapter | ParallelAdapter:
+) -> VecEnv | GymnasiumAdapter | ParallelAdapter:
     """Build an environment from section `env` of a config, whose code is of llmrl or of the packages `trusted`.
 
     The other arguments are those of `make_env`.
@@ -130,9 +130,9 @@ def build_env_from_config(
 
             return ParallelAdapter(env, render_mode)
         if api == "gymnasium":
-            from llmrl.envs.adapters.gymnasium_env import GymnasiumAdapter, GymnasiumVectorAdapter
+            from llmrl.envs.adapters.gymnasium_env import GymnasiumAdapter
 
-            return (GymnasiumAdapter if env.spec.n_envs == 1 else GymnasiumVectorAdapter)(env, render_mode)
+            return GymnasiumAdapter(env, render_mode)
     except ConfigError:
         env.close()
         raise

@@ -20,7 +20,7 @@ Mechanism = str | Sequence[float]
 
 
 def evaluate(
-    run: StrPath | Sequence[StrPath],
+    run: StrPath,
     episodes: int | None = None,
     policy: str | Sequence[str] = "student",
     mode: Mode = "stochastic",
@@ -43,7 +43,7 @@ def evaluate(
     """Evaluate the newest checkpoint of a run in seeded episodes, and write the measurements.
 
     Args:
-        run: run folder or `RunResult`; with `suite` one or several.
+        run: run folder or `RunResult`.
         episodes: number of episodes, rounded up to a multiple of the games; None: 100, or 10 on the Melting Pot engine.
             If a language model plays, it is not rounded up, and None is `play.episodes` of the run.
         policy: one or several players: `student` (the run's agents), `teacher` (the run's), `oracle`, `bot`, `random`.
@@ -69,8 +69,8 @@ def evaluate(
 
     Returns:
         The content of `results.json`, with its folder as `out`. `table` has mean, standard error and 95% interval of
-        every measurement, `per_episode` its value in each episode. With a suite and several runs, the results are those
-        of all runs together. `llmrl.load(run).episodes` is a table of the episodes.
+        every measurement, `per_episode` its value in each episode. `llmrl.load(run).episodes` is a table of the
+        episodes. With a suite, `tests` has the results of each test.
 
     Raises:
         CheckpointError: the folder is not a run folder, or has no intact checkpoint.
@@ -80,7 +80,7 @@ def evaluate(
     from llmrl.core.errors import ConfigError
     from llmrl.evaluation.settings import EvaluationSettings
 
-    runs = [Path(path).expanduser() for path in ([run] if isinstance(run, str | os.PathLike) else run)]
+    folder = Path(run).expanduser()
     settings = EvaluationSettings(
         episodes=episodes,
         policies=policy.split(",") if isinstance(policy, str) else list(policy),
@@ -101,15 +101,12 @@ def evaluate(
     if suite is not None:
         from llmrl.evaluation.evaluate_suite import evaluate_suite
 
-        return evaluate_suite(runs, suite, settings, _log_message, _format_options(suite_options or {}))[-1]
-    if len(runs) != 1 or suite_options:
-        raise ConfigError(
-            f"run={[str(path) for path in runs]}: without a suite, evaluate takes one run and no suite_options; set a "
-            "suite, such as suite='babyai_text'"
-        )
+        return evaluate_suite(folder, suite, settings, _log_message, _format_options(suite_options or {}))
+    if suite_options:
+        raise ConfigError("suite_options needs a suite, such as suite='babyai_text'")
     from llmrl.evaluation.evaluate_run import evaluate_run
 
-    return evaluate_run(runs[0], settings, _log_message)
+    return evaluate_run(folder, settings, _log_message)
 
 
 def _log_message(text: str, rows: Sequence[tuple[str, str]] = ()) -> None:

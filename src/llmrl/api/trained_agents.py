@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from llmrl.core.spaces import EnvSpec
 
 StrPath = str | os.PathLike[str]
-_Layout = Literal["vec", "games", "game", "agents"]
-"""Leading axes of an observation's arrays: [n_envs, n_agents], [n_envs], none, or a mapping from agents without any."""
 
 
 def load_agent(
@@ -129,26 +127,20 @@ class TrainedAgent:
 
         Returns:
             The argument of the environment's `step`: for a `VecEnv` an array [n_envs, n_agents, ...], for a Gymnasium
-            `VectorEnv` an array [n_envs, ...], for an `Env` one action, for a PettingZoo environment a dict from agent
-            names to actions.
+            `Env` one action, for a PettingZoo environment a dict from agent names to actions.
 
         Raises:
-            ConfigError: a channel is missing, or the number of games is not `n_envs`.
+            ConfigError: a channel or an agent is missing, or the number of games is not `n_envs`.
         """
-        import torch
-
-        layout, arrays = self._to_arrays(observation)
-        inputs: dict[str, Any] = {
-            name: x if x.dtype == object else torch.as_tensor(x).to(self._parts.device) for name, x in arrays.items()
-        }
-        output = self.policy.act(inputs, self._state, self._generator, deterministic)
-        self._state = output.state
-        action = output.action.detach().cpu().numpy()
-        if layout == "vec":
-            return action
-        if layout == "agents":
-            return {name: self._to_single_action(action[0, i]) for i, name in enumerate(observation)}
-        return action[:, 0] if layout == "games" else self._to_single_action(action[0, 0])
+        if observation and all(isinstance(channels, Mapping) for channels in observation.values()):
+            if list(observation) != self.names:
+                raise ConfigError(f"the observation has agents {', '.join(observation)}; it must have {self.names}")
+            actions = self._choose_actions(self._stack_agents(list(observation.values())), deterministic)
+            return {name: _to_single_action(action) for name, action in zip(self.names, actions[0], strict=True)}
+        self._check_channels(observation)
+        if any(np.shape(observation[name]) == self.spec.observation[name].shape for name in self.channels):
+            return _to_single_action(self._choose_actions(self._stack_agents([observation]), deterministic)[0, 0])
+        return self._choose_actions({name: to_numpy(observation[name]) for name in self.channels}, deterministic)
 
     def make_env(self, *, api: Interface = "vec", seed: int = 0, **options: Any) -> Any:
         """Make the environment in which the agent was trained, with `n_envs` games.
@@ -168,37 +160,33 @@ class TrainedAgent:
         if isinstance(self._parts.llm, ChatClient):
             self._parts.llm.close()
 
-    def _to_single_action(self, action: np.ndarray) -> Any:
-        return int(action) if action.ndim == 0 else action
+    def _choose_actions(self, arrays: Mapping[str, np.ndarray], deterministic: bool) -> np.ndarray:
+        """Return the actions for channels [n_envs, n_agents, ...], and keep the recurrent state."""
+        import torch
 
-    def _to_arrays(self, observation: Mapping[str, Any]) -> tuple[_Layout, dict[str, np.ndarray]]:
-        """Return the layout of an observation, and the channels that the agent reads, [n_envs, n_agents, ...]."""
-        if observation and all(isinstance(agent_observation, Mapping) for agent_observation in observation.values()):
-            if list(observation) != self.names:
-                raise ConfigError(f"the observation has agents {', '.join(observation)}; it must have {self.names}")
-            self._check_channels(next(iter(observation.values())))
-            return "agents", {
-                name: self._stack_channel([channels[name] for channels in observation.values()], name)[None]
-                for name in self.channels
-            }
-        self._check_channels(observation)
-        layouts = {name: self._find_layout(name, observation[name]) for name in self.channels}
-        layout: _Layout = next(iter(layouts.values()), "vec")
-        arrays = {}
-        for name, channel_layout in layouts.items():
-            value = observation[name]
-            if channel_layout == "vec":
-                arrays[name] = value if isinstance(value, np.ndarray) else to_numpy(value)
-            else:
-                arrays[name] = self._stack_channel([value] if channel_layout == "game" else list(value), name)[:, None]
         shape = (self.spec.n_envs, self.spec.n_agents)
         for name, array in arrays.items():
             if array.shape[:2] != shape:
                 raise ConfigError(
-                    f"{name} has {array.shape[0]} games of {array.shape[1]} agents, and the loaded agent plays "
-                    f"{shape[0]} of {shape[1]}; use load_agent(..., n_envs={array.shape[0]})"
+                    f"{name} has shape {array.shape}, and the loaded agent plays n_envs={shape[0]} games of {shape[1]} "
+                    f"agents; its shape must begin with {shape}"
                 )
-        return layout, arrays
+        inputs: dict[str, Any] = {
+            name: x if x.dtype == object else torch.as_tensor(x).to(self._parts.device) for name, x in arrays.items()
+        }
+        output = self.policy.act(inputs, self._state, self._generator, deterministic)
+        self._state = output.state
+        return np.asarray(output.action.detach().cpu().numpy())
+
+    def _stack_agents(self, observations: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+        """Return the channels of the agents of one game, [1, n_agents, ...], with their original dtypes."""
+        for observation in observations:
+            self._check_channels(observation)
+        arrays = {}
+        for name in self.channels:
+            dtype, values = self.spec.observation[name].dtype, [observation[name] for observation in observations]
+            arrays[name] = np.stack([np.asarray(value) for value in values]).astype(dtype)[None]
+        return arrays
 
     def _check_channels(self, observation: Mapping[str, Any]) -> None:
         if missing := [name for name in self.channels if name not in observation]:
@@ -207,28 +195,9 @@ class TrainedAgent:
                 f"{', '.join(self.channels)}"
             )
 
-    def _find_layout(self, name: str, value: Any) -> _Layout:
-        """Return the layout of an observation, from the number of axes that a channel has for games and agents."""
-        if isinstance(value, str | tuple):
-            return "game" if isinstance(value, str) else "games"
-        n_leading_axes = len(np.shape(value) if isinstance(value, np.ndarray) else value.shape)
-        n_leading_axes -= len(self.spec.observation[name].shape)
-        layout_by_axes: dict[int, _Layout] = {0: "game", 1: "games", 2: "vec"}
-        if n_leading_axes not in layout_by_axes:
-            raise ConfigError(
-                f"{name} has shape {tuple(value.shape)}; for one agent it must be {self.spec.observation[name].shape}, "
-                "with up to two axes for games and agents before"
-            )
-        return layout_by_axes[n_leading_axes]
 
-    def _stack_channel(self, values: Sequence[Any], name: str) -> np.ndarray:
-        """Return a channel of several games or agents, [n, ...], with its original dtype."""
-        channel = self.spec.observation[name]
-        if channel.dtype == "object":
-            texts = np.empty(len(values), dtype=object)
-            texts[:] = values
-            return texts
-        return np.stack([np.asarray(value) for value in values]).astype(channel.dtype)
+def _to_single_action(action: np.ndarray) -> Any:
+    return int(action) if action.ndim == 0 else action
 
 
 FORMAT_VERSION = 1

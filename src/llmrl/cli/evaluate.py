@@ -28,14 +28,11 @@ def build_parser() -> argparse.ArgumentParser:
         "run",
         type=Path,
         help="a run: its folder, outputs/<name>/<label>-<hash>/s<seed>, a folder that contains a single run, "
-        "run:<hash>[/s<seed>] or latest:<name>; with a suite all runs in a folder",
-    )
-    parser.add_argument(
-        "others", type=Path, nargs="*", default=[], help="further runs, with a suite: other seeds, other agents"
+        "run:<hash>[/s<seed>] or latest:<name>",
     )
     add_output_root_option(parser)
     parser.epilog = (
-        "suite=<name or .yaml file> evaluates runs by tests of generalization; suite.<key>=<value> changes its "
+        "suite=<name or .yaml file> evaluates the run by tests of generalization; suite.<key>=<value> changes its "
         "settings (docs/generalization.md)"
     )
     descriptions = read_argument_descriptions(EvaluationSettings)
@@ -99,13 +96,10 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     """Evaluate the run of a parsed command line; return the results (`evaluate_run`).
 
     Raises:
-        LlmrlError: several runs were given, or see `llmrl.evaluation.evaluate_run.evaluate_run`.
+        LlmrlError: see `llmrl.evaluation.evaluate_run.evaluate_run`.
     """
-    from llmrl.core.errors import ConfigError
     from llmrl.evaluation.evaluate_run import evaluate_run
 
-    if args.others:
-        raise ConfigError("several runs can only be evaluated by a suite; add e.g. suite=babyai_text")
     return evaluate_run(args.run, parse_settings(args), print_message)
 
 
@@ -139,24 +133,20 @@ def main(argv: list[str] | None = None) -> None:
 
     note = "the tests of the suite that had ended are written" if suite_options else "no results are written"
     with exit_on_signal("llmrl-evaluate", note):
-        from llmrl.experiment.run_lookup import resolve_folder, resolve_run_folder
-        from llmrl.results.run_records import find_runs
+        from llmrl.experiment.run_lookup import resolve_run_folder
 
+        args.run = resolve_run_folder(args.run, args.output_root)
+        restrict_permissions_like(args.run)
         if not suite_options:
-            args.run = resolve_run_folder(args.run, args.output_root)
-            restrict_permissions_like(args.run)
             print_evaluation(evaluate(args))
             return
         from llmrl.evaluation.evaluate_suite import evaluate_suite
         from llmrl.evaluation.suite_results import build_suite_table
 
-        folders = [resolve_folder(argument, args.output_root) for argument in (args.run, *args.others)]
-        runs = [run for folder in folders for run in find_runs(folder) or [folder]]
-        restrict_permissions_like(runs[0])
         suites = [option.removeprefix("suite=") for option in suite_options if option.startswith("suite=")]
         if not suites:
             raise ConfigError("suite.<key>=<value> needs a suite; add suite=<name>")
         suite_changes = [option for option in suite_options if not option.startswith("suite=")]
-        for results in evaluate_suite(runs, suites[-1], parse_settings(args), print_message, suite_changes):
-            print_report_table(build_suite_table(results))
-            print_line(f"Saved in {results['out']}: results.json, table.csv, table.md")
+        results = evaluate_suite(args.run, suites[-1], parse_settings(args), print_message, suite_changes)
+        print_report_table(build_suite_table(results))
+        print_line(f"Saved in {results['out']}: results.json, table.csv, table.md")

@@ -1,4 +1,4 @@
-"""`llmrl-llm`: check a language model, or print the total calls, tokens and costs of runs."""
+"""`llmrl-llm`: check a language model."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ SCHEMA_IGNORED_TEXT = (
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    from llmrl.experiment.run_lookup import add_output_root_option
-
     parser = argparse.ArgumentParser(prog="llmrl-llm", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser(
@@ -40,10 +38,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     check.add_argument("overrides", nargs="+", help="as for llmrl-train: llm=<option>, and its fields llm.<field>=...")
     check.add_argument("--config-dir", type=Path, default=None, help="folder with your own option files")
-    totals = commands.add_parser("totals", help="calls, tokens and costs of all runs in a folder")
-    help_text = "folder of outputs, a sweep or a run; or run:<config hash>, latest:<name>"
-    totals.add_argument("folder", type=Path, help=help_text)
-    add_output_root_option(totals)
     return parser
 
 
@@ -161,40 +155,6 @@ def _check_scorer(scorer: Scorer) -> list[tuple[str, str]]:
     ]
 
 
-def build_totals_table(folder: Path) -> tuple[list[str], list[list[str]]]:
-    """Return the columns and rows of a table of calls: a row for each model of each run in `folder`; last, their sum.
-
-    A lost call has no reply, but may have been paid: its process ended before the reply arrived. The share of invalid
-    replies is that of the replies that were checked.
-
-    Raises:
-        ConfigError: `folder` does not exist, or no run in it has called a language model.
-    """
-    from llmrl.analysis.llm_calls import CallTotals, read_call_totals
-    from llmrl.core.errors import ConfigError
-
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder")
-    totals_by_run = read_call_totals(folder)
-    if not totals_by_run:
-        raise ConfigError(f"no run in {folder} has called a language model (there is no llm_calls.jsonl)")
-
-    def format_cells(name: str, total: CallTotals) -> list[str]:
-        invalid_share = f"{total.invalid / total.validated:.1%}" if total.validated else "-"
-        counts = (total.calls, total.cached, total.failed, total.lost)
-        tokens = (_format_count(total.prompt_tokens), _format_count(total.completion_tokens))
-        return [name, ", ".join(total.models), *(f"{n:,}" for n in counts), invalid_share, *tokens, total.paid]
-
-    named_totals = [
-        (str(run.relative_to(folder)), total) for run, models in totals_by_run.items() for total in models.values()
-    ]
-    rows = [format_cells(name, total) for name, total in named_totals]
-    if len(named_totals) > 1:
-        rows.append(format_cells("all", sum((total for _, total in named_totals), CallTotals())))
-    columns = ["run", "model", "replies", "from cache", "failed", "lost", "invalid", "tokens in", "tokens out"]
-    return [*columns, "paid, $"], rows
-
-
 def _format_count(number: int | None) -> str:
     return "unknown" if number is None else f"{number:,}"
 
@@ -203,18 +163,12 @@ def _format_count(number: int | None) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script `llmrl-llm`, with `argv` or else the process's arguments."""
     args = build_parser().parse_args(argv)
-    from llmrl.display.console import print_fields, print_table
+    from llmrl.display.console import print_fields
 
-    if args.command == "check":
-        fields = check(args.overrides, args.config_dir)
-        print_fields("One request", fields)
-        if dict(fields).get("format", VALID_FORMAT_TEXT) != VALID_FORMAT_TEXT:
-            raise SystemExit(1)
-    else:
-        from llmrl.experiment.run_lookup import resolve_folder
-
-        folder = resolve_folder(args.folder, args.output_root)
-        print_table(str(folder), *build_totals_table(folder))
+    fields = check(args.overrides, args.config_dir)
+    print_fields("One request", fields)
+    if dict(fields).get("format", VALID_FORMAT_TEXT) != VALID_FORMAT_TEXT:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -184,16 +184,3 @@ def make_evaluation_folder_name(changes: Sequence[str]) -> str:
     if name == sanitize(name) and "-" not in joined and len(name) <= 80:
         return name
     return f"{sanitize(name)[:72]}-{zlib.crc32(' '.join(changes).encode()):08x}"
-
-
-def check_same_shapes(changes: Sequence[str], saved_weights: Mapping[str, Any], new_weights: Mapping[str, Any]) -> None:
-    """Raise ConfigError if `saved_weights` and the weights of agents in the changed environment differ in shape."""
-    for name in sorted(set(saved_weights) | set(new_weights)):
-        shapes = [getattr(weights.get(name), "shape", None) for weights in (saved_weights, new_weights)]
-        if shapes[0] != shapes[1]:
-            saved_shape, new_shape = (None if shape is None else list(shape) for shape in shapes)
-            raise ConfigError(
-                f"--env {' '.join(changes)}: the agents of this run do not fit the changed environment ({name} has the "
-                f"shape {saved_shape} instead of {new_shape}). Change only options that keep the shapes of "
-                "observations and actions"
-            )

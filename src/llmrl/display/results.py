@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.core.errors import RunFolderError
 from llmrl.core.trust import SHELL_PERMISSION
 from llmrl.display.console import print_fields, print_line, print_table, relative_to_cwd
 from llmrl.llms.call_log import CALL_LOG_NAME
 from llmrl.llms.usage import FAILED_CALLS_KEY, VALIDITY_KEYS
 from llmrl.llms.validity import validity_warning
 from llmrl.results.principal_scores import ONLINE_PERFORMANCE, RECOMMENDATION, RECOMMENDATION_ERROR, REFERENCE_TITLES
-from llmrl.run.artifacts import RESULTS_NAME, TRUSTED_KEY, read_config
+from llmrl.run.artifacts import RESULTS_NAME, TRUSTED_KEY
 from llmrl.run.files import read_json_or_empty
 from llmrl.run.sink import FOLDER as LOGGERS_FOLDER
 from llmrl.run.status import SUMMARY_NAME
@@ -31,23 +29,10 @@ _LEVEL_TITLES = {**REFERENCE_TITLES, "last_proposals": "mean of the last proposa
 
 
 def print_already_finished(run: Run) -> None:
-    """Print that a run with the same config and seed is already finished, and which requested files it lacks."""
+    """Print that a run with the same config and seed is already finished."""
     result = "" if run.result is None else f" (result {run.result:.4g})"
     print_line(f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old content.")
     print_validity_warning(read_json_or_empty(run.folder / SUMMARY_NAME))
-    previous_config: dict[str, Any] = {}
-    with suppress(RunFolderError):
-        previous_config = read_config(run.folder, ())
-    n_videos, n_previous_videos = (config.get("play", {}).get("videos", 0) for config in (run.config, previous_config))
-    new_loggers = sorted(set(run.config.get("loggers", {})) - set(previous_config.get("loggers", {})))
-    if previous_config and new_loggers:
-        print_line(f"It was run without loggers {', '.join(new_loggers)}; rerun=true runs it again with them.")
-    if n_videos > n_previous_videos:
-        print_line(
-            f"It was run with play.videos={n_previous_videos}, not {n_videos}. rerun=true plays the same episodes "
-            "again, with videos (replies in llm.cache are not paid again); "
-            f"{format_evaluate_command(run.config, relative_to_cwd(run.folder))} records an episode of another seed."
-        )
 
 
 def print_summary(run: Run) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from llmrl.config.builder import Config
 from llmrl.config.input_digests import with_digests
-from llmrl.config.overrides import check_same_shapes, make_evaluation_folder_name, parse_env_changes
+from llmrl.config.overrides import make_evaluation_folder_name, parse_env_changes
 from llmrl.core.errors import BudgetExhausted, ConfigError, RunFolderError
 from llmrl.core.option_files import get_root, read_file
 from llmrl.core.protocols import Agent
@@ -207,8 +207,8 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
     try:
         [agent] = parts.agents
         mechanisms, context = select_mechanisms(mechanism_names, settings.context, saved_run.loop_state, parts.env.spec)
-        if settings.env and "policy" in saved_run.agent_state:
-            check_same_shapes(settings.env, saved_run.agent_state["policy"], agent.state_dict()["policy"])
+        if settings.env:
+            _check_weights_fit(agent, saved_run, settings.env)
         plan = _check_adaptation(plan, settings, agent, mechanisms)
         players, seeds = build_players(player_names, full_config, parts), Seeds(settings.seed).child("evaluate")
         evaluation = PlannedEvaluation(settings, parts, players, mechanisms, context, seeds, out, report)
@@ -230,6 +230,14 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
     return write_results(evaluation, _describe_evaluation(saved_run, plan, evaluation), mechanism_episodes, videos) | {
         "out": str(out)
     }
+
+
+def _check_weights_fit(agent: Agent, saved_run: SavedRun, changes: Sequence[str]) -> None:
+    """Raise ConfigError if the saved weights do not fit the agent in the environment with `changes`."""
+    try:
+        agent.load_state_dict(saved_run.agent_state)
+    except RuntimeError as error:  # of torch, with the names and shapes of the weights
+        raise ConfigError(f"--env {' '.join(changes)}: the agents of this run do not fit: {error}") from error
 
 
 def _create_output_folder(run: Path, settings: EvaluationSettings, mechanism_names: Sequence[str]) -> Path:

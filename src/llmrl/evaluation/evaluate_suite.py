@@ -1,11 +1,9 @@
-"""Evaluation of the agents of runs in every environment of a suite (docs/generalization.md)."""
+"""Evaluation of the agent of a run in every environment of a suite (docs/generalization.md)."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +27,7 @@ from llmrl.evaluation.planned_evaluation import (
 from llmrl.evaluation.saved_runs import SavedRun, change_llm_budget, read_saved_run, remove_principal, remove_teacher
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
 from llmrl.evaluation.suite import Suite, SuiteTest, load_suite, parse_suite
-from llmrl.evaluation.suite_results import (
-    STUDENT,
-    group_runs_by_experiment,
-    merge_suite_results,
-    summarize_test,
-    write_suite,
-)
+from llmrl.evaluation.suite_results import STUDENT, summarize_test, write_suite
 from llmrl.experiment.build_env import build_env
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Parts, build_parts
@@ -47,56 +39,40 @@ SUITE_PLAYERS = (STUDENT, "random", "bot")
 
 
 def evaluate_suite(
-    runs: Sequence[Path], suite: str, settings: EvaluationSettings, report: Reporter, changes: Sequence[str] = ()
-) -> list[dict[str, Any]]:
-    """Evaluate one or several runs in a suite; write and return the results.
+    run: Path, suite: str, settings: EvaluationSettings, report: Reporter, changes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Evaluate a run in a suite; write and return the results.
 
     Args:
-        runs: run folders.
+        run: run folder.
         suite: name of a suite, or path of a `.yaml` file.
         settings: settings of the evaluation. Its mechanisms are ignored; a context, `mode=both` and videos are errors.
         report: function that shows progress messages.
         changes: texts `key=value` that override keys of the suite.
 
     Returns:
-        The results of each run and, if there are several runs, those of all runs together, each with its folder under
-        the key `out`.
+        The results, with their folder under the key `out`.
 
     Raises:
-        LlmrlError: a folder is not a run folder, the suite is invalid or is for another environment, or no test can be
-            played.
+        LlmrlError: the folder is not a run folder, the suite is invalid or is for another environment, or no test can
+            be played.
     """
     suite_name, suite_content = load_suite(suite, changes, settings.episodes)
-    players = _check_players(settings, len(runs))
-    saved_runs = [read_saved_run(run, settings.trusted) for run in runs]
-    groups = group_runs_by_experiment(runs)
-    results: list[dict[str, Any]] = []
-    for i, (run, saved_run) in enumerate(zip(runs, saved_runs, strict=True)):
-        run_settings = settings
-        if len(runs) > 1:
-            report(f"Run {i + 1} of {len(runs)}: {run}")
-            run_settings = replace(settings, out=settings.out / str(i) if settings.out else None)
-        if run_settings.out is None:
-            out = path_inside(run, "evaluation", f"suite_{suite_name}")
-            check_no_links(out)
-        else:
-            out = run_settings.out / f"suite_{suite_name}"
-        # Players other than the run's agents play only once, in the evaluation of the first run.
-        run_players = [STUDENT] if results else players
-        results.append(_play_suite(saved_run, run_players, run_settings, suite_name, suite_content, out, report))
-    if len(results) > 1:
-        merged_results = merge_suite_results(results, groups)
-        common_folder = Path(os.path.commonpath([run.absolute().parent for run in runs]))
-        folder = (settings.out or common_folder) / f"suite_{suite_name}"
-        write_suite(merged_results, folder)
-        results.append({**merged_results, "out": str(folder)})
-    tests = results[-1]["tests"]
+    players = _check_players(settings)
+    saved_run = read_saved_run(run, settings.trusted)
+    if settings.out is None:
+        out = path_inside(run, "evaluation", f"suite_{suite_name}")
+        check_no_links(out)
+    else:
+        out = settings.out / f"suite_{suite_name}"
+    results = _play_suite(saved_run, players, settings, suite_name, suite_content, out, report)
+    tests = results["tests"]
     if not any(player for test in tests for player in test["players"].values()):
         raise ConfigError(f"suite={suite_name}: no test could be played; {next(iter(tests[0]['refused'].values()))}")
     return results
 
 
-def _check_players(settings: EvaluationSettings, n_runs: int) -> list[str]:
+def _check_players(settings: EvaluationSettings) -> list[str]:
     """Return the names of the players in `settings.policies` without duplicates.
 
     Raises:
@@ -116,8 +92,6 @@ def _check_players(settings: EvaluationSettings, n_runs: int) -> list[str]:
     if unknown := [name for name in players if name not in SUITE_PLAYERS]:
         choices = ", ".join(SUITE_PLAYERS)
         raise ConfigError(f"policy={unknown[0]} is unknown in a suite; use {choices}, several with commas")
-    if n_runs > 1 and STUDENT not in players:
-        raise ConfigError(f"policy={','.join(players)}: with several runs, policy must include student")
     return players
 
 
@@ -153,7 +127,7 @@ def _play_suite(
     parts = build_parts(config, llm, render=False, play_only=True)
     results: dict[str, Any] = {
         "suite": suite_name,
-        "runs": [str(saved_run.folder)],
+        "run": str(saved_run.folder),
         "checkpoint": saved_run.iteration,
         "seed": settings.seed,
         "mode": settings.mode,

@@ -1,4 +1,4 @@
-"""Adapters from `VecEnv` to Gymnasium's `Env` and `VectorEnv` for one agent per game, and conversions for them."""
+"""Adapter from `VecEnv` to Gymnasium's `Env` for one game with one agent, and conversions for adapters."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import VecEnv
@@ -74,16 +72,6 @@ def copy_agent_observation(observation: Observation, game: int, agent: int) -> d
     return {name: _copy_array(value[game, agent]) for name, value in observation.items()}
 
 
-def copy_observations(observation: Observation) -> dict[str, Any]:
-    """Return copies of the channels of games with one agent each: arrays [n_envs, ...], or tuples of texts."""
-    return {
-        name: tuple(channel[game, 0] for game in range(channel.shape[0]))  # lazy texts have no slices
-        if str(channel.dtype) == "object"
-        else _copy_array(channel[:, 0])
-        for name, channel in observation.items()
-    }
-
-
 def _copy_array(value: Any) -> Any:
     if isinstance(value, str):
         return value
@@ -94,14 +82,6 @@ def _copy_array(value: Any) -> Any:
 def read_step_metrics(step: Step, game: int) -> dict[str, float]:
     """Return the metrics of one game in a step (`EnvSpec.per_step`)."""
     return {name: float(value[game]) for name, value in step.info.items()}
-
-
-def _check_single_agent(env: VecEnv) -> None:
-    if env.spec.n_agents != 1:
-        raise ConfigError(
-            f"Gymnasium supports one agent per game, and {env.spec.name} has {env.spec.n_agents}; use PettingZoo "
-            "(make_env(..., api='pettingzoo'), ParallelAdapter)"
-        )
 
 
 class GymnasiumAdapter(gymnasium.Env[dict[str, Any], Any]):
@@ -122,8 +102,15 @@ class GymnasiumAdapter(gymnasium.Env[dict[str, Any], Any]):
 
     def __init__(self, env: VecEnv, render_mode: str | None = None) -> None:
         if env.spec.n_envs != 1:
-            raise ConfigError(f"a Gymnasium Env contains one game; create {env.spec.name} with n_envs=1")
-        _check_single_agent(env)
+            raise ConfigError(
+                f"n_envs={env.spec.n_envs}: a Gymnasium Env has one game of {env.spec.name}; use n_envs=1, or the "
+                "interface of all games, make_env(..., api='vec')"
+            )
+        if env.spec.n_agents != 1:
+            raise ConfigError(
+                f"Gymnasium supports one agent per game, and {env.spec.name} has {env.spec.n_agents}; use PettingZoo "
+                "(make_env(..., api='pettingzoo'), ParallelAdapter)"
+            )
         self.env = env
         self.render_mode = render_mode
         self.observation_space = build_observation_space(env.spec)
@@ -151,71 +138,4 @@ class GymnasiumAdapter(gymnasium.Env[dict[str, Any], Any]):
         return self.env.render() if self.render_mode == "rgb_array" else None
 
     def close(self) -> None:
-        self.env.close()
-
-
-class GymnasiumVectorAdapter(VectorEnv[dict[str, Any], Any, np.ndarray]):
-    """A `VecEnv` of games with one agent each as a Gymnasium `VectorEnv`.
-
-    After an episode has ended, the next step starts another one; its action is ignored and its reward is 0
-    (`AutoresetMode.NEXT_STEP`). Infos contain the metrics of the step and `base_reward`, each [num_envs].
-
-    Args:
-        env: environment to wrap.
-        render_mode: `rgb_array`, which renders every game, or None for no rendering.
-
-    Raises:
-        ConfigError: the environment has more than one agent.
-    """
-
-    metadata = {"render_modes": ["rgb_array"], "autoreset_mode": AutoresetMode.NEXT_STEP}
-
-    def __init__(self, env: VecEnv, render_mode: str | None = None) -> None:
-        _check_single_agent(env)
-        self.env = env
-        self.render_mode = render_mode
-        self.num_envs = env.spec.n_envs
-        self.single_observation_space = build_observation_space(env.spec)
-        self.single_action_space = build_action_space(env.spec)
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._ended = np.zeros(self.num_envs, dtype=bool)
-
-    def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Start an episode in every game; return observations and an empty info.
-
-        One `seed` seeds all games. `options` may contain `context`, an index into `EnvSpec.contexts`.
-
-        Raises:
-            ConfigError: `seed` is a list.
-        """
-        if isinstance(seed, list):
-            raise ConfigError(
-                "seed must be an integer or None, not a list, because all games of one environment share a random "
-                "number generator"
-            )
-        if options and "context" in options:
-            self.env.set_context(options["context"])
-        self._ended[:] = False
-        return copy_observations(self.env.reset(seed=seed)), {}
-
-    def step(self, actions: Any) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        starts_episode = self._ended
-        step = self.env.step(to_vec_env_actions(self.env.spec, actions))
-        observation = self.env.reset(mask=starts_episode) if starts_episode.any() else step.observation
-        terminated = np.asarray(step.terminated, dtype=bool) & ~starts_episode
-        truncated = np.asarray(step.truncated, dtype=bool) & ~starts_episode
-        self._ended = terminated | truncated
-        arrays = {**step.info, "base_reward": step.base_reward[:, 0]}
-        infos: dict[str, Any] = {name: np.array(to_numpy(value), dtype=np.float64) for name, value in arrays.items()}
-        infos |= {f"_{name}": ~starts_episode for name in arrays}
-        reward = np.where(starts_episode, 0.0, np.array(to_numpy(step.reward[:, 0]), dtype=np.float64))
-        return copy_observations(observation), reward, terminated, truncated, infos
-
-    def render(self) -> tuple[np.ndarray, ...] | None:
-        return tuple(map(self.env.render, range(self.num_envs))) if self.render_mode == "rgb_array" else None
-
-    def close_extras(self, **kwargs: Any) -> None:
         self.env.close()
