@@ -57,6 +57,27 @@ def test_unknown_group_lists_available_groups(tmp_path):
     assert done.returncode == 1 and "--list" in done.stderr and ": env, " in done.stderr
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_options_of_the_user_are_listed(before, tmp_path):
+    for name, text in (
+        ("env/fair.yaml", "# A fair game. Second sentence.\n"),
+        ("experiment/own/first.yaml", "# A plan.\n"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    flag = ["--config-dir", str(tmp_path)]
+
+    def run(*words):
+        arguments = [*flag, *words] if before else [*words, *flag]
+        done = run_in_process(train, "llmrl-train", *arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert re.search(r"^fair +A fair game\.$", run("--list", "env"), re.MULTILINE)
+    assert re.search(r"^own/first +A plan\.$", run("--list", "experiment"), re.MULTILINE)
+    assert " fair," in run("--help")
+
+
 @pytest.mark.parametrize("main", [train, finetune])
 def test_commands_answer(main, tmp_path):
     name = "llmrl-train" if main is train else "llmrl-finetune"

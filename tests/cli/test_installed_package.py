@@ -17,6 +17,7 @@ import yaml
 from hydra.core.config_store import ConfigStore
 
 from experiments import compose, load_comparable_metrics
+from llmrl.cli.help import explain_options
 from llmrl.config.installed_options import build_option_content, list_installed_options, register_installed_options
 from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
@@ -104,6 +105,14 @@ def test_options_are_listed_with_no_import(site, store):
     assert Trust().locate("my_lab.parts.Coins", "env._target_").__name__ == "Coins"
     with pytest.raises(ConfigError, match=" mean ladder"):
         Experiment.compose("principal=lader")
+
+
+def test_options_are_explained(site, store, capsys):
+    store.syspath_prepend(str(site))
+    explain_options("train", ["principal=ladder", "principal.rungs=4"])
+    cells = {line.split("\t")[0]: line.split("\t")[1:] for line in capsys.readouterr().out.splitlines()}
+    assert cells.keys() == {"principal._target_", "principal.rungs"}
+    assert cells["principal.rungs"][:2] == ["4", "integer > 0"]
 
 
 LABELED_OPTION = """

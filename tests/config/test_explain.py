@@ -74,6 +74,14 @@ def test_custom_options_are_explained(capsys, tmp_path):
     assert str(tmp_path) in explained["env.horizon"][3]
 
 
+def test_own_class_is_explained(capsys, tmp_path, monkeypatch):
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "market.yaml").write_text("_target_: own_market.Market\nhorizon: 9  # length\n")
+    (tmp_path / "own_market.py").write_text("class Market:\n    def __init__(self, horizon: int) -> None: ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert rows(capsys, "--config-dir", str(tmp_path), "env=market")["env.horizon"][:3] == ["9", "integer", "length"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

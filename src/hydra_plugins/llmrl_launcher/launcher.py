@@ -117,7 +117,8 @@ class LlmrlLauncher(Launcher):
             _, requests = make_batches_and_requests(build_jobs(runs, self.swept))
         else:
             title, rows, requests = plan_sweep(runs, self.swept)
-            print_table(title, PLAN_COLUMNS, rows, "lrrrrl")
+            n_columns = len(PLAN_COLUMNS) if any(row[-1] for row in rows) else len(PLAN_COLUMNS) - 1
+            print_table(title, PLAN_COLUMNS[:n_columns], [row[:n_columns] for row in rows], "lrrrrl"[:n_columns])
         for request in requests:
             print_line(request)
 

@@ -87,26 +87,38 @@ def print_help_if_requested(command: str, primary: str, arguments: Sequence[str]
         from llmrl import __version__
 
         _print(f"llmrl {__version__}")
-    elif "--help" in arguments or "-h" in arguments:
-        _print(format_help_page(command, primary, _get_output_width()))
-    elif "--list" in arguments:
-        list_arguments = arguments[list(arguments).index("--list") + 1 :]
-        if len(list_arguments) != 1:
-            raise ConfigError(f"--list takes one group: {', '.join(LISTED_GROUPS)}")
-        _print(format_option_list(list_arguments[0], _get_output_width()))
-    else:
+        return True
+    if not {"--help", "-h", "--list"} & set(arguments):
         return False
+    (groups, folders), width = _parse_arguments(arguments), _get_output_width()
+    if "--list" not in arguments:
+        _print(format_help_page(command, primary, width, folders))
+        return True
+    if len(groups) != 1:
+        raise ConfigError(f"--list takes one group: {', '.join(LISTED_GROUPS)}")
+    _print(format_option_list(groups[0], width, folders))
     return True
 
 
-def format_help_page(command: str, primary: str, width: int) -> str:
-    """Return the help of a command, in lines of at most `width` characters."""
+def _parse_arguments(arguments: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """Return the arguments that are neither flags nor folders, and the folders with options of the user."""
+    folders: list[str] = []
+    for i, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if flag in ("--config-dir", "-cd"):
+            folders += [value] if equals else arguments[i + 1 : i + 2]
+    words = [argument for argument in arguments if not argument.startswith("-") and argument not in folders]
+    return words, [Path(folder) for folder in folders]
+
+
+def format_help_page(command: str, primary: str, width: int, folders: Sequence[Path] = ()) -> str:
+    """Return the help of a command with the options in `folders`, in lines of at most `width` characters."""
     lines = [f"{command} composes an experiment from one option of each group and runs it.", "", "Examples"]
     for arguments, description in EXAMPLES_BY_COMMAND[primary]:
         lines += [f"  {command} {arguments}", *_wrap(description, "      ", width)]
     lines += ["", f"Groups, as group=option ({command} --list env says what each option is); debug as +debug=option"]
     for group in GROUPS_BY_COMMAND[primary]:
-        names = ", ".join(list_all_option_names(group))
+        names = ", ".join(list_all_option_names(group, folders))
         lines += [f"  {group:<10} {GROUP_DESCRIPTIONS[group]}", *_wrap(names, "             ", width)]
     lines += ["", "Studies, as experiment=family/name: settings of a comparison, published or planned here"]
     for family, studies in list_studies_by_family().items():
@@ -124,8 +136,13 @@ def format_help_page(command: str, primary: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def format_option_list(group: str, width: int) -> str:
+def format_option_list(group: str, width: int, folders: Sequence[Path] = ()) -> str:
     """Return the options of a group as text: each name with the first sentence of the header of its file.
+
+    Args:
+        group: config group.
+        width: maximum number of characters of a line.
+        folders: folders with options of the user.
 
     Raises:
         ConfigError: there is no such group.
@@ -135,9 +152,11 @@ def format_option_list(group: str, width: int) -> str:
 
     family = group.removeprefix("experiment/")
     if group == "experiment":
-        option_names = list_nested_options("experiment")
+        user_paths = [path for folder in folders for path in sorted((folder / group).glob("*/*.yaml"))]
+        user_names = [f"{path.parent.name}/{path.stem}" for path in user_paths]
+        option_names = [*list_nested_options(group), *list_user_options(group, folders), *user_names]
     elif group in LISTED_GROUPS or any(group in list_subgroups(name) for name in GROUP_DESCRIPTIONS):
-        option_names = list_all_option_names(group)
+        option_names = list_all_option_names(group, folders)
     elif group.startswith("experiment/") and family in list_studies_by_family():
         group, option_names = "experiment", [f"{family}/{name}" for name in list_studies_by_family()[family]]
     else:
@@ -145,19 +164,29 @@ def format_option_list(group: str, width: int) -> str:
     name_width = max(map(len, option_names))
     lines = []
     for name in option_names:
-        path = get_root() / group / f"{name}.yaml"
-        header_text = read_description(path) if find_file(path) is not None else "From an installed package."
+        paths = (folder / group / f"{name}.yaml" for folder in (get_root(), *folders))
+        path = next((path for path in paths if find_file(path) is not None), None)
+        header_text = "From an installed package." if path is None else read_description(path) or f"From {path}."
         first_sentence, separator, _ = header_text.partition(". ")
         lines += _wrap(first_sentence + separator.strip(), f"{name:<{name_width}}  ", width)
     return "\n".join(lines)
 
 
-def list_all_option_names(group: str) -> list[str]:
-    """Return the names of the options of a group, including those of installed packages."""
+def list_all_option_names(group: str, folders: Sequence[Path] = ()) -> list[str]:
+    """Return the names of the options of a group, including those of installed packages and in the user's `folders`."""
     from llmrl.config.installed_options import list_installed_options
     from llmrl.core.option_files import list_option_names
 
-    return sorted({*list_option_names(group), *list_installed_options(group)})
+    return sorted({*list_option_names(group), *list_installed_options(group), *list_user_options(group, folders)})
+
+
+def list_user_options(group: str, folders: Sequence[Path]) -> list[str]:
+    """Return the names of the options of a group in the user's `folders`, sorted."""
+    from llmrl.core.option_files import is_choosable
+
+    return sorted(
+        {path.stem for folder in folders for path in (folder / group).glob("*.yaml") if is_choosable(path.stem)}
+    )
 
 
 def list_studies_by_family() -> dict[str, list[str]]:
@@ -208,11 +237,9 @@ def explain_options(primary: str, arguments: Sequence[str]) -> None:
     from hydra.errors import HydraException
 
     from llmrl.config.option_docs import read_documented_config
-    from llmrl.config.overrides import parse_config_dirs
     from llmrl.core.option_files import list_part_groups
 
-    folders = parse_config_dirs(arguments)
-    words = [argument for argument in arguments if not argument.startswith("-") and Path(argument) not in folders]
+    words, folders = _parse_arguments(arguments)
     overrides = [word for word in words if "=" in word]
     keys = [word for word in words if "=" not in word]
     try:

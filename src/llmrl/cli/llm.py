@@ -112,7 +112,8 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     except InvalidReply as error:
         truncation = "cut off at llm.max_tokens, which includes thoughts; increase it; " if reply.is_truncated else ""
         format_text = (
-            f"{truncation}{error}; a run asks the model once to repair such a reply, and replaces a second invalid one"
+            f'{truncation}{error}; the request asks for {{"number": {REQUESTED_NUMBER}}}. A run asks the model once to '
+            "repair such a reply, and replaces a second invalid one"
         )
     if refusal:
         schema_support = f"refused by the server ({refusal}); set llm.structured=false"

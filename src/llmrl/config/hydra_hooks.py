@@ -15,7 +15,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from llmrl.config.installed_options import register_installed_options
+from llmrl.config.installed_options import list_installed_options, register_installed_options
 from llmrl.core import option_files
 from llmrl.core.errors import ConfigError
 from llmrl.core.hydra_composition import patch_option_listing, patch_step_caching
@@ -105,6 +105,7 @@ def _resolve_environment_variable(variable: str, *default: Any) -> str | None:
 
 _GROUPS_WITH_FAMILIES = ("experiment", "treatment")
 """Groups with options in subfolders, `experiment=<family>/<study>`."""
+_LOGGER_HINT = "For a logger of your own, use +loggers.{name}._target_=my_package.MySink"
 _FREE_FORM_KEY_PATTERN = re.compile(rf"\.({'|'.join(option_files.FREE_FORM_KEYS)})(\.|$)")
 
 
@@ -132,8 +133,11 @@ def describe_composition_error(error: HydraException | OmegaConfBaseException, o
         error: error of the composition or resolution of a config.
         overrides: overrides of the composition.
     """
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
-        return _describe_missing_option(error)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        if str(error.missing_cfg_file).startswith("loggers/"):
+            return _describe_missing_logger(str(error.missing_cfg_file).removeprefix("loggers/"))
+        if error.options is not None:
+            return _describe_missing_option(error)
     if isinstance(error, OmegaConfBaseException):
         return _describe_omegaconf_error(error, overrides)
     if isinstance(error.__cause__, OmegaConfBaseException):
@@ -154,6 +158,11 @@ def _describe_missing_option(error: MissingConfigException) -> str:
     return f"{str(error).splitlines()[0]}. {hint}"
 
 
+def _describe_missing_logger(name: str) -> str:
+    names = ", ".join(sorted({*option_files.list_option_names("loggers"), *list_installed_options("loggers")}))
+    return f"there is no logger {name!r}; loggers are: {names}. {_LOGGER_HINT.format(name=name)}"
+
+
 def _describe_omegaconf_error(error: OmegaConfBaseException, overrides: Sequence[str]) -> str:
     """Return one line about a key that does not exist, or about an interpolation that cannot be resolved."""
     reason = next(iter((error.msg or str(error)).splitlines()), type(error).__name__)
@@ -163,6 +172,8 @@ def _describe_omegaconf_error(error: OmegaConfBaseException, overrides: Sequence
         names = [str(name) for name in error.parent_node if name not in ("_target_", "hydra")]
         close_matches = difflib.get_close_matches(str(error.key), names, n=1)
         hint = f" Did you mean {close_matches[0]}?" if close_matches else ""
+        if not hint and key.startswith("loggers."):
+            hint = f" {_LOGGER_HINT.format(name=error.key)}"
         parent_key = key.rpartition(".")[0] or "the config"
         return f"{parent_key} has no option '{error.key}'; it has: {', '.join(names)}.{hint}"
     task_overrides = [override for override in overrides if not override.lstrip("+~").startswith("hydra")]

@@ -28,6 +28,7 @@ from llmrl.core.option_files import (
     read_comment,
     read_file,
 )
+from llmrl.core.trust import NO_FURTHER_TRUST, is_never_trusted
 
 if TYPE_CHECKING:
     import yaml
@@ -39,6 +40,8 @@ PART_SCHEMA: dict[str, Any] = {"type": "object"}
 """JSON schema of a part whose fields are not described."""
 OVERRIDE_LOCATION = "override"
 """Location of a value that an override sets."""
+PACKAGE_LOCATION = "installed package"
+"""Location of the options that an installed package adds, which have no file."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,8 @@ class DocumentedKey:
         value: composed value; None if only files were read.
         meaning: comment of the first file that documents the key; empty without one.
         notes: (comment, `file:line`) of later files.
-        meaning_location: `file:line` of the meaning.
-        value_location: `file:line` of the value, or `OVERRIDE_LOCATION`.
+        meaning_location: `file:line` of the meaning, or `PACKAGE_LOCATION`.
+        value_location: `file:line` of the value, `OVERRIDE_LOCATION` or `PACKAGE_LOCATION`.
         is_leaf: whether the key has a value instead of further keys.
     """
 
@@ -219,14 +222,20 @@ def read_documented_config(
     config = loader.load_configuration(primary, all_overrides, RunMode.RUN, from_shell=False)
     defaults = loader.compute_defaults_list(primary, all_overrides, RunMode.RUN).defaults
     values: Any = OmegaConf.to_container(config, resolve=False)
-    files = []
+    files, installed_keys = [], {}
     for default_element in defaults:
         package, name = default_element.package or "", f"{str(default_element.config_path).removesuffix('.yaml')}.yaml"
         # Shipped files come first, as in Hydra's search path.
         file = next((file for folder in (get_root(), *folders) if find_file(file := folder / name) is not None), None)
-        if file is not None and not package.startswith("hydra"):
+        if package.startswith("hydra"):
+            continue
+        if file is not None:
             files.append((file, tuple(filter(None, package.split(".")))))
-    documented_keys = read_documented_keys(files, values, read_chosen_options(defaults))
+        elif package:
+            node: Any = OmegaConf.to_container(OmegaConf.select(config, package), resolve=False)
+            for key, value in ((f"{package}.{name}", value) for name, value in node.items()):
+                installed_keys[key] = DocumentedKey(key, value, "", (), PACKAGE_LOCATION, PACKAGE_LOCATION, True)
+    documented_keys = installed_keys | read_documented_keys(files, values, read_chosen_options(defaults))
     override_keys = set(map(get_override_key, overrides))
     return {
         key: replace(entry, value_location=OVERRIDE_LOCATION) if key in override_keys else entry
@@ -269,10 +278,13 @@ def _list_type_hints(key: str, targets: Mapping[str, str]) -> list[Any]:
     parent_key, _, name = key.rpartition(".")
     if not parent_key:
         return [TYPE_HINTS[name]] if name in TYPE_HINTS else []
-    target_names = [targets[parent_key]] if parent_key in targets else _iterate_possible_targets(parent_key)
+    target_names = [targets[parent_key]] if parent_key in targets else [*_iterate_possible_targets(parent_key)]
     if parent_key == "llm":
         target_names = [*target_names, "llmrl.llms.client.build_client"]
-    signatures = [get_signature(Builder().locate(target, parent_key)) for target in dict.fromkeys(target_names)]
+    # The config is composed, so it may name any package (`llmrl.config.permissions`).
+    packages = {name.partition(".")[0] for name in NO_FURTHER_TRUST.find_untrusted(target_names)}
+    builder = Builder(trusted=[package for package in packages if not is_never_trusted(package)])
+    signatures = [get_signature(builder.locate(target, parent_key)) for target in dict.fromkeys(target_names)]
     return [signature.hints[name] for signature in signatures if name in signature.hints]
 
 

@@ -7,7 +7,6 @@ import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError
@@ -88,16 +87,6 @@ def move_overrides_first(arguments: Sequence[str]) -> list[str]:
         if argument in _FLAGS_WITH_VALUE:
             flags += itertools.islice(argument_iterator, 1)
     return [*overrides, *flags]
-
-
-def parse_config_dirs(arguments: Sequence[str]) -> list[Path]:
-    """Return the folders with options of the user (`--config-dir`) in a command line."""
-    folders: list[str] = []
-    for i, argument in enumerate(arguments):
-        flag, equals, value = argument.partition("=")
-        if flag in ("--config-dir", "-cd"):
-            folders += [value] if equals else arguments[i + 1 : i + 2]
-    return [Path(folder) for folder in folders]
 
 
 def _replace_null(argument: str) -> str:

@@ -31,7 +31,7 @@ from llmrl.sweeps.jobs import check_distinct_folders, find_missing_jobs
 from llmrl.sweeps.launch import group_by_backend
 from llmrl.sweeps.scheduling import query_schedulers
 
-PLAN_COLUMNS = ("run", "runs", "environment steps", "LLM calls", "cost", "alone in its process, because")
+PLAN_COLUMNS = ("run", "runs", "environment steps", "LLM calls", "cost", "not batched, because")
 """Columns of the table; the last one has the reason why a run does not share its process (`SeparateProcessReason`)."""
 
 
@@ -168,6 +168,8 @@ def _format_sum(expected: float, maximum: float, template: str) -> str:
 
 def _format_processes(batches: Sequence[JobBatch]) -> str:
     """Return the number of processes of each size as a text: `3 processes: 2 of 16 runs, 1 of 1 run`."""
+    if batches and all(len(batch.jobs) == 1 for batch in batches):
+        return f"{len(batches):,} process{'es' * (len(batches) != 1)} with one run each"
     sizes = sorted(Counter(len(batch.jobs) for batch in batches).items(), reverse=True)
     sizes_text = ", ".join(f"{n:,} of {size:,} run{'s' * (size != 1)}" for size, n in sizes)
     return f"{len(batches):,} process{'es' * (len(batches) != 1)}" + (f": {sizes_text}" if batches else "")
