@@ -388,8 +388,8 @@ def _inherit_env_and_shapes(preset_config: dict[str, Any], config: Config) -> No
             raise Incompatible(
                 IncompatibilityReason.WRONG_GAME,
                 f"this preset is for another environment: env.{name} is {preset_config['env'].get(name)} in the preset "
-                f"and {env.get(name)} in this run. Start with untrained agents by agent.init_from=null, or by a regime= "
-                "without pre-training",
+                f"and {env.get(name)} in this run. Start with untrained agents by agent.init_from=null, or by a "
+                "regime= without pre-training",
             )
     preset_config["env"] = {
         **copy.deepcopy(dict(env)),

@@ -291,11 +291,13 @@ def test_preemption_requeues_run(slurm_cluster: Cluster, tmp_path: Path):
     wait_for(lambda: (tmp_path / "outputs").exists() and "running" in load_states(tmp_path).values())
     (row,) = load_status(tmp_path)
     slurm_cluster.run("scancel", "--signal=TERM", row["job_id"])  # what its grace begins with
-    wait_for(lambda: load_status(tmp_path)[0]["attempt"] == 2)
+    wait_for(lambda: load_status(tmp_path)[0]["attempt"] >= 2)
     (tmp_path / "ok").touch()
     out, err = launcher.communicate(timeout=200)
     assert launcher.returncode == 0, out + err
-    assert slurm_cluster.show(row["job_id"])["Restarts"] == "1"
+    # Jobs of tests in other processes are in the partition `main` and may preempt this one again.
+    assert int(slurm_cluster.show(row["job_id"])["Restarts"]) >= 1
+    assert load_states(tmp_path) == {("slow", 0): "finished"}
 
 
 @pytest.mark.long
