@@ -180,16 +180,15 @@ def test_transitions_contain_next_observation(bootstrap):
     terminated = np.concatenate([r.terminated.numpy().ravel() for r in rollouts])
     action = np.concatenate([r.action.numpy().ravel() for r in rollouts])
     assert truncated.sum() > 10
-    columns = replay.state_dict()["columns"]
-    texts = replay._stored_texts
+    columns = replay._columns
     for i in range(len(prompts)):
-        assert texts[columns["prompt"][i]] == learner.agent.policy.vocabulary.encode(prompts[i])
-        goal, place_before = place(texts[columns["prompt"][i]])
-        next_place = place(texts[columns["next_prompt"][i]])
+        assert columns["prompt"][i] == learner.agent.policy.vocabulary.encode(prompts[i])
+        goal, place_before = place(columns["prompt"][i])
+        next_place = place(columns["next_prompt"][i])
         # Not the first state of the next episode, which has another goal, or is in the middle.
         assert next_place == (goal, place_before + (1, -1)[action[i]])
         assert columns["terminal"][i] == (terminated[i] or (truncated[i] and not bootstrap))
-    assert columns["legal"].tolist() == [[True, True, False]] * len(prompts)
+    assert columns["next_action_mask"][: len(replay)].tolist() == [[True, True, False]] * len(prompts)
     assert set(action) == {0, 1}
 
 
