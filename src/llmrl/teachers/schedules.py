@@ -42,7 +42,8 @@ class LinearFloorCutoff:
     def __post_init__(self) -> None:
         if self.floor > self.start:
             raise ConfigError(
-                f"teacher.schedule: floor={self.floor:g} must be at most start={self.start:g}, since the weight decreases"
+                f"teacher.schedule: floor={self.floor:g} must be at most start={self.start:g}, since the weight "
+                "decreases"
             )
 
     def __call__(self, update: int) -> float:
