@@ -68,7 +68,7 @@ SMALL: Settings = {
     "search.candidates": 1,
     "search.episodes": 1,
     "search.warmup": 0,
-    "search.race": 0,
+    "search.confirm_candidates": 0,
     "search.evaluation_interval": 0,
     "search.evaluate_episodes": 1,
     "agent.rank": 1,

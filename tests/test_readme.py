@@ -37,7 +37,12 @@ FULL_COMMANDS = {
     "first/grounding": [*LITTLE, "env.horizon=8"],
     # The chat models take half a minute each to create; tests of llm/learn have smaller ones.
     "first/zero_shot": ["treatment=random_play,rule_play", "env.n_envs=1", "env.horizon=6", "play.episodes=1"],
-    "first/search": ["search.iterations=2", "search.episodes=1", "search.evaluate_episodes=2", "search.race=0"],
+    "first/search": [
+        "search.iterations=2",
+        "search.episodes=1",
+        "search.evaluate_episodes=2",
+        "search.confirm_candidates=0",
+    ],
 }
 """Studies that are one command, cut to seconds; of each key what is typed last counts."""
 BUDGET = ["design.steps=2", "design.candidates=1", "design.adapt_rounds=1"]

@@ -34,7 +34,13 @@ SMALL = {
         *("treatment=random_play,rule_play", "env.n_envs=1", "env.horizon=6", "play.episodes=1", "seed=0"),
     ],
     "experiment=first/search": [
-        *("search.iterations=2", "search.episodes=1", "search.evaluate_episodes=2", "search.race=0", "seed=0"),
+        *(
+            "search.iterations=2",
+            "search.episodes=1",
+            "search.evaluate_episodes=2",
+            "search.confirm_candidates=0",
+            "seed=0",
+        ),
     ],
 }
 """What cuts a command to seconds, by a word that is in it; of each key what is typed last counts."""

@@ -321,7 +321,7 @@ def _(folder: Path):
 
 @attack("a baseline of Stable-Baselines3, in its training loop", EXPECTED)
 def _(folder: Path):
-    overrides = (*SLOW_GYM, "agent=sb3", "search.iterations=3", "search.episodes=50", "search.race=0")
+    overrides = (*SLOW_GYM, "agent=sb3", "search.iterations=3", "search.episodes=50", "search.confirm_candidates=0")
     return SignaledProcess(folder, *overrides, STALL="wait", STALL_AT="20").check()
 
 

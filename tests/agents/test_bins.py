@@ -60,7 +60,7 @@ def test_binned_table_is_searched(tmp_path):
     """Search MountainCar as published, with a search that moves towards its elite."""
     run(
         *("env=mountain_car", "agent=tabular", "agent.bins=[[-1.2,0.6,10],[-0.07,0.07,20]]", "principal=cem"),
-        *("search.iterations=3", "search.episodes=2", "search.race=0", f"output_root={tmp_path}"),
+        *("search.iterations=3", "search.episodes=2", "search.confirm_candidates=0", f"output_root={tmp_path}"),
     )
     proposals = read_json_lines(find_run_folder(tmp_path) / "proposals.jsonl")
     assert len(proposals[0]["vector"]) == 200 and set(proposals[0]["vector"]) <= {0, 1, 2}

@@ -4,7 +4,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from corridor import Corridor
 from experiments import compose, find_run_folder, run
@@ -15,7 +14,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ContinuousActions
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.loops.learn import LearnLoop
-from llmrl.networks.drrn import DRRN, UNKNOWN, Vocabulary, compute_last_states, pad_texts
+from llmrl.networks.drrn import DRRN, UNKNOWN, Vocabulary, pad_texts
 from llmrl.rollout.collector import Collector
 from llmrl.run.checkpoints import CheckpointStore
 
@@ -89,40 +88,22 @@ def test_network_size_matches_publication():
     assert sum(p.numel() for p in network.parameters()) == 1_255_169
 
 
-def test_common_prompt_prefix_has_no_effect():
+def test_padding_has_no_effect():
     words, network = Vocabulary(50), DRRN(50, 16, Seeds(0).torch("weights"))
     actions = pad_texts([words.encode("go east"), words.encode("stay")])
-    texts = ["go to the ball now", "go to the box", "go to", "the ball"]
-    padded_outputs = network(pad_texts([words.encode(text) for text in texts[:3]]), actions)
-    mixed_outputs = network(pad_texts([words.encode(text) for text in texts]), actions)
-    single_outputs = torch.cat([network(pad_texts([words.encode(text)]), actions) for text in texts])
-    assert torch.allclose(padded_outputs, single_outputs[:3], atol=1e-6) and torch.allclose(
-        mixed_outputs, single_outputs, atol=1e-6
-    )
-    assert not torch.allclose(single_outputs[0], single_outputs[1], atol=1e-4)
-    padded_outputs.sum().backward()
-    shared = network.embedding.weight.grad.clone()
-    network.zero_grad()
-    single_outputs = torch.cat([network(pad_texts([words.encode(text)]), actions) for text in texts[:3]])
-    single_outputs.sum().backward()
-    assert torch.allclose(shared, network.embedding.weight.grad, atol=1e-5)
+    texts = [words.encode(text) for text in ("go to the ball now", "go to the box", "go to", "the ball")]
 
+    def compute(*batches):
+        network.zero_grad()
+        outputs = torch.cat([network(pad_texts(batch), actions) for batch in batches])
+        outputs.sum().backward()
+        return outputs, network.embedding.weight.grad.clone()
 
-def test_text_encoding_matches_torch():
-    torch.manual_seed(0)
-    reader, vectors = nn.GRU(6, 6, batch_first=True).double(), torch.randn(20, 6, dtype=torch.float64)
-    vectors.requires_grad_()
-    for shared in (0, 3, 4):
-        words, lengths = torch.randint(0, 20, (6, 9)), torch.tensor([5, 9, 4, 7, 9, 5])
-        words[:, :shared] = words[0, :shared]
-        outputs = compute_last_states(reader, vectors, words, lengths)
-        expected = torch.cat([reader(vectors[row[None, :n]])[1][0] for row, n in zip(words, lengths, strict=True)])
-        assert torch.allclose(outputs, expected, atol=1e-12)
-        weights, parameters = torch.randn(6, 6, dtype=torch.float64), [vectors, *reader.parameters()]
-        outputs_grad, reference_grad = (
-            torch.autograd.grad((x * weights).sum(), parameters) for x in (outputs, expected)
-        )
-        assert all(torch.allclose(p, q, atol=1e-12) for p, q in zip(outputs_grad, reference_grad, strict=True))
+    outputs, gradient = compute(texts)
+    expected_outputs, expected_gradient = compute(*([text] for text in texts))
+    assert torch.allclose(outputs, expected_outputs, atol=1e-6)
+    assert torch.allclose(gradient, expected_gradient, atol=1e-5)
+    assert not torch.allclose(outputs[0], outputs[1], atol=1e-4)
 
 
 def test_vocabulary_grows_to_capacity():
@@ -199,16 +180,15 @@ def test_transitions_contain_next_observation(bootstrap):
     terminated = np.concatenate([r.terminated.numpy().ravel() for r in rollouts])
     action = np.concatenate([r.action.numpy().ravel() for r in rollouts])
     assert truncated.sum() > 10
-    columns = replay.state_dict()["columns"]
-    texts = replay._stored_texts
+    columns = replay._columns
     for i in range(len(prompts)):
-        assert texts[columns["prompt"][i]] == learner.agent.policy.vocabulary.encode(prompts[i])
-        goal, place_before = place(texts[columns["prompt"][i]])
-        next_place = place(texts[columns["next_prompt"][i]])
+        assert columns["prompt"][i] == learner.agent.policy.vocabulary.encode(prompts[i])
+        goal, place_before = place(columns["prompt"][i])
+        next_place = place(columns["next_prompt"][i])
         # Not the first state of the next episode, which has another goal, or is in the middle.
         assert next_place == (goal, place_before + (1, -1)[action[i]])
         assert columns["terminal"][i] == (terminated[i] or (truncated[i] and not bootstrap))
-    assert columns["legal"].tolist() == [[True, True, False]] * len(prompts)
+    assert columns["next_action_mask"][: len(replay)].tolist() == [[True, True, False]] * len(prompts)
     assert set(action) == {0, 1}
 
 

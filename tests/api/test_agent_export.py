@@ -85,7 +85,7 @@ def test_program_without_llmrl_plays_as_run(name, tmp_path, capsys):
     [
         ("env=maze", "agent=random", "play.episodes=1", "env.n_envs=1", "env.horizon=4"),
         ("env=cartpole", "agent=linear", "principal=random", "search.iterations=1", "search.episodes=1",
-         "search.evaluate_episodes=1", "search.race=0"),
+         "search.evaluate_episodes=1", "search.confirm_candidates=0"),
     ],
 )  # fmt: skip
 def test_unsupported_agents_raise(overrides, tmp_path):

@@ -28,7 +28,7 @@ REPLY = '{"action": "hit"}'
 def tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small_chat")
     shape = SmallModelShape(width=32, layers=1, heads=2, tokens="messages")
-    make_small_model(folder, [MESSAGE, REPLY] * 20, "chat", shape, 0)
+    make_small_model(folder, [MESSAGE, REPLY] * 20, True, shape, 0)
     return load_tokenizer(str(folder), None)
 
 
@@ -91,7 +91,7 @@ def test_simulated_searches_cover_prompts_of_a_search():
 def test_model_is_created_for_a_proposer(tmp_path):
     run_silently(
         *("env=cartpole", "agent=linear", "principal=llm", "principal.history=last", "principal.window=2"),
-        *("search.iterations=2", "search.candidates=2", "search.episodes=1", "search.race=0"),
+        *("search.iterations=2", "search.candidates=2", "search.episodes=1", "search.confirm_candidates=0"),
         *("llm=small_chat", "llm/learn=grpo", "llm.learn.group_size=2", "llm.max_invalid=null", "llm.max_tokens=8"),
         *("llm.make.format_steps=1", "llm.make.width=32", "llm.make.layers=1", "llm.make.heads=2"),
         *(f"output_root={tmp_path}", "name=proposer"),

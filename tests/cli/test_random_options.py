@@ -22,7 +22,7 @@ EXPERIMENTS = (
 SMALL = (
     *("design.steps=2", "design.adapt_rounds=1", "design.validate_episodes=2", "design.evaluations=0"),
     *("design.references=0", "learn.env_steps=16", "learn.evaluate_episodes=1", "search.evaluate_episodes=1"),
-    *("search.race=0", "loggers=jsonl"),
+    *("search.confirm_candidates=0", "loggers=jsonl"),
 )
 VALUES = {
     "seed": ("0", "7", "-1", "1.5", "abc", "null", "true"),

@@ -18,7 +18,7 @@ SEARCH = (
     *(f"prompts={CONFIG_FOLDER / 'prompts'}", "principal=llm", "principal.prompt=short", "principal.duplicates=accept"),
     *("principal.history=last", "principal.window=3", "llm=local_chat", "llm.max_tokens=50", "llm.max_invalid=null"),
     *("llm/learn=grpo", "llm.learn.group_size=8", "hardware.cores=1", "search.candidates=8", "search.episodes=2"),
-    *("search.race=0", "search.evaluate_episodes=4", "search.target_return=null", "checkpoint_seconds=0"),
+    *("search.confirm_candidates=0", "search.evaluate_episodes=4", "search.target_return=null", "checkpoint_seconds=0"),
 )
 
 

@@ -159,11 +159,11 @@ RUNS = {
     "learn": (*LEARN, "learn.evaluate_episodes=4"),
     "learn, a mechanism imposed": (*LEARN, "env.show_mechanism=true", "learn.mechanism=[1,0,2,0,5]"),
     "search": (
-        *SEARCH, "principal=cem", "principal.population=4", "search.candidates=2", "search.race=2",
-        "search.race_rounds=2", "search.evaluation_interval=2", "search.evaluate_episodes=3",
+        *SEARCH, "principal=cem", "principal.population=4", "search.candidates=2", "search.confirm_candidates=2",
+        "search.evaluation_interval=2", "search.evaluate_episodes=3",
     ),
     "search, random vectors first": (
-        *SEARCH, "principal=random", "search.warmup=3", "search.extra_rollout=true", "search.race=0",
+        *SEARCH, "principal=random", "search.warmup=3", "search.extra_rollout=true", "search.confirm_candidates=0",
     ),
 }  # fmt: skip
 

@@ -49,6 +49,13 @@ def pooled(proposals):
     return {vector: np.mean([x for returns in values.values() for x in returns]) for vector, values in episodes.items()}
 
 
+def confirmed_mean(proposals, confirmations, vector):
+    """Return the mean return of a vector, confirmations included."""
+    returns = [x for p in proposals if tuple(p["vector"]) == vector for x in p["returns"]]
+    means = [row["return"] for row in confirmations if tuple(row["vector"]) == vector]
+    return (sum(returns) + 4 * sum(means)) / (len(returns) + 4 * len(means))
+
+
 def summary(folder):
     return json.loads((folder / "summary.json").read_text())
 
@@ -83,10 +90,10 @@ class TestRun:
             assert row["episodes"] == 12 * (i + 1) and row["proposals"] == 3 * (i + 1)
         # CartPole pays 1 a step.
         assert proposal_rows[-1]["env_steps"] == sum(sum(p["returns"]) for p in proposals)
-        # And so are the episodes of the race, which come after the last iteration.
-        races = [row for row in rows if row["kind"] == "race"]
-        assert 1 <= len(races) <= 3 and all(row["x"] == "episodes" and row["iterations"] == 9 for row in races)
-        assert [row["episodes"] for row in races] == sorted({row["episodes"] for row in races})
+        # And so are the episodes of confirmations, which come after the last iteration.
+        confirmations = [row for row in rows if row["kind"] == "confirmation"]
+        assert [row["episodes"] for row in confirmations] == [108 + 4 * i for i in range(1, 17)]
+        assert all(row["x"] == "episodes" and row["iterations"] == 9 for row in confirmations)
         assert summary(folder)["env_steps"] == rows[-1]["env_steps"] > proposal_rows[-1]["env_steps"]
 
     def test_best_is_evaluated_on_new_seeds(self, small):
@@ -98,7 +105,7 @@ class TestRun:
         assert summary_["highest_return"] == max(p["return"] for p in proposals)
         assert summary_["best_return"] == pytest.approx(max(pooled(proposals).values()))
         best = tuple(summary_["best"]["vector"])
-        assert summary_["best"]["return"] == pytest.approx(pooled(proposals)[best])
+        assert summary_["best"]["return"] == pytest.approx(confirmed_mean(proposals, summary_["confirmations"], best))
         assert summary_["best"]["iteration"] == next(p["iteration"] for p in proposals if tuple(p["vector"]) == best)
         assert summary_["incumbent_standard_error"] >= 0 and 0 <= summary_["incumbent_success"] <= 1
 
@@ -110,7 +117,7 @@ class TestRun:
         assert summary_["area"] == pytest.approx(np.mean(means)) and summary_["area_of_best"] == pytest.approx(
             np.mean(bests)
         )
-        assert summary_["final_return"] == means[-1] and summary_["episodes"] == 108 + summary_["race_episodes"]
+        assert summary_["final_return"] == means[-1] and summary_["episodes"] == 108 + summary_["confirmation_episodes"]
 
     def test_policy_can_be_evaluated(self, small):
         _, folder, _, _ = small
@@ -162,7 +169,7 @@ class TestWarmup:
             "search.iterations=4",
             "search.warmup=5",
             "search.warmup_episodes=1",
-            "search.race=0",
+            "search.confirm_candidates=0",
         )
         _, folder, rows, proposals = run_search(tmp_path, *overrides, "search.warmup_draw=normal3_round1")
         first = [p for p in proposals if p["iteration"] == 0]
@@ -186,7 +193,12 @@ class TestWarmup:
                 parts.close()
 
     def test_extra_episode_is_counted(self, tmp_path):
-        overrides = ("principal=random", "search.iterations=2", "search.extra_rollout=true", "search.race=0")
+        overrides = (
+            "principal=random",
+            "search.iterations=2",
+            "search.extra_rollout=true",
+            "search.confirm_candidates=0",
+        )
         _, folder, rows, proposals = run_search(tmp_path, *overrides)
         assert summary(folder)["episodes"] == 2 * 5
         assert rows[-1]["env_steps"] > sum(sum(p["returns"]) for p in proposals)
@@ -314,7 +326,7 @@ def test_plan_states_episodes():
 
 
 class TestStop:
-    COMMON = ("principal=random", "search.iterations=30", "search.race=0")
+    COMMON = ("principal=random", "search.iterations=30", "search.confirm_candidates=0")
 
     def test_confirmation_stops_search(self, tmp_path):
         _, free, _, proposals = run_search(tmp_path / "free", *self.COMMON)

@@ -21,7 +21,7 @@ from llmrl.teachers.debate import Debate
 from llmrl.teachers.llm_planner import LLMPlanner
 from llmrl.teachers.offline_planner import OfflinePlanner
 from llmrl.teachers.planners import OraclePlanner
-from llmrl.teachers.schedules import Constant, Exponential, LinearFloorCutoff
+from llmrl.teachers.schedules import Constant, LinearFloorCutoff
 from some import mark_long_except
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,6 @@ SHIPPED_SCHEDULE = LinearFloorCutoff(**read_file(get_root() / "treatment" / "_sc
 SCHEDULES = {
     "llm4teach": LinearFloorCutoff(),
     "taught_constant": Constant(0.26),
-    "taught_exponential": Exponential(1.0, 0.98, 0.1, 150),
     "taught_flawed": LinearFloorCutoff(1.0, 0.1, 120, 180),
 }
 STUDENTS = ("alone", "taught", *SCHEDULES)
@@ -106,7 +105,6 @@ def test_treatment_changes_only_documented_keys():
         (("taught", "teacher.mode=hard"), {"teacher"}),
         (("taught", "teacher=llm"), {"teacher"}),
         (("taught_constant",), {"teacher"}),
-        (("taught_exponential",), {"teacher"}),
     ):
         config = compose(*words(*case))
         assert {name for name in student if student[name] != config[name]} == group
@@ -114,9 +112,7 @@ def test_treatment_changes_only_documented_keys():
 
 @pytest.mark.parametrize(
     "treatment",
-    mark_long_except(
-        ["alone", "taught"], ["alone", "taught", "taught_flawed", "taught_constant", "taught_exponential"]
-    ),
+    mark_long_except(["alone", "taught"], ["alone", "taught", "taught_flawed", "taught_constant"]),
 )
 def test_noise_does_not_dominate_sparse_teacher(treatment):
     normalized = {room: compose(*words(treatment, f"env={room}")) for room in ROOMS}
@@ -127,8 +123,7 @@ def test_noise_does_not_dominate_sparse_teacher(treatment):
 def test_schedules_have_equal_weight():
     updates = range(196)
     default_sum = sum(map(SHIPPED_SCHEDULE, updates))
-    for treatment in ("taught_constant", "taught_exponential"):
-        assert sum(map(SCHEDULES[treatment], updates)) == pytest.approx(default_sum, rel=0.1)
+    assert sum(map(SCHEDULES["taught_constant"], updates)) == pytest.approx(default_sum, rel=0.1)
 
 
 @pytest.mark.slow
@@ -199,7 +194,7 @@ def test_commands_in_the_documentation_compose(page):
         (("taught", "env=two_door", "agent=student_lstm"), {"teacher/weight", "teacher/queries"}),
         pytest.param(("alone", "env=colored_doorkey"), set(), marks=pytest.mark.long),
         (("taught", "teacher=llm", "teacher.samples=1"), {"teacher/requested_states", "llm/calls"}),
-        pytest.param(("taught_exponential",), {"teacher/weight"}, marks=pytest.mark.long),
+        pytest.param(("taught_constant",), {"teacher/weight"}, marks=pytest.mark.long),
         (("teacher_plays", "env=lava_doorkey"), set()),
         (TEAM_STUDENT, {"teacher/weight", "teacher/states"}),
         pytest.param(

@@ -27,7 +27,7 @@ from llmrl.teachers.offline_planner import OfflinePlanner
 from llmrl.teachers.planners import OraclePlanner
 from llmrl.teachers.plans import PlanStep, Skill
 from llmrl.teachers.policy_teacher import PlanPolicy, PolicyTeacher, TeacherPolicy
-from llmrl.teachers.schedules import Constant, Exponential, LinearFloorCutoff
+from llmrl.teachers.schedules import Constant, LinearFloorCutoff
 from llmrl.teachers.teacher_factory import DOMAIN_CLASS_PATHS, check_domain, find_domain
 from models import EchoProvider, make_scripted_client
 from shipped import build_llm_planner
@@ -226,11 +226,6 @@ class TestSchedules:
             assert schedule(i) == pytest.approx(reference, abs=1e-9), i
         assert LinearFloorCutoff(cutoff=None)(10**6) == 0.1
 
-    def test_exponential(self):
-        schedule = Exponential(2.0, 0.5, 0.3, 6)
-        assert [schedule(i) for i in range(7)] == [2.0, 1.0, 0.5, 0.3, 0.3, 0.3, 0.0]
-        assert Exponential(0.0)(3) == 0.0
-
     def test_constant(self):
         assert Constant(0.25)(0) == Constant(0.25)(10**6) == 0.25
 
@@ -239,10 +234,9 @@ class TestSchedules:
         weights = [LinearFloorCutoff(max(start, floor), floor, anneal, cutoff)(i) for i in range(120)]
         assert all(a >= b - 1e-12 for a, b in itertools.pairwise(weights)) and min(weights) >= 0
 
-    @pytest.mark.parametrize("kind", [LinearFloorCutoff, Exponential])
-    def test_floor_exceeding_start_raises(self, kind):
+    def test_floor_exceeding_start_raises(self):
         with pytest.raises(ConfigError, match=r"floor=0\.2 .*start=0\.1"):
-            kind(start=0.1, floor=0.2)
+            LinearFloorCutoff(start=0.1, floor=0.2)
 
 
 class TestRestoring:

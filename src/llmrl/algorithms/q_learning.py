@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -159,39 +161,27 @@ class Transitions:
 
 
 class ReplayBuffer:
-    """Buffer of the newest `capacity` transitions, sampled uniformly. Equal texts are stored once."""
+    """Buffer of the newest `capacity` transitions, sampled uniformly."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.n_added = 0
-        self._columns: dict[str, np.ndarray] = {}
-        self._stored_texts: list[bytes] = []
-        self._text_indices: dict[bytes, int] = {}
+        self._columns: dict[str, Any] = {}
 
     def __len__(self) -> int:
         return min(self.n_added, self.capacity)
 
     def add(self, transitions: Transitions) -> None:
         """Store transitions; the oldest are overwritten when the buffer is full."""
-        new_columns = {
-            "prompt": self._to_text_indices(transitions.prompt),
-            "action": np.asarray(transitions.action, dtype=np.int16),
-            "reward": np.asarray(transitions.reward, dtype=np.float32),
-            "next_prompt": self._to_text_indices(transitions.next_prompt),
-            "terminal": np.asarray(transitions.terminal, dtype=bool),
-        }
-        if transitions.next_action_mask is not None:
-            new_columns["legal"] = np.asarray(transitions.next_action_mask, dtype=bool)
-        n = len(new_columns["action"])
-        self._grow(min(self.n_added + n, self.capacity), new_columns)
-        positions = np.arange(self.n_added, self.n_added + n) % self.capacity
+        columns = {name: column for name, column in vars(transitions).items() if column is not None}
+        columns |= {name: np.array(columns[name], dtype=object) for name in ("prompt", "next_prompt")}
+        if not self._columns:
+            self._columns = {name: np.empty((self.capacity, *x.shape[1:]), x.dtype) for name, x in columns.items()}
+        positions = np.arange(self.n_added, self.n_added + len(transitions.action)) % self.capacity
         for name, column in self._columns.items():
             # If there are more transitions than fit, only the last are stored.
-            column[positions[-self.capacity :]] = new_columns[name][-self.capacity :]
-        n_passes = (self.n_added + n) // self.capacity - self.n_added // self.capacity
-        self.n_added += n
-        if n_passes and self.n_added > self.capacity:
-            self._drop_unused_texts()
+            column[positions[-self.capacity :]] = columns[name][-self.capacity :]
+        self.n_added += len(positions)
 
     def sample(self, n: int, generator: torch.Generator) -> Transitions:
         """Return `n` independent samples.
@@ -202,60 +192,28 @@ class ReplayBuffer:
         if not self.n_added:
             raise ValueError("the replay buffer is empty; call add() before sample()")
         indices = torch.randint(len(self), (n,), generator=generator).numpy()
-        columns = {name: column[indices] for name, column in self._columns.items()}
-        return Transitions(
-            prompt=[self._stored_texts[i] for i in columns["prompt"].tolist()],
-            action=columns["action"].astype(np.int64),
-            reward=columns["reward"],
-            next_prompt=[self._stored_texts[i] for i in columns["next_prompt"].tolist()],
-            terminal=columns["terminal"],
-            next_action_mask=columns.get("legal"),
-        )
+        return Transitions(**{name: column[indices] for name, column in self._columns.items()})
 
     def state_dict(self) -> State:
         """Return arrays and numbers; texts are compressed, because prompts differ in few words."""
+        columns = {name: column[: len(self)].copy() for name, column in self._columns.items()}
+        texts = [text for name in ("prompt", "next_prompt") for text in columns.pop(name, ())]
         return {
             "added": self.n_added,
-            "columns": {name: column[: len(self)].copy() for name, column in self._columns.items()},
-            "texts": np.frombuffer(zlib.compress(b"".join(self._stored_texts), level=1), dtype=np.uint8).copy(),
-            "lengths": np.array([len(text) for text in self._stored_texts], dtype=np.int32),
+            "columns": columns,
+            "texts": np.frombuffer(zlib.compress(b"".join(texts), level=1), dtype=np.uint8),
+            "lengths": np.array([len(text) for text in texts], dtype=np.int32),
         }
 
     def load_state_dict(self, state: State) -> None:
-        self.n_added = state["added"]
-        self._columns = {name: np.array(column) for name, column in state["columns"].items()}
+        self.n_added, self._columns = 0, {}
         joined_texts = zlib.decompress(state["texts"].tobytes())
         ends = np.cumsum(state["lengths"], dtype=np.int64).tolist()
-        self._stored_texts = [joined_texts[start:end] for start, end in zip([0, *ends][: len(ends)], ends, strict=True)]
-        self._text_indices = {text: i for i, text in enumerate(self._stored_texts)}
-
-    def _to_text_indices(self, texts: Sequence[bytes]) -> np.ndarray:
-        indices = np.empty(len(texts), dtype=np.int32)
-        for i, text in enumerate(texts):
-            index = indices[i] = self._text_indices.setdefault(text, len(self._stored_texts))
-            if index == len(self._stored_texts):
-                self._stored_texts.append(text)
-        return indices
-
-    def _grow(self, n: int, examples: dict[str, np.ndarray]) -> None:
-        """Resize columns to `n` or more elements, at least doubling them; `examples`: columns of the same dtypes."""
-        old_size = len(next(iter(self._columns.values()))) if self._columns else 0
-        if n <= old_size:
-            return
-        new_size = min(max(n, 2 * old_size, 1024), self.capacity)
-        for name, example in examples.items():
-            padding = np.zeros((new_size - old_size, *example.shape[1:]), dtype=example.dtype)
-            self._columns[name] = np.concatenate([self._columns.get(name, example[:0]), padding])
-
-    def _drop_unused_texts(self) -> None:
-        """Remove the texts of overwritten transitions."""
-        names = ("prompt", "next_prompt")
-        used_indices, indices = np.unique(np.concatenate([self._columns[name] for name in names]), return_inverse=True)
-        half = len(indices) // 2
-        for name, column in zip(names, (indices[:half], indices[half:]), strict=True):
-            self._columns[name] = column.astype(np.int32)
-        self._stored_texts = [self._stored_texts[i] for i in used_indices.tolist()]
-        self._text_indices = {text: i for i, text in enumerate(self._stored_texts)}
+        texts = [joined_texts[start:end] for start, end in itertools.pairwise([0, *ends])]
+        if state["columns"]:
+            n = len(texts) // 2
+            self.add(Transitions(prompt=texts[:n], next_prompt=texts[n:], **state["columns"]))
+        self.n_added = state["added"]
 
 
 def _index_unique_texts(texts: Sequence[bytes]) -> tuple[list[bytes], torch.Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 RowKind = Literal[
-    "update", "adaptation", "proposal", "confirmation", "recommendation", "episode", "race", "evaluation", "probe"
+    "update", "adaptation", "proposal", "confirmation", "recommendation", "episode", "evaluation", "probe"
 ]
 """Kind of a row of metrics.
 
@@ -15,9 +15,8 @@ RowKind = Literal[
 - adaptation: a round in which a society plays under a mechanism and is updated.
 - proposal: the last proposals, their outcomes, and the metrics of the proposer.
 - episode: all episodes so far of agents that only play; of a library's learner, the episodes since the last row.
-- confirmation: a principal step that measured the leading candidates again.
+- confirmation: a principal step that measured the leading candidates again; a repeated measurement of a search.
 - recommendation: the evaluation of the vectors that a principal recommends after some measurements.
-- race: a round in which the best few policies of a search were measured again.
 - evaluation: agents, or the result of a search, measured without learning.
 - probe: probabilities of actions for a fixed set of observations.
 """

@@ -58,8 +58,8 @@ class BaselineLoop(StateFields, Loop):
 
     Args:
         parts: parts of the run, with one agent.
-        settings: budget of a search: `iterations` blocks of `candidates` x `episodes` episodes. `race` and
-            `race_rounds` have no effect, because there is only one policy.
+        settings: budget of a search: `iterations` blocks of `candidates` x `episodes` episodes. `confirm_candidates`
+            has no effect, because there is only one policy.
 
     Raises:
         ConfigError: the environment is not from Gymnasium, or a setting that applies only to searches is set.

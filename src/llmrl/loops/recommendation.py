@@ -1,4 +1,4 @@
-"""Recommendations of a design run: confirmation of the leading candidates, and evaluation of the recommended ones."""
+"""Confirmation of the leading candidates of a design run or a search, and evaluation of recommended vectors."""
 
 from __future__ import annotations
 

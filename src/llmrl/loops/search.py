@@ -17,7 +17,7 @@ from llmrl.core.records import CallEstimate, EvaluationBatch, State
 from llmrl.core.state_fields import StateFields
 from llmrl.loops.compute_requests import Call, EvaluateController, Log, Requests, SafePoint
 from llmrl.loops.loop_parts import LoopParts, write_trained_adapter
-from llmrl.loops.race import Race
+from llmrl.loops.recommendation import Confirmation
 from llmrl.loops.search_settings import SearchSettings, draw_warmup_vectors
 from llmrl.rollout.batched_evaluator import (
     SupportsEvaluator,
@@ -57,8 +57,9 @@ class SearchLoop(StateFields):
 
     All episodes of an iteration are played at once. The estimate of a vector is the mean over all its episodes, also
     if it was proposed several times (`PooledEstimates`). The highest estimate is biased upward, and the bias increases
-    with the number of vectors. So at the end the vectors with the highest estimates are measured again, in a `Race` on
-    fresh seeds. The winner becomes the agent's parameters, and its evaluation on further, unseen seeds is the result.
+    with the number of vectors. So at the end the vectors with the highest estimates are measured again on fresh seeds,
+    by successive halving (`Confirmation`). The best one becomes the agent's parameters, and its evaluation on further,
+    unseen seeds is the result.
 
     An iteration draws random numbers only from the seed sub-tree of its index, so a resumed run is bit-equal to an
     uninterrupted one.
@@ -72,7 +73,7 @@ class SearchLoop(StateFields):
     """
 
     _state_fields = (
-        *("iteration", "is_warmed_up", "is_solved", "returns", "best_returns", "counters"),
+        *("iteration", "is_warmed_up", "is_solved", "returns", "best_returns", "counters", "confirmations"),
         *("agents", "principal", "meter"),
     )
 
@@ -114,18 +115,19 @@ class SearchLoop(StateFields):
         self.returns: list[float] = []  # mean return of the vectors of each iteration
         self.best_returns: list[float] = []  # estimate of the best vector after each iteration
         self.counters = {"episodes": 0, "env_steps": 0}
-        self.race: Race | None = None
+        self.confirmations: list[dict[str, Any]] = []  # rows of `confirmations` in `summary.json`
+        self.confirmation: Confirmation | None = None
         # Restored from `proposals.jsonl`, not from checkpoints.
         self.estimates = PooledEstimates(settings.episodes)
         self.highest_return = -np.inf
 
     @property
     def total_episodes(self) -> int:
-        """Maximum number of episodes of the complete search, with confirmations and race, without evaluations."""
+        """Maximum number of episodes of the complete search, with confirmations, without evaluations."""
         n_per_iteration = self.candidates * self.episodes + self.settings.extra_rollout
         n_per_iteration += 0 if self.target_return is None else self.episodes
-        n_race_episodes = self.settings.race * self.settings.race_rounds * self.episodes
-        return self.warmup * self.warmup_episodes + self.iterations * n_per_iteration + n_race_episodes
+        n_confirmation_episodes = self.settings.confirm_candidates**2 * self.episodes
+        return self.warmup * self.warmup_episodes + self.iterations * n_per_iteration + n_confirmation_episodes
 
     @property
     def n_proposals(self) -> int:
@@ -135,11 +137,11 @@ class SearchLoop(StateFields):
     def plan(self) -> list[tuple[str, str]]:
         proposals_text = "" if self.candidates == 1 else f" of {self.candidates:,} proposals each"
         warmup_text = f", after {self.warmup:,} random vectors x {self.warmup_episodes:,}" if self.warmup else ""
-        may_end_early = bool(self.settings.race) or self.target_return is not None
-        race_text = "none: the search's measurements decide"
-        if self.settings.race:
-            rounds_text = f"{self.settings.race_rounds:,} x {self.episodes:,} episodes each on fresh seeds"
-            race_text = f"of the best {self.settings.race:,}, at most {rounds_text}"
+        n_candidates = self.settings.confirm_candidates
+        may_end_early = bool(n_candidates) or self.target_return is not None
+        confirm_text = "none: the search's measurements decide"
+        if n_candidates:
+            confirm_text = f"{n_candidates**2:,} x {self.episodes:,} fresh episodes of the best {n_candidates:,}"
         length_text = "" if self.env.spec.horizon is None else f", of at most {self.env.spec.horizon:,} steps each"
         return [
             ("  iterations", f"{self.iterations:,}{proposals_text}"),
@@ -150,7 +152,7 @@ class SearchLoop(StateFields):
                 if self.target_return is None
                 else [("  ends", f"at a confirmed mean return of {self.target_return:g}")]
             ),
-            ("  race", race_text),
+            ("  confirmations", confirm_text),
             ("  best so far", self.settings.evaluation_text),
             ("episodes", f"{'at most ' if may_end_early else ''}{self.total_episodes:,}{length_text}"),
         ]
@@ -172,9 +174,9 @@ class SearchLoop(StateFields):
                     yield from self._warm_up(progress)
                 while self.iteration < self.iterations and not self.is_solved:
                     yield from self._iterate(run, progress)
-                if self.settings.race:
-                    yield from self._run_race(progress)
-            yield SafePoint(self._n_finished_iterations_and_rounds, self.state_dict, always=True)
+                if self.settings.confirm_candidates:
+                    yield from self._confirm_candidates(progress)
+            yield SafePoint(self._n_finished_trials, self.state_dict, always=True)
             final_evaluation: EvaluationBatch = yield self._make_evaluation_request()
         finally:
             self.proposals_file.close()
@@ -227,26 +229,32 @@ class SearchLoop(StateFields):
         _, batch = yield from self._play_episodes(vector[None], seeds)
         self.is_solved = float(batch.returns.mean()) >= target_return
 
-    def _run_race(self, progress: ProgressBar) -> Requests[None]:
-        """Run the race of the vectors with the highest estimates; set the agent's parameters to the winner."""
-        if self.race is None:
-            leading_estimates = self.estimates.ranked()[: self.settings.race]
-            self.race = Race(np.array([estimate.vector for estimate in leading_estimates]), self.settings.race_rounds)
-        while not self.race.is_finished:
-            vectors = self.race.vectors[self.race.remaining]
-            _, batch = yield from self._play_episodes(
-                vectors, self._draw_episode_seeds(f"race {self.race.round}", self.episodes)
+    def _confirm_candidates(self, progress: ProgressBar) -> Requests[None]:
+        """Measure the vectors with the highest estimates again; set the agent's parameters to the best of them."""
+        if self.confirmation is None:
+            n = self.settings.confirm_candidates
+            vectors = np.array([estimate.vector for estimate in self.estimates.ranked()[:n]])
+            self.confirmation = Confirmation({None: vectors}, n**2, slots=1)
+        while not self.confirmation.is_finished:
+            halving = self.confirmation.halvings[None]
+            [(candidate, draw)] = halving.next_trial
+            vector, seeds = halving.vectors[candidate], self._draw_episode_seeds(f"candidates {draw}", self.episodes)
+            _, batch = yield from self._play_episodes(vector[None], seeds)
+            outcome = make_outcome(vector, batch, 0, "")
+            self._add_confirmation(
+                {"vector": vector.tolist(), "return": outcome.value, "standard_error": outcome.standard_error}
             )
-            self.race.tell(list(batch.returns))
-            yield self._make_log_request("race", self.race.metrics())
+            halving.advance(lambda vector: self.estimates.get(vector).value)
+            metrics = {"confirmation/return": outcome.value, "confirmation/candidates": float(len(halving.survivors))}
+            yield self._make_log_request("confirmation", metrics)
             progress.update(self.counters["episodes"])
-            yield SafePoint(self._n_finished_iterations_and_rounds, self.state_dict)
+            yield SafePoint(self._n_finished_trials, self.state_dict)
         self.agent.set_parameters(np.array(self._find_best_estimate().vector))
 
     @property
-    def _n_finished_iterations_and_rounds(self) -> int:
-        """Number of finished iterations plus finished rounds of the race."""
-        return self.iteration + (0 if self.race is None else self.race.round)
+    def _n_finished_trials(self) -> int:
+        """Number of finished iterations and confirmations."""
+        return self.iteration + len(self.confirmations)
 
     def _play_episodes(
         self, vectors: np.ndarray, seeds: np.ndarray, replace_invalid: bool = False
@@ -318,6 +326,11 @@ class SearchLoop(StateFields):
         if n >= self.episodes:
             self.highest_return = max(self.highest_return, proposal["return"])
 
+    def _add_confirmation(self, row: dict[str, Any]) -> None:
+        """Append a row of `confirmations`, and add it to the pooled estimates."""
+        self.confirmations.append(row)
+        self.estimates.add(row["vector"], row["return"], row["standard_error"], self.episodes, self.episodes)
+
     def _format_draw_name(self, iteration: int) -> str:
         """Return the name of the seed node of the episodes of an iteration, from 1; 0 is the warmup."""
         if not iteration:
@@ -325,9 +338,10 @@ class SearchLoop(StateFields):
         return "common" if self.settings.episode_seeds == "common" else f"iteration {iteration - 1}"
 
     def _find_best_estimate(self) -> Estimate:
-        """Return the highest estimate so far; after the race, the estimate of its winner."""
-        if self.race is not None and self.race.is_finished:
-            return self.estimates.get(self.race.vectors[self.race.leader])
+        """Return the highest estimate so far; after confirmations, the highest one of the remaining candidates."""
+        survivors = None if self.confirmation is None else self.confirmation.surviving_vectors(None)
+        if survivors is not None:
+            return self.estimates.get(survivors[0])
         best = self.estimates.best()
         assert best is not None
         return best
@@ -335,7 +349,7 @@ class SearchLoop(StateFields):
     def _make_log_request(self, kind: RowKind, metrics: dict[str, float]) -> Log:
         """Return the request that logs metrics with the counters of the search."""
         counters = {"proposals": self.n_proposals, "iterations": self.iteration, **self.counters}
-        return Log(kind, "episodes" if kind == "race" else "proposals", metrics, counters)
+        return Log(kind, "episodes" if kind == "confirmation" else "proposals", metrics, counters)
 
     def _make_evaluation_request(self) -> EvaluateController:
         """Return the request that evaluates the best proposal so far, always on the same unseen seeds."""
@@ -346,7 +360,7 @@ class SearchLoop(StateFields):
         return draw_episode_seeds(self.seeds.child(name), n)
 
     def _summarize(self, final_metrics: dict[str, float]) -> dict[str, Any]:
-        best, race_rows = self._find_best_estimate(), [] if self.race is None else self.race.summarize_contestants()
+        best = self._find_best_estimate()
         return {
             **{name.removeprefix("search/"): value for name, value in final_metrics.items()},
             "best_return": self.best_returns[-1],
@@ -357,7 +371,7 @@ class SearchLoop(StateFields):
             **({} if self.target_return is None else {"solved": self.is_solved}),
             "proposals": self.n_proposals,
             **self.counters,
-            "race_episodes": sum(row["measured"] for row in race_rows),
+            "confirmation_episodes": len(self.confirmations) * self.episodes,
             "best": {
                 "return": best.value,
                 "standard_error": best.standard_error,
@@ -367,13 +381,13 @@ class SearchLoop(StateFields):
                 + (best.first_index >= self.warmup),
                 "vector": list(best.vector),
             },
-            "race": race_rows,
+            "confirmations": self.confirmations,
         }
 
     def state_dict(self) -> State:
         """Return everything that an exact resume needs."""
-        race = None if self.race is None else self.race.state_dict()
-        return super().state_dict() | {"race": race, "proposals": self.proposals_file.position()}
+        confirmation = None if self.confirmation is None else self.confirmation.state_dict()
+        return super().state_dict() | {"confirmation": confirmation, "proposals": self.proposals_file.position()}
 
     def _restore(self, run: Run) -> None:
         """Restore the checkpoint of `run`; `proposals.jsonl` was already truncated to its length at the checkpoint."""
@@ -381,11 +395,13 @@ class SearchLoop(StateFields):
         if state is None:
             return
         self.load_state_dict(state)
-        if state["race"] is not None:
-            self.race = Race(state["race"]["vectors"], self.settings.race_rounds)
-            self.race.load_state_dict(state["race"])
+        if state["confirmation"] is not None:
+            self.confirmation = Confirmation.from_state(state["confirmation"])
         for proposal in read_proposal_lines(run.folder):
             self._add_estimate(proposal)
+        self.confirmations = []
+        for row in state["confirmations"]:
+            self._add_confirmation(row)
 
 
 def _build_reasoning_fields(principal: Proposer, n: int) -> list[dict[str, Any]]:

@@ -32,9 +32,9 @@ class SearchSettings:
         target_return: stop the search when a proposal's mean return reaches this value, and reaches it again over
             `episodes` episodes on fresh seeds; `max`: the greatest possible return of the environment, if it is known;
             None: never stop early.
-        race: number of top proposals that are evaluated again after the last iteration, before the winner is selected;
-            0: the proposal with the highest estimate wins.
-        race_rounds: maximum number of rounds of the race, with `episodes` episodes of each vector.
+        confirm_candidates: number n of top proposals that are measured again after the last iteration, by n²
+            measurements of `episodes` episodes, before the best one is selected; 0: the proposal with the highest
+            estimate is selected.
         evaluation_interval: iterations between evaluations of the best proposal so far on unseen seeds; 0: only at the
             end.
         evaluate_episodes: number of episodes of an evaluation.
@@ -49,8 +49,7 @@ class SearchSettings:
     warmup_draw: WarmupDistribution = "uniform"
     extra_rollout: bool = False
     target_return: float | Literal["max"] | None = "max"
-    race: NonNegativeInt = 5
-    race_rounds: PositiveInt = 3
+    confirm_candidates: NonNegativeInt = 4
     evaluation_interval: NonNegativeInt = 0
     evaluate_episodes: PositiveInt = 100
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, UnitInterval
+from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 
 @runtime_checkable
@@ -40,35 +40,14 @@ class LinearFloorCutoff:
     cutoff: NonNegativeInt | None = 3000
 
     def __post_init__(self) -> None:
-        _check_floor(self.floor, self.start)
+        if self.floor > self.start:
+            raise ConfigError(
+                f"teacher.schedule: floor={self.floor:g} must be at most start={self.start:g}, since the weight "
+                "decreases"
+            )
 
     def __call__(self, update: int) -> float:
         if self.cutoff is not None and update >= self.cutoff:
             return 0.0
         progress = min(update / self.anneal, 1.0)
         return self.floor if progress == 1.0 else self.start + (self.floor - self.start) * progress
-
-
-@dataclass(frozen=True)
-class Exponential:
-    """Schedule with the weight `start` * `decay` ** update, at least `floor`, and 0 from update `cutoff` on."""
-
-    start: NonNegativeFloat = 1.0
-    decay: UnitInterval = 0.99
-    floor: NonNegativeFloat = 0.0
-    cutoff: NonNegativeInt | None = None
-
-    def __post_init__(self) -> None:
-        _check_floor(self.floor, self.start)
-
-    def __call__(self, update: int) -> float:
-        if self.cutoff is not None and update >= self.cutoff:
-            return 0.0
-        return float(max(self.start * self.decay**update, self.floor))
-
-
-def _check_floor(floor: float, start: float) -> None:
-    if floor > start:
-        raise ConfigError(
-            f"teacher.schedule: floor={floor:g} must be at most start={start:g}, since the weight decreases"
-        )

@@ -417,7 +417,7 @@ class TestRepeatedMeasurements:
     @pytest.mark.parametrize("case", [("cartpole", "props"), ("cartpole", "props_main"), ("maze", "props_plus")])
     def test_paper_treatments_match_budget(self, case):
         config = compose(*list_search_overrides(*case))
-        assert config["principal"]["measurements"] == "separate" and config["search"]["race"] == 0
+        assert config["principal"]["measurements"] == "separate" and config["search"]["confirm_candidates"] == 0
 
 
 def test_restart_asks_equal_question():

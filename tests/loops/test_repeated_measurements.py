@@ -13,7 +13,6 @@ from llmrl.core.pooling import PooledEstimates
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.plan import plan
-from llmrl.loops.race import Race
 from llmrl.run.proposals import read_proposal_lines
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
@@ -86,70 +85,6 @@ class TestPool:
         assert pool.get([0.0]).standard_error == pytest.approx(2.0) and pool.get([0.0]).n_episodes == 16
 
 
-class TestRules:
-    def test_only_clearly_worse_are_dropped(self):
-        rng = np.random.default_rng(0)
-        race = Race(np.arange(4.0)[:, None], max_rounds=3)
-        shared = rng.normal(0, 50, 20)  # luck that all have in common
-        race.tell([shared + rng.normal(mean, 1, 20) for mean in (0.0, 10.0, 9.9, 5.0)])
-        assert race.remaining == [1, 2] and not race.is_finished
-        for _ in range(2):
-            race.tell([rng.normal(mean, 1, 20) for mean in (10.1, 10.0)])
-        assert race.is_finished and race.leader == 1 and race.round == 3
-        assert [row["measured"] for row in race.summarize_contestants()] == [20, 60, 60, 20]
-
-    def test_two_numbers_drop_no_contestant(self):
-        race = Race(np.arange(2.0)[:, None], max_rounds=5)
-        race.tell([np.array([0.0, 0.0]), np.array([9.0, 9.0])])
-        assert race.remaining == [0, 1]
-        race.tell([np.array([0.0]), np.array([9.0])])
-        assert race.remaining == [1] and race.is_finished
-
-    def test_single_contestant_skips_race(self):
-        assert Race(np.zeros((1, 2)), 3).is_finished and Race(np.zeros((1, 2)), 3).summarize_contestants() == []
-        race = Race(np.arange(3.0)[:, None], max_rounds=1)
-        race.tell([np.full(5, 2.0)] * 3)
-        assert race.is_finished and race.leader == 0 and race.remaining == [0, 1, 2]
-
-    def test_state_round_trip(self):
-        rng = np.random.default_rng(1)
-        race = Race(rng.normal(size=(3, 2)), 4)
-        race.tell(list(rng.normal(size=(3, 6))))
-        state = json.loads(json.dumps(race.state_dict(), default=np.ndarray.tolist))
-        copy = Race(state["vectors"], 4)
-        copy.load_state_dict(state | {"vectors": copy.vectors})
-        values = list(rng.normal(size=(len(race.remaining), 6)))
-        race.tell(values)
-        copy.tell(values)
-        assert (
-            copy.summarize_contestants() == race.summarize_contestants()
-            and copy.leader == race.leader
-            and copy.remaining == race.remaining
-        )
-
-    def test_fresh_mean_is_unbiased(self):
-        """The mean of measurements after the race is unbiased.
-
-        Of fifty equal vectors the best of the search looks two standard errors better than it is, and the winner's mean
-        in the race is the highest of five.
-        """
-        rng, flattered, race_means, after = np.random.default_rng(0), [], [], []
-        for _ in range(300):
-            pool = PooledEstimates()
-            for i in range(50):
-                values = rng.normal(0, 1, 20)
-                pool.add([i], values.mean(), standard_error_of_mean(values), 20, 20)
-            race = Race(np.array([estimate.vector for estimate in pool.ranked()[:5]]), 3)
-            while not race.is_finished:
-                race.tell(list(rng.normal(0, 1, (len(race.remaining), 20))))
-            flattered.append(pool.best().value)
-            race_means.append(np.mean(race.values[race.leader]))
-            after.append(rng.normal(0, 1, 100).mean())
-        error = 1 / 20**0.5
-        assert np.mean(flattered) > 2 * error and np.mean(race_means) < 0.8 * error < 0.5 * np.mean(flattered)
-        assert np.mean(after) == pytest.approx(0, abs=0.02)
-
-
 @pytest.fixture(scope="module")
 def repeating_run(tmp_path_factory):
     root = tmp_path_factory.mktemp("again")
@@ -177,51 +112,56 @@ class TestSearch:
         ]
         pools = [pooled(proposals[: i + 1]) for i in range(40)]
         assert curve == pytest.approx([max(np.mean(values) for values in pool.values()) for pool in pools])
-        best_values = episodes[tuple(summary_["best"]["vector"])]
-        assert summary_["best"]["return"] == pytest.approx(np.mean(best_values)) and summary_["best"][
-            "episodes"
-        ] == len(best_values)
-        assert summary_["best"]["measurements"] == len(best_values) // 4
-        assert summary_["best"]["standard_error"] == pytest.approx(standard_error_of_mean(np.array(best_values)))
 
     def test_fresh_episodes_decide_winner(self, repeating_run):
         summary_, episodes = summary(repeating_run), pooled(read_proposal_lines(repeating_run))
-        first = sorted(episodes, key=lambda vector: -np.mean(episodes[vector]))[:5]
-        assert {tuple(row["vector"]) for row in summary_["race"]} == set(first)
-        winner = max((row for row in summary_["race"] if row["remaining"]), key=lambda row: row["return"])
-        assert winner["vector"] == summary_["best"]["vector"] and winner["standard_error"] > 0
-        # Seeds are of the race alone: what was measured in the search is not among its numbers.
-        assert all(row["return"] != pytest.approx(np.mean(episodes[tuple(row["vector"])])) for row in summary_["race"])
-        race_rows = load_comparable_metrics(repeating_run, "race")
-        assert 1 <= len(race_rows) <= 3 and all(row["iterations"] == 40 for row in race_rows)
-        assert race_rows[-1]["race/return"] == pytest.approx(winner["return"])
-        assert summary_["race_episodes"] == sum(row["measured"] for row in summary_["race"]) <= 5 * 3 * 4
-        assert summary_["episodes"] == 160 + summary_["race_episodes"] == race_rows[-1]["episodes"]
+        first = sorted(episodes, key=lambda vector: -np.mean(episodes[vector]))[:4]
+        confirmations = pooled([{**row, "returns": [row["return"]]} for row in summary_["confirmations"]])
+        assert set(confirmations) == set(first) and {len(means) for means in confirmations.values()} == {2, 6}
+        totals = {
+            vector: (sum(episodes[vector]) + 4 * sum(means)) / (len(episodes[vector]) + 4 * len(means))
+            for vector, means in confirmations.items()
+        }
+        best = tuple(summary_["best"]["vector"])
+        assert len(confirmations[best]) == 6 and summary_["best"]["return"] == pytest.approx(totals[best])
+        assert totals[best] == max(totals[vector] for vector, means in confirmations.items() if len(means) == 6)
+        rows = load_comparable_metrics(repeating_run, "confirmation")
+        assert len(rows) == 16 and all(row["iterations"] == 40 for row in rows)
+        assert [row["confirmation/candidates"] for row in rows] == [4.0] * 7 + [2.0] * 9
+        assert summary_["confirmation_episodes"] == 64
+        assert summary_["episodes"] == 160 + 64 == rows[-1]["episodes"]
 
-    def test_race_is_optional_in_plan(self, tmp_path):
-        race_plan = (5, "of the best 5, at most 3 x 4 episodes each on fresh seeds", "at most 220")
-        for race, description, episodes in (
-            race_plan,
-            (0, "none: the search's measurements decide", "160"),
-        ):
-            config = compose(*REPEAT_NOTICE, f"search.race={race}")
+    def test_confirmations_have_other_seeds(self, repeating_run):
+        """Measurements of the search are not repeated."""
+        summary_, proposals = summary(repeating_run), read_proposal_lines(repeating_run)
+        measured = {(tuple(p["vector"]), p["return"]) for p in proposals}
+        assert not measured & {(tuple(row["vector"]), row["return"]) for row in summary_["confirmations"]}
+
+    def test_confirmations_are_optional_in_plan(self, tmp_path):
+        for n, episodes in ((4, "at most 224"), (0, "160")):
+            config = compose(*REPEAT_NOTICE, f"search.confirm_candidates={n}")
             parts = build_parts(config, build_llm(config, None))
             rows = dict(plan(config, parts, build_loop(config, parts)))
             parts.close()
-            assert rows["  race"] == description and rows["episodes"].startswith(f"{episodes}, of at most")
-        run(*REPEAT_NOTICE, "search.race=0", f"output_root={tmp_path}")
+            assert rows["episodes"].startswith(f"{episodes}, of at most")
+        run(*REPEAT_NOTICE, "search.confirm_candidates=0", f"output_root={tmp_path}")
         summary_ = summary(find_run_folder(tmp_path))
-        assert summary_["race"] == [] and summary_["race_episodes"] == 0 and summary_["episodes"] == 160
-        assert summary_["best"]["return"] == pytest.approx(summary_["best_return"])
+        assert summary_["confirmations"] == [] and summary_["confirmation_episodes"] == 0
+        assert summary_["episodes"] == 160 and summary_["best"]["return"] == pytest.approx(summary_["best_return"])
+
+    def test_single_candidate_is_not_confirmed(self, tmp_path):
+        fixed = ("principal=fixed", f"principal.values={[0.1] * 10}", "search.iterations=3")
+        run(*SMALL, *fixed, f"output_root={tmp_path}")
+        assert summary(find_run_folder(tmp_path))["confirmations"] == []
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("rounds", [0, 1, 2])
-    def test_stop_in_race_resumes_exactly(self, tmp_path, monkeypatch, repeating_run, rounds):
-        """Signals arrive before the race and after its rounds; pooled measurements are restored."""
+    @pytest.mark.parametrize("finished", [0, 1, 9])
+    def test_stop_between_confirmations_resumes_exactly(self, tmp_path, monkeypatch, repeating_run, finished):
+        """Signals arrive before the confirmations and between them; pooled measurements are restored."""
         safe_point, stopped = Run.safe_point, []
 
         def interrupted(self, iteration, state):
-            if iteration == 40 + rounds and not stopped:
+            if iteration == 40 + finished and not stopped:
                 stopped.append(iteration)
                 signal.raise_signal(signal.SIGTERM)
             safe_point(self, iteration, state)
