@@ -148,6 +148,16 @@ def test_settings_may_differ_from_stored_runs(study: Path) -> None:
     assert parse_study_settings({"question": None}, "") is None and parse_study_settings(None, "") is None
 
 
+def test_pair_with_baseline_is_tested_once(study: Path) -> None:
+    settings = parse_study_settings(
+        {**REPORT, "baselines": ["random"], "pairs": [["ucb", "random"], ["ucb", "fixed"]]}, ""
+    )
+    [section] = compute_report(study, ReportSettings(study=settings)).sections
+    assert isinstance(section.study, GroupComparison)
+    pairs = [(comparison.group.name, comparison.baseline.name) for comparison in section.study.comparisons]
+    assert pairs.count(("ucb", "random")) == 1 and pairs[-1] == ("ucb", "fixed")
+
+
 def test_reference_lines_average_pretraining_runs(tmp_path: Path) -> None:
     for k, value in enumerate((10.0, 20.0)):
         line = {"value": value, "standard_error": 1.0}

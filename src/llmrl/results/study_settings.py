@@ -33,7 +33,7 @@ class StudySettings:
         smooth: number of consecutive values of a run that are averaged for each point of its curve.
         tail_fraction: the score of a run is the mean of this last fraction of its values; None: the run's result.
         baselines: values of the swept key with which all other values are compared.
-        pairs: pairs of values of the swept key that are also compared.
+        pairs: pairs of values of the swept key that are also compared, unless the second one is a baseline.
         levels: values of the swept key that are plotted as horizontal lines.
         map: names of the parameters on the x and y axes of heat maps; a third parameter has one map for each value.
         recommendations: number n of recommendations in a map: its first n vectors, of which vector i is the
