@@ -417,15 +417,16 @@ GAME = ("env=goto_red_ball", "env.n_envs=4", "env.history=1", "env.actions=restr
 
 
 def test_language_model_imitates_and_reinforces(tmp_path):
-    from llmrl.llms.local.small import SmallModelShape
-    from tiny_models import make_tiny_t5
+    from llmrl.llms.local.small import SmallModelShape, make_small_model
 
     def find_folder(name):
         return find_run_folder(tmp_path / name)
 
     run_experiment(*GAME, "agent=bot", "play.episodes=12", "play.trajectories=true", f"output_root={tmp_path}/bot")
     prompts = read_trajectories(find_folder("bot")).prompts
-    make_tiny_t5(tmp_path / "model", prompts, shape=SmallModelShape(width=32, layers=1, heads=2, vocabulary=400))
+    make_small_model(
+        tmp_path / "model", prompts, "seq2seq", shape=SmallModelShape(width=32, layers=1, heads=2, vocabulary=400)
+    )
     model = ("llm=local_scorer_seq2seq", f"llm.model={tmp_path}/model")
     heads = "head_hidden=[8]"
     options = (f"agent.data='{find_folder('bot')}'", "agent.cloning.batch_size=16", f"agent.student.{heads}")

@@ -54,13 +54,13 @@ def test_actions_are_never_excluded(saycan):
 def test_agent_plays_from_command_line(saycan, tmp_path):
     from llmrl.experiment.models import build_llm
     from llmrl.experiment.parts import build_parts
-    from llmrl.llms.local.small import SmallModelShape
+    from llmrl.llms.local.small import SmallModelShape, make_small_model
     from llmrl.rollout.collector import Collector
-    from tiny_models import make_tiny_t5
 
-    make_tiny_t5(
+    make_small_model(
         tmp_path / "model",
         ["turn left", "Goal of the agent: open the door"],
+        "seq2seq",
         shape=SmallModelShape(width=16, vocabulary=300),
     )
     overrides = [

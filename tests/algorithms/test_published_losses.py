@@ -19,10 +19,9 @@ from llmrl.core.seeding import Seeds
 from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_parts
 from llmrl.experiment.resources import RunResources
-from llmrl.llms.local.small import SmallModelShape
+from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.rollout.collector import Collector
 from some import mark_long_except
-from tiny_models import make_tiny_t5
 
 
 @pytest.fixture
@@ -269,7 +268,9 @@ class TestGrounding:
     def model(self, tmp_path_factory):
         texts = ["Goal of the agent: go to the red ball", "turn left, turn right, go forward, pick up, drop, toggle"]
         folder = tmp_path_factory.mktemp("models") / "seq2seq"
-        make_tiny_t5(folder, texts, shape=SmallModelShape(width=16, layers=1, heads=2, vocabulary=300, longest=4096))
+        make_small_model(
+            folder, texts, "seq2seq", shape=SmallModelShape(width=16, layers=1, heads=2, vocabulary=300, longest=4096)
+        )
         return folder
 
     @pytest.mark.slow

@@ -13,7 +13,7 @@ def chat_folder(tmp_path_factory):
     """Return the folder of an untrained small chat model whose template includes system messages."""
     folder = tmp_path_factory.mktemp("small_chat")
     texts = [*QUESTIONS, '{"action": "left"}', '{"action": "right"}'] * 20
-    make_small_model(folder, texts, True, SmallModelShape(width=32, layers=2, heads=2, tokens="messages"), 0)
+    make_small_model(folder, texts, "chat", SmallModelShape(width=32, layers=2, heads=2, tokens="messages"), 0)
     (folder / "chat_template.jinja").write_text(COMPLETE_TEMPLATE)
     return folder
 

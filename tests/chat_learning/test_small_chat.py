@@ -28,7 +28,7 @@ REPLY = '{"action": "hit"}'
 def tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small_chat")
     shape = SmallModelShape(width=32, layers=1, heads=2, tokens="messages")
-    make_small_model(folder, [MESSAGE, REPLY] * 20, True, shape, 0)
+    make_small_model(folder, [MESSAGE, REPLY] * 20, "chat", shape, 0)
     return load_tokenizer(str(folder), None)
 
 

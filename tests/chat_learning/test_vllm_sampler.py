@@ -181,7 +181,7 @@ def test_server_needs_learner(server, make_chat):
 def test_run_samples_on_server(tmp_path):
     folder = tmp_path / "model"
     shape = SmallModelShape(width=32, layers=1, heads=2, tokens="messages", longest=4096)
-    make_small_model(folder, ["hit", "stick"] * 20, True, shape, 0)
+    make_small_model(folder, ["hit", "stick"] * 20, "chat", shape, 0)
     with VLLMServer(folder, load_tokenizer(str(folder), None).eos_token_id) as server:
         check_run(server, tmp_path)
 

@@ -24,7 +24,9 @@ def runs(tmp_path_factory):
     """Train each agent for a few steps."""
     root = tmp_path_factory.mktemp("played")
     model = root / "model"
-    make_small_model(model, [WORDS], shape=SmallModelShape(width=16, layers=1, heads=2, vocabulary=300, longest=2048))
+    make_small_model(
+        model, [WORDS], "causal", shape=SmallModelShape(width=16, layers=1, heads=2, vocabulary=300, longest=2048)
+    )
     agents = {
         "llm_ppo": ("llm=local_scorer_causal", f"llm.model={model}", "agent.head_hidden=[8]"),
         "drrn": ("agent.units=8",),

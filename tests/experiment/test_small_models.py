@@ -86,5 +86,5 @@ def test_texts_are_required(tmp_path):
     config = compose("env=escape_room", f"output_root={tmp_path}")
     model = scorer(tmp_path).settings.make
     with pytest.raises(ConfigError, match=r"env=escape_room .*channel"):
-        SmallModels(config).make(model)
+        SmallModels(config).make("causal", model)
     assert list((tmp_path / "models").iterdir()) == []

@@ -5,10 +5,9 @@ import pytest
 from experiments import compose, find_run_folder, run_silently
 from llmrl.config.treatments import list_studies_by_treatment
 from llmrl.experiment.parts import check_values
-from llmrl.llms.local.small import SmallModelShape
+from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.run.status import read_status
 from some import mark_long_except_every
-from tiny_models import make_tiny_t5
 
 # Weights, what gives the actions, what is tuned.
 PAPER_VARIANTS = {
@@ -37,7 +36,9 @@ TINY = (
 def models(tmp_path_factory):
     texts = ["Goal of the agent: go to the red ball", "turn left, turn right, go forward, pick up, drop, toggle"]
     folder = tmp_path_factory.mktemp("models") / "seq2seq"
-    make_tiny_t5(folder, texts, shape=SmallModelShape(width=16, layers=1, heads=2, vocabulary=300, longest=4096))
+    make_small_model(
+        folder, texts, "seq2seq", shape=SmallModelShape(width=16, layers=1, heads=2, vocabulary=300, longest=4096)
+    )
     return folder
 
 

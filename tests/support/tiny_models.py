@@ -15,7 +15,7 @@ SPECIAL = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
 _TEXT = "the quick brown fox jumps over the lazy dog while 0123456789 tax rates rise and fall between 0.0 and 1.0"
 
 
-def make_model_for_env(folder: Path, *overrides: str, **settings) -> Path:
+def make_model_for_env(folder: Path, *overrides: str, kind: str = "causal", **settings) -> Path:
     """Train a small model for the environment of a config, save it in `folder` and return `folder`."""
     from experiments import compose
     from llmrl.experiment.small_models import create_model_for_env
@@ -23,37 +23,7 @@ def make_model_for_env(folder: Path, *overrides: str, **settings) -> Path:
 
     defaults = {"reads": "nothing", "stories": 20_000, "pretraining_steps": 1500, "channel": "prompt"}
     config = compose(*overrides)
-    create_model_for_env(folder, config, SmallModelSettings(**{**defaults, "seed": config["seed"], **settings}))
-    return folder
-
-
-def make_tiny_t5(folder: Path, texts, shape, seed: int = 0) -> Path:
-    """Save a T5 model with `shape.layers` encoder layers and one decoder layer, and its tokenizer; return `folder`."""
-    import torch
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    from llmrl.llms.local.small import make_tokenizer
-
-    tokenizer = make_tokenizer(list(texts), shape)
-    config = T5Config(
-        vocab_size=len(tokenizer),
-        d_model=shape.width,
-        d_kv=shape.width // shape.heads,
-        d_ff=4 * shape.width,
-        num_layers=shape.layers,
-        num_decoder_layers=1,
-        num_heads=shape.heads,
-        dropout_rate=0.0,
-        initializer_factor=0.3,  # small, so that the initial policy is almost uniform
-        decoder_start_token_id=tokenizer.pad_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = T5ForConditionalGeneration(config)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    create_model_for_env(folder, config, kind, SmallModelSettings(**{**defaults, "seed": config["seed"], **settings}))
     return folder
 
 

@@ -24,6 +24,8 @@ from llmrl.llms.local.small import SmallChatSettings, SmallModelSettings
 if TYPE_CHECKING:
     from llmrl.chat_learning.format_training import Exchange, RandomLegalChat
     from llmrl.core.protocols import VecEnv
+    from llmrl.llms.local.loading import ModelKind
+    from llmrl.llms.local.small import SmallKind
     from llmrl.principals.llm_search import LLMSearch
 
 log = logging.getLogger(__name__)
@@ -46,21 +48,21 @@ class SmallModels:
     def __init__(self, config: Config) -> None:
         self._config = config
 
-    def folder(self, model: SmallModelSettings | SmallChatSettings) -> Path:
+    def folder(self, kind: SmallKind, model: SmallModelSettings | SmallChatSettings) -> Path:
         """Return the folder of a model with the settings `model`, whether or not the folder exists.
 
         The name contains a digest of the settings of the model and the environment. For a chat model, the digest also
         includes the agent, the prompts and, if a proposer queries the model, the principal and the size of the search.
         """
-        identity_fields: list[Any] = [asdict(self._with_seed(model)), _get_env_options(self._config)]
-        if isinstance(model, SmallChatSettings):
+        identity_fields: list[Any] = [kind, asdict(self._with_seed(model)), _get_env_options(self._config)]
+        if kind == "chat":
             identity_fields += [self._config.get("agent"), self._config.get("prompts")]
             if not _is_queried_by_agent(self._config):
                 identity_fields += [self._config.get("principal"), _get_search_size(self._config)]
         digest = hashlib.sha256(json.dumps(identity_fields, sort_keys=True, default=str).encode()).hexdigest()[:12]
         return Path(self._config["output_root"]) / "models" / f"small-{digest}"
 
-    def make(self, model: SmallModelSettings | SmallChatSettings) -> None:
+    def make(self, kind: SmallKind, model: SmallModelSettings | SmallChatSettings) -> None:
         """Create a model with the settings `model` unless it exists.
 
         The first process of a run creates it, and the other processes wait. If several runs create it at the same time,
@@ -69,12 +71,12 @@ class SmallModels:
         Raises:
             ConfigError, Incompatible: see `create_model_for_env` and `create_chat_model_for_env`.
         """
-        folder, processes = self.folder(model), ProcessGroup.get_joined()
+        folder, processes = self.folder(kind, model), ProcessGroup.get_joined()
         if processes.is_main and not folder.is_dir():
-            self._create(folder, model)
+            self._create(folder, kind, model)
         processes.barrier()
 
-    def _create(self, folder: Path, model: SmallModelSettings | SmallChatSettings) -> None:
+    def _create(self, folder: Path, kind: SmallKind, model: SmallModelSettings | SmallChatSettings) -> None:
         """Create the model in a temporary folder and move it to `folder`."""
         log.info("creating %s: %s", model.label, folder)
         # Folders of `tempfile` can be read by one user only, unlike folders of runs.
@@ -85,7 +87,7 @@ class SmallModels:
             if isinstance(seeded_model, SmallChatSettings):
                 create_chat_model_for_env(temporary_folder, self._config, seeded_model)
             else:
-                create_model_for_env(temporary_folder, self._config, seeded_model)
+                create_model_for_env(temporary_folder, self._config, kind, seeded_model)  # type: ignore[arg-type]
             if not folder.is_dir():
                 temporary_folder.replace(folder)
         except OSError:
@@ -99,22 +101,28 @@ class SmallModels:
         return replace(model, seed=self._config["seed"]) if model.seed is None else model
 
 
-def create_model_for_env(folder: Path, config: Config, settings: SmallModelSettings) -> None:
-    """Write a small causal model for the environment of a config.
+def create_model_for_env(folder: Path, config: Config, kind: ModelKind, settings: SmallModelSettings) -> None:
+    """Write a small model for the environment of a config.
 
     Args:
         folder: folder to write to; missing or empty.
         config: `env` and `trusted_modules` of a resolved config.
+        kind: architecture.
         settings: settings of the model; without a seed, 0 is used.
 
     Raises:
-        ConfigError: the channel contains no text, or sizes of layers do not fit together.
+        ConfigError: the channel contains no text, `kind` cannot be pretrained, or sizes of layers do not fit together.
         Incompatible: the environment has no text channel at all.
     """
     from llmrl.envs.babyai.pretraining_texts import sample_stories
     from llmrl.experiment.build_env import build_env
     from llmrl.llms.local.small import make_small_model
 
+    if settings.reads != "nothing" and kind != "causal":
+        raise ConfigError(
+            f"llm.make.reads={settings.reads} needs a causal model, which is trained by next-token prediction; "
+            "set llm.make.reads=nothing"
+        )
     # The tokenizer does not depend on the run's seed, so weights fit every small model of the same environment.
     tokenizer_seeds, model_seeds = Seeds(0).child("small models"), Seeds(settings.seed or 0).child("small model")
     builder = Builder(EnvServices(tokenizer_seeds.child("env")), config["trusted_modules"])
@@ -125,8 +133,7 @@ def create_model_for_env(folder: Path, config: Config, settings: SmallModelSetti
     training_stories = sample_stories(n_stories, model_seeds.integer("stories"), informative=is_informative)
     # The tokenizer is built from texts of the environment and from stories, so a word has the same tokens in both.
     tokenizer_stories = sample_stories(len(env_texts) if reads_stories else 0, tokenizer_seeds.integer("stories"))
-    weights_seed = model_seeds.integer("weights")
-    make_small_model(folder, [*env_texts, *tokenizer_stories], shape=settings, seed=weights_seed)
+    make_small_model(folder, [*env_texts, *tokenizer_stories], kind, settings, model_seeds.integer("weights"))
     if training_stories:
         from llmrl.llms.local.small import train_on_texts
 
@@ -159,7 +166,7 @@ def create_chat_model_for_env(folder: Path, config: Config, settings: SmallChatS
     with closing(build_env(_get_env_options(config), env_builder)) as env:
         exchanges = collect_exchanges(config, env, builder, exchange_seeds)
     texts = [text for messages, reply in exchanges for text in (messages[-1]["content"], reply)]
-    make_small_model(folder, texts, True, settings, model_seeds.integer("weights"))
+    make_small_model(folder, texts, "chat", settings, model_seeds.integer("weights"))
     steps, learning_rate = settings.format_steps, settings.format_learning_rate
     loss = train_format(folder, exchanges, steps, learning_rate, model_seeds.integer("reading"))
     log.info("the model has learned the format of replies: loss of %.3g nats per token", loss)

@@ -17,7 +17,7 @@ from llmrl.core.processes import ProcessGroup
 from llmrl.llms.local.small import SmallModelShape, make_small_model
 from models import make_causal_scorer, make_seq2seq_scorer
 from some import mark_long_except_every
-from tiny_models import make_tiny_causal, make_tiny_t5, make_tiny_tokenizer
+from tiny_models import make_tiny_causal, make_tiny_tokenizer
 
 
 def metaspace(pre_tokenized):
@@ -197,9 +197,10 @@ def test_treatment_tokenizes_separately(scorers, tmp_path):
 def test_seq2seq_model_scores_decoder_text(tmp_path):
     env = rooms(template="plain")
     names = list(env.spec.action_names)
-    make_tiny_t5(
+    make_small_model(
         tmp_path,
         [*names, "Goal: go"] * 9,
+        "seq2seq",
         shape=SmallModelShape(width=16, layers=1, heads=2, vocabulary=300),
     )
     prompts = [str(env.reset(seed=0)["prompt"][0, 0])]

@@ -22,7 +22,6 @@ from llmrl.rollout.collector import Collector
 from models import make_causal_scorer, make_seq2seq_scorer
 from ppo_settings import PLAIN
 from some import mark_long_except
-from tiny_models import make_tiny_t5
 
 pytestmark = pytest.mark.slow
 
@@ -39,9 +38,12 @@ def folders(tmp_path_factory):
     models = {}
     for kind in SCORERS:
         models[kind] = tmp_path_factory.mktemp(kind)
-        make_model = make_tiny_t5 if kind == "seq2seq" else make_small_model
-        model_texts = texts + list(env.spec.action_names) * 50
-        make_model(models[kind], model_texts, shape=SmallModelShape(width=32, layers=1, vocabulary=320))
+        make_small_model(
+            models[kind],
+            texts + list(env.spec.action_names) * 50,
+            kind,
+            shape=SmallModelShape(width=32, layers=1, vocabulary=320),
+        )
     return models
 
 

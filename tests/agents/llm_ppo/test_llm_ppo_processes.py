@@ -6,10 +6,8 @@ import pytest
 
 import commands
 from experiments import are_rows_close, find_run_folder, load_comparable_metrics, run
-from llmrl import make_env
-from llmrl.llms.local.small import SmallModelShape
 from llmrl.run.artifacts import load_saved_state
-from tiny_models import make_model_for_env, make_tiny_t5
+from tiny_models import make_model_for_env
 
 ENV = ("env=goto_red_ball", "env.actions=restricted", "env.history=1", "env.n_envs=3")
 PPO = (
@@ -32,10 +30,8 @@ PPO = (
 def models(tmp_path_factory):
     folders = {kind: tmp_path_factory.mktemp("models") / kind for kind in ("causal", "seq2seq")}
     size = {"width": 16, "layers": 1, "heads": 2, "vocabulary": 320}
-    make_model_for_env(folders["causal"], *ENV, **size)
-    env = make_env("goto_red_ball", actions="restricted", history=1, n_envs=3)
-    texts = [str(text) for seed in range(20) for text in env.reset(seed=seed)["prompt"].ravel()]
-    make_tiny_t5(folders["seq2seq"], [*texts, *env.spec.action_names], SmallModelShape(**size))
+    for kind, folder in folders.items():
+        make_model_for_env(folder, *ENV, kind=kind, **size)
     return folders
 
 

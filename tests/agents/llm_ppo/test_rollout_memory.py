@@ -18,12 +18,11 @@ from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.lora import Lora
-from llmrl.llms.local.small import SmallModelShape
+from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.networks.memo import Memo
 from llmrl.rollout.collector import Collector, evaluate_policy
 from models import make_seq2seq_scorer
 from ppo_settings import PLAIN
-from tiny_models import make_tiny_t5
 
 Q = QSettings(1e-2, 0.9, 16, 1.0, 1000, 8, None, 1.0, 5.0, True)
 PPO = replace(PLAIN, learning_rate=1e-2, gamma=0.99, epochs=1, minibatch_size=None, value_clip=None)
@@ -35,9 +34,10 @@ def make(tmp_path_factory):
     """Return a factory of agents that read a corridor."""
     env, folder = Corridor(16), tmp_path_factory.mktemp("small")
     texts = [str(text) for text in env.reset(seed=0)["prompt"].ravel()]
-    make_tiny_t5(
+    make_small_model(
         folder,
         texts + list(env.spec.action_names) * 20,
+        "seq2seq",
         shape=SmallModelShape(width=16, layers=1, heads=2, vocabulary=300),
     )
 

@@ -7,9 +7,8 @@ import torch
 
 from llmrl.core.errors import LLMError
 from llmrl.llms.local.loading import check_model, folder_fingerprint, load_model, load_tokenizer
-from llmrl.llms.local.small import SmallModelShape
+from llmrl.llms.local.small import SmallModelShape, make_small_model
 from models import make_causal_scorer, make_seq2seq_scorer
-from tiny_models import make_tiny_t5
 
 
 def test_large_file_fingerprints_use_samples(tmp_path):
@@ -116,7 +115,9 @@ def test_model_is_ready_to_score_after_load(t5_folder):
 
 def test_random_weights_agree_across_dtypes(tmp_path):
     """Weights depend only on the seed; builds of torch sample half precision differently."""
-    make_tiny_t5(tmp_path, ["go left", "go right"] * 10, shape=SmallModelShape(width=64, layers=1, vocabulary=300))
+    make_small_model(
+        tmp_path, ["go left", "go right"] * 10, "seq2seq", shape=SmallModelShape(width=64, layers=1, vocabulary=300)
+    )
     full, half = (
         load_model("seq2seq", str(tmp_path), None, "cpu", dtype, "random", seed=3) for dtype in ("float32", "bfloat16")
     )

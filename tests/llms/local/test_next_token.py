@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from llmrl.core.errors import ConfigError
 from llmrl.envs.babyai.pretraining_texts import sample_stories
 from llmrl.llms.local.small import SmallModelShape, make_small_model, train_on_texts
 from tiny_models import make_model_for_env
@@ -74,3 +75,6 @@ def test_small_model_reads_stories(tmp_path):
     size = {"tokens": "words", "width": 32, "layers": 1, "heads": 2, "reads": "stories"}
     folder = make_model_for_env(tmp_path / "read", *game, **size, stories=100, pretraining_steps=3)
     assert AutoTokenizer.from_pretrained(folder)
+    with pytest.raises(ConfigError, match=r"llm\.make\.reads=stories"):
+        make_model_for_env(tmp_path / "refused", *game, **size, kind="seq2seq")
+    assert not (tmp_path / "refused").exists()

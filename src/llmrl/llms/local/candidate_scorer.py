@@ -155,10 +155,8 @@ class LocalScorer(ABC):
                 f"llm.length_normalization={settings.length_normalization} cannot be used with llm.parity=true; "
                 "set it to none"
             )
-        if settings.make is not None and self.kind != "causal":
-            raise ConfigError("llm.make creates a causal model; use llm=small_scorer, or llm.make=null with llm.model")
         self.settings, self.device, self._model_factory = settings, device, model_factory
-        self.model = resolve_model(settings.model, settings.make, model_factory)
+        self.model = resolve_model(settings.model, settings.make, self.kind, model_factory)
         self._seed = seeds.integer("weights")
         suffixes = {"pretrained": "", "embeddings": ", drawn weights but for its words", "random": ", drawn weights"}
         model_title = self.model if settings.make is None else settings.make.label
@@ -189,7 +187,7 @@ class LocalScorer(ABC):
         if self._module is not None:
             return
         if self.settings.make is not None and self._model_factory is not None:
-            self._model_factory.make(self.settings.make)
+            self._model_factory.make(self.kind, self.settings.make)
         self._tokenizer = load_tokenizer(self.model, self.settings.revision)
         settings = self.settings
         module = load_model(

@@ -87,7 +87,7 @@ class LocalChat(Provider):
         )
         self.settings, self.device, self._seeds = settings, device, seeds.child("local_chat")
         self._model_factory, adapter, template_path = model_factory, settings.adapter, settings.chat_template
-        self.model = resolve_model(settings.model, settings.make, model_factory)
+        self.model = resolve_model(settings.model, settings.make, "chat", model_factory)
         # Caches distinguish adapters by this fingerprint. If the folder is missing, `check` raises an error.
         has_adapter = adapter is not None and Path(adapter).expanduser().is_dir()
         self._adapter_fingerprint = adapter_fingerprint(str(adapter)) if has_adapter else None
@@ -293,7 +293,7 @@ class LocalChat(Provider):
         """Tokenizer with the chat template. The first access creates a model with `make`, and sets `context_window`."""
         if self._tokenizer is None:
             if self.settings.make is not None and self._model_factory is not None:
-                self._model_factory.make(self.settings.make)
+                self._model_factory.make("chat", self.settings.make)
             tokenizer = load_tokenizer(self.model, self.settings.revision)
             if self._template_text is not None:
                 tokenizer.chat_template = self._template_text

@@ -19,6 +19,8 @@ from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.llms.local.loading import disable_progress_bars
 
 PAD_TOKEN, END_TOKEN, START_TOKEN = "<pad>", "</s>", "<s>"
+SmallKind = Literal["causal", "seq2seq", "chat"]
+"""Architecture of a small model; a `chat` model is a causal one with a chat template."""
 TokenUnit = Literal["phrases", "words", "messages"]
 _DISTANCE_PATTERN = r"\d+ (?:steps?|pas)(?: (?:\p{L}+|à \p{L}+))?(?: and| et)?,?"
 _TEXT_UNIT_PATTERNS: dict[TokenUnit, str] = {
@@ -112,16 +114,16 @@ class SmallChatSettings(SmallModelShape):
 class SmallModelFactory(Protocol):
     """Factory of small models for a run's environment; `model` is `SmallModelSettings` or `SmallChatSettings`."""
 
-    def folder(self, model: Any) -> Path:
+    def folder(self, kind: SmallKind, model: Any) -> Path:
         """Return the model's folder, which may not exist yet."""
         ...
 
-    def make(self, model: Any) -> None:
+    def make(self, kind: SmallKind, model: Any) -> None:
         """Create the model if it does not exist."""
         ...
 
 
-def resolve_model(model: str | None, make: Any, model_factory: SmallModelFactory | None) -> str:
+def resolve_model(model: str | None, make: Any, kind: SmallKind, model_factory: SmallModelFactory | None) -> str:
     """Return `model` (folder or hub name), or the folder of the small model with the settings `make`.
 
     Raises:
@@ -136,13 +138,13 @@ def resolve_model(model: str | None, make: Any, model_factory: SmallModelFactory
         return model
     if model_factory is None:
         raise ConfigError("llm.make needs an environment for which the model is created; set llm.model instead")
-    return str(model_factory.folder(make))
+    return str(model_factory.folder(kind, make))
 
 
 def make_small_model(
-    folder: Path, texts: Iterable[str], is_chat: bool = False, shape: SmallModelShape | None = None, seed: int = 0
+    folder: Path, texts: Iterable[str], kind: SmallKind = "causal", shape: SmallModelShape | None = None, seed: int = 0
 ) -> int:
-    """Write an untrained Llama model and its tokenizer as `save_pretrained` does; return the number of weights.
+    """Write an untrained model and its tokenizer in the format of `save_pretrained`; return the number of weights.
 
     The tokenizer is byte-level BPE trained on `texts`: their frequent phrases become single tokens, and any text can be
     encoded. Weights have the initial distribution of the architecture.
@@ -150,7 +152,8 @@ def make_small_model(
     Args:
         folder: folder to write to.
         texts: samples of the texts that the model will read and write.
-        is_chat: whether the tokenizer has `CHAT_TEMPLATE`.
+        kind: `seq2seq`: T5 with `layers` encoder layers and one decoder layer; `causal`: Llama; `chat`: Llama with
+            `CHAT_TEMPLATE`.
         shape: sizes; None: the default values.
         seed: seed of the weights.
 
@@ -159,14 +162,14 @@ def make_small_model(
     """
     shape = shape or SmallModelShape()
     tokenizer = make_tokenizer(list(texts), shape)
-    if is_chat:
+    if kind == "chat":
         tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{role}|>" for role in CHAT_ROLES]})
         tokenizer.chat_template = CHAT_TEMPLATE
     import torch
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = make_llama(tokenizer, shape)
+        model = (_make_t5 if kind == "seq2seq" else make_llama)(tokenizer, shape)
     folder.mkdir(parents=True, exist_ok=True)
     disable_progress_bars()
     model.save_pretrained(folder)
@@ -212,6 +215,26 @@ def make_tokenizer(texts: list[str], shape: SmallModelShape) -> Any:
     tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END_TOKEN}", special_tokens=end_tokens)
     tokenizer_class: Any = PreTrainedTokenizerFast
     return tokenizer_class(tokenizer_object=tokenizer, pad_token=PAD_TOKEN, eos_token=END_TOKEN, bos_token=START_TOKEN)
+
+
+def _make_t5(tokenizer: Any, shape: SmallModelShape) -> Any:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        d_model=shape.width,
+        d_kv=shape.width // shape.heads,
+        d_ff=4 * shape.width,
+        num_layers=shape.layers,
+        num_decoder_layers=1,
+        num_heads=shape.heads,
+        dropout_rate=0.0,
+        initializer_factor=0.3,  # small, so that the initial policy is almost uniform
+        **{"decoder_start_token_id": tokenizer.pad_token_id},
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return T5ForConditionalGeneration(config)
 
 
 def make_llama(tokenizer: Any, shape: SmallModelShape) -> Any:
