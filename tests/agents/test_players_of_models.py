@@ -7,7 +7,7 @@ import pytest
 
 from experiments import find_run_folder, load_comparable_metrics, run
 from fake_openai_server import FakeOpenAIServer
-from llmrl.cli.llm import build_totals_table
+from llmrl.analysis.llm_calls import read_run_totals
 from llmrl.core.errors import BudgetExhausted, ConfigError, LLMError
 from llmrl.core.records import CHOSEN_MODEL, CallEstimate
 from llmrl.experiment.experiment import Experiment
@@ -188,14 +188,14 @@ def test_equal_questions_to_two_models_are_two(tmp_path):
     assert repeats == [0, 1]
 
 
-def test_folder_totals_separate_models(tmp_path):
+def test_call_totals_name_all_models(tmp_path):
     second_model = EchoProvider()
     second_model.label = "another"
     client = make_players(EchoProvider(), second_model, call_log=CallLog(tmp_path / CALL_LOG_NAME))
     client.chat([make_request("0")])  # by itself: models are listed in the order of their first replies
     client.chat([make_request("1", model="other"), make_request("2", model="other")])
-    _, rows = build_totals_table(tmp_path)
-    assert [row[1:3] for row in rows] == [["echo", "1"], ["another", "2"], ["echo, another", "3"]]
+    totals = read_run_totals(tmp_path)
+    assert (list(totals.models), totals.calls) == (["echo", "another"], 3)
 
 
 def test_player_options_change_hash():
