@@ -26,6 +26,7 @@ from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.retry import Retry
 from llmrl.llms.usage import summarize_llm_usage
 from models import EchoProvider, connect_client, make_client, make_openai_model, make_request
+from sweeping import wait_for
 
 LOSSES = ("500", "503", "reset", "reset-midway", "truncated", "truncated-json", "malformed", "no_choices")
 REJECTIONS = ("429", "429-after", "529", "400-echo", "401")
@@ -62,6 +63,9 @@ def test_timeout_counts():
         client = connect_client(server, retries=5, budget=Budget(calls=2), provider={"timeout": 0.1})
         chat_until_exhausted(client)
         client.close()
+        # A busy machine reads them after the timeout, and a third one would arrive while the server hangs.
+        wait_for(lambda: len(server.requests) >= 2, 30)
+        time.sleep(0.5)
         assert len(server.requests) == 2
 
 

@@ -28,7 +28,11 @@ COMMANDS = [
 )
 def test_command_composes(line):
     words = [word.partition("=") for word in shlex.split(line, comments=True)[1:] if not word.startswith("--")]
-    overrides = [f"{key}={value.split(',')[0]}" for key, _, value in words if not value.startswith("latest:")]
+    overrides = [
+        f"{key}={value if value.startswith(('[', '{')) else value.split(',')[0]}"
+        for key, _, value in words
+        if not value.startswith("latest:")
+    ]
     check_values(Experiment.compose(*(word for word in overrides if word != "llm=replay")).config)
 
 
