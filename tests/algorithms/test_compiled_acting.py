@@ -108,6 +108,6 @@ def test_masked_actions_are_left_to_torch():
 
 
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "per agent"])
-def test_many_samples_of_a_network_are_left_to_torch(share):
+def test_large_batches_use_torch(share):
     policy, max_games = make_policy("mlp", share=share), MAX_SAMPLES // (AGENTS if share else 1)
     assert is_compilable(policy, max_games) and not is_compilable(policy, max_games + 1)

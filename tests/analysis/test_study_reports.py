@@ -148,7 +148,7 @@ def test_settings_may_differ_from_stored_runs(study: Path) -> None:
     assert parse_study_settings({"question": None}, "") is None and parse_study_settings(None, "") is None
 
 
-def test_pair_with_baseline_is_tested_once(study: Path) -> None:
+def test_pair_with_baseline_has_one_test(study: Path) -> None:
     settings = parse_study_settings(
         {**REPORT, "baselines": ["random"], "pairs": [["ucb", "random"], ["ucb", "fixed"]]}, ""
     )

@@ -70,7 +70,7 @@ def test_random_proposals_are_written_like_history():
     assert "." not in reply.text and len(json.loads(reply.text)["params"]) == controller.space.dim
 
 
-def test_simulated_searches_cover_prompts_of_a_search():
+def test_simulated_searches_cover_search_prompts():
     controller, rng = build_search_agent("linear", POLE).controller, np.random.default_rng(0)
     chat = RandomProposalChat(controller.space, rng)
     principal = LLMSearch(POLE, chat, controller, make_searcher(history="last", window=8).settings)
@@ -88,7 +88,7 @@ def test_simulated_searches_cover_prompts_of_a_search():
 
 
 @pytest.mark.slow
-def test_model_is_created_for_a_proposer(tmp_path):
+def test_creates_model_for_proposer(tmp_path):
     run_silently(
         *("env=cartpole", "agent=linear", "principal=llm", "principal.history=last", "principal.window=2"),
         *("search.iterations=2", "search.candidates=2", "search.episodes=1", "search.confirm_candidates=0"),

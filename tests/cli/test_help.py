@@ -57,8 +57,8 @@ def test_unknown_group_lists_available_groups(tmp_path):
     assert done.returncode == 1 and "--list" in done.stderr and ": env, " in done.stderr
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_options_of_the_user_are_listed(before, tmp_path):
+@pytest.mark.parametrize("flag_first", [True, False])
+def test_lists_options_of_config_dir(flag_first, tmp_path):
     for name, text in (
         ("env/fair.yaml", "# A fair game. Second sentence.\n"),
         ("experiment/own/first.yaml", "# A plan.\n"),
@@ -68,7 +68,7 @@ def test_options_of_the_user_are_listed(before, tmp_path):
     flag = ["--config-dir", str(tmp_path)]
 
     def run(*words):
-        arguments = [*flag, *words] if before else [*words, *flag]
+        arguments = [*flag, *words] if flag_first else [*words, *flag]
         done = run_in_process(train, "llmrl-train", *arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         return done.stdout

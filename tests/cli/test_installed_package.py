@@ -107,7 +107,7 @@ def test_options_are_listed_with_no_import(site, store):
         Experiment.compose("principal=lader")
 
 
-def test_options_are_explained(site, store, capsys):
+def test_explains_options_of_installed_package(site, store, capsys):
     store.syspath_prepend(str(site))
     explain_options("train", ["principal=ladder", "principal.rungs=4"])
     cells = {line.split("\t")[0]: line.split("\t")[1:] for line in capsys.readouterr().out.splitlines()}
@@ -152,7 +152,7 @@ def test_option_keys_match_constructor_defaults(labeled_package):
     }
 
 
-def test_first_version_of_a_package_on_the_path_is_used(labeled_package, tmp_path, store):
+def test_first_package_version_on_path_wins(labeled_package, tmp_path, store):
     later = tmp_path / "later"
     declare(later, "labeled", "[llmrl.parts]\nagent.labeled = labeled.parts:Part\n")
     declare(labeled_package, "labeled", "[console_scripts]\nlabeled = labeled:main\n")

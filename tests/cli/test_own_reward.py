@@ -41,20 +41,20 @@ def project_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     sys.modules.pop("my_games", None)
 
 
-def test_unequal_rewards_are_reduced(project_folder: Path) -> None:
+def test_inequality_lowers_rewards(project_folder: Path) -> None:
     from my_games import FairGame
 
     reward, ends = np.array([[4, 0], [1, 1]], dtype=np.float32), np.zeros(2, dtype=bool)
     step = Step(observation={}, reward=reward, base_reward=reward, terminated=ends, truncated=ends)
     spec = make_env("escape_room", n_envs=2, api="vec").spec
     game = FairGame(SimpleNamespace(spec=spec, step=lambda action: step, close=lambda: "closed"), weight=0.25)
-    changed = game.step(None)
-    assert changed.reward.tolist() == [[3.5, -0.5], [1.0, 1.0]]
-    assert changed.base_reward is reward and game.close() == "closed"
+    new_step = game.step(None)
+    assert new_step.reward.tolist() == [[3.5, -0.5], [1.0, 1.0]]
+    assert new_step.base_reward is reward and game.close() == "closed"
     assert game.spec == replace(spec, has_reward_jacobian=False)
 
 
-def test_societies_learn_from_changed_reward(project_folder: Path, tmp_path: Path) -> None:
+def test_reward_weight_affects_results(project_folder: Path, tmp_path: Path) -> None:
     rewards = {}
     for weight in (0, 0.5):
         folder = tmp_path / f"weight_{weight}"

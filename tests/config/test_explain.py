@@ -54,7 +54,7 @@ def test_subgroups_are_explained(capsys):
     assert list(rows(capsys, "hardware/backend=local")) == ["hardware.backend._target_"]
 
 
-def test_key_with_the_name_of_a_folder_is_explained(capsys, tmp_path, monkeypatch):
+def test_explains_key_with_name_of_folder(capsys, tmp_path, monkeypatch):
     (tmp_path / "seed").mkdir()
     monkeypatch.chdir(tmp_path)
     assert list(rows(capsys, "seed")) == ["seed"]
@@ -74,7 +74,7 @@ def test_custom_options_are_explained(capsys, tmp_path):
     assert str(tmp_path) in explained["env.horizon"][3]
 
 
-def test_own_class_is_explained(capsys, tmp_path, monkeypatch):
+def test_explains_class_of_config_dir(capsys, tmp_path, monkeypatch):
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "market.yaml").write_text("_target_: own_market.Market\nhorizon: 9  # length\n")
     (tmp_path / "own_market.py").write_text("class Market:\n    def __init__(self, horizon: int) -> None: ...\n")

@@ -273,7 +273,7 @@ def test_slow_work_is_abandoned_for_batch(tmp_path, monkeypatch, number, state):
     assert_resources_released(rows)
 
 
-def test_signals_do_not_end_the_wait_for_a_running_thread():
+def test_signals_do_not_end_wait_for_threads():
     class Interrupted(BaseException):
         pass
 

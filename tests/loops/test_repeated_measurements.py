@@ -149,7 +149,7 @@ class TestSearch:
         assert summary_["confirmations"] == [] and summary_["confirmation_episodes"] == 0
         assert summary_["episodes"] == 160 and summary_["best"]["return"] == pytest.approx(summary_["best_return"])
 
-    def test_single_candidate_is_not_confirmed(self, tmp_path):
+    def test_single_candidate_has_no_confirmations(self, tmp_path):
         fixed = ("principal=fixed", f"principal.values={[0.1] * 10}", "search.iterations=3")
         run(*SMALL, *fixed, f"output_root={tmp_path}")
         assert summary(find_run_folder(tmp_path))["confirmations"] == []

@@ -49,7 +49,7 @@ def pooled(proposals):
     return {vector: np.mean([x for returns in values.values() for x in returns]) for vector, values in episodes.items()}
 
 
-def confirmed_mean(proposals, confirmations, vector):
+def compute_mean_return(proposals, confirmations, vector):
     """Return the mean return of a vector, confirmations included."""
     returns = [x for p in proposals if tuple(p["vector"]) == vector for x in p["returns"]]
     means = [row["return"] for row in confirmations if tuple(row["vector"]) == vector]
@@ -105,7 +105,9 @@ class TestRun:
         assert summary_["highest_return"] == max(p["return"] for p in proposals)
         assert summary_["best_return"] == pytest.approx(max(pooled(proposals).values()))
         best = tuple(summary_["best"]["vector"])
-        assert summary_["best"]["return"] == pytest.approx(confirmed_mean(proposals, summary_["confirmations"], best))
+        assert summary_["best"]["return"] == pytest.approx(
+            compute_mean_return(proposals, summary_["confirmations"], best)
+        )
         assert summary_["best"]["iteration"] == next(p["iteration"] for p in proposals if tuple(p["vector"]) == best)
         assert summary_["incumbent_standard_error"] >= 0 and 0 <= summary_["incumbent_success"] <= 1
 
