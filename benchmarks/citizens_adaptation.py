@@ -26,7 +26,8 @@ MIN_CHANGE = 0.05
 def read_run(folder: Path) -> dict[str, Any]:
     """Return the row of a run: levels of over-usage and returns, and the adaptation time, by column."""
     llm = read_config(folder, ()).get("llm")
-    chat_group = "chat models, adapters per player" if llm and llm["learn"]["adapters"] == "per_player" else "chat models"
+    per_player = llm is not None and llm["learn"]["adapters"] == "per_player"
+    chat_group = "chat models, adapters per player" if per_player else "chat models"
     updates = read_metrics(folder / "metrics.jsonl", "update")
     tax_start = next(i for i, row in enumerate(updates) if row["episode/tax_collected"] > 0)
     usage = np.array([row["episode/over_usage"] for row in updates])
